@@ -6,7 +6,7 @@ BIN := .venv/bin
 INSTALLED := .venv/.installed
 SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
-ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves_what_is_old_or_new
+ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves_old_or_new_files
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:

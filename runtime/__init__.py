@@ -1,4 +1,4 @@
-"""Runs a bundle: numpy and onnxruntime, no PyTorch.
+"""Runs bundles with NumPy and onnxruntime, without PyTorch.
 
     from ortolan.runtime import Sampling, load
 
@@ -9,11 +9,9 @@
     load("translator/").generate("I live in Paris.", beams=4)
     load("encoder/").classify(["a text", "another"])
 
-Importing this package loads neither numpy nor onnxruntime: the names below come on first use. It
-does look whether onnxruntime is there, and says which extra to install when it is not.
-
-onnxruntime sends telemetry unless it is told not to before its first import. Importing this
-package tells it so.
+Importing this package is cheap: NumPy, onnxruntime and the names below are imported on first use.
+It raises `MissingExtraError` if onnxruntime is not installed, and disables onnxruntime's
+telemetry, which must happen before onnxruntime is imported.
 """
 
 import os
@@ -180,7 +178,7 @@ _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 
 
 def _switch_telemetry_off() -> None:
-    """Set the switch, unless the user has set it already, to whatever value."""
+    """Set the switch, unless the user has set it to any value."""
     if _TELEMETRY_SWITCH in os.environ:
         return
     os.environ[_TELEMETRY_SWITCH] = "1"
@@ -197,8 +195,7 @@ _switch_telemetry_off()
 
 if find_spec("onnxruntime") is None:
     raise MissingExtraError(
-        "ortolan.runtime: expected the package onnxruntime, got none. "
-        'Run: pip install "ortolan[cpu]"'
+        'ortolan.runtime needs onnxruntime, which is not installed. Run: pip install "ortolan[cpu]"'
     )
 
 

@@ -5,6 +5,8 @@ NumPy integers wrap at their own width, and a bool is an int: neither gets past 
 
 import os
 import threading
+from collections.abc import Collection, Iterable
+from difflib import get_close_matches
 from numbers import Real
 from pathlib import Path
 from typing import Any
@@ -20,6 +22,7 @@ __all__ = [
     "checked_number",
     "checked_path",
     "checked_seconds",
+    "refuse_unknown",
 ]
 
 _MOST = 2**63 - 1
@@ -77,6 +80,19 @@ def checked_path(name: str, value: Any) -> Path:
         if path and "\0" not in path and _is_encodable(path):
             return Path(path)
     raise InputError(f"{name} must be a path (got {shown(value)}).")
+
+
+def refuse_unknown(what: str, names: Iterable[str], allowed: Collection[str]) -> None:
+    """Reject names of keyword arguments that do not exist.
+
+    Raises:
+        InputError: a name is not one of `allowed`.
+    """
+    for name in names:
+        if name not in allowed:
+            close = get_close_matches(name, allowed, n=1)
+            advice = f"Did you mean {close[0]}?" if close else f"Use {', '.join(sorted(allowed))}."
+            raise InputError(f"{what}: there is no {shown(name)}. {advice}")
 
 
 def _is_encodable(path: str) -> bool:

@@ -1,6 +1,6 @@
-"""What each token attends to, from a bundle that was exported with attention maps.
+"""Attention maps of a bundle exported with them: which token attends to which.
 
-The graph `attention` computes them; here tokens get their places on the two sides of a map.
+The graph `attention` computes them; this module labels queries and keys with tokens.
 """
 
 import os
@@ -31,10 +31,9 @@ class AttentionMaps:
     """Attention of every layer and head for one text.
 
     Attributes:
-        maps: name, such as `decoder.0.cross`, to float32 `(heads, queries, keys)`; each row adds
-            up to 1.
-        queries: name to one short text for each query.
-        keys: name to one short text for each key.
+        maps: name, such as `decoder.0.cross`, to float32 `(heads, queries, keys)`, rows sum to 1.
+        queries: name to a label for each query.
+        keys: name to a label for each key.
     """
 
     maps: dict[str, NDArray[np.float32]]
@@ -44,7 +43,7 @@ class AttentionMaps:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sides:
-    """Inputs of the graph, and what stands on the sides of its maps."""
+    """Inputs of the graph, and labels of the source and of tokens read and written."""
 
     feeds: dict[str, NDArray[Any]]
     source: tuple[str, ...] = ()
@@ -59,23 +58,21 @@ def attention_maps(
     target: str | Sequence[int] | None = None,
     threads: int | None = None,
 ) -> AttentionMaps:
-    """Compute what each token of a text attends to.
+    """Compute which tokens each token of a text attends to.
 
-    In a map of an encoder-decoder's source (`cross`), a query is named after the token that it
-    leads to, which is the token that the decoder writes there. In the others it is named after
-    the token that is read there. What an encoder of images attends to are numbered patches.
+    Queries are labeled with the token read at their position; in `cross` maps, from a decoder to
+    its source, with the token written there. Patches of images are numbered.
 
     Args:
         bundle: a folder, or an opened bundle.
-        text: text, ids, or an image where the encoder takes images.
-        target: what a decoder writes from a source, as text or as ids with their end; by
-            default what it writes greedily.
-        threads: threads within one operator; `None` for the default of `load`.
+        text: a text, token ids or an image.
+        target: output of an encoder-decoder, as text or as ids with EOS; greedy by default.
+        threads: as for `ortolan.load`.
 
     Raises:
         BundleError: the bundle is missing or damaged.
-        ContextLengthError: text or target is over the limit.
-        InputError: the bundle has no maps; `target` where there is no source; an empty text.
+        ContextLengthError: text or target is too long.
+        InputError: the bundle has no maps, `target` has no source, or the text is empty.
         MissingExtraError: a package is not installed.
         NumericError: the maps are not finite.
         TokenizerError: text for a bundle without a tokenizer.
@@ -84,39 +81,35 @@ def attention_maps(
     manifest = opened.manifest
     if MAPS_ROLE not in manifest.graphs:
         raise InputError(
-            "attention: expected a bundle with attention maps, got one without. "
-            "Export the checkpoint with --attention-maps."
+            "This bundle has no attention maps. Export the checkpoint with --attention-maps."
         )
     if target is not None and not manifest.model_kind.reads_source:
         raise InputError(
-            f"target: expected it for an encoder-decoder only, got one for kind "
-            f"{manifest.kind!r}. Leave it out."
+            f"target is for encoder-decoders, and this bundle is of kind {manifest.kind!r}."
         )
     tokenizer = open_tokenizer(opened)
     engine = Engine(opened, threads=threads)
     sides = _sides(opened, engine, tokenizer, text, target)
-    found = engine.attention(sides.feeds)
+    maps = engine.attention(sides.feeds)
     queries, keys = {}, {}
     for name in manifest.attention_maps:
-        count, width = found[name].shape[-2:]
+        count, width = maps[name].shape[-2:]
         by_query, by_key = _names(name, sides)
         queries[name] = by_query or _numbers(count)
         keys[name] = by_key or _numbers(width)
-        if not np.isfinite(found[name]).all():
-            raise NumericError(
-                f"{name}: expected finite probabilities, got others. "
-                "Run `ortolan verify` on the bundle."
-            )
-    maps = {name: found[name][0] for name in manifest.attention_maps}
-    return AttentionMaps(maps=maps, queries=queries, keys=keys)
+        if not np.isfinite(maps[name]).all():
+            raise NumericError(f"The map {name} is not finite. Run `ortolan verify` on the bundle.")
+    return AttentionMaps(
+        maps={name: maps[name][0] for name in manifest.attention_maps}, queries=queries, keys=keys
+    )
 
 
 def _names(name: str, sides: _Sides) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """What the queries and keys of a map are called."""
+    """Return the labels of the queries and keys of a map."""
     side, _, kind = name.split(".")
     if side == "encoder":
         return sides.source, sides.source
-    if kind in ("read", "write"):  # slots of a memory have numbers
+    if kind in ("read", "write"):  # slots of a memory are numbered
         return sides.read, ()
     return (sides.written, sides.source) if kind == "cross" else (sides.read, sides.read)
 
@@ -161,19 +154,18 @@ def _sides(
 
 
 def _greedy(bundle: Bundle, engine: Engine, source: Input) -> list[int]:
-    """What the decoder writes, its end included."""
+    """Return the greedy output, with EOS."""
     limit = min(MAX_MAP_TOKENS, bundle.manifest.context_length - 1)
     return list(Seq2Seq(bundle, engine).generate(source, max_new_tokens=limit).tokens)
 
 
 def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -> list[int]:
-    """Ids of a text that a decoder reads or writes."""
     vocab_size = bundle.manifest.vocab_size
     ids = read_ids(text, tokenizer, vocab_size=vocab_size, what=what, fewest=1)
     limit = bundle.manifest.context_length
     if len(ids) > limit:
         raise ContextLengthError(
-            f"{what}: expected at most {limit} tokens, got {len(ids)}. Use a shorter one."
+            f"{what} has {len(ids)} tokens, and the limit is {limit}. Use a shorter one."
         )
     _check_count(len(ids), what)
     return ids
@@ -182,8 +174,7 @@ def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -
 def _check_count(count: int, what: str) -> None:
     if count > MAX_MAP_TOKENS:
         raise ContextLengthError(
-            f"{what}: expected at most {MAX_MAP_TOKENS} tokens for maps, got {count}. "
-            "Use a shorter one."
+            f"{what} has {count} tokens, and maps have at most {MAX_MAP_TOKENS}. Use a shorter one."
         )
 
 

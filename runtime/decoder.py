@@ -1,4 +1,4 @@
-"""A decoder: text or ids in; text, ids or logits out."""
+"""`Decoder`: a language model, which continues text."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
@@ -21,8 +20,9 @@ from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.generation.prompts import Prompt, PromptReader
 from ortolan.runtime.generation.recommended import recommended_sampling
+from ortolan.runtime.generation.request import check_memory
+from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.session import Session
@@ -31,7 +31,7 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
-from ortolan.runtime.serving.service import Mode, Service
+from ortolan.runtime.serving.service import ServeOptions, Service
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
@@ -39,14 +39,22 @@ if TYPE_CHECKING:
 __all__ = ["Decoder", "Prompt"]
 
 MAX_PROMPTS = 256
-"""Prompts of one call; each takes a slot of its own."""
+"""Maximum number of prompts per call; each needs a slot."""
 
 Prompts = list[str] | list[Sequence[int]] | list[list[int]] | list[NDArray[np.integer[Any]]]
-"""Several prompts, of any lengths."""
+"""A batch of prompts, of any lengths."""
 
 
 class Decoder(ChatModel, Model):
-    """A bundle that continues texts."""
+    """A loaded language model.
+
+        model = load("bundle/")
+        print(model.generate("def main(", max_new_tokens=64).text)
+        print(model.chat([{"role": "user", "content": "Hello!"}]).content)
+
+    `generate` and `chat` return whole results, `stream` and `chat_stream` pieces. `serve` accepts
+    many requests at once. `session` leaves each step to the caller.
+    """
 
     kind = "decoder"
 
@@ -54,7 +62,7 @@ class Decoder(ChatModel, Model):
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest)
         self._recommended = cache(partial(recommended_sampling, bundle))
-        self._reader = cache(partial(PromptReader, bundle.manifest, recommended=self._recommended))
+        self._reader = cache(partial(RequestReader, bundle.manifest, recommended=self._recommended))
 
     @overload
     def generate(
@@ -84,126 +92,90 @@ class Decoder(ChatModel, Model):
         draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> Completion | list[Completion]:
-        """Continue a prompt, or several at once.
+        """Continue one prompt or a batch.
 
-        Lists, of one prompt too, and every `n` are exact: prompt `b` of a list with seed `s` gets
-        the same tokens and log-probabilities, to the bit, as in any other list with seed `s + b`
-        and as from `serve`. A plain prompt skips what that costs (docs/adr/0021). With low-bit
-        weights its logits differ in the last bits: a greedy text may continue differently where
-        two tokens are nearly equally likely, and a sampled one mostly does after a while. A
-        mixture of experts cannot be exact: prompts in one list change the last bits of each
-        other's logits.
+        Batches, and calls with `n`, are exact: prompt `b` of a batch with seed `s` gets
+        the same tokens and log-probabilities, to the bit, as in any other batch with seed `s + b`
+        and as from `serve`. A single prompt skips the cost of that (docs/adr/0021): with low-bit
+        weights its logits differ in the last bits, so a greedy text may continue differently where
+        two tokens are almost equally likely, and a sampled one usually does after a while. A
+        mixture of experts is never exact: prompts of a batch change each other's last bits.
 
         Args:
-            prompt: text, token ids, or a list of these, of any lengths. Empty text stands for the
-                beginning-of-text token, where the model has one.
-            n: number of completions per prompt, as if the prompt were listed that often;
-                completions of one prompt are adjacent. `None` returns one, and no list.
-            draft: guesses at the next tokens, of which several are checked in one call:
-                `PromptLookup()` or `DraftModel(model)`. Prompts are then continued one after the
-                other. Which guesses are made changes the time alone: the completion is that of
-                any other draft, and of one that never guesses.
-            **options: of each completion, as `ortolan.runtime.generation.options.Options` lists
-                them.
+            prompt: text, token ids, or a list of these. Empty text stands for the BOS token.
+            n: number of completions per prompt; completions of one prompt are adjacent. `None`
+                returns a single completion instead of a list.
+            draft: `PromptLookup()` or `DraftModel(model)` guesses the next tokens, and the model
+                checks several guesses per call. Prompts are then continued one after the other.
+                Guesses change only the time: any draft gives the same completion.
+            **options: see `ortolan.runtime.generation.options.Options`.
 
         Returns:
-            A completion; a list of them for a list of prompts, or for `n`.
+            A completion; a list of them for a batch, or with `n`.
 
         Raises:
-            ContextLengthError: a prompt and its new tokens are more than the context.
-            MemoryPlanError: they need more memory than is left.
-            InputError: anything else is wrong with the request.
-            NumericError: the model gave logits that are not finite.
-            ForkedError: the process was forked after the model was loaded.
+            ContextLengthError: a prompt and its new tokens exceed the context.
+            MemoryPlanError: there is not enough free memory.
+            InputError: another part of the request is invalid.
+            NumericError: the logits are not finite.
+            ForkedError: the process was forked after loading.
         """
-        is_list = n is not None or is_batch(prompt)
-        several = list(prompt) if is_batch(prompt) else [prompt]
+        batch = list(prompt) if is_batch(prompt) else [prompt]
         count = 1 if n is None else checked_count("n", n)
-        if len(several) * count > MAX_PROMPTS:
+        if len(batch) * count > MAX_PROMPTS:
             raise InputError(
-                f"prompts: expected at most {MAX_PROMPTS}, got {len(several) * count}."
+                f"A call accepts at most {MAX_PROMPTS} prompts (got {len(batch) * count})."
             )
-        prompts = [each for each in several for _ in range(count)]
-        texts = self._texts(prompts, options, draft=draft)
-        completions = self._completed(texts, draft, exact=is_list)
+        prompts = [item for item in batch for _ in range(count)]
+        is_list = n is not None or is_batch(prompt)
+        sequences = self._sequences(prompts, options, draft=draft)
+        completions = self._completed(sequences, draft, exact=is_list)
         return completions if is_list else completions[0]
 
     def stream(
         self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
     ) -> TextStream:
-        """Continue a prompt, and give the text piece by piece.
+        """Continue a prompt, piece by piece.
 
-        The request is checked at once; nothing is computed before the first piece is read.
-        Closing or dropping the stream cancels it.
+        The request is checked at once; computation starts with the first piece. Closing or
+        dropping the stream cancels it.
 
         Args:
-            prompt: as for `generate`, but a single one.
+            prompt: text or token ids.
             draft: as for `generate`.
-            **options: as for `generate`.
+            **options: see `ortolan.runtime.generation.options.Options`.
 
         Returns:
-            An iterator of pieces, which joined are the text; its `completion` is there at
-            the end.
+            An iterator of pieces of text. Its `completion` is available at the end.
 
         Raises:
             TokenizerError: the bundle has no tokenizer.
-            ContextLengthError: as for `generate`.
-            InputError: as for `generate`.
+            ContextLengthError, MemoryPlanError, InputError: as for `generate`.
         """
         if self.tokenizer is None:
             raise no_tokenizer("stream")
         if is_batch(prompt):
-            raise InputError("stream: expected one prompt, got a list of them. Use `generate`.")
-        (text,) = self._texts([prompt], options, draft=draft, streams=True)
-        return TextStream(text, self._generator(1, draft))
+            raise InputError("stream accepts a single prompt. Use `generate` for a list.")
+        (sequence,) = self._sequences([prompt], options, draft=draft, streams=True)
+        return TextStream(sequence, self._generator(1, draft))
 
-    def serve(
-        self,
-        *,
-        slots: int = 8,
-        queue: int = 64,
-        mode: Mode = "exact",
-        chunk: int | None = None,
-        cache_bytes: int = CACHE_BYTES,
-        cache_folder: str | os.PathLike[str] | None = None,
-        cache_folder_bytes: int = FOLDER_BYTES,
-    ) -> Service:
-        """Begin to generate for many requests at once, from any thread and from asyncio.
+    def serve(self, **options: Unpack[ServeOptions]) -> Service:
+        """Start a service, which generates for many requests at once, from threads or asyncio.
 
             with model.serve(slots=8) as service:
                 ticket = service.submit("def main(", max_new_tokens=64)
                 for piece in ticket: ...
 
         Args:
-            slots: texts that are computed together, at most.
-            queue: requests that may wait besides.
-            mode: `exact` texts are the same, to the bit, alone and beside others; `fast` ones take
-                less time where there is only one.
-            chunk: tokens of a prompt that are computed before the other texts get their next
-                token: an even divisor of 128. `None` chooses.
-            cache_bytes: memory for what was computed of prompts, for others that begin alike.
-            cache_folder: where that is kept for later services too; `None` for nowhere.
-            cache_folder_bytes: of all files of prefix caches in that folder.
+            **options: see `ortolan.runtime.serving.service.ServeOptions`.
 
         Raises:
-            InputError: an option is out of range, the model cannot be `exact`, or the folder can
-                be neither made nor written to.
-            ForkedError: the process was forked after the model was loaded.
+            InputError: an option is invalid, the model cannot be `exact`, or the cache folder
+                cannot be written.
+            ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
-        return Service(
-            self._engine,
-            self._reader,
-            self.tokenizer,
-            lambda: self._chat,
-            slots=slots,
-            queue=queue,
-            mode=mode,
-            chunk=chunk,
-            cache_bytes=cache_bytes,
-            cache_folder=cache_folder,
-            cache_folder_bytes=cache_folder_bytes,
-        )
+        return Service(self._engine, self._reader, self.tokenizer, lambda: self._chat, **options)
 
     def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
         """Compute the logits after every token of a sequence, teacher-forced.
@@ -215,10 +187,10 @@ class Decoder(ChatModel, Model):
             float32 `(len(ids), vocab)`.
 
         Raises:
-            ContextLengthError: more tokens than the context.
+            ContextLengthError: the ids exceed the context.
             InputError: no ids, or one outside the vocabulary.
             NumericError: the logits are not finite.
-            ForkedError: the process was forked after the model was loaded.
+            ForkedError: the process was forked after loading.
         """
         tokens = checked_ids(
             ids,
@@ -229,33 +201,35 @@ class Decoder(ChatModel, Model):
         )
         return Runner(self._engine, self._engine.slots()).teacher_forced(tokens)
 
-    def load_session(self, path: str | os.PathLike[str]) -> Session:
-        """Go on with a conversation that `Session.save` wrote.
+    def session(self) -> Session:
+        """Start a session, in which the caller appends and removes tokens."""
+        return Session(self._engine)
 
-        It gives what the saved one would have given, to the bit where both run on one machine.
+    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        """Continue a session saved by `Session.save`.
+
+        On the same machine its logits are those of the original session, to the bit.
 
         Args:
-            path: of the file. It is read whole; afterwards it may be changed or deleted.
+            path: of the file, which is read at once and not needed afterwards.
 
         Raises:
-            StateFileError: it is not there, damaged, of another bundle, or of another version.
+            StateFileError: the file is missing, damaged, or of another bundle or version.
             InputError: it holds ids outside the vocabulary.
-            MemoryError: there is no memory.
+            MemoryError: there is not enough memory.
         """
         return Session.load(path, self._engine)
 
-    def session(self) -> Session:
-        """Begin a conversation whose tokens are appended and taken back by the caller."""
-        return Session(self._engine)
-
     @property
     def recommended_sampling(self) -> Sampling:
-        """What the model's `generation_config.json` recommends; greedy without one.
+        """Sampling that the model's `generation_config.json` recommends; greedy without one.
 
         Raises:
-            SamplingError: the file is broken.
+            SamplingError: the file is invalid.
         """
         return self._recommended()
+
+    # --- for ChatModel ----------------------------------------------------------------------------
 
     @cached_property
     def _chat(self) -> "Chat":
@@ -270,14 +244,16 @@ class Decoder(ChatModel, Model):
     def _completions(
         self, question: "Question", n: int | None, draft: Draft | None
     ) -> list[Completion]:
-        prompts = [question.prompt] * (1 if n is None else checked_count("n", n, most=MAX_PROMPTS))
-        texts = self._texts(prompts, question.options, draft=draft, tokenizer=question.tokenizer)
-        return self._completed(texts, draft, exact=n is not None)
+        count = 1 if n is None else checked_count("n", n, most=MAX_PROMPTS)
+        sequences = self._sequences(
+            [question.prompt] * count, question.options, draft=draft, tokenizer=question.tokenizer
+        )
+        return self._completed(sequences, draft, exact=n is not None)
 
     def _text_stream(
         self, question: "Question", draft: Draft | None, last: LastPrompt | None = None
     ) -> TextStream:
-        (text,) = self._texts(
+        (sequence,) = self._sequences(
             [question.prompt],
             question.options,
             draft=draft,
@@ -287,43 +263,16 @@ class Decoder(ChatModel, Model):
         )
         generator = self._generator(1, draft, last=last)
         if last is not None:
-            last.begin(text)
-        return TextStream(text, generator)
+            last.begin(sequence)
+        return TextStream(sequence, generator)
 
     def _last_prompt(self) -> LastPrompt:
         self._engine.check_process()
         return LastPrompt(self._engine)
 
-    def _completed(
-        self, texts: list[SampledSequence], draft: Draft | None, *, exact: bool = False
-    ) -> list[Completion]:
-        if texts:
-            generator = self._generator(len(texts), draft, exact=exact)
-            for text in texts:
-                generator.submit(text)
-            generator.run()
-        return [text.completion() for text in texts]
+    # ----------------------------------------------------------------------------------------------
 
-    def _generator(
-        self,
-        texts: int,
-        draft: Draft | None,
-        *,
-        exact: bool = False,
-        last: LastPrompt | None = None,
-    ) -> Generator:
-        if draft is not None:
-            texts, exact = 1, True
-        if last is None:
-            return Generator(self._engine, slots=texts, exact=exact)
-        return Generator(
-            self._engine,
-            slots=texts,
-            exact=True,
-            last_prompt=last,
-        )
-
-    def _texts(
+    def _sequences(
         self,
         prompts: list[Any],
         options: Options,
@@ -333,16 +282,34 @@ class Decoder(ChatModel, Model):
         tokenizer: Tokenizer | None = None,
         last: LastPrompt | None = None,
     ) -> list[SampledSequence]:
-        """Check everything there is to check before anything is computed."""
+        """Check prompts, options and memory before anything is computed."""
         reader = self._reader(self.tokenizer if tokenizer is None else tokenizer)
-        requests = reader.requests(prompts, options, draft=draft)
-        has_limit = options.get("max_new_tokens") is not None
-        tokens = sum(
-            len(request.prompt) + (request.limit if has_limit else 1) for request in requests
-        )
-        self._memory.check(
-            tokens=tokens,
-            rows=len(requests) if last is None else last.rows,
-            held_tokens=0 if last is None else min(tokens, last.held_tokens),
-        )
-        return [reader.text(request, streams=streams) for request in requests]
+        requests = reader.prompts(prompts, options, draft=draft)
+        if last is None:
+            check_memory(self._memory, requests)
+        else:
+            check_memory(self._memory, requests, rows=last.rows, held_tokens=last.held_tokens)
+        return [reader.sequence(request, streams=streams) for request in requests]
+
+    def _completed(
+        self, sequences: list[SampledSequence], draft: Draft | None, *, exact: bool
+    ) -> list[Completion]:
+        if sequences:
+            generator = self._generator(len(sequences), draft, exact=exact)
+            for sequence in sequences:
+                generator.submit(sequence)
+            generator.run()
+        return [sequence.completion() for sequence in sequences]
+
+    def _generator(
+        self,
+        slots: int,
+        draft: Draft | None,
+        *,
+        exact: bool = False,
+        last: LastPrompt | None = None,
+    ) -> Generator:
+        if draft is not None:
+            slots, exact = 1, True
+        exact = exact or last is not None
+        return Generator(self._engine, slots=slots, exact=exact, last_prompt=last)

@@ -1,4 +1,4 @@
-"""An encoder: texts, ids or images in; vectors or labels out."""
+"""`Encoder`: turns text or images into vectors or labels."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -19,28 +19,28 @@ from ortolan.runtime.model import Model
 __all__ = ["Classification", "Encoder"]
 
 MAX_BATCH_ROWS = 32
-"""Most inputs of one call of the graph; more fill no core better."""
+"""Maximum number of inputs per call of the graph; more do not use the cores better."""
 
 MAX_BATCH_TOKENS = 4096
-"""Most tokens of one call, padding included, of more than one text: it bounds the memory."""
+"""Maximum number of tokens, padding included, in a batch of several texts, to bound memory."""
 
 MIN_BATCH_SHARE = 0.75
-"""The shortest text of a batch is at least this long beside the longest: the rest is padding."""
+"""Minimum length of the shortest text of a batch, relative to the longest, to bound padding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Classification:
-    """What a text or an image is.
+    """Scores of the labels for a text or an image.
 
-    The manifest says what the scores are (`manifest.output_kind.scores`): probabilities that add
-    up to 1 (`softmax`), a probability for each label on its own (`sigmoid`), or whatever the model
-    was trained to predict (`none`), such as a number of stars.
+    `manifest.output_kind.scores` says what the scores are: probabilities that add up to 1
+    (`softmax`), an independent probability per label (`sigmoid`), or values that the model was
+    trained to predict (`none`), such as a number of stars.
 
     Attributes:
-        label: the one with the highest score.
+        label: with the highest score.
         score: of that label.
-        scores: of every label, the highest first.
-        are_probabilities: whether the scores are between 0 and 1.
+        scores: of all labels, highest first.
+        are_probabilities: whether scores are between 0 and 1.
     """
 
     label: str
@@ -50,37 +50,31 @@ class Classification:
 
     @property
     def probability(self) -> float:
-        """The score, where it is a probability.
-
-        Raises:
-            BundleKindError: it is not.
-        """
+        """The score. Raises BundleKindError if it is not a probability."""
         return next(iter(self.probabilities.values()))
 
     @property
     def probabilities(self) -> dict[str, float]:
-        """The scores, where they are probabilities.
-
-        Raises:
-            BundleKindError: they are not.
-        """
+        """The scores. Raises BundleKindError if they are not probabilities."""
         if not self.are_probabilities:
             raise BundleKindError(
-                "probabilities: this model returns scores, which are no probabilities. Use score "
-                "or scores."
+                "The scores of this model are not probabilities. Use score or scores."
             )
         return self.scores
 
 
 class Encoder(Model):
-    """A bundle that encodes texts or images.
+    """A loaded encoder of text or images.
 
-    Inputs of similar length are computed together; each result is what the input gives alone, up
-    to rounding; with products of 8-bit integers, up to the error of 8-bit activations.
+        load("embedder/").embed(["a text", "another"])  # float32 (2, width)
+        load("classifier/").classify("a text")[0].label
 
-    An input is a text, or its token ids; where the encoder takes images, the path of a file, its
-    contents, or uint8 pixels (see `ortolan.runtime.inputs.images.read_pixels`). Ids are taken as
-    they are; a text gets the special tokens of its tokenizer.
+    An input is text or token ids; for an image encoder, the path of a file, its bytes, or uint8
+    pixels (`ortolan.runtime.inputs.images.read_pixels`). The tokenizer adds special tokens to
+    text, but not to ids.
+
+    Inputs of similar length are computed together. Each result equals that of the input alone up
+    to rounding; with int8 activations, up to their quantization error.
     """
 
     kind = "encoder"
@@ -100,54 +94,39 @@ class Encoder(Model):
         """Compute a vector for each input.
 
         Args:
-            inputs: one, or a list of them.
-            prompt: the name of a prompt of the model (`manifest.source.prompts`), which goes before
-                each text; by default the model's default one, if it has one, and `""` for none.
-                Ids have no room for a prompt and take none by default.
-            truncate: cut texts that are over the limit, at the end.
+            inputs: one input or a list.
+            prompt: name of a prompt of the model (`manifest.source.prompts`) to put before each
+                text. `None` uses the model's default prompt, if it has one; `""` uses none. Ids get
+                no prompt.
+            truncate: cut texts that are too long, at the end.
 
         Returns:
-            float32 `(inputs, width)`, of length 1 where the model norms them.
+            float32 `(inputs, width)`, of length 1 if the model normalizes them.
 
         Raises:
-            BundleKindError: the encoder gives something else, such as a vector for each token;
-                which of these to take, or their mean, is not decided here.
-            ContextLengthError: a text is over the limit.
-            InputError: an input is empty, or not what the encoder takes; the model has no such
-                prompt, or it cannot go before ids.
-            NumericError: the encoder gave numbers that are not finite.
-            ForkedError: the process was forked after the encoder was loaded.
+            BundleKindError: the encoder does not return one vector per input.
+            ContextLengthError: a text is too long.
+            InputError: an input is empty or of the wrong kind, or there is no such prompt.
+            NumericError: the output is not finite.
+            ForkedError: the process was forked after loading.
         """
-        self._expect("embedding", what="embed", expected="an encoder that gives embeddings")
+        self._expect("embedding", what="embed", expected="an encoder of embeddings")
         rows = self._run(self._prompted(inputs, prompt), truncate=truncate)
         return np.stack(rows) if rows else np.empty((0, self._output.size), np.float32)
 
     def classify(self, inputs: Inputs, *, truncate: bool = False) -> list[Classification]:
-        """Score the labels of each input.
+        """Score the labels of each input, as transformers' pipelines do.
 
-        Scores are those of transformers' pipelines: what the checkpoint says is applied to the
-        logits, a softmax, a sigmoid or nothing.
-
-        Args:
-            inputs: one, or a list of them.
-            truncate: cut texts that are over the limit, at the end.
-
-        Raises:
-            BundleKindError: the encoder has no labels.
-            ContextLengthError: as for `embed`.
-            InputError: as for `embed`.
-            NumericError: as for `embed`.
-            ForkedError: as for `embed`.
+        Same arguments and errors as `embed`. Raises BundleKindError if the encoder has no labels.
         """
         function = self.manifest.output_kind.scores
         if function is None:
-            expected = "an encoder that gives labels"
-            raise wrong_kind(self.manifest, what="classify", expected=expected)
-        found = []
+            raise wrong_kind(self.manifest, what="classify", expected="an encoder with labels")
+        classifications = []
         for row in self._run(inputs, truncate=truncate):
             scores = named_scores(row, function, self._labels)
             label, score = next(iter(scores.items()))
-            found.append(
+            classifications.append(
                 Classification(
                     label=label,
                     score=score,
@@ -155,53 +134,31 @@ class Encoder(Model):
                     are_probabilities=function != "none",
                 )
             )
-        return found
+        return classifications
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
-        """Compute a vector for each token of each input.
-
-        Args:
-            inputs: one, or a list of them.
-            truncate: cut texts that are over the limit, at the end.
+        """Compute a vector for each token of each input. Same arguments and errors as `embed`.
 
         Returns:
-            float32 `(tokens, width)` for each; the tokens of an image are its patches, after
-            the model's own token where it has one.
-
-        Raises:
-            BundleKindError: the encoder gives something else.
-            ContextLengthError: as for `embed`.
-            InputError: as for `embed`.
-            NumericError: as for `embed`.
-            ForkedError: as for `embed`.
+            float32 `(tokens, width)` per input. The tokens of an image are its patches, after the
+            model's class token, if it has one.
         """
         self._expect("states", what="states", expected="an encoder without a head")
         return self._run(inputs, truncate=truncate)
 
     def logits(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
-        """Compute the logits of the vocabulary for each token of each input.
-
-        Args:
-            inputs: one, or a list of them.
-            truncate: cut texts that are over the limit, at the end.
+        """Compute logits for each token of each input. Same arguments and errors as `embed`.
 
         Returns:
-            float32 `(tokens, vocab)` for each.
-
-        Raises:
-            BundleKindError: the encoder has no head of a language model.
-            ContextLengthError: as for `embed`.
-            InputError: as for `embed`.
-            NumericError: as for `embed`.
-            ForkedError: as for `embed`.
+            float32 `(tokens, vocab)` per input.
         """
         self._expect("logits", what="logits", expected="an encoder with a language model's head")
         return self._run(inputs, truncate=truncate)
 
     def _prompted(self, inputs: Inputs, name: str | None) -> Inputs:
-        """Texts after a prompt of the model."""
+        """Put a prompt of the model before each text."""
         if name is not None and not isinstance(name, str):
-            raise InputError(f"prompt: expected the name of a prompt, got {shown(name)}.")
+            raise InputError(f"prompt must be the name of a prompt (got {shown(name)}).")
         source = self.manifest.source
         prompts = source.prompts if isinstance(source, TextSource) else {}
         chosen = name
@@ -210,18 +167,17 @@ class Encoder(Model):
         if not chosen:
             return inputs
         if chosen not in prompts:
-            known = ", ".join(map(repr, sorted(prompts))) or "none, since the model has none"
+            names = ", ".join(map(repr, sorted(prompts))) or "none"
             raise InputError(
-                f"prompt: expected {known}, got {chosen[:40]!r}. "
-                "Put other texts before the input yourself."
+                f"The model has no prompt {chosen[:40]!r}. Its prompts: {names}. "
+                "Put any other text before the input yourself."
             )
-        given: list[Any] = list(inputs) if is_batch(inputs) else [inputs]  # type: ignore[arg-type]
-        if name and not all(isinstance(one, str) for one in given):
+        batch = _as_list(inputs)
+        if name and not all(isinstance(item, str) for item in batch):
             raise InputError(
-                f"prompt: expected texts to put {chosen!r:.40} before, got ids. Leave it out, or "
-                "give the text."
+                "prompt applies to text, not to token ids. Leave it out, or pass text."
             )
-        return [prompts[chosen] + one if isinstance(one, str) else one for one in given]
+        return [prompts[chosen] + item if isinstance(item, str) else item for item in batch]
 
     def _expect(self, kind: str, *, what: str, expected: str) -> None:
         if self._output.kind != kind:
@@ -229,43 +185,47 @@ class Encoder(Model):
 
     def _run(self, inputs: Inputs, *, truncate: bool) -> list[NDArray[np.float32]]:
         """The output of each input, without padding, in the order of the inputs."""
-        given: list[Any] = list(inputs) if is_batch(inputs) else [inputs]  # type: ignore[arg-type]
+        batch = _as_list(inputs)
         image = self.manifest.source if isinstance(self.manifest.source, ImageSource) else None
-        texts = [] if image else [self._read(given, at, truncate) for at in range(len(given))]
-        lengths = [_tokens(image)] * len(given) if image else [len(text) for text in texts]
+        texts = [] if image else [self._read(batch, at, truncate) for at in range(len(batch))]
+        lengths = [_tokens(image)] * len(batch) if image else [len(text) for text in texts]
         results: dict[int, NDArray[np.float32]] = {}
-        for batch in batches(lengths):
-            # images only now: pixels in floating point take far more memory than their files
-            sources = [self._read(given, at, truncate) if image else texts[at] for at in batch]
+        for indices in batches(lengths):
+            # images are decoded here: their pixels need far more memory than their files
+            sources = [self._read(batch, at, truncate) if image else texts[at] for at in indices]
             output = self._engine.encode(self._reader.feeds(sources))[OUTPUT]
-            self._check_shape(output.shape, len(batch))
-            for index, source, row in zip(batch, sources, output, strict=True):
+            self._check_shape(output.shape, len(indices))
+            for index, source, row in zip(indices, sources, output, strict=True):
                 results[index] = _checked(row, source, index)
-        return [results[index] for index in range(len(given))]
+        return [results[index] for index in range(len(batch))]
 
     def _check_shape(self, shape: tuple[int, ...], rows: int) -> None:
-        """Graphs say what they give, and onnxruntime only warns when they give something else."""
+        """Check the output: onnxruntime only warns if it differs from the declared shape."""
         axes = 3 if self.manifest.output_kind.by_token else 2
         if (len(shape), shape[0], shape[-1]) != (axes, rows, self._output.size):
             raise GraphError(
-                f"encoder: expected {self._output.kind} of {rows} inputs and {self._output.size} "
-                f"numbers, got an array {shape}. Export the checkpoint again."
+                f"The encoder returned an array {shape} for {rows} inputs of {self._output.kind} "
+                f"{self._output.size}. Export the checkpoint again."
             )
 
-    def _read(self, given: Sequence[Any], index: int, truncate: bool) -> Source:
+    def _read(self, batch: Sequence[Any], index: int, truncate: bool) -> Source:
         try:
-            return self._reader.read(given[index], truncate=truncate)
+            return self._reader.read(batch[index], truncate=truncate)
         except InputError as error:
-            if len(given) == 1:
+            if len(batch) == 1:
                 raise
             raise type(error)(f"input {index}: {error}") from error
 
 
-def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
-    """Indices of inputs to compute together: of similar length, and not too many.
+def _as_list(inputs: Any) -> list[Any]:
+    return list(inputs) if is_batch(inputs) else [inputs]
 
-    Padding costs as much as text, and a call of the graph little: so a new batch begins where
-    the texts get much shorter. Every index is in one batch.
+
+def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
+    """Group the indices of inputs into batches of similar length.
+
+    Padding costs as much as text, and a call of the graph costs little, so a new batch begins where
+    the texts get much shorter.
     """
     order = sorted(range(len(lengths)), key=lambda index: -lengths[index])
     batch: list[int] = []
@@ -285,7 +245,7 @@ def batches(lengths: Sequence[int]) -> Iterator[list[int]]:
 
 
 def _tokens(image: ImageSource) -> int:
-    """About as many tokens as an image becomes, with small patches of 8 by 8 pixels."""
+    """Approximate number of tokens of an image, for patches of 8 by 8 pixels."""
     return max(1, image.height * image.width // 64)
 
 
@@ -295,7 +255,6 @@ def _checked(row: NDArray[np.float32], source: Source, index: int) -> NDArray[np
         row = row[: len(source)]
     if not np.isfinite(row).all():
         raise NumericError(
-            f"input {index}: expected finite numbers of the encoder, got others. "
-            "Run `ortolan verify` on the bundle."
+            f"input {index}: the output is not finite. Run `ortolan verify` on the bundle."
         )
     return row

@@ -1,4 +1,4 @@
-"""What every loaded bundle has, whatever its kind."""
+"""`Model`: the base of `Decoder`, `Seq2Seq` and `Encoder`."""
 
 from typing import ClassVar
 
@@ -11,19 +11,18 @@ __all__ = ["Model"]
 
 
 class Model:
-    """A loaded bundle: a `Decoder`, a `Seq2Seq` or an `Encoder`. Several threads may use one.
+    """A loaded bundle. Threads may share it.
 
-    What a model takes is one input or a list of them. A list or tuple is a batch, even an empty
-    one, except for a list of integers, which is one sequence of token ids; so is an array. A batch
-    gives a list of as many results.
+    Methods accept one input or a batch. A list or tuple is a batch, even an empty one, unless it is
+    a list of integers, which is one sequence of token ids, like an array. A batch returns a list.
 
     Attributes:
-        bundle: what it was loaded from.
-        tokenizer: `None` when the bundle takes only ids, or images.
+        bundle: the files it was loaded from.
+        tokenizer: `None` if the bundle has none: its inputs are token ids, or images.
     """
 
     kind: ClassVar[str]
-    """Of the bundles that this class is for."""
+    """Bundle kind that this class loads."""
 
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         check_kind(bundle.manifest, type(self))
@@ -33,31 +32,27 @@ class Model:
 
     @property
     def manifest(self) -> Manifest:
-        """What the bundle holds."""
+        """Description of the bundle."""
         return self.bundle.manifest
 
     @property
     def device(self) -> str:
-        """The device in use."""
+        """Device in use."""
         return self._engine.device
 
     @property
     def device_reason(self) -> str:
-        """Why it is this device."""
+        """Why this device was chosen."""
         return self._engine.device_reason
 
     @property
     def threads(self) -> int:
-        """Threads within one operator."""
+        """Number of threads within one operator."""
         return self._engine.threads
 
 
 def check_kind(manifest: Manifest, model: type[Model]) -> None:
-    """Refuse a bundle of another kind.
-
-    Raises:
-        BundleKindError: `model` is not for bundles of this kind.
-    """
+    """Raise BundleKindError if `model` does not load bundles of this kind."""
     if manifest.kind != model.kind:
         article = "a" if model.kind == "decoder" else "an"
         raise wrong_kind(

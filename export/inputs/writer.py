@@ -19,9 +19,8 @@ from ortolan.export.progress import Progress
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.generation.constraints import Constraints
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load

@@ -194,7 +194,7 @@ def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
         weights_of(config),
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
-        base_model_prefix=family_of(config.model_type).BASE_MODEL_PREFIX,
+        base_model_prefix=family_of(config.model_type).base_model_prefix,
         tied=module.tied,
     )
 

@@ -1,11 +1,12 @@
-"""BART (Lewis et al. 2020): post-norm encoder-decoder with learned positions.
+"""BART (Lewis et al. 2020) and its kin: encoder-decoders with absolute positions.
 
-`BartLike` serves every family that differs from BART by values alone.
+`BartFormat` serves the families that differ from BART by values: BART has norms after the residuals
+and learned positions.
 """
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from typing import Literal
 
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -21,6 +22,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -43,7 +45,7 @@ _CROSS = {
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
 
-BODY: Table = {
+_BODY: Table = {
     "model.shared.weight": Target("shared.weight"),
     "model.encoder.embed_tokens.weight": Target("encoder.embedding.weight"),
     "model.decoder.embed_tokens.weight": Target("decoder.embedding.weight"),
@@ -57,28 +59,24 @@ BODY: Table = {
     },
 }
 
-# Of blenderbots, which checkpoints say and transformers does not read.
+# Keys of Blenderbot checkpoints, which transformers does not read.
 _BLENDERBOT = ("do_blenderbot_90_layernorm", "layernorm_variant", "extra_layer_norm")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BartLike:
-    """A family that differs from BART by values alone.
+class BartFormat:
+    """A checkpoint format that differs from BART's by values alone.
 
     Attributes:
-        model_type: of its configs.
-        classes: what the names of its models begin with.
+        classes: the prefix of the names of its model classes.
         positions: of both sides.
-        placement: of the norms; where they come first, each side ends with one.
+        placement: of the norms; if they come first, each side ends with one.
         normed_embedding: each side begins with a norm.
-        logits_bias: the checkpoint of a head may hold one.
-        scaled: its embeddings are, where the config does not say.
-        head: what the name of its model with a head ends with.
+        logits_bias: the checkpoint of a model with a head may hold one.
+        scaled: the embeddings are scaled by default.
+        head: the suffix of the name of its model with a head.
     """
 
-    BASE_MODEL_PREFIX: ClassVar[str] = "model"
-
-    model_type: str
     classes: str
     positions: LearnedPositions | SinusoidalPositions
     placement: Literal["pre", "post"] = "post"
@@ -88,12 +86,15 @@ class BartLike:
     head: str = "ForConditionalGeneration"
 
     @property
-    def WEIGHTS(self) -> Table:  # noqa: N802 - the table
-        """Published weight names to ours."""
+    def family(self) -> Family[EncoderDecoderConfig]:
+        """The format as a family."""
+        return Family(config=self.read, weights=self._weights(), hf_config=self.write)
+
+    def _weights(self) -> Table:
         norms = {"layernorm_embedding": "embedding_norm"} if self.normed_embedding else {}
         norms |= {"layer_norm": "final_norm"} if self.placement == "pre" else {}
         is_learned = isinstance(self.positions, LearnedPositions)
-        table = dict(BODY)
+        table = dict(_BODY)
         for side in ("encoder", "decoder"):
             # A fixed table follows from the config.
             target = Target(f"{side}.position_embedding.weight") if is_learned else None
@@ -103,16 +104,19 @@ class BartLike:
                     table[f"model.{side}.{theirs}.{kind}"] = Target(f"{side}.{ours}.{kind}")
         return table
 
-    def config(self, hf: ConfigReader) -> EncoderDecoderConfig:
-        """A published config as an `EncoderDecoderConfig`."""
-        return self.read(hf, decoder_vocab_size=None)
+    def read(
+        self, hf: ConfigReader, *, decoder_vocab_size: int | None = None
+    ) -> EncoderDecoderConfig:
+        """A published config as an `EncoderDecoderConfig`.
 
-    def read(self, hf: ConfigReader, *, decoder_vocab_size: int | None) -> EncoderDecoderConfig:
-        """The same; the embedding is shared unless the decoder's size is given.
+        Args:
+            hf: the published config.
+            decoder_vocab_size: tokens of the decoder's own embedding; None if both sides share one.
 
         Raises:
-            ConfigError: a switch of a variant that is unknown, or widths that do not fit.
+            ConfigError: an unsupported variant, or widths that do not fit.
         """
+        model_type = hf.get("model_type", str)
         architecture = hf.architecture(f"{self.classes}Model", f"{self.classes}{self.head}")
         self._check_switches(hf)
         width, vocab_size = hf.size("d_model"), hf.size("vocab_size")
@@ -125,7 +129,7 @@ class BartLike:
             # The first position is the one after the number of the padding token.
             positions = replace(positions, offset=hf.get("pad_token_id", int, 1) + 1)
         encoder = EncoderConfig(
-            model_type=self.model_type,
+            model_type=model_type,
             input=TokenInput(vocab_size=vocab_size),
             hidden_size=width,
             context_length=context_length,
@@ -136,7 +140,7 @@ class BartLike:
             final_norm=final_norm,
         )
         decoder = DecoderConfig(
-            model_type=self.model_type,
+            model_type=model_type,
             vocab_size=decoder_vocab_size or vocab_size,
             hidden_size=width,
             context_length=context_length,
@@ -146,11 +150,11 @@ class BartLike:
             blocks=_blocks(hf, "decoder", width, self.placement),
             final_norm=final_norm,
             tied_head=True,
-            # transformers keeps it with the head, and takes zero where there was none.
+            # transformers keeps it with the head, and takes zero where a checkpoint has none.
             head_bias=self.logits_bias and architecture.endswith(self.head),
         )
         return EncoderDecoderConfig(
-            model_type=self.model_type,
+            model_type=model_type,
             encoder=encoder,
             decoder=decoder,
             shared_embedding=decoder_vocab_size is None,
@@ -161,7 +165,7 @@ class BartLike:
         )
 
     def _check_switches(self, hf: ConfigReader) -> None:
-        """Refuse what makes another variant of a model; the switches of old checkpoints too."""
+        """Refuse the switches of other variants, those of old checkpoints included."""
         hf.skip("activation_dropout", "dropout", "classif_dropout", "classifier_dropout")
         hf.skip("encoder_layerdrop", "decoder_layerdrop", "init_std", "num_hidden_layers")
         hf.skip("extra_pos_embeddings", "force_bos_token_to_be_generated", *_BLENDERBOT)
@@ -179,14 +183,14 @@ class BartLike:
         for switch, is_on in switches.items():
             (hf.require if is_on else hf.refuse)(switch)
 
-    def hf_config(self, config: EncoderDecoderConfig) -> dict[str, object]:
+    def write(self, config: EncoderDecoderConfig) -> dict[str, object]:
         """The `config.json` of a model that computes what `config` says."""
         encoder, decoder = config.encoder.blocks, config.decoder.blocks
         eos = list(config.eos_token_ids) or None
         has_head = config.decoder.head_bias or not self.logits_bias
         return {
             "architectures": [f"{self.classes}{self.head if has_head else 'Model'}"],
-            "model_type": self.model_type,
+            "model_type": config.model_type,
             "is_encoder_decoder": True,
             "vocab_size": config.decoder.vocab_size,
             "d_model": config.decoder.hidden_size,
@@ -209,12 +213,12 @@ class BartLike:
 def _blocks(
     hf: ConfigReader, side: str, width: int, placement: Literal["pre", "post"]
 ) -> tuple[BlockConfig, ...]:
-    """The layers of one side, which attend to a source if they are the decoder's."""
+    """The layers of one side; those of the decoder attend to the source."""
     heads = hf.size(f"{side}_attention_heads")
     if width % heads:
         raise ConfigError(
-            f"config.json: expected d_model divisible by {side}_attention_heads, got {width} and "
-            f"{heads}. Correct one of them."
+            f"{hf.name}: d_model must be divisible by {side}_attention_heads (got {width} and "
+            f"{heads}). Correct one of them."
         )
 
     def attention(*, causal: bool) -> AttentionConfig:
@@ -244,44 +248,74 @@ def _blocks(
     return (block,) * hf.size(f"{side}_layers", most=MAX_LAYERS)
 
 
-_AFTER_TWO = LearnedPositions(offset=2)
-
-BART = BartLike(model_type="bart", classes="Bart", positions=_AFTER_TWO)
-
-BLENDERBOT = BartLike(
-    model_type="blenderbot",
-    classes="Blenderbot",
-    positions=LearnedPositions(),
-    placement="pre",
-    normed_embedding=False,
-)
-"""Blenderbot (Roller et al. 2021)."""
-
-M2M_100 = BartLike(
-    model_type="m2m_100",
-    classes="M2M100",
-    positions=SinusoidalPositions(layout="halves", offset=2, endpoint=True),
-    placement="pre",
-    normed_embedding=False,
-    logits_bias=False,
-    scaled=True,
-)
-"""M2M-100 (Fan et al. 2021), and NLLB (Costa-jussa et al. 2022)."""
-
-MBART = BartLike(model_type="mbart", classes="MBart", positions=_AFTER_TWO, placement="pre")
-"""mBART (Liu et al. 2020)."""
-
-MVP = BartLike(model_type="mvp", classes="Mvp", positions=_AFTER_TWO)
-"""MVP (Tang et al. 2023), without its prompts."""
-
-PEGASUS = BartLike(
-    model_type="pegasus",
-    classes="Pegasus",
+_MARIAN = BartFormat(
+    classes="Marian",
     positions=SinusoidalPositions(layout="halves"),
-    placement="pre",
     normed_embedding=False,
+    head="MTModel",
 )
-"""PEGASUS (Zhang et al. 2020)."""
 
-PLBART = BartLike(model_type="plbart", classes="PLBart", positions=_AFTER_TWO, scaled=True)
-"""PLBART (Ahmad et al. 2021)."""
+
+def _marian(hf: ConfigReader) -> EncoderDecoderConfig:
+    """Marian (Junczys-Dowmunt et al. 2018): the translator of "Attention Is All You Need"."""
+    vocab_size = hf.size("vocab_size")
+    target_size = hf.size("decoder_vocab_size", vocab_size)
+    shared = hf.get("share_encoder_decoder_embeddings", bool, True)
+    if shared and target_size != vocab_size:
+        raise ConfigError(
+            f"{hf.name}: a shared embedding has one vocabulary (got {vocab_size} and {target_size} "
+            "tokens). Correct decoder_vocab_size."
+        )
+    return _MARIAN.read(hf, decoder_vocab_size=None if shared else target_size)
+
+
+def _marian_hf_config(config: EncoderDecoderConfig) -> dict[str, object]:
+    values = _MARIAN.write(config)
+    source = config.encoder.input
+    if isinstance(source, TokenInput):
+        values["vocab_size"] = source.vocab_size
+    return values | {
+        "decoder_vocab_size": config.decoder.vocab_size,
+        "share_encoder_decoder_embeddings": config.shared_embedding,
+    }
+
+
+_BART = BartFormat(classes="Bart", positions=LearnedPositions(offset=2))
+
+_FORMATS = {
+    "bart": _BART,
+    # Blenderbot (Roller et al. 2021).
+    "blenderbot": BartFormat(
+        classes="Blenderbot",
+        positions=LearnedPositions(),
+        placement="pre",
+        normed_embedding=False,
+    ),
+    # M2M-100 (Fan et al. 2021), and NLLB (Costa-jussa et al. 2022).
+    "m2m_100": BartFormat(
+        classes="M2M100",
+        positions=SinusoidalPositions(layout="halves", offset=2, endpoint=True),
+        placement="pre",
+        normed_embedding=False,
+        logits_bias=False,
+        scaled=True,
+    ),
+    # mBART (Liu et al. 2020).
+    "mbart": replace(_BART, classes="MBart", placement="pre"),
+    # MVP (Tang et al. 2023), without its prompts.
+    "mvp": replace(_BART, classes="Mvp"),
+    # PEGASUS (Zhang et al. 2020).
+    "pegasus": BartFormat(
+        classes="Pegasus",
+        positions=SinusoidalPositions(layout="halves"),
+        placement="pre",
+        normed_embedding=False,
+    ),
+    # PLBART (Ahmad et al. 2021).
+    "plbart": replace(_BART, classes="PLBart", scaled=True),
+}
+
+FAMILIES: dict[str, Family[EncoderDecoderConfig]] = {
+    **{name: form.family for name, form in _FORMATS.items()},
+    "marian": replace(_MARIAN.family, config=_marian, hf_config=_marian_hf_config),
+}

@@ -1,6 +1,7 @@
-"""BERT (Devlin et al. 2019): an encoder with norms after the residuals, and three heads.
+"""BERT (Devlin et al. 2019) and RoBERTa (Liu et al. 2019), with their kin.
 
-`BertLike` serves every family that differs from BERT by names and values alone.
+`BertFormat` serves the families that differ from BERT by names and values. RoBERTa and its kin
+number positions from the padding id on.
 """
 
 from dataclasses import dataclass, replace
@@ -21,13 +22,16 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
 from ortolan.modeling.families.classifier import problem_of, read_classifier
+from ortolan.modeling.families.decoder import layer_norm
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, linear
+from ortolan.modeling.weights import Entry, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Norms:
-    """What a family calls its norms: of the embedding, of a layer's halves, and the last one."""
+    """Published names of the norms: of the embedding, of a layer's halves, and the last one."""
 
     embedding: str | None = "embeddings.LayerNorm"
     attention: str = "attention.output.LayerNorm"
@@ -35,52 +39,45 @@ class Norms:
     final: str | None = None
 
 
-AFTER = Norms()
-"""Norms after the residuals, as in BERT."""
-
-
-def body(prefix: str, norms: Norms = AFTER) -> dict[str, Target | None]:
-    """The table of all but the heads, whose names begin with `prefix`."""
-    layer = f"{prefix}.encoder.layer.{{}}"
+def body(prefix: str, norms: Norms = Norms()) -> dict[str, Entry]:
+    """The weights below the heads, whose names begin with `prefix`."""
     modules = {
-        f"{layer}.attention.self.query": "blocks.{}.attention.qkv",
-        f"{layer}.attention.self.key": "blocks.{}.attention.qkv",
-        f"{layer}.attention.self.value": "blocks.{}.attention.qkv",
-        f"{layer}.attention.output.dense": "blocks.{}.attention.out",
-        f"{layer}.{norms.attention}": "blocks.{}.attention_norm",
-        f"{layer}.intermediate.dense": "blocks.{}.feed_forward.up",
-        f"{layer}.output.dense": "blocks.{}.feed_forward.down",
-        f"{layer}.{norms.feed_forward}": "blocks.{}.feed_forward_norm",
+        "attention.self.query": QKV,
+        "attention.self.key": QKV,
+        "attention.self.value": QKV,
+        "attention.output.dense": OUT,
+        norms.attention: NORM_1,
+        "intermediate.dense": UP,
+        "output.dense": DOWN,
+        norms.feed_forward: NORM_2,
     }
     ends = {norms.embedding: "embedding_norm", norms.final: "final_norm"}
-    modules |= {f"{prefix}.{theirs}": ours for theirs, ours in ends.items() if theirs}
     return {
-        f"{prefix}.embeddings.word_embeddings.weight": Target("embedding.weight"),
-        f"{prefix}.embeddings.position_embeddings.weight": Target("position_embedding.weight"),
-        f"{prefix}.embeddings.token_type_embeddings.weight": Target("type_embedding.weight"),
-        # Counted numbers that old versions of transformers saved.
-        f"{prefix}.embeddings.position_ids": None,
-        **linear(modules),
+        **embeddings(f"{prefix}.embeddings"),
+        **layer(f"{prefix}.encoder.layer.{{}}.", modules),
+        **linear({f"{prefix}.{theirs}": ours for theirs, ours in ends.items() if theirs}),
     }
 
 
-def linear(modules: dict[str, str], *, spare: bool = False) -> dict[str, Target | None]:
-    """The rows of a table for modules with a weight and a bias, by their names and ours."""
+def embeddings(prefix: str) -> dict[str, Entry]:
+    """The tables of BERT's input."""
     return {
-        f"{theirs}.{kind}": Target(f"{ours}.{kind}", spare=spare)
-        for theirs, ours in modules.items()
-        for kind in ("weight", "bias")
+        f"{prefix}.word_embeddings.weight": Target("embedding.weight"),
+        f"{prefix}.position_embeddings.weight": Target("position_embedding.weight"),
+        f"{prefix}.token_type_embeddings.weight": Target("type_embedding.weight"),
+        # The numbers 0, 1, ..., which old versions of transformers saved.
+        f"{prefix}.position_ids": None,
     }
 
 
-def bert_heads(prefix: str, *, norm: str = "LayerNorm") -> dict[str, Target | None]:
-    """The heads of BERT: a pooler below the classifier, a transform below the logits."""
+def bert_heads(prefix: str, *, norm: str = "LayerNorm") -> dict[str, Entry]:
+    """The heads of BERT: a classifier after the pooler, and a language model."""
     classifier = {f"{prefix}.pooler.dense": "head.dense", "classifier": "head.out"}
     return {**linear(classifier, spare=True), **masked_head(norm=norm)}
 
 
-def masked_head(*, norm: str = "LayerNorm") -> dict[str, Target | None]:
-    """The head of BERT's language model, with the name of its norm."""
+def masked_head(*, norm: str = "LayerNorm") -> dict[str, Entry]:
+    """The head of BERT's language model; `norm` is the published name of its norm."""
     return {
         **linear(
             {
@@ -93,14 +90,14 @@ def masked_head(*, norm: str = "LayerNorm") -> dict[str, Target | None]:
         "cls.predictions.decoder.weight": Target("head.weight", spare=True),
         # A second name of cls.predictions.bias.
         "cls.predictions.decoder.bias": None,
-        # Which of two sentences comes first: a task of the pre-training alone.
+        # Which of two sentences comes first: a task of pre-training alone.
         "cls.seq_relationship.weight": None,
         "cls.seq_relationship.bias": None,
     }
 
 
-def roberta_heads(prefix: str) -> dict[str, Target | None]:
-    """The heads of RoBERTa: a classifier with a layer of its own in place of the pooler."""
+def roberta_heads(prefix: str) -> dict[str, Entry]:
+    """The heads of RoBERTa, whose classifier has its own layer instead of the pooler."""
     return {
         f"{prefix}.pooler.dense.weight": None,
         f"{prefix}.pooler.dense.bias": None,
@@ -121,47 +118,49 @@ def roberta_heads(prefix: str) -> dict[str, Target | None]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BertLike:
-    """A family that differs from BERT by names and values alone.
+class BertFormat:
+    """A checkpoint format that differs from BERT's by names and values alone.
 
     Attributes:
-        model_type: of its configs.
-        classes: what the names of its models begin with.
-        BASE_MODEL_PREFIX: of the names of its weights.
+        classes: the prefix of the names of its model classes.
+        prefix: of the names of its weights.
         heads: whose heads it has.
-        after_padding: positions are counted from the padding id on.
-        norms: what it calls them.
+        after_padding: positions are numbered from the padding id on.
+        norms: published names of the norms.
         placement: of a layer's norms.
     """
 
-    model_type: str
     classes: str
-    BASE_MODEL_PREFIX: str
-    heads: Literal["bert", "roberta"]
-    after_padding: bool
-    norms: Norms = AFTER
+    prefix: str
+    heads: Literal["bert", "roberta"] = "bert"
+    after_padding: bool = False
+    norms: Norms = Norms()
     placement: Literal["pre", "post"] = "post"
 
     @property
-    def WEIGHTS(self) -> Table:  # noqa: N802 - the table
-        """Published weight names to ours."""
-        prefix = self.BASE_MODEL_PREFIX
-        heads = bert_heads(prefix) if self.heads == "bert" else roberta_heads(prefix)
-        return body(prefix, self.norms) | heads
+    def family(self) -> Family[EncoderConfig]:
+        """The format as a family."""
+        heads = bert_heads if self.heads == "bert" else roberta_heads
+        return Family(
+            config=self.read,
+            weights=body(self.prefix, self.norms) | heads(self.prefix),
+            base_model_prefix=self.prefix,
+            hf_config=self.write,
+        )
 
-    def config(self, hf: ConfigReader) -> EncoderConfig:
+    def read(self, hf: ConfigReader) -> EncoderConfig:
         """A published config as an `EncoderConfig`.
 
         Raises:
             ConfigError: positions of another kind, or widths that do not fit.
         """
-        # Of ERNIE's tasks, and how the pooler of old checkpoints was made: it is the same here.
+        # Tasks of ERNIE, and how the pooler of old checkpoints was made, which is the same here.
         hf.refuse("use_task_id")
         hf.skip("task_type_vocab_size", "directionality", "pooler_fc_size", "pooler_type")
         hf.skip("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
         # The rows up to that of the padding id are for padding.
         offset = hf.get("pad_token_id", int, 1) + 1 if self.after_padding else 0
-        config = bert_like(hf, model_type=self.model_type, offset=offset, head=self._head(hf))
+        config = read_encoder(hf, offset=offset, head=self._head(hf))
         norm = config.blocks[0].norm
         return replace(
             config,
@@ -178,35 +177,34 @@ class BertLike:
             return read_classifier(hf, pooling="first", activation="tanh")
         if name == base:
             return None
-        # RoBERTa's has it, whatever the layers have.
-        own = hf.get("hidden_act", str, "gelu") if self.heads == "bert" else "gelu"
+        # RoBERTa's head has it, whatever the layers have.
+        activation = hf.get("hidden_act", str, "gelu") if self.heads == "bert" else "gelu"
         return LanguageModelHead(
-            tied=True, bias=True, activation=read_activation(own), norm=_norm(hf)
+            tied=True, bias=True, activation=read_activation(activation), norm=_norm(hf)
         )
 
     def _architectures(self) -> list[str]:
         kinds = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
         return [f"{self.classes}{kind}" for kind in kinds]
 
-    def hf_config(self, config: EncoderConfig) -> dict[str, object]:
+    def write(self, config: EncoderConfig) -> dict[str, object]:
         """The `config.json` of a model that computes what `config` says."""
         base, masked, _, classifier = self._architectures()
-        values = bert_like_hf_config(config, base, masked, classifier)
+        values = write_encoder(config, base, masked, classifier)
         if self.after_padding and isinstance(config.positions, LearnedPositions):
             values["pad_token_id"] = config.positions.offset - 1
         return values
 
 
 def _norm(hf: ConfigReader) -> NormConfig:
-    return NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-12))
+    return layer_norm(hf.get("layer_norm_eps", float, 1e-12))
 
 
-def bert_like(
+def read_encoder(
     hf: ConfigReader,
     *,
-    model_type: str,
-    offset: int,
-    head: Head | None,
+    offset: int = 0,
+    head: Head | None = None,
     activation: str = "gelu",
     tied: bool = True,
 ) -> EncoderConfig:
@@ -218,16 +216,16 @@ def bert_like(
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     hf.refuse("is_decoder")
     if tied:
-        # Without it, transformers takes the bias of the logits from elsewhere, too.
+        # Untied, transformers takes the bias of the logits from elsewhere, too.
         hf.require("tie_word_embeddings")
     kind = hf.get("position_embedding_type", str, "absolute")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     rows = hf.size("max_position_embeddings")
     if kind != "absolute" or width % heads or rows <= offset:
         raise ConfigError(
-            f"config.json: expected absolute positions, more than {offset} of them, and "
-            f"hidden_size divisible by num_attention_heads, got {kind!r:.40}, {rows}, {width} "
-            f"and {heads}. This checkpoint cannot be loaded faithfully."
+            f"{hf.name}: position_embedding_type must be absolute, max_position_embeddings above "
+            f"{offset}, and hidden_size divisible by num_attention_heads (got {kind!r:.40}, "
+            f"{rows}, {width} and {heads}). This checkpoint cannot be loaded faithfully."
         )
     block = encoder_block(
         width=width,
@@ -237,7 +235,7 @@ def bert_like(
         norm=_norm(hf),
     )
     return EncoderConfig(
-        model_type=model_type,
+        model_type=hf.get("model_type", str),
         input=TokenInput(vocab_size=hf.size("vocab_size"), types=hf.get("type_vocab_size", int, 2)),
         hidden_size=width,
         context_length=rows - offset,
@@ -255,7 +253,7 @@ def bert_like(
 def encoder_block(
     *, width: int, heads: int, hidden: int, activation: str, norm: NormConfig
 ) -> BlockConfig:
-    """A layer as all these families have it: every matrix biased, norms after residuals."""
+    """A layer of these families: every matrix biased, norms after residuals."""
     return BlockConfig(
         mixer=AttentionConfig(
             num_heads=heads,
@@ -274,19 +272,20 @@ def encoder_block(
     )
 
 
-def bert_like_hf_config(
+def write_encoder(
     config: EncoderConfig, base: str, masked: str, classifier: str
 ) -> dict[str, object]:
-    """The keys that BERT-like families share, with the class of each head.
+    """The keys of a published config that these families share, with the class of each head.
 
     Raises:
-        ConfigError: an input or positions that the format does not have.
+        ConfigError: the format does not have this input or these positions.
     """
     first, source, positions = config.blocks[0], config.input, config.positions
     if not isinstance(source, TokenInput) or not isinstance(positions, LearnedPositions):
         raise ConfigError(
-            f"{config.model_type}: expected tokens at learned positions, got "
-            f"{type(source).__name__} and {type(positions).__name__}. Save it as another family."
+            f"{config.model_type}: this format has tokens at learned positions only (got "
+            f"{type(source).__name__} and {type(positions).__name__}). Save the model as another "
+            "family."
         )
     return {
         "model_type": config.model_type,
@@ -307,7 +306,7 @@ def bert_like_hf_config(
 
 
 def head_hf_config(head: Head | None, base: str, masked: str, classifier: str) -> dict[str, object]:
-    """The keys that say what head a model has."""
+    """The keys that name a model's head."""
     match head:
         case LanguageModelHead(tied=tied):
             return {"architectures": [masked], "tie_word_embeddings": tied}
@@ -322,30 +321,49 @@ def head_hf_config(head: Head | None, base: str, masked: str, classifier: str) -
             return {"architectures": [base]}
 
 
-BERT = BertLike(
-    model_type="bert",
-    classes="Bert",
-    BASE_MODEL_PREFIX="bert",
-    heads="bert",
-    after_padding=False,
-)
+_ROBERTA = BertFormat(classes="Roberta", prefix="roberta", heads="roberta", after_padding=True)
 
-ERNIE = BertLike(
-    model_type="ernie",
-    classes="Ernie",
-    BASE_MODEL_PREFIX="ernie",
-    heads="bert",
-    after_padding=False,
-)
-"""ERNIE (Sun et al. 2019), without its tasks."""
+_FORMATS = {
+    "bert": BertFormat(classes="Bert", prefix="bert"),
+    # ERNIE (Sun et al. 2019), without its tasks.
+    "ernie": BertFormat(classes="Ernie", prefix="ernie"),
+    # Megatron's BERT (Shoeybi et al. 2019).
+    "megatron-bert": BertFormat(
+        classes="MegatronBert",
+        prefix="bert",
+        placement="pre",
+        norms=Norms(
+            embedding=None, attention="attention.ln", feed_forward="ln", final="encoder.ln"
+        ),
+    ),
+    "roberta": _ROBERTA,
+    # CamemBERT (Martin et al. 2020), XLM-R (Conneau et al. 2020), data2vec (Baevski et al. 2022).
+    "camembert": replace(_ROBERTA, classes="Camembert"),
+    "xlm-roberta": replace(_ROBERTA, classes="XLMRoberta"),
+    "data2vec-text": replace(_ROBERTA, classes="Data2VecText", prefix="data2vec_text"),
+    "roberta-prelayernorm": replace(
+        _ROBERTA,
+        classes="RobertaPreLayerNorm",
+        prefix="roberta_prelayernorm",
+        placement="pre",
+        norms=Norms(
+            attention="attention.LayerNorm",
+            feed_forward="intermediate.LayerNorm",
+            final="LayerNorm",
+        ),
+    ),
+    # XLM-R XL (Goyal et al. 2021).
+    "xlm-roberta-xl": replace(
+        _ROBERTA,
+        classes="XLMRobertaXL",
+        placement="pre",
+        norms=Norms(
+            embedding=None,
+            attention="attention.self_attn_layer_norm",
+            feed_forward="LayerNorm",
+            final="encoder.LayerNorm",
+        ),
+    ),
+}
 
-MEGATRON_BERT = BertLike(
-    model_type="megatron-bert",
-    classes="MegatronBert",
-    BASE_MODEL_PREFIX="bert",
-    heads="bert",
-    after_padding=False,
-    placement="pre",
-    norms=Norms(embedding=None, attention="attention.ln", feed_forward="ln", final="encoder.ln"),
-)
-"""Megatron's BERT (Shoeybi et al. 2019)."""
+FAMILIES = {name: form.family for name, form in _FORMATS.items()}

@@ -1,148 +1,383 @@
-"""BERTs with a part that no other has: BigBird, RemBERT and RoFormer."""
+"""BERTs with a part of their own: BigBird, RemBERT, RoFormer, ELECTRA, ALBERT, MPNet, DistilBERT.
+
+RemBERT (Chung et al. 2021), ELECTRA (Clark et al. 2020) and ALBERT (Lan et al. 2020) have
+embeddings that are narrower than the stream; ALBERT's layers are one. RoFormer (Su et al. 2021) has
+rotary positions, MPNet (Song et al. 2020) biases of distances that all layers share.
+"""
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from ortolan.modeling.config import (
     EncoderConfig,
     Head,
     LanguageModelHead,
+    LearnedPositions,
+    RelativeBiasPositions,
     RotaryPositions,
+    TokenInput,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
-from ortolan.modeling.families.activations import read_activation
-from ortolan.modeling.families.classifier import read_classifier
-from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.classifier import read_classifier, read_head
+from ortolan.modeling.families.decoder import layer_norm
+from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
+from ortolan.modeling.families.tables import (
+    DOWN,
+    NORM_1,
+    NORM_2,
+    OUT,
+    QKV,
+    UP,
+    layer,
+    linear,
+    without,
+)
 from ortolan.modeling.weights import Table, Target
 
-KINDS = ("Model", "ForMaskedLM", "ForSequenceClassification")
+BUCKETS = 32
+"""Buckets of distances in MPNet, whatever its config says of the table."""
 
+DISTIL_NORM = layer_norm(1e-12)
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BertKin:
-    """One of them; see `families.Family`."""
-
-    config: Callable[[ConfigReader], EncoderConfig]
-    WEIGHTS: Table
-    BASE_MODEL_PREFIX: str
+DISTIL_CLASSES = ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification")
 
 
 def _big_bird(hf: ConfigReader) -> EncoderConfig:
-    """BigBird (Zaheer et al. 2020), for texts that are too short for its sparse attention."""
+    """BigBird (Zaheer et al. 2020), for sequences that are too short for its sparse attention."""
     hf.require("use_bias")
     kind = hf.get("attention_type", str, "block_sparse")
     full = (5 + 2 * hf.size("num_random_blocks", 3)) * hf.size("block_size", 64)
     if kind not in ("block_sparse", "original_full"):
         raise ConfigError(
-            f"{hf.name}: expected attention_type block_sparse or original_full, got {kind!r:.40}. "
+            f"{hf.name}: attention_type must be block_sparse or original_full (got {kind!r:.40}). "
             "This checkpoint cannot be loaded faithfully."
         )
     activation = hf.get("hidden_act", str, "gelu_new")
-    read = bert.bert_like(
-        hf,
-        model_type="big_bird",
-        offset=0,
-        head=None,
-        activation=activation,
-    )
-    # Up to this length transformers computes with all tokens, too.
-    most = read.context_length if kind == "original_full" else full
-    is_scaled = hf.get("rescale_embeddings", bool, False)
+    config = bert.read_encoder(hf, activation=activation)
+    # Up to this length transformers attends to all tokens, too.
+    longest = config.context_length if kind == "original_full" else full
+    scaled = hf.get("rescale_embeddings", bool, False)
     return replace(
-        read,
-        context_length=min(read.context_length, most),
-        embedding_scale=math.sqrt(read.hidden_size) if is_scaled else 1.0,
-        head=_head(hf, "BigBird", read, activation, classifier=activation),
+        config,
+        context_length=min(config.context_length, longest),
+        embedding_scale=math.sqrt(config.hidden_size) if scaled else 1.0,
+        head=_head(hf, "BigBird", config, activation, classifier=activation),
     )
 
 
 def _rembert(hf: ConfigReader) -> EncoderConfig:
-    """RemBERT (Chung et al. 2021): narrow embeddings, and wide ones before the logits."""
+    """Narrow embeddings, and wide ones before the logits."""
     hf.skip("classifier_dropout_prob")
-    tied = hf.get("tie_word_embeddings", bool, False)
-    if tied:
-        raise ConfigError(
-            f"{hf.name}: expected tie_word_embeddings false, got true. "
-            "This checkpoint cannot be loaded faithfully."
-        )
+    hf.refuse("tie_word_embeddings")
+    config = bert.read_encoder(hf, tied=False)
     activation = hf.get("hidden_act", str, "gelu")
-    read = bert.bert_like(hf, model_type="rembert", offset=0, head=None, tied=False)
-    head = _head(hf, "RemBert", read, activation, classifier="tanh")
+    head = _head(hf, "RemBert", config, activation, classifier="tanh")
     if isinstance(head, LanguageModelHead):
         head = replace(head, tied=False, width=hf.size("output_embedding_size", 1664))
     hf.skip("output_embedding_size")
-    return replace(read, embedding_dim=hf.size("input_embedding_size", 256), head=head)
+    return replace(config, embedding_dim=hf.size("input_embedding_size", 256), head=head)
 
 
 def _roformer(hf: ConfigReader) -> EncoderConfig:
-    """RoFormer (Su et al. 2021): rotary positions, neighbouring channels together."""
     hf.refuse("rotary_value")
+    config = bert.read_encoder(hf)
+    narrow = hf.size("embedding_size", config.hidden_size)
     activation = hf.get("hidden_act", str, "gelu")
-    read = bert.bert_like(hf, model_type="roformer", offset=0, head=None)
-    narrow = hf.size("embedding_size", read.hidden_size)
-    head = _head(hf, "RoFormer", read, activation, classifier=activation)
+    head = _head(hf, "RoFormer", config, activation, classifier=activation)
     if isinstance(head, LanguageModelHead):
         head = replace(head, width=narrow)
     return replace(
-        read,
-        positions=RotaryPositions(dim=read.blocks[0].attention.head_dim, interleaved=True),
-        embedding_dim=None if narrow == read.hidden_size else narrow,
+        config,
+        positions=RotaryPositions(dim=config.blocks[0].attention.head_dim, interleaved=True),
+        embedding_dim=None if narrow == config.hidden_size else narrow,
         head=head,
     )
 
 
 def _head(
-    hf: ConfigReader, classes: str, read: EncoderConfig, activation: str, *, classifier: str
+    hf: ConfigReader, classes: str, config: EncoderConfig, activation: str, *, classifier: str
 ) -> Head | None:
-    base, masked, classes_of = (f"{classes}{kind}" for kind in KINDS)
-    name = hf.architecture(base, masked, classes_of)
-    if name == base:
-        return None
-    if name == masked:
-        act, norm = read_activation(activation), read.blocks[0].norm
-        return LanguageModelHead(tied=True, bias=True, activation=act, norm=norm)
-    return read_classifier(hf, pooling="first", activation=read_activation(classifier))
+    """A head; its language model has the activation of the layers."""
+    language_model = LanguageModelHead(
+        tied=True,
+        bias=True,
+        activation=read_activation(activation),
+        norm=config.blocks[0].norm,
+    )
+    return read_head(hf, classes, language_model, activation=read_activation(classifier))
 
 
-_OWN_CLASSIFIER = bert.linear(
+def _electra(hf: ConfigReader) -> EncoderConfig:
+    # Keys of heads that are not served.
+    hf.skip("summary_activation", "summary_last_dropout", "summary_type", "summary_use_proj")
+    config = bert.read_encoder(hf)
+    narrow = hf.size("embedding_size", 128)
+    language_model = LanguageModelHead(
+        tied=True, bias=True, activation="gelu", norm=config.blocks[0].norm, width=narrow
+    )
+    return replace(
+        config,
+        embedding_dim=None if narrow == config.hidden_size else narrow,
+        head=read_head(hf, "Electra", language_model, activation="gelu"),
+    )
+
+
+def _albert(hf: ConfigReader) -> EncoderConfig:
+    # Written by the first version, and read by none.
+    hf.skip("down_scale_factor", "gap_size", "net_structure_type", "num_memory_blocks")
+    hf.skip("classifier_dropout_prob")
+    groups, inner = hf.size("num_hidden_groups", 1), hf.size("inner_group_num", 1)
+    if (groups, inner) != (1, 1):
+        raise ConfigError(
+            f"{hf.name}: num_hidden_groups and inner_group_num must be 1 (got {groups} and "
+            f"{inner}). This checkpoint cannot be loaded faithfully."
+        )
+    config = bert.read_encoder(hf, activation="gelu_new")
+    narrow = hf.size("embedding_size", 128)
+    language_model = LanguageModelHead(
+        tied=True,
+        bias=True,
+        activation=read_activation(hf.get("hidden_act", str, "gelu_new")),
+        norm=config.blocks[0].norm,
+        width=narrow,
+    )
+    head = read_head(hf, "Albert", language_model, pretraining=True, activation="tanh")
+    return replace(config, embedding_dim=narrow, shared_block=True, head=head)
+
+
+def _mpnet(hf: ConfigReader) -> EncoderConfig:
+    buckets = hf.size("relative_attention_num_buckets", BUCKETS)
+    if buckets != BUCKETS:
+        raise ConfigError(
+            f"{hf.name}: relative_attention_num_buckets must be {BUCKETS} (got {buckets}). "
+            "This checkpoint cannot be loaded faithfully."
+        )
+    # The rows of the padding id and below are for padding.
+    config = bert.read_encoder(hf, offset=2)
+    language_model = LanguageModelHead(
+        tied=True, bias=True, activation="gelu", norm=config.blocks[0].norm
+    )
+    return replace(
+        config,
+        input=TokenInput(vocab_size=hf.size("vocab_size")),
+        positions=RelativeBiasPositions(buckets=BUCKETS, absolute=LearnedPositions(offset=2)),
+        head=read_head(hf, "MPNet", language_model, activation="tanh"),
+    )
+
+
+def _distilbert(hf: ConfigReader) -> EncoderConfig:
+    """BERT without types of tokens (Sanh et al. 2019)."""
+    hf.skip("dropout", "qa_dropout", "seq_classif_dropout", "tie_word_embeddings")
+    # Only how the table began: the checkpoint holds it either way.
+    hf.skip("sinusoidal_pos_embds", "tie_weights_")
+    activation = hf.get("activation", str, "gelu")
+    architecture = hf.architecture(*DISTIL_CLASSES)
+    head: Head | None = None
+    if architecture == DISTIL_CLASSES[2]:
+        head = read_classifier(hf, pooling="first", activation="relu")
+    elif architecture == DISTIL_CLASSES[1]:
+        head = LanguageModelHead(
+            tied=hf.get("tie_word_embeddings", bool, True),
+            bias=True,
+            activation=read_activation(activation),
+            norm=DISTIL_NORM,
+        )
+    width, heads = hf.size("dim"), hf.size("n_heads")
+    if width % heads:
+        raise ConfigError(
+            f"{hf.name}: dim must be divisible by n_heads (got {width} and {heads}). "
+            "Correct one of them."
+        )
+    block = bert.encoder_block(
+        width=width,
+        heads=heads,
+        hidden=hf.size("hidden_dim"),
+        activation=activation,
+        norm=DISTIL_NORM,
+    )
+    return EncoderConfig(
+        model_type=hf.get("model_type", str),
+        input=TokenInput(vocab_size=hf.size("vocab_size")),
+        hidden_size=width,
+        context_length=hf.size("max_position_embeddings"),
+        positions=LearnedPositions(),
+        embedding_norm=DISTIL_NORM,
+        blocks=(block,) * hf.size("n_layers", most=MAX_LAYERS),
+        final_norm=None,
+        head=head,
+        bos_token_id=hf.get("bos_token_id", int, None),
+        eos_token_ids=hf.token_ids("eos_token_id"),
+        pad_token_id=hf.get("pad_token_id", int, None),
+    )
+
+
+def _distilbert_hf_config(config: EncoderConfig) -> dict[str, object]:
+    values = bert.write_encoder(config, *DISTIL_CLASSES)
+    shared = {"model_type", "vocab_size", "max_position_embeddings", "architectures"}
+    shared |= {"tie_word_embeddings", "id2label", "label2id", "problem_type"}
+    shared |= {f"{kind}_token_id" for kind in ("bos", "eos", "pad")}
+    first = config.blocks[0]
+    return {key: value for key, value in values.items() if key in shared} | {
+        "dim": config.hidden_size,
+        "hidden_dim": first.dense.intermediate_size,
+        "n_layers": len(config.blocks),
+        "n_heads": first.attention.num_heads,
+        "activation": write_activation(first.dense.activation),
+    }
+
+
+_CLASSIFIER = linear(
     {"classifier.dense": "head.dense", "classifier.out_proj": "head.out"}, spare=True
 )
+
+_BIG_BIRD: Table = {
+    **bert.body("bert"),
+    **bert.masked_head(),
+    **_CLASSIFIER,
+    "bert.pooler.weight": None,
+    "bert.pooler.bias": None,
+}
 
 _ROFORMER: Table = {
     **bert.body("roformer"),
     **bert.masked_head(),
-    **_OWN_CLASSIFIER,
-    **bert.linear({"roformer.embeddings_project": "embedding_projection"}),
+    **_CLASSIFIER,
+    **linear({"roformer.embeddings_project": "embedding_projection"}),
     # A fixed table, which follows from the config.
     "roformer.encoder.embed_positions.weight": None,
 }
 
 _REMBERT: Table = {
     **bert.body("rembert"),
-    **bert.linear({"rembert.encoder.embedding_hidden_mapping_in": "embedding_projection"}),
-    **bert.linear(
+    **linear({"rembert.encoder.embedding_hidden_mapping_in": "embedding_projection"}),
+    **linear(
         {
             "rembert.pooler.dense": "head.dense",
             "classifier": "head.out",
             "cls.predictions.dense": "head.transform",
             "cls.predictions.LayerNorm": "head.norm",
+            "cls.predictions.decoder": "head",
         },
         spare=True,
     ),
-    "cls.predictions.decoder.weight": Target("head.weight", spare=True),
-    "cls.predictions.decoder.bias": Target("head.bias", spare=True),
 }
 
-_BIG_BIRD: Table = {
-    **bert.body("bert"),
-    **bert.masked_head(),
-    **_OWN_CLASSIFIER,
-    "bert.pooler.weight": None,
-    "bert.pooler.bias": None,
+_ELECTRA: Table = {
+    **bert.body("electra"),
+    **linear({"electra.embeddings_project": "embedding_projection"}),
+    **_CLASSIFIER,
+    **linear(
+        {
+            "generator_predictions.dense": "head.transform",
+            "generator_predictions.LayerNorm": "head.norm",
+            "generator_lm_head": "head",
+        },
+        spare=True,
+    ),
+    # Which tokens were replaced: the task of pre-training.
+    "discriminator_predictions.*": None,
 }
 
-BIG_BIRD = BertKin(config=_big_bird, WEIGHTS=_BIG_BIRD, BASE_MODEL_PREFIX="bert")
-REMBERT = BertKin(config=_rembert, WEIGHTS=_REMBERT, BASE_MODEL_PREFIX="rembert")
-ROFORMER = BertKin(config=_roformer, WEIGHTS=_ROFORMER, BASE_MODEL_PREFIX="roformer")
+_ALBERT: Table = {
+    **bert.embeddings("albert.embeddings"),
+    **linear(
+        {
+            "albert.embeddings.LayerNorm": "embedding_norm",
+            "albert.encoder.embedding_hidden_mapping_in": "embedding_projection",
+        }
+    ),
+    **layer(
+        "albert.encoder.albert_layer_groups.{}.albert_layers.0.",
+        {
+            "attention.query": QKV,
+            "attention.key": QKV,
+            "attention.value": QKV,
+            "attention.dense": OUT,
+            "attention.LayerNorm": NORM_1,
+            "ffn": UP,
+            "ffn_output": DOWN,
+            "full_layer_layer_norm": NORM_2,
+        },
+    ),
+    **linear(
+        {
+            "albert.pooler": "head.dense",
+            "classifier": "head.out",
+            "predictions.dense": "head.transform",
+            "predictions.LayerNorm": "head.norm",
+        },
+        spare=True,
+    ),
+    "predictions.bias": Target("head.bias", spare=True),
+    "predictions.decoder.weight": Target("head.weight", spare=True),
+    # A second name of predictions.bias.
+    "predictions.decoder.bias": None,
+    # Which of two sentences comes first: a task of pre-training alone.
+    "sop_classifier.*": None,
+}
+
+_MPNET: Table = {
+    **without(bert.embeddings("mpnet.embeddings"), "token_type"),
+    "mpnet.encoder.relative_attention_bias.weight": Target("position_bias.weight"),
+    **linear({"mpnet.embeddings.LayerNorm": "embedding_norm"}),
+    **layer(
+        "mpnet.encoder.layer.{}.",
+        {
+            "attention.attn.q": QKV,
+            "attention.attn.k": QKV,
+            "attention.attn.v": QKV,
+            "attention.attn.o": OUT,
+            "attention.LayerNorm": NORM_1,
+            "intermediate.dense": UP,
+            "output.dense": DOWN,
+            "output.LayerNorm": NORM_2,
+        },
+    ),
+    **bert.roberta_heads("mpnet"),
+}
+
+_DISTILBERT: Table = {
+    **without(bert.embeddings("distilbert.embeddings"), "token_type"),
+    **linear({"distilbert.embeddings.LayerNorm": "embedding_norm"}),
+    **layer(
+        "distilbert.transformer.layer.{}.",
+        {
+            "attention.q_lin": QKV,
+            "attention.k_lin": QKV,
+            "attention.v_lin": QKV,
+            "attention.out_lin": OUT,
+            "sa_layer_norm": NORM_1,
+            "ffn.lin1": UP,
+            "ffn.lin2": DOWN,
+            "output_layer_norm": NORM_2,
+        },
+    ),
+    **linear(
+        {
+            "vocab_transform": "head.transform",
+            "vocab_layer_norm": "head.norm",
+            "vocab_projector": "head",
+            "pre_classifier": "head.dense",
+            "classifier": "head.out",
+        },
+        spare=True,
+    ),
+}
+
+FAMILIES: dict[str, Family[EncoderConfig]] = {
+    "big_bird": Family(config=_big_bird, weights=_BIG_BIRD, base_model_prefix="bert"),
+    "rembert": Family(config=_rembert, weights=_REMBERT, base_model_prefix="rembert"),
+    "roformer": Family(config=_roformer, weights=_ROFORMER, base_model_prefix="roformer"),
+    "electra": Family(config=_electra, weights=_ELECTRA, base_model_prefix="electra"),
+    "albert": Family(config=_albert, weights=_ALBERT, base_model_prefix="albert"),
+    "mpnet": Family(config=_mpnet, weights=_MPNET, base_model_prefix="mpnet"),
+    "distilbert": Family(
+        config=_distilbert,
+        weights=_DISTILBERT,
+        base_model_prefix="distilbert",
+        hf_config=_distilbert_hf_config,
+    ),
+}

@@ -1,21 +1,30 @@
-"""The head of a published classifier: its labels, and what becomes of their logits.
+"""The heads of encoders, and the labels and scores of classifiers.
 
-Both follow transformers: `PreTrainedConfig` for the labels, the pipelines for text and image
-classification for the function that is applied.
+Labels follow `PreTrainedConfig` of transformers, scores its pipelines for text and image
+classification.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
-from ortolan.modeling.config import ClassifierHead, Pooling, ScoreFunction
+from ortolan.modeling.config import (
+    ClassifierHead,
+    Head,
+    LanguageModelHead,
+    Pooling,
+    ScoreFunction,
+)
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
+
+CLASSIFIER = "ForSequenceClassification"
 
 PROBLEMS: dict[str, ScoreFunction] = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
     "regression": "none",
 }
-"""The values of `problem_type`, and what transformers' pipelines apply for each."""
+"""The function that transformers' pipelines apply for each `problem_type`."""
 
 ACTIVATIONS: dict[str, ScoreFunction] = {
     "Identity": "none",
@@ -24,14 +33,55 @@ ACTIVATIONS: dict[str, ScoreFunction] = {
 }
 """Modules of PyTorch that a cross-encoder of sentence-transformers may apply."""
 
+FIRST: Mapping[str, Pooling] = {"first": "first"}
+
+
+def read_head(
+    hf: ConfigReader,
+    classes: str,
+    language_model: LanguageModelHead,
+    *,
+    pretraining: bool = False,
+    pooling: str = "first",
+    poolings: Mapping[str, Pooling] = FIRST,
+    **layer: Any,
+) -> Head | None:
+    """The head that `architectures` names; None for the encoder alone.
+
+    Args:
+        hf: the config.
+        classes: the prefix of the names of the model classes.
+        language_model: the head of a language model.
+        pretraining: a checkpoint of pre-training is read as a language model.
+        pooling: published name of the pooling of a classifier.
+        poolings: published names of poolings.
+        layer: fields of the layer before the logits of a classifier.
+
+    Raises:
+        ConfigError: another class or pooling, or labels that transformers would not understand.
+    """
+    base, masked, classifier = f"{classes}Model", f"{classes}ForMaskedLM", f"{classes}{CLASSIFIER}"
+    others = [f"{classes}ForPreTraining"] if pretraining else []
+    architecture = hf.architecture(base, masked, *others, classifier)
+    if architecture == base:
+        return None
+    if architecture != classifier:
+        return language_model
+    if pooling not in poolings:
+        raise ConfigError(
+            f"{hf.name}: classifier_pooling must be {' or '.join(poolings)} (got {pooling!r:.40}). "
+            "This checkpoint cannot be loaded faithfully."
+        )
+    return read_classifier(hf, pooling=poolings[pooling], **layer)
+
 
 def read_classifier(hf: ConfigReader, *, pooling: Pooling, **layer: Any) -> ClassifierHead:
     """Read the head of a classifier.
 
     Args:
         hf: the config.
-        pooling: of the model's tokens.
-        layer: fields of the layer before the logits, where there is one.
+        pooling: of the tokens.
+        layer: fields of the layer before the logits.
 
     Raises:
         ConfigError: the config names labels or a function that transformers would not understand,
@@ -142,8 +192,9 @@ def _bad_names(hf: ConfigReader, named: dict[Any, Any]) -> ConfigError:
 
 
 def problem_of(head: ClassifierHead) -> dict[str, str]:
-    """`problem_type` for a published config; none where transformers does without."""
+    """`problem_type` for a published config, where transformers needs it."""
     usual = ("softmax",) if len(head.labels) > 1 else ("softmax", "sigmoid")
     if head.scores in usual:
         return {}
-    return {"problem_type": next(name for name, each in PROBLEMS.items() if each == head.scores)}
+    names = {function: name for name, function in PROBLEMS.items()}
+    return {"problem_type": names[head.scores]}

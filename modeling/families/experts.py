@@ -1,24 +1,13 @@
 """What configs and checkpoints of mixtures of experts have in common."""
 
-from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from collections.abc import Container
+from dataclasses import replace
 from typing import Any
 
 from ortolan.modeling.config import DecoderConfig, MixtureConfig
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families import llama
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MixtureFamily:
-    """A family that shares its file with others; see `families.Family`."""
-
-    config: Callable[[ConfigReader], DecoderConfig]
-    WEIGHTS: Table | Callable[[DecoderConfig], Table]
-    BASE_MODEL_PREFIX: str = llama.BASE_MODEL_PREFIX
-
 
 _OURS = "blocks.{}.feed_forward"
 
@@ -31,7 +20,7 @@ def router(name: str) -> Table:
 
 
 def selection_bias(name: str, **fields: Any) -> Table:
-    """The row of what is added to the scores that experts are chosen by."""
+    """The row of what is added to the scores that choose experts."""
     return {f"{_LAYER}{name}": Target(f"{_OURS}.selection_bias", **fields)}
 
 
@@ -47,11 +36,11 @@ def apart(
     }
 
 
-def together(place: str) -> Table:
-    """The rows of experts that are stored together, under `place` in a layer."""
+def together(gate_up: str, down: str) -> Table:
+    """The rows of experts that are stored in two tensors, by their published names in a layer."""
     return {
-        f"{_LAYER}{place}.gate_up_proj": Target(f"{_OURS}.experts.gate_up", halves=True),
-        f"{_LAYER}{place}.down_proj": Target(f"{_OURS}.experts.down"),
+        f"{_LAYER}{gate_up}": Target(f"{_OURS}.experts.gate_up", halves=True),
+        f"{_LAYER}{down}": Target(f"{_OURS}.experts.down"),
     }
 
 
@@ -64,24 +53,24 @@ def shared(place: str) -> Table:
 
 
 def with_experts(
-    made: DecoderConfig, mixture: MixtureConfig, *, dense: Container[int] = ()
+    config: DecoderConfig, mixture: MixtureConfig, *, dense: Container[int] = ()
 ) -> DecoderConfig:
-    """A decoder with experts in place of the gated layers, but for some layers.
+    """A decoder with experts in place of its MLPs, except in the layers of `dense`.
 
     Raises:
-        ConfigError: its activation is one that experts do not have.
+        ConfigError: experts do not have its activation.
     """
     blocks = []
-    for number, block in enumerate(made.blocks):
+    for number, block in enumerate(config.blocks):
         if number not in dense:
             if block.dense.activation != "silu":
                 raise ConfigError(
-                    f"hidden_act: expected silu in experts, got {block.dense.activation}. "
+                    f"hidden_act must be silu in experts (got {block.dense.activation}). "
                     "This checkpoint cannot be loaded faithfully."
                 )
             block = replace(block, feed_forward=mixture)
         blocks.append(block)
-    return replace(made, blocks=tuple(blocks))
+    return replace(config, blocks=tuple(blocks))
 
 
 def read_mixture(
@@ -96,13 +85,13 @@ def read_mixture(
 
     Args:
         hf: the published config.
-        size: the key of the width of an expert.
-        count: the key of how many there are, which transformers also writes as
+        size: key of an expert's width.
+        count: key of the number of experts, which transformers also writes as
             `num_local_experts`.
-        per_token: the key of how many each token is given to.
-        fields: the others.
+        per_token: key of the number of experts for each token.
+        fields: other fields.
     """
-    # Of training.
+    # Keys of training.
     hf.skip("output_router_logits", "router_aux_loss_coef", "router_z_loss_coef")
     key = count if count in hf else "num_local_experts"
     return MixtureConfig(
@@ -116,22 +105,18 @@ def read_mixture(
 def read_sigmoid_mixture(
     hf: ConfigReader, *, count: str = "n_routed_experts", shared: str = "n_shared_experts"
 ) -> MixtureConfig:
-    """The mixture of DeepSeek V3 and those after it: sigmoids, a bias that balances, groups.
+    """The mixture of DeepSeek V3 and its successors: sigmoids, a balancing bias, groups.
 
     Args:
         hf: the published config.
-        count: the key of how many experts there are.
-        shared: the key of how many of all tokens there are, which are one wider one.
+        count: key of the number of experts.
+        shared: key of the number of experts of all tokens, which are one wider expert here.
 
     Raises:
-        ConfigError: another way to choose experts.
+        ConfigError: experts are chosen in another way.
     """
     for key, only in (("scoring_func", "sigmoid"), ("topk_method", "noaux_tc")):
-        if hf.get(key, str, only) not in (only, "noaux_tc"):
-            raise ConfigError(
-                f"{hf.name}: expected {key} {only}, got {hf.get(key, str, only)!r:.40}. "
-                "This checkpoint cannot be loaded faithfully."
-            )
+        check_choice(hf, key, only, "noaux_tc")
     hf.skip("num_nextn_predict_layers", "num_mtp_layers", "ep_size", "aux_loss_alpha", "seq_aux")
     shared_size = hf.get(shared, int, 0) * hf.size("moe_intermediate_size")
     return read_mixture(
@@ -145,3 +130,28 @@ def read_sigmoid_mixture(
         groups_per_token=hf.size("topk_group", 1),
         shared_size=shared_size or None,
     )
+
+
+def check_choice(hf: ConfigReader, key: str, *allowed: str) -> None:
+    """Raise ConfigError if experts are chosen in another way; the first is the default."""
+    if (value := hf.get(key, str, allowed[0])) not in allowed:
+        raise ConfigError(
+            f"{hf.name}: {key} must be {allowed[0]} (got {value!r:.40}). "
+            "This checkpoint cannot be loaded faithfully."
+        )
+
+
+def read_mlp_kinds(hf: ConfigReader, default: list[str], *, layers: int | None = None) -> set[int]:
+    """Numbers of the layers without experts, by `mlp_layer_types`.
+
+    Raises:
+        ConfigError: another kind, or not one kind for each of `layers`.
+    """
+    kinds = hf.get("mlp_layer_types", list, default)
+    known = all(kind in ("dense", "sparse") for kind in kinds)
+    if not known or (layers is not None and len(kinds) != layers):
+        raise ConfigError(
+            f"{hf.name}: mlp_layer_types must hold dense or sparse for every layer (got "
+            f"{kinds!r:.80}). This checkpoint cannot be loaded faithfully."
+        )
+    return {number for number, kind in enumerate(kinds) if kind == "dense"}

@@ -1,131 +1,117 @@
-"""Gemma 1 to 3 (Gemma Team 2024, 2024, 2025) and VaultGemma: gains stored less one.
+"""Gemma 1 to 3 (Gemma Team 2024, 2024, 2025) and VaultGemma: norms are published less one.
 
-The embeddings are scaled by the square root of the width. Gemma 2 caps scores and logits, norms
-what leaves a sublayer too, and sees a window in every other layer; VaultGemma is without these
-norms. Gemma 3 norms queries and keys instead of capping, and has a base for each kind of layer.
+The embeddings are scaled by the square root of the width. Gemma 2 caps scores and logits,
+normalises the output of a sublayer as well as its input, and has a window in every other layer;
+VaultGemma normalises inputs only. Gemma 3 normalises queries and keys instead of capping scores,
+and has a base of wavelengths for each kind of layer.
 """
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
-from ortolan.modeling.config import DecoderConfig, EncoderConfig, RotaryPositions, as_encoder
+from ortolan.modeling.config import DecoderConfig, EncoderConfig, as_encoder
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.activations import read_activation
+from ortolan.modeling.families.decoder import DecoderFormat, altered
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     FULL,
     SLIDING,
     every,
     read_layer_kinds,
+    read_window,
     windows_of,
 )
-from ortolan.modeling.families.llama import LlamaFamily
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotaries
-from ortolan.modeling.weights import Target
+from ortolan.modeling.families.tables import gain, without
+from ortolan.modeling.weights import Table
 
-_NORM = "model.layers.{{}}.{}.weight"
+GELU_TANH = "gelu_pytorch_tanh"
 
+_LAYER = "model.layers.{}."
 
-def _gain(ours: str) -> Target:
-    return Target(f"{ours}.weight", offset=1.0)
-
-
-_GEMMA = llama.WEIGHTS | {
-    "model.norm.weight": _gain("final_norm"),
-    _NORM.format("input_layernorm"): _gain("blocks.{}.attention_norm"),
-    _NORM.format("post_attention_layernorm"): _gain("blocks.{}.feed_forward_norm"),
+_GEMMA: Table = {
+    **llama.WEIGHTS,
+    "model.norm.weight": gain("final_norm"),
+    f"{_LAYER}input_layernorm.weight": gain("blocks.{}.attention_norm"),
+    f"{_LAYER}post_attention_layernorm.weight": gain("blocks.{}.feed_forward_norm"),
 }
 
-_VAULT = _GEMMA | {
-    _NORM.format("pre_feedforward_layernorm"): _gain("blocks.{}.feed_forward_norm"),
-}
-del _VAULT[_NORM.format("post_attention_layernorm")]
-
-_GEMMA2 = _VAULT | {
-    _NORM.format("post_attention_layernorm"): _gain("blocks.{}.attention_post_norm"),
-    _NORM.format("post_feedforward_layernorm"): _gain("blocks.{}.feed_forward_post_norm"),
+_VAULT: Table = {
+    **without(_GEMMA, "post_attention"),
+    f"{_LAYER}pre_feedforward_layernorm.weight": gain("blocks.{}.feed_forward_norm"),
 }
 
-_GEMMA3 = _GEMMA2 | {
-    _NORM.format("self_attn.q_norm"): _gain("blocks.{}.attention.query_norm"),
-    _NORM.format("self_attn.k_norm"): _gain("blocks.{}.attention.key_norm"),
+_GEMMA2: Table = {
+    **_VAULT,
+    f"{_LAYER}post_attention_layernorm.weight": gain("blocks.{}.attention_post_norm"),
+    f"{_LAYER}post_feedforward_layernorm.weight": gain("blocks.{}.feed_forward_post_norm"),
 }
 
+_GEMMA3: Table = {
+    **_GEMMA2,
+    f"{_LAYER}self_attn.q_norm.weight": gain("blocks.{}.attention.query_norm"),
+    f"{_LAYER}self_attn.k_norm.weight": gain("blocks.{}.attention.key_norm"),
+}
 
-def _gemma_like(
-    hf: ConfigReader,
-    *,
-    model_type: str,
-    windows: Sequence[int | None] | None = None,
-    positions: RotaryPositions | None = None,
-    activation: str,
-) -> DecoderConfig:
-    bias = hf.get("attention_bias", bool, False)
-    made = llama.llama_like(
-        hf,
-        model_type=model_type,
-        qkv_bias=bias,
-        out_bias=bias,
-        windows=windows,
-        positions=positions,
-        head_dim=256,
-        tied=True,
-    )
-    return llama.altered(
-        made,
+_FORMAT = DecoderFormat(
+    bias="attention_bias",
+    head_dim=256,
+    tied=True,
+)
+
+
+def _read(hf: ConfigReader, form: DecoderFormat, activation: str | None = None) -> DecoderConfig:
+    if activation is None:
+        # Configs of Gemma 2 and 3 may have hidden_act as well, which does not count.
+        activation = hf.get("hidden_activation", str, GELU_TANH)
+    config = form.read(hf)
+    return altered(
+        config,
         feed_forward={"activation": read_activation(activation)},
-        embedding_scale=math.sqrt(made.hidden_size),
+        embedding_scale=math.sqrt(config.hidden_size),
     )
-
-
-def _activation(hf: ConfigReader) -> str:
-    """The activation of Gemma 2 and 3, whose configs may have another key, which is not read."""
-    return hf.get("hidden_activation", str, "gelu_pytorch_tanh")
 
 
 def _gemma(hf: ConfigReader) -> DecoderConfig:
     hf.refuse("use_bidirectional_attention")
-    # The key of later configs is not read.
+    # Here the key of later configs is the one that is not read.
     hf.skip("hidden_activation")
-    activation = hf.get("hidden_act", str, "gelu_pytorch_tanh")
+    activation = hf.get("hidden_act", str, GELU_TANH)
     # Old configs say gelu and mean its approximation.
-    activation = "gelu_pytorch_tanh" if activation == "gelu" else activation
-    return _gemma_like(hf, model_type="gemma", activation=activation)
-
-
-def _gemma2_like(hf: ConfigReader, model_type: str, **block: Any) -> DecoderConfig:
-    hf.refuse("use_bidirectional_attention")
-    window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
-    kinds = read_layer_kinds(hf, every(hf, 2))
-    made = _gemma_like(
-        hf,
-        model_type=model_type,
-        windows=windows_of(kinds, window),
-        activation=_activation(hf),
-    )
-    made = llama.altered(
-        made, attention={"softcap": _cap(hf, "attn_logit_softcapping", 50.0)}, block=block
-    )
-    return _scored(hf, made, final_softcap=30.0)
+    return _read(hf, _FORMAT, GELU_TANH if activation == "gelu" else activation)
 
 
 def _gemma2(hf: ConfigReader) -> DecoderConfig:
-    return _gemma2_like(hf, "gemma2", placement="sandwich")
+    return _capped(hf, replace(_FORMAT, placement="sandwich"))
 
 
 def _vaultgemma(hf: ConfigReader) -> DecoderConfig:
-    return _gemma2_like(hf, "vaultgemma")
+    return _capped(hf, _FORMAT)
+
+
+def _capped(hf: ConfigReader, form: DecoderFormat) -> DecoderConfig:
+    hf.refuse("use_bidirectional_attention")
+    kinds = read_layer_kinds(hf, every(hf, 2))
+    cap = hf.nullable("attn_logit_softcapping", float, 50.0)
+    form = replace(
+        form,
+        attention={"softcap": cap, "scale": _scale(hf)},
+        windows=windows_of(kinds, read_window(hf, 4096)),
+        decoder={"final_softcap": hf.nullable("final_logit_softcapping", float, 30.0)},
+    )
+    return _read(hf, form)
 
 
 def _gemma3(hf: ConfigReader) -> DecoderConfig | EncoderConfig:
-    """A language model, or EmbeddingGemma (Vera et al. 2025), which sees both sides."""
+    """A language model, or EmbeddingGemma (Vera et al. 2025), which attends to both sides."""
     # A copy of the other key, which transformers writes.
     hf.skip("_sliding_window_pattern")
-    window = hf.size("sliding_window", None) if "sliding_window" in hf else 4096
-    sees_both_sides = hf.get("use_bidirectional_attention", bool, False)
-    if sees_both_sides and window is not None:
+    window = read_window(hf, 4096)
+    bidirectional = hf.get("use_bidirectional_attention", bool, False)
+    if bidirectional and window is not None:
         window = window // 2 + 1  # half of it lies on each side
     kinds = read_layer_kinds(hf, every(hf, hf.size("sliding_window_pattern", 6)))
     rotaries = read_rotaries(
@@ -134,43 +120,34 @@ def _gemma3(hf: ConfigReader) -> DecoderConfig | EncoderConfig:
         head_dim=hf.size("head_dim", 256),
         context_length=hf.size("max_position_embeddings", 131_072),
     )
-    made = _gemma_like(
-        hf,
-        model_type="gemma3_text",
+    form = replace(
+        _FORMAT,
+        query_key_norm=True,
+        # transformers ignores a cap of the scores here, so that its key is left unread: an error.
+        attention={"scale": _scale(hf)},
         windows=windows_of(kinds, window),
+        placement="sandwich",
         positions=rotaries[FULL],
-        activation=_activation(hf),
-    )
-    made = llama.altered(
-        made,
-        attention={"query_key_norm": made.final_norm},
-        block={"placement": "sandwich"},
         rotaries=[None if kind == FULL else rotaries[SLIDING] for kind in kinds],
+        decoder={"final_softcap": hf.nullable("final_logit_softcapping", float, None)},
     )
-    # transformers ignores a cap of the scores here: one that is given stays unread, an error.
-    scored = _scored(hf, made, final_softcap=None)
-    return as_encoder(scored, causal=False) if sees_both_sides else scored
+    config = _read(hf, form)
+    return as_encoder(config, causal=False) if bidirectional else config
 
 
-def _scored(hf: ConfigReader, made: DecoderConfig, *, final_softcap: float | None) -> DecoderConfig:
-    """With the scale of the scores and the cap of the logits."""
+def _scale(hf: ConfigReader) -> float:
+    """The factor on the scores."""
     if not (scalar := hf.get("query_pre_attn_scalar", float, 256.0)) > 0:
         raise ConfigError(
-            f"{hf.name}: expected query_pre_attn_scalar above 0, got {scalar}. Correct it."
+            f"{hf.name}: query_pre_attn_scalar must be above 0 (got {scalar}). Correct it."
         )
-    return llama.altered(
-        made,
-        attention={"scale": scalar**-0.5},
-        final_softcap=_cap(hf, "final_logit_softcapping", final_softcap),
-    )
+    factor: float = scalar**-0.5
+    return factor
 
 
-def _cap(hf: ConfigReader, key: str, default: float | None) -> float | None:
-    """A cap; null means none, and where the key is absent transformers takes `default`."""
-    return hf.get(key, float, None) if key in hf else default
-
-
-GEMMA = LlamaFamily(config=_gemma, WEIGHTS=_GEMMA)
-GEMMA2 = LlamaFamily(config=_gemma2, WEIGHTS=_GEMMA2)
-VAULTGEMMA = LlamaFamily(config=_vaultgemma, WEIGHTS=_VAULT)
-GEMMA3_TEXT = LlamaFamily(config=_gemma3, WEIGHTS=_GEMMA3)
+FAMILIES: dict[str, Family[DecoderConfig] | Family[DecoderConfig | EncoderConfig]] = {
+    "gemma": Family(config=_gemma, weights=_GEMMA),
+    "gemma2": Family(config=_gemma2, weights=_GEMMA2),
+    "vaultgemma": Family(config=_vaultgemma, weights=_VAULT),
+    "gemma3_text": Family(config=_gemma3, weights=_GEMMA3),
+}

@@ -1,32 +1,43 @@
-"""GPT-NeoX, Pythia (Black et al. 2022): attention and mlp side by side, with a norm each."""
+"""GPT-NeoX and Pythia (Black et al. 2022), and those with its layers.
 
-from ortolan.modeling.config import DecoderConfig, NormConfig, RotaryPositions
-from ortolan.modeling.families.gpt_like import (
+GPT-NeoX-Japanese (abeja 2022) has a single bias, in the last layer. Persimmon (Adept 2023)
+normalises queries and keys. Phi-1, 1.5 and 2 (Li et al. 2023) are parallel with biases everywhere;
+StarCoder2 (Lozhkov et al. 2024) has windows.
+"""
+
+from dataclasses import replace
+
+from ortolan.modeling.config import DecoderConfig
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
+from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.layer_kinds import one_window
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.tables import (
     DOWN,
     NORM_1,
     NORM_2,
     OUT,
     QKV,
     UP,
-    gpt_block,
-    gpt_like,
     grouped,
-    named,
+    layer,
+    linear,
 )
-from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.families.rope import read_rotary
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.weights import Entry, Table, Target
 
-BASE_MODEL_PREFIX = "gpt_neox"
+NEOX = DecoderFormat(
+    keys=Keys(kv_heads=None, head_dim=None, eps="layer_norm_eps"),
+    bias=True,
+    mlp_bias=True,
+    kind="mlp",
+    activation="gelu",
+    norm=layer_norm(1e-5),
+)
+
+_LAYER = "model.layers.{}."
 
 
-def WEIGHTS(config: DecoderConfig) -> Table:  # noqa: N802 - a module's constant
-    """Published names to ours."""
-    return neox_weights(config, BASE_MODEL_PREFIX)
-
-
-def neox_weights(config: DecoderConfig, prefix: str) -> Table:
-    """The names of GPT-NeoX below another prefix."""
+def _neox_weights(config: DecoderConfig, prefix: str = "gpt_neox") -> dict[str, Entry]:
     heads = config.blocks[0].attention.num_heads
     layers = f"{prefix}.layers.{{}}."
     return {
@@ -34,12 +45,9 @@ def neox_weights(config: DecoderConfig, prefix: str) -> Table:
         "embed_out.*": "lm_head.",
         "lm_head.weight": Target("head.weight"),
         f"{prefix}.embed_in.weight": Target("embedding.weight"),
-        **named(
-            layers, "blocks.{}.", {"attention.query_key_value": QKV}, rows=grouped(heads, heads)
-        ),
-        **named(
+        **layer(layers, {"attention.query_key_value": QKV}, rows=grouped(heads, heads)),
+        **layer(
             layers,
-            "blocks.{}.",
             {
                 "input_layernorm": NORM_1,
                 "attention.dense": OUT,
@@ -48,7 +56,7 @@ def neox_weights(config: DecoderConfig, prefix: str) -> Table:
                 "mlp.dense_4h_to_h": DOWN,
             },
         ),
-        **named(f"{prefix}.", "", {"final_layer_norm": "final_norm"}),
+        **linear({f"{prefix}.final_layer_norm": "final_norm"}),
         # Masks and tables that old versions of transformers saved.
         f"{layers}attention.bias": None,
         f"{layers}attention.masked_bias": None,
@@ -56,39 +64,153 @@ def neox_weights(config: DecoderConfig, prefix: str) -> Table:
     }
 
 
-def config(hf: ConfigReader) -> DecoderConfig:
-    """A `GPTNeoXConfig` of Hugging Face as a `DecoderConfig`."""
-    width, bias = hf.size("hidden_size"), hf.get("attention_bias", bool, True)
-    block = gpt_block(
-        width,
-        heads=hf.size("num_attention_heads"),
-        intermediate_size=hf.size("intermediate_size", 4 * width),
-        activation=hf.get("hidden_act", str, "gelu"),
-        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
-        qkv_bias=bias,
-        out_bias=bias,
-        placement="parallel_norms" if hf.get("use_parallel_residual", bool, True) else "pre",
-    )
-    context_length = hf.size("max_position_embeddings")
-    return gpt_like(
-        hf,
-        model_type="gpt_neox",
-        width=width,
-        context_length=context_length,
-        positions=neox_rotary(hf, block.attention.head_dim, context_length, fraction=0.25),
-        blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
-        tied=False,
-    )
+def _japanese_weights(config: DecoderConfig) -> Table:
+    table = _neox_weights(config, "gpt_neox_japanese")
+    dense = "gpt_neox_japanese.layers.{}.attention.dense"
+    del table[f"{dense}.bias"]
+    return {**table, f"{dense}_bias": Target("blocks.{}.attention.out.bias")}
 
 
-def neox_rotary(
-    hf: ConfigReader, head_dim: int, context_length: int, *, fraction: float
-) -> RotaryPositions:
-    """Rotary positions by the keys of GPT-NeoX; `fraction` of the channels by default."""
-    return read_rotary(
-        hf,
-        head_dim=head_dim,
-        context_length=context_length,
-        theta=hf.get("rotary_emb_base", float, 10_000.0),
-        fraction=hf.get("rotary_pct", float, fraction),
+def _persimmon_weights(config: DecoderConfig) -> Table:
+    heads = config.blocks[0].attention.num_heads
+    return {
+        "model.embed_tokens.weight": Target("embedding.weight"),
+        **layer(_LAYER, {"self_attn.query_key_value": QKV}, rows=grouped(heads, heads)),
+        **layer(
+            _LAYER,
+            {
+                "input_layernorm": NORM_1,
+                "self_attn.q_layernorm": "attention.query_norm",
+                "self_attn.k_layernorm": "attention.key_norm",
+                "self_attn.dense": OUT,
+                "post_attention_layernorm": NORM_2,
+                "mlp.dense_h_to_4h": UP,
+                "mlp.dense_4h_to_h": DOWN,
+            },
+        ),
+        **linear({"model.final_layernorm": "final_norm"}),
+        "lm_head.weight": Target("head.weight"),
+        # A table that old versions of transformers saved.
+        f"{_LAYER}self_attn.rotary_emb.inv_freq": None,
+    }
+
+
+_PHI_WEIGHTS: Table = {
+    "model.embed_tokens.weight": Target("embedding.weight"),
+    **layer(
+        _LAYER,
+        {
+            "input_layernorm": NORM_1,
+            "self_attn.q_proj": QKV,
+            "self_attn.k_proj": QKV,
+            "self_attn.v_proj": QKV,
+            "self_attn.dense": OUT,
+            "self_attn.q_layernorm": "attention.query_norm",
+            "self_attn.k_layernorm": "attention.key_norm",
+            "mlp.fc1": UP,
+            "mlp.fc2": DOWN,
+        },
+    ),
+    **linear({"model.final_layernorm": "final_norm"}),
+    "lm_head.weight": Target("head.weight"),
+    "lm_head.bias": Target("head_bias"),
+    # A table that old versions of transformers saved.
+    f"{_LAYER}self_attn.rotary_emb.inv_freq": None,
+}
+
+_STARCODER2_WEIGHTS: Table = {
+    "model.embed_tokens.weight": Target("embedding.weight"),
+    **layer(
+        _LAYER,
+        {
+            "input_layernorm": NORM_1,
+            "self_attn.q_proj": QKV,
+            "self_attn.k_proj": QKV,
+            "self_attn.v_proj": QKV,
+            "self_attn.o_proj": OUT,
+            "post_attention_layernorm": NORM_2,
+            "mlp.c_fc": UP,
+            "mlp.c_proj": DOWN,
+        },
+    ),
+    **linear({"model.norm": "final_norm"}),
+    "lm_head.weight": Target("head.weight"),
+}
+
+
+def _rotated(hf: ConfigReader, form: DecoderFormat, *, fraction: float) -> DecoderFormat:
+    """With rotary positions by the keys of GPT-NeoX."""
+    theta = hf.get("rotary_emb_base", float, 10_000.0)
+    return replace(form, theta=theta, fraction=hf.get("rotary_pct", float, fraction))
+
+
+def _gpt_neox(hf: ConfigReader) -> DecoderConfig:
+    parallel = hf.get("use_parallel_residual", bool, True)
+    form = replace(
+        NEOX,
+        bias=("attention_bias", True),
+        expansion=4,
+        placement="parallel_norms" if parallel else "pre",
     )
+    return _rotated(hf, form, fraction=0.25).read(hf)
+
+
+def _gpt_neox_japanese(hf: ConfigReader) -> DecoderConfig:
+    form = replace(
+        NEOX,
+        bias=False,
+        mlp_bias=False,
+        hidden=hf.size("hidden_size") * hf.size("intermediate_multiple_size", 4),
+        tied=True,
+    )
+    config = _rotated(hf, form, fraction=1.0).read(hf)
+    *others, last = config.blocks
+    last = replace(last, mixer=replace(last.attention, out_bias=True))
+    return replace(config, blocks=(*others, last))
+
+
+def _persimmon(hf: ConfigReader) -> DecoderConfig:
+    normed = hf.get("qk_layernorm", bool, True)
+    return replace(NEOX, query_key_norm=normed, activation="relu2", fraction=0.5).read(hf)
+
+
+def _phi(hf: ConfigReader) -> DecoderConfig:
+    return replace(
+        NEOX,
+        keys=Keys(head_dim=None, eps="layer_norm_eps"),
+        query_key_norm=hf.get("qk_layernorm", bool, False),
+        activation="gelu_new",
+        placement="parallel",
+        fraction=0.5,
+        decoder={"head_bias": True},
+    ).read(hf)
+
+
+def _starcoder2(hf: ConfigReader) -> DecoderConfig:
+    # What every model of the family has, and keys of its predecessor.
+    hf.skip("norm_type", "mlp_type", "activation_function", "layer_norm_epsilon")
+    hf.skip("scale_attn_weights")
+    return replace(
+        NEOX,
+        keys=Keys(head_dim=None, eps="norm_epsilon"),
+        bias=("use_bias", True),
+        mlp_bias=("use_bias", True),
+        kv_heads=hf.size("num_key_value_heads"),
+        windows=one_window,
+        activation="gelu_pytorch_tanh",
+        fraction=1.0,
+        tied=True,
+    ).read(hf)
+
+
+FAMILIES: dict[str, Family[DecoderConfig]] = {
+    "gpt_neox": Family(config=_gpt_neox, weights=_neox_weights, base_model_prefix="gpt_neox"),
+    "gpt_neox_japanese": Family(
+        config=_gpt_neox_japanese,
+        weights=_japanese_weights,
+        base_model_prefix="gpt_neox_japanese",
+    ),
+    "persimmon": Family(config=_persimmon, weights=_persimmon_weights),
+    "phi": Family(config=_phi, weights=_PHI_WEIGHTS),
+    "starcoder2": Family(config=_starcoder2, weights=_STARCODER2_WEIGHTS),
+}

@@ -1,18 +1,29 @@
-"""Families whose queries, keys and values are made of latents: Youtu (2025), MiniCPM 3 (2024).
+"""Families whose queries, keys and values are projected from latents (DeepSeek-AI 2024, "MLA").
 
-The latents are DeepSeek's (DeepSeek-AI 2024). MiniCPM 3 scales embeddings, what its sublayers add,
-and what enters the head.
+Youtu (2025), and MiniCPM 3 (2024), which scales embeddings, residuals and the input of the head.
+With mixtures of experts, DeepSeek V2 and V3 (2024) and GLM 4.7 Flash (2026). V2 chooses experts by
+a softmax, and is read where it chooses among all of them.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Container
 
 from ortolan.modeling.config import DecoderConfig, LatentConfig, NormConfig
 from ortolan.modeling.families import llama
+from ortolan.modeling.families.decoder import DecoderFormat, altered, rms
+from ortolan.modeling.families.experts import (
+    check_choice,
+    read_mixture,
+    read_mlp_kinds,
+    read_sigmoid_mixture,
+    with_experts,
+)
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.families.sigmoid_mixtures import SIGMOID_WEIGHTS
+from ortolan.modeling.families.tables import linear, without
+from ortolan.modeling.weights import Entry, Table
 
 _ATTENTION = {
     "q_proj": "query",
@@ -26,71 +37,67 @@ _ATTENTION = {
 """Published modules, and ours in the projection of an attention."""
 
 
-def latent_weights(config: DecoderConfig) -> dict[str, Target | None]:
-    """Published names to ours; queries have one of two names, by whether they are of latents."""
+def _weights(config: DecoderConfig) -> dict[str, Entry]:
+    """Queries have one of two names, depending on whether they are projected from latents."""
     latent = config.blocks[0].attention.latent
     direct = latent is not None and latent.query_rank is None
     unused = ("q_a_proj", "q_a_layernorm", "q_b_proj") if direct else ("q_proj",)
-    own = {
-        f"model.layers.{{}}.self_attn.{theirs}.{kind}": Target(
-            f"blocks.{{}}.attention.qkv.{ours}.{kind}"
-        )
-        for theirs, ours in _ATTENTION.items()
-        if theirs not in unused
-        for kind in ("weight", "bias")
+    modules = {theirs: ours for theirs, ours in _ATTENTION.items() if theirs not in unused}
+    return {
+        **without(llama.WEIGHTS, ".q_proj.", ".k_proj.", ".v_proj."),
+        **linear(modules, "model.layers.{}.self_attn.", "blocks.{}.attention.qkv."),
     }
-    others = {
-        name: target
-        for name, target in llama.WEIGHTS.items()
-        if not any(f".{part}_proj." in name for part in "qkv")
-    }
-    return {**others, **own}
 
 
-def latent_like(
-    hf: ConfigReader, *, model_type: str, interleaved: bool, eps: float, tied: bool
+def _mixture_weights(config: DecoderConfig) -> Table:
+    experts = {name: target for name, target in SIGMOID_WEIGHTS.items() if ".mlp." in name}
+    # Layers after the last one predict further tokens, for drafts.
+    return {**_weights(config), **experts, f"model.layers.{len(config.blocks)}.*": None}
+
+
+def _latent(
+    hf: ConfigReader, *, interleaved: bool, norm: NormConfig | None = None, tied: bool = False
 ) -> DecoderConfig:
-    """A Llama whose attention has latents; `head_dim` of its config is that of the rotated part."""
+    """A Llama whose attention has latents; `head_dim` in its config is that of the rotated part."""
     hf.skip("qk_head_dim")
     rotated = hf.size("qk_rope_head_dim")
     head_dim = hf.size("qk_nope_head_dim") + rotated
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     bias = hf.get("attention_bias", bool, False)
+    latent = LatentConfig(
+        query_rank=hf.size("q_lora_rank", None),
+        rank=hf.size("kv_lora_rank"),
+        rotated=rotated,
+        norm=rms(1e-6),
+        bias=bias,
+    )
     positions = read_rotary(
         hf,
         head_dim=rotated,
         context_length=hf.size("max_position_embeddings"),
         interleaved=interleaved,
     )
-    made = llama.llama_like(
-        hf,
-        model_type=model_type,
+    config = DecoderFormat(
         out_bias=bias,
-        mlp_bias=hf.get("mlp_bias", bool, False),
-        positions=positions,
+        mlp_bias="mlp_bias",
         head_dim=head_dim,
-        eps=eps,
+        norm=norm or rms(1e-6),
+        positions=positions,
         tied=tied,
-    )
-    return llama.altered(
-        made,
+    ).read(hf)
+    return altered(
+        config,
         attention={
             "head_dim": head_dim,
-            "scale": head_dim**-0.5 * _warmth(hf) ** 2,
+            "scale": head_dim**-0.5 * _attention_factor(hf) ** 2,
             "value_dim": hf.size("v_head_dim", width // heads),
-            "latent": LatentConfig(
-                query_rank=hf.size("q_lora_rank", None),
-                rank=hf.size("kv_lora_rank"),
-                rotated=rotated,
-                norm=NormConfig(kind="rms", eps=1e-6),
-                bias=bias,
-            ),
+            "latent": latent,
         },
     )
 
 
-def _warmth(hf: ConfigReader) -> float:
-    """What queries and keys are multiplied by where positions are scaled (Peng et al. 2023)."""
+def _attention_factor(hf: ConfigReader) -> float:
+    """Factor on queries and on keys where positions are scaled (Peng et al. 2023)."""
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
     kind = rope.get("rope_type", str, None) or rope.get("type", str, "default")
     weight = rope.get("mscale_all_dim", float, 0.0)
@@ -102,31 +109,64 @@ def _warmth(hf: ConfigReader) -> float:
 
 def _youtu(hf: ConfigReader) -> DecoderConfig:
     hf.skip("embedding_initializer_range")
-    interleaved = hf.get("rope_interleave", bool, True)
-    return latent_like(hf, model_type="youtu", interleaved=interleaved, eps=1e-6, tied=True)
+    return _latent(hf, interleaved=hf.get("rope_interleave", bool, True), tied=True)
 
 
 def _minicpm3(hf: ConfigReader) -> DecoderConfig:
-    made = latent_like(hf, model_type="minicpm3", interleaved=False, eps=1e-5, tied=True)
-    layers = len(made.blocks)
-    depth = hf.get("scale_depth", float, None) if "scale_depth" in hf else 1.4
+    config = _latent(hf, interleaved=False, norm=rms(1e-5), tied=True)
+    depth = hf.nullable("scale_depth", float, 1.4)
     base = hf.size("dim_model_base", None) if "dim_model_base" in hf else 256
-    return llama.altered(
-        made,
-        block={"residual_scale": 1.0 if depth is None else depth / math.sqrt(layers)},
+    return altered(
+        config,
+        block={"residual_scale": 1.0 if depth is None else depth / math.sqrt(len(config.blocks))},
         embedding_scale=hf.get("scale_emb", float, 12.0),
-        head_scale=1.0 if base is None else base / made.hidden_size,
+        head_scale=1.0 if base is None else base / config.hidden_size,
     )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LatentFamily:
-    """A family of this file; see `families.Family`."""
+def _deepseek_v2(hf: ConfigReader) -> DecoderConfig:
+    check_choice(hf, "topk_method", "greedy")
+    check_choice(hf, "scoring_func", "softmax")
+    # transformers would not normalise, the original does.
+    hf.refuse("norm_topk_prob")
+    hf.skip("n_group", "topk_group", "moe_layer_freq", "ep_size", "aux_loss_alpha", "seq_aux")
+    shared = hf.get("n_shared_experts", int, 2) * hf.size("moe_intermediate_size")
+    mixture = read_mixture(
+        hf,
+        count="n_routed_experts",
+        normalised=False,
+        scale=hf.get("routed_scaling_factor", float, 1.0),
+        shared_size=shared or None,
+    )
+    dense = range(hf.get("first_k_dense_replace", int, 0))
+    return with_experts(_latent(hf, interleaved=True), mixture, dense=dense)
 
-    config: Callable[[ConfigReader], DecoderConfig]
-    WEIGHTS: Callable[[DecoderConfig], Table] = latent_weights
-    BASE_MODEL_PREFIX: str = llama.BASE_MODEL_PREFIX
+
+def _sigmoid_mixture(hf: ConfigReader, dense: Container[int]) -> DecoderConfig:
+    config = _latent(hf, interleaved=hf.get("rope_interleave", bool, True))
+    return with_experts(config, read_sigmoid_mixture(hf), dense=dense)
 
 
-YOUTU = LatentFamily(config=_youtu)
-MINICPM3 = LatentFamily(config=_minicpm3)
+def _deepseek_v3(hf: ConfigReader) -> DecoderConfig:
+    hf.skip("moe_layer_freq")
+    return _sigmoid_mixture(hf, range(hf.get("first_k_dense_replace", int, 3)))
+
+
+def _glm4_moe_lite(hf: ConfigReader) -> DecoderConfig:
+    # The list of kinds says it; without a list, only the first layer is dense.
+    hf.skip("first_k_dense_replace")
+    return _sigmoid_mixture(hf, read_mlp_kinds(hf, ["dense"]))
+
+
+FAMILIES: dict[str, Family[DecoderConfig]] = {
+    "youtu": Family(config=_youtu, weights=_weights),
+    "minicpm3": Family(config=_minicpm3, weights=_weights),
+    **{
+        name: Family(config=config, weights=_mixture_weights)
+        for name, config in {
+            "deepseek_v2": _deepseek_v2,
+            "deepseek_v3": _deepseek_v3,
+            "glm4_moe_lite": _glm4_moe_lite,
+        }.items()
+    },
+}

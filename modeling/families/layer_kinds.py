@@ -1,4 +1,4 @@
-"""Layers that see the whole text, a window of it, or remember it, as configs name them."""
+"""The kind of each layer: full attention, a sliding window, or another mixer."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -6,39 +6,42 @@ from dataclasses import replace
 from ortolan.modeling.config import DecoderConfig, Mixer
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.weights import Target
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
 LINEAR, CONV = "linear_attention", "conv"
 
 _OLD = {"mamba": LINEAR, "attention": FULL}
-"""What older configs call them."""
+"""Names in older configs."""
+
+
+def layers_of(hf: ConfigReader) -> int:
+    """The number of layers."""
+    return hf.size("num_hidden_layers", most=MAX_LAYERS)
 
 
 def read_layer_kinds(
-    hf: ConfigReader, default: Sequence[str], known: Sequence[str] = (FULL, SLIDING)
+    hf: ConfigReader, default: Sequence[str], kinds: Sequence[str] = (FULL, SLIDING)
 ) -> tuple[str, ...]:
-    """`layer_types`: the kind of each layer; `default` where the config has none.
+    """`layer_types`: the kind of each layer; `default` if the config has none.
 
     Raises:
-        ConfigError: not as many as there are layers, or another kind.
+        ConfigError: a wrong number of layers, or a kind that is not in `kinds`.
     """
-    layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
-    given = hf.get("layer_types", list, list(default))
-    kinds = [_OLD.get(kind, kind) if isinstance(kind, str) else kind for kind in given]
-    if len(kinds) != layers or not all(kind in known for kind in kinds):
+    layers = layers_of(hf)
+    published = hf.get("layer_types", list, list(default))
+    names = [_OLD.get(name, name) if isinstance(name, str) else name for name in published]
+    if len(names) != layers or not all(name in kinds for name in names):
         raise ConfigError(
-            f"{hf.name}: expected layer_types to hold {' or '.join(known)} for {layers} layers, "
-            f"got {given!r:.80}. This checkpoint cannot be loaded faithfully."
+            f"{hf.name}: layer_types must hold {' or '.join(kinds)} for {layers} layers "
+            f"(got {published!r:.80}). This checkpoint cannot be loaded faithfully."
         )
-    return tuple(kinds)
+    return tuple(names)
 
 
 def every(hf: ConfigReader, period: int) -> list[str]:
-    """The kinds of layers of which each `period`-th sees all."""
-    layers = hf.size("num_hidden_layers", most=MAX_LAYERS)
-    return [SLIDING if (i + 1) % period else FULL for i in range(layers)]
+    """Full attention in every `period`-th layer, windows in the others."""
+    return [SLIDING if (i + 1) % period else FULL for i in range(layers_of(hf))]
 
 
 def windows_of(kinds: Sequence[str], window: int | None) -> tuple[int | None, ...]:
@@ -46,17 +49,22 @@ def windows_of(kinds: Sequence[str], window: int | None) -> tuple[int | None, ..
     return tuple(window if kind == SLIDING else None for kind in kinds)
 
 
+def read_window(hf: ConfigReader, default: int) -> int | None:
+    """`sliding_window`: null means none; transformers takes `default` if the key is absent."""
+    return hf.size("sliding_window", None) if "sliding_window" in hf else default
+
+
+def one_window(hf: ConfigReader) -> tuple[int | None, ...]:
+    """The same window in all layers, or none."""
+    return (hf.size("sliding_window", None),) * layers_of(hf)
+
+
 def with_mixers(
     config: DecoderConfig, kinds: Sequence[str], mixers: Mapping[str, Mixer]
 ) -> DecoderConfig:
-    """The same decoder with other mixers in layers of some kinds."""
+    """The same decoder with other mixers in the layers of some kinds."""
     blocks = tuple(
         replace(block, mixer=mixers.get(kind, block.mixer))
         for block, kind in zip(config.blocks, kinds, strict=True)
     )
     return replace(config, blocks=blocks)
-
-
-def either(*names: str, offset: float = 0.0) -> tuple[Target, ...]:
-    """What is published under one name, and ours under one for each kind of layer."""
-    return tuple(Target(name, offset=offset) for name in names)

@@ -120,6 +120,10 @@ class ConfigReader:
             )
         return value
 
+    def nullable(self, key: str, kind: type[T], default: T | None) -> T | None:
+        """The value of `key`: null means None, and `default` is for an absent key alone."""
+        return self.get(key, kind, None) if key in self else default
+
     def is_list(self, key: str) -> bool:
         """Whether there is a list under `key`."""
         return isinstance(self._values.get(key), list)

@@ -1,7 +1,7 @@
-"""Recurrent networks, with attention or with a memory; a format of Ortolan's own.
+"""Recurrent networks, with attention or with a memory, in a format of Ortolan's own.
 
-`config.json` is flat. `cell` is `rnn`, `gru` or `lstm`, and beside a memory `feed_forward` too;
-`attention_size` gives the network additive attention to its own states (Bahdanau et al. 2015),
+`config.json` is flat. `cell` is `rnn`, `gru` or `lstm`, or with a memory `feed_forward` too;
+`attention_size` adds additive attention to the network's own states (Bahdanau et al. 2015),
 `memory_slots` makes it a Neural Turing Machine (Graves et al. 2014).
 """
 
@@ -14,10 +14,9 @@ from ortolan.modeling.config import (
     RecurrentConfig,
 )
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.weights import Target
-
-BASE_MODEL_PREFIX = "model"
+from ortolan.modeling.weights import Table, Target
 
 _NAMES = (
     "embedding.weight",
@@ -35,20 +34,19 @@ _NAMES = (
     "head.weight",
 )
 
-WEIGHTS = {name: Target(name) for name in _NAMES}
+_WEIGHTS: Table = {name: Target(name) for name in _NAMES}
 
 
-def config(hf: ConfigReader) -> RecurrentConfig:
-    """A config of our own format as a `RecurrentConfig`."""
+def _config(hf: ConfigReader) -> RecurrentConfig:
     cell = hf.get("cell", str)
     if cell not in get_args(CellKind):
         raise ConfigError(
-            f"{hf.name}: expected cell to be one of {', '.join(get_args(CellKind))}, got "
-            f"{cell!r:.80}. Correct it."
+            f"{hf.name}: cell must be one of {', '.join(get_args(CellKind))} (got {cell!r:.80}). "
+            "Correct it."
         )
     score_width = hf.size("attention_size", None)
     return RecurrentConfig(
-        model_type="recurrent",
+        model_type=hf.get("model_type", str),
         hidden_size=hf.size("hidden_size"),
         vocab_size=hf.size("vocab_size"),
         context_length=hf.size("max_position_embeddings"),
@@ -63,8 +61,7 @@ def config(hf: ConfigReader) -> RecurrentConfig:
     )
 
 
-def hf_config(config: RecurrentConfig) -> dict[str, object]:
-    """The `config.json` of a recurrent network."""
+def _hf_config(config: RecurrentConfig) -> dict[str, object]:
     memory = config.memory
     values: dict[str, object] = {
         "model_type": config.model_type,
@@ -102,3 +99,8 @@ def _memory(hf: ConfigReader) -> MemoryConfig | None:
         write_heads=hf.size("write_heads", 1),
         shift_range=hf.size("shift_range", 1),
     )
+
+
+FAMILIES: dict[str, Family[RecurrentConfig]] = {
+    "recurrent": Family(config=_config, weights=_WEIGHTS, hf_config=_hf_config)
+}

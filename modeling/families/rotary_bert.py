@@ -1,7 +1,7 @@
-"""BERTs whose queries and keys are turned: Nomic's, GTE and Jina embeddings 3.
+"""BERTs with rotary positions: Nomic's, GTE and Jina embeddings 3.
 
-Nomic's (Nussbaum et al. 2024) and GTE (Zhang et al. 2024) have a gate in the mlp as well; Jina's
-(Sturua et al. 2024) is without its adapters.
+Nomic's (Nussbaum et al. 2024) and GTE (Zhang et al. 2024) also have a gated MLP; Jina's (Sturua et
+al. 2024) is read without its adapters.
 """
 
 from dataclasses import dataclass, replace
@@ -19,36 +19,41 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation
-from ortolan.modeling.families.classifier import read_classifier
+from ortolan.modeling.families.classifier import read_head
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, MAX_SIZE, ConfigReader
 from ortolan.modeling.families.rope import read_rotary
-from ortolan.modeling.weights import Entry, Rows, Table, Target
-
-_HALVES = (Rows(1, 2, -1, ((0, 1),)), Rows(1, 2, -1, ((1, 2),)))
+from ortolan.modeling.families.tables import (
+    DOWN,
+    HALVES,
+    NORM_1,
+    NORM_2,
+    OUT,
+    QKV,
+    UP,
+    layer,
+    linear,
+    without,
+)
+from ortolan.modeling.weights import Entry, Table, Target
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RotaryBert:
-    """One of these families.
+class RotaryBertFormat:
+    """What the configs of one of these families mean.
 
     Attributes:
-        model_type: of its configs.
-        classes: what the names of its models begin with.
-        BASE_MODEL_PREFIX: of the names of its weights.
-        WEIGHTS: published names to ours.
-        theta: the base of the wavelengths where the config has none.
-        kind: of the mlp.
-        bias: the attention has biases, and the mlp where it is not gated.
-        down_bias: the last product of the mlp has one.
-        activation: of the mlp where the config does not say.
-        types: of tokens, where the config does not say.
-        masked: activation in the head of a language model; None for that of the mlp.
+        classes: the prefix of the names of its model classes.
+        theta: default base of the wavelengths.
+        kind: of the MLP.
+        bias: the attention has biases, and so has an MLP that is not gated.
+        down_bias: the last product of the MLP has one.
+        activation: default activation of the MLP.
+        types: default number of token types.
+        masked: activation in the head of a language model; None for that of the MLP.
     """
 
-    model_type: str
     classes: str
-    BASE_MODEL_PREFIX: str
-    WEIGHTS: Table
     theta: float
     kind: Literal["gated", "mlp"]
     bias: bool
@@ -57,7 +62,7 @@ class RotaryBert:
     types: int
     masked: str | None
 
-    def config(self, hf: ConfigReader) -> EncoderConfig:
+    def read(self, hf: ConfigReader) -> EncoderConfig:
         """A published config as an `EncoderConfig`.
 
         Raises:
@@ -70,19 +75,19 @@ class RotaryBert:
         head_dim = hf.size("head_dim", width // heads)
         if head_dim * heads != width:
             raise ConfigError(
-                f"{hf.name}: expected num_attention_heads that share hidden_size, got {heads} of "
-                f"{head_dim} channels and {width}. Correct one of them."
+                f"{hf.name}: num_attention_heads must share hidden_size (got {heads} of "
+                f"{head_dim} channels and {width}). Correct one of them."
             )
         eps = hf.get("layer_norm_eps", float, hf.get("layer_norm_epsilon", float, 1e-12))
         norm = NormConfig(kind="layer", eps=eps)
         block = self._block(hf, width, heads, norm)
-        # The wavelengths are the same for what is longer than the texts it was trained with.
+        # Wavelengths are the same beyond the length of the training sequences.
         trained = hf.size("max_position_embeddings", None)
         context_length = (
             hf.size("n_positions") if trained is None else hf.size("n_positions", trained)
         )
         return EncoderConfig(
-            model_type=self.model_type,
+            model_type=hf.get("model_type", str),
             input=TokenInput(
                 vocab_size=hf.size("vocab_size"),
                 types=hf.get("type_vocab_size", int, self.types),
@@ -124,17 +129,11 @@ class RotaryBert:
         )
 
     def _head(self, hf: ConfigReader, norm: NormConfig) -> Head | None:
-        base, masked, classifier = (
-            f"{self.classes}{kind}"
-            for kind in ("Model", "ForMaskedLM", "ForSequenceClassification")
+        activation = self.masked or hf.get("hidden_act", str, self.activation)
+        language_model = LanguageModelHead(
+            tied=True, bias=True, activation=read_activation(activation), norm=norm
         )
-        name = hf.architecture(base, masked, classifier)
-        if name == classifier:
-            return read_classifier(hf, pooling="first", activation="tanh")
-        if name == base:
-            return None
-        own = self.masked or hf.get("hidden_act", str, self.activation)
-        return LanguageModelHead(tied=True, bias=True, activation=read_activation(own), norm=norm)
+        return read_head(hf, self.classes, language_model, activation="tanh")
 
 
 _OLD_SIZES = {
@@ -143,7 +142,7 @@ _OLD_SIZES = {
     "intermediate_size": "n_inner",
     "num_hidden_layers": "n_layer",
 }
-"""Keys that Nomic's first configs have, and later ones besides."""
+"""Keys of Nomic's first configs, which later ones still have."""
 
 _OLD_SWITCHES = (
     "causal",
@@ -173,20 +172,20 @@ _OLD_INERT = (
     "use_flash_attn",
     "use_xentropy",
 )
-"""What says the same as another key, how it was computed, or what heads that are not served do."""
+"""Copies of other keys, kernels, and heads that are not served."""
 
 _GATES = {"glu": "sigmoid", "geglu": "gelu", "swiglu": "silu"}
 """Values of `activation_function` that name a gated mlp, and its activation."""
 
 
 def _size(hf: ConfigReader, key: str, *, most: int = MAX_SIZE) -> int:
-    """A size, by its key or by the one that it had."""
+    """A size, by its key or by its old one."""
     old = hf.size(_OLD_SIZES[key], None, most=most)
     return hf.size(key, most=most) if old is None or key in hf else old
 
 
 def _check_old_switches(hf: ConfigReader) -> None:
-    """Raise ConfigError where the code that was published with a checkpoint computes another."""
+    """Raise ConfigError if the code published with a checkpoint computes something else."""
     for switch in _OLD_SWITCHES:
         hf.refuse(switch)
     hf.require("scale_attn_weights")
@@ -194,13 +193,13 @@ def _check_old_switches(hf: ConfigReader) -> None:
     part = hf.get("rotary_emb_fraction", float, 1.0)
     if part != 1.0:
         raise ConfigError(
-            f"{hf.name}: expected rotary_emb_fraction of 1, got {part}. "
+            f"{hf.name}: rotary_emb_fraction must be 1 (got {part}). "
             "This checkpoint cannot be loaded faithfully."
         )
 
 
 def _check_old_activation(hf: ConfigReader, activation: str) -> None:
-    """Raise ConfigError where `activation_function`, which transformers ignores, says another."""
+    """Raise ConfigError if `activation_function`, which transformers ignores, says otherwise."""
     named = hf.get("activation_function", str, None)
     if named is not None and _GATES.get(named, named) != activation:
         raise ConfigError(
@@ -210,28 +209,27 @@ def _check_old_activation(hf: ConfigReader, activation: str) -> None:
         )
 
 
-def _table(prefix: str, layer: str, modules: dict[str, str], norm: str) -> dict[str, Entry]:
-    """The rows of a family whose modules have a weight, and some a bias."""
-    table: dict[str, Entry] = {
-        f"{prefix}.embeddings.word_embeddings.weight": Target("embedding.weight"),
-        f"{prefix}.embeddings.token_type_embeddings.weight": Target("type_embedding.weight"),
+def _table(prefix: str, layers: str, modules: dict[str, str], norm: str) -> dict[str, Entry]:
+    """The weights below the heads."""
+    return {
+        **without(bert.embeddings(f"{prefix}.embeddings"), "position"),
+        **linear({f"{prefix}.{norm}": "embedding_norm"}),
+        **layer(f"{prefix}.encoder.{layers}.{{}}.", modules),
     }
-    named = {f"{layer}.{theirs}": f"blocks.{{}}.{ours}" for theirs, ours in modules.items()}
-    return {**table, **bert.linear({f"{prefix}.{norm}": "embedding_norm", **named})}
 
 
-_NORMS = {"norm1": "attention_norm", "norm2": "feed_forward_norm"}
+_NORMS = {"norm1": NORM_1, "norm2": NORM_2}
 
 _NOMIC: Table = {
     **_table(
         "nomic_bert",
-        "nomic_bert.encoder.layers.{}",
+        "layers",
         {
-            "attn.Wqkv": "attention.qkv",
-            "attn.out_proj": "attention.out",
+            "attn.Wqkv": QKV,
+            "attn.out_proj": OUT,
             "mlp.fc12": "feed_forward.gate",
-            "mlp.fc11": "feed_forward.up",
-            "mlp.fc2": "feed_forward.down",
+            "mlp.fc11": UP,
+            "mlp.fc2": DOWN,
             **_NORMS,
         },
         "emb_ln",
@@ -242,42 +240,42 @@ _NOMIC: Table = {
 _GTE: Table = {
     **_table(
         "gte",
-        "gte.encoder.layer.{}",
+        "layer",
         {
-            "attention.qkv_proj": "attention.qkv",
-            "attention.o_proj": "attention.out",
-            "mlp.down_proj": "feed_forward.down",
-            "attn_ln": "attention_norm",
-            "mlp_ln": "feed_forward_norm",
+            "attention.qkv_proj": QKV,
+            "attention.o_proj": OUT,
+            "mlp.down_proj": DOWN,
+            "attn_ln": NORM_1,
+            "mlp_ln": NORM_2,
         },
         "embeddings.LayerNorm",
     ),
+    # The rows of up come first.
     "gte.encoder.layer.{}.mlp.up_gate_proj.weight": (
-        Target("blocks.{}.feed_forward.up.weight", rows=_HALVES[0]),
-        Target("blocks.{}.feed_forward.gate.weight", rows=_HALVES[1]),
+        Target("blocks.{}.feed_forward.up.weight", rows=HALVES[0]),
+        Target("blocks.{}.feed_forward.gate.weight", rows=HALVES[1]),
     ),
-    **bert.linear(
+    **linear(
         {
             "gte.pooler.dense": "head.dense",
             "classifier": "head.out",
             "lm_head.dense": "head.transform",
             "lm_head.norm": "head.norm",
+            "lm_head.decoder": "head",
         },
         spare=True,
     ),
-    "lm_head.decoder.bias": Target("head.bias", spare=True),
-    "lm_head.decoder.weight": Target("head.weight", spare=True),
 }
 
 _JINA: Table = {
     **_table(
         "roberta",
-        "roberta.encoder.layers.{}",
+        "layers",
         {
-            "mixer.Wqkv": "attention.qkv",
-            "mixer.out_proj": "attention.out",
-            "mlp.fc1": "feed_forward.up",
-            "mlp.fc2": "feed_forward.down",
+            "mixer.Wqkv": QKV,
+            "mixer.out_proj": OUT,
+            "mlp.fc1": UP,
+            "mlp.fc2": DOWN,
             **_NORMS,
         },
         "emb_ln",
@@ -285,44 +283,44 @@ _JINA: Table = {
     **bert.roberta_heads("roberta"),
 }
 
-NOMIC_BERT = RotaryBert(
-    model_type="nomic_bert",
-    classes="NomicBert",
-    BASE_MODEL_PREFIX="nomic_bert",
-    WEIGHTS=_NOMIC,
-    theta=1000.0,
-    kind="gated",
-    bias=False,
-    down_bias=False,
-    activation="silu",
-    types=2,
-    masked=None,
-)
+_FORMATS = {
+    "nomic_bert": RotaryBertFormat(
+        classes="NomicBert",
+        theta=1000.0,
+        kind="gated",
+        bias=False,
+        down_bias=False,
+        activation="silu",
+        types=2,
+        masked=None,
+    ),
+    "gte": RotaryBertFormat(
+        classes="Gte",
+        theta=160_000.0,
+        kind="gated",
+        bias=True,
+        down_bias=True,
+        activation="gelu",
+        types=1,
+        masked="gelu",
+    ),
+    "jina_embeddings_v3": RotaryBertFormat(
+        classes="JinaEmbeddingsV3",
+        theta=20_000.0,
+        kind="mlp",
+        bias=True,
+        down_bias=True,
+        activation="gelu",
+        types=1,
+        masked="gelu",
+    ),
+}
 
-GTE = RotaryBert(
-    model_type="gte",
-    classes="Gte",
-    BASE_MODEL_PREFIX="gte",
-    WEIGHTS=_GTE,
-    theta=160_000.0,
-    kind="gated",
-    bias=True,
-    down_bias=True,
-    activation="gelu",
-    types=1,
-    masked="gelu",
-)
-
-JINA_EMBEDDINGS_V3 = RotaryBert(
-    model_type="jina_embeddings_v3",
-    classes="JinaEmbeddingsV3",
-    BASE_MODEL_PREFIX="roberta",
-    WEIGHTS=_JINA,
-    theta=20_000.0,
-    kind="mlp",
-    bias=True,
-    down_bias=True,
-    activation="gelu",
-    types=1,
-    masked="gelu",
-)
+FAMILIES: dict[str, Family[EncoderConfig]] = {
+    name: Family(config=_FORMATS[name].read, weights=weights, base_model_prefix=prefix)
+    for name, weights, prefix in (
+        ("nomic_bert", _NOMIC, "nomic_bert"),
+        ("gte", _GTE, "gte"),
+        ("jina_embeddings_v3", _JINA, "roberta"),
+    )
+}

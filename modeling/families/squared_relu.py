@@ -1,20 +1,23 @@
-"""Families with the square of a relu: Nemotron, Arcee, Jais 2, nanochat, BitNet.
+"""Families with the square of a ReLU: Nemotron, Arcee, Jais 2, nanochat, BitNet; and Apertus.
 
-Nemotron (Adler et al. 2024), Arcee and Jais 2 are Llama with an mlp of two matrices; Nemotron and
-Jais 2 have layer norms, those of Nemotron with gains stored less one, and Nemotron turns half of
-each head. nanochat has norms without weights, those of queries and keys after the rotation, which
-goes the other way. BitNet (Ma et al. 2024) is gated and norms what enters the last product of
-either sublayer; these are checkpoints without a quantization that a step would have to repeat.
+Nemotron (Adler et al. 2024), Arcee and Jais 2 are Llama with an MLP of two matrices. Nemotron and
+Jais 2 have layer norms; Nemotron rotates half of each head. nanochat has norms without weights,
+those of queries and keys after the rotation, which goes the other way. BitNet (Ma et al. 2024) is
+gated, and normalises the input of the last product of either sublayer; its quantized checkpoints
+are not read. Apertus (Swiss AI 2025) has a trained activation.
 """
 
-from ortolan.modeling.config import DecoderConfig, NormConfig
+from ortolan.modeling.config import DecoderConfig
+from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import llama
-from ortolan.modeling.families.llama import LlamaFamily
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm, rms
+from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.llama import QUERY_KEY_NORMS
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.families.rope import read_rotary
+from ortolan.modeling.families.tables import DOWN, UP, gain, without
 from ortolan.modeling.weights import Table, Target
 
-_MLP: Table = {name: target for name, target in llama.WEIGHTS.items() if "gate_proj" not in name}
+_MLP = without(llama.WEIGHTS, "gate_proj")
 
 _NORMS = {
     "model.layers.{}.input_layernorm": "blocks.{}.attention_norm",
@@ -24,119 +27,121 @@ _NORMS = {
 
 _BIASES = {f"{theirs}.bias": Target(f"{ours}.bias") for theirs, ours in _NORMS.items()}
 
-_GAINS = {
-    f"{theirs}.weight": Target(f"{ours}.weight", offset=1.0) for theirs, ours in _NORMS.items()
+_NEMOTRON: Table = {
+    **_MLP,
+    **_BIASES,
+    **{f"{theirs}.weight": gain(ours) for theirs, ours in _NORMS.items()},
 }
 
 _NANOCHAT: Table = {
-    **{
-        name: target
-        for name, target in _MLP.items()
-        if not any(part in name for part in ("norm", "up_proj", "down_proj"))
-    },
-    "model.layers.{}.mlp.fc1.weight": Target("blocks.{}.feed_forward.up.weight"),
-    "model.layers.{}.mlp.fc2.weight": Target("blocks.{}.feed_forward.down.weight"),
+    **without(_MLP, "norm", "up_proj", "down_proj"),
+    "model.layers.{}.mlp.fc1.weight": Target(f"blocks.{{}}.{UP}.weight"),
+    "model.layers.{}.mlp.fc2.weight": Target(f"blocks.{{}}.{DOWN}.weight"),
 }
 
-_SUB_NORMS = {
+_BITNET: Table = {
+    **llama.WEIGHTS,
     "model.layers.{}.self_attn.attn_sub_norm.weight": Target("blocks.{}.attention.out_norm.weight"),
     "model.layers.{}.mlp.ffn_sub_norm.weight": Target("blocks.{}.feed_forward.inner_norm.weight"),
 }
 
-
-def _nemotron(hf: ConfigReader) -> DecoderConfig:
-    bias = hf.get("attention_bias", bool, False)
-    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
-    return llama.llama_like(
-        hf,
-        model_type="nemotron",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=hf.get("mlp_bias", bool, False),
-        positions=read_rotary(
-            hf,
-            head_dim=hf.size("head_dim", width // heads),
-            context_length=hf.size("max_position_embeddings"),
-            fraction=0.5,
-        ),
-        kind="mlp",
-        activation="relu2",
-        norm=NormConfig(kind="layer", eps=hf.get("norm_eps", float, 1e-5)),
-    )
-
-
-def _arcee(hf: ConfigReader) -> DecoderConfig:
-    bias = hf.get("attention_bias", bool, False)
-    return llama.llama_like(
-        hf,
-        model_type="arcee",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=hf.get("mlp_bias", bool, False),
-        kind="mlp",
-        activation="relu2",
-        eps=1e-5,
-    )
-
-
-def _jais2(hf: ConfigReader) -> DecoderConfig:
-    bias = hf.get("attention_bias", bool, True)
-    return llama.llama_like(
-        hf,
-        model_type="jais2",
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=hf.get("mlp_bias", bool, True),
-        kind="mlp",
-        activation="relu2",
-        norm=NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-5)),
-    )
+_APERTUS: Table = {
+    **without(_MLP, "layernorm", "inv_freq"),
+    **QUERY_KEY_NORMS,
+    "model.layers.{}.attention_layernorm.weight": Target("blocks.{}.attention_norm.weight"),
+    "model.layers.{}.feedforward_layernorm.weight": Target("blocks.{}.feed_forward_norm.weight"),
+    "model.layers.{}.mlp.act_fn.alpha_p": Target("blocks.{}.feed_forward.activation.right"),
+    "model.layers.{}.mlp.act_fn.alpha_n": Target("blocks.{}.feed_forward.activation.left"),
+    # The same two numbers in every model.
+    "model.layers.{}.mlp.act_fn.beta": None,
+    "model.layers.{}.mlp.act_fn.eps": None,
+}
 
 
 def _nanochat(hf: ConfigReader) -> DecoderConfig:
     hf.refuse("attention_bias")
-    norm = NormConfig(kind="rms", eps=hf.get("rms_norm_eps", float, 1e-6), scale=False)
-    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
-    positions = read_rotary(
-        hf,
-        head_dim=hf.size("head_dim", width // heads),
-        context_length=hf.size("max_position_embeddings"),
-        backward=True,
-    )
-    made = llama.llama_like(
-        hf,
-        model_type="nanochat",
-        positions=positions,
+    cap = hf.nullable("final_logit_softcapping", float, 15.0)
+    config = DecoderFormat(
+        query_key_norm=True,
+        attention={"norm_after_rotary": True},
         kind="mlp",
         activation="relu2",
-        norm=norm,
-    )
-    cap = "final_logit_softcapping"
-    return llama.altered(
-        made,
-        attention={"query_key_norm": norm, "norm_after_rotary": True},
-        embedding_norm=norm,
-        final_softcap=hf.get(cap, float, None) if cap in hf else 15.0,
-    )
+        norm=rms(1e-6, scale=False),
+        fraction=1.0,
+        backward=True,
+    ).read(hf)
+    return altered(config, embedding_norm=config.final_norm, final_softcap=cap)
 
 
 def _bitnet(hf: ConfigReader) -> DecoderConfig:
-    bias = hf.get("attention_bias", bool, False)
-    made = llama.llama_like(
-        hf,
-        model_type="bitnet",
-        qkv_bias=bias,
-        out_bias=bias,
-        theta=500_000.0,
-        activation="relu2",
-        eps=1e-5,
-    )
-    norm = made.final_norm
-    return llama.altered(made, attention={"out_norm": norm}, feed_forward={"inner_norm": norm})
+    config = DecoderFormat(
+        bias="attention_bias", activation="relu2", norm=rms(1e-5), theta=500_000.0
+    ).read(hf)
+    norm = config.final_norm
+    return altered(config, attention={"out_norm": norm}, feed_forward={"inner_norm": norm})
 
 
-NEMOTRON = LlamaFamily(config=_nemotron, WEIGHTS={**_MLP, **_BIASES, **_GAINS})
-ARCEE = LlamaFamily(config=_arcee, WEIGHTS=_MLP)
-JAIS2 = LlamaFamily(config=_jais2, WEIGHTS={**_MLP, **_BIASES})
-NANOCHAT = LlamaFamily(config=_nanochat, WEIGHTS=_NANOCHAT)
-BITNET = LlamaFamily(config=_bitnet, WEIGHTS={**llama.WEIGHTS, **_SUB_NORMS})
+def _apertus(hf: ConfigReader) -> DecoderConfig:
+    if (activation := hf.get("hidden_act", str, "xielu")) != "xielu":
+        raise ConfigError(
+            f"{hf.name}: hidden_act must be 'xielu' (got {activation!r:.40}). "
+            "This checkpoint cannot be loaded faithfully."
+        )
+    # No published model leaves these to a default.
+    if not (hf.nested("rope_scaling") or hf.nested("rope_parameters")):
+        raise ConfigError(
+            f"{hf.name}: rope_scaling or rope_parameters is missing. "
+            "Is this the model's own config?"
+        )
+    # Keys of the program that trained it; transformers reads none of them.
+    hf.skip("post_norm", "qk_norm", "mlp_bias")
+    config = DecoderFormat(
+        keys=Keys(head_dim=None, activation=None),
+        bias="attention_bias",
+        query_key_norm=True,
+        kind="mlp",
+        norm=rms(1e-5),
+        theta=12_000_000.0,
+        fraction=1.0,
+    ).read(hf)
+    return altered(config, feed_forward={"activation": "xielu"})
+
+
+FAMILIES: dict[str, Family[DecoderConfig]] = {
+    "nemotron": Family(
+        config=DecoderFormat(
+            keys=Keys(eps="norm_eps"),
+            bias="attention_bias",
+            mlp_bias="mlp_bias",
+            kind="mlp",
+            activation="relu2",
+            norm=layer_norm(1e-5),
+            fraction=0.5,
+        ).read,
+        weights=_NEMOTRON,
+    ),
+    "arcee": Family(
+        config=DecoderFormat(
+            bias="attention_bias",
+            mlp_bias="mlp_bias",
+            kind="mlp",
+            activation="relu2",
+            norm=rms(1e-5),
+        ).read,
+        weights=_MLP,
+    ),
+    "jais2": Family(
+        config=DecoderFormat(
+            keys=Keys(eps="layer_norm_eps"),
+            bias=("attention_bias", True),
+            mlp_bias=("mlp_bias", True),
+            kind="mlp",
+            activation="relu2",
+            norm=layer_norm(1e-5),
+        ).read,
+        weights={**_MLP, **_BIASES},
+    ),
+    "nanochat": Family(config=_nanochat, weights=_NANOCHAT),
+    "bitnet": Family(config=_bitnet, weights=_BITNET),
+    "apertus": Family(config=_apertus, weights=_APERTUS),
+}

@@ -1,7 +1,9 @@
-"""T5 and its gated variant (Raffel et al. 2020; Shazeer 2020): relative positions, RMS norms."""
+"""T5 (Raffel et al. 2020), mT5 (Xue et al. 2021) and umT5 (Chung et al. 2023).
+
+Encoder-decoders with biases of distances and RMS norms; later ones have a gated MLP (Shazeer 2020).
+"""
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -17,11 +19,12 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.weights import Target
+from ortolan.modeling.weights import Entry, Target
 
 CONTEXT_LENGTH = 512
-"""What T5 was trained with. Its positions reach further, and its config need not say."""
+"""Training length of T5, for configs that do not say. Its positions reach further."""
 
 SEQ2SEQ, ENCODER = "ForConditionalGeneration", "EncoderModel"
 
@@ -30,13 +33,13 @@ _ATTENTION = {"q": "qkv", "k": "qkv", "v": "qkv", "o": "out"}
 _CROSS = {"q": "q", "k": "kv", "v": "kv", "o": "out"}
 
 
-def _weights(config: EncoderConfig | EncoderDecoderConfig) -> dict[str, Target | None]:
-    """The table: a gated layer's `wi_1` is what another layer's `wi` is."""
+def _weights(config: EncoderConfig | EncoderDecoderConfig) -> dict[str, Entry]:
+    """Published weight names to ours: `wi_1` of a gated layer is `wi` of another."""
     if isinstance(config, EncoderConfig):
         side = _side("encoder", config.blocks[0], config.positions)
         ours = {name: Target(target.name.removeprefix("encoder.")) for name, target in side.items()}
-        # The embedding has two names, and a whole model has a decoder.
-        others: dict[str, Target | None] = {"encoder.embed_tokens.weight": None, "decoder.*": None}
+        # The embedding has two names, and a full model has a decoder.
+        others: dict[str, Entry] = {"encoder.embed_tokens.weight": None, "decoder.*": None}
         return {"shared.weight": Target("embedding.weight"), **ours, **others}
     return {
         "shared.weight": Target("shared.weight"),
@@ -45,7 +48,7 @@ def _weights(config: EncoderConfig | EncoderDecoderConfig) -> dict[str, Target |
         "lm_head.weight": Target("decoder.head.weight"),
         **_side("encoder", config.encoder.blocks[0], config.encoder.positions),
         **_side("decoder", config.decoder.blocks[0], config.decoder.positions),
-        # Old versions of transformers saved one that nothing read.
+        # Old versions of transformers saved a table that nothing read.
         "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight": None,
     }
 
@@ -81,33 +84,33 @@ def _side(side: str, block: BlockConfig, positions: Positions) -> dict[str, Targ
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class T5Like:
-    """A family that differs from T5 by values alone.
+class T5Format:
+    """A checkpoint format that differs from T5's by values alone.
 
     Attributes:
-        model_type: of its configs.
-        classes: what the names of its models begin with.
-        feed_forward: of a config that does not say.
+        classes: the prefix of the names of its model classes.
+        feed_forward: default of `feed_forward_proj`.
         scales_logits: the stream is scaled before a tied head.
-        each_layer: every layer has positions of its own.
+        each_layer: every layer has its own biases of distances.
     """
 
-    BASE_MODEL_PREFIX: ClassVar[str] = "transformer"
-
-    model_type: str
     classes: str
     feed_forward: str = "gated-gelu"
     scales_logits: bool = True
     each_layer: bool = False
 
-    def WEIGHTS(  # noqa: N802 - the table
-        self, config: EncoderConfig | EncoderDecoderConfig
-    ) -> dict[str, Target | None]:
-        """Published weight names to ours."""
-        return _weights(config)
+    @property
+    def family(self) -> Family[EncoderConfig | EncoderDecoderConfig]:
+        """The format as a family."""
+        return Family(
+            config=self.read,
+            weights=_weights,
+            base_model_prefix="transformer",
+            hf_config=self.write,
+        )
 
-    def config(self, hf: ConfigReader) -> EncoderConfig | EncoderDecoderConfig:
-        """A published config as an `EncoderDecoderConfig`, or of the encoder alone."""
+    def read(self, hf: ConfigReader) -> EncoderConfig | EncoderDecoderConfig:
+        """A published config as an `EncoderDecoderConfig`, or an `EncoderConfig` of its encoder."""
         base, seq2seq, encoder_alone = (
             f"{self.classes}{kind}" for kind in ("Model", SEQ2SEQ, ENCODER)
         )
@@ -124,7 +127,7 @@ class T5Like:
             return encoder
         hf.require("is_encoder_decoder")
         decoder = DecoderConfig(
-            model_type=self.model_type,
+            model_type=hf.get("model_type", str),
             vocab_size=hf.size("vocab_size"),
             hidden_size=encoder.hidden_size,
             context_length=encoder.context_length,
@@ -136,7 +139,7 @@ class T5Like:
         )
         pad = encoder.pad_token_id
         return EncoderDecoderConfig(
-            model_type=self.model_type,
+            model_type=hf.get("model_type", str),
             encoder=replace(encoder, bos_token_id=None, eos_token_ids=(), pad_token_id=None),
             decoder=decoder,
             shared_embedding=True,
@@ -149,7 +152,7 @@ class T5Like:
     def _encoder(self, hf: ConfigReader, blocks: tuple[BlockConfig, ...]) -> EncoderConfig:
         """The encoder alone, with all tokens of the model."""
         return EncoderConfig(
-            model_type=self.model_type,
+            model_type=hf.get("model_type", str),
             input=TokenInput(vocab_size=hf.size("vocab_size")),
             hidden_size=hf.size("d_model"),
             context_length=hf.size("n_positions", CONTEXT_LENGTH),
@@ -165,11 +168,11 @@ class T5Like:
             pad_token_id=hf.get("pad_token_id", int, None),
         )
 
-    def hf_config(self, config: EncoderConfig | EncoderDecoderConfig) -> dict[str, object]:
+    def write(self, config: EncoderConfig | EncoderDecoderConfig) -> dict[str, object]:
         """The `config.json` of a model that computes what `config` says.
 
         Raises:
-            ConfigError: positions that the format does not have.
+            ConfigError: the format does not have these positions.
         """
         if isinstance(config, EncoderConfig):
             own = {"architectures": [f"{self.classes}{ENCODER}"], "is_encoder_decoder": False}
@@ -191,7 +194,7 @@ def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
 
     def attention(*, causal: bool) -> AttentionConfig:
         heads = hf.size("num_heads")
-        # The weights are initialised so that the scores need no scale.
+        # Weights are initialised so that the scores need no scale.
         return AttentionConfig(
             num_heads=heads, num_kv_heads=heads, head_dim=hf.size("d_kv"), scale=1.0, causal=causal
         )
@@ -200,12 +203,12 @@ def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
     gate, _, activation = projection.rpartition("-")
     if gate not in ("", "gated"):
         raise ConfigError(
-            f"config.json: expected feed_forward_proj to be an activation, or gated- and one, "
-            f"got {projection!r:.40}. This checkpoint cannot be loaded faithfully."
+            f"{hf.name}: feed_forward_proj must be an activation, alone or after gated- (got "
+            f"{projection!r:.40}). This checkpoint cannot be loaded faithfully."
         )
-    # The published gated models have the approximation, whatever this name says elsewhere.
+    # Published gated models use the approximation, whatever this name means elsewhere.
     activation = "gelu_new" if projection == "gated-gelu" else activation
-    # New versions write what follows from feed_forward_proj, and read it from there.
+    # New versions also write what follows from feed_forward_proj.
     is_gated = hf.get("is_gated_act", bool, bool(gate))
     feed_forward = FeedForwardConfig(
         kind="gated" if is_gated else "mlp",
@@ -227,12 +230,12 @@ def _blocks(hf: ConfigReader, default: str) -> tuple[BlockConfig, BlockConfig]:
 def _hf_config(
     config: EncoderConfig | EncoderDecoderConfig, encoder: EncoderConfig
 ) -> dict[str, object]:
-    """The keys that say what both sides are."""
+    """The keys of both sides."""
     first, positions, source = encoder.blocks[0], encoder.positions, encoder.input
     if not isinstance(positions, RelativeBiasPositions) or not isinstance(source, TokenInput):
         raise ConfigError(
-            f"{config.model_type}: expected tokens at relative_bias positions, got "
-            f"{type(positions).__name__}. Save it as another family."
+            f"{config.model_type}: this format has tokens with biases of distances only (got "
+            f"{type(positions).__name__}). Save the model as another family."
         )
     eos = list(config.eos_token_ids) or None
     activation = write_activation(first.dense.activation)
@@ -261,10 +264,8 @@ def _write_projection(kind: str, activation: str) -> str:
     return "gated-gelu" if activation == "gelu_new" else f"gated-{activation}"
 
 
-T5 = T5Like(model_type="t5", classes="T5", feed_forward="relu")
-
-MT5 = T5Like(model_type="mt5", classes="MT5", scales_logits=False)
-"""mT5 (Xue et al. 2021)."""
-
-UMT5 = T5Like(model_type="umt5", classes="UMT5", each_layer=True)
-"""umT5 (Chung et al. 2023)."""
+FAMILIES = {
+    "t5": T5Format(classes="T5", feed_forward="relu").family,
+    "mt5": T5Format(classes="MT5", scales_logits=False).family,
+    "umt5": T5Format(classes="UMT5", each_layer=True).family,
+}

@@ -6,54 +6,48 @@ from ortolan.modeling.config import (
     EncoderConfig,
     Head,
     LearnedPositions,
-    NormConfig,
     PatchInput,
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation
 from ortolan.modeling.families.classifier import read_classifier
+from ortolan.modeling.families.decoder import layer_norm
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
+from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, linear
 from ortolan.modeling.weights import Table, Target
-
-BASE_MODEL_PREFIX = "vit"
 
 BASE, CLASSIFIER = "ViTModel", "ViTForImageClassification"
 
-_LAYER = "vit.encoder.layer.{}"
-
-WEIGHTS: Table = {
+_WEIGHTS: Table = {
     "vit.embeddings.cls_token": Target("embedding.class_token", leading=True),
     "vit.embeddings.position_embeddings": Target("position_embedding.weight", leading=True),
-    **bert.linear(
+    **linear({"vit.embeddings.patch_embeddings.projection": "embedding.projection"}),
+    **layer(
+        "vit.encoder.layer.{}.",
         {
-            "vit.embeddings.patch_embeddings.projection": "embedding.projection",
-            f"{_LAYER}.attention.attention.query": "blocks.{}.attention.qkv",
-            f"{_LAYER}.attention.attention.key": "blocks.{}.attention.qkv",
-            f"{_LAYER}.attention.attention.value": "blocks.{}.attention.qkv",
-            f"{_LAYER}.attention.output.dense": "blocks.{}.attention.out",
-            f"{_LAYER}.layernorm_before": "blocks.{}.attention_norm",
-            f"{_LAYER}.intermediate.dense": "blocks.{}.feed_forward.up",
-            f"{_LAYER}.output.dense": "blocks.{}.feed_forward.down",
-            f"{_LAYER}.layernorm_after": "blocks.{}.feed_forward_norm",
-            "vit.layernorm": "final_norm",
-        }
+            "attention.attention.query": QKV,
+            "attention.attention.key": QKV,
+            "attention.attention.value": QKV,
+            "attention.output.dense": OUT,
+            "layernorm_before": NORM_1,
+            "intermediate.dense": UP,
+            "output.dense": DOWN,
+            "layernorm_after": NORM_2,
+        },
     ),
-    **bert.linear({"classifier": "head.out"}, spare=True),
-    # The classifier does without it.
+    **linear({"vit.layernorm": "final_norm"}),
+    **linear({"classifier": "head.out"}, spare=True),
+    # The classifier does without the pooler.
     "vit.pooler.dense.weight": None,
     "vit.pooler.dense.bias": None,
 }
 
 
-def config(hf: ConfigReader) -> EncoderConfig:
-    """A `ViTConfig` of Hugging Face as an `EncoderConfig`.
-
-    Raises:
-        ConfigError: widths that do not fit.
-    """
+def _config(hf: ConfigReader) -> EncoderConfig:
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
-    # Of heads that are not served, or of the pooler.
+    # Keys of heads that are not served, and of the pooler.
     hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
     head: Head | None = None
     if hf.architecture(BASE, CLASSIFIER) == CLASSIFIER:
@@ -61,10 +55,10 @@ def config(hf: ConfigReader) -> EncoderConfig:
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     if width % heads:
         raise ConfigError(
-            f"config.json: expected hidden_size divisible by num_attention_heads, got {width} "
-            f"and {heads}. Correct one of them."
+            f"{hf.name}: hidden_size must be divisible by num_attention_heads (got {width} and "
+            f"{heads}). Correct one of them."
         )
-    norm = NormConfig(kind="layer", eps=hf.get("layer_norm_eps", float, 1e-12))
+    norm = layer_norm(hf.get("layer_norm_eps", float, 1e-12))
     block = bert.encoder_block(
         width=width,
         heads=heads,
@@ -81,7 +75,7 @@ def config(hf: ConfigReader) -> EncoderConfig:
         class_token=True,
     )
     return EncoderConfig(
-        model_type="vit",
+        model_type=hf.get("model_type", str),
         input=image,
         hidden_size=width,
         context_length=image.length,
@@ -93,28 +87,22 @@ def config(hf: ConfigReader) -> EncoderConfig:
 
 
 def _read_size(hf: ConfigReader, key: str, default: int) -> tuple[int, int]:
-    """Height and width under `key`, which is a number where both are the same."""
+    """Height and width under `key`: a list, or a number if both are the same."""
     pair = hf.get(key, list, None) if hf.is_list(key) else [hf.size(key, default)] * 2
     sizes = [n for n in pair or () if isinstance(n, int) and not isinstance(n, bool) and n > 0]
     if len(sizes) != 2 or pair != sizes:
         raise ConfigError(
-            f"config.json: expected {key} to be one or two numbers of pixels, got {pair!r:.40}. "
-            "Correct it."
+            f"{hf.name}: {key} must be one or two numbers of pixels (got {pair!r:.40}). Correct it."
         )
     return sizes[0], sizes[1]
 
 
-def hf_config(config: EncoderConfig) -> dict[str, object]:
-    """The `config.json` of a ViT that computes what `config` says.
-
-    Raises:
-        ConfigError: an input that the format does not have.
-    """
+def _hf_config(config: EncoderConfig) -> dict[str, object]:
     first, source = config.blocks[0], config.input
     if not isinstance(source, PatchInput):
         raise ConfigError(
-            f"{config.model_type}: expected patches of images, got {type(source).__name__}. "
-            "Save it as another family."
+            f"{config.model_type}: this format has patches of images only (got "
+            f"{type(source).__name__}). Save the model as another family."
         )
     return {
         "model_type": "vit",
@@ -134,3 +122,8 @@ def hf_config(config: EncoderConfig) -> dict[str, object]:
 
 def _write_size(size: tuple[int, int]) -> int | list[int]:
     return size[0] if size[0] == size[1] else list(size)
+
+
+FAMILIES: dict[str, Family[EncoderConfig]] = {
+    "vit": Family(config=_config, weights=_WEIGHTS, base_model_prefix="vit", hf_config=_hf_config)
+}

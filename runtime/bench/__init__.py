@@ -1,1 +1,1 @@
-"""How fast a bundle is here."""
+"""Benchmarks of a bundle on this machine."""

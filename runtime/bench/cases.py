@@ -1,6 +1,6 @@
-"""What a benchmark measures: prompts (pp) and generation (tg), of given lengths, at given depths.
+"""Benchmark cases: prompts (pp) and generation (tg) of given lengths at given depths.
 
-Names and meaning are llama.cpp's, so that figures can be compared. Measures nothing.
+Names and meanings are those of llama-bench, so figures can be compared.
 """
 
 from collections.abc import Iterable
@@ -14,11 +14,12 @@ __all__ = ["Case", "cases", "check_context"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Case:
-    """One thing to measure.
+    """A benchmark case.
 
     Attributes:
-        kind: `pp` appends its tokens at once, `tg` one after another.
-        depth: tokens that stand in the cache before.
+        kind: `pp` appends tokens at once, `tg` one after another.
+        tokens: number of tokens.
+        depth: tokens already in the cache.
     """
 
     kind: Literal["pp", "tg"]
@@ -27,7 +28,7 @@ class Case:
 
     @property
     def name(self) -> str:
-        """As llama-bench writes it: `tg128 @ d512`."""
+        """Name as in llama-bench: `tg128 @ d512`."""
         return f"{self.kind}{self.tokens}" + (f" @ d{self.depth}" if self.depth else "")
 
     @property
@@ -37,36 +38,40 @@ class Case:
 
     @property
     def mean_length(self) -> float:
-        """Tokens in the cache after a step, over the steps of `tg`."""
+        """Mean number of tokens in the cache after a step of `tg`."""
         return self.depth + (self.tokens + 1) / 2
 
 
 def cases(
     prompts: Iterable[int], news: Iterable[int], depths: Iterable[int] = (0,)
 ) -> tuple[Case, ...]:
-    """Every prompt length and every number of new tokens at every depth; 0 stands for none."""
-    found: list[Case] = []
-    prompts, news = tuple(prompts), tuple(news)
-    for depth in depths:
-        found += [Case(kind="pp", tokens=count, depth=depth) for count in prompts if count != 0]
-        found += [Case(kind="tg", tokens=count, depth=depth) for count in news if count != 0]
-    return tuple(dict.fromkeys(found))
+    """Combine every prompt length and number of new tokens with every depth; 0 means none."""
+    kinds: tuple[tuple[Literal["pp", "tg"], tuple[int, ...]], ...]
+    kinds = (("pp", tuple(prompts)), ("tg", tuple(news)))
+    combined = (
+        Case(kind=kind, tokens=count, depth=depth)
+        for depth in depths
+        for kind, counts in kinds
+        for count in counts
+        if count != 0
+    )
+    return tuple(dict.fromkeys(combined))
 
 
 def check_context(chosen: Iterable[Case], context: int) -> None:
-    """Refuse cases that a model has no room for.
+    """Check that the cases fit into the context of a model.
 
     Raises:
-        ContextLengthError: names the longest, and the lengths that fit.
-        InputError: a case without tokens, or at a negative depth.
+        ContextLengthError: one does not. Names the longest case, and the lengths that fit.
+        InputError: a case has no tokens or a negative depth.
     """
     flags: dict[str, str] = {}
     longest: Case | None = None
     for case in chosen:
         if case.tokens < 1 or case.depth < 0:
             raise InputError(
-                f"{case.kind}: expected at least 1 token at a depth of at least 0, got "
-                f"{case.tokens} at {case.depth}."
+                f"{case.kind} needs at least 1 token, at a depth of at least 0 (got {case.tokens} "
+                f"at {case.depth})."
             )
         if case.end > context:
             flags[case.kind] = {"pp": "-p", "tg": "-n"}[case.kind]
@@ -76,6 +81,6 @@ def check_context(chosen: Iterable[Case], context: int) -> None:
     room = context - max(longest.depth, 0)
     options = " ".join(f"{flag} {room}" for flag in flags.values())
     raise ContextLengthError(
-        f"{longest.name}: expected at most the context of {context} tokens, got {longest.end}. "
+        f"{longest.name} exceeds the context of {context} tokens, got {longest.end}. "
         + (f"Choose at most {options}." if room > 0 else f"Choose a depth below {context}.")
     )

@@ -1,4 +1,4 @@
-"""The figures of a benchmark, and how they follow from seconds and bytes."""
+"""Figures of a benchmark, computed from seconds and bytes."""
 
 import statistics
 from typing import Literal
@@ -22,10 +22,13 @@ __all__ = [
 
 
 class Speed(msgspec.Struct, frozen=True, kw_only=True):
-    """Tokens per second over the repetitions.
+    """Tokens per second.
 
     Attributes:
-        deviation: of the sample; 0 for a single run.
+        mean: mean of the runs.
+        deviation: sample standard deviation; 0 for a single run.
+        median: median of the runs.
+        runs: every run.
     """
 
     mean: float
@@ -35,13 +38,13 @@ class Speed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Generation(msgspec.Struct, frozen=True, kw_only=True):
-    """What generating reads.
+    """Memory traffic of decode steps.
 
     Attributes:
-        bytes_per_token: weights, and the cache up to the length, which grows: the mean.
-        bytes_per_second: at the mean speed.
-        bandwidth_share: of the measured bandwidth; `None` where that says nothing.
-        in_cache: whether the processor's cache keeps all these bytes; `None` if unknown.
+        bytes_per_token: weights and KV cache that a step reads on average.
+        bytes_per_second: bytes per second at the mean speed.
+        bandwidth_share: share of the measured bandwidth; `None` if that is meaningless.
+        in_cache: whether all these bytes fit into the processor's cache; `None` if unknown.
     """
 
     bytes_per_token: float
@@ -51,7 +54,7 @@ class Generation(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one case; `generation` is there for `tg`."""
+    """Figures of one case; only `tg` has `generation`."""
 
     name: str
     kind: Literal["pp", "tg"]
@@ -62,12 +65,13 @@ class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WeightReads(msgspec.Struct, frozen=True, kw_only=True):
-    """What a token reads of the weights.
+    """Weights that a decode step reads.
 
     Attributes:
-        formats: bytes of products by the format they are read in.
-        head_bytes: of the product that gives the logits, which is among them.
-        other_bytes: rows of tables, norms, biases.
+        bytes: bytes of all weights.
+        formats: bytes of matrices by format.
+        head_bytes: bytes of the matrix that computes the logits, which is among them.
+        other_bytes: bytes of table rows, norms and biases.
     """
 
     bytes: int
@@ -77,15 +81,24 @@ class WeightReads(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
+    """Result of a benchmark.
 
     Attributes:
-        bandwidth: of reading memory with as many threads; `None` where it was not measured,
-            and then `notes` says why.
-        last_level_cache_bytes: of the processor; `None` if unknown.
-        peak_memory_bytes: largest resident memory of this process, without what measuring the
-            bandwidth took; `None` on systems that do not say (Windows).
-        notes: what to know about the figures.
+        model_type: family of the model.
+        precision: type of its weights.
+        device: device in use.
+        threads: threads in use.
+        physical_cores: cores that this process may use.
+        repetitions: counted runs per case.
+        cases: figures by case.
+        weights: weights that a step reads.
+        cache_bytes_per_token: KV cache per token.
+        bandwidth: memory bandwidth with as many threads; `None` if not measured (see `notes`).
+        last_level_cache_bytes: size of the processor's cache; `None` if unknown.
+        peak_memory_bytes: peak resident memory of this process, without measuring the bandwidth;
+            `None` on Windows.
+        notes: remarks about the figures.
+        advice: ways to make it faster.
     """
 
     model_type: str
@@ -112,14 +125,14 @@ def case_result(
     bandwidth: float | None,
     cache_bytes: int | None,
 ) -> CaseResult:
-    """Turn the seconds of each run of a case into its figures.
+    """Compute the figures of a case.
 
     Args:
-        case: what was measured.
-        seconds: of each counted run, at least one.
-        reads: what a step reads.
-        bandwidth: of the memory, in bytes per second; `None` where it was not measured.
-        cache_bytes: of the processor's last-level cache; `None` if unknown.
+        case: the case.
+        seconds: seconds of each counted run, at least one.
+        reads: bytes that a step reads.
+        bandwidth: memory bandwidth in bytes per second; `None` if not measured.
+        cache_bytes: size of the last-level cache; `None` if unknown.
     """
     runs = tuple(case.tokens / elapsed for elapsed in seconds)
     speed = Speed(
@@ -136,7 +149,7 @@ def case_result(
         generation = Generation(
             bytes_per_token=count,
             bytes_per_second=count * speed.mean,
-            # more than memory gives: a part of it came from a cache
+            # faster than memory: part of it came from a cache
             bandwidth_share=None if share is None or share > 1 else share,
             in_cache=in_cache,
         )
@@ -151,7 +164,7 @@ def case_result(
 
 
 def weights(reads: StepReads) -> WeightReads:
-    """Sum up the weights that a step reads."""
+    """Sum the weights that a step reads."""
     formats: dict[str, int] = {}
     for matrix in reads.matrices:
         formats[matrix.format] = formats.get(matrix.format, 0) + matrix.bytes

@@ -1,11 +1,11 @@
-"""Speed of a loaded model: prompt processing (pp) and token generation (tg).
+"""Measures the speed of a loaded model: prompt processing (pp) and token generation (tg).
 
-Each is measured after a number of tokens that are in the cache already, the depth. Names and
-meaning are llama.cpp's, so that figures can be compared.
+    bandwidth | pp512  tg128 | pp512  tg128 | ... | bandwidth
+                warm-up        repetition 1
 
-Repetitions go round over all cases, so that a machine that slows down slows all of them, and each
-case has a first run that is not counted. With the speed come the bytes that a token reads and their
-share of the memory bandwidth, which is measured in the same run.
+Repetitions alternate over all cases, so a machine that slows down slows all of them, and the first
+run of each is not counted. The bandwidth is measured in the same process, for comparison with the
+bytes that a token reads.
 """
 
 import time
@@ -42,33 +42,39 @@ def measure(
     repetitions: int,
     progress: Progress | None = None,
 ) -> Result:
-    """Measure cases on random tokens, in the order given, round by round.
+    """Measure cases on random tokens.
 
-    `progress` is called with the runs done and the runs in all.
-
+    Args:
+        model: the model.
+        chosen: cases, in the order in which each repetition runs them.
+        repetitions: counted runs per case.
+        progress: called with the number of runs done and the total.
 
     Raises:
-        ContextLengthError: the model's context is shorter than a case.
-        InputError: no case, or a number is out of range.
+        ContextLengthError: a case exceeds the model's context.
+        InputError: there is no case, or a number is out of range.
     """
     ordered = tuple(chosen)
     if not ordered:
-        raise InputError("bench: expected at least one case, got none. Give -p or -n a length.")
+        raise InputError("bench: there is no case to measure. Give -p or -n a length.")
     repetitions = checked_count("repetitions", repetitions)
     check_context(ordered, model.manifest.context_length)
     graph = model.bundle.graphs.get("decode") or model.bundle.graphs["decoder"]
     reads = step_reads.count(model.manifest, graph, device="cpu")
     cache_bytes = memory_speed.last_level_cache()
     peaks, measured = [process_memory.peak_memory()], []
-    if process_memory.forget_peak():
+    if process_memory.reset_peak():
         measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))
-        process_memory.forget_peak()
+        process_memory.reset_peak()
     runs = _run(model, ordered, repetitions, progress)
     peaks.append(process_memory.peak_memory())
     measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))
-    # machines change their speed: the fastest counts
-    known = [each for each in measured if each is not None]
-    bandwidth = max(known, key=lambda each: each.bytes_per_second, default=None)
+    # machines vary in speed: the fastest measurement counts
+    bandwidth = max(
+        (result for result in measured if result is not None),
+        key=lambda result: result.bytes_per_second,
+        default=None,
+    )
     speed = None if bandwidth is None else bandwidth.bytes_per_second
     results = tuple(
         case_result(case, seconds, reads, bandwidth=speed, cache_bytes=cache_bytes)
@@ -95,13 +101,13 @@ def measure(
 def _run(
     model: Decoder, chosen: tuple[Case, ...], repetitions: int, progress: Progress | None
 ) -> list[list[float]]:
-    """Seconds of each counted run of each case."""
+    """Seconds of every counted run, by case."""
     random = np.random.default_rng(0)
     ids = random.integers(0, model.manifest.vocab_size, max(case.end for case in chosen)).tolist()
     total, done = len(chosen) * (repetitions + 1), 0
     seconds: list[list[float]] = [[] for _ in chosen]
     with ExitStack() as stack:
-        # one for each depth: filling the cache takes longer than most cases
+        # one session per depth: filling the cache takes longer than most cases
         sessions = {
             depth: stack.enter_context(model.session())
             for depth in dict.fromkeys(case.depth for case in chosen)
@@ -120,7 +126,7 @@ def _run(
 
 
 def _go_to(session: Session, ids: list[int], *, rewindable: bool) -> None:
-    """Leave exactly these tokens in the cache, computed anew only where it has to be."""
+    """Leave exactly these tokens in the cache, recomputed only if rewinding is impossible."""
     session.rewind(len(ids) if rewindable and len(session) >= len(ids) else 0)
     if len(session) < len(ids):
         session.append(ids)
@@ -143,27 +149,27 @@ def _rewindable(model: Decoder) -> bool:
 
 def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Iterator[str]:
     if measured is None:
-        yield "bandwidth not measured: too little memory is left for it"
+        yield "bandwidth not measured: too little memory is free"
     elif measured.buffer_bytes < measured.wanted_bytes:
         yield (
             f"bandwidth measured over {measured.buffer_bytes / 1e6:.0f} MB, not "
-            f"{measured.wanted_bytes / 1e6:.0f} MB, as memory is short: it may be too high"
+            f"{measured.wanted_bytes / 1e6:.0f} MB, because memory is short: it may be too high"
         )
     for result in results:
         read = result.generation
         if read is not None and read.in_cache:
-            yield f"{result.name}: all that a token reads fits in the processor's cache"
+            yield f"{result.name}: everything that a token reads fits in the processor's cache"
         elif read is not None and measured is not None and read.bandwidth_share is None:
-            yield f"{result.name}: reads faster than memory, a part comes from a cache"
+            yield f"{result.name}: reads faster than memory, so part comes from a cache"
 
 
 def _advice(
     model: Decoder, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
 ) -> tuple[Advice, ...]:
-    """What to say of the first case that generates."""
+    """Advice, based on the first case that generates."""
     pairs = zip(chosen, results, strict=True)
-    tested = [(case, figures.generation) for case, figures in pairs if figures.generation]
-    case, read = tested[0] if tested else (None, None)
+    generating = ((case, figures.generation) for case, figures in pairs if figures.generation)
+    case, read = next(generating, (None, None))
     return advise(
         Facts(
             reads=reads,

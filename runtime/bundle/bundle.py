@@ -1,7 +1,7 @@
 """An opened bundle, and reading the files that its manifest lists.
 
-Bundles never change in place: a new version is new blobs and then a new manifest. What was
-checked stays true for as long as everybody keeps to that; `Bundle.read` does not rely on it.
+Bundles never change in place: a new version is new weights, then a new manifest. `Bundle.read` does
+not rely on it and checks every file that it reads.
 """
 
 import hashlib
@@ -30,9 +30,10 @@ class Bundle:
     """An opened bundle.
 
     Attributes:
-        path: its folder, absolute.
-        graphs: role, as in the manifest, to what the graph holds.
-        kept: contents of files by name, read ahead; `None` where each is read when it is needed.
+        path: absolute path of the folder.
+        manifest: the manifest.
+        graphs: summaries of the graphs by role.
+        kept: contents of files by name; `None` to read each file when it is needed.
     """
 
     path: Path
@@ -41,10 +42,10 @@ class Bundle:
     kept: Mapping[str, bytes] | None = None
 
     def keeping(self, *, weights: bool = False) -> "Bundle":
-        """The same bundle with its files in memory, of whose folder nothing is read any more.
+        """Return the same bundle with its files in memory, independent of the folder.
 
         Args:
-            weights: whether those of its weights too, which are large.
+            weights: also keep the weights, which are large.
 
         Raises:
             BundleFileError: a file was changed.
@@ -60,7 +61,7 @@ class Bundle:
         )
 
     def file(self, name: str) -> Path:
-        """Give the path of a file, for libraries that open files themselves.
+        """Return the path of a file, for libraries that open files themselves.
 
         Raises:
             BundleFileError: the manifest does not list the file.
@@ -68,7 +69,7 @@ class Bundle:
         return self.path / self._entry(name).name
 
     def read(self, name: str) -> bytes:
-        """Read a whole file; what is returned is what the manifest says, even now.
+        """Read a whole file and check its hash.
 
         Raises:
             BundleFileError: the manifest does not list the file, or it was changed.
@@ -82,7 +83,7 @@ class Bundle:
             if file.name == name:
                 return file
         raise BundleFileError(
-            f"{name}: expected a file that {NAME} lists, got a name that it does not. "
+            f"{NAME} lists no file {name}. "
             f"The bundle has {', '.join(file.name for file in self.manifest.files)}."
         )
 
@@ -90,10 +91,10 @@ class Bundle:
 def check_file(
     folder: Path, file: File, *, is_read: bool, progress: Progress | None = None
 ) -> None:
-    """Check that a listed file is there and has its size, and with `is_read` its contents too.
+    """Check the size of a listed file and, with `is_read`, its hash.
 
     Raises:
-        BundleFileError: it is missing, resized, altered, or not a plain file.
+        BundleFileError: the file is missing, resized, altered, or not a plain file.
     """
     if is_read:
         for _ in checked_chunks(folder, file, progress):
@@ -106,9 +107,7 @@ def _open_listed(folder: Path, file: File) -> BinaryIO:
     try:
         stream = open_plain(folder, file.name)
     except FileNotFoundError as error:
-        raise BundleFileError(
-            f"{file.name}: expected a file of {file.size} bytes, got none. {_ADVICE}"
-        ) from error
+        raise BundleFileError(f"{file.name} is missing ({file.size} bytes). {_ADVICE}") from error
     size = os.fstat(stream.fileno()).st_size
     if size != file.size:
         stream.close()
@@ -117,10 +116,10 @@ def _open_listed(folder: Path, file: File) -> BinaryIO:
 
 
 def checked_chunks(folder: Path, file: File, progress: Progress | None = None) -> Iterator[bytes]:
-    """Yield the contents of a file; raise at the end when they are not those of the manifest."""
+    """Yield the contents of a file; raise `BundleFileError` at the end if their hash is wrong."""
     digest = hashlib.sha256()
     with _open_listed(folder, file) as stream:
-        # one byte more than may be, so that a file that grows meanwhile has another hash
+        # one byte more than listed, so that a file that grows meanwhile has another hash
         for chunk in chunks(stream, file.name, file.size + 1):
             digest.update(chunk)
             if progress is not None:
@@ -133,13 +132,13 @@ def checked_chunks(folder: Path, file: File, progress: Progress | None = None) -
 
 
 def chunks(stream: BinaryIO, name: str, size: int) -> Iterator[bytes]:
-    """Yield what a stream holds, at most `size` bytes of it."""
+    """Yield at most `size` bytes of a stream."""
     while size > 0:
         try:
             chunk = stream.read(min(size, limits.HASH_CHUNK_BYTES))
         except OSError as error:
             raise BundleFileError(
-                f"{name}: expected a readable file, got {error.strerror}. Check the disk."
+                f"{name} cannot be read: {error.strerror}. Check the disk."
             ) from error
         if not chunk:
             return

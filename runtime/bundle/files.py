@@ -1,7 +1,7 @@
-"""Opening one file of a folder, and never anything else.
+"""Opens plain files of a folder, and nothing else.
 
-A bundle from outside may hold links to files of the user, a pipe that blocks, a device. ONNX
-Runtime accepts hard links, so this does not.
+An untrusted bundle may contain links to the user's files, a pipe that blocks, or a device.
+Hard links are rejected because onnxruntime accepts them.
 """
 
 import os
@@ -30,16 +30,16 @@ _KINDS = (
 
 
 def open_plain(folder: Path, name: str) -> BinaryIO:
-    """Open a file that lies in a folder itself and has no other name.
+    """Open a plain file in a folder that has no other name.
 
-    Links in the path of the folder are followed; users link to bundles.
+    Links in the path of the folder are followed, since users link to bundles.
 
     Returns:
         An unbuffered stream; the caller closes it.
 
     Raises:
         FileNotFoundError: there is no such file.
-        BundleFileError: a link, a folder, a pipe, a device, or unreadable. Names the file.
+        BundleFileError: it is a link, a folder, a pipe or a device, or cannot be read.
     """
     try:
         descriptor = _open(folder, name)
@@ -47,7 +47,7 @@ def open_plain(folder: Path, name: str) -> BinaryIO:
         raise
     except OSError as error:
         raise BundleFileError(
-            f"{name}: expected a readable file, got {error.strerror}. "
+            f"{name} cannot be read: {error.strerror}. "
             "Check the permissions of the bundle and the disk."
         ) from error
     return os.fdopen(descriptor, "rb", buffering=0)
@@ -57,7 +57,7 @@ def _open(folder: Path, name: str) -> int:
     parent = os.open(folder, os.O_RDONLY | os.O_DIRECTORY) if _BENEATH else None
     target = folder / name if parent is None else Path(name)
     try:
-        # looked at first: merely opening a device can have an effect
+        # check before opening: merely opening a device can have an effect
         before = os.stat(target, dir_fd=parent, follow_symlinks=False)
         _check_plain(name, before)
         descriptor = os.open(target, _FLAGS, dir_fd=parent)
@@ -69,7 +69,7 @@ def _open(folder: Path, name: str) -> int:
         _check_plain(name, after)
         if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
             raise BundleFileError(
-                f"{name}: expected one file, got another while it was opened. "
+                f"{name} was replaced while it was opened. "
                 "Something is writing to the bundle: open it again."
             )
     except BaseException:
@@ -82,11 +82,11 @@ def _check_plain(name: str, status: os.stat_result) -> None:
     if not stat.S_ISREG(status.st_mode):
         kind = next((kind for test, kind in _KINDS if test(status.st_mode)), "a device")
         raise BundleFileError(
-            f"{name}: expected a plain file, got {kind}. "
+            f"{name} is {kind}, not a plain file. "
             "Copy the bundle with its links followed (cp -rL), or export it again."
         )
     if status.st_nlink != 1:
         raise BundleFileError(
-            f"{name}: expected a file with one name, got {status.st_nlink} hard links to it. "
+            f"{name} has {status.st_nlink} hard links. "
             "Copy the bundle (cp -r) instead of linking its files."
         )

@@ -1,4 +1,4 @@
-"""Opening the folder that an export wrote: every file of it is checked."""
+"""Opens the folder of a bundle and checks every file that its manifest lists."""
 
 import functools
 import os
@@ -17,7 +17,7 @@ from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["again_when_replaced", "open_bundle"]
+__all__ = ["open_bundle", "retry_if_replaced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -26,14 +26,14 @@ StrPath = str | os.PathLike[str]
 _TRIES = 10
 
 
-def again_when_replaced(read: F) -> F:
-    """Let a function that reads a bundle begin again where another one took its place meanwhile.
+def retry_if_replaced(read: F) -> F:
+    """Make a function that reads a bundle start over if the bundle was replaced meanwhile.
 
     Args:
-        read: its first argument is the path.
+        read: takes the path as its first argument.
 
     Raises:
-        InputError: it is no path.
+        InputError: not a path.
     """
 
     @functools.wraps(read)
@@ -51,7 +51,7 @@ def again_when_replaced(read: F) -> F:
     return cast("F", call)
 
 
-@again_when_replaced
+@retry_if_replaced
 def open_bundle(
     path: str | os.PathLike[str],
     *,
@@ -59,25 +59,25 @@ def open_bundle(
     trust: bool = False,
     progress: Progress | None = None,
 ) -> Bundle:
-    """Open a bundle and check every file of it.
+    """Open a bundle and check its files.
 
-    The contents of the weights are read only with `full_check`: on a small device that takes
+    The hashes of the weights are only checked with `full_check`: on a small device that takes
     longer than loading them.
 
     Args:
-        path: the folder; it may be a symbolic link, its files may not.
-        full_check: read and hash the weights too.
-        trust: whoever made it: open it whatever its operators are.
+        path: the folder. It may be a symbolic link; its files may not.
+        full_check: also hash the weights.
+        trust: accept custom operators from any author; see `ortolan trust`.
         progress: called with the number of bytes read since the last call.
 
     Raises:
-        BundleNotFoundError: no folder, or no manifest in it.
+        BundleNotFoundError: there is no folder, or no manifest in it.
         ManifestError: the manifest is damaged or of another version.
         BundleFileError: a listed file is missing, resized, altered, or not a plain file.
-        UntrustedError: it has operators that ortolan does not write, was not made by this user on
-            this machine, and nobody said to `trust` it.
-        GraphError: a graph does what a bundle may not do, or does not fit the manifest.
-        InputError: it is no path.
+        UntrustedError: the bundle has operators that Ortolan does not write, was not made by this
+            user on this machine, and is not trusted.
+        GraphError: a graph breaks a rule for bundles, or does not fit the manifest.
+        InputError: not a path.
     """
     folder = _folder(path)
     manifest = manifest_file.decode(_read_manifest(folder))
@@ -85,8 +85,8 @@ def open_bundle(
         check_trusted(folder, manifest)
     roles = {graph.file: role for role, graph in manifest.graphs.items()}
     graphs = {}
-    # Only listed files are opened. Others may lie beside them, and mean nothing: an interrupted
-    # export leaves temporary files and blobs of the next version, users keep notes.
+    # Only listed files are opened. Other files are harmless: an interrupted export leaves
+    # temporary files and weights of the next version, and users keep notes.
     for file in manifest.files:
         if file.name in roles:
             data = b"".join(checked_chunks(folder, file, progress))
@@ -100,7 +100,7 @@ def open_bundle(
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:
-    """What is another for another bundle at the same path; None where there is none."""
+    """Tells apart two bundles at the same path; `None` if there is none."""
     try:
         folder, manifest = os.stat(path), os.stat(os.path.join(path, NAME))
     except OSError:
@@ -112,36 +112,31 @@ def _folder(path: StrPath) -> Path:
     folder = Path(path).absolute()
     if os.fsencode(folder) != str(folder).encode(errors="replace"):
         raise BundleNotFoundError(
-            f"{str(path)!r}: expected a path in UTF-8, as onnxruntime takes it, got another. "
-            "Rename the folder."
+            f"{str(path)!r} is not a UTF-8 path, which onnxruntime needs. Rename the folder."
         )
     try:
         is_folder = folder.is_dir()
         exists = is_folder or folder.exists()
     except OSError as error:
         raise BundleNotFoundError(
-            f"{path}: expected the folder of a bundle, got {error.strerror}. Check the path."
+            f"{path} cannot be opened: {error.strerror}. Check the path."
         ) from error
     if not exists:
         raise BundleNotFoundError(
-            f"{path}: expected the folder of a bundle, got no such folder. "
-            "Check the path, or make the bundle with `ortolan export`."
+            f"There is no folder {path}. Check the path, or make a bundle with `ortolan export`."
         )
     if not is_folder:
-        raise BundleNotFoundError(
-            f"{path}: expected the folder of a bundle, got a file. "
-            f"Give the folder that holds {NAME}."
-        )
+        raise BundleNotFoundError(f"{path} is a file. Pass the folder that holds {NAME}.")
     return folder
 
 
 def _read_manifest(folder: Path) -> bytes:
     try:
         with open_plain(folder, NAME) as stream:
-            # one byte more than may be: enough for the decoder to see that there is too much
+            # one byte more than allowed, for the decoder to notice
             return b"".join(chunks(stream, NAME, limits.MAX_MANIFEST_BYTES + 1))
     except FileNotFoundError as error:
         raise BundleNotFoundError(
-            f"{folder}: expected {NAME} in it, got a folder without one. "
+            f"{folder} has no {NAME}, so it is not a bundle. "
             "Check the path; an interrupted export leaves such a folder."
         ) from error

@@ -1,9 +1,8 @@
-"""The function bodies that a portable bundle may carry.
+"""Function bodies that a portable bundle may contain.
 
-A model-local function gives a custom node a meaning in standard operators. Functions that call
-each other expand exponentially when a graph is loaded (1.4 kB can hang a loader), so a bundle
-may carry only bodies listed here: none of them calls another local function.
-`ortolan.export.passes.portable_bodies` writes them.
+A model-local function defines a custom operator by standard ones. Functions that call each other
+expand exponentially when a graph is loaded (1.4 kB can hang a loader), so only the bodies listed
+here are allowed, none of which calls another. `ortolan.export.passes.portable_bodies` writes them.
 """
 
 KNOWN_FUNCTIONS: frozenset[str] = frozenset(
@@ -19,12 +18,12 @@ KNOWN_FUNCTIONS: frozenset[str] = frozenset(
         "64d8219cccd266b614b718a25272987ec195c143f000b86ce9860f3f20f5441a",
         "f5ef71c5e4ced32f55228db64c639b81ee13c01fdf70b48a471f1f9e12754b2d",
         "13a591bcc7ff4596bb0c45b0995a1bd73df5bb82dd0ff288c18f0990b20e344d",
-        # GroupQueryAttention of queries, keys and values apart: plain, rotary, both without a cache
+        # GroupQueryAttention with separate queries, keys, values: plain, rotary, both without cache
         "2478585ced95cb28e81f8aab38d39f2cbfd9fc23aac96c1d121613beb05b75d6",
         "7bc25ec91643cb6772f8dc2719e0bdac0ec1c619e4504e2601a010c79b304454",
         "cbd74853434f753cd0b7d9751290ae165dd8fcec6e35368694301d747d628863",
         "2fdfd3916212860d9c69cb7a30b6af356d7f9b1c8474f744b4f436d0d2b74cbe",
-        # with rotary positions of neighbouring channels: cached, whole, and both of parts
+        # with interleaved rotary positions: with and without cache, and both with separate inputs
         "fcab38aca252e9d5eafc32f3f84084333f05f51c17007dfa414511a7a9c3dfd5",
         "9d269009f80defe95622d14cbc72debf8d9cffa12513819cda9f8a26aa4c8231",
         "617bf29ff937e4bded55cc00ac997fea82cb955c2f273bf467e288a8542b86e8",
@@ -33,4 +32,4 @@ KNOWN_FUNCTIONS: frozenset[str] = frozenset(
         "8603c8a9d6abef5dd41ddde1b72f073eb7ec2113e74a55fc4655d3c6e09b30e7",
     }
 )
-"""SHA-256, in lower-case hexadecimal, of each serialized body that an export writes."""
+"""SHA-256 of each serialized body that an export writes, in lower-case hexadecimal."""

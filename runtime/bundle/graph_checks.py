@@ -1,6 +1,6 @@
-"""Whether the graphs of a bundle fit its manifest.
+"""Checks that the graphs of a bundle fit its manifest.
 
-A size that is only a name fits every number: what a graph gives in the end is not known here.
+A named size fits every number, since actual sizes are only known at run time.
 """
 
 from collections.abc import Iterable
@@ -18,13 +18,12 @@ Shape = tuple[int | str, ...]
 
 
 def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str) -> None:
-    """Check that a graph stays within what its manifest says.
+    """Check that a graph fits its manifest.
 
     Raises:
-        GraphError: an operator that neither ortolan writes nor the manifest names; a tensor outside
-            the weights of the manifest; a local function that is not a known portable body of a
-            portable bundle; an input or output that is missing, of
-            another type or of another size.
+        GraphError: an operator is neither in the vocabulary nor in the manifest; a tensor is
+            outside the weights of the manifest; a local function is not a known body of a portable
+            bundle; or an input or output is missing, or has another type or size.
     """
     _check_operators(file, graph.foreign, manifest)
     _check_external(file, graph.external, manifest)
@@ -45,7 +44,7 @@ def _refused(file: str, expected: str, got: str) -> GraphError:
 def _check_operators(file: str, foreign: Iterable[str], manifest: Manifest) -> None:
     for form in foreign:
         if form not in manifest.foreign_operators:
-            raise _refused(file, "operators in a form that ortolan writes", form)
+            raise _refused(file, "operators in forms that Ortolan writes", form)
 
 
 def _check_external(file: str, tensors: Iterable[ExternalTensor], manifest: Manifest) -> None:
@@ -54,14 +53,14 @@ def _check_external(file: str, tensors: Iterable[ExternalTensor], manifest: Mani
         if tensor.file not in sizes:
             raise _refused(
                 file,
-                f"one of the weights of the manifest for {tensor.name!r}",
+                f"{tensor.name!r} in a weights file of the manifest",
                 f"the file {tensor.file!r}",
             )
         end = tensor.offset + tensor.length
         if end > sizes[tensor.file]:
             raise _refused(
                 file,
-                f"the bytes of {tensor.name!r} within the {sizes[tensor.file]} of {tensor.file}",
+                f"{tensor.name!r} within the {sizes[tensor.file]} bytes of {tensor.file}",
                 f"bytes {tensor.offset} to {end}",
             )
 
@@ -72,7 +71,7 @@ def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> N
         raise _refused(file, f"no functions with {manifest.attention!r} attention", repr(name))
     if function.sha256 not in KNOWN_FUNCTIONS:
         raise _refused(
-            file, "functions that this version of ortolan exports", f"{name!r}, {function.sha256}"
+            file, "functions that this version of Ortolan exports", f"{name!r}, {function.sha256}"
         )
 
 
@@ -93,12 +92,12 @@ def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
         shape: Shape = ("batch", "heads", "queries", "keys")
         return {name: ("float32", shape) for name in manifest.attention_maps}
     if role != ENCODER:
-        given: dict[str, tuple[str, Shape]] = {
+        states: dict[str, tuple[str, Shape]] = {
             state.output: (state.dtype, state.shape)
             for state in manifest.states
             if state.update != "source"
         }
-        return given | {LOGITS: ("float32", ("batch", "rows", manifest.vocab_size))}
+        return states | {LOGITS: ("float32", ("batch", "rows", manifest.vocab_size))}
     if manifest.output is not None:
         tokens = ("tokens",) if manifest.output_kind.by_token else ()
         return {OUTPUT: ("float32", ("batch", *tokens, manifest.output.size))}
@@ -112,16 +111,16 @@ def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
 def _check_values(
     file: str, what: str, expected: dict[str, tuple[str, Shape]], values: Iterable[Value]
 ) -> None:
-    found = {value.name: value for value in values}
+    by_name = {value.name: value for value in values}
     for name, (dtype, shape) in expected.items():
-        value = found.get(name)
+        value = by_name.get(name)
         if value is None or value.dtype != dtype or not _fits(shape, value.shape):
             got = "none" if value is None else f"{value.dtype} {value.shape}"
             raise _refused(file, f"the {what} {name!r} as {dtype} {shape}", got)
 
 
 def _fits(expected: Shape, got: Shape) -> bool:
-    """Whether every size that both give as a number is the same."""
+    """Whether both have as many axes, and equal sizes wherever both are numbers."""
     pairs = zip(expected, got, strict=False)
     is_same = all(
         left == right for left, right in pairs if isinstance(left, int) and isinstance(right, int)

@@ -1,11 +1,13 @@
-"""What the graphs of a bundle take and give, by name.
+"""Names of the inputs and outputs of each graph, by role (a key of the manifest's `graphs`).
 
-A role is a key of the manifest's `graphs`:
+    role                inputs                                             outputs
+    decoder, prefill,   STEP_INPUTS, SOURCE_LENGTHS after an encoder,      logits, states
+    decode              states
+    encoder             input_ids and lengths, or pixels                   output, or source states
+    attention           those of the encoder, ids of the decoder           attention maps
 
-    decoder, prefill, decode   new tokens after those in a cache, and a source where there is one
-    encoder                    whole texts or images at once
-    attention                  whole texts or images at once, to what attends to what; of a decoder
-                               that takes one token at a time, one token and its states
+The graph `attention` takes whole texts or images. Only if the decoder takes one token per call does
+it take one token with its states, and return them.
 """
 
 from collections.abc import Collection
@@ -37,30 +39,30 @@ IDS, LENGTHS, PIXELS = "input_ids", "lengths", "pixels"
 """Inputs of an encoder: ids and lengths of texts, or pixels of images."""
 
 OUTPUT = "output"
-"""The output of an encoder that has no decoder."""
+"""Output of an encoder without a decoder."""
 
 STEP_INPUTS = (IDS, "seqlens_k", "total_sequence_length", "logit_positions")
-"""Inputs of every decoder graph, before those of its states."""
+"""Inputs of every decoder graph, before its states."""
 
 SOURCE_LENGTHS = "source_lengths"
-"""Input of a decoder after an encoder: valid tokens of each source."""
+"""Input of a decoder after an encoder: the valid tokens of each source."""
 
 TARGET_IDS = "target_ids"
-"""The decoder's ids, where the graph `attention` takes those of the source too."""
+"""The decoder's ids in the graph `attention` of an encoder-decoder."""
 
 LOGITS = "logits"
 
 PAST, PRESENT, CROSS = "past_key_values", "present", "cross"
-"""Beginnings of the names of keys and values: as a step reads and gives them, and of a source."""
+"""Prefixes of keys and values: inputs and outputs of a step, and states of a source."""
 
 
 def state_names(prefix: str, layers: int) -> list[str]:
-    """Names of keys and values, two a layer, in the order of a graph."""
+    """Return the names of keys and values, two per layer, in the order of a graph."""
     return [f"{prefix}.{i}.{kind}" for i in range(layers) for kind in ("key", "value")]
 
 
 def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
-    """Names of what the graph of a role takes."""
+    """Return the input names of the graph with this role."""
     kind = manifest.model_kind
     source = _source_inputs(manifest) if kind.has_encoder else ()
     if role == ENCODER:
@@ -73,7 +75,7 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
 
 
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
-    """Names of what the graph of a role gives."""
+    """Return the output names of the graph with this role."""
     if role == MAPS_ROLE:
         return (
             *manifest.attention_maps,
@@ -94,10 +96,10 @@ def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
 def check_names(
     role: str, manifest: Manifest, *, inputs: Collection[str], outputs: Collection[str]
 ) -> None:
-    """See that a graph has the inputs and outputs of its role, and no others.
+    """Check that a graph has exactly the inputs and outputs of its role.
 
     Raises:
-        GraphError: it has not.
+        GraphError: it does not.
     """
     for kind, expected, got in (
         ("inputs", set(inputs_of(role, manifest)), set(inputs)),
@@ -107,36 +109,35 @@ def check_names(
             missing = ", ".join(sorted(expected - got)[:4]) or "none"
             surplus = ", ".join(sorted(got - expected)[:4]) or "none"
             raise GraphError(
-                f"{manifest.graphs[role].file}: expected the {kind} of a graph for the role "
-                f"{role!r}, got missing: {missing}; unexpected: {surplus}. "
-                "Export the checkpoint again."
+                f"{manifest.graphs[role].file} has the wrong {kind} for the role {role!r}; "
+                f"missing: {missing}; unexpected: {surplus}. Export the checkpoint again."
             )
 
 
 def check_layout(manifest: Manifest) -> None:
-    """See that the graphs and states are such as a runtime can drive.
+    """Check that this runtime can drive the graphs and states.
 
     Raises:
-        ManifestError: a graph for a number of new tokens that no step has, or a state that does
-            not begin with the batch.
+        ManifestError: a graph needs a number of new tokens that no step has, or a state does not
+            have the batch as its first axis.
     """
     for role, graph in manifest.graphs.items():
         takes_one = role in (DECODER, DECODE)
         if graph.sequence is not None and not (takes_one and graph.sequence == 1):
             raise ManifestError(
-                f"{graph.file}: expected a {role} graph for any number of new tokens"
-                f"{' or for one' if takes_one else ''}, got one for {graph.sequence}. "
+                f"{graph.file}: a {role} graph must take any number of new tokens"
+                f"{' or one' if takes_one else ''}, not exactly {graph.sequence}. "
                 "Export the checkpoint again."
             )
     decode, prefill = manifest.graphs.get("decode"), manifest.graphs.get("prefill")
     if decode and prefill and decode.sequence == 1 and prefill.min_new_tokens > 2:
         raise ManifestError(
-            f"{decode.file}: expected a graph for steps of fewer than {prefill.min_new_tokens} "
-            "new tokens, got one for 1. Export the checkpoint again."
+            f"{decode.file} takes 1 new token, but the prefill graph starts at "
+            f"{prefill.min_new_tokens}. Export the checkpoint again."
         )
     for state in manifest.states:
         if state.shape[:1] != ("batch",):
             raise ManifestError(
-                f"state {state.name!r}: expected batch as its first axis, got {state.shape}. "
+                f"state {state.name!r} must have the batch as its first axis, got {state.shape}. "
                 "Export the checkpoint again."
             )

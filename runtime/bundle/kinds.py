@@ -1,7 +1,6 @@
-"""The kinds of bundle, and the kinds of output that an encoder gives: one entry each.
+"""Kinds of bundle, and kinds of encoder output: one table entry each.
 
-Whatever depends on the kind of a bundle is a field of its entry here, so that a new kind is a new
-entry.
+Whatever depends on the kind is a field of its entry, so a new kind is a new entry.
 """
 
 from dataclasses import dataclass
@@ -22,31 +21,32 @@ __all__ = [
 ]
 
 ENCODER, DECODER, PREFILL, DECODE = "encoder", "decoder", "prefill", "decode"
-"""Roles of graphs: of whole sources; of steps of any length, of long ones, and of short ones."""
+"""Roles of graphs: whole sources; steps of any length, long ones (prefill), short ones (decode)."""
 
 STEPPED = frozenset({DECODER, PREFILL, DECODE})
-"""Graphs that are called step by step; the others take everything at once."""
+"""Roles that are called step by step; the other graphs take everything at once."""
 
 MAPS_ROLE = "attention"
-"""A graph that any kind may have besides: what each token attends to."""
+"""Role of the optional graph that returns attention maps."""
 
 _UNIFIED, _SPLIT = frozenset({DECODER}), frozenset({PREFILL, DECODE})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelKind:
-    """What bundles of one kind have in common.
+    """Properties of a kind of bundle.
+
+    The last three are empty for an encoder, where they depend on its output.
 
     Attributes:
-        name: as in the manifest.
-        graphs: the sets of roles that a bundle may have; those of a decoder are unified or split.
-            After an encoder, `decode` takes one token of one row for each source.
-        updates: the states that it may have, by how they change.
-        maps: pattern of the names of its attention maps.
-        gives: what comes out, in words, with `{context}` for its tokens. This and the next two
-            are empty for an encoder alone: they follow from its output.
-        description: what it is, for the text of an error.
-        use: what to open it with, for the text of an error.
+        name: name in the manifest.
+        graphs: the sets of roles that it may have: a decoder is one graph, or `prefill` and
+            `decode`. After an encoder, `decode` takes one row per source.
+        updates: updates that its states may have.
+        maps: pattern for names of attention maps.
+        gives: description of its output, with `{context}` for the context length.
+        description: what it is, for error messages.
+        use: how to use it, for error messages.
     """
 
     name: str
@@ -59,17 +59,17 @@ class ModelKind:
 
     @property
     def has_encoder(self) -> bool:
-        """Whether it takes whole sources."""
+        """Whether there is an encoder."""
         return any(ENCODER in roles for roles in self.graphs)
 
     @property
     def has_decoder(self) -> bool:
-        """Whether it writes texts."""
+        """Whether there is a decoder."""
         return any(roles & STEPPED for roles in self.graphs)
 
     @property
     def reads_source(self) -> bool:
-        """Whether its decoder reads what its encoder gives."""
+        """Whether the decoder reads what an encoder computed."""
         return self.has_encoder and self.has_decoder
 
 
@@ -101,27 +101,27 @@ KINDS = {
         ),
     )
 }
-"""Every kind of bundle, by its name in the manifest."""
+"""Kinds of bundle by name."""
 
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
-"""What turns the numbers of labels into their scores. A softmax weighs a single label against a
-logit of 0, which is its logistic function."""
+"""Function from the numbers of labels to their scores. The softmax of a single label compares it
+with a logit of 0, which makes it a sigmoid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputKind:
-    """What an encoder gives that has no decoder.
+    """Properties of a kind of encoder output.
 
     Attributes:
-        name: as in the manifest.
-        by_token: whether there is one for each token; otherwise one for the whole input.
-        are_logits: whether the numbers are logits; otherwise they are vectors.
-        scores: what turns the numbers into scores of labels; None where there are no labels.
-        distance: how far one output is from another, in words; of logits it is a divergence.
-        gives: in words, with `{size}` for the size of the last axis.
-        summary: the same without numbers, for the text of an error.
-        use: what computes it, for the text of an error.
+        name: name in the manifest.
+        by_token: whether there is one output per token, instead of one per input.
+        are_logits: whether the numbers are logits, instead of vectors or scores.
+        gives: description with `{size}` for the size of the last axis.
+        summary: description without numbers, for error messages.
+        use: what computes it, for error messages.
+        scores: function from numbers to scores of labels; `None` without labels.
+        distance: name of the distance between two outputs; for logits a divergence.
     """
 
     name: str
@@ -170,8 +170,8 @@ OUTPUTS = {
             name="tags",
             by_token=False,
             are_logits=True,
-            gives="{size} labels, each with a probability of its own",
-            summary="labels of which several may apply",
+            gives="{size} labels, each with its own probability",
+            summary="labels, any number of which may apply",
             use=_CLASSIFY,
             scores="sigmoid",
             distance="KL",
@@ -180,7 +180,7 @@ OUTPUTS = {
             name="scores",
             by_token=False,
             are_logits=False,
-            gives="{size} scores, which are no probabilities",
+            gives="{size} scores, not probabilities",
             summary="scores",
             use=_CLASSIFY,
             scores="none",
@@ -196,4 +196,4 @@ OUTPUTS = {
         ),
     )
 }
-"""Every kind of output, by its name in the manifest."""
+"""Kinds of encoder output by name."""

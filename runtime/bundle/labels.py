@@ -1,4 +1,4 @@
-"""Scores of labels: what is applied to the numbers that a graph returns, and their names."""
+"""Scores of labels, from the numbers that a graph returns."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -13,19 +13,19 @@ __all__ = ["distinct", "named_scores", "scores_of"]
 
 
 def scores_of(numbers_L: NDArray[Any], function: ScoreFunction) -> NDArray[np.float64]:
-    """The scores `(L,)` of one input, from what the graph returns for it."""
+    """Turn the numbers of one input into scores, `(L,)`."""
     return _FUNCTIONS[function](numbers_L.astype(np.float64))
 
 
 def named_scores(
     numbers_L: NDArray[Any], function: ScoreFunction, labels: Sequence[str]
 ) -> dict[str, float]:
-    """The scores of one input by label, the highest first.
+    """Return the scores of one input by label, highest first.
 
     Args:
-        numbers_L: what the graph returns for it.
-        function: what turns these into scores.
-        labels: the names, all different (`distinct`).
+        numbers_L: the graph's output for this input.
+        function: turns the numbers into scores.
+        labels: unique names; see `distinct`.
     """
     scores_L = scores_of(numbers_L, function)
     order = np.argsort(-scores_L, kind="stable")
@@ -33,7 +33,7 @@ def named_scores(
 
 
 def distinct(labels: Sequence[str]) -> list[str]:
-    """Labels by which to tell scores apart: a repeated one gets its number."""
+    """Make labels unique by appending the index to repeated ones."""
     counts = Counter(labels)
     return [
         label if counts[label] == 1 else f"{label} ({index})" for index, label in enumerate(labels)
@@ -41,7 +41,7 @@ def distinct(labels: Sequence[str]) -> list[str]:
 
 
 def _softmax(logits_L: NDArray[np.float64]) -> NDArray[np.float64]:
-    # A single label stands against its absence, whose logit is 0.
+    # a single label competes with its absence, whose logit is 0
     all_L = logits_L if len(logits_L) > 1 else np.append(logits_L, 0.0)
     odds_L = np.exp(all_L - all_L.max())
     shares_L: NDArray[np.float64] = (odds_L / odds_L.sum())[: len(logits_L)]

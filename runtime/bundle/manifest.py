@@ -1,7 +1,15 @@
-"""What manifest.json says of a bundle: the contract between export and runtime.
+"""The fields of manifest.json: the contract between export and runtime.
 
-Knows fields and the values that each may have. `ortolan.runtime.bundle.manifest_file` reads and
-writes them, and checks how they fit each other.
+    manifest.json
+      schema, kind, precision, ...     what the bundle is
+      graphs       role ─► Graph       ONNX files and how they are called
+      states       State, ...          what the decoder carries from step to step
+      tokens, source, output           ids with a meaning; what goes in; what comes out
+      weights, tokenizer, certificate  file names
+      files        File, ...           every other file of the bundle, with size and SHA-256
+      provenance, quantized, quality   where it comes from, and how close it is to the original
+
+`ortolan.runtime.bundle.manifest_file` reads and writes it, and checks how the fields fit together.
 """
 
 import math
@@ -38,10 +46,10 @@ __all__ = [
 ]
 
 NAME = "manifest.json"
-"""The one file of a bundle that the manifest does not list."""
+"""File name of the manifest, the only file of a bundle that it does not list."""
 
 SCHEMA = 2
-"""The schema this version reads and writes."""
+"""Version of the format that is read and written."""
 
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -56,11 +64,12 @@ OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One file of the bundle.
+    """A file of the bundle.
 
     Attributes:
-        size: in bytes.
-        sha256: of the whole file, 64 lower-case hexadecimal digits.
+        name: file name, without folders.
+        size: size in bytes.
+        sha256: hash of the whole file, 64 lower-case hexadecimal digits.
     """
 
     name: FileName
@@ -69,17 +78,18 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Something a decoder carries from one step to the next, or reads in all of them.
+    """A tensor that a decoder carries from step to step, or reads in every step.
 
     Attributes:
-        input: name of the decoder's input that takes the state.
-        output: name of the output that gives it: of the decoder, bound to the buffer of its
-            input, or of the encoder for `source`.
-        shape: sizes, `"batch"` once, and `"capacity"` once where the state grows, or `"source"`
-            once where it is one of a source.
-        dtype: `int8` for codes, whose scales the graph holds; only states that grow have them.
-        update: `append` grows along `"capacity"`, `replace` has a fixed size, `source` is
-            computed once and only read.
+        name: unique name.
+        input: name of the decoder input.
+        output: name of the output with its next value; for `source`, an output of the encoder.
+        shape: sizes, where `"batch"` appears once, `"capacity"` once if the state grows, and
+            `"source"` once if it belongs to a source: `["batch", 8, "capacity", 64]`.
+        dtype: element type; `int8`, for growing states only, holds codes whose scales are in the
+            graph.
+        update: `append` grows along `"capacity"`, `replace` has a fixed size, `source` is computed
+            once by the encoder and only read.
     """
 
     name: Label
@@ -91,19 +101,19 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     @property
     def unit_bytes(self) -> int:
-        """Memory of one row, and of one token where it grows."""
+        """Bytes per row, or per row and token along `"capacity"` or `"source"`."""
         sizes = [size for size in self.shape if isinstance(size, int)]
         return math.prod(sizes) * STATE_BYTES[self.dtype]
 
 
 class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One ONNX graph.
+    """An ONNX graph.
 
     Attributes:
-        file: its file name.
-        sequence: new tokens per step; `None` for any number, 1 for exactly one.
-        min_new_tokens: of a prefill graph, the fewest new tokens of a step it is used for;
-            steps of fewer go to the decode graph.
+        file: file name.
+        sequence: new tokens per row that a call takes: `None` for any number, 1 for exactly one.
+        min_new_tokens: for a prefill graph, the fewest new tokens that it is used for; calls with
+            fewer use the decode graph.
     """
 
     file: FileName
@@ -112,13 +122,16 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
 
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Ids with a meaning. Lengths are never inferred from `pad`.
+    """Token ids with a meaning.
 
     Attributes:
-        start: what a text after a source begins with.
-        forced_first: the first new token, where there is no choice.
-        forced_last: the last new token, where the length runs out.
-        suppressed: never chosen.
+        bos: starts a text.
+        eos: any of these ends a sequence.
+        pad: fills batches; lengths are never inferred from it.
+        start: first token of an encoder-decoder's output.
+        forced_first: generated first, whatever the model predicts.
+        forced_last: generated last when the length limit is reached.
+        suppressed: never generated.
     """
 
     bos: TokenId | None = None
@@ -138,13 +151,13 @@ class TextSource(
     tag_field="kind",
     tag="text",
 ):
-    """An encoder's texts.
+    """Texts as input of an encoder.
 
     Attributes:
-        max_tokens: most tokens of one, special ones included.
-        vocab_size: ids are below it, where they are others than the manifest's `vocab_size`.
-        prompts: texts that the model knows before a text, by name; none where it is no embedding.
-        default_prompt: the name of the one that comes before a text without another.
+        max_tokens: most tokens of a text, special tokens included.
+        vocab_size: number of ids, if it differs from the manifest's `vocab_size`.
+        prompts: prefixes that an embedding model was trained with, by name ("query", "passage").
+        default_prompt: name of the prefix to use if the caller names none.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
@@ -154,7 +167,7 @@ class TextSource(
 
     @property
     def words(self) -> str:
-        """What goes in, such as `texts of at most 512 tokens`."""
+        """Describe the input: `texts of at most 512 tokens`."""
         named = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"texts of at most {self.max_tokens} tokens{named}"
 
@@ -167,11 +180,16 @@ class ImageSource(
     tag_field="kind",
     tag="image",
 ):
-    """An encoder's images, as `(value * scale - mean) / std` of each channel.
+    """Images as input of an encoder, normalized to `(value * scale - mean) / std` per channel.
 
     Attributes:
-        scale: of the bytes of a pixel.
-        resample: how an image of another size is brought to this one.
+        channels: 1 grey, 2 grey with alpha, 3 RGB, 4 RGBA.
+        height: in pixels.
+        width: in pixels.
+        mean: one value per channel.
+        std: one value per channel.
+        scale: factor for pixel values, usually 1/255.
+        resample: filter that resizes images of other sizes.
     """
 
     channels: Annotated[int, Meta(ge=1, le=4)]
@@ -184,19 +202,19 @@ class ImageSource(
 
     @property
     def words(self) -> str:
-        """What goes in, such as `images, RGB, of 32 by 32 pixels`."""
+        """Describe the input: `images, RGB, of 32 by 32 pixels`."""
         colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
         return f"images, {colours}, of {self.height} by {self.width} pixels"
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What an encoder gives.
+    """Output of an encoder without a decoder.
 
     Attributes:
-        kind: one of `ortolan.runtime.bundle.kinds.OUTPUTS`. `labels`, `tags` and `scores` differ
-            in what is applied to the numbers of the graph: a softmax, a sigmoid, nothing.
-        size: of the last axis.
-        labels: the name of each number, for these three.
+        kind: `states`, `logits`, `embedding`, or one of three kinds of classification: `labels`
+            (softmax), `tags` (sigmoid) and `scores` (as they are).
+        size: size of the last axis.
+        labels: names of the classes, for the three kinds of classification.
     """
 
     kind: OutputName
@@ -205,16 +223,16 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
 
 class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One weight that is stored in few bits.
+    """A low-bit weight.
 
     Attributes:
-        name: of the weight in the model.
-        bits: of one value.
-        group: values of a row that share a scale; `None` for a whole row.
-        symmetric: without zero points.
-        method: how the codes were found: `rtn`, `hqq`, `gptq`, `tuned` (after `gptq`), or `kept`
-            from the checkpoint.
-        error: norm of what rounding changed over the norm of the weight.
+        name: name of the weight in the model.
+        bits: bits per value.
+        group: values of a row that share a scale (group size); `None` for a whole row.
+        symmetric: whether there are no zero points.
+        method: how the weight was rounded: `rtn`, `hqq`, `gptq`, `tuned` (after `gptq`), or `kept`
+            if the checkpoint was quantized already.
+        error: norm of the rounding error, relative to the norm of the weight.
     """
 
     name: Label
@@ -229,13 +247,13 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Where a bundle comes from.
 
     Attributes:
-        source_sha256: of the checkpoint that was exported.
-        model_type: the family, as the checkpoint names it.
-        versions: package name to version.
-        accepted_keys: of the checkpoint's config, unknown to the export, whose user accepted them.
-        ignored_keys: of the checkpoint's config, known not to change what the model computes.
-        left_out: towers of the checkpoint for other inputs than texts, which are not in the bundle.
-        calibrated_on: what weights in few bits were fitted to, in words; None where none was.
+        source_sha256: hash of the exported checkpoint.
+        model_type: family, as the checkpoint names it.
+        versions: versions of the packages that exported it, by package.
+        accepted_keys: unknown keys of the checkpoint's config that the user accepted.
+        ignored_keys: keys of the checkpoint's config that do not affect the model.
+        left_out: parts of the checkpoint for other inputs than text, which are not in the bundle.
+        calibrated_on: description of the calibration data; `None` without calibration.
     """
 
     source_sha256: Sha256
@@ -251,24 +269,31 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """The contents of manifest.json.
 
     Attributes:
-        precision: of the weights; where it is an integer, what is not in `quantized` is float32,
-            or float16 if the graphs were made for a GPU.
-        prefill_precision: of the weights of the prefill graph, where they are others.
-        devices: kinds of device that compute the graphs, first the one that they were made for.
-        context_length: most tokens of one conversation.
-        graphs: role to graph; see `ortolan.runtime.bundle.kinds`.
-        weights: file names of the blobs that the graphs refer to.
-        tokenizer: file name, or `None` when the bundle takes only ids.
-        certificate: file name of the reference that `ortolan verify` replays.
-        files: every file of the bundle but the manifest, sorted by name.
-        quantized: every weight stored in few bits, those of the prefill graph included.
-        source: what an encoder takes.
-        output: what an encoder gives that has no decoder.
-        foreign_operators: forms of nodes that ortolan does not write (`runtime.graph.vocabulary`),
-            which the exported module needs.
+        schema: version of the format.
+        kind: `decoder`, `encoder` or `encoder-decoder`.
+        precision: type of the weights. With `int8` or `int4`, weights that are not in `quantized`
+            are float32, or float16 if the graphs were made for a GPU.
+        attention: `fused` into one operator, or `portable`: built from standard operators.
+        devices: kinds of device that can run the graphs; the one they were made for comes first.
+        context_length: most tokens of a row, prompt and completion together.
+        vocab_size: number of token ids.
+        graphs: graphs by role; see `ortolan.runtime.bundle.interface`.
+        states: states of the decoder.
+        weights: names of the files that hold the weights.
+        tokens: token ids with a meaning.
+        tokenizer: name of the tokenizer's file; `None` if the bundle accepts only ids.
+        certificate: name of the file that `ortolan verify` replays.
+        files: every file of the bundle except the manifest, sorted by name.
+        provenance: where the bundle comes from.
+        prefill_precision: type of the weights of the prefill graph, if it differs.
+        quantized: every low-bit weight, including those of the prefill graph.
+        source: input of an encoder.
+        output: output of an encoder without a decoder.
         attention_maps: outputs of the graph `attention`, such as `decoder.0.cross`.
-        unverified: why the export could not replay the certificate; `None` where it did.
-        quality: how far the bundle is from the trained model; `None` where that was not measured.
+        foreign_operators: node forms outside of Ortolan's vocabulary that the exported module
+            needs; see `ortolan.runtime.graph.vocabulary`.
+        unverified: why the export could not replay the certificate; `None` if it did.
+        quality: distance from the trained model; `None` if it was not measured.
     """
 
     schema: Literal[2]
@@ -297,54 +322,54 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def model_kind(self) -> ModelKind:
-        """What bundles of this kind have in common."""
+        """Properties of this kind of bundle."""
         return KINDS[self.kind]
 
     @property
     def output_kind(self) -> OutputKind:
-        """What its outputs have in common; those of a decoder are logits."""
+        """Properties of the output; a decoder's output is logits."""
         return OUTPUTS["logits" if self.output is None else self.output.kind]
 
     @property
     def takes_one(self) -> bool:
-        """Whether no step takes more than one new token of each row (docs/adr/0026)."""
+        """Whether the decoder takes only one new token per row and call (docs/adr/0026)."""
         decoder = self.graphs.get(DECODER)
         return decoder is not None and decoder.sequence == 1
 
     @property
     def carried_by_maps(self) -> tuple[State, ...]:
-        """The states of a graph of attention maps: those of a decoder that takes one token."""
+        """States of the attention-map graph, which only has some if the decoder takes one token."""
         return self.states if self.takes_one else ()
 
     def state_bytes(self, update: str) -> int:
-        """Memory of one row in all states of that update, and of one token where they grow."""
+        """Bytes of all states with this update, per row or per row and token."""
         return sum(state.unit_bytes for state in self.states if state.update == update)
 
     @property
     def takes(self) -> str:
-        """What goes in, in words."""
+        """Describe the input."""
         source = self.source or TextSource(max_tokens=self.context_length)
         return source.words
 
     @property
     def gives(self) -> str:
-        """What comes out, in words, such as `embeddings of 384 numbers`."""
+        """Describe the output: `embeddings of 384 numbers`."""
         if self.output is not None:
             return self.output_kind.gives.format(size=self.output.size)
         return self.model_kind.gives.format(context=self.context_length)
 
 
 def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindError:
-    """The error for a bundle of another kind than the request; it names what fits.
+    """Make the error for a request that this kind of bundle cannot serve.
 
     Args:
-        manifest: of the bundle.
+        manifest: the manifest.
         what: the request, such as `classify`.
-        expected: what it needs, such as `a bundle that gives labels`.
+        expected: what it needs, such as `a bundle that returns labels`.
     """
     got, use = manifest.model_kind.description, manifest.model_kind.use
     if manifest.output is not None:
         inputs = "images" if isinstance(manifest.source, ImageSource) else "texts"
         output = manifest.output_kind
-        got, use = f"an encoder of {inputs} that gives {output.summary}", output.use
+        got, use = f"an encoder of {inputs} that returns {output.summary}", output.use
     return BundleKindError(f"{what}: expected {expected}, got {got}. Use {use}.")

@@ -1,6 +1,6 @@
-"""manifest.json: reading, writing, and how its fields must fit each other.
+"""Reads and writes manifest.json, and checks that its fields fit together.
 
-Whether the files hold what it says is for `ortolan.runtime.bundle.folder`.
+`ortolan.runtime.bundle.folder` checks the files that it lists.
 """
 
 import hashlib
@@ -29,22 +29,21 @@ _ADVICE = "The file is damaged or was edited: copy the bundle again, or export i
 
 
 def _refused(expected: str, got: str) -> ManifestError:
-    """An error about what a manifest says."""
     return ManifestError(f"{NAME}: expected {expected}, got {got}. {_ADVICE}")
 
 
 class _Version(msgspec.Struct):
-    """The one field that every schema has."""
+    """The only field that every schema has."""
 
     schema: int
 
 
 def decode(data: bytes) -> Manifest:
-    """Read a manifest and check that its parts agree.
+    """Read a manifest and check that its fields fit together.
 
     Raises:
-        ManifestError: not UTF-8 JSON, another schema, a field unknown, missing, repeated, out
-            of range or not for this kind of bundle, or a name that no file of the bundle has.
+        ManifestError: not UTF-8 JSON; another schema; a field is unknown, missing, repeated, out
+            of range or not for this kind of bundle; or a name is not among the files.
     """
     if len(data) > limits.MAX_MANIFEST_BYTES:
         raise _refused(f"at most {limits.MAX_MANIFEST_BYTES} bytes", f"{len(data)}")
@@ -53,13 +52,13 @@ def decode(data: bytes) -> Manifest:
         if schema != SCHEMA:
             raise ManifestError(
                 f"{NAME}: expected schema {SCHEMA}, got {schema}. "
-                "Export the bundle again, or install the version of ortolan that made it."
+                "Export the bundle again, or install the version of Ortolan that made it."
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-    # UnicodeDecodeError is no DecodeError; deep nesting is a RecursionError
+    # UnicodeDecodeError is not a DecodeError; deep nesting raises RecursionError
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(
-            f"{NAME}: expected a manifest of schema {SCHEMA}, got {str(error)[:300]}. {_ADVICE}"
+            f"{NAME} is not a manifest of schema {SCHEMA}: {str(error)[:300]}. {_ADVICE}"
         ) from error
     _check_repeated_fields(data)
     _check(manifest)
@@ -67,10 +66,10 @@ def decode(data: bytes) -> Manifest:
 
 
 def encode(manifest: Manifest) -> bytes:
-    """Write a manifest: indented, the same bytes for the same manifest, newline at the end.
+    """Write a manifest as indented JSON; equal manifests have equal bytes.
 
     Raises:
-        ManifestError: `decode` would refuse the result.
+        ManifestError: `decode` would reject the result.
     """
     compact = msgspec.json.encode(manifest, order="deterministic")
     data = msgspec.json.format(compact, indent=2) + b"\n"
@@ -79,7 +78,7 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def fingerprint(manifest: Manifest) -> str:
-    """SHA-256 of a bundle's manifest, which has those of all its files."""
+    """SHA-256 of a manifest, which covers all files of the bundle by their hashes."""
     return hashlib.sha256(encode(manifest)).hexdigest()
 
 
@@ -87,19 +86,16 @@ def fingerprint(manifest: Manifest) -> str:
 
 
 def _check(manifest: Manifest) -> None:
-    """Check that the parts of a manifest agree.
-
-    Each rule keeps something from the rest of the runtime that it would have to ignore or guess.
-    """
+    """Check that the fields fit together, so that the runtime never has to ignore or guess."""
     _check_unique("devices", manifest.devices)
     _check_files(manifest)
     _check_graphs(manifest)
     _check_states(manifest)
-    for_rows = [tensor.name for tensor in manifest.quantized if tensor.group is None]
-    in_groups = [tensor.name for tensor in manifest.quantized if tensor.group is not None]
-    _check_unique("names of weights in few bits", for_rows)
-    _check_unique("names of weights in few bits", in_groups)
-    _check_parts(manifest)
+    # prefill and decode may hold one weight twice: with a scale per row, and with groups
+    for by_row in (True, False):
+        names = [tensor.name for tensor in manifest.quantized if (tensor.group is None) == by_row]
+        _check_unique("names of low-bit weights", names)
+    _check_kind(manifest)
     _check_tokens(manifest)
     _check_source(manifest)
     _check_output(manifest)
@@ -107,22 +103,22 @@ def _check(manifest: Manifest) -> None:
 
 
 def _check_repeated_fields(data: bytes) -> None:
-    """Refuse what parsers disagree on: some keep the first of two equal fields, some the last.
+    """Reject repeated fields: some parsers keep the first, others the last.
 
-    The depth of the JSON is bounded by now, so the parser of the standard library is safe.
+    The depth of the JSON is bounded by now, so the standard library's parser is safe.
     """
 
-    def pairs(items: list[tuple[str, object]]) -> None:
+    def check(items: list[tuple[str, object]]) -> None:
         _check_unique("field names", [name for name, _ in items])
 
-    json.loads(data, object_pairs_hook=pairs)
+    json.loads(data, object_pairs_hook=check)
 
 
 def _check_unique(what: str, names: Iterable[str]) -> None:
     seen: set[str] = set()
     for name in names:
         if name in seen:
-            raise _refused(f"{what} that are different from each other", f"{name!r} twice")
+            raise _refused(f"unique {what}", f"{name!r} twice")
         seen.add(name)
 
 
@@ -130,18 +126,18 @@ def _check_files(manifest: Manifest) -> None:
     names = [file.name for file in manifest.files]
     for name in names:
         if name in (".", "..", NAME):
-            raise _refused("names of files beside the manifest", repr(name))
+            raise _refused("names of files in the bundle's folder", repr(name))
     _check_unique("file names", names)
     if names != sorted(names):
         raise _refused("files sorted by name", ", ".join(names[:8]))
     used = [graph.file for graph in manifest.graphs.values()]
     used += [*manifest.weights, manifest.certificate]
     used += [] if manifest.tokenizer is None else [manifest.tokenizer]
-    # one file with two roles would be checked by the rules of one of them
+    # a file with two roles would only be checked by the rules of one
     _check_unique("files for graphs, weights, tokenizer and certificate", used)
     for name in used:
         if name not in names:
-            raise _refused("every file that is referred to among `files`", f"no {name!r}")
+            raise _refused(f"{name!r} among `files`", "no such file")
     for file in manifest.files:
         _check_size(file, manifest)
 
@@ -159,13 +155,13 @@ def _check_graphs(manifest: Manifest) -> None:
     roles = manifest.model_kind.graphs
     if frozenset(manifest.graphs) - {MAPS_ROLE} not in roles:
         raise _refused(
-            f"the graphs {' or '.join(' and '.join(sorted(each)) for each in roles)}",
+            f"the graphs {' or '.join(' and '.join(sorted(names)) for names in roles)}",
             ", ".join(sorted(manifest.graphs))[:300] or "none",
         )
     for role, graph in manifest.graphs.items():
         steps = (graph.sequence, graph.min_new_tokens)
         if role not in STEPPED and steps != (None, 1):
-            raise _refused(f"no `sequence` and no `min_new_tokens` for {role!r}", f"{steps}")
+            raise _refused(f"neither `sequence` nor `min_new_tokens` for {role!r}", f"{steps}")
         if graph.sequence is not None and graph.sequence > manifest.context_length:
             raise _refused(
                 f"a sequence within the context of {manifest.context_length} for {role!r}",
@@ -174,7 +170,7 @@ def _check_graphs(manifest: Manifest) -> None:
 
 
 _SYMBOLS = {"append": ["capacity"], "replace": [], "source": ["source"]}
-"""What the shape of a state has besides its batch."""
+"""Named sizes in the shape of a state, besides the batch."""
 
 
 def _check_states(manifest: Manifest) -> None:
@@ -185,12 +181,12 @@ def _check_states(manifest: Manifest) -> None:
     for state in states:
         if state.update not in kind.updates:
             raise _refused(
-                f"no such state in a bundle of kind {kind.name!r}",
-                f"{state.name!r}, which is of update {state.update!r}",
+                f"a state with an update of the kind {kind.name!r}",
+                f"{state.update!r} for {state.name!r}",
             )
         _check_shape(state)
     if kind.reads_source and all(state.update != "source" for state in states):
-        raise _refused("a state of update 'source': the decoder has to read its source", "none")
+        raise _refused("a state with the update 'source', for the decoder to read", "none")
 
 
 def _check_shape(state: State) -> None:
@@ -200,21 +196,21 @@ def _check_shape(state: State) -> None:
     if sorted(symbols) != expected:
         raise _refused(
             f"{' and '.join(expected)} once in the shape of {state.name!r}",
-            f"{', '.join(symbols)[:300] or 'neither'}",
+            f"{', '.join(symbols)[:300] or 'none'}",
         )
     if len(state.shape) > limits.MAX_STATE_RANK:
         raise _refused(
             f"at most {limits.MAX_STATE_RANK} axes for {state.name!r}", f"{len(state.shape)}"
         )
     if state.dtype == "int8" and state.update != "append":
-        raise _refused(f"floats for {state.name!r}, which does not grow", "int8")
+        raise _refused(f"a float type for {state.name!r}, which does not grow", "int8")
     for size in sizes:
         if not 1 <= size <= limits.MAX_DIMENSION:
             raise _refused(f"sizes of at least 1 for {state.name!r}", f"{size}")
 
 
-def _check_parts(manifest: Manifest) -> None:
-    """See that the fields that belong to some kinds only are there for these, and for no other."""
+def _check_kind(manifest: Manifest) -> None:
+    """Check that fields of some kinds are present for these kinds and absent for others."""
     kind = manifest.model_kind
     for name, value, belongs in (
         ("source", manifest.source, kind.has_encoder),
@@ -236,7 +232,7 @@ def _check_tokens(manifest: Manifest) -> None:
         for token in ids:
             if token is not None and token >= manifest.vocab_size:
                 raise _refused(
-                    f"an id below the vocabulary size {manifest.vocab_size} for {name!r}",
+                    f"an id below {manifest.vocab_size}, the vocabulary size, for {name!r}",
                     f"{token}",
                 )
 
@@ -249,14 +245,11 @@ def _check_source(manifest: Manifest) -> None:
                 if len(values) != source.channels:
                     raise _refused(f"{source.channels} values of `{name}`", f"{len(values)}")
             if stands_alone and manifest.tokenizer is not None:
-                raise _refused("no tokenizer where an encoder takes images", manifest.tokenizer)
+                raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
         case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
-            raise _refused(
-                f"as many tokens of the source as in the context, {manifest.context_length}",
-                f"{most}",
-            )
+            raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
         case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
-            raise _refused("a default prompt that is one of the prompts", name)
+            raise _refused("one of the prompts as default prompt", name)
 
 
 def _check_output(manifest: Manifest) -> None:
@@ -271,7 +264,7 @@ def _check_output(manifest: Manifest) -> None:
     of_tokens = isinstance(manifest.source, TextSource) and output.size == manifest.vocab_size
     if output.kind == "logits" and not of_tokens:
         raise _refused(
-            f"logits of the {manifest.vocab_size} tokens of a text", f"{output.size} logits"
+            f"a text and {manifest.vocab_size} logits per token", f"{output.size} logits"
         )
 
 
@@ -280,8 +273,8 @@ def _check_maps(manifest: Manifest) -> None:
     _check_unique("attention maps", maps)
     if (MAPS_ROLE in manifest.graphs) != bool(maps):
         raise _refused(
-            f"`attention_maps` where there is a graph {MAPS_ROLE!r}", f"{len(maps)} maps"
+            f"`attention_maps` and a graph {MAPS_ROLE!r}, or neither", f"{len(maps)} maps"
         )
     for name in maps:
         if not re.fullmatch(manifest.model_kind.maps, name):
-            raise _refused(f"names of maps of a bundle of kind {manifest.kind!r}", repr(name))
+            raise _refused(f"attention maps of the kind {manifest.kind!r}", repr(name))

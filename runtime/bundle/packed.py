@@ -1,22 +1,21 @@
-"""Weights as the kernels of this processor keep them, in a file beside those of a bundle.
+"""Packed weights: weights as the kernels of this processor lay them out, in a separate folder.
 
-onnxruntime rearranges ("packs") the weights of products when it loads a graph, into memory of
-its own. A packed folder keeps the result in a file: onnxruntime maps it and gives its own memory
-back, and all processes share the pages. The bundle's files stay what they are.
+onnxruntime rearranges ("packs") the weights of products into its own memory when it loads a graph.
+A packed folder keeps the result in a file, which onnxruntime maps instead; all processes share the
+pages. The files of the bundle itself do not change.
 
     bundle/
       manifest.json, ...
-      packed-<16 hex digits>/     one for each onnxruntime and processor
-        packed.json               what it holds, and what it was made for
-        packed.seal               shows that this user made packed.json on this machine
+      packed-<16 hex digits>/     one per onnxruntime version and processor
+        packed.json               contents, and what they were made for
+        packed.seal               proves that this user wrote packed.json on this machine
         packed.bin                packed weights, each at a multiple of ALIGNMENT
 
-onnxruntime packs every weight all the same, and takes the packed one whose hash is equal: a
-packed folder cannot give a weight another value by being out of date. It does not check how long
-the packed one is, and a kernel would read past the end of a short one. Hence the seal: a packed
-folder is used only where it was made (`ortolan.runtime.bundle.seal`), and whole. Any other is
-ignored, and a warning of the logger `ortolan.runtime` says why. `ortolan.runtime.pack.write` makes
-them.
+onnxruntime still packs every weight, and uses the packed one if the hashes agree, so an outdated
+folder cannot change a value. But it does not check the length of a packed weight, and a kernel
+would read past the end of a short one. Hence the seal: a folder is used only complete and where it
+was made (`ortolan.runtime.bundle.seal`). Any other is ignored, and the logger `ortolan.runtime`
+warns with the reason. `ortolan.runtime.pack.write` writes these folders.
 """
 
 import hashlib
@@ -65,7 +64,7 @@ BLOB = "packed.bin"
 SCHEMA: Final = 1
 
 ALIGNMENT = 1 << 16
-"""Bytes. Windows maps files at multiples of 64 KiB, other systems at every page."""
+"""Alignment of packed weights, in bytes: Windows maps files at multiples of 64 KiB."""
 
 _PREFIX = "packed-"
 _FOLDER = re.compile(_PREFIX + "[0-9a-f]{16}")
@@ -76,18 +75,18 @@ Size = Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES)]
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A part of packed.bin, in bytes."""
+    """A range of packed.bin, in bytes."""
 
     offset: Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES, multiple_of=ALIGNMENT)]
     length: Size
 
 
 class PackedWeight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one kernel keeps of one weight.
+    """One weight as one kernel lays it out.
 
     Attributes:
-        key: by which onnxruntime finds it: the operator, and a hash of what is in `spans`.
-        spans: one for each buffer of the kernel.
+        key: onnxruntime's key: the operator, and a hash of the contents of `spans`.
+        spans: one per buffer of the kernel.
     """
 
     key: Annotated[str, Meta(pattern=r"\A[A-Za-z0-9_]{1,64}\+[0-9]{1,20}\Z")]
@@ -95,10 +94,10 @@ class PackedWeight(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class Carrier(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The weight of a graph at which onnxruntime is told of all packed ones.
+    """The weight whose ONNX entry lists all packed weights of a graph.
 
-    It reads packed weights from the file that the weight itself is in, so a copy of this one, a
-    small one, is in packed.bin.
+    onnxruntime looks for them in the file of that weight, so a small weight is chosen and copied to
+    packed.bin.
     """
 
     name: Label
@@ -117,9 +116,13 @@ class PackedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """The contents of packed.json.
 
     Attributes:
-        processor: what `processor_features` said.
+        schema: version of the format.
+        ortolan: version that wrote it.
+        onnxruntime: version that packed the weights.
+        processor: result of `processor_features`.
         bundle: `fingerprint` of the bundle's manifest.
         blob: packed.bin.
+        graphs: packed weights by graph.
     """
 
     schema: Literal[1]
@@ -133,20 +136,20 @@ class PackedManifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
-    """A packed folder that fits the bundle it lies in, and this machine.
+    """A packed folder that fits its bundle and this machine.
 
     Attributes:
         folder: its name in the bundle.
+        manifest: its packed.json.
     """
 
     folder: str
     manifest: PackedManifest
 
     def attach(self, file: str, graph: bytes) -> bytes:
-        """Tell a graph where its packed weights are.
+        """Return a graph with references to its packed weights.
 
-        Returns:
-            The same graph, for onnxruntime alone: bundles may not hold such a one.
+        For onnxruntime only: graphs in bundles may not contain such references.
         """
         for packed in self.manifest.graphs:
             if packed.file == file:
@@ -155,34 +158,34 @@ class Packed:
 
 
 def folder_name(onnxruntime: str) -> str:
-    """Name of the folder for this processor and a version of onnxruntime."""
+    """Name of the packed folder for this processor and a version of onnxruntime."""
     parts = (f"{SCHEMA}", onnxruntime, *processor_features())
     return _PREFIX + hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def encode(manifest: PackedManifest) -> bytes:
-    """Write a packed manifest: the bytes that are sealed."""
+    """Serialize a packed manifest; these bytes are sealed."""
     return msgspec.json.format(msgspec.json.encode(manifest, order="deterministic")) + b"\n"
 
 
 class UnusableError(Exception):
-    """A packed folder is not for this bundle or not for this machine."""
+    """A packed folder is damaged, or not for this bundle or this machine."""
 
     def __init__(self, expected: str, got: str) -> None:
         super().__init__(
-            f"expected {expected}, got {got}. The model runs without packed weights: "
-            "run `ortolan pack` again, or delete the folder."
+            f"expected {expected}, got {got}. The model runs without packed weights. "
+            "Run `ortolan pack` again, or delete the folder."
         )
 
 
 def open_packed(
     bundle: Bundle, folder: str, *, onnxruntime: str, full_check: bool = False
 ) -> Packed:
-    """Open a packed folder and check all of it, the seal first: nothing is parsed before.
+    """Open a packed folder and check it. Nothing is parsed before the seal is verified.
 
     Raises:
-        UnusableError: it is not for this bundle or not for this machine, or damaged.
-        BundleFileError: `full_check`, and packed weights are other than those written.
+        UnusableError: it is damaged, or not for this bundle or this machine.
+        BundleFileError: `full_check` is set and the packed weights were altered.
     """
     path = bundle.path / folder
     packed = _read_manifest(path)
@@ -198,32 +201,31 @@ def open_packed(
         check_file(path, packed.blob, is_read=full_check)
     except BundleError as error:
         if full_check:
-            # without it nobody reads them before they are used: that is no time for a warning
+            # the caller asked for the check, so a warning is not enough
             raise BundleFileError(
-                f"{folder}: expected {BLOB} as it was written, got another. Run `ortolan pack` "
-                "again, or delete the folder."
+                f"{folder}: {BLOB} was altered. Run `ortolan pack` again, or delete the folder."
             ) from error
-        # without the advice, which is about a bundle
+        # without its advice, which is about a bundle
         raise UnusableError(f"{BLOB} as it was written", str(error).partition(". ")[0]) from error
     return Packed(folder=folder, manifest=packed)
 
 
 def find_packed(bundle: Bundle, *, onnxruntime: str, full_check: bool = False) -> Packed | None:
-    """Find the packed weights of a bundle, for this machine.
+    """Find the packed weights of a bundle for this machine.
 
     Args:
-        bundle: whose weights they are.
+        bundle: the bundle.
         onnxruntime: the version that will load them.
-        full_check: read all packed weights once more than needed and compare their hash.
+        full_check: also read all packed weights and check their hash.
 
     Returns:
-        `None` where there are none. Where there are some, but none to use, a warning says why.
+        `None` if there are none. If none of them is usable, a warning says why.
 
     Raises:
-        BundleFileError: `full_check`, and packed weights are other than those written.
+        BundleFileError: `full_check` is set and the packed weights were altered.
     """
-    own = folder_name(onnxruntime)
-    folders = sorted(_folders(bundle.path), key=lambda name: (name != own, name))
+    matching = folder_name(onnxruntime)
+    folders = sorted(_folders(bundle.path), key=lambda name: (name != matching, name))
     refusals = []
     for folder in folders:
         try:
@@ -265,7 +267,7 @@ def _read(path: Path, name: str) -> bytes:
 
 
 def _check_spans(bundle: Bundle, packed: PackedManifest) -> None:
-    """The seal says that they were right when they were written; a mistake here would be fatal."""
+    """Check the spans once more than the seal does: a wrong one would be fatal."""
     lengths = {
         (bundle.manifest.graphs[role].file, tensor.name): tensor.length
         for role, graph in bundle.graphs.items()
@@ -308,5 +310,8 @@ def _attach(graph: bytes, packed: PackedGraph, location: str) -> bytes:
 
 
 def _entry(weight: PackedWeight) -> str:
-    """As onnxruntime writes it: key, then offset, length and a checksum of 0, which is unused."""
+    """Format a packed weight as onnxruntime does: `key|offset;length;checksum|...`.
+
+    onnxruntime does not use the checksum.
+    """
     return "|".join([weight.key, *(f"{span.offset};{span.length};0" for span in weight.spans)])

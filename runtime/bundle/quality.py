@@ -1,6 +1,6 @@
-"""How far an exported model is from the trained one: figures, and a word for them.
+"""How close a bundle is to the trained model: measurements, and a word for them.
 
-That a device computes what was exported is another question: `ortolan.runtime.verification`.
+Whether a device computes what was exported is another question: `ortolan.runtime.verification`.
 """
 
 from typing import Annotated, Literal, get_args
@@ -13,34 +13,37 @@ __all__ = ["COSINE_SCALE", "KL_SCALE", "Quality", "Word", "rate"]
 Word = Literal["excellent", "good", "fair", "poor"]
 
 KL_SCALE = (0.01, 0.05, 0.15)
-"""Mean divergence in nats below which a model is excellent, good and fair; above it is poor."""
+"""Mean KL divergence, in nats, below which a bundle is excellent, good and fair; else poor."""
 
 COSINE_SCALE = (0.001, 0.005, 0.02)
-"""The same of the mean cosine distance d of vectors, and of half the squared error of scores,
+"""The same for the mean cosine distance of vectors, and for half the squared error of scores
 relative to their mean square.
 
-A vector of E numbers that is d away moves its cosine with any third one by about sqrt(2 d / E):
-with E = 384, 0.002, 0.005 and 0.01, where neighbours in a ranked list are 0.01 apart.
+A vector of E numbers at distance d changes its cosine with any third vector by about sqrt(2 d / E).
+For E = 384 that is 0.002, 0.005 and 0.01, where neighbors in a ranked list are 0.01 apart.
 """
 
 _Sentence = Annotated[str, Meta(min_length=1, max_length=200)]
 
 
 class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How far a bundle is from the trained model, as measured.
+    """Measured distance between a bundle and the trained model.
+
+    Distributions are compared by KL divergence, vectors and scores by a distance; the figures of
+    the other comparison are `None`.
 
     Attributes:
-        text: what it was measured on, in words.
-        mean_kl: divergence of the distributions in nats. This and the next four: `None` where
-            vectors are compared.
-        p99_kl: below which 99 % of the positions are.
+        word: `excellent`, `good`, `fair` or `poor`.
+        text: description of the text that it was measured on.
+        mean_kl: mean KL divergence, in nats.
+        p99_kl: 99th percentile of the KL divergence.
         top1_agreement: share of positions with the same most probable token or label.
-        perplexity: of the text; `None` where no token follows another.
-        trained_perplexity: the same of the trained model.
-        mean_cosine: distance of the vectors, or of scores; `None` where distributions are compared.
-        p99_cosine: below which 99 % of them are.
-        advice: what would bring it nearer.
-        distance: what `mean_cosine` is the mean of, in words, where it is no cosine distance.
+        perplexity: perplexity of the text; `None` if no token follows another.
+        trained_perplexity: perplexity under the trained model.
+        mean_cosine: mean distance of the vectors or scores.
+        p99_cosine: 99th percentile of the distance.
+        advice: changes that would bring the bundle closer.
+        distance: name of the distance, if it is not the cosine distance.
     """
 
     word: Word
@@ -53,12 +56,12 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     mean_cosine: float | None = None
     p99_cosine: float | None = None
     advice: tuple[_Sentence, ...] = ()
-    # absent, not null, in the manifests that were written before it: their hashes stay the same
+    # absent, not null, in older manifests: their hashes must not change
     distance: _Sentence | UnsetType = UNSET
 
     @property
     def figures(self) -> str:
-        """In one line, without the word."""
+        """The figures in one line."""
         if self.mean_kl is None:
             distance = "cosine distance" if self.distance is UNSET else self.distance
             parts = [
@@ -78,14 +81,14 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
     @property
     def summary(self) -> str:
-        """In one line."""
+        """The word and the figures in one line."""
         return f"{self.word}: {self.figures}"
 
 
 def rate(*, mean_kl: float | None, mean_cosine: float | None) -> Word:
-    """The word for a mean divergence, or for a mean distance of vectors."""
+    """Return the word for a mean KL divergence, or for a mean distance."""
     scale = KL_SCALE if mean_kl is not None else COSINE_SCALE
-    got = mean_cosine if mean_kl is None else mean_kl
+    distance = mean_cosine if mean_kl is None else mean_kl
     words: tuple[Word, ...] = get_args(Word)
-    place = sum(not (got or 0.0) < bound for bound in scale)
-    return words[place]
+    # negated, so that NaN is poor
+    return words[sum(not (distance or 0.0) < bound for bound in scale)]

@@ -1,11 +1,9 @@
-"""A seal that only this user on this machine can make.
+"""Seals: HMACs that only this user on this machine can make.
 
-Some files are used only where they were made. What belongs to a bundle is checked against its
-manifest, but a bundle from elsewhere brings its own manifest; so what was made here carries a
-seal, made with a key that never leaves this user's state folder.
-
-The key keeps out what others send; whoever can read
-it, this user and the administrator, can seal anything.
+Some files are used only where they were made. A hash in the manifest cannot show that, since an
+untrusted bundle brings its own manifest. So these files carry a seal, made with a key that never
+leaves this user's state folder. Whoever can read the key, this user and the administrator, can seal
+anything.
 """
 
 import hmac
@@ -22,13 +20,13 @@ _KEY = "seal.key"
 
 
 def make_seal(data: bytes) -> bytes:
-    """Seal data; the first time makes the key.
+    """Seal data, creating the key on first use.
 
     Returns:
-        64 hexadecimal digits and the end of the line.
+        64 hexadecimal digits and a newline.
 
     Raises:
-        OSError: the key can be neither read nor made.
+        OSError: the key can be neither read nor created.
     """
     key = _read_key()
     if key is None:
@@ -40,7 +38,7 @@ def make_seal(data: bytes) -> bytes:
 
 
 def check_seal(data: bytes, seal: bytes) -> bool:
-    """Whether a seal is of this data, and was made here."""
+    """Return whether a seal was made here, for this data."""
     key = _read_key()
     return key is not None and hmac.compare_digest(_seal(key, data), seal)
 
@@ -54,7 +52,7 @@ def _key_path() -> Path:
 
 
 def _read_key() -> bytes | None:
-    """The key; `None` where there is none, or half of one."""
+    """The key; `None` if there is none or it is incomplete."""
     try:
         key = _key_path().read_bytes()
     except OSError:
@@ -65,6 +63,6 @@ def _read_key() -> bytes | None:
 def _make_key() -> None:
     path = _key_path()
     files.make_folders(path.parent, mode=0o700)
-    # Two processes at once: the later key stays, and the earlier one's seal is void.
+    # If two processes do this at once, the later key stays and the earlier seal is void.
     with files.replaced(path, is_private=True) as file:
         file.write(secrets.token_bytes(_KEY_BYTES))

@@ -1,8 +1,8 @@
-"""Bundles whose modules need operators that Ortolan does not write (`runtime.graph.vocabulary`).
+"""Trust in bundles with operators that Ortolan does not write (`runtime.graph.vocabulary`).
 
-Nobody has tried those on hostile input, so such a bundle opens only where it was made, or where
-its user said to trust whoever made it. A seal beside its files says so, for this user alone; no
-manifest lists it.
+Their kernels have not been tested on hostile input. Such a bundle opens only where it was made, or
+after its user chose to trust the author. A seal next to its files, valid for this user only and not
+listed in the manifest, records that.
 """
 
 from pathlib import Path
@@ -19,38 +19,38 @@ __all__ = ["NAME", "check_trusted", "trust"]
 NAME = "operators.seal"
 
 _LISTED = 3
-"""Forms that an error names."""
+"""Operators named in an error."""
 
 
 def trust(folder: Path, manifest: Manifest) -> None:
-    """Let this user open a bundle with operators of its author's own.
+    """Trust a bundle that uses custom operators, for this user.
 
     Raises:
-        OSError: the seal, or the key to make it, cannot be written.
+        OSError: the seal or its key cannot be written.
     """
     files.write(folder / NAME, seal.make_seal(_sealed(manifest)))
 
 
 def check_trusted(folder: Path, manifest: Manifest) -> None:
-    """Refuse a bundle with operators of its author's own, unless this user trusts it.
+    """Check that a bundle has no custom operators, or that this user trusts it.
 
     Raises:
-        UntrustedError: names the operators, and says how to trust it.
+        UntrustedError: it has, and is not trusted. Names the operators.
     """
     if not manifest.foreign_operators or seal.check_seal(_sealed(manifest), _read(folder)):
         return
     named = "; ".join(manifest.foreign_operators[:_LISTED])
     more = len(manifest.foreign_operators) - _LISTED
     raise UntrustedError(
-        f"{folder}: expected operators that ortolan writes itself, got {named}"
-        f"{f' and {more} more' if more > 0 else ''}, which its author's module needs. A kernel "
-        "that is given what it does not expect may end this process, or worse. If you trust who "
-        f"made it, run `ortolan trust {folder}`, or load it with trust=True."
+        f"{folder} uses operators that Ortolan does not write: {named}"
+        f"{f' and {more} more' if more > 0 else ''}. Unexpected input to their kernels may crash "
+        "this process, or worse. If you trust the author, "
+        f"run `ortolan trust {folder}`, or load the bundle with trust=True."
     )
 
 
 def _sealed(manifest: Manifest) -> bytes:
-    # other seals are of other things: none of them is good for this
+    # a prefix, so that no other kind of seal passes for this one
     return f"operators\n{fingerprint(manifest)}\n".encode()
 
 

@@ -63,10 +63,7 @@ def _obstacle(
     """The first obstacle to CUDA: driver, libraries, package, bundle, this version of Ortolan."""
     part = missing()
     if part is not None:
-        return (
-            f"CUDA needs {part.name}, which is missing. {part.remedy} "
-            "`ortolan doctor` lists every part."
-        )
+        return f"{part.name} is missing. {part.remedy} `ortolan doctor` lists every part."
     if "CUDAExecutionProvider" not in providers:
         return f"this onnxruntime has no CUDA. Run: {INSTALL}"
     if "cuda" not in offered:

@@ -96,7 +96,7 @@ class Engine:
         return fingerprint(self.manifest)
 
     @cached_property
-    def parts_matter(self) -> bool:
+    def depends_on_chunks(self) -> bool:
         """Whether results depend on where a prompt is cut, even into even parts.
 
         They do where one scale rounds the activations of a whole call, and where a state is

@@ -125,7 +125,7 @@ class PrefixCache:
         computed_by = (engine.identity, onnxruntime_version(), *processor_features(), exact, GRID)
         self._root = _hash(repr(computed_by).encode())
         self._most_bytes = most_bytes
-        self._caches_ends = not engine.parts_matter and not engine.mixes_rows
+        self._caches_ends = not engine.depends_on_chunks and not engine.mixes_rows
         self._files = None
         if folder is not None:
             self._files = PrefixFiles(Path(folder), most_bytes=most_file_bytes)

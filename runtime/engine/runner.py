@@ -67,7 +67,7 @@ class Runner:
         exact: compute the same for a row, to the bit, whatever the other rows hold and however its
             prompt is cut.
         chunk: most new tokens of one call; an even divisor of `GRID` if `exact`. Where cuts change
-            results (`Engine.parts_matter`), exact chunks have `GRID` tokens regardless.
+            results (`Engine.depends_on_chunks`), exact chunks have `GRID` tokens regardless.
 
     Attributes:
         logits_BV: logits of the selected rows, float32; the next step overwrites them.
@@ -82,7 +82,7 @@ class Runner:
         self.slots = slots
         self._engine = engine
         self._exact = exact
-        self._chunk = GRID if exact and engine.parts_matter else chunk
+        self._chunk = GRID if exact and engine.depends_on_chunks else chunk
         self._multiple = multiple
         self._session = engine.ort_session(1, rows_per_source=slots.beams)
         self._ids = np.zeros((rows, 1), np.int64)
@@ -202,7 +202,7 @@ class Runner:
         if not self._exact:
             return most
         most -= most % 2
-        if not self._engine.parts_matter and not self._engine.mixes_rows:
+        if not self._engine.depends_on_chunks and not self._engine.mixes_rows:
             return most
         # cut by position alone, whatever else runs and whatever the caller asked for
         return min(most, self._chunk - length % self._chunk)

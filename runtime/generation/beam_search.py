@@ -1,25 +1,23 @@
-"""Beam search over rows of logits, as Hugging Face's `generate` defines it.
+"""Beam search over rows of logits, as defined by Hugging Face's `generate`.
 
-A beam is a text begun for a source. All beams of a source are extended by every token; the best
-extensions go on, those that end are kept aside as hypotheses. With `G` beams and `e` ids that end
-a text:
+A beam is an unfinished sequence. Every step extends all beams of a source by every token, keeps
+the best extensions, and sets finished ones aside as hypotheses. With `G` beams and `e` EOS ids:
 
     1. the score of an extension is the sum of the log-probabilities of its tokens
-    2. the best max(2, 1 + e) * G extensions are candidates: enough that G of them go on
-    3. of these the first G become hypotheses where they end; their score is divided by
+    2. the best max(2, 1 + e) * G extensions are candidates: at least G of them do not end
+    3. of these, the first G become hypotheses if they end; their score is divided by
        length ** length_penalty, and the best G hypotheses are kept
     4. the first G candidates that do not end become the beams
-    5. it is over when all G hypotheses are there and, for `early_stopping`
+    5. the search ends when there are G hypotheses and, for `early_stopping`
            True     at once
-           False    when the best beam, were it to end now, would not be among them
-           "never"  when it would not be among them even at the most favourable length
-       and in any case at `max_tokens`, where every candidate ends
+           False    when the best beam would not be among them if it ended now
+           "never"  when it would not be among them at the most favorable length
+       and at `max_tokens` in any case, where every candidate ends
 
-Knows ids and logits of one source. Does not know the session, the cache, text, nor other sources:
-a source gives the same beside others as alone.
+Ties: the lower beam wins, then the lower id. transformers leaves ties to `torch.topk`, which
+promises no order.
 
-Equal scores: the beam and then the id that comes first wins. transformers leaves this to
-`torch.topk`, which promises nothing.
+Knows ids and logits of one source. Does not know the KV cache, text or other sources.
 
 Shape letters: G beams, V vocabulary.
 
@@ -27,7 +25,7 @@ Source: transformers 5.23, `GenerationMixin._beam_search`.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -36,39 +34,30 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.errors import NumericError
 
-__all__ = ["BeamOptions", "BeamSearch", "EarlyStopping", "Scored"]
+__all__ = ["BeamSearch", "Beams", "EarlyStopping", "Scored"]
 
 EarlyStopping = bool | Literal["never"]
 
 _ENDED = -1.0e9
-"""Added to what ended, so that it goes on only where there is nothing else."""
+"""Score offset of finished extensions, so that they are continued only as a last resort."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BeamOptions:
-    """What to search for, checked.
-
-    Attributes:
-        beams: texts that are extended at every step.
-        eos: ids that end a text.
-        max_tokens: most tokens of a text.
-        length_penalty: above 0 favours long texts, below 0 short ones.
-        early_stopping: see the module.
-    """
+class Beams:
+    """Settings of a beam search; see `ortolan.runtime.generation.options.BeamOptions`."""
 
     beams: int
-    eos: frozenset[int]
-    max_tokens: int
+    n_best: int = 1
     length_penalty: float = 1.0
     early_stopping: EarlyStopping = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scored:
-    """A text that was found.
+    """A sequence and its score.
 
     Attributes:
-        tokens: its ids, the one that ended it included.
+        tokens: new ids, EOS included.
         score: the sum of their log-probabilities over `length ** length_penalty`.
     """
 
@@ -76,24 +65,23 @@ class Scored:
     score: float
 
 
-class _Text(NamedTuple):
-    """A text as its last token and what comes before it, which beams share."""
+class _Node(NamedTuple):
+    """A sequence as its last token and the node before it, which beams share."""
 
     token: int
-    before: "_Text | None"
+    before: "_Node | None"
 
     def tokens(self) -> tuple[int, ...]:
-        """All ids, first to last."""
-        text: _Text | None = self
+        node: _Node | None = self
         ids = []
-        while text is not None:
-            ids.append(text.token)
-            text = text.before
+        while node is not None:
+            ids.append(node.token)
+            node = node.before
         return tuple(reversed(ids))
 
 
 class _Candidate(NamedTuple):
-    """An extension of a beam: the sum of its log-probabilities, the beam, the token."""
+    """Extension of a beam by a token, with the sum of its log-probabilities."""
 
     score: float
     beam: int
@@ -103,93 +91,97 @@ class _Candidate(NamedTuple):
 class BeamSearch:
     """The search for one source.
 
+    Args:
+        settings: of the search.
+        eos: ids that end a sequence.
+        max_tokens: maximum number of new tokens.
+
     Attributes:
-        tokens: the last id of each beam, to be fed to the model next.
-        parents: which beam of the step before each beam extends.
-        is_done: whether there is nothing left to find.
+        length: number of tokens of each beam.
+        tokens: newest id of each beam, which the model reads next.
+        parents: for each beam, the beam of the previous step that it extends.
+        is_done: whether the search has ended.
     """
 
-    def __init__(self, options: BeamOptions) -> None:
-        self._options = options
-        self._kept = max(2, 1 + len(options.eos)) * options.beams
-        self._length = 0
-        self._texts: list[_Text | None] = [None] * options.beams
-        # all beams are the same in the beginning: only the first counts
-        self._scores = [0.0] + [_ENDED] * (options.beams - 1)
-        self._found: list[tuple[float, _Text]] = []
+    def __init__(self, settings: Beams, *, eos: Collection[int], max_tokens: int) -> None:
+        beams = settings.beams
+        self._settings = settings
+        self._eos = frozenset(eos)
+        self._max_tokens = max_tokens
+        self._nodes: list[_Node | None] = [None] * beams
+        # all beams are equal at first: only beam 0 counts
+        self._scores = [0.0] + [_ENDED] * (beams - 1)
+        self._hypotheses: list[tuple[float, _Node]] = []
+        self.length = 0
         self.tokens: list[int] = []
-        self.parents = list(range(options.beams))
+        self.parents = list(range(beams))
         self.is_done = False
 
-    @property
-    def length(self) -> int:
-        """Tokens of each beam."""
-        return self._length
-
     def advance(self, logits_GV: NDArray[np.float32], suppressed: Sequence[int] = ()) -> None:
-        """Extend the beams by a token.
+        """Extend the beams by their best tokens.
 
         Args:
-            logits_GV: of each beam, `(G, V)`. Overwritten.
-            suppressed: ids that are not to be chosen, however likely.
+            logits_GV: logits of each beam, `(G, V)`. Overwritten.
+            suppressed: ids that may not be chosen.
 
         Raises:
-            NumericError: the greatest logit of a beam is not finite. Names the step.
+            NumericError: the highest logit of a beam is not finite.
         """
         self._continue(self._candidates(logits_GV, suppressed))
 
     def force(self, token: int) -> None:
-        """Extend all beams by this token, which costs nothing."""
+        """Extend all beams by this token, without changing their scores."""
         ranked = sorted(range(len(self._scores)), key=lambda beam: -self._scores[beam])
         self._continue([_Candidate(self._scores[beam], beam, token) for beam in ranked])
 
     def best(self, count: int) -> list[Scored]:
-        """Give the best texts, best first: complete ones as far as there are, then beams."""
-        divisor = self._divisor(max(self._length, 1))
-        beams = zip(self._scores, self._texts, strict=True)
-        begun = [
-            (_single(score / divisor), text)
-            for score, text in beams
-            if text is not None and not self.is_done
+        """Return the best sequences, best first: hypotheses, then unfinished beams."""
+        divisor = self._divisor(max(self.length, 1))
+        unfinished = [
+            (_single(score / divisor), node)
+            for score, node in zip(self._scores, self._nodes, strict=True)
+            if node is not None and not self.is_done
         ]
-        texts = [*self._found, *begun][:count]
-        return [Scored(tokens=text.tokens(), score=score) for score, text in texts]
+        ranked = [*self._hypotheses, *unfinished][:count]
+        return [Scored(tokens=node.tokens(), score=score) for score, node in ranked]
 
     def _candidates(
         self, logits_GV: NDArray[np.float32], suppressed: Sequence[int]
     ) -> list[_Candidate]:
-        """The best extensions, best first: time after time the best that is left of all beams."""
+        """The best extensions of all beams, best first."""
         highest_G = logits_GV.max(axis=1)
         if not all(map(math.isfinite, highest_G.tolist())):
             raise NumericError(
-                f"step {self._length + 1}: expected finite logits, got others. "
-                "The model overflows; verify the bundle on this device, or export it in fp32."
+                f"The logits of step {self.length + 1} are not finite: the model overflows. "
+                "Run `ortolan verify` on this device, or export in fp32."
             )
-        # in place, and in the order and precision of transformers: sums are equal to the last bit
+        # in place, in the order and precision of transformers: sums are equal to the last bit
         logits_GV -= highest_G[:, None]
         logits_GV -= np.log(np.exp(logits_GV).sum(axis=1))[:, None]
         logits_GV += np.array(self._scores, np.float32)[:, None]
         if suppressed:
             logits_GV[:, suppressed] = -math.inf
+        # few candidates in a large vocabulary: repeated argmax is faster than sorting
         rows = list(logits_GV)
         tokens: list[int] = logits_GV.argmax(axis=1).tolist()
         scores = [row.item(token) for row, token in zip(rows, tokens, strict=True)]
-        found = []
-        for _ in range(min(self._kept, logits_GV.size)):
+        count = max(2, 1 + len(self._eos)) * self._settings.beams
+        candidates = []
+        for _ in range(min(count, logits_GV.size)):
             beam = scores.index(max(scores))
             row, token = rows[beam], tokens[beam]
-            found.append(_Candidate(scores[beam], beam, token))
+            candidates.append(_Candidate(scores[beam], beam, token))
             row[token] = -math.inf
             tokens[beam] = token = int(row.argmax())
             scores[beam] = row.item(token)
-        return found
+        return candidates
 
     def _continue(self, candidates: list[_Candidate]) -> None:
-        """Keep what ends among the candidates, go on with what does not."""
-        beams = self._options.beams
-        self._length += 1
-        is_last = self._length >= self._options.max_tokens
-        ends = [is_last or candidate.token in self._options.eos for candidate in candidates]
+        """Turn the best candidates into hypotheses, if they end, and into the next beams."""
+        beams = self._settings.beams
+        self.length += 1
+        is_last = self.length >= self._max_tokens
+        ends = [is_last or candidate.token in self._eos for candidate in candidates]
         for candidate, has_ended in zip(candidates[:beams], ends, strict=False):
             if has_ended:
                 self._keep(candidate)
@@ -202,38 +194,37 @@ class BeamSearch:
                 for candidate, has_ended in zip(candidates, ends, strict=True)
             ]
             chosen = sorted(ranked, key=lambda candidate: -candidate.score)[:beams]
-        texts = self._texts
-        self._texts = [_Text(each.token, texts[each.beam]) for each in chosen]
-        self._scores = [each.score for each in chosen]
-        self.tokens = [each.token for each in chosen]
-        self.parents = [each.beam for each in chosen]
+        nodes = self._nodes
+        self._nodes = [_Node(candidate.token, nodes[candidate.beam]) for candidate in chosen]
+        self._scores = [candidate.score for candidate in chosen]
+        self.tokens = [candidate.token for candidate in chosen]
+        self.parents = [candidate.beam for candidate in chosen]
         self.is_done = all(ends) or self._is_settled()
 
     def _keep(self, candidate: _Candidate) -> None:
-        """Put a complete text among the hypotheses, if it is one of the best."""
-        score = _single(candidate.score / self._divisor(self._length))
-        text = _Text(candidate.token, self._texts[candidate.beam])
-        self._found.append((score, text))
-        self._found.sort(key=lambda found: -found[0])  # stable: of equals the earlier stays first
-        del self._found[self._options.beams :]
+        score = _single(candidate.score / self._divisor(self.length))
+        node = _Node(candidate.token, self._nodes[candidate.beam])
+        self._hypotheses.append((score, node))
+        self._hypotheses.sort(key=lambda item: -item[0])  # stable: earlier ones win ties
+        del self._hypotheses[self._settings.beams :]
 
     def _is_settled(self) -> bool:
-        """Whether no beam can become one of the hypotheses, or none is to."""
-        options = self._options
-        if len(self._found) < options.beams:
+        """Whether there are enough hypotheses and no beam can improve on them (step 5)."""
+        settings = self._settings
+        if len(self._hypotheses) < settings.beams:
             return False
-        if options.early_stopping is True:
+        if settings.early_stopping is True:
             return True
-        # what is added to a score is negative: a long text is as good as it can get at its end
-        favours_long = options.early_stopping == "never" and options.length_penalty > 0
-        length = options.max_tokens if favours_long else self._length
+        # log-probabilities are negative: above a penalty of 0, a score rises with the length
+        favors_long = settings.early_stopping == "never" and settings.length_penalty > 0
+        length = self._max_tokens if favors_long else self.length
         reachable = _single(self._scores[0] / self._divisor(length))
-        return reachable <= self._found[-1][0]
+        return reachable <= self._hypotheses[-1][0]
 
     def _divisor(self, length: int) -> float:
-        return _single(length**self._options.length_penalty)
+        return _single(length**self._settings.length_penalty)
 
 
 def _single(value: float) -> float:
-    """Round to float32, in which transformers adds scores up."""
+    """Round to float32, the precision in which transformers adds scores."""
     return float(np.float32(value))

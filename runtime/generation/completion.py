@@ -1,26 +1,28 @@
-"""What was generated for one request: a text, why it ended, and where the time went."""
+"""Completions: what was generated for a request, why it ended, and where the time went."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Completion", "FinishReason", "Hypothesis", "Timings", "TokenLogprobs", "rate"]
+__all__ = ["Completion", "FinishReason", "Hypothesis", "Timings", "TokenLogprobs"]
 
 FinishReason = Literal["length", "stop", "cancelled"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Timings:
-    """Where the time went, on a clock that nobody sets.
+    """Token counts and times of a request, on a monotonic clock.
 
     Attributes:
-        prompt_tokens: of the prompt; of the source, for a text that is written from one.
-        cached_tokens: of the prompt, those whose states were there already and were not computed.
-        drafted_tokens: guesses at the new tokens; `accepted_tokens` of them were right.
-        prefill_s: seconds for the prompt, or for the sources that were encoded together.
+        prompt_tokens: length of the prompt, or of an encoder-decoder's source.
+        new_tokens: number of generated tokens.
+        prefill_s: seconds for the prompt; for all sources that were encoded together.
         decode_s: seconds from the first new token to the last.
-        time_to_first_token_s: seconds from the start of the request, other texts included.
-        tokens_per_second: of the new tokens after the first; 0 when there is none.
-        prefill_tokens_per_second: of the part of the prompt that was computed; 0 without one.
+        time_to_first_token_s: seconds from the request to the first new token, waiting included.
+        tokens_per_second: rate of the new tokens after the first; 0 if there are none.
+        prefill_tokens_per_second: rate of the computed prompt tokens; 0 if there are none.
+        cached_tokens: prompt tokens whose states came from a cache.
+        drafted_tokens: number of guessed tokens.
+        accepted_tokens: number of guesses that were right.
     """
 
     prompt_tokens: int
@@ -37,12 +39,12 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """How likely the model took one new token to be, before any option changed that.
+    """Log-probabilities at one new token, before sampling options apply.
 
     Attributes:
-        token: the chosen one.
-        logprob: the natural logarithm of its probability.
-        top: the likeliest ids and theirs, likeliest first; as many as were asked for.
+        token: the chosen id.
+        logprob: natural logarithm of its probability.
+        top: the most probable ids with their log-probabilities, highest first.
     """
 
     token: int
@@ -52,11 +54,11 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hypothesis:
-    """One text that a beam search found.
+    """A sequence found by beam search.
 
     Attributes:
-        text: without special tokens; empty when the bundle has no tokenizer.
-        tokens: every new id, the end-of-text id included.
+        text: without special tokens; empty if the bundle has no tokenizer.
+        tokens: all new ids, EOS included.
         score: the sum of the log-probabilities over `len(tokens) ** length_penalty`.
     """
 
@@ -67,17 +69,17 @@ class Hypothesis:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
-    """What was generated for one prompt, or from one source.
+    """The result of a request.
 
     Attributes:
-        text: up to the stop text, without it; empty when the bundle has no tokenizer.
-        tokens: every new id, those of a stop text and the end-of-text id included.
-        finish_reason: `stop` for an end-of-text id or a stop text; `length` for
-            `max_new_tokens` or the context; `cancelled`. A grammar that nothing can follow is a
-            `stop` too.
-        logprobs: one for each of `tokens`, where they were asked for.
-        score: of a beam search, as for a `Hypothesis`; `None` without beams.
-        alternatives: the next best texts of a beam search, best first.
+        text: the new text, up to the stop text; empty if the bundle has no tokenizer.
+        tokens: all new ids, including EOS and those of a stop text.
+        finish_reason: `stop` at EOS, at a stop text or at the end of a grammar; `length` at
+            `max_new_tokens` or the end of the context; `cancelled`.
+        timings: token counts and times.
+        logprobs: one entry per token, if requested.
+        score: of a beam search, as in `Hypothesis`.
+        alternatives: the next best sequences of a beam search, best first.
     """
 
     text: str
@@ -87,8 +89,3 @@ class Completion:
     logprobs: tuple[TokenLogprobs, ...] | None = None
     score: float | None = None
     alternatives: tuple[Hypothesis, ...] = ()
-
-
-def rate(count: int, seconds: float) -> float:
-    """How many in a second; 0 where there was none or no time."""
-    return count / seconds if count > 0 and seconds > 0 else 0.0

@@ -1,13 +1,13 @@
-"""Drafts: guesses at the next tokens of a text, which the model checks in one call.
+"""Drafts: guesses at the next tokens of a sequence, which the model checks in one call.
 
-The model computes a few tokens in little more time than one. So a draft is appended as if it were
-the text, and of each position the sampler chooses as it would have anyway: as long as it chooses
-what the draft says, the next position is already there. A wrong guess costs time and changes
-nothing, whether the text is greedy or drawn with a seed (arXiv:2211.17192, section 2; here the
-sampler's own draw is the test, so that a seed gives the same text with a draft and without).
+The model computes a few tokens in little more time than one. So a draft is appended to the
+sequence, and the sampler chooses at each position as it would have anyway. As long as it chooses
+what the draft says, the next position is already computed. A wrong guess costs time and changes
+nothing, whether the sequence is greedy or sampled (arXiv:2211.17192, section 2; here the sampler's
+own draw is the test, so a seed gives the same sequence with and without drafts).
 
-Two sources of drafts: `PromptLookup` finds what followed the last tokens when they occurred before
-(Saxena 2023, "Prompt Lookup Decoding"), `DraftModel` asks a smaller model.
+Two sources of drafts: `PromptLookup` repeats what followed the last tokens when they occurred
+before (Saxena 2023, "Prompt Lookup Decoding"); `DraftModel` asks a smaller model.
 """
 
 from collections.abc import Sequence
@@ -17,78 +17,89 @@ from typing import Any, Protocol, runtime_checkable
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError
 
-__all__ = ["Draft", "DraftModel", "Drafter", "PromptLookup", "check_draft", "checked_drafter"]
+__all__ = ["Draft", "DraftModel", "Drafter", "Pace", "PromptLookup", "begin_draft", "check_draft"]
 
 NGRAMS = (4, 2, 1)
-"""Tokens that have to match, the longest first: a longer match is right more often.
+"""Lengths of the matches to look for, longest first: a longer match is right more often.
 
-What follows a match of one token is seldom right. It is guessed for a single token, since the
-second place of a call is there in any case.
+A match of one token is seldom right. It proposes a single token, which costs nothing: a call
+computes at least two positions in any case.
 """
+
+SIZES = (2, 4, 6, 8, 12, 16, 24, 32)
+"""Tokens in a call: even, and few enough sizes to learn the time of each."""
+
+FIRST_GUESS = 0.6
+"""Assumed probability that a guess is right, before any was checked."""
+
+WEIGHT = 0.15
+"""Weight of the newest observation in the moving averages of `Pace`."""
+
+SLOPE = 0.12
+"""Assumed cost of each token beyond two, as a share of a call of two, until measured."""
 
 
 @runtime_checkable
 class Drafter(Protocol):
-    """Guesses for one text."""
+    """Guesses for one sequence."""
 
     def extend(self, tokens: Sequence[int], /) -> None:
-        """Take tokens that the text has got since the last call."""
+        """Append tokens that the sequence has got since the last call."""
 
     def propose(self, most: int, /) -> list[int]:
-        """Guess at most `most` next tokens, ids of the model; none where nothing suggests any."""
+        """Guess up to `most` next tokens, as ids of the model; an empty list if there are none."""
 
 
 class Draft(Protocol):
-    """Where guesses come from, for any number of texts."""
+    """A source of guesses for any number of sequences."""
 
     def begin(self, prompt: Sequence[int], /) -> Drafter:
-        """Begin to guess for a text that follows this prompt."""
+        """Start guessing for a sequence that continues this prompt."""
 
 
 @dataclass(frozen=True, slots=True)
 class PromptLookup:
-    """Drafts from the text itself: what followed the last tokens when they occurred before.
+    """Drafts from the sequence itself: what followed the last tokens when they occurred before.
 
-    It costs nothing, and pays where an answer repeats its prompt or itself: edits, extraction,
+    Free to compute. It pays where an answer repeats its prompt or itself: edits, extraction,
     structured data.
     """
 
     def begin(self, prompt: Sequence[int]) -> Drafter:
-        """Begin to guess for a text that follows this prompt."""
+        """Start guessing for a sequence that continues this prompt."""
         return _Lookup(prompt)
 
 
 class _Lookup:
-    """The n-grams of one text, each with where it ended last."""
+    """The n-grams of one sequence, each with the place where it last ended."""
 
     def __init__(self, prompt: Sequence[int]) -> None:
         self._tokens: list[int] = []
         self._ends: dict[tuple[int, ...], int] = {}
-        self._found: int | None = None
+        self._match: int | None = None
         self._size = 0
         self.extend(prompt)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        known, ends = self._tokens, self._ends
         for token in tokens:
-            known.append(token)
-            self._found = None
+            self._tokens.append(token)
+            self._match = None
             for size in NGRAMS:
-                if len(known) >= size:
-                    gram = tuple(known[-size:])
-                    if self._found is None:
-                        self._found, self._size = ends.get(gram), size
-                    ends[gram] = len(known)
+                if len(self._tokens) >= size:
+                    gram = tuple(self._tokens[-size:])
+                    if self._match is None:
+                        self._match, self._size = self._ends.get(gram), size
+                    self._ends[gram] = len(self._tokens)
 
     def propose(self, most: int) -> list[int]:
-        if self._found is None:
+        if self._match is None:
             return []
-        known, count = self._tokens, len(self._tokens)
+        tokens, count = self._tokens, len(self._tokens)
         most = min(most, 1) if self._size == 1 else most
         draft: list[int] = []
-        for place in range(self._found, self._found + most):
-            # a match that overlaps the end goes on with what it has just guessed: a repetition
-            draft.append(known[place] if place < count else draft[place - count])
+        for place in range(self._match, self._match + most):
+            # a match that overlaps the end goes on with its own guesses: a repetition
+            draft.append(tokens[place] if place < count else draft[place - count])
         return draft
 
 
@@ -96,73 +107,21 @@ class DraftModel:
     """Drafts from a smaller model with the same tokenizer.
 
     Args:
-        model: a `Decoder`; what it computes belongs to the text that it guesses for.
+        model: a `Decoder`. Each sequence gets its own `Session` of it.
     """
 
     def __init__(self, model: Any) -> None:
         if not hasattr(model, "session"):
-            raise InputError(
-                f"draft: expected a decoder, got {type(model).__name__}. "
-                "Load a bundle that continues texts."
-            )
+            raise InputError(f"A draft model must be a Decoder (got {type(model).__name__}).")
         self.model = model
 
     def begin(self, prompt: Sequence[int]) -> Drafter:
-        """Begin to guess for a text that follows this prompt."""
-        context_length = self.model.manifest.context_length
-        return _Guesses(self.model.session(), prompt, context_length)
+        """Start guessing for a sequence that continues this prompt."""
+        return _ModelDrafter(self.model.session(), prompt, self.model.manifest.context_length)
 
 
-def check_draft(draft: Draft, manifest: Manifest) -> None:
-    """Refuse a draft that cannot guess for this bundle.
-
-    Raises:
-        InputError: it is none, its model has another tokenizer, or the states of one of the two
-            cannot take a wrong guess back.
-    """
-    if not hasattr(draft, "begin"):
-        raise InputError(
-            f"draft: expected PromptLookup() or DraftModel(model), got {type(draft).__name__}."
-        )
-    small = draft.model.manifest if isinstance(draft, DraftModel) else None
-    states = [*manifest.states, *(() if small is None else small.states)]
-    replaced = [state.name for state in states if state.update == "replace"]
-    if replaced or manifest.takes_one:
-        got = repr(replaced[0]) if replaced else "tokens that are taken one by one"
-        raise InputError(
-            f"draft: expected states that grow, got {got}, which cannot take a wrong "
-            "guess back. Generate without a draft, or choose another model to guess."
-        )
-    if small is not None and (
-        _tokenizer_hash(small) != _tokenizer_hash(manifest)
-        or small.vocab_size > manifest.vocab_size
-    ):
-        raise InputError(
-            "draft: expected a model with the same tokenizer, got one with another. "
-            "Use the smaller model of the same family, or PromptLookup()."
-        )
-
-
-def checked_drafter(drafter: Any, draft: Draft) -> Drafter:
-    """What `begin` of a draft returned, if it is a drafter.
-
-    Raises:
-        InputError: it is something else.
-    """
-    if isinstance(drafter, Drafter):
-        return drafter
-    raise InputError(
-        f"draft: {type(draft).__name__}.begin must return an object with the methods `extend` and "
-        f"`propose`, got {type(drafter).__name__}."
-    )
-
-
-def _tokenizer_hash(manifest: Manifest) -> str | None:
-    return next((f.sha256 for f in manifest.files if f.name == manifest.tokenizer), None)
-
-
-class _Guesses:
-    """What the smaller model would say, most probable tokens alone."""
+class _ModelDrafter:
+    """The most probable tokens of a smaller model."""
 
     def __init__(self, session: Any, prompt: Sequence[int], context_length: int) -> None:
         self._session = session
@@ -177,10 +136,10 @@ class _Guesses:
         most = min(most, self._context_length - len(tokens) + 1)
         if most < 1:
             return []
-        # of what it guessed last time, keep what was right; the last token is always computed anew
+        # keep the states of earlier guesses that were right; the last token is always computed
         same = 0
-        for known, token in zip(session.tokens, tokens[:-1], strict=False):
-            if known != token:
+        for old, token in zip(session.tokens, tokens[:-1], strict=False):
+            if old != token:
                 break
             same += 1
         session.rewind(same)
@@ -189,3 +148,98 @@ class _Guesses:
             draft.append(int(session.append(new).argmax()))
             new = draft[-1:]
         return draft
+
+
+class Pace:
+    """Chooses the draft length that promises most tokens per second.
+
+    Learns from how often guesses were right and how long calls took. Without it, long drafts that
+    are mostly wrong slow prose down. The length only changes the time, never the tokens.
+    """
+
+    def __init__(self) -> None:
+        self._right = FIRST_GUESS
+        self._call_s: dict[int, float] = {}
+        self._draft_s = 0.0
+
+    def choose(self) -> int:
+        """Length of the next draft, at least 1."""
+        if 2 not in self._call_s:
+            return 1
+        return max(SIZES, key=self._rate) - 1
+
+    def learn(self, *, drafted: int, right: int, draft_s: float, size: int, seconds: float) -> None:
+        """Record the outcome of a draft.
+
+        Args:
+            drafted: tokens that were guessed.
+            right: number of leading guesses that were right.
+            draft_s: seconds spent guessing.
+            size: tokens in the call that checked them.
+            seconds: duration of that call.
+        """
+        for guess in range(min(right + 1, drafted)):
+            self._right += WEIGHT * ((guess < right) - self._right)
+        if drafted:
+            self._draft_s += WEIGHT * (draft_s / drafted - self._draft_s)
+        size += size % 2
+        average = self._call_s.setdefault(size, seconds)
+        self._call_s[size] = average + WEIGHT * (seconds - average)
+
+    def _rate(self, size: int) -> float:
+        """Tokens per second in calls of this size: right guesses and the token after them."""
+        tokens = sum(self._right**guess for guess in range(size))
+        below = max(measured for measured in self._call_s if measured <= size)
+        call_s = self._call_s[below] + SLOPE * (size - below) * self._call_s[2]
+        return tokens / (call_s + (size - 1) * self._draft_s)
+
+
+def check_draft(draft: Draft, manifest: Manifest) -> None:
+    """Reject a draft that cannot guess for this bundle.
+
+    Raises:
+        InputError: `draft` is not one, its model has another tokenizer, or a state of either model
+            cannot be rewound after a wrong guess.
+    """
+    if not hasattr(draft, "begin"):
+        raise InputError(
+            f"draft must be PromptLookup() or DraftModel(model) (got {type(draft).__name__})."
+        )
+    small = draft.model.manifest if isinstance(draft, DraftModel) else None
+    states = [*manifest.states, *(() if small is None else small.states)]
+    replaced = [state.name for state in states if state.update == "replace"]
+    if replaced or manifest.takes_one:
+        reason = (
+            f"has the recurrent state {replaced[0]!r}" if replaced else "decodes token by token"
+        )
+        raise InputError(
+            f"Drafts need a KV cache that can be rewound, but the model {reason}. "
+            "Generate without a draft, or choose another draft model."
+        )
+    if small is not None and (
+        _tokenizer_hash(small) != _tokenizer_hash(manifest)
+        or small.vocab_size > manifest.vocab_size
+    ):
+        raise InputError(
+            "The draft model has another tokenizer. Use a smaller model of the same family, "
+            "or PromptLookup()."
+        )
+
+
+def begin_draft(draft: Draft, prompt: Sequence[int]) -> Drafter:
+    """Call `draft.begin`, which may be the caller's own code.
+
+    Raises:
+        InputError: it returned something other than a drafter.
+    """
+    drafter: Any = draft.begin(prompt)
+    if isinstance(drafter, Drafter):
+        return drafter
+    raise InputError(
+        f"draft: {type(draft).__name__}.begin must return an object with the methods `extend` and "
+        f"`propose`, got {type(drafter).__name__}."
+    )
+
+
+def _tokenizer_hash(manifest: Manifest) -> str | None:
+    return next((f.sha256 for f in manifest.files if f.name == manifest.tokenizer), None)

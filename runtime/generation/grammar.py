@@ -1,16 +1,20 @@
-"""What a generated text may be: a JSON schema, a regular expression or a context-free grammar.
+"""Grammars restrict the generated text: a JSON schema, a regular expression or a Lark grammar.
 
-A `Grammar` says it, whatever the model. A `GrammarCompiler` belongs to a model and makes a
-`GrammarMatcher` for each text: it rules out the tokens that would leave the grammar, follows the
-chosen ones, and sees when the text is complete. Bytes that leave no choice come as tokens in the
-way the tokenizer would cut them.
+A `Grammar` does not depend on the model. A `GrammarCompiler` belongs to one model and makes a
+`GrammarMatcher` for each sequence, which masks tokens that would leave the grammar, follows the
+chosen ones, and reports when the text is complete. Where the grammar leaves no choice, the matcher
+returns the tokens that the tokenizer would produce for that text.
 
-The parser is llguidance, which never raises: its errors are asked for after each call.
+The parser is llguidance. It never raises, so its error state is checked after each call. Its fuel
+bounds each step but not all preparation: regular expressions that must hold together are combined
+while the grammar is read, and their states multiply. `_check_size` bounds those beforehand.
 """
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
 from functools import lru_cache
 from threading import Lock
 from typing import TYPE_CHECKING, Any
@@ -20,11 +24,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import GrammarError, MissingExtraError, shown
-from ortolan.runtime.generation.grammar_limits import (
-    COMPILED_GRAMMARS,
-    PARSER_LIMITS,
-    check_grammar,
-)
 from ortolan.runtime.generation.object_keys import DistinctKeys
 from ortolan.runtime.generation.schemas import (
     ESCAPES,
@@ -33,6 +32,11 @@ from ortolan.runtime.generation.schemas import (
     close_schemas,
 )
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.limits import (
+    MAX_GRAMMAR_BYTES,
+    MAX_GRAMMAR_CONJUNCTIONS,
+    MAX_GRAMMAR_MULTIPLES,
+)
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -40,42 +44,65 @@ if TYPE_CHECKING:
 __all__ = ["Grammar", "GrammarCompiler", "GrammarMatcher"]
 
 _WHITESPACE = r"[\x20\x0A\x0D\x09]{0,32}"
-"""Between the parts of a JSON text: bounded, since models run on in it."""
+"""Whitespace between JSON tokens: bounded, since models can go on with it forever."""
+
+COMPILED_GRAMMARS = 16
+"""Compiled grammars to cache per model; an agent has one for each of its tools."""
+
+PARSER_LIMITS: dict[str, Any] = {
+    "max_items_in_row": 1_000,
+    "initial_lexer_fuel": 200_000,
+    "step_lexer_fuel": 50_000,
+    "step_max_items": 20_000,
+    "max_lexer_states": 20_000,
+    "max_grammar_size": 100_000,
+    "verbose_errors": False,  # they would contain the grammar
+}
+"""Limits of llguidance, a tenth to a half of its defaults: a step takes milliseconds at worst."""
+
+_ESCAPE = re.compile(r"\\u00([0-7][0-9a-fA-F])")
+_REGEXES = re.compile(r'"(?:pattern|patternProperties|format)"')
+_MERGING = re.compile(r'"(?:allOf|\$ref)"')
+_MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
+_LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What a text may be, checked. Needs `ortolan[grammar]`.
+    """Restricts the text of a completion. Needs `ortolan[grammar]`.
+
+        Grammar.json_schema({"type": "object", "properties": {"name": {"type": "string"}}})
+        Grammar.regex("yes|no")
 
     Attributes:
-        source: as llguidance takes it; equal sources are one grammar.
+        source: in the syntax of llguidance; equal sources are compiled once.
     """
 
     source: str
 
     def __post_init__(self) -> None:
-        """Refuse what is no text."""
+        """Check the type of the source."""
         if not isinstance(self.source, str):
-            raise GrammarError(f"grammar: expected its source, got {shown(self.source)}.")
+            raise GrammarError(f"The source of a grammar must be text (got {shown(self.source)}).")
 
     @classmethod
     def json_schema(
         cls, schema: str | Mapping[str, Any] | bool, *, whitespace: bool = True
     ) -> "Grammar":
-        """Texts that are JSON and valid by a schema, its properties in the order written there.
+        """JSON that is valid under a schema, with properties in the order of the schema.
 
         Args:
-            schema: as an object, or as JSON. What is not supported is refused: `not`, `oneOf` of
-                alternatives that overlap, remote references, some formats, and llguidance's own
-                `x-guidance`, which can switch parts of a schema off.
-            whitespace: whether there may be any between the parts, as most models write it.
+            schema: as an object, or as JSON. Unsupported keywords are rejected: `not`, `oneOf`
+                with overlapping alternatives, remote references, some formats, and llguidance's
+                own `x-guidance`, which can disable parts of a schema.
+            whitespace: allow whitespace between JSON tokens, as most models write it.
 
         Raises:
-            GrammarError: it is no schema, or one that is not supported or too complex.
+            GrammarError: the schema is invalid, unsupported or too complex.
             MissingExtraError: llguidance is not installed.
         """
         text = _as_json(schema)
-        check_grammar(text)
+        _check_size(text)
         check_schema(json.loads(text))
         pattern = _WHITESPACE if whitespace else ""
         try:
@@ -88,41 +115,41 @@ class Grammar:
 
     @classmethod
     def regex(cls, pattern: str) -> "Grammar":
-        """Texts that a regular expression matches from beginning to end.
+        """Text that fully matches a regular expression.
 
         Args:
-            pattern: in the syntax of Rust's `regex`; no look-around, no back references.
+            pattern: in the syntax of Rust's `regex`: no look-around, no back references.
 
         Raises:
-            GrammarError: it is none, or too complex.
+            GrammarError: the pattern is invalid or too complex.
             MissingExtraError: llguidance is not installed.
         """
-        check_grammar(pattern)
+        _check_size(pattern)
         return _valid(cls(_llguidance().LLMatcher.grammar_from_regex(pattern)))
 
     @classmethod
     def lark(cls, text: str) -> "Grammar":
-        """Texts of a context-free grammar.
+        """Text of a context-free grammar.
 
         Args:
-            text: in llguidance's variant of Lark's syntax; the rule `start` is the whole text.
+            text: in llguidance's variant of Lark's syntax, starting at the rule `start`.
 
         Raises:
-            GrammarError: it is none, or too complex.
+            GrammarError: the grammar is invalid or too complex.
             MissingExtraError: llguidance is not installed.
         """
-        check_grammar(text)
+        _check_size(text)
         return _valid(cls(_llguidance().LLMatcher.grammar_from_lark(close_schemas(text))))
 
 
 class GrammarMatcher:
-    """Where one text stands in its grammar.
+    """The state of one sequence in its grammar.
 
     Args:
-        matcher: at the beginning of the text.
+        matcher: of llguidance, at the start of the text.
         vocab_size: logits are `(V,)`.
-        eos: ids that no grammar allows on its own.
-        keys: where no object of the text, which is JSON then, may have a key twice.
+        eos: EOS ids, which are not text.
+        keys: keeps the objects of a JSON text from having duplicate keys.
     """
 
     def __init__(
@@ -138,32 +165,32 @@ class GrammarMatcher:
         self._keys = keys
         self._forced: list[int] = []
         self._bits: bytes | None = None
-        self._look()
+        self._look_ahead()
 
     @property
     def may_end(self) -> bool:
-        """Whether the text so far is one of the grammar."""
+        """Whether the text so far is complete."""
         return self._matcher.is_accepting()
 
     @property
     def is_complete(self) -> bool:
-        """Whether it is, and nothing can follow."""
+        """Whether the text is complete and nothing can follow."""
         return self._matcher.is_stopped()
 
     @property
     def forced(self) -> Sequence[int]:
-        """The tokens that come next where there is no choice of text; often none."""
+        """The next tokens, if the grammar leaves no choice of text; usually none."""
         return tuple(self._forced)
 
     def rule_out(
         self, logits_V: NDArray[np.float32], ends: Collection[int], *, may_end: bool = True
     ) -> None:
-        """Overwrite the logits of tokens that may not come next with -inf.
+        """Set the logits of tokens that may not come next to -inf.
 
         Args:
             logits_V: `(V,)`.
-            ends: ids that end a text; they may come where the grammar lets it end.
-            may_end: whether something else lets it.
+            ends: ids that end the sequence, allowed where the text is complete.
+            may_end: whether they are allowed at all.
         """
         if self._bits is None:
             self._bits = self._matcher.compute_bitmask()
@@ -176,11 +203,11 @@ class GrammarMatcher:
         np.copyto(logits_V, -np.inf, where=ruled_out)
 
     def accept(self, token: int) -> None:
-        """Follow a token.
+        """Advance by a token.
 
         Raises:
-            GrammarError: it leaves the grammar; no token can follow it; or following the
-                grammar took too much work.
+            GrammarError: the token leaves the grammar, no token can follow it, or the grammar is
+                too complex.
         """
         self._matcher.consume_token(token)
         self._check()
@@ -189,10 +216,10 @@ class GrammarMatcher:
         self._bits = None
         self._forced = self._forced[1:] if self._forced[:1] == [token] else []
         if not self._forced:
-            self._look()
+            self._look_ahead()
 
-    def _look(self) -> None:
-        """Find out what may come next, as soon as it can be known."""
+    def _look_ahead(self) -> None:
+        """Compute the forced tokens or the mask, so that an error shows at once."""
         self._check()
         self._bits = None
         self._forced = [] if self.is_complete else self._matcher.compute_ff_tokens()
@@ -206,10 +233,9 @@ class GrammarMatcher:
 
 
 class GrammarCompiler:
-    """Makes matchers for the texts of one model. Threads may share it.
+    """Makes matchers for one model. Threads may share it.
 
-    The vocabulary is read when the first grammar comes: that takes memory and some time, 100 MB
-    for 128,000 tokens.
+    The first grammar loads the vocabulary, which needs 100 MB for 128,000 tokens.
 
     Args:
         manifest: of the bundle.
@@ -223,15 +249,15 @@ class GrammarCompiler:
         self._lock = Lock()
         self._vocabulary: LLTokenizer | None = None
         self._quoting: dict[int, bytes] | None = None
-        # a list of prompts, or a service, asks for the same one again and again
-        self._compiled = lru_cache(COMPILED_GRAMMARS)(self._compiled_anew)
+        # a batch, or the requests of a service, often share a grammar
+        self._compiled = lru_cache(COMPILED_GRAMMARS)(self._compile)
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
-        """A matcher at the beginning of a text.
+        """A matcher at the start of a text.
 
         Raises:
-            GrammarError: the grammar is too complex, no token can begin a text of it, or the
-                bundle's tokenizer is of a kind that grammars do not work with.
+            GrammarError: the grammar is too complex, no token can start a text of it, or it does
+                not support the bundle's kind of tokenizer.
             MissingExtraError: llguidance is not installed.
         """
         with self._lock:
@@ -240,8 +266,8 @@ class GrammarCompiler:
             copy = compiled.deep_copy()
         return GrammarMatcher(copy, self._vocab_size, self._eos, keys)
 
-    def _compiled_anew(self, grammar: Grammar) -> "tuple[LLMatcher, bool]":
-        """The grammar at the beginning of a text, and whether the keys of objects count."""
+    def _compile(self, grammar: Grammar) -> "tuple[LLMatcher, bool]":
+        """A matcher to copy, and whether it needs `DistinctKeys`."""
         if self._vocabulary is None:
             self._vocabulary = self._read_vocabulary()
         matcher: LLMatcher = _llguidance().LLMatcher(
@@ -261,7 +287,7 @@ class GrammarCompiler:
         return DistinctKeys(lambda token: vocabulary.decode_bytes([token]), self._quoting)
 
     def _read_vocabulary(self) -> "LLTokenizer":
-        # llguidance wants an end of text even where the model has none; matchers rule it out
+        # llguidance needs an EOS id even if the model has none; matchers rule it out
         ends = list(self._eos) or self._tokenizer.special_ids()[:1]
         try:
             vocabulary: LLTokenizer = _llguidance().LLTokenizer(
@@ -269,8 +295,8 @@ class GrammarCompiler:
             )
         except ValueError as error:
             raise GrammarError(
-                "grammar: expected a tokenizer of bytes or of SentencePiece's pieces with bytes, "
-                f"got another ({error!s:.200}). Grammars do not work with this bundle."
+                "Grammars need a byte-level or SentencePiece tokenizer with byte tokens, which "
+                f"this bundle does not have ({error!s:.200})."
             ) from None
         return vocabulary
 
@@ -280,8 +306,7 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError as error:
         raise MissingExtraError(
-            "grammar: expected the package llguidance, got none. "
-            'Run: pip install "ortolan[grammar]"'
+            'Grammars need llguidance, which is not installed. Run: pip install "ortolan[grammar]"'
         ) from error
     return llguidance
 
@@ -292,19 +317,19 @@ def _limits() -> "LLParserLimits":
 
 
 def _as_json(schema: Any) -> str:
-    """A schema as the JSON of an object, whichever way it was given."""
+    """A schema, object or JSON, as JSON of an object."""
     try:
         plain = json.loads(schema) if isinstance(schema, str) else schema
-        plain = {} if plain is True else plain  # both say that anything is valid
+        plain = {} if plain is True else plain  # both accept anything
         if isinstance(plain, Mapping):
             return json.dumps(dict(plain), allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
-        raise _invalid(f"a schema that is no JSON ({error})") from None
-    raise _invalid(f"a schema that is no object but {shown(plain):.40}")
+        raise _invalid(f"the schema is not JSON ({error})") from None
+    raise _invalid(f"the schema is not an object but {shown(plain):.40}")
 
 
 def _parsed(source: str) -> Any:
-    """A source that is JSON, as that of every schema; `None` for the syntax of Lark."""
+    """The source of a JSON schema, parsed; `None` for Lark."""
     try:
         return json.loads(source)
     except (ValueError, RecursionError):
@@ -312,7 +337,7 @@ def _parsed(source: str) -> Any:
 
 
 def _valid(grammar: Grammar) -> Grammar:
-    """The grammar, when llguidance takes it."""
+    """The grammar, if llguidance accepts it."""
     complaint = _llguidance().LLMatcher.validate_grammar(grammar.source, limits=_limits())
     if complaint and not complaint.startswith("WARNING"):
         raise _invalid(complaint)
@@ -323,23 +348,57 @@ _ADVICE = (
     "Enable 'coerce_one_of' option to approximate oneOf with anyOf",
     "Use anyOf, or alternatives of which at most one can hold",
 )
-"""What llguidance advises for `oneOf` would let through what the schema excludes."""
+"""Replaced advice of llguidance: with `coerce_one_of`, text that the schema excludes would pass."""
 
 
 def _invalid(complaint: str) -> GrammarError:
     complaint = complaint.replace(*_ADVICE)
-    return GrammarError(
-        f"grammar: expected one that can be followed, got: {complaint.strip():.500}"
-    )
+    return GrammarError(f"The grammar is invalid: {complaint.strip():.500}")
 
 
 def _lost(matcher: "LLMatcher") -> GrammarError:
     if matcher.stop_reason() in ("ParserTooComplex", "LexerTooComplex"):
-        return GrammarError(
-            "grammar: expected less work for a token, got a grammar that is too complex here. "
-            "Make it simpler."
-        )
+        return GrammarError("The grammar is too complex at this token. Simplify it.")
     return GrammarError(
-        "grammar: expected a token of the vocabulary that continues the text, got "
+        "No token of the vocabulary continues the text of this grammar: "
         f"{matcher.get_error().split('<non-verbose')[0].strip():.300}. Change the grammar."
     )
+
+
+def _check_size(text: Any) -> None:
+    """Reject a source that would take too long to compile."""
+    if not isinstance(text, str):
+        raise GrammarError(f"A grammar must be text (got {type(text).__name__}).")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise GrammarError(
+            f"The grammar has half a surrogate pair at index {error.start}, which is not Unicode."
+        ) from None
+    if size > MAX_GRAMMAR_BYTES:
+        raise GrammarError(f"A grammar must have at most {MAX_GRAMMAR_BYTES} bytes (got {size}).")
+    plain = _ESCAPE.sub(lambda match: chr(int(match[1], 16)), text)
+    combined = _LITERAL.sub("", plain).count("&")
+    if _MERGING.search(plain):
+        combined = max(combined, len(_REGEXES.findall(plain)))
+    if combined > MAX_GRAMMAR_CONJUNCTIONS:
+        raise GrammarError(
+            f"A grammar must have at most {MAX_GRAMMAR_CONJUNCTIONS} patterns that can hold at the "
+            f"same time (`allOf`, `$ref`, `&`; got {combined})."
+        )
+    states = sum(_remainders(multiple) for multiple in _MULTIPLE.findall(plain))
+    if states > MAX_GRAMMAR_MULTIPLES:
+        raise GrammarError(
+            f"The values of multipleOf in a grammar must add up to at most {MAX_GRAMMAR_MULTIPLES}."
+        )
+
+
+def _remainders(multiple: str) -> int:
+    """Number of remainders modulo a decimal number, or more than the limit."""
+    try:
+        _, digits, exponent = Decimal(multiple).as_tuple()
+    except InvalidOperation:
+        return 0
+    if not isinstance(exponent, int) or len(digits) + max(exponent, 0) > 9:
+        return MAX_GRAMMAR_MULTIPLES + 1
+    return int("".join(map(str, digits)) + "0" * max(exponent, 0))

@@ -1,23 +1,24 @@
-"""The states of the last prompt, for the next one of the same conversation.
+"""States of a conversation's last prompt, from which its next prompt continues.
 
-A `LastPrompt` keeps the one row of a conversation between its turns. The next prompt mostly begins
-as the last one did, so its row takes up where the two part:
+A conversation keeps one row of states between its turns. The next prompt usually starts like the
+last one, so the row is cut where they diverge:
 
     last prompt   [ system | question 1 ]
-    answer                              [ steps ]
+    answer                              [ decode steps ]
     next prompt   [ system | question 1 | answer 1 | question 2 ]
-                  [ as it is            | computed as a prompt   ]
+                  [ kept                | prefilled             ]
 
-Steps are other kernels than those of prompts, so the states of an answer are never taken for those
-of a prompt: the answer is computed once more, as a part of the next prompt (docs/adr/0021).
+Decode steps use other kernels than prefills, so the states of an answer cannot replace those of a
+prompt: the answer is computed again as part of the next prompt (docs/adr/0021).
 """
 
 import threading
 import weakref
 from collections.abc import Sequence
 
-from ortolan.runtime.engine.attention_kernels import CHUNK, GRID
+from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.engine.slots import Snapshot
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
@@ -25,72 +26,71 @@ from ortolan.runtime.generation.sampled_sequence import SampledSequence
 __all__ = ["LastPrompt"]
 
 BOUNDARIES = 3
-"""Places of a prompt at which replaced states are kept, the last ones.
+"""Number of places at the end of a prompt at which recurrent states are kept.
 
-The last alone would be of no use where a template writes the end of a prompt otherwise later on.
+One is not enough where a template later writes the end of a prompt differently.
 """
 
 
 class LastPrompt:
     """The states of the last prompt, in the slots that computed them. Nothing is copied.
 
-    One text at a time goes on from it, in the first row of an exact `Generator`.
+    One sequence at a time continues from it, in the first row of an exact `Generator`.
 
     Args:
         engine: computes the prompts.
 
     Attributes:
         slots: the states. A released slot keeps its memory.
-        grid: tokens; a prompt goes on from a multiple of it. 1 where the parts of a prompt do not
-            matter, else `GRID`, which is where exact parts end. Those of a mixture of experts
-            matter too: tokens that share an expert are one product.
-        chunk: most tokens of a part, for the generator.
+        grid: prompts continue from multiples of this many tokens: 1 if the chunks of a prompt do
+            not change results, else `GRID`, where exact chunks end. They do for a mixture of
+            experts, whose tokens share a product per expert.
+        chunk: maximum number of tokens per chunk, for the generator.
     """
 
     def __init__(self, engine: Engine) -> None:
-        self.grid = GRID if engine.parts_matter or engine.mixes_rows else 1
+        self.grid = GRID if engine.depends_on_chunks or engine.mixes_rows else 1
         self.chunk = GRID if engine.mixes_rows else CHUNK
-        # reserved: what is kept is never copied to grow
+        # reserved: growing would copy the states
         self.slots = engine.slots(engine.rows_multiple, reserved=True)
         self.slots.keeps = True
-        self._ids: list[int] = []  # of the first row, computed as a prompt
-        self._replaced: dict[int, Snapshot] = {}  # at these lengths, in order
-        self._text: weakref.ref[SampledSequence] | None = None
+        self._ids: list[int] = []  # of the first row, computed by prefill
+        self._replaced: dict[int, Snapshot] = {}  # recurrent states, by length in ascending order
+        self._sequence: weakref.ref[SampledSequence] | None = None
         self._lock = threading.Lock()
 
     @property
     def held_tokens(self) -> int:
-        """Tokens of the last prompt, whose states are in memory."""
+        """Tokens whose states are in memory."""
         return len(self._ids)
 
     @property
     def rows(self) -> int:
-        """How often it holds replaced states, for the memory plan."""
+        """Number of recurrent states in memory, for the memory plan."""
         return 1 + BOUNDARIES if self.slots.replaces else 1
 
     @property
     def is_busy(self) -> bool:
-        """Whether a text goes on from it that has not ended, and that somebody still holds."""
-        text = None if self._text is None else self._text()
-        return text is not None and text.finish_reason is None
+        """Whether an unfinished sequence that is still referenced continues from it."""
+        sequence = None if self._sequence is None else self._sequence()
+        return sequence is not None and sequence.finish_reason is None
 
-    def begin(self, text: SampledSequence) -> None:
-        """Let the first row hold what the prompt of a text begins with.
+    def begin(self, sequence: SampledSequence) -> None:
+        """Cut the first row to what it shares with the prompt of a sequence.
 
         Raises:
-            InputError: an earlier text is not done: another thread is using it.
+            InputError: an earlier sequence has not ended: another thread is using it.
         """
         with self._lock:
             if self.is_busy:
                 raise InputError(
-                    "conversation: expected one thread at a time, got a second one. "
-                    "Give each thread a conversation of its own."
+                    "Another thread is using this conversation. Give each thread its own."
                 )
-            self._text = weakref.ref(text)
-        text.cached_tokens = self._rewind(text.request.prompt)
+            self._sequence = weakref.ref(sequence)
+        sequence.cached_tokens = self._rewind(sequence.request.prompt)
 
     def record(self, prompt: Sequence[int], start: int, end: int) -> None:
-        """Remember that the row holds a prompt up to `end`, of which it held `start` before."""
+        """Note that prefill has extended the first row from `start` to `end` tokens."""
         tokens = end - end % self.grid
         if tokens <= start:
             return
@@ -101,10 +101,10 @@ class LastPrompt:
                 del self._replaced[length]
 
     def _rewind(self, prompt: Sequence[int]) -> int:
-        """Cut the row to what it shares with a prompt, short of its last token."""
+        """Cut the row to the prefix it shares with a prompt, without the prompt's last token."""
         length = 0
-        for known, token in zip(self._ids, prompt[:-1], strict=False):
-            if known != token:
+        for old, token in zip(self._ids, prompt[:-1], strict=False):
+            if old != token:
                 break
             length += 1
         length -= length % self.grid

@@ -1,7 +1,7 @@
-"""Keys of the objects in a JSON text, so that no object gets one of them twice.
+"""Duplicate keys in JSON text, which a context-free grammar cannot exclude.
 
-A context-free grammar counts properties, but it cannot see that two have the same key: a parser
-keeps one of them, and an object with too few properties passes for one with enough.
+It counts properties without comparing their keys. A JSON parser keeps one of two equal keys, so an
+object with too few properties would pass `minProperties`.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,15 +16,15 @@ __all__ = ["DistinctKeys", "ObjectKeys"]
 
 
 class ObjectKeys(NamedTuple):
-    """Where a JSON text stands, and the keys so far of each object that is open.
+    """Position in a JSON text, and the keys of each open object.
 
-    Equal keys are equal bytes here: the grammar gives every character one spelling.
+    Equal keys have equal bytes here: the grammar allows one spelling per character.
 
     Attributes:
-        open: of every open object its keys, of every open array `None`, outermost first.
-        is_key: whether the next string, or the one that is open, is a key.
-        string: of an open string, its bytes if it is a key, else none; `None` outside of strings.
-        is_escaped: whether a backslash precedes the next byte of it.
+        open: keys of each open object, `None` for each open array, outermost first.
+        is_key: whether the open string, or the next one, is a key.
+        string: bytes of an open key, `b""` in any other string, `None` outside of strings.
+        is_escaped: whether a backslash precedes the next byte.
     """
 
     open: tuple[frozenset[bytes] | None, ...] = ()
@@ -33,10 +33,10 @@ class ObjectKeys(NamedTuple):
     is_escaped: bool = False
 
     def follow(self, text: bytes) -> "ObjectKeys | None":
-        """The same after more of the text; `None` where an object gets a key twice.
+        """The position after more text; `None` if an object gets a duplicate key.
 
         Args:
-            text: what comes next; with what came before, the beginning of a JSON text.
+            text: continues the text so far to a prefix of valid JSON.
         """
         levels, is_key, string, is_escaped = self
         for byte in text:
@@ -64,11 +64,11 @@ class ObjectKeys(NamedTuple):
 
 
 class DistinctKeys:
-    """Keeps the tokens of one JSON text from writing a key of an object twice.
+    """Rules out tokens that would repeat a key of an object.
 
     Args:
-        bytes_of: the bytes of a token.
-        quoting: the tokens that hold a quote, with their bytes: no other ends a key.
+        bytes_of: returns the bytes of a token.
+        quoting: tokens that contain a quote, with their bytes: only these can end a key.
     """
 
     def __init__(self, bytes_of: Callable[[int], bytes], quoting: Mapping[int, bytes]) -> None:
@@ -78,24 +78,24 @@ class DistinctKeys:
         self._keys = ObjectKeys()
 
     def rule_out(self, ruled_out_V: NDArray[np.bool_]) -> None:
-        """Mark the tokens that would write a key again.
+        """Mark tokens that would repeat a key.
 
         Args:
-            ruled_out_V: `(V,)`, true for tokens that may not come anyway.
+            ruled_out_V: `(V,)`, true for tokens that are ruled out already.
         """
         for token in self._quoting_ids[~ruled_out_V[self._quoting_ids]].tolist():
             ruled_out_V[token] = self._keys.follow(self._quoting[token]) is None
 
     def accept(self, token: int) -> None:
-        """Follow a token.
+        """Advance by a token.
 
         Raises:
-            GrammarError: it writes a key again, where the grammar leaves no choice.
+            GrammarError: it repeats a key, where the grammar leaves no choice.
         """
         keys = self._keys.follow(self._bytes_of(token))
         if keys is None:
             raise GrammarError(
-                "grammar: expected another key of an object, got one that it has, and no choice. "
-                "Lower minProperties, or allow more keys."
+                "The grammar forces a duplicate key in an object. Lower minProperties, or allow "
+                "more keys."
             )
         self._keys = keys

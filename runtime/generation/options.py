@@ -1,53 +1,68 @@
-"""The options of one request, which everything that generates a text takes alike.
+"""Options of a request: what callers pass to `generate`, `stream` and `submit`.
 
-`generate`, `stream` and whatever else takes a request declare them as `**options:
-Unpack[Options]`, and `checked_options` turns them into what a `Request` is made of.
+Methods declare them as `**options: Unpack[Options]`. `checked_options` validates them against a
+bundle; `CheckedOptions.request` adds what depends on the prompt.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Sized
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from threading import Event
 from typing import Any, Literal, TypedDict
 
-from ortolan.runtime.arguments import checked_count, checked_flag
+from ortolan.runtime.arguments import (
+    checked_count,
+    checked_flag,
+    checked_number,
+    refuse_unknown,
+)
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.generation.constraints import Constraints
+from ortolan.runtime.generation.beam_search import Beams, EarlyStopping
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.request import Request, numbered
+from ortolan.runtime.generation.request import Constraints, Request, numbered
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.limits import MAX_LOGPROBS, MAX_STOP_TOKENS
 
-__all__ = ["Cancel", "CheckedOptions", "Options", "checked_options"]
+__all__ = [
+    "BeamOptions",
+    "Cancel",
+    "CheckedOptions",
+    "Options",
+    "checked_beams",
+    "checked_options",
+]
+
+MAX_BEAMS = 64
+"""Maximum number of beams per source."""
+
+MAX_LENGTH_PENALTY = 10.0
+"""Maximum absolute length penalty: beyond it, powers of the length overflow the scores."""
 
 Cancel = Callable[[], bool] | Event
-"""A function or an event, checked between any two calls of the model."""
+"""A function or an event, polled between calls of the model."""
 
 
 class Options(TypedDict, total=False):
-    """What a request may say besides its prompt.
+    """Options of a request, all optional.
 
     Attributes:
-        max_new_tokens: most new tokens; `None` for the rest of the context.
-        min_new_tokens: so many new tokens come before an end-of-text or stop token. A stop text
-            still ends the text.
-        sampling: how tokens are chosen. `None` takes the most probable; `"model"` does what the
-            model recommends (`Model.recommended_sampling`).
-        temperature: short for a `sampling` with nothing but this; with `"model"`, in place of the
-            recommended one.
-        stop: texts that end the text and are not part of it.
-        stop_tokens: ids that end it, as end-of-text tokens do.
-        ignore_eos: go on after end-of-text tokens.
-        logprobs: so many of the likeliest tokens, and the chosen one, get their log-probabilities
-            into the completion, as the model gives them, before any other option; 0 gives those
-            of the chosen ones alone, `None` no others.
-        grammar: what the text may be. It ends where the grammar lets it end, or at
-            `max_new_tokens` or a stop text.
-        cancel: a function or an event, checked between any two calls of the model.
+        max_new_tokens: maximum number of new tokens; `None`, the default, fills the context.
+        min_new_tokens: minimum number of new tokens before an EOS or stop token is allowed. A stop
+            text still ends the sequence.
+        sampling: how tokens are chosen: a `Sampling`, or `"model"` for what the model recommends
+            (`recommended_sampling`). `None`, the default, takes the most probable token.
+        temperature: short for `Sampling(temperature=...)`; with `sampling="model"` it replaces the
+            recommended temperature.
+        stop: texts that end the sequence. The completion's text does not include them.
+        stop_tokens: token ids that end the sequence like EOS.
+        ignore_eos: continue after EOS.
+        logprobs: return log-probabilities of the chosen token and of the top k tokens, before
+            sampling options apply; 0 for the chosen token only.
+        grammar: a `Grammar` that restricts the text. The sequence ends when the grammar does.
+        cancel: a function or an event, polled between calls of the model.
     """
 
     max_new_tokens: int | None
@@ -62,9 +77,30 @@ class Options(TypedDict, total=False):
     cancel: Cancel | None
 
 
+class BeamOptions(Options, total=False):
+    """Options of `Seq2Seq.generate`: those of a beam search, and `Options`.
+
+    A beam search finds the most probable sequence, so with more than one beam only
+    `max_new_tokens` and `cancel` of `Options` apply; the others raise.
+
+    Attributes:
+        beams: number of beams, 1 to 64. 1, the default, samples instead of searching.
+        n_best: number of sequences to return per source, at most `beams`; 1 by default.
+        length_penalty: above 0 favors long sequences, below 0 short ones; 1.0 by default.
+        early_stopping: when the search ends: `True` as soon as there are `beams` complete
+            sequences, `False`, the default, when better ones are unlikely, `"never"` when better
+            ones are impossible.
+    """
+
+    beams: int
+    n_best: int
+    length_penalty: float
+    early_stopping: EarlyStopping
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckedOptions:
-    """Options that were checked against a bundle; the attributes are those of a `Request`."""
+    """Options after validation. Attributes are those of a `Request`."""
 
     max_new_tokens: int | None
     min_new_tokens: int
@@ -85,19 +121,20 @@ class CheckedOptions:
         index: int = 0,
         source: Any = None,
     ) -> Request:
-        """The request of prompt, or source, number `index` of a list.
+        """Make the request for the prompt or source at position `index` of a batch.
 
         Raises:
-            InputError: there is not the room for `min_new_tokens`.
+            InputError: `min_new_tokens` is more than `limit`.
         """
         if self.min_new_tokens > limit:
             raise InputError(
-                f"min_new_tokens: expected at most the {limit} new tokens that there can be, got "
-                f"{self.min_new_tokens}. Lower it, or raise max_new_tokens."
+                f"min_new_tokens must be at most the limit of {limit} new tokens "
+                f"(got {self.min_new_tokens}). Lower it, or raise max_new_tokens."
             )
         return Request(
             prompt=prompt,
             limit=limit,
+            is_bounded=self.max_new_tokens is not None,
             prompt_tokens=prompt_tokens,
             source=source,
             min_new_tokens=self.min_new_tokens,
@@ -117,47 +154,46 @@ def checked_options(
     tokenizer: Tokenizer | None,
     recommended: Callable[[], Sampling] = Sampling,
 ) -> CheckedOptions:
-    """Check the options of a request, all but what depends on its prompt.
+    """Validate options, except for what depends on the prompt.
 
     Args:
-        options: as they were given.
+        options: from the caller.
         manifest: of the bundle.
-        tokenizer: of the bundle, where it has one.
-        recommended: gives the sampling that the model recommends.
+        tokenizer: of the bundle, if it has one.
+        recommended: returns the sampling that the model recommends.
 
     Raises:
-        TokenizerError: stop texts, and the bundle has no tokenizer.
-        SamplingError: the temperature is out of range, or what the model recommends is.
-        InputError: an option is unknown, or its value is none of those it may have.
+        InputError: an option is unknown or invalid.
+        SamplingError: the temperature is out of range, or the recommended sampling is broken.
+        TokenizerError: stop texts or a grammar, but the bundle has no tokenizer.
     """
-    _refuse_unknown(options)
-    max_new_tokens, stop = options.get("max_new_tokens"), checked_stop(options.get("stop", ()))
-    if len(stop) > 0 and tokenizer is None:
+    refuse_unknown("options", options, Options.__optional_keys__)
+    max_new_tokens, logprobs = options.get("max_new_tokens"), options.get("logprobs")
+    stop, grammar = checked_stop(options.get("stop", ())), options.get("grammar")
+    if tokenizer is None and len(stop) > 0:
         raise no_tokenizer("stop")
     stop_tokens = checked_ids(
         options.get("stop_tokens", ()), vocab_size=manifest.vocab_size, what="stop_tokens"
     )
     if len(stop_tokens) > MAX_STOP_TOKENS:
         raise InputError(
-            f"stop_tokens: expected at most {MAX_STOP_TOKENS} ids, got {len(stop_tokens)}."
+            f"stop_tokens must be at most {MAX_STOP_TOKENS} ids (got {len(stop_tokens)})."
         )
-    logprobs, grammar = options.get("logprobs"), options.get("grammar")
     if grammar is not None and not isinstance(grammar, Grammar):
         raise InputError(
-            f"grammar: expected ortolan.Grammar, got {type(grammar).__name__}. "
-            "Write Grammar.json_schema(...), .regex(...) or .lark(...)."
+            f"grammar must be an ortolan.Grammar (got {type(grammar).__name__}). "
+            "Use Grammar.json_schema, Grammar.regex or Grammar.lark."
         )
-    if grammar is not None and tokenizer is None:
+    if tokenizer is None and grammar is not None:
         raise no_tokenizer("grammar")
     ignores_eos = checked_flag("ignore_eos", options.get("ignore_eos", False))
-    eos = () if ignores_eos else manifest.tokens.eos
     return CheckedOptions(
         max_new_tokens=(
             None if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
         ),
         min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
         sampling=_sampling(options.get("sampling"), options.get("temperature"), recommended),
-        eos=frozenset((*eos, *stop_tokens)),
+        eos=frozenset((*(() if ignores_eos else manifest.tokens.eos), *stop_tokens)),
         stop=stop,
         logprobs=(
             None
@@ -169,13 +205,45 @@ def checked_options(
     )
 
 
-def _refuse_unknown(options: Options) -> None:
-    known = sorted(Options.__optional_keys__)
-    for name in options:
-        if name not in known:
-            close = get_close_matches(name, known, n=1)
-            advice = f" Did you mean {close[0]}?" if close else ""
-            raise InputError(f"options: expected {', '.join(known)}, got {shown(name)}.{advice}")
+def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:
+    """Validate and split off the options of a beam search.
+
+    Raises:
+        InputError: an option is invalid, or combines a beam search with sampling options.
+    """
+    own = BeamOptions.__optional_keys__ - Options.__optional_keys__
+    others: Any = {name: value for name, value in options.items() if name not in own}
+    beams = checked_count("beams", options.get("beams", 1), most=MAX_BEAMS)
+    chosen = Beams(
+        beams=beams,
+        n_best=checked_count("n_best", options.get("n_best", 1)),
+        length_penalty=checked_number(
+            "length_penalty", options.get("length_penalty", 1.0), most=MAX_LENGTH_PENALTY
+        ),
+        early_stopping=_early_stopping(options.get("early_stopping", False)),
+    )
+    if beams == 1:
+        for name in ("n_best", "length_penalty", "early_stopping"):
+            if getattr(chosen, name) != getattr(Beams(beams=1), name):
+                raise InputError(f"{name} needs a beam search. Set beams above 1, or leave it out.")
+        return chosen, others
+    checked_count("n_best", chosen.n_best, most=beams)
+    for name, value in others.items():
+        is_empty = value is None or value is False or (isinstance(value, Sized) and not len(value))
+        if name in Options.__optional_keys__ - {"max_new_tokens", "cancel"} and not is_empty:
+            raise InputError(
+                f"{name} does not apply to a beam search, which finds the most probable sequence. "
+                "Leave it out, or set beams to 1."
+            )
+    return chosen, others
+
+
+def _early_stopping(value: Any) -> EarlyStopping:
+    if isinstance(value, bool):
+        return value
+    if isinstance(value, str) and value == "never":
+        return "never"
+    raise InputError(f'early_stopping must be True, False or "never" (got {shown(value)}).')
 
 
 def _sampling(
@@ -183,29 +251,26 @@ def _sampling(
     temperature: float | None,
     recommended: Callable[[], Sampling],
 ) -> Sampling:
-    """The options of sampling, of which `temperature` is short for one."""
     if isinstance(sampling, str) and sampling == "model":
-        own = recommended()
-        return own if temperature is None else replace(own, temperature=temperature)
+        chosen = recommended()
+        return chosen if temperature is None else replace(chosen, temperature=temperature)
     if sampling is not None and not isinstance(sampling, Sampling):
         got = shown(sampling) if isinstance(sampling, str) else type(sampling).__name__
         raise InputError(
-            f'sampling: expected ortolan.Sampling or "model", got {got}. '
+            f'sampling must be an ortolan.Sampling or "model" (got {got}). '
             "Write Sampling(temperature=..., ...)."
         )
     if temperature is None:
-        return Sampling() if sampling is None else sampling
+        return sampling or Sampling()
     if sampling is not None:
         raise InputError(
-            "temperature: expected it within `sampling`, got both. "
-            "Write Sampling(temperature=..., ...)."
+            "temperature and sampling exclude each other. Write Sampling(temperature=..., ...)."
         )
     return Sampling(temperature=temperature)
 
 
 def _cancel_function(cancel: Cancel | None) -> Callable[[], bool] | None:
-    """A function that says whether to stop, where there is one."""
-    found = cancel.is_set if isinstance(cancel, Event) else cancel
-    if found is not None and not callable(found):
-        raise InputError(f"cancel: expected a function or an event, got {shown(found)}.")
-    return found
+    function = cancel.is_set if isinstance(cancel, Event) else cancel
+    if function is not None and not callable(function):
+        raise InputError(f"cancel must be a function or an event (got {shown(function)}).")
+    return function

@@ -1,8 +1,7 @@
-"""The sampling that a model recommends: what its `generation_config.json` says of it.
+"""Sampling that a model recommends in its `generation_config.json`.
 
-What the file says is applied, and nothing else. transformers also keeps the 50 likeliest tokens
-where a file that samples has no `top_k`; here, as in vLLM, all are kept. Without `do_sample` the
-most probable token is taken, as in transformers.
+The file applies as written. transformers also adds a top_k of 50 to files that sample without one;
+like vLLM, this does not. Without `do_sample`, sampling is greedy, as in transformers.
 """
 
 from collections.abc import Mapping
@@ -20,10 +19,10 @@ __all__ = ["Recommendation", "recommendation", "recommended_sampling"]
 GENERATION_CONFIG = "generation_config.json"
 
 _DRAWING = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
-"""What applies to draws alone, with the value that it has where the file says nothing."""
+"""Options of draws, with their values if the file leaves them out."""
 
 _PENALTIES = ("repetition_penalty", "presence_penalty", "frequency_penalty")
-"""What changes the most probable token too."""
+"""Options that apply to greedy sampling, too."""
 
 _NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
     "begin_suppress_tokens": ([],),
@@ -47,19 +46,19 @@ _NOT_APPLIED: Mapping[str, tuple[Any, ...]] = {
     "typical_p": (1,),
     "watermarking_config": (),
 }
-"""What has an effect in transformers and none here, each with the values that change nothing.
+"""Options of transformers that do not apply here, each with its neutral values.
 
-Tokens that are forced or suppressed are not among them: an export puts them into the manifest.
+Forced and suppressed tokens are missing: an export puts them into the manifest.
 """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What a `generation_config.json` says about sampling.
+    """What a `generation_config.json` recommends.
 
     Attributes:
-        sampling: to generate with; greedy where the file says nothing.
-        not_applied: what else the file asks for, by name, and a bundle does not do by itself.
+        sampling: for generation; greedy by default.
+        not_applied: options of the file that do not apply here, by name.
     """
 
     sampling: Sampling
@@ -67,43 +66,43 @@ class Recommendation:
 
 
 def recommendation(bundle: Bundle) -> Recommendation:
-    """Read what a bundle recommends; a bundle without the file recommends nothing.
+    """Read the recommendation of a bundle; a bundle without the file recommends nothing.
 
     Raises:
-        SamplingError: the file is no JSON object, or a value is out of range.
-        BundleFileError: it was changed.
+        SamplingError: the file is not a JSON object, or a value is out of range.
+        BundleFileError: the file has changed.
     """
     if all(file.name != GENERATION_CONFIG for file in bundle.manifest.files):
         return Recommendation(sampling=Sampling(), not_applied={})
     try:
         read = msgspec.json.decode(bundle.read(GENERATION_CONFIG), type=dict[str, Any])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _broken(f"expected a JSON object, got {error}.") from error
-    given = {name: value for name, value in read.items() if value is not None}
-    draws = given.get("do_sample", False)
+        raise _broken(f"not a JSON object: {error}.") from error
+    values = {name: value for name, value in read.items() if value is not None}
+    draws = values.get("do_sample", False)
     if not isinstance(draws, bool):
-        raise _broken(f"do_sample: expected true or false, got {draws!r}.")
+        raise _broken(f"do_sample must be true or false (got {draws!r}).")
     names = (*_DRAWING, *_PENALTIES) if draws else _PENALTIES
-    chosen: dict[str, Any] = {name: given[name] for name in names if name in given}
+    chosen: dict[str, Any] = {name: values[name] for name in names if name in values}
     try:
         sampling = Sampling(**((_DRAWING if draws else {}) | chosen))
     except SamplingError as error:
-        raise _broken(str(error).removesuffix(" Change the option.")) from error
+        raise _broken(str(error)) from error
     not_applied = {
-        name: given[name]
+        name: values[name]
         for name, neutral in _NOT_APPLIED.items()
-        if name in given and given[name] not in neutral
+        if name in values and values[name] not in neutral
     }
     return Recommendation(sampling=sampling, not_applied=not_applied)
 
 
 def recommended_sampling(bundle: Bundle) -> Sampling:
-    """The sampling that a bundle recommends; see `recommendation`."""
+    """The `sampling` of `recommendation`."""
     return recommendation(bundle).sampling
 
 
 def _broken(problem: str) -> SamplingError:
     return SamplingError(
-        f"{GENERATION_CONFIG}: {problem} Give `sampling`, or correct the file beside the "
-        "checkpoint and export again."
+        f"{GENERATION_CONFIG}: {problem} Pass a Sampling, or correct the file of the checkpoint "
+        "and export again."
     )

@@ -1,18 +1,56 @@
-"""What to generate for one prompt: a request, checked."""
+"""A checked request: what to generate for one prompt or from one source."""
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from ortolan.runtime.generation.constraints import Constraints
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.limits import MAX_SEED
 
 if TYPE_CHECKING:
+    from ortolan.runtime.engine.memory_plan import RequestMemory
     from ortolan.runtime.generation.drafts import Draft
     from ortolan.runtime.generation.grammar import Grammar
 
-__all__ = ["Request", "numbered"]
+__all__ = ["Constraints", "Request", "check_memory", "numbered"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constraints:
+    """Tokens that a checkpoint forces or rules out, whatever the logits.
+
+    Attributes:
+        first: the first new token.
+        last: the last new token when the sequence reaches its limit.
+        suppressed: never chosen unless forced.
+    """
+
+    first: int | None = None
+    last: int | None = None
+    suppressed: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, tokens: Tokens) -> "Constraints":
+        """The constraints in a manifest."""
+        return cls(first=tokens.forced_first, last=tokens.forced_last, suppressed=tokens.suppressed)
+
+    def forced(self, index: int, limit: int) -> int | None:
+        """The token at position `index` of at most `limit` new ones, if it is forced."""
+        if self.last is not None and index == limit - 1:
+            return self.last
+        return self.first if index == 0 else None
+
+    def suppress(self, logits: NDArray[np.float32]) -> None:
+        """Set the logits `(..., V)` of suppressed tokens to -inf, in place."""
+        # a loop: NumPy's fancy indexing costs more than a step of a tiny model can spare
+        for token in self.suppressed:
+            logits[..., token] = -math.inf
+
 
 _GREEDY, _UNCONSTRAINED = Sampling(), Constraints()
 
@@ -22,24 +60,26 @@ class Request:
     """What to generate for one prompt or from one source.
 
     Attributes:
-        prompt: ids that the text begins with, at least one.
-        limit: most new tokens, such that the text stays within the context.
-        prompt_tokens: what timings count: of the prompt, or of the source.
-        source: what the encoder takes, for a decoder with an encoder.
-        min_new_tokens: so many new tokens come before one of `eos` may.
-        eos: ids that end the text: end-of-text tokens, and stop tokens.
-        stop: texts that end the text.
-        logprobs: how many log-probabilities to keep at each token; `None` for none at all.
-        grammar: what the text may be.
-        constraints: tokens that are forced or ruled out.
-        draft: where guesses at the next tokens come from; `None` steps token by token.
-        conversation: whose last prompt is kept to its end, by a service; `None` for no one's.
-        cancelled: checked between any two calls of the model; `None` where nobody cancels.
+        prompt: token ids to continue, at least one.
+        limit: maximum number of new tokens; prompt and limit fit into the context.
+        is_bounded: whether the caller set the limit; otherwise it is the rest of the context.
+        prompt_tokens: length that timings report: of the prompt, or of the source.
+        source: input of the encoder, for an encoder-decoder.
+        min_new_tokens: number of new tokens before any of `eos` is allowed.
+        eos: ids that end the sequence: EOS tokens and stop tokens.
+        stop: texts that end the sequence.
+        logprobs: number of top tokens with log-probabilities at each step; `None` for none at all.
+        grammar: restricts the text.
+        constraints: forced and suppressed tokens.
+        draft: source of guesses at the next tokens; `None` decodes token by token.
+        conversation: key under which a service keeps the end of the prompt for the next turn.
+        cancelled: polled between calls of the model.
     """
 
     prompt: list[int]
     limit: int
     prompt_tokens: int
+    is_bounded: bool = True
     source: Any = None
     min_new_tokens: int = 0
     sampling: Sampling = _GREEDY
@@ -54,7 +94,44 @@ class Request:
 
 
 def numbered(sampling: Sampling, index: int) -> Sampling:
-    """The sampling of prompt number `index` of a list: seeds count up from that of the first."""
+    """Sampling options of prompt `index` of a batch: seeds count up from the first prompt's."""
     if sampling.seed is None or index == 0:
         return sampling
     return replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
+
+
+def check_memory(
+    memory: "RequestMemory",
+    requests: Sequence[Request],
+    *,
+    whole: bool = False,
+    beams: int = 1,
+    rows: int | None = None,
+    held_tokens: int = 0,
+) -> None:
+    """Reject requests whose states cannot fit into memory together.
+
+    Args:
+        memory: of the bundle.
+        requests: computed at the same time.
+        whole: count every request to its limit. Otherwise a request without `max_new_tokens`
+            counts with one new token, since most sequences end long before the context does.
+        beams: rows of each request.
+        rows: rows of all requests; `None` for `beams` of each.
+        held_tokens: tokens whose states are in memory already, and count as free.
+
+    Raises:
+        MemoryPlanError: they need more memory than is free.
+    """
+    tokens = beams * sum(
+        len(request.prompt) + (request.limit if whole or request.is_bounded else 1)
+        for request in requests
+    )
+    memory.check(
+        tokens=tokens,
+        rows=beams * len(requests) if rows is None else rows,
+        source_tokens=sum(
+            request.prompt_tokens for request in requests if request.source is not None
+        ),
+        held_tokens=held_tokens,
+    )

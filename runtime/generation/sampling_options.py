@@ -1,8 +1,7 @@
-"""The options of sampling, each checked.
+"""`Sampling`: the options of sampling, each checked when it is set.
 
-Knows kinds and ranges. Does not know logits nor the vocabulary: an id that a model does not have
-is found by `ortolan.runtime.generation.sampling.Sampler`, which also says in which
-order they apply.
+Checks types and ranges, but not ids against a vocabulary: `Sampler` does, and defines the order in
+which the options apply (`ortolan.runtime.generation.sampling`).
 """
 
 import math
@@ -31,22 +30,24 @@ _RANGES: dict[str, tuple[str, Callable[[float], bool]]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sampling:
-    """How the next token is chosen. The defaults take the highest logit.
+    """How the next token is chosen. The defaults are greedy.
+
+        Sampling(temperature=0.8, top_p=0.95, seed=1)
 
     Attributes:
-        temperature: 0 takes the highest logit; 1 draws from the model's own distribution.
+        temperature: 0 takes the most probable token; 1 draws from the model's own distribution.
         top_k: keep this many tokens; 0 keeps all.
-        top_p: keep the fewest tokens whose probabilities reach this; 1 keeps all.
-        min_p: keep tokens at least this likely, relative to the likeliest; 0 keeps all.
-        repetition_penalty: divides the positive and multiplies the negative logits of tokens
-            of the prompt and the generated text; 1 changes nothing.
-        presence_penalty: subtracted once from each token of the generated text.
-        frequency_penalty: subtracted from a token once for each time it was generated.
-        logit_bias: added to the logits of these token ids.
-        seed: makes the draws repeatable; `None` takes fresh randomness.
+        top_p: keep the fewest tokens whose probabilities reach this sum; 1 keeps all.
+        min_p: keep tokens at least this probable, relative to the top one; 0 keeps all.
+        repetition_penalty: divide positive and multiply negative logits of tokens of the prompt
+            and the new text; 1 changes nothing.
+        presence_penalty: subtract once from the logit of each token of the new text.
+        frequency_penalty: subtract from a token's logit for each time it was generated.
+        logit_bias: values to add to the logits of token ids.
+        seed: makes draws reproducible; `None` draws differently each time.
 
     Raises:
-        SamplingError: an option is of the wrong kind or out of its range.
+        SamplingError: an option has the wrong type or is out of range.
 
     Source: arXiv:1909.05858 (repetition), 1904.09751 (top-p), 2407.01082 (min-p).
     """
@@ -62,11 +63,11 @@ class Sampling:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        """Check every field; keep plain numbers and a private copy of the bias."""
+        """Check every field, and replace it with plain numbers or a copy."""
         for name, (allowed, is_allowed) in _RANGES.items():
             value = _finite(name, getattr(self, name))
             if not is_allowed(value):
-                raise SamplingError(f"{name}: expected {allowed}, got {value}. Change the option.")
+                raise SamplingError(f"{name} must be {allowed} (got {value}).")
             object.__setattr__(self, name, value)
         object.__setattr__(self, "top_k", _natural("top_k", self.top_k, most=None))
         if self.seed is not None:
@@ -75,7 +76,7 @@ class Sampling:
 
 
 def _finite(name: str, value: object) -> float:
-    """Return a number of an option as a float; infinity, NaN and booleans are not numbers."""
+    """Return a finite number as a float. Booleans are not numbers."""
     if isinstance(value, Real) and not isinstance(value, bool):
         try:
             number = float(value)
@@ -83,39 +84,34 @@ def _finite(name: str, value: object) -> float:
             number = math.inf
         if math.isfinite(number):
             return number
-    raise SamplingError(f"{name}: expected a finite number, got {shown(value)}. Change the option.")
+    raise SamplingError(f"{name} must be a finite number (got {shown(value)}).")
 
 
 def _natural(name: str, value: object, *, most: int | None) -> int:
-    """Return an option that counts, or is a seed, as an int from 0 to `most`."""
+    """Return a whole number from 0 to `most` as an int."""
     if isinstance(value, Integral) and not isinstance(value, bool):
         number = int(value)
         if number >= 0 and (most is None or number <= most):
             return number
     allowed = "at least 0" if most is None else f"from 0 to {most}"
-    raise SamplingError(
-        f"{name}: expected an integer {allowed}, got {shown(value)}. Change the option."
-    )
+    raise SamplingError(f"{name} must be a whole number {allowed} (got {shown(value)}).")
 
 
 def _checked_bias(bias: object) -> dict[int, float]:
-    """Return a copy of a bias whose ids and values are checked but for the vocabulary."""
     if not isinstance(bias, Mapping):
         raise SamplingError(
-            f"logit_bias: expected a mapping of token ids to numbers, got {type(bias).__name__}. "
-            "Write it as {id: bias}."
+            f"logit_bias must be a mapping of token ids to numbers (got {type(bias).__name__})."
         )
     if len(bias) > MAX_LOGIT_BIAS:
         raise SamplingError(
-            f"logit_bias: expected at most {MAX_LOGIT_BIAS} entries, got {len(bias)}. "
-            "Bias fewer tokens."
+            f"logit_bias must have at most {MAX_LOGIT_BIAS} entries (got {len(bias)})."
         )
     checked: dict[int, float] = {}
     for token, value in bias.items():
         number = _finite(f"logit_bias[{shown(token)}]", value)
         if abs(number) > _FLOAT32_MAX:
             raise SamplingError(
-                f"logit_bias[{shown(token)}]: expected a number within float32, got {number}. "
+                f"logit_bias[{shown(token)}] must fit into float32 (got {number}). "
                 "A bias of -100 already rules a token out."
             )
         checked[_natural("logit_bias id", token, most=MAX_VOCABULARY)] = number

@@ -1,4 +1,4 @@
-"""One conversation: its tokens, and the cache of what the model computed for them.
+"""`Session`: tokens and KV cache of one sequence, controlled by the caller step by step.
 
 Knows ids and logits. Does not know text, sampling, or when to stop.
 """
@@ -28,30 +28,24 @@ __all__ = ["Session", "SessionSnapshot"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSnapshot:
-    """A session as it was.
-
-    Attributes:
-        tokens: its ids.
-        states: what the model computed for them, copied.
-    """
+    """Copy of a session's tokens and states."""
 
     tokens: tuple[int, ...]
     states: Snapshot
 
 
 class Session:
-    """Tokens appended one by one or many at once, each computed a single time.
+    """A sequence that the caller extends and rewinds. Each token is computed once.
 
         with model.session() as session:
             logits = session.append(model.tokenizer.encode("def main("))
             logits = session.append([int(logits.argmax())])
             session.rewind(len(session) - 1)  # take the last token back
 
-    Two sessions of one model may be used in two threads at once. One session belongs to one
-    thread at a time: a second thread that comes in between gets an `InputError`, since waiting
-    would only mix two conversations.
+    Different sessions of a model may run in different threads. One session belongs to one thread
+    at a time; a second thread gets an `InputError`.
 
-    An error leaves a session as it was.
+    An error leaves the session unchanged.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -68,24 +62,23 @@ class Session:
         return tuple(self._tokens)
 
     def __len__(self) -> int:
-        """Count the tokens so far."""
+        """Number of tokens so far."""
         return len(self._tokens)
 
     def append(self, ids: TokenIds) -> NDArray[np.float32]:
-        """Append tokens and compute what follows them.
+        """Append tokens, and compute the logits after the last one.
 
         Args:
             ids: at least one.
 
         Returns:
-            Logits of the last position, `(vocab,)`; the caller's own.
+            Logits `(vocab,)`, a copy.
 
         Raises:
-            ContextLengthError: the session would be longer than the context.
-            InputError: no ids, an id outside the vocabulary, a closed session, or another
-                thread is using it.
+            ContextLengthError: the tokens exceed the context.
+            InputError: no ids, or one outside the vocabulary; the session is closed or in use.
             NumericError: the logits are not finite.
-            ForkedError: the process was forked after the model was loaded.
+            ForkedError: the process was forked after loading.
         """
         manifest = self._engine.manifest
         new = checked_ids(ids, vocab_size=manifest.vocab_size, what="append", fewest=1)
@@ -93,15 +86,15 @@ class Session:
             length = len(self._tokens) + len(new)
             if length > manifest.context_length:
                 raise ContextLengthError(
-                    f"append: expected at most {manifest.context_length} tokens, got "
-                    f"{len(self._tokens)} and {len(new)} more. Rewind, or begin a new session."
+                    f"append: {len(self._tokens)} tokens and {len(new)} more exceed the context "
+                    f"of {manifest.context_length}. Rewind, or start a new session."
                 )
             with self._runner.slots.unchanged_on_error():
                 logits = self._compute(new)
-                if not math.isfinite(logits.max()):  # -inf marks what may not be chosen
+                if not math.isfinite(logits.max()):  # -inf alone marks forbidden tokens
                     raise NumericError(
-                        f"append: expected finite logits, got others after token {length - 1}. "
-                        "The model is damaged: run `ortolan verify` on its bundle."
+                        f"append: the logits after token {length - 1} are not finite. "
+                        "Run `ortolan verify` on the bundle."
                     )
             self._tokens += new
         return logits
@@ -110,8 +103,8 @@ class Session:
         """Forget the tokens after the first `length`. Costs nothing.
 
         Raises:
-            InputError: not a whole number; the session is shorter or closed, another thread is
-                using it, or a state of the model cannot go back.
+            InputError: not a whole number up to the current length; the session is closed or in
+                use, or a recurrent state cannot be rewound.
         """
         length = checked_count("rewind", length, least=0)
         with self._in_use():
@@ -119,35 +112,32 @@ class Session:
             del self._tokens[length:]
 
     def snapshot(self) -> SessionSnapshot:
-        """Keep the session as it is now: to go back to it, or to go on from it twice.
+        """Copy the session's tokens and states, for `restore`.
 
         Raises:
-            InputError: the session is closed, or another thread is using it.
+            InputError: the session is closed or in use.
         """
         with self._in_use():
-            return SessionSnapshot(tokens=tuple(self._tokens), states=self._runner.slots.snapshot())
+            return SessionSnapshot(tokens=self.tokens, states=self._runner.slots.snapshot())
 
     def restore(self, snapshot: SessionSnapshot) -> None:
-        """Become what a session of the same model was, this one or another.
+        """Go back to a snapshot of this session, or of another one of the same bundle.
 
         Raises:
-            InputError: it is no snapshot, or one of another bundle; the session is closed, or
-                another thread is using it.
-            MemoryError: there is no memory; the session is as it was.
+            InputError: not a snapshot, or one of another bundle; the session is closed or in use.
+            MemoryError: there is not enough memory.
         """
         if not isinstance(snapshot, SessionSnapshot):
-            raise InputError(
-                f"restore: expected what `snapshot` gave, got {type(snapshot).__name__}."
-            )
+            raise InputError(f"restore needs a SessionSnapshot (got {type(snapshot).__name__}).")
         with self._in_use():
             self._become(snapshot.tokens, snapshot.states)
 
     def fork(self) -> "Session":
-        """Another session with the same tokens; from there on each goes its own way.
+        """Return a new session that continues independently from the same tokens.
 
         Raises:
-            InputError: the session is closed, or another thread is using it.
-            MemoryError: there is no memory.
+            InputError: the session is closed or in use.
+            MemoryError: there is not enough memory.
         """
         other = Session(self._engine)
         with self._in_use():
@@ -155,19 +145,18 @@ class Session:
         return other
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tokens, and what was computed for them, to a file.
+        """Write the tokens and states to a file, for `Decoder.load_session`.
 
-        `Decoder.load_session` goes on from there, in another process or on another day. A file
-        that is there is replaced.
+        An existing file is replaced, or left as it is if writing fails.
 
         Raises:
-            InputError: the session is closed, or another thread is using it.
-            StateFileError: the place cannot be written to; what was there is as it was.
+            InputError: the session is closed or in use.
+            StateFileError: the file cannot be written.
         """
-        place = checked_path("save", path)
+        target = checked_path("save", path)
         with self._in_use():
             try:
-                write_states(place, self._tokens, self._runner.slots.view())
+                write_states(target, self._tokens, self._runner.slots.view())
             except (OSError, ValueError) as error:  # ValueError: a path without a name, such as "/"
                 raise StateFileError(
                     f"{path}: the session cannot be saved there: {error}. Choose another file."
@@ -175,25 +164,23 @@ class Session:
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], engine: Engine) -> Self:
-        """What a session was when it was saved; see `Decoder.load_session`."""
+        """Read a saved session; see `Decoder.load_session`."""
         session = cls(engine)
         try:
             ids, states = read_states(checked_path("load_session", path), session._runner.slots)
         except OSError as error:
             raise StateFileError(
-                f"load_session: expected a file that can be read, got {error}. "
-                "Give the path that `save` was given."
+                f"load_session: the file cannot be read: {error}. Pass the path given to `save`."
             ) from error
-        session._become(
-            checked_ids(ids, vocab_size=engine.manifest.vocab_size, what=f"{path}"), states
-        )
+        vocab_size = engine.manifest.vocab_size
+        session._become(checked_ids(ids, vocab_size=vocab_size, what=f"{path}"), states)
         return session
 
     def close(self) -> None:
-        """Give the memory back. Closing twice is no error.
+        """Release the memory. Closing twice is fine.
 
         Raises:
-            InputError: another thread is using the session.
+            InputError: the session is in use.
         """
         if self._is_closed:
             return
@@ -226,14 +213,12 @@ class Session:
 
     @contextmanager
     def _in_use(self) -> Iterator[None]:
+        # an error instead of waiting: two threads would mix their tokens
         if not self._lock.acquire(blocking=False):
-            raise InputError(
-                "session: expected one thread at a time, got a second one. "
-                "Give each thread a session of its own."
-            )
+            raise InputError("Another thread is using this session. Give each thread its own.")
         try:
             if self._is_closed:
-                raise InputError("session: expected an open one, got a closed one.")
+                raise InputError("The session is closed.")
             yield
         finally:
             self._lock.release()

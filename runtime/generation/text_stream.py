@@ -1,4 +1,4 @@
-"""A text that is handed out piece by piece while it is generated."""
+"""Text streams: the text of one sequence, piece by piece while it is generated."""
 
 from collections.abc import Iterator
 from types import TracebackType
@@ -12,49 +12,48 @@ __all__ = ["TextStream"]
 
 
 class TextStream(Iterator[str]):
-    """Pieces of a text as they are generated. Stops early by `close`, or at the end of a `with`.
+    """An iterator of pieces of text. Close it, or leave its `with` block, to stop early.
 
-    A piece never holds half a character nor a part of a stop text. Nothing is computed before the
-    first piece is read.
+    A piece never ends inside a character or a stop text. Computation starts with the first piece.
     """
 
-    def __init__(self, text: SampledSequence, generator: Generator) -> None:
-        self._text = text
+    def __init__(self, sequence: SampledSequence, generator: Generator) -> None:
+        self._sequence = sequence
         self._generator: Generator | None = generator
-        generator.submit(text)
+        generator.submit(sequence)
 
     @property
     def completion(self) -> Completion:
-        """Everything that was generated, as soon as the stream has ended.
+        """The completion, once the stream has ended.
 
         Raises:
-            InputError: it has not; read it to the end or close it.
+            InputError: the stream has not ended. Read it to the end, or close it.
         """
-        return self._text.completion()
+        return self._sequence.completion()
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
-        return self._text.prompt_progress
+        """Number of prompt tokens computed so far, and number of prompt tokens. Thread-safe."""
+        return self._sequence.prompt_progress
 
     def close(self) -> None:
-        """Stop generating and give the memory back. Closing twice is no error."""
+        """Stop generating, and release the memory."""
         self._generator = None
-        self._text.finish("cancelled")
+        self._sequence.finish("cancelled")
 
     def __next__(self) -> str:
         try:
-            # the end lets out what was held back in case it became a stop text
-            while not self._text.pending and self._generator is not None:
+            # the last round can release text that was held back as a possible stop text
+            while not self._sequence.pending and self._generator is not None:
                 if not self._generator.round():
                     self._generator = None
         except BaseException:
             self.close()
             raise
-        if not self._text.pending:
-            self._text.completion()  # raises where the text has failed
+        if not self._sequence.pending:
+            self._sequence.completion()  # raises if the sequence has failed
             raise StopIteration
-        return self._text.take()
+        return self._sequence.take()
 
     def __enter__(self) -> Self:
         return self

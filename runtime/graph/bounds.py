@@ -1,9 +1,13 @@
-"""What a graph may ask of the machine by itself, whatever is asked of it.
+"""Bounds on what a graph alone can cost, whatever its inputs are.
 
-onnxruntime computes what follows from constants while it loads a graph, takes time that grows
-with the square of a value's readers, and divides whole numbers without a look at the divisor.
-Names of sizes are not known here, so the memory of a request is for the memory plan and for a
-first load apart (`ortolan.runtime.verification`).
+    readers of one value     onnxruntime's load time grows with their square
+    values joined into one   thirty doublings turn one value into a billion of it
+    integer divisors         a kernel that divides by 0 or -1 ends the process
+    sizes from constants     Expand, Tile, ... allocate what a constant says
+    constants of constants   onnxruntime computes them while it loads the graph
+
+Sizes that depend on inputs are not known here. The memory plan bounds requests, and the first load
+in a subprocess catches the rest (`ortolan.runtime.verification`).
 """
 
 import math
@@ -19,7 +23,7 @@ from ortolan.runtime.graph.schema import RefusedError, check_count, text
 
 __all__ = ["check_bounds"]
 
-_WHOLE = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
+_INTEGERS = frozenset({"int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"})
 
 _DIVISIONS = frozenset({"ai.onnx::Div", "ai.onnx::Mod"})
 
@@ -30,7 +34,7 @@ _SIZES_AT: Mapping[str, int] = {
     "ai.onnx::Pad": 1,
     "ai.onnx::Tile": 1,
 }
-"""Operators that make as much as an input says, and which input it is."""
+"""Operators whose output size is the value of an input, and the index of that input."""
 
 _RANGE = "ai.onnx::Range"
 
@@ -56,13 +60,13 @@ _OF_FIRST = frozenset(
         "Unsqueeze",
     )
 )
-"""Operators that give at most as many elements as their first input has."""
+"""Operators with at most as many output elements as their first input has."""
 
 
 _CASTS = frozenset({"ai.onnx::Cast", "ai.onnx::CastLike"})
 
 _DTYPES = {1: ("<f4", "float_data"), 6: ("<i4", "int32_data"), 7: ("<i8", "int64_data")}
-"""Element types of constants that say sizes: how they are stored, as bytes and as numbers."""
+"""Element types of constants that hold sizes: NumPy type of raw bytes, name of the typed field."""
 
 Numbers = tuple[float, ...]
 
@@ -77,27 +81,27 @@ _TAKES_PARTS = frozenset(
         "TopK",
     )
 )
-"""Operators that give a part of what they take, or something of another size."""
+"""Operators that return a part of their input, or something of another size."""
 
 
 class _Size(NamedTuple):
-    """Of a constant: its elements at most, and along each axis where that is known."""
+    """Upper bound of a constant's elements, and its shape if known."""
 
     elements: int
     dims: tuple[int, ...] | None = None
 
 
 def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
-    """Refuse a graph that takes much of the machine by itself.
+    """Check the bounds above.
 
     Args:
         graph: a `Graph` message.
-        nodes: of it.
+        nodes: its nodes.
 
     Raises:
-        RefusedError: a value with too many readers, or joined of too many; a division of whole
-            numbers by something other than constants, or by 0 or -1, which end the process;
-            constants that ask for too many elements.
+        RefusedError: a value has too many readers or is joined from too many; integers are divided
+            by something other than constants, or by 0 or -1; or constants ask for too many
+            elements.
     """
     _check_readers(nodes)
     _check_joins(nodes)
@@ -113,14 +117,14 @@ def check_bounds(graph: Any, nodes: Sequence[Node]) -> None:
             _check_division(node, numbers)
         elif node.operator in _SIZES_AT:
             name = _sizes_of(node)
-            _check_asked(node.operator, _product(numbers.get(name, parts.get(name, ()))))
+            _check_size(node.operator, _product(numbers.get(name, parts.get(name, ()))))
         elif node.operator == _RANGE:
-            _check_asked(_RANGE, _range_count(node, numbers) or 0)
+            _check_size(_RANGE, _range_count(node, numbers) or 0)
     _check_computed_at_load(graph, nodes, numbers)
 
 
 def _sizes_of(node: Node) -> bytes:
-    """The name of the input that says how much a node makes; empty if it is left out."""
+    """The name of the input that holds the sizes; empty if it is left out."""
     name: bytes = b"".join(node.message.input[_SIZES_AT[node.operator] :][:1])
     return name
 
@@ -132,37 +136,32 @@ def _check_readers(nodes: Iterable[Node]) -> None:
 
 
 def _check_joins(nodes: Iterable[Node]) -> None:
-    """Bound how often values are joined to what is as large, with no part taken in between.
-
-    Thirty times twice a value is a billion of it, in a request that is as short as any.
-    """
+    """Bound how many copies of a value can be joined, with no part taken in between."""
     joined: dict[bytes, int] = {}
     for node in nodes:
-        taken = [joined.get(name, 1) for name in node.message.input if name]
+        counts = [joined.get(name, 1) for name in node.message.input if name]
         if node.operator == _CONCAT:
-            count = sum(taken)
+            count = sum(counts)
             check_count("values joined into one", count, limits.MAX_JOINED)
         elif node.operator in _TAKES_PARTS or node.operator.startswith("com.microsoft"):
             continue
         else:
-            count = max(taken, default=1)
+            count = max(counts, default=1)
         if count > 1:
             joined.update((name, count) for name in node.message.output)
 
 
 def _check_division(node: Node, numbers: Mapping[bytes, Numbers]) -> None:
-    if not _WHOLE.intersection(node.takes[:1]):
+    if not _INTEGERS.intersection(node.input_types[:1]):
         return
     divisors = numbers.get(node.message.input[1]) if len(node.message.input) == 2 else None
     if not divisors or not {0, -1}.isdisjoint(divisors):
-        got = "what is computed" if divisors is None else str(list(divisors)[:8])
-        raise RefusedError(
-            f"whole numbers of {node.operator} divided by constants but 0 and -1", got
-        )
+        got = "computed ones" if divisors is None else str(list(divisors)[:8])
+        raise RefusedError(f"constant divisors other than 0 and -1 of {node.operator}", got)
 
 
-def _check_asked(operator: str, count: int) -> None:
-    check_count(f"elements that constants ask of one {operator}", count, limits.MAX_ASKED)
+def _check_size(operator: str, count: int) -> None:
+    check_count(f"elements from one {operator} of constants", count, limits.MAX_ASKED)
 
 
 def _product(numbers: Iterable[float]) -> int:
@@ -173,8 +172,8 @@ def _product(numbers: Iterable[float]) -> int:
 
 
 def _short_constants(graph: Any, nodes: Iterable[Node]) -> dict[bytes, Numbers]:
-    """The constants in the graph that are short enough to say a size."""
-    found: dict[bytes, Numbers | None] = {
+    """Values of the constants that are short enough to hold sizes."""
+    constants: dict[bytes, Numbers | None] = {
         tensor.name: _numbers_of(tensor) for tensor in graph.initializer if not tensor.data_location
     }
     for node in nodes:
@@ -189,11 +188,11 @@ def _short_constants(graph: Any, nodes: Iterable[Node]) -> dict[bytes, Numbers]:
             elif attribute.name == b"value_float":
                 numbers = (attribute.f,)
         elif node.operator in _CASTS and message.input:
-            numbers = found.get(message.input[0])
+            numbers = constants.get(message.input[0])
         else:
             continue
-        found.update((name, numbers) for name in message.output)
-    return {name: numbers for name, numbers in found.items() if numbers is not None}
+        constants.update((name, numbers) for name in message.output)
+    return {name: numbers for name, numbers in constants.items() if numbers is not None}
 
 
 def _numbers_of(tensor: Any) -> Numbers | None:
@@ -206,13 +205,13 @@ def _numbers_of(tensor: Any) -> Numbers | None:
     return tuple(getattr(tensor, field))
 
 
-# --- computed while it is loaded ----------------------------------------------------------------
+# --- computed while the graph is loaded ---------------------------------------------------------
 
 
 def _check_computed_at_load(
     graph: Any, nodes: Iterable[Node], numbers: Mapping[bytes, Numbers]
 ) -> None:
-    """Bound what follows from constants alone: its elements in sum."""
+    """Bound the total elements of values that depend on constants alone."""
     sizes = {
         tensor.name: _Size(math.prod(tensor.dims), tuple(tensor.dims))
         for tensor in graph.initializer
@@ -221,11 +220,11 @@ def _check_computed_at_load(
     most = limits.MAX_COMPUTED_AT_LOAD + limits.MAX_COMPUTED_PER_WEIGHT * weights
     total = 0
     for node in nodes:
-        taken = [name for name in node.message.input if name]
+        inputs = [name for name in node.message.input if name]
         if node.operator == "ai.onnx::Constant":
             size = _Size(_constant_count(node.message))
-        elif taken and all(name in sizes for name in taken):
-            size = _computed(node, [sizes[name] for name in taken], numbers)
+        elif inputs and all(name in sizes for name in inputs):
+            size = _output_size(node, [sizes[name] for name in inputs], numbers)
             total += size.elements * len(node.message.output)
             check_count("elements computed from constants", total, most)
         else:
@@ -240,48 +239,46 @@ def _constant_count(message: Any) -> int:
     return max(1, len(attribute.ints), len(attribute.floats))
 
 
-def _computed(node: Node, taken: Sequence[_Size], numbers: Mapping[bytes, Numbers]) -> _Size:
-    """What a node gives at most, from constants."""
-    operator, first = node.operator, taken[0]
+def _output_size(node: Node, inputs: Sequence[_Size], numbers: Mapping[bytes, Numbers]) -> _Size:
+    """Upper bound of an output of a node whose inputs are constants."""
+    operator, first = node.operator, inputs[0]
     if operator in _SIZES_AT or operator == _RANGE:
-        return _Size(_asked(node, first, numbers))
+        return _Size(_stated_size(node, first, numbers))
     if operator == _CONCAT:
-        return _Size(sum(size.elements for size in taken))
-    if operator == "ai.onnx::Gather" and len(taken) == 2:
+        return _Size(sum(size.elements for size in inputs))
+    if operator == "ai.onnx::Gather" and len(inputs) == 2:
         axis = next((a.i for a in node.message.attribute if a.name == b"axis"), 0)
         if first.dims and -len(first.dims) <= axis < len(first.dims) and first.dims[axis]:
-            return _Size(first.elements // first.dims[axis] * taken[1].elements)
+            return _Size(first.elements // first.dims[axis] * inputs[1].elements)
     if operator in _OF_FIRST:
         return _Size(first.elements)
-    if len(taken) == 1:
+    if len(inputs) == 1:
         return first
     if operator in _ELEMENTWISE:
-        dims = [size.dims if size.elements != 1 else () for size in taken]
+        dims = [size.dims if size.elements != 1 else () for size in inputs]
         try:
-            shape = np.broadcast_shapes(*(each for each in dims if each is not None))
+            shape = np.broadcast_shapes(*(sizes for sizes in dims if sizes is not None))
         except ValueError:
             shape = ()
         if None not in dims:
             return _Size(math.prod(shape), shape)
-    return _Size(math.prod(size.elements for size in taken))
+    return _Size(math.prod(size.elements for size in inputs))
 
 
-def _asked(node: Node, first: _Size, numbers: Mapping[bytes, Numbers]) -> int:
-    """The elements that a node makes because constants say so."""
+def _stated_size(node: Node, first: _Size, numbers: Mapping[bytes, Numbers]) -> int:
+    """Elements of an output whose size is the value of a constant."""
     if node.operator == _RANGE:
         count = _range_count(node, numbers)
     else:
-        asked = numbers.get(_sizes_of(node))
-        count = None if asked is None else _product(asked) * first.elements
+        sizes = numbers.get(_sizes_of(node))
+        count = None if sizes is None else _product(sizes) * first.elements
     if count is None:
-        raise RefusedError(
-            f"sizes for {node.operator} of constants that stand in the graph", "others"
-        )
+        raise RefusedError(f"constants in the graph as sizes of {node.operator}", "computed ones")
     return count
 
 
 def _range_count(node: Node, numbers: Mapping[bytes, Numbers]) -> int | None:
-    """The elements of a range whose ends are constants; `None` for another."""
+    """Elements of a range with constant ends; `None` for other ranges."""
     ends: list[Numbers] = [numbers.get(name, ()) for name in node.message.input]
     if len(ends) != 3 or any(len(end) != 1 for end in ends):
         return None

@@ -1,7 +1,7 @@
-"""The element types of what nodes give, from those of what they take.
+"""Element types of node outputs, derived from those of the inputs.
 
-Source: the type constraints of the ONNX operators and of onnxruntime's contrib operators. Only
-operators whose outputs are of another type than their first input stand in the tables.
+Source: the type constraints of the ONNX operators and of onnxruntime's contrib operators. The
+tables only list operators whose outputs differ in type from their first input.
 """
 
 from collections.abc import Mapping
@@ -13,9 +13,9 @@ from ortolan.runtime.graph.tensors import dtype_of
 __all__ = ["UNKNOWN", "Node", "typed_nodes"]
 
 UNKNOWN = "unknown"
-"""The type of what no declared value leads to."""
+"""Type of values that no declared value leads to."""
 
-_GIVES: Mapping[str, tuple[str, ...]] = {
+_FIXED: Mapping[str, tuple[str, ...]] = {
     "ai.onnx::And": ("bool",),
     "ai.onnx::ArgMax": ("int64",),
     "ai.onnx::ArgMin": ("int64",),
@@ -36,7 +36,7 @@ _GIVES: Mapping[str, tuple[str, ...]] = {
     "ai.onnx::TopK": ("", "int64"),
     "com.microsoft::DynamicQuantizeMatMul": ("float32",),
 }
-"""Types of the outputs that are always the same; an empty one is that of the first input."""
+"""Fixed types of outputs; an empty one is the type of the first input."""
 
 _LIKE_INPUT: Mapping[str, int] = {
     "ai.onnx::CastLike": 1,
@@ -49,33 +49,33 @@ _LIKE_INPUT: Mapping[str, int] = {
     "com.microsoft::MatMulIntegerToFloat": 2,
     "com.microsoft::QuantizeLinear": 2,
 }
-"""The input that outputs are of the type of, where it is not the first."""
+"""Index of the input whose type the outputs have, if not the first."""
 
 _CONSTANTS: Mapping[int, str] = {1: "float32", 2: "int64", 6: "float32", 7: "int64"}
-"""Kind of an attribute of `Constant`, as ONNX counts them, to the type of its elements."""
+"""Element type of a `Constant` by the ONNX number of its attribute's kind."""
 
 
 class Node(NamedTuple):
-    """A node with what is known of its types.
+    """A node with its types.
 
     Attributes:
         operator: `domain::op_type`; the standard domain is `ai.onnx`.
-        takes: element types of the inputs; empty for one that is left out.
-        gives: of the outputs.
-        message: the `Node` message itself.
+        input_types: element types of the inputs; empty for one that is left out.
+        output_types: element types of the outputs.
+        message: the `Node` message.
     """
 
     operator: str
-    takes: tuple[str, ...]
-    gives: tuple[str, ...]
+    input_types: tuple[str, ...]
+    output_types: tuple[str, ...]
     message: Any
 
 
 def typed_nodes(graph: Any) -> list[Node]:
-    """The nodes of a `Graph` message, in its order.
+    """Return the nodes of a `Graph` message, in order.
 
     Raises:
-        RefusedError: a type that bundles do not use; a value that two nodes give.
+        RefusedError: a type is not numeric, or two nodes write one value.
     """
     types = {value.name: _name(value.type.tensor_type.elem_type) for value in graph.input}
     types.update((tensor.name, _name(tensor.data_type)) for tensor in graph.initializer)
@@ -87,17 +87,18 @@ def typed_nodes(graph: Any) -> list[Node]:
         operator = operators.get(key)
         if operator is None:
             operator = operators[key] = f"{text(key[0]) or 'ai.onnx'}::{text(key[1])}"
-        takes = tuple([types.get(name, UNKNOWN) for name in message.input])
+        input_types = tuple([types.get(name, UNKNOWN) for name in message.input])
         names = message.output
-        gives = _gives(operator, message, takes, len(names))
-        for name, given in zip(names, gives, strict=True):
+        output_types = _output_types(operator, message, input_types, len(names))
+        for name, dtype in zip(names, output_types, strict=True):
             if name:
                 if name in types:
                     raise RefusedError("each value once", f"{text(name)!r} twice")
-                types[name] = given
+                types[name] = dtype
         if b"" in names:
-            gives = tuple(given if name else "" for name, given in zip(names, gives, strict=True))
-        nodes.append(Node(operator, takes, gives, message))
+            pairs = zip(names, output_types, strict=True)
+            output_types = tuple(dtype if name else "" for name, dtype in pairs)
+        nodes.append(Node(operator, input_types, output_types, message))
     return nodes
 
 
@@ -105,23 +106,24 @@ def _name(number: int) -> str:
     return dtype_of("a value", number)[0]
 
 
-def _gives(operator: str, node: Any, takes: tuple[str, ...], count: int) -> tuple[str, ...]:
-    """The types of a node's outputs."""
+def _output_types(
+    operator: str, node: Any, input_types: tuple[str, ...], count: int
+) -> tuple[str, ...]:
     like = _LIKE_INPUT.get(operator, 0)
-    given = takes[like] if like < len(takes) else UNKNOWN
+    dtype = input_types[like] if like < len(input_types) else UNKNOWN
     match operator:
         case "ai.onnx::Constant":
-            given = _constant(node)
+            dtype = _constant(node)
         case "ai.onnx::ConstantOfShape":
             tensors = [attribute.t for attribute in node.attribute if attribute.HasField("t")]
-            given = _name(tensors[0].data_type) if tensors else "float32"
+            dtype = _name(tensors[0].data_type) if tensors else "float32"
         case "ai.onnx::Cast":
             to = [attribute.i for attribute in node.attribute if attribute.name == b"to"]
-            given = _name(to[0]) if to else UNKNOWN
-    always = _GIVES.get(operator)
-    if always is None:
-        return (given,) * count
-    return tuple(always[index] or given if index < len(always) else given for index in range(count))
+            dtype = _name(to[0]) if to else UNKNOWN
+    fixed = _FIXED.get(operator)
+    if fixed is None:
+        return (dtype,) * count
+    return tuple(fixed[index] or dtype if index < len(fixed) else dtype for index in range(count))
 
 
 def _constant(node: Any) -> str:

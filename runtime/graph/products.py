@@ -1,7 +1,7 @@
-"""The nodes of a graph that multiply by a weight or look up its rows, each as a graph of its own.
+"""Products: nodes that multiply by a weight or look up its rows, each as a separate graph.
 
-Such a graph computes one weight by the kernel that the whole graph computes it by, from numbers
-that the caller chooses.
+Such a graph runs one weight through the same kernel as the whole graph does, on numbers that the
+caller chooses.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,7 +14,7 @@ from ortolan.runtime.graph.tensors import dtype_of
 __all__ = ["PRODUCT_INPUT", "PRODUCT_OUTPUT", "Product", "products"]
 
 PRODUCT_INPUT, PRODUCT_OUTPUT = "x", "y"
-"""Names of the input and the output of a product alone."""
+"""Names of the input and the output of a product's graph."""
 
 _INT64 = 7
 _OUTSIDE = 1
@@ -22,7 +22,7 @@ _OUTSIDE = 1
 _LOOK_UPS = frozenset({"Gather", "GatherBlockQuantized"})
 
 _BIASES = {"Gemm": 2, "DynamicQuantizeMatMul": 4, "MatMulNBits": 5}
-"""Which input is added to the product, where one may be: it is left out."""
+"""Index of the optional bias, which is left out."""
 
 _FLAGS = {
     "MatMul": frozenset[str](),
@@ -33,22 +33,24 @@ _FLAGS = {
     "Gather": frozenset({"axis"}),
     "GatherBlockQuantized": frozenset({"bits", "block_size", "gather_axis", "quantize_axis"}),
 }
-"""Operators that are understood, with the attributes that are: a node with others is no product."""
+"""Supported operators and attributes; a node with others is not a product."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Product:
-    """A weight `(outputs, inputs)` and the node that multiplies by it, or looks up its rows.
+    """A weight `(outputs, inputs)` and the node that multiplies by it or looks up its rows.
 
     Attributes:
         weight: name of the initializer with its values or codes.
-        reads: names of all initializers that the node computes with, but what it adds.
-        operator: of the node.
-        by_columns: whether the initializer lies as `(inputs, outputs)`.
-        looks_up: whether the node takes numbers of rows instead of numbers to multiply.
-        whole_range: whether the kernel rounds what enters by the range of all of it.
-        dtype: of what enters a product, and of what comes out.
-        graph: the node alone, a serialized ModelProto that takes `PRODUCT_INPUT`: `(rows, inputs)`
+        reads: names of all initializers that the node reads, except the bias.
+        operator: operator of the node.
+        outputs: rows of the weight.
+        inputs: columns of the weight.
+        by_columns: whether the initializer is stored as `(inputs, outputs)`.
+        looks_up: whether the input is row indices instead of numbers to multiply.
+        whole_range: whether the kernel rounds its input by the range of the whole call.
+        dtype: type of a product's input, and of the output.
+        graph: the node alone, as a serialized ModelProto whose `PRODUCT_INPUT` is `(rows, inputs)`
             or int64 `(rows,)`.
     """
 
@@ -65,7 +67,7 @@ class Product:
 
 
 def products(data: bytes) -> Iterator[Product]:
-    """The products of a graph, one for each weight and operator.
+    """Yield the products of a graph, one per weight and operator.
 
     Args:
         data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
@@ -76,21 +78,21 @@ def products(data: bytes) -> Iterator[Product]:
         for tensor in model.graph.initializer
         if tensor.data_location == _OUTSIDE
     }
-    makers = {
+    dequantizers = {
         node.output[0]: node
         for node in model.graph.node
         if node.op_type == b"DequantizeLinear" and all(name in outside for name in node.input)
     }
     seen = set()
     for node in model.graph.node:
-        found = _product(model, node, outside, makers)
-        if found is not None and (found.weight, found.operator) not in seen:
-            seen.add((found.weight, found.operator))
-            yield found
+        product = _product(model, node, outside, dequantizers)
+        if product is not None and (product.weight, product.operator) not in seen:
+            seen.add((product.weight, product.operator))
+            yield product
 
 
 def _product(
-    model: Any, node: Any, outside: Mapping[bytes, Any], makers: Mapping[bytes, Any]
+    model: Any, node: Any, outside: Mapping[bytes, Any], dequantizers: Mapping[bytes, Any]
 ) -> Product | None:
     operator = node.op_type.decode()
     flags = {attribute.name.decode(): attribute.i for attribute in node.attribute}
@@ -98,16 +100,16 @@ def _product(
         return None
     looks_up = operator in _LOOK_UPS
     place, free = (0, 1) if looks_up else (1, 0)
-    maker = makers.get(node.input[place])
-    weight = outside.get(node.input[place] if maker is None else maker.input[0])
-    read = [*_read(node, free), *([] if maker is None else maker.input)]
-    read = [name for name in read if maker is None or name != maker.output[0]]
+    dequantizer = dequantizers.get(node.input[place])
+    weight = outside.get(node.input[place] if dequantizer is None else dequantizer.input[0])
+    read = [*_read(node, free), *([] if dequantizer is None else dequantizer.input)]
+    read = [name for name in read if dequantizer is None or name != dequantizer.output[0]]
     if weight is None or node.input[free] in outside or any(name not in outside for name in read):
         return None
-    sizes = _sizes(operator, flags, weight, is_blocks=maker is not None)
+    sizes = _sizes(operator, flags, weight, is_blocks=dequantizer is not None)
     typed = outside[read[1]] if operator in _SCALED else weight
-    if maker is not None:
-        typed = outside[maker.input[1]]
+    if dequantizer is not None:
+        typed = outside[dequantizer.input[1]]
     if sizes is None or _FLOATS.isdisjoint({typed.data_type}):
         return None
     outputs, inputs, by_columns = sizes
@@ -121,7 +123,9 @@ def _product(
         looks_up=looks_up,
         whole_range=operator == "DynamicQuantizeMatMul",
         dtype=dtype_of(weight.name.decode(), typed.data_type)[0],
-        graph=_alone(model, node, maker, [outside[name] for name in read], free, typed.data_type),
+        graph=_single_node_graph(
+            model, node, dequantizer, [outside[name] for name in read], free, typed.data_type
+        ),
     )
 
 
@@ -133,7 +137,7 @@ _FLOATS = frozenset({1, 10, 16})
 
 
 def _read(node: Any, free: int) -> list[bytes]:
-    """What a node reads but for what enters it and what it adds."""
+    """Inputs of a node, without its activations and its bias."""
     bias = _BIASES.get(node.op_type.decode())
     return [name for place, name in enumerate(node.input) if name and place not in (free, bias)]
 
@@ -141,7 +145,7 @@ def _read(node: Any, free: int) -> list[bytes]:
 def _sizes(
     operator: str, flags: Mapping[str, int], weight: Any, *, is_blocks: bool
 ) -> tuple[int, int, bool] | None:
-    """Outputs and inputs of a weight, and whether it lies by columns; None for other axes."""
+    """Outputs, inputs, and whether the weight is stored by columns; `None` for other axes."""
     dims = list(weight.dims)
     if operator == "MatMulNBits":
         return flags["N"], flags["K"], False
@@ -157,17 +161,17 @@ def _sizes(
     return dims[1], dims[0], True
 
 
-def _alone(
-    model: Any, node: Any, maker: Any | None, weights: list[Any], free: int, dtype: int
+def _single_node_graph(
+    model: Any, node: Any, dequantizer: Any | None, weights: list[Any], free: int, dtype: int
 ) -> bytes:
-    """A graph of one node, and of the one that makes its weight if there is one."""
-    made = type(model)(ir_version=model.ir_version)
-    made.opset_import.extend(model.opset_import)
-    graph = made.graph
+    """A graph of one node, and of the node that dequantizes its weight, if any."""
+    single = type(model)(ir_version=model.ir_version)
+    single.opset_import.extend(model.opset_import)
+    graph = single.graph
     graph.name = b"product"
     graph.initializer.extend(weights)
-    if maker is not None:
-        graph.node.add().CopyFrom(maker)
+    if dequantizer is not None:
+        graph.node.add().CopyFrom(dequantizer)
     copy = graph.node.add()
     copy.CopyFrom(node)
     copy.input[free] = PRODUCT_INPUT.encode()
@@ -184,5 +188,5 @@ def _alone(
         value.type.tensor_type.elem_type = element
         for axis in range(rank):
             value.type.tensor_type.shape.dim.add(dim_param=f"{name}{axis}".encode())
-    data: bytes = made.SerializeToString()
+    data: bytes = single.SerializeToString()
     return data

@@ -1,9 +1,16 @@
-"""What no graph of a bundle may hold, refused while it is read.
+"""Rules for every graph, checked while it is read.
 
-A graph is a program, and onnxruntime dies on some: a kernel divides by a head count of zero, a
-few nested functions expand for minutes. `read` refuses these before onnxruntime sees a byte. What
-one bundle may not hold, and another may, operators that `ortolan.export` does not write among it,
-is for `ortolan.runtime.bundle.graph_checks`.
+A graph is a program, and some programs kill onnxruntime: a kernel divides by a head count of zero,
+a few nested functions expand for minutes. `read` rejects them before onnxruntime sees a byte:
+
+    graph       no subgraphs, sparse tensors, training information; bounded counts
+    nodes       known domains, plain attributes, no values that crash a kernel
+    attention   head counts that kernels can divide by
+    tensors     bytes that fit their shapes               `tensors.external_tensors`
+    cost        bounded work before the first request     `bounds.check_bounds`
+
+What depends on the manifest, like operators outside the vocabulary, is checked in
+`ortolan.runtime.bundle.graph_checks`.
 """
 
 import hashlib
@@ -59,23 +66,21 @@ _CELLS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
     "ai.onnx::GRU": (6, 2, {"linear_before_reset": 1}),
     "ai.onnx::LSTM": (7, 3, {}),
 }
-"""Of the recurrent operators the one form that ortolan writes: inputs, of which the fifth is left
-out, outputs at most, and attributes besides the width."""
+"""The only form of recurrent operators that is allowed: number of inputs (the fifth is left out),
+most outputs, and attributes besides the width."""
 
 _HEAD_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads")
 
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT = 1, 2
 
-_ADVICE = "The graph was not written by ortolan, or is damaged: export the bundle again."
+_ADVICE = "The graph was not written by Ortolan, or is damaged: export the bundle again."
 
 
 def read(data: bytes, *, file: str = "graph") -> GraphSummary:
-    """Read a serialized ModelProto.
+    """Read a serialized ModelProto and check the rules above.
 
     Raises:
-        GraphError: not an ONNX graph; over a limit; a domain, operator or attribute that
-            bundles do not use; a subgraph; a sparse tensor; training information; a tensor
-            whose bytes do not fit its shape.
+        GraphError: it is not an ONNX graph, or breaks a rule.
     """
     try:
         return _read(data)
@@ -88,7 +93,7 @@ def _read(data: bytes) -> GraphSummary:
     model = parse_model(data)
     graph = model.graph
     if not model.HasField("graph"):
-        raise RefusedError("an ONNX graph", "a file without one")
+        raise RefusedError("an ONNX graph", "a model without one")
     if model.training_info:
         raise RefusedError("a graph for inference", "training information")
     if graph.sparse_initializer:
@@ -127,7 +132,7 @@ def _opsets(entries: Iterable[Any]) -> dict[str, int]:
     for entry in entries:
         domain = text(entry.domain) or "ai.onnx"
         if domain in opsets:
-            raise RefusedError("one version of each domain", f"two of {domain!r}")
+            raise RefusedError("one version per domain", f"two of {domain!r}")
         opsets[domain] = entry.version
     if "ai.onnx" not in opsets:
         raise RefusedError("a version of the standard operators", "none")
@@ -140,7 +145,7 @@ def _values(what: str, entries: Any) -> tuple[Value, ...]:
     for entry in entries:
         name = text(entry.name)
         if not entry.type.HasField("tensor_type"):
-            raise RefusedError(f"tensors as {what}", f"something else for {name!r}")
+            raise RefusedError(f"tensors as {what}", f"another type for {name!r}")
         tensor = entry.type.tensor_type
         dims = tensor.shape.dim
         check_count(f"axes of {name!r}", len(dims), limits.MAX_TENSOR_RANK)
@@ -180,7 +185,7 @@ def _check_node(node: Any) -> None:
             raise RefusedError("attributes with values", f"a reference in {operator}")
         if attribute.HasField("sparse_tensor") or attribute.sparse_tensors:
             raise RefusedError("dense constants", f"a sparse one in {operator}")
-        # kernels of this domain truncate to 32 bits, and then divide by what is left
+        # kernels of this domain truncate to 32 bits, then divide by the result
         if node.domain == b"com.microsoft" and not -(2**31) <= attribute.i < 2**31:
             name = text(attribute.name)
             raise RefusedError(f"32 bits for {name!r} of {operator}", f"{attribute.i}")
@@ -190,41 +195,42 @@ def _check_node(node: Any) -> None:
 
 
 def _check_kernel_traps(operator: str, node: Any) -> None:
-    """Refuse what ends the process in onnxruntime 1.31, as random changes of graphs showed.
+    """Reject nodes that crash onnxruntime 1.31, found by fuzzing.
 
     Case 1: GatherND with a negative number of batch axes.
-    Case 2: Split with another number of outputs than its attribute says.
+    Case 2: Split whose number of outputs differs from its attribute.
     """
     numbers = {attribute.name: attribute.i for attribute in node.attribute}
     batch_dims = numbers.get(b"batch_dims", 0)
     if not 0 <= batch_dims <= limits.MAX_TENSOR_RANK:
-        raise RefusedError(f"batch_dims of {operator} of at least 0", f"{batch_dims}")
+        raise RefusedError(f"batch_dims of at least 0 in {operator}", f"{batch_dims}")
     outputs = len(node.output)
     if operator == "ai.onnx::Split" and numbers.get(b"num_outputs", outputs) != outputs:
-        raise RefusedError(f"num_outputs of {operator} to be {outputs}", "another number")
+        raise RefusedError(f"num_outputs {outputs} in {operator}", "another number")
 
 
 def _check_cell(operator: str, node: Any) -> None:
-    """Refuse other forms of a recurrent operator: their kernels index by what they are told."""
+    """Reject other forms of a recurrent operator: its kernel does not check its indices."""
     inputs, outputs, flags = _CELLS[operator]
-    given = [number for number, name in enumerate(node.input) if name]
+    present = [number for number, name in enumerate(node.input) if name]
     expected = [number for number in range(inputs) if number != 4]
-    if given != expected or len(node.input) != inputs or len(node.output) > outputs:
+    if present != expected or len(node.input) != inputs or len(node.output) > outputs:
         raise RefusedError(
-            f"{inputs} inputs of {operator} but the fifth, and at most {outputs} outputs", "others"
+            f"{inputs} inputs without the fifth, and at most {outputs} outputs, in {operator}",
+            "others",
         )
-    told = {text(a.name): a.i for a in node.attribute if a.type == _ATTRIBUTE_INT}
-    width = told.pop("hidden_size", 0)
+    attributes = {text(a.name): a.i for a in node.attribute if a.type == _ATTRIBUTE_INT}
+    width = attributes.pop("hidden_size", 0)
     if not 1 <= width <= limits.MAX_CELL_WIDTH:
         raise RefusedError(
-            f"a hidden_size of {operator} from 1 to {limits.MAX_CELL_WIDTH}", f"{width}"
+            f"a hidden_size of 1 to {limits.MAX_CELL_WIDTH} in {operator}", f"{width}"
         )
-    if told != flags or len(node.attribute) != 1 + len(flags):
-        raise RefusedError(f"hidden_size and {dict(flags)} alone in {operator}", "other attributes")
+    if attributes != flags or len(node.attribute) != 1 + len(flags):
+        raise RefusedError(f"only hidden_size and {dict(flags)} in {operator}", "other attributes")
 
 
 def _attention(node: Node) -> AttentionNode:
-    """Read an attention node, and bound what its kernel divides by."""
+    """Read an attention node and bound the numbers that its kernel divides by."""
     operator = node.operator
     attributes: dict[str, int | float] = {}
     for attribute in node.message.attribute:
@@ -236,7 +242,7 @@ def _attention(node: Node) -> AttentionNode:
             if not math.isfinite(attribute.f):
                 raise RefusedError(f"finite numbers for {name!r} of {operator}", f"{attribute.f}")
         elif name in _HEAD_COUNTS:
-            raise RefusedError(f"an integer for {name!r} of {operator}", "something else")
+            raise RefusedError(f"an integer for {name!r} of {operator}", "another type")
     required = ("num_heads", "kv_num_heads") if operator == _GROUP_QUERY else ()
     most = limits.MAX_RECURRENCE_HEADS if operator == _LINEAR else limits.MAX_HEADS
     for name in _HEAD_COUNTS:
@@ -253,7 +259,7 @@ def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
     heads = attributes.get("num_heads", attributes.get("q_num_heads"))
     if heads is None or kv_heads is None or heads % kv_heads == 0:
         return
-    # heads of linear attention may share queries and keys instead
+    # in linear attention several key-value heads may share a query head instead
     if operator != _LINEAR or kv_heads % heads != 0:
         raise RefusedError(
             f"a multiple of {kv_heads} key and value heads in {operator}", f"{heads} heads"
@@ -261,17 +267,17 @@ def _check_groups(operator: str, attributes: Mapping[str, int | float]) -> None:
 
 
 def _readers(nodes: Iterable[Node], weights: Iterable[ExternalTensor]) -> Iterator[Reader]:
-    """The nodes that read weights, in the order of the graph."""
+    """Nodes that read weights, in graph order."""
     names = {weight.name.encode(): weight.name for weight in weights}
     for node in nodes:
-        taken = tuple(names[name] for name in node.message.input if name in names)
-        if taken:
+        read_names = tuple(names[name] for name in node.message.input if name in names)
+        if read_names:
             numbers = {
                 text(attribute.name): attribute.i
                 for attribute in node.message.attribute
                 if attribute.type == _ATTRIBUTE_INT
             }
-            yield Reader(operator=node.operator, weights=taken, attributes=numbers)
+            yield Reader(operator=node.operator, weights=read_names, attributes=numbers)
 
 
 def _functions(entries: Iterable[bytes]) -> tuple[LocalFunction, ...]:

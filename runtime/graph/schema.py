@@ -1,18 +1,13 @@
-"""The part of the ONNX schema that the runtime looks at, and the parser made of it.
+"""The part of the ONNX schema that the runtime needs, and its parser.
 
-Source of the field numbers and wire types: ONNX IR 13, `onnx.proto`. What a bundle may do is for
-`ortolan.runtime.graph.rules`.
+The `onnx` package is 88 MB and stays off the device; `protobuf` comes with onnxruntime. The field
+numbers and wire types are those of ONNX IR 13, `onnx.proto`. Three choices:
 
-The `onnx` package is 88 MB and stays off the device; `protobuf` comes with onnxruntime. Three
-choices:
-
-1. Everything is registered in a pool of its own, under a package of its own, so that `onnx` may
-   be imported in the same process.
-2. Text is declared as bytes and enumerations as int32, so that every value a file holds can be
-   seen and refused, whatever it is.
-3. Subgraphs, sparse tensors, training information and functions are declared as bytes: the first
-   three are refused unread, and functions are hashed as they stand in the file. So messages do
-   not nest in themselves, and no file can make the parser recurse.
+1. The messages have their own pool and package, so `onnx` may be imported in the same process.
+2. Text is declared as bytes and enumerations as int32, so invalid values parse and can be rejected.
+3. Subgraphs, sparse tensors, training information and functions are declared as bytes. The first
+   three are rejected unread, functions are hashed. So no message contains itself, and no file can
+   make the parser recurse.
 """
 
 from typing import Any
@@ -36,7 +31,7 @@ __all__ = [
 
 _PACKAGE = "ortolan.onnx"
 
-# message -> field -> (number, type); * is repeated, a capital starts the name of a message
+# message -> field -> (number, type); * means repeated, capitalized types are messages
 _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "Model": {
         "ir_version": (1, "int64"),
@@ -109,12 +104,12 @@ _SCHEMA: dict[str, dict[str, tuple[int, str]]] = {
     "Dimension": {"dim_value": (1, "int64"), "dim_param": (2, "bytes")},
 }
 
-# every declared field of these is a case of one oneof; the last one in the file holds
+# all fields of these messages form one oneof; the last one in the file wins
 _ONEOFS = frozenset({"Type", "Dimension"})
 
 
 class RefusedError(Exception):
-    """A graph is not what it has to be; the caller knows its file name and adds it."""
+    """A graph breaks a rule. The caller adds the file name."""
 
     def __init__(self, expected: str, got: str) -> None:
         # names come from the file, and may be as long as it is
@@ -122,17 +117,17 @@ class RefusedError(Exception):
 
 
 def check_count(what: str, count: int, limit: int) -> None:
-    """Refuse more of something than a limit.
+    """Check that `count` is at most `limit`.
 
     Raises:
-        RefusedError: `count` is above `limit`.
+        RefusedError: it is not.
     """
     if count > limit:
         raise RefusedError(f"at most {limit} {what}", f"{count}")
 
 
 def text(data: bytes) -> str:
-    """Decode the text of a field.
+    """Decode text.
 
     Raises:
         RefusedError: not UTF-8.
@@ -144,7 +139,7 @@ def text(data: bytes) -> str:
 
 
 def parse_model(data: bytes) -> Any:
-    """Parse a ModelProto, after bounding what parsing it can cost.
+    """Parse a ModelProto, after bounding the cost of parsing it.
 
     Returns:
         A message with the fields of `Model` above.
@@ -157,7 +152,7 @@ def parse_model(data: bytes) -> Any:
 
 
 def parse_function(data: bytes) -> Any:
-    """Parse the name and the domain of a FunctionProto.
+    """Parse the name and domain of a FunctionProto.
 
     Raises:
         RefusedError: not protobuf.
@@ -173,10 +168,7 @@ def _parse(name: str, data: bytes) -> Any:
 
 
 def _check_field_count(data: bytes) -> None:
-    """Walk over the wire format of the messages that will be parsed, and count.
-
-    Packed numbers count one for each byte.
-    """
+    """Count the fields of all messages that will be parsed; packed numbers count one per byte."""
     budget = limits.MAX_GRAPH_FIELDS
     pending = [(0, len(data), "Model")]
     while pending:
@@ -201,11 +193,9 @@ def _check_field_count(data: bytes) -> None:
             else:
                 raise RefusedError("an ONNX graph", f"protobuf wire type {wire_type}")
             if budget < 0:
-                raise RefusedError(
-                    f"at most {limits.MAX_GRAPH_FIELDS} protobuf fields", "more than that"
-                )
+                raise RefusedError(f"at most {limits.MAX_GRAPH_FIELDS} protobuf fields", "more")
         if position != end:
-            raise RefusedError("a whole ONNX graph", f"a torn {name}")
+            raise RefusedError("a complete ONNX graph", f"a truncated {name}")
 
 
 def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
@@ -217,7 +207,7 @@ def _varint(data: bytes, position: int, end: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, position
         shift += 7
-    raise RefusedError("a whole ONNX graph", "a torn number")
+    raise RefusedError("a complete ONNX graph", "a truncated number")
 
 
 def _file_descriptor() -> Any:

@@ -1,4 +1,4 @@
-"""What an ONNX graph holds, as far as a runtime looks at it: its values, nodes and weights."""
+"""Summary of an ONNX graph: the values, nodes and weights that the runtime looks at."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,13 @@ __all__ = [
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Value:
-    """An input or an output: `shape` holds sizes and names of sizes, `?` for an unnamed one."""
+    """An input or output.
+
+    Attributes:
+        name: its name.
+        dtype: element type.
+        shape: sizes and names of sizes; `?` for an unnamed one.
+    """
 
     name: str
     dtype: str
@@ -25,10 +31,12 @@ class Value:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionNode:
-    """One attention node with its integer and float attributes.
+    """An attention node.
 
     Attributes:
+        name: its name.
         operator: `domain::op_type`.
+        attributes: integer and float attributes.
     """
 
     name: str
@@ -41,8 +49,12 @@ class ExternalTensor:
     """A tensor whose bytes are in a weights file.
 
     Attributes:
-        offset: of its first byte in the file.
-        length: in bytes.
+        name: its name.
+        dtype: element type.
+        dims: shape.
+        file: name of the file.
+        offset: offset in the file, in bytes.
+        length: size in bytes.
     """
 
     name: str
@@ -55,12 +67,12 @@ class ExternalTensor:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reader:
-    """A node with weights among its inputs.
+    """A node that reads weights.
 
     Attributes:
         operator: `domain::op_type`.
-        weights: names of the weights, in the order of the inputs.
-        attributes: those that are integers.
+        weights: names of the weights, in input order.
+        attributes: integer attributes.
     """
 
     operator: str
@@ -69,7 +81,7 @@ class Reader:
 
 
 class LocalFunction(NamedTuple):
-    """A model-local function, known by the hash of its bytes as they stand in the graph."""
+    """A model-local function, identified by the hash of its serialized bytes."""
 
     domain: str
     name: str
@@ -78,15 +90,19 @@ class LocalFunction(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GraphSummary:
-    """What a graph holds.
+    """Summary of a graph; lists are in graph order.
 
     Attributes:
-        opsets: domain to version; the standard domain is `ai.onnx`.
-        operators: `domain::op_type` to the number of its nodes.
-        attention: in the order of the graph.
-        external: in the order of the graph.
-        readers: nodes that take external tensors, in the order of the graph.
-        foreign: what `ortolan.runtime.graph.vocabulary` does not list, each form once.
+        ir_version: version of the ONNX format.
+        opsets: versions by domain; the standard domain is `ai.onnx`.
+        inputs: inputs.
+        outputs: outputs.
+        operators: number of nodes by `domain::op_type`.
+        attention: attention nodes.
+        external: tensors in weights files.
+        readers: nodes that read external tensors.
+        functions: model-local functions.
+        foreign: distinct forms of nodes outside `ortolan.runtime.graph.vocabulary`.
     """
 
     ir_version: int
@@ -102,5 +118,5 @@ class GraphSummary:
 
     @property
     def places(self) -> set[tuple[str, int, int]]:
-        """File, offset and length of everything that it reads, each place once."""
+        """File, offset and length of all external tensors, without duplicates."""
         return {(tensor.file, tensor.offset, tensor.length) for tensor in self.external}

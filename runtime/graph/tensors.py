@@ -1,7 +1,4 @@
-"""The tensors inside a graph: their types, and where their bytes are.
-
-The bytes of a tensor have to fit its shape, inside the graph or outside. No file is read.
-"""
+"""Tensors of a graph: their types, and whether their bytes fit their shapes. Reads no file."""
 
 import math
 import re
@@ -14,7 +11,7 @@ from ortolan.runtime.graph.summary import ExternalTensor
 
 __all__ = ["dtype_of", "external_tensors"]
 
-# ONNX number of an element type -> its name and its bits; no text, no complex numbers
+# ONNX element type -> name, bits; no strings, no complex numbers
 _DTYPES = {
     1: ("float32", 32),
     2: ("uint8", 8),
@@ -41,7 +38,7 @@ _DTYPES = {
     26: ("int2", 2),
 }
 
-# no prepacked_*: that is an image of a kernel's memory
+# not prepacked_*, which are images of a kernel's memory
 _EXTERNAL_FIELDS = frozenset({"location", "offset", "length", "checksum"})
 
 _INSIDE, _OUTSIDE = 0, 1
@@ -50,10 +47,14 @@ _TYPED_FIELDS = ("float_data", "int32_data", "int64_data", "double_data", "uint6
 
 
 def dtype_of(name: str, number: int) -> tuple[str, int]:
-    """Name the element type of a value, and give its bits.
+    """Return the name and bits of an element type.
+
+    Args:
+        name: name of the value, for errors.
+        number: element type, as ONNX numbers them.
 
     Raises:
-        RefusedError: not a type of numbers that bundles use.
+        RefusedError: not a numeric type.
     """
     if number not in _DTYPES:
         raise RefusedError(f"numbers as elements of {name!r}", f"element type {number}")
@@ -61,7 +62,7 @@ def dtype_of(name: str, number: int) -> tuple[str, int]:
 
 
 def external_tensors(graph: Any) -> Iterator[ExternalTensor]:
-    """Check every tensor of a graph; yield those whose bytes are in another file.
+    """Check every tensor of a graph; yield those with their bytes in another file.
 
     Raises:
         RefusedError: the bytes of a tensor do not fit its shape, or are in two places.
@@ -70,19 +71,19 @@ def external_tensors(graph: Any) -> Iterator[ExternalTensor]:
         check_count(f"axes of {name!r}", len(tensor.dims), limits.MAX_TENSOR_RANK)
         if any(not 0 <= size <= limits.MAX_DIMENSION for size in tensor.dims):
             raise RefusedError(f"sizes of at least 0 for {name!r}", f"{list(tensor.dims)}")
-        # a differing reader could see other bytes than the one that counted them
+        # other readers might take these bytes for the data
         if tensor.HasField("segment") or tensor.string_data:
-            raise RefusedError(f"numbers, and all of them, for {name!r}", "a segment or text")
+            raise RefusedError(f"all numbers of {name!r}", "a segment or text")
         if tensor.data_location == _OUTSIDE:
             yield _external(name, tensor)
         elif tensor.data_location == _INSIDE and not tensor.external_data:
             _check_inside(name, tensor)
         else:
-            raise RefusedError(f"the bytes of {name!r} inside or outside", "a mixture")
+            raise RefusedError(f"the bytes of {name!r} inside or outside the graph", "a mixture")
 
 
 def _tensors(graph: Any) -> Iterator[tuple[str, Any]]:
-    """Yield every tensor with a name for errors: initializers, then constants of nodes."""
+    """Yield initializers and constants of nodes, each with a name for errors."""
     for tensor in graph.initializer:
         yield text(tensor.name), tensor
     for node in graph.node:
@@ -100,7 +101,7 @@ def _check_inside(name: str, tensor: Any) -> None:
     if len(typed) + tensor.HasField("raw_data") > 1:
         raise RefusedError(f"one field with the data of {name!r}", "several")
     _, bits = dtype_of(name, tensor.data_type)
-    # a number of a typed field is one element, or one byte of elements that are smaller
+    # a number in a typed field is one element, or one byte of smaller elements
     expected = _byte_count(tensor.dims, min(bits, 8) if typed else bits)
     got = typed[0] if typed else len(tensor.raw_data)
     if got != expected:
@@ -109,7 +110,7 @@ def _check_inside(name: str, tensor: Any) -> None:
 
 def _external(name: str, tensor: Any) -> ExternalTensor:
     if tensor.HasField("raw_data") or _typed_counts(tensor):
-        raise RefusedError(f"the bytes of {name!r} inside or outside", "both")
+        raise RefusedError(f"the bytes of {name!r} inside or outside the graph", "both")
     fields: dict[str, str] = {}
     for entry in tensor.external_data:
         key = text(entry.key)
@@ -132,7 +133,7 @@ def _external(name: str, tensor: Any) -> ExternalTensor:
 
 
 def _typed_counts(tensor: Any) -> list[int]:
-    """Count the numbers of each typed data field that has any."""
+    """Count the numbers in each non-empty typed field."""
     counts = [len(getattr(tensor, field)) for field in _TYPED_FIELDS]
     return [count for count in counts if count]
 

@@ -1,15 +1,18 @@
-"""The operators that `ortolan.export` writes, and in which forms: nothing else is loaded.
+"""The vocabulary: operators that `ortolan.export` writes, and in which forms. No others are loaded.
 
-A kernel of onnxruntime may end the process when it is given what its author did not think of,
-and there are hundreds. So a bundle may hold the few dozens that an export writes, each with the
-attributes, the element types and the inputs and outputs that it is written with.
-`vocabulary.json` has them, collected from the exports of the tests by `scripts/vocabulary.py`.
+onnxruntime has hundreds of kernels, and some end the process on input that their author did not
+expect. So a bundle may contain the few dozen operators that an export writes, with the attributes,
+types, inputs and outputs that it writes. `scripts/vocabulary.py` collects them from the tests'
+exports into `vocabulary.json`.
 
-A form is what a node takes and gives, such as `float, -, int64 -> float`. `float` stands for the
-types that a bundle computes in, and a `-` for what is left out; `...` for any number of what
-comes before. The kernels of onnxruntime's own operators trust what they are given, and those are
-loaded only in the forms that are written; of a standard operator, every input and output has to
-be of a type that is written there, since onnxruntime checks how they go together.
+A form lists the types of a node's inputs and outputs:
+
+    float, -, int64 -> float      `float` is float32, float16 or bfloat16; `-` is left out
+    int64... -> int64             any number of inputs of one type
+
+Kernels of onnxruntime's own operators trust their input, so these need a listed form. For standard
+operators onnxruntime checks how types go together, so it is enough that each input and output has
+a type that occurs in its place in some form.
 """
 
 from collections.abc import Iterable, Mapping
@@ -36,7 +39,7 @@ _ANY_NUMBER_IN = frozenset(
 _ANY_NUMBER_OUT = frozenset({"ai.onnx::Split"})
 
 _KINDS: Mapping[int, str] = {1: "float", 2: "int", 4: "tensor", 6: "floats", 7: "ints"}
-"""Kinds of attributes, as ONNX counts them. One of text is its value instead."""
+"""Kinds of attributes by ONNX number. For text the kind is the value in quotes."""
 
 _TEXT = 3
 
@@ -44,11 +47,11 @@ _LEFT_OUT = "-"
 
 
 class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How an operator is written.
+    """The forms of an operator.
 
     Attributes:
-        attributes: name to kinds.
-        forms: what it takes and gives.
+        attributes: kinds of attributes by name.
+        forms: types of inputs and outputs.
     """
 
     attributes: dict[str, frozenset[str]]
@@ -57,41 +60,39 @@ class Operator(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @cache
 def vocabulary() -> Mapping[str, Operator]:
-    """What is written, by `domain::op_type`."""
+    """Return the vocabulary by `domain::op_type`."""
     data = files("ortolan.runtime.graph").joinpath(DATA).read_bytes()
     return msgspec.json.decode(data, type=dict[str, Operator])
 
 
 def foreign_forms(nodes: Iterable[Node]) -> tuple[str, ...]:
-    """What of a graph is not in the vocabulary, each once and sorted.
+    """Return distinct forms of nodes that are not in the vocabulary, sorted.
 
     Raises:
-        RefusedError: names that are no text; too many forms, or one with too many inputs.
+        RefusedError: a name is not UTF-8, there are too many forms, or one is too long.
     """
-    known = vocabulary()
-    found: dict[Any, str] = {}
+    operators = vocabulary()
+    forms: dict[Any, str] = {}
     for node in nodes:
         key = (
             node.operator,
-            node.takes,
-            node.gives,
+            node.input_types,
+            node.output_types,
             tuple([(a.name, a.type, a.s) for a in node.message.attribute]),
         )
-        if key not in found:
-            found[key] = _foreign(known.get(node.operator), node)
-    foreign = sorted(set(found.values()) - {""})
-    check_count(
-        "forms of nodes that ortolan does not write", len(foreign), limits.MAX_FOREIGN_FORMS
-    )
+        if key not in forms:
+            forms[key] = _foreign(operators.get(node.operator), node)
+    foreign = sorted(set(forms.values()) - {""})
+    check_count("forms outside the vocabulary", len(foreign), limits.MAX_FOREIGN_FORMS)
     for form in foreign:
         check_count(f"characters in {form[:80]}", len(form), limits.MAX_FORM_LENGTH)
     return tuple(foreign)
 
 
 def form_of(node: Node) -> str:
-    """What a node takes and gives."""
-    takes = [_type_word(name) for name in node.takes]
-    gives = [_type_word(name) for name in node.gives]
+    """Return the form of a node."""
+    takes = [_type_word(name) for name in node.input_types]
+    gives = [_type_word(name) for name in node.output_types]
     if node.operator in _ANY_NUMBER_IN:
         takes = _any_number(takes)
     if node.operator in _ANY_NUMBER_OUT:
@@ -100,32 +101,32 @@ def form_of(node: Node) -> str:
 
 
 def attribute_kind(attribute: Any) -> str:
-    """The kind of an attribute, or its value in quotes if that is a text of few.
+    """Return the kind of an attribute; for text, its value in quotes.
 
     Raises:
-        RefusedError: a value that is no text.
+        RefusedError: the text is not UTF-8.
     """
     if attribute.type == _TEXT:
-        if attribute.name == b"equation":  # of Einsum: any
+        if attribute.name == b"equation":  # Einsum: any value
             return "text"
         return f"'{text(attribute.s)}'"
     return _KINDS.get(attribute.type, "unknown")
 
 
-def _foreign(known: Operator | None, node: Node) -> str:
-    """What of a node is not in the vocabulary; empty if all is."""
+def _foreign(operator: Operator | None, node: Node) -> str:
+    """The form or attribute of a node that is not in the vocabulary; empty if all is."""
     form = form_of(node)
-    if known is None or not (form in known.forms or _fits(node.operator, form)):
+    if operator is None or not (form in operator.forms or _fits(node.operator, form)):
         return f"{node.operator}: {form}"
-    given = {text(a.name): attribute_kind(a) for a in node.message.attribute}
-    for name, kind in given.items():
-        if kind not in known.attributes.get(name, ()):
+    kinds = {text(a.name): attribute_kind(a) for a in node.message.attribute}
+    for name, kind in kinds.items():
+        if kind not in operator.attributes.get(name, ()):
             return f"{node.operator}: {name} = {kind}"
     return ""
 
 
 def _fits(operator: str, form: str) -> bool:
-    """Whether a standard operator takes and gives, at each place, what it does in some form."""
+    """Whether each type in the form of a standard operator occurs in its place in some form."""
     if not operator.startswith("ai.onnx::"):
         return False
     sides = zip(_words(form), _places(operator), strict=True)
@@ -138,7 +139,7 @@ def _fits(operator: str, form: str) -> bool:
 
 @cache
 def _places(operator: str) -> tuple[list[set[str]], list[set[str]]]:
-    """What stands at each place, of what an operator takes and of what it gives."""
+    """Types that occur at each place, of an operator's inputs and of its outputs."""
     takes, gives = zip(*map(_words, vocabulary()[operator].forms), strict=True)
     return _by_place(takes), _by_place(gives)
 
@@ -157,5 +158,5 @@ def _type_word(name: str) -> str:
 
 
 def _any_number(types: list[str]) -> list[str]:
-    """One for all, if they are of one type."""
+    """Shorten types to one with `...` if all are equal."""
     return [f"{types[0]}..."] if len(set(types)) == 1 else types

@@ -1,1 +1,1 @@
-"""Texts, ids and images, checked and made into what graphs take."""
+"""Checks texts, token ids and images, and prepares them for a graph."""

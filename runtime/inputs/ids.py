@@ -1,7 +1,7 @@
-"""Token ids as callers give them, checked.
+"""Checks token ids from the caller.
 
-An id outside the vocabulary never reaches a kernel: some read past the end of a table, others
-give zeros.
+An id outside the vocabulary must never reach a kernel: some read past the end of a table, others
+return zeros.
 """
 
 from collections.abc import Iterable
@@ -15,56 +15,53 @@ from ortolan.runtime.errors import ContextLengthError, InputError, shown
 __all__ = ["TokenIds", "checked_ids"]
 
 TokenIds = Iterable[int] | NDArray[np.integer[Any]]
-"""One sequence of ids: a list, a tuple or an array of one axis."""
+"""One sequence of token ids: a list, a tuple or a one-dimensional array."""
 
 
 def checked_ids(
     ids: TokenIds, *, vocab_size: int, what: str, fewest: int = 0, most: int | None = None
 ) -> list[int]:
-    """Give ids as plain integers.
+    """Return token ids as plain integers.
 
     Args:
         ids: one sequence.
-        vocab_size: ids are below it.
-        what: names them in an error.
-        fewest: how many there are at least, 0 or 1.
-        most: how many there may be.
+        vocab_size: exclusive upper bound of an id.
+        what: name of the argument in errors.
+        fewest: minimum number of ids, 0 or 1.
+        most: maximum number of ids.
 
     Raises:
         ContextLengthError: more than `most`.
-        InputError: fewer than `fewest`, not a sequence of whole numbers, or one outside the
-            vocabulary.
+        InputError: fewer than `fewest`, or something other than ids of the vocabulary.
     """
     if isinstance(ids, np.ndarray):
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise InputError(
-                f"{what}: expected an array of integers with one axis, got {ids.dtype} with "
-                f"{ids.ndim} axes. Give one sequence of token ids."
+                f"{what} must be a one-dimensional array of integers (got {ids.dtype} with "
+                f"{ids.ndim} axes)."
             )
         ids = ids.tolist()
     if isinstance(ids, str | bytes) or not isinstance(ids, Iterable):
-        raise InputError(
-            f"{what}: expected token ids, got {type(ids).__name__}. Give a list of integers."
-        )
+        raise InputError(f"{what} must be a list of token ids (got {type(ids).__name__}).")
     checked = list(ids)
     if len(checked) < fewest:
-        raise InputError(f"{what}: expected at least one token id, got none.")
+        raise InputError(f"{what} has no token ids. Pass at least one.")
     if most is not None and len(checked) > most:
         raise ContextLengthError(
-            f"{what}: expected at most {most} tokens, got {len(checked)}. Use a shorter sequence."
+            f"{what} has {len(checked)} tokens, and the limit is {most}. Use a shorter sequence."
         )
     for position, token in enumerate(checked):
-        # bool is an int in Python, and never an id
+        # a bool is an int in Python, but never a token id
         if type(token) is not int and (
             isinstance(token, bool) or not isinstance(token, int | np.integer)
         ):
             raise InputError(
-                f"{what}: expected token ids, got {type(token).__name__} at position {position}. "
-                "Give a list of integers."
+                f"{what} must contain token ids only (got {type(token).__name__} at position "
+                f"{position})."
             )
         if not 0 <= token < vocab_size:
             raise InputError(
-                f"{what}: expected ids from 0 to {vocab_size - 1}, got {shown(token)} at position "
-                f"{position}. The ids are of another tokenizer."
+                f"{what} must contain ids from 0 to {vocab_size - 1} (got {shown(token)} at "
+                f"position {position}). Use the tokenizer of this model."
             )
     return [int(token) for token in checked]

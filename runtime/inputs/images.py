@@ -1,10 +1,9 @@
-"""Images as an encoder takes them: floating-point pixels of one size.
+"""Reads images as floating-point pixels of the size an encoder needs.
 
-The only module that imports Pillow, for the first image that has to be decoded, converted or
-resized. An array of the right size needs none.
+Pillow is imported here only, for the first image that must be decoded, converted or resized.
 
-An image file is data from outside: only formats of photographs and screens are tried, and its
-size is looked at before a pixel is decoded.
+An image file is untrusted input: only common formats are tried, and its size is checked before any
+pixel is decoded.
 """
 
 import io
@@ -26,35 +25,34 @@ if TYPE_CHECKING:
 __all__ = ["Image", "read_pixels"]
 
 Image = str | os.PathLike[str] | bytes | NDArray[np.uint8]
-"""A file, its contents, or pixels `(H, W)` or `(H, W, channels)`."""
+"""A path, the bytes of a file, or pixels `(H, W)` or `(H, W, channels)`."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
-"""What is decoded. Others run programs (EPS) or are rare and seldom tested."""
+"""Formats to decode. Others run programs (EPS), or are rare and rarely tested."""
 
 _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
-"""Pillow's names of channels: grey, grey and alpha, and so on."""
+"""Pillow's modes by number of channels; L is gray, A is alpha."""
 
 _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})
-"""Modes that convert to all of these; of 16 bits Pillow would cut off what is above 255."""
+"""Modes to convert from. Pillow would clip 16-bit values at 255."""
 
 
 def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
-    """Read an image, bring it to the size and channels of `source`, and scale its values.
+    """Read an image, convert and resize it for an encoder, and normalize its values.
 
-    A file is turned upright as it says (EXIF), and of several frames the first is taken.
-    Transparency is dropped where the encoder has no channel for it. Files and arrays of another
-    size are resized, without regard to their proportions.
+    EXIF rotation is applied, the first frame is used, transparency is dropped unless the encoder
+    has a channel for it, and resizing ignores the aspect ratio.
 
     Args:
-        image: a path, the contents of a file, or uint8 pixels `(H, W)` or `(H, W, channels)`.
-        source: what the encoder takes.
+        image: a path, the bytes of a file, or uint8 pixels `(H, W)` or `(H, W, channels)`.
+        source: size, channels and normalization of the encoder.
 
     Returns:
         `(value * scale - mean) / std`, `(channels, height, width)`.
 
     Raises:
-        InputError: not an image, damaged, too large, or not of 8 bits a channel.
-        MissingExtraError: Pillow is needed and not installed.
+        InputError: not an image, damaged, too large, or without 8 bits per channel.
+        MissingExtraError: Pillow is needed but not installed.
     """
     if isinstance(image, np.ndarray):
         values_HWC = _check_array(image)
@@ -71,13 +69,13 @@ def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
 def _check_array(image: NDArray[Any]) -> NDArray[np.uint8]:
     if image.dtype != np.uint8:
         raise InputError(
-            f"image: expected an array of uint8, got {image.dtype}. "
-            "Give the values of a picture from 0 to 255; they are scaled here."
+            f"image must be an array of uint8 (got {image.dtype}). Pass values from 0 to 255; "
+            "normalization happens here."
         )
     if image.ndim not in (2, 3) or 0 in image.shape or (image.ndim == 3 and image.shape[2] > 4):
         raise InputError(
-            "image: expected an array (H, W) or (H, W, 1 to 4 channels), got the shape "
-            f"{image.shape}. Give several images as a list."
+            f"image must have the shape (H, W) or (H, W, 1 to 4 channels), not {image.shape}. "
+            "Pass several images as a list."
         )
     _check_size(image.shape[1], image.shape[0], "image")
     return image[..., None] if image.ndim == 2 else image
@@ -86,41 +84,40 @@ def _check_array(image: NDArray[Any]) -> NDArray[np.uint8]:
 def _check_size(width: int, height: int, name: str) -> None:
     if width * height > limits.MAX_IMAGE_PIXELS:
         raise InputError(
-            f"{name}: expected at most {limits.MAX_IMAGE_PIXELS} pixels, got {width} by {height}. "
+            f"{name} has {width} by {height} pixels, more than {limits.MAX_IMAGE_PIXELS}. "
             "Make it smaller first."
         )
 
 
 def _contents(image: Any) -> tuple[bytes, str]:
-    """The bytes of an image file, and a name for errors."""
+    """Return the bytes of an image file, and a name for errors."""
     if isinstance(image, bytes):
         data, name = image, "image"
     elif isinstance(image, str | os.PathLike):
         data, name = _read_file(Path(image)), f"{os.fspath(image)}"
     else:
         raise InputError(
-            f"image: expected a path, the bytes of a file or an array, got {type(image).__name__}."
+            f"image must be a path, the bytes of a file or an array (got {type(image).__name__})."
         )
     if len(data) > limits.MAX_IMAGE_BYTES:
         raise InputError(
-            f"{name}: expected an image file of at most {limits.MAX_IMAGE_BYTES} bytes, got more. "
-            "Make it smaller first."
+            f"{name} has more than {limits.MAX_IMAGE_BYTES} bytes. Make it smaller first."
         )
     return data, name
 
 
 def _read_file(path: Path) -> bytes:
     try:
-        # a pipe or a device could be read without end
+        # a pipe or a device may never end
         if not path.is_file():
-            got = "something else" if path.exists() else "none"
-            raise InputError(f"{path}: expected an image file, got {got}. Check the path.")
+            problem = "is not a file" if path.exists() else "does not exist"
+            raise InputError(f"{path} {problem}. Check the path of the image.")
         with path.open("rb") as stream:
             return stream.read(limits.MAX_IMAGE_BYTES + 1)
     except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or error
         raise InputError(
-            f"{str(path)[:300]!r}: expected a readable image file, got {reason}. Check the path."
+            f"{str(path)[:300]!r} cannot be read: {reason}. Check the path of the image."
         ) from error
 
 
@@ -129,8 +126,8 @@ def _pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise MissingExtraError(
-            "images: expected the package pillow, got none. "
-            'Run: pip install "ortolan[vision]", or give arrays of the right size'
+            'Reading images needs Pillow. Run: pip install "ortolan[vision]", or pass arrays of '
+            "the encoder's size"
         ) from error
     return PIL.Image
 
@@ -148,7 +145,7 @@ def _decode(data: bytes, name: str) -> "Pillow.Image":
 
     try:
         with warnings.catch_warnings():
-            # what decoders warn of is either refused here, or read as it stands
+            # whatever decoders warn about is either refused here or harmless
             warnings.simplefilter("ignore")
             opened = module.open(io.BytesIO(data), formats=FORMATS)
             _check_size(opened.width, opened.height, name)
@@ -157,28 +154,24 @@ def _decode(data: bytes, name: str) -> "Pillow.Image":
         raise
     except module.DecompressionBombError as error:
         raise InputError(
-            f"{name}: expected at most {limits.MAX_IMAGE_PIXELS} pixels, got many more. "
-            "Make it smaller first."
+            f"{name} has far more than {limits.MAX_IMAGE_PIXELS} pixels. Make it smaller first."
         ) from error
     except module.UnidentifiedImageError as error:
         raise InputError(
-            f"{name}: expected an image ({', '.join(FORMATS)}), got something else. "
-            "Check the file, or convert it to one of these."
+            f"{name} has no supported image format ({', '.join(FORMATS)}). Convert it to one of "
+            "these."
         ) from error
-    except Exception as error:  # decoders of damaged files raise whatever they stumble over
-        raise InputError(
-            f"{name}: expected a whole image, got a damaged one: {str(error)[:200]}. "
-            "Copy the file again."
-        ) from error
+    except Exception as error:  # decoders raise all kinds of errors for damaged files
+        raise InputError(f"{name} is damaged: {str(error)[:200]}. Copy the file again.") from error
     return image
 
 
 def _fit(image: "Pillow.Image", source: ImageSource) -> NDArray[np.uint8]:
-    """Convert and resize, in the order in which transformers does it: `(H, W, channels)`."""
+    """Convert, then resize, in the same order as transformers: `(H, W, channels)`."""
     if image.mode not in _EIGHT_BITS:
         raise InputError(
-            f"image: expected colours or grey of 8 bits a channel, got the mode {image.mode!r}. "
-            "Convert the image first."
+            f"The image has the mode {image.mode!r}, without 8 bits per channel. Convert it to RGB "
+            "or gray first."
         )
     mode = _MODES[source.channels]
     if image.mode != mode:

@@ -1,9 +1,8 @@
-"""Text of tokens as they come, each piece final.
+"""Decodes tokens one at a time into pieces of text that never change.
 
-The pieces of a stream, joined, are the text that decoding all tokens at once gives. A token can
-end inside a character, and some decoders look at neighbours: they drop the space before the
-first word, or give up a run of bytes when one of them is wrong. So a stream holds back what
-later tokens can still change.
+The pieces join to the text of decoding all tokens at once. A token can end inside a character, and
+some decoders look at neighbors: they drop the space before the first word, or replace a run of
+bytes if one of them is wrong. So a stream holds back text that later tokens may change.
 """
 
 import codecs
@@ -13,33 +12,33 @@ from typing import Any, Protocol
 __all__ = ["TokenStream", "open_stream"]
 
 Lookup = Callable[[int], str | None]
-"""The string of an id in the vocabulary, `None` for one that adds no text."""
+"""Returns the vocabulary entry of an id, or `None` for a token without text."""
 
 Decode = Callable[[Sequence[int]], str]
-"""The text of several ids at once."""
+"""Returns the text of a list of ids."""
 
 
 class TokenStream(Protocol):
-    """The text of one generation, piece by piece."""
+    """Text of one sequence, piece by piece."""
 
     def push(self, token: int) -> str:
-        """Add a token and return the text that has become final, often empty.
+        """Add a token and return the text that is now final, often empty.
 
         Raises:
             TokenizerError: the id is outside the vocabulary; the stream is unchanged.
         """
 
     def flush(self) -> str:
-        """Return the text still held back; the next token starts a new text."""
+        """Return the text held back; the next token starts a new text."""
 
 
 def open_stream(decoder: Any, lookup: Lookup, decode: Decode) -> TokenStream:
-    """Return the stream that fits a decoder.
+    """Return the stream for a decoder.
 
-    Case 1: bytes only. Characters are put together here, a token at a time.
-    Case 2: a token's text depends on the token before it at most, and on the run of byte tokens
-        that it stands in. Runs are held back until they end.
-    Case 3: anything else may look anywhere, so all text comes with `flush`.
+    Case 1: bytes only. Characters are assembled here.
+    Case 2: the text of a token depends on the token before it, and on the run of byte tokens
+        around it. Runs are held back until they end.
+    Case 3: other decoders may look anywhere, so all text comes with `flush`.
     """
     parts = _parts(decoder)
     types = [part.get("type") for part in parts]
@@ -66,7 +65,7 @@ class _ByteStream:
 
 
 class _LocalStream:
-    """Case 2: decoding a token after the one before it shows what it adds."""
+    """Case 2: the text of a token is what it adds to that of the one before."""
 
     def __init__(self, lookup: Lookup, decode: Decode, *, has_bytes: bool) -> None:
         self._lookup = lookup
@@ -119,20 +118,20 @@ class _WholeStream:
 
 
 def _parts(decoder: Any) -> list[dict[str, Any]]:
-    """Return the decoders that run one after another; none joins tokens with spaces."""
+    """Return the decoders in order; an empty list joins tokens with spaces."""
     if decoder is None:
         return []
     if decoder.get("type") == "Sequence":
-        # a Sequence of nothing joins tokens without spaces, and so does Fuse
+        # an empty Sequence joins tokens without spaces, as Fuse does
         return list(decoder["decoders"]) or [{"type": "Fuse"}]
     return [decoder]
 
 
 def _is_sentencepiece(parts: Sequence[dict[str, Any]]) -> bool:
-    """Whether decoders are those of Llama, Gemma and their like, or some of them, in order.
+    """Whether decoders are a subsequence of those of Llama and Gemma.
 
-    They turn ▁ into a space, bytes into characters, join, and strip one space at the start.
-    After the join a decoder sees the whole text, so it may be nothing but that strip.
+    Those turn ▁ into a space and bytes into characters, join, and strip one space at the start.
+    Only that strip may follow the join, since it sees the whole text.
     """
     order = ["Replace", "ByteFallback", "Fuse", "Strip"]
     places = [order.index(part["type"]) if part["type"] in order else -1 for part in parts]
@@ -147,12 +146,12 @@ def _is_sentencepiece(parts: Sequence[dict[str, Any]]) -> bool:
 
 
 def _is_byte_token(text: str) -> bool:
-    """Whether the library may take a token for one byte, as <0x0A> is."""
+    """Whether the library may read a token as one byte, such as <0x0A>."""
     return text.startswith("<0x") and text.endswith(">") and len(text.encode()) == 6
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Return GPT-2's alphabet: printable characters for themselves, U+0100 on for the rest."""
+    """Return GPT-2's alphabet: printable bytes as themselves, the rest from U+0100 on."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [byte for byte in range(256) if byte not in printable]
     letters = {chr(byte): byte for byte in printable}
@@ -163,7 +162,7 @@ _ALPHABET = _byte_alphabet()
 
 
 def _spelled_bytes(text: str) -> bytes:
-    """Return the bytes that a token spells; one with other characters stands for its own text."""
+    """Return the bytes that a token spells; any other character means literal text."""
     try:
         return bytes([_ALPHABET[letter] for letter in text])
     except KeyError:

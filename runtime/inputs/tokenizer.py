@@ -1,7 +1,6 @@
 """Text to token ids and back.
 
-The only module that imports the `tokenizers` library: its panics, which Python code does not
-expect, end here.
+The only module that imports the `tokenizers` library, whose panics become errors here.
 """
 
 from collections.abc import Iterable, Sequence
@@ -27,11 +26,11 @@ class Tokenizer:
     """The tokenizer of a bundle. Threads may share it.
 
     Attributes:
-        vocab_size: ids are in `[0, vocab_size)`.
+        vocab_size: exclusive upper bound of token ids.
     """
 
     def __init__(self, library: tokenizers.Tokenizer, outline: Outline, vocab_size: int) -> None:
-        """Wrap a loaded tokenizer; `from_bytes` is the way to make one."""
+        """Wrap a loaded tokenizer; use `from_bytes` instead."""
         self._library = library
         self._decoder = outline.decoder
         self.vocab_size = vocab_size
@@ -43,15 +42,15 @@ class Tokenizer:
     def from_bytes(cls, data: bytes, *, model_vocab_size: int | None = None) -> "Tokenizer":
         """Load a tokenizer from the content of a tokenizer.json.
 
-        Truncation and padding that the file asks for are left out: a prompt is taken whole.
+        Truncation and padding in the file are ignored.
 
         Args:
             data: the file.
-            model_vocab_size: number of logits of the model, at least that of the tokenizer.
-                Models often pad it; the padding has no text. `None` takes the tokenizer's own.
+            model_vocab_size: number of logits of the model, often padded beyond the tokenizer's
+                vocabulary, which is the default.
 
         Raises:
-            TokenizerError: the file is broken, asks for too much, or has ids beyond the model's.
+            TokenizerError: the file is broken, too expensive, or has ids the model lacks.
         """
         outline = read_outline(data)
         with _LOADING:
@@ -62,47 +61,44 @@ class Tokenizer:
             own_size = 1 + max(library.get_vocab(with_added_tokens=True).values(), default=-1)
         if emptied:
             raise TokenizerError(
-                "tokenizer.json: expected added tokens that the normalizer does not empty, "
-                f"got {emptied[0]!r}. Set its `normalized` to false."
+                f"tokenizer.json has the added token {emptied[0]!r}, which the normalizer empties. "
+                "Set its `normalized` to false."
             )
         if model_vocab_size is not None and own_size > model_vocab_size:
             raise TokenizerError(
-                f"tokenizer.json: expected ids below the model's {model_vocab_size}, "
-                f"got {own_size - 1}. Take the tokenizer that belongs to the model."
+                f"tokenizer.json has ids up to {own_size - 1}, but the model has only "
+                f"{model_vocab_size} tokens. Use the tokenizer of this model."
             )
         return cls(library, outline, own_size if model_vocab_size is None else model_vocab_size)
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the ids of a text.
+        """Return the token ids of a text.
 
-        Special tokens that are written out in the text are taken for special tokens.
+        Special tokens written out in the text are encoded as special tokens.
 
         Args:
             text: any text without lone surrogates.
-            add_special_tokens: let the tokenizer add what it puts around a text.
+            add_special_tokens: let the tokenizer add special tokens around the text.
 
         Raises:
-            TokenizerError: the text is not one, or the tokenizer fails on it.
+            TokenizerError: not a text, or the tokenizer fails on it.
         """
         self._check_text(text)
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
         ids: list[int] = encoding.ids
-        # what it puts around a text need not be in its vocabulary, and kernels do not all look
+        # special tokens around a text need not be in the vocabulary, and kernels do not check
         if ids and max(ids) >= self.vocab_size:
             raise TokenizerError(
-                f"tokenizer: expected ids from 0 to {self.vocab_size - 1}, got {max(ids)}. "
-                "tokenizer.json belongs to another model."
+                f"The tokenizer returned the id {max(ids)}, but the vocabulary ends at "
+                f"{self.vocab_size - 1}. tokenizer.json belongs to another model."
             )
         return ids
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Return the ids of a text and where each stands in it: its first character, and its end.
+        """Return the token ids of a text, and start and end of each token in characters.
 
-        Nothing is put around the text.
-
-        Raises:
-            TokenizerError: as for `encode`.
+        No special tokens are added. Raises what `encode` raises.
         """
         self._check_text(text)
         with _ENCODING:
@@ -110,13 +106,10 @@ class Tokenizer:
             return encoding.ids, encoding.offsets
 
     def control_tokens(self, source: str) -> dict[int, str]:
-        """Return the tokens with a meaning beside their text, and the text of each.
+        """Return the tokens that control a model, with their texts.
 
-        Special tokens are, and of the others that were added to the vocabulary those that a chat
-        template writes, such as `<tool_call>`.
-
-        Args:
-            source: of the template.
+        These are the special tokens, and the added tokens that a chat template (given by its
+        `source`) writes, such as `<tool_call>`.
         """
         return {
             token: added.content
@@ -125,18 +118,16 @@ class Tokenizer:
         }
 
     def showing(self, texts: Iterable[str]) -> "Tokenizer":
-        """Return this tokenizer, but decoding shows some special tokens as their texts."""
+        """Return a copy of this tokenizer whose decoding shows these special tokens."""
         other = copy(self)
         other._special = self._special - set(texts)
         return other
 
     def encode_start(self, text: str, *, max_tokens: int) -> list[int]:
-        """Return the ids of as much of a text as fits, from its start.
-
-        What the tokenizer puts around a text counts, and is put around the part.
+        """Return the ids of the longest start of a text that fits, special tokens included.
 
         Raises:
-            TokenizerError: as for `encode`, or there is no room for any token of the text.
+            TokenizerError: as for `encode`, or `max_tokens` leaves no room for the text.
         """
         ids = self.encode(text)
         if len(ids) <= max_tokens:
@@ -144,19 +135,18 @@ class Tokenizer:
         room = max_tokens - len(self.encode(""))
         if room < 1:
             raise TokenizerError(
-                f"text: expected room for what the tokenizer adds and one token, got {max_tokens}."
+                f"{max_tokens} tokens leave no room for text between the special tokens."
             )
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=False)
             encoding.truncate(room)
-            whole: list[int] = self._library.post_process(encoding).ids
-            return whole
+            processed: list[int] = self._library.post_process(encoding).ids
+            return processed
 
     def labels(self, ids: Iterable[int]) -> list[str]:
-        """Return a short text for each id, for people: each token by itself.
+        """Return a short, readable text for each token.
 
-        White space is shown as ␣. Half a character, or nothing, gives the entry of the
-        vocabulary as it is written there.
+        White space becomes ␣. Tokens without a whole character show their vocabulary entry.
 
         Raises:
             TokenizerError: an id is outside the vocabulary.
@@ -170,29 +160,28 @@ class Tokenizer:
         return text.strip() or "␣"
 
     def decode(self, ids: Iterable[int], *, skip_special_tokens: bool = True) -> str:
-        """Return the text of ids.
+        """Return the text of token ids.
 
         Raises:
-            TokenizerError: an id is outside the vocabulary, or the tokenizer fails on them.
+            TokenizerError: an id is outside the vocabulary, or the tokenizer fails on the ids.
         """
         checked = [self._checked(token) for token in _listed(ids)]
         return self._decode(checked, skip_special_tokens=skip_special_tokens)
 
     def special_ids(self) -> list[int]:
-        """The ids of special tokens, ascending."""
+        """Return the ids of the special tokens, ascending."""
         added = self._library.get_added_tokens_decoder()
         return sorted(token for token, content in added.items() if content.special)
 
     def to_json(self) -> str:
-        """A tokenizer.json of it, for another library."""
+        """Return a tokenizer.json, for another library."""
         text: str = self._library.to_str()
         return text
 
     def stream(self, *, skip_special_tokens: bool = True) -> TokenStream:
-        """Return a stream whose pieces, joined, are what `decode` gives for all its tokens.
+        """Return a stream whose pieces join to what `decode` returns for all tokens.
 
-        The work for a token does not grow with the text. Decoders of published language models
-        give text as it comes; an unknown one gives all of it at the end.
+        The work per token is constant. Text of an unknown decoder only comes at the end.
         """
 
         def lookup(token: int) -> str | None:
@@ -218,44 +207,42 @@ class Tokenizer:
     @staticmethod
     def _check_text(text: str) -> None:
         if not isinstance(text, str):
-            raise TokenizerError(f"text: expected a str, got {type(text).__name__}. Decode it.")
+            raise TokenizerError(f"text must be a str (got {type(text).__name__}).")
         try:
             text.encode()
         except UnicodeEncodeError as error:
             raise TokenizerError(
-                f"text: expected Unicode, got half a surrogate pair at index {error.start}. "
-                "Decode the source of the text as UTF-8 or UTF-16."
+                f"The text has half a surrogate pair at index {error.start}. Decode its source as "
+                "UTF-8 or UTF-16."
             ) from None
 
     def _checked(self, token: int) -> int:
-        """Return an id that is inside the vocabulary, as a plain int."""
+        """Return an id of the vocabulary as a plain int."""
         try:
             plain = index(token)
         except TypeError:
             plain = -1
         if not 0 <= plain < self.vocab_size:
             raise TokenizerError(
-                f"id: expected an integer from 0 to {self.vocab_size - 1}, got {shown(token)}. "
-                "Take ids from this tokenizer or its model."
+                f"Token ids must be integers from 0 to {self.vocab_size - 1} (got {shown(token)})."
             )
         return plain
 
 
 def _listed(ids: Iterable[int]) -> Iterable[int]:
-    """Refuse a single number, or anything else that has no ids in it."""
     try:
         return iter(ids)
     except TypeError:
         raise TokenizerError(
-            f"ids: expected a list of integers, got {type(ids).__name__}. Give one."
+            f"ids must be a list of integers (got {type(ids).__name__})."
         ) from None
 
 
 def open_tokenizer(bundle: "Bundle") -> Tokenizer | None:
-    """The tokenizer of a bundle, where it has one.
+    """Return the tokenizer of a bundle, or `None`.
 
     Raises:
-        TokenizerError: it is damaged, or has ids outside of the vocabulary.
+        TokenizerError: it is damaged, or has ids outside the vocabulary.
     """
     name = bundle.manifest.tokenizer
     if name is None:
@@ -264,7 +251,7 @@ def open_tokenizer(bundle: "Bundle") -> Tokenizer | None:
 
 
 def _emptied(library: tokenizers.Tokenizer) -> list[str]:
-    """Added tokens of which the normalizer leaves nothing: encoding would find them without end."""
+    """Return added tokens that the normalizer empties: encoding would match them forever."""
     normalizer = library.normalizer
     if normalizer is None:
         return []
@@ -274,15 +261,15 @@ def _emptied(library: tokenizers.Tokenizer) -> list[str]:
 
 
 class _LibraryErrors:
-    """Turns whatever the library raises into a TokenizerError.
+    """Turns everything the library raises into a TokenizerError.
 
-    Holds nothing of one use: a generator for each would take half the time of decoding a sentence.
+    Stateless and shared: `contextmanager` would double the time to decode a sentence.
     """
 
-    __slots__ = ("_advice", "_what")
+    __slots__ = ("_advice", "_problem")
 
-    def __init__(self, what: str, advice: str) -> None:
-        self._what = what
+    def __init__(self, problem: str, advice: str) -> None:
+        self._problem = problem
         self._advice = advice
 
     def __enter__(self) -> None:
@@ -294,37 +281,34 @@ class _LibraryErrors:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        # a panic of the library is no Exception, and its class cannot be imported
+        # a panic of the library is not an Exception, and its class cannot be imported
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
-            raise TokenizerError(
-                f"{self._what}: expected something the tokenizer can take, got {error}. "
-                f"{self._advice}"
-            ) from error
+            raise TokenizerError(f"{self._problem}: {error}. {self._advice}") from error
 
 
-_LOADING = _LibraryErrors("tokenizer.json", "Copy the file again.")
-_ENCODING = _LibraryErrors("text", "Its tokenizer cannot take this text; change the text.")
-_DECODING = _LibraryErrors("ids", "Its tokenizer cannot decode them; check the bundle.")
+_LOADING = _LibraryErrors("tokenizer.json cannot be loaded", "Copy the file again.")
+_ENCODING = _LibraryErrors("The tokenizer cannot encode this text", "Change the text.")
+_DECODING = _LibraryErrors("The tokenizer cannot decode these ids", "Check the bundle.")
 
 
 def read_ids(
-    given: Any, tokenizer: Tokenizer | None, *, vocab_size: int, what: str, fewest: int = 0
+    prompt: Any, tokenizer: Tokenizer | None, *, vocab_size: int, what: str, fewest: int = 0
 ) -> list[int]:
-    """The ids of a text, or ids as they are; the rest is as for `checked_ids`.
+    """Return the ids of a text, or checked ids. Other arguments are those of `checked_ids`.
 
     Raises:
-        TokenizerError: a text, and the tokenizer cannot take it, or there is none.
+        TokenizerError: the tokenizer cannot read the text, or there is none.
     """
-    if isinstance(given, str):
+    if isinstance(prompt, str):
         if tokenizer is None:
             raise no_tokenizer(what)
-        given = tokenizer.encode(given)
-    return checked_ids(given, vocab_size=vocab_size, what=what, fewest=fewest)
+        prompt = tokenizer.encode(prompt)
+    return checked_ids(prompt, vocab_size=vocab_size, what=what, fewest=fewest)
 
 
 def no_tokenizer(what: str) -> TokenizerError:
-    """The error for text where a bundle takes only ids."""
+    """Return the error for a feature that needs a tokenizer."""
     return TokenizerError(
-        f"{what}: expected a bundle with a tokenizer, got one without. "
-        "Give token ids (and no `stream`), or export with the tokenizer of the checkpoint."
+        f"{what}: this bundle has no tokenizer. Pass token ids (to `generate`, not `stream`), or "
+        "export with --tokenizer."
     )

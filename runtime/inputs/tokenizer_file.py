@@ -1,8 +1,8 @@
-"""What a tokenizer.json may ask for.
+"""Limits on tokenizer.json.
 
-The library that runs a tokenizer takes any file that parses. A few hundred bytes can make it
-grow a text a billionfold, and then an allocation fails, which ends the whole process and not
-just the call. So growth is bounded from the description, before the library sees it.
+The `tokenizers` library accepts any file that parses. A few hundred bytes can make it grow a text a
+billionfold, and the failed allocation then aborts the process. So growth is bounded from the
+description, before the library reads it.
 """
 
 import base64
@@ -49,7 +49,7 @@ _KNOWN = frozenset(
         "WordPiece",
     ]
 )
-"""Types of components whose factor is known: all that the library has."""
+"""Types of components with a known growth: all that the library has."""
 
 
 class _Model(msgspec.Struct, frozen=True):
@@ -58,9 +58,9 @@ class _Model(msgspec.Struct, frozen=True):
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
-    """The parts of a tokenizer.json that change text; the vocabulary is passed over.
+    """The parts of a tokenizer.json that change text, without the vocabulary.
 
-    Where a key occurs twice the last one counts, here as in the library.
+    The last of duplicate keys counts, as in the library.
     """
 
     normalizer: Any = None
@@ -71,64 +71,64 @@ class Outline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_outline(data: bytes) -> Outline:
-    """Read the parts that change text, and check that they cannot exhaust the memory.
+    """Read the parts that change text, and check that they cannot exhaust memory.
 
-    Case 1: `Replace`, `Prepend`, `Precompiled` and `ByteLevel` lengthen text. Their factors
-        multiply, and the product is bounded, once for encoding and once for decoding.
-    Case 2: of a component of unknown type the factor is unknown too.
-    Case 3: a post-processor adds tokens. A short description adds few.
-    Case 4: in a BPE model, a prefix for the inside of words is cut off by bytes, whatever stands
-        there. Half a character then ends the process. Language models do not use it.
+    Case 1: `Replace`, `Prepend`, `Precompiled` and `ByteLevel` lengthen text. The product of their
+        factors is bounded, once for encoding and once for decoding.
+    Case 2: components of unknown type have an unknown factor and are refused.
+    Case 3: a post-processor adds tokens; its description is bounded, since a short one adds few.
+    Case 4: a BPE model cuts off `continuing_subword_prefix` by bytes. Half a character aborts the
+        process, and language models do not need the prefix, so it is refused.
 
     Raises:
-        TokenizerError: the file is not JSON, or a bound is passed.
+        TokenizerError: not JSON, or beyond a bound.
     """
     try:
         outline = msgspec.json.decode(data, type=Outline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise TokenizerError(
-            f"tokenizer.json: expected a JSON description, got {error}. Copy the file again."
+            f"tokenizer.json is not valid JSON: {error}. Copy the file again."
         ) from error
     _check_growth("encoding", outline.normalizer, outline.pre_tokenizer)
     _check_growth("decoding", outline.decoder)
     size = len(bytes(outline.post_processor))
     if size > MAX_POST_PROCESSOR_BYTES:
         raise TokenizerError(
-            f"tokenizer.json: expected a post_processor of at most {MAX_POST_PROCESSOR_BYTES} "
-            f"bytes, got {size}. Remove what it does not need."
+            f"tokenizer.json: the post_processor may have at most {MAX_POST_PROCESSOR_BYTES} bytes "
+            f"(got {size}). Remove unused parts."
         )
     if outline.model.continuing_subword_prefix and outline.model.type in (None, "BPE"):
         raise TokenizerError(
-            "tokenizer.json: expected a BPE model without continuing_subword_prefix, "
-            f"got {outline.model.continuing_subword_prefix!r}. Train the tokenizer without it."
+            "tokenizer.json: a BPE model may not have a continuing_subword_prefix (got "
+            f"{outline.model.continuing_subword_prefix!r}). Train the tokenizer without it."
         )
     return outline
 
 
 def _check_growth(action: str, *parts: Any) -> None:
-    """Multiply the factors of all components inside some parts (cases 1 and 2)."""
+    """Multiply the factors of all components of some parts (cases 1 and 2)."""
     growth = 1.0
     for part in parts:
         for component in _components(part):
             growth *= _factor(component)
             if growth > MAX_TEXT_GROWTH:
                 raise TokenizerError(
-                    f"tokenizer.json: expected {action} to lengthen text at most "
-                    f"{MAX_TEXT_GROWTH}-fold, got more. Do not use this tokenizer."
+                    f"tokenizer.json: {action} may lengthen text more than {MAX_TEXT_GROWTH}-fold. "
+                    "Do not use this tokenizer."
                 )
 
 
 def _components(part: Any) -> Iterator[dict[str, Any]]:
-    """Yield every component inside a part."""
+    """Yield every component of a part."""
     waiting = [] if part is None else [part]
     while waiting:
         component = waiting.pop()
         kind = component.get("type") if isinstance(component, dict) else component
-        # the library also takes components without a type, and guesses: they would pass unseen
+        # the library guesses the type of components without one: they would bypass the check
         if not isinstance(component, dict) or not isinstance(kind, str) or kind not in _KNOWN:
             raise TokenizerError(
-                f"tokenizer.json: expected components of known types, got {kind!r}. "
-                "Save the file again with a current version of tokenizers."
+                f"tokenizer.json has a component of the unknown type {kind!r}. Save the file again "
+                "with a current version of tokenizers."
             )
         yield component
         if kind == "Sequence":
@@ -137,16 +137,16 @@ def _components(part: Any) -> Iterator[dict[str, Any]]:
 
 
 def _factor(component: dict[str, Any]) -> float:
-    """By how much one component may lengthen a text, in characters, at least 1."""
+    """Return the factor by which a component may lengthen a text in characters, at least 1."""
     match component:
         case {"type": "Replace", "content": str(content), "pattern": {"String": str(pattern)}} if (
             pattern
         ):
             return max(1.0, len(content) / len(pattern))
         case {"type": "Replace", "content": str(content)}:
-            return 1.0 + len(content)  # a regular expression may match between any two characters
+            return 1.0 + len(content)  # a regex may match between any two characters
         case {"type": "Prepend", "prepend": str(content)}:
-            return 1.0 + len(content)  # once for each stretch between added tokens
+            return 1.0 + len(content)  # once per stretch between added tokens
         case {"type": "Precompiled", "precompiled_charsmap": str(table)}:
             return _longest_replacement(table)
         case {"type": "ByteLevel"}:
@@ -155,16 +155,16 @@ def _factor(component: dict[str, Any]) -> float:
 
 
 def _longest_replacement(table: str) -> float:
-    """The longest text of a sentencepiece table: 4 bytes of size, a trie, then texts and NULs."""
+    """Return the longest text of a sentencepiece table: 4 bytes of size, trie, NUL-ended texts."""
     try:
         content = base64.b64decode(table, validate=True)
     except ValueError:
         content = b""
     end = 4 + int.from_bytes(content[:4], "little")
-    # the library allocates that size before it looks
+    # the library allocates this size before checking it
     if not 4 <= end <= len(content):
         raise TokenizerError(
-            "tokenizer.json: expected a base64 table in precompiled_charsmap, got a torn one. "
-            "Copy the file again."
+            "tokenizer.json: precompiled_charsmap is not a complete base64 table. Copy the file "
+            "again."
         )
     return float(max(1, *map(len, content[end:].split(b"\0"))))

@@ -1,1 +1,1 @@
-"""What a bundle holds, and what would make it faster."""
+"""Describes bundles: contents, memory, placement, and advice for more speed."""

@@ -1,7 +1,6 @@
-"""What would make a bundle faster here, or smaller, with bounds that follow from counted bytes.
+"""Advice for a faster or smaller bundle, with upper bounds on the speedup.
 
-A step that reads half of the bytes is at most twice as fast: bounds are of that kind, and promise
-nothing. What has no bound comes without one.
+Bounds follow from counted bytes: a step that reads half of them is at most twice as fast.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -14,13 +13,13 @@ from ortolan.runtime.inspect.step_reads import MatrixRead, StepReads
 __all__ = ["Advice", "Facts", "advise"]
 
 WORTH_SAYING = 1.05
-"""Smallest bound; below it nobody would notice."""
+"""Smallest speedup worth mentioning."""
 
 NEAR_THE_BANDWIDTH = 0.8
-"""Share of the bandwidth from which on reading is what takes the time."""
+"""Share of the bandwidth above which a step is limited by memory."""
 
 GROUP = 128
-"""Values that share a scale below a head of 8 bits, unless an export is told otherwise."""
+"""Default group size of an export, except for the head."""
 
 SCALE_BYTES = 4
 
@@ -28,10 +27,12 @@ _FLOATS = ("fp32", "fp16", "bf16")
 
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing to do, or to know.
+    """One thing to do or to know.
 
     Attributes:
-        at_most: times as fast it can get; `None` where nothing bounds it.
+        rule: short name.
+        text: for a person.
+        at_most: upper bound of the speedup, if there is one.
     """
 
     rule: str
@@ -41,16 +42,17 @@ class Advice(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Facts:
-    """What rules look at.
+    """Input of the rules.
 
     Attributes:
-        length: tokens in the cache of the steps that are judged; `None` where no step of one
-            token was measured, and its bytes do not matter.
-        share: of the bandwidth, reached when generating; `None` where it says nothing.
-        in_cache: whether the processor's cache keeps all that a step reads, so that bytes say
-            nothing about time.
-        is_packed: whether the kernels' own form of the weights is mapped from a file; `None` on
-            devices that have none.
+        reads: what a decode step reads.
+        length: tokens in the KV cache; `None` if no step was measured.
+        threads: in use.
+        physical_cores: of the machine.
+        share: of the memory bandwidth that generation reaches, if known.
+        in_cache: whether the processor's cache holds everything a step reads, in which case bytes
+            do not limit it.
+        is_packed: whether packed weights are mapped from a file; `None` on devices without.
     """
 
     reads: StepReads
@@ -63,79 +65,78 @@ class Facts:
 
 
 def advise(facts: Facts) -> tuple[Advice, ...]:
-    """Say what would help; no two of these propose the same for the same matrix."""
-    found: list[Advice | None] = []
+    """Return all advice worth giving. No two entries concern the same matrix."""
+    advice: list[Advice | None] = []
     if facts.length is not None and not facts.in_cache:
-        found += _about_bytes(facts, facts.length)
-    found += _about_threads(facts)
-    found += _about_memory(facts)
+        advice += _about_bytes(facts, facts.length)
+    advice += _about_threads(facts)
+    advice += _about_memory(facts)
     return tuple(
-        advice
-        for advice in found
-        if advice is not None and (advice.at_most is None or advice.at_most >= WORTH_SAYING)
+        entry
+        for entry in advice
+        if entry is not None and (entry.at_most is None or entry.at_most >= WORTH_SAYING)
     )
 
 
-# --- what a token reads ---------------------------------------------------------------------------
+# --- bytes per token ------------------------------------------------------------------------------
 
 
 def _about_bytes(facts: Facts, length: float) -> Iterator[Advice | None]:
-    """What matrices could be shorter."""
     matrices, now = facts.reads.matrices, facts.reads.bytes_at(length)
 
     def shorter(
         rule: str,
         chosen: Sequence[MatrixRead],
-        becomes: Callable[[MatrixRead], float],
-        what: str,
-        do: str,
+        new_bytes: Callable[[MatrixRead], float],
+        finding: str,
+        remedy: str,
     ) -> Advice | None:
         if not chosen:
             return None
         part = sum(matrix.bytes for matrix in chosen)
-        after = now - part + sum(map(becomes, chosen))
+        after = now - part + sum(map(new_bytes, chosen))
         return Advice(
             rule=rule,
-            text=f"{what}: {_mega(part)} of {_mega(now)} per token. "
-            f"{do}: {_mega(after)} per token, at most {now / after:.2f} times as fast.",
+            text=f"{finding}: {_mega(part)} of {_mega(now)} per token. "
+            f"{remedy}: {_mega(after)} per token, at most {now / after:.2f} times as fast.",
             at_most=now / after,
         )
 
     floats = [matrix for matrix in matrices if matrix.format in _FLOATS]
     formats = _formats(floats)
     if len(floats) == len(matrices):
-        what, do = f"weights in {formats}", "Export with --precision int4"
-        yield shorter("float weights", floats, _quantized, what, do)
+        finding = f"weights in {formats}"
+        yield shorter("float weights", floats, _quantized, finding, "Export with --precision int4")
     else:
         is_head = all(matrix.is_head for matrix in floats)
-        what = f"{'head' if is_head else f'{len(floats)} matrices'} in {formats}"
-        do = "Export without excluding them"
-        yield shorter("float weights left", floats, _quantized, what, do)
+        finding = f"{'head' if is_head else f'{len(floats)} matrices'} in {formats}"
+        remedy = "Export without excluding them"
+        yield shorter("float weights left", floats, _quantized, finding, remedy)
     int8 = [matrix for matrix in matrices if matrix.format == "int8" and not matrix.is_head]
-    do = "Export with --precision int4"
-    yield shorter("int8 weights", int8, _quantized, "weights in int8", do)
+    remedy = "Export with --precision int4"
+    yield shorter("int8 weights", int8, _quantized, "weights in int8", remedy)
     small = [matrix for matrix in matrices if _has_small_groups(matrix)]
     groups = sorted({matrix.group or 0 for matrix in small})
-    what = f"groups of {' and '.join(map(str, groups))}"
-    do = f"Export with --group-size {GROUP}, which rounds more coarsely"
-    yield shorter("small groups", small, _with_large_groups, what, do)
+    finding = f"groups of {' and '.join(map(str, groups))}"
+    remedy = f"Export with --group-size {GROUP}, which rounds more coarsely"
+    yield shorter("small groups", small, _with_large_groups, finding, remedy)
 
 
 def _quantized(matrix: MatrixRead) -> float:
-    """Bytes as `--precision int4` stores it: blocks in 4 bits, the head in 8."""
+    """Return the bytes with `--precision int4`: 4 bits in blocks, 8 in the head."""
     bits = 8 if matrix.is_head else 4
     return matrix.elements * (bits / 8 + SCALE_BYTES / GROUP)
 
 
 def _has_small_groups(matrix: MatrixRead) -> bool:
-    # an export chooses the groups of the head, whatever those of the blocks are
+    # --group-size does not change the head
     if matrix.is_head or matrix.group is None or matrix.group >= GROUP:
         return False
     return _with_large_groups(matrix) < matrix.bytes
 
 
 def _with_large_groups(matrix: MatrixRead) -> float:
-    """The last group of a row is filled up: rows of 576 are shorter in 9 groups of 64."""
+    """Return the bytes with large groups. The last group is padded: 576 = 9 x 64 but 5 x 128."""
     group = matrix.group or GROUP
     now, after = -(-matrix.inputs // group), -(-matrix.inputs // GROUP)
     codes = matrix.bytes - matrix.grid_bytes
@@ -143,7 +144,7 @@ def _with_large_groups(matrix: MatrixRead) -> float:
 
 
 def _formats(matrices: Sequence[MatrixRead]) -> str:
-    """`fp32`, or `fp32 (stored as fp16)` where the kernels of the CPU have widened it."""
+    """Return `fp32`, or `fp32 (stored as fp16)` if the CPU's kernels widened it."""
     names = dict.fromkeys(
         matrix.format + (f" (stored as {matrix.stored})" if matrix.stored != matrix.format else "")
         for matrix in matrices
@@ -183,9 +184,9 @@ def _about_memory(facts: Facts) -> Iterator[Advice]:
         weights = sum(matrix.bytes for matrix in facts.reads.matrices)
         yield Advice(
             rule="not packed",
-            text=f"weights not packed: this process keeps a copy of up to {_mega(weights)} as its "
-            "kernels want it. `ortolan pack` keeps that in a file which processes share: for "
-            "loading and memory, not for speed.",
+            text=f"weights not packed: this process keeps a copy of up to {_mega(weights)} in the "
+            "layout of its kernels. `ortolan pack` writes it to a file that processes share, which "
+            "saves loading time and memory.",
             at_most=None,
         )
 

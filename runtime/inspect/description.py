@@ -1,7 +1,4 @@
-"""What a bundle holds and what running it takes, in numbers.
-
-No session is loaded: a bundle can be described where it cannot run.
-"""
+"""Contents and memory needs of a bundle, without loading it."""
 
 from collections import Counter
 from dataclasses import asdict
@@ -20,16 +17,19 @@ from ortolan.runtime.generation.sampling_options import Sampling
 __all__ = ["AttentionKind", "Description", "GraphDescription", "describe"]
 
 _PLAIN = "ai.onnx::Softmax"
-"""What stands in a graph once for every attention that is spelled out."""
+"""Counts attention that is spelled out in plain operators."""
 
 
 class AttentionKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Attention nodes of a graph that are alike.
+    """Equal attention nodes of a graph.
 
     Attributes:
-        lowering: `fused` for a kernel alone, `portable` for one whose body the graph carries,
-            `standard` for an operator of ONNX itself, `plain` for attention that is spelled out
-            in others, of which the softmax is counted.
+        operator: `domain::op_type`.
+        lowering: `fused` for a kernel without a body in the graph, `portable` for one with a body,
+            `standard` for an operator of ONNX, `plain` for attention spelled out in operators,
+            counted by its softmax.
+        attributes: of the nodes.
+        count: number of nodes.
     """
 
     operator: str
@@ -39,7 +39,7 @@ class AttentionKind(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GraphDescription(msgspec.Struct, frozen=True, kw_only=True):
-    """One graph: nodes by kind, most frequent first."""
+    """One graph, with nodes by kind, most frequent first."""
 
     file: str
     bytes: int
@@ -48,26 +48,26 @@ class GraphDescription(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """A bundle in numbers.
+    """A bundle in numbers. Fields not listed here are those of the manifest.
 
     Attributes:
-        takes: what goes in, in words.
-        gives: what comes out, in words.
-        labels: those of a classifier.
-        unverified: why the export proved nothing; `None` where it did.
-        quality: how far it is from the trained model; `None` where that was not measured.
+        takes: inputs in words.
+        gives: outputs in words.
+        labels: of a classifier.
+        unverified: why the export was not verified, if so.
+        quality: distance from the trained model, if measured.
         attention_maps: names of the maps that `ortolan attention` draws.
-        weight_bytes: on disk; the runtime maps them.
-        prefill_only_bytes: of these, what no graph but that for prefill reads.
-        cache_bytes_per_token: of one conversation.
-        source_bytes_per_token: of what a decoder reads of its source.
-        memory: by what takes it.
-        memory_bytes: all of it together, an estimate from above.
-        quantized: weights that are stored in few bits, the largest error first.
-        calibrated_on: what they were fitted to, in words; `None` where none was.
-        sampling: options that the model recommends and that differ from greedy choice.
-        not_applied: what else its `generation_config.json` asks for.
-        sampling_error: why that file cannot be used; `None` where it can.
+        weight_bytes: on disk.
+        prefill_only_bytes: weights that only the prefill graph reads.
+        cache_bytes_per_token: KV cache of one sequence.
+        source_bytes_per_token: what a decoder keeps of its source.
+        memory: by purpose.
+        memory_bytes: upper estimate of the sum.
+        quantized: low-bit weights, largest error first.
+        calibrated_on: calibration data in words, if any.
+        sampling: recommended options that differ from greedy decoding.
+        not_applied: other settings in `generation_config.json`.
+        sampling_error: why that file cannot be used, if so.
     """
 
     kind: str
@@ -105,10 +105,9 @@ def describe(
 
     Args:
         bundle: opened and checked.
-        context: tokens to plan memory for; the model's whole context by default.
+        context: tokens to plan memory for; the whole context by default.
         batch: rows to plan memory for.
-        device: `cpu` or `cuda`, to plan memory of; the one that the bundle was made for by
-            default.
+        device: `cpu` or `cuda` to plan memory for; by default the bundle's.
     """
     manifest = bundle.manifest
     length = manifest.context_length if context is None else context
@@ -151,21 +150,20 @@ def describe(
 
 
 def _recommended(bundle: Bundle) -> dict[str, Any]:
-    """The fields of a description about sampling."""
+    """Return the fields about sampling."""
     try:
-        found, error = recommendation(bundle), None
+        recommended, error = recommendation(bundle), None
     except SamplingError as broken:
-        found, error = Recommendation(sampling=Sampling(), not_applied={}), str(broken)
-    chosen, greedy = asdict(found.sampling), asdict(Sampling())
+        recommended, error = Recommendation(sampling=Sampling(), not_applied={}), str(broken)
+    chosen, greedy = asdict(recommended.sampling), asdict(Sampling())
     return {
         "sampling": {name: value for name, value in chosen.items() if value != greedy[name]},
-        "not_applied": dict(found.not_applied),
+        "not_applied": dict(recommended.not_applied),
         "sampling_error": error,
     }
 
 
 def _device_of(manifest: Manifest) -> str:
-    """The device that a bundle was made for, among those that memory is planned for."""
     return "cuda" if manifest.devices[0] == "cuda" else "cpu"
 
 

@@ -1,18 +1,16 @@
-"""Which operators onnxruntime has a kernel for, on the CPU and on CUDA, by type of element.
+"""Kernels of onnxruntime on the CPU and on CUDA, by operator and element type.
 
-A table, for the operators that exports contain, at opset 24, and the types that their tensors
-have. Whether a kernel is fast, or right, takes a device to find out.
+The table covers operators of exports at opset 24. It does not say whether a kernel is fast or
+correct.
 
-Source: the kernel registries of the packages onnxruntime and onnxruntime-gpu 1.31.1, of which a
-test compares the first with the one that is installed. The second was read without a GPU, and
-nothing was run on it; its rows of CausalConvWithState and LinearAttention are from the source of
-their kernels (contrib_ops/cuda/bert).
+Source: kernel registries of onnxruntime and onnxruntime-gpu 1.31.1. A test compares the CPU's with
+the installed one. The CUDA registry was read without a GPU; its rows of CausalConvWithState and
+LinearAttention come from the kernels' source (contrib_ops/cuda/bert).
 
-Notes:
-    * An operator has one decisive input, whose type is that of the computation. Where another
-      has types of its own, such as codes of quantized weights, both devices take the same ones.
-    * Kernels of `com.microsoft::GroupQueryAttention` for CUDA also demand sizes and options that
-      no registry tells.
+* Each operator has one decisive input, whose type is that of the computation. Both devices accept
+  the same types of other inputs, such as codes of quantized weights.
+* CUDA kernels of `com.microsoft::GroupQueryAttention` also require sizes and options that no
+  registry lists.
 """
 
 from typing import NamedTuple
@@ -21,7 +19,7 @@ __all__ = ["DECISIVE_INPUT", "KERNELS", "TYPES", "Kernels"]
 
 
 class Kernels(NamedTuple):
-    """Types of elements that each device has a kernel for."""
+    """Element types with a kernel, by device."""
 
     cpu: frozenset[str]
     cuda: frozenset[str]
@@ -42,7 +40,7 @@ _ALL = _NUMBERS | _HALVES | _BOOL
 _NIBBLES = _types("int4 uint4")
 
 TYPES = _ALL | _NIBBLES
-"""Types of elements that the table speaks of."""
+"""Element types that the table covers."""
 
 _ELEMENTWISE = Kernels(_NUMBERS, _NUMBERS | _HALVES)
 _MOVES = Kernels(_ALL, _ALL)
@@ -108,12 +106,11 @@ KERNELS: dict[str, Kernels] = {
     "com.microsoft::QMoE": Kernels(_types("float32 float16"), _HALVES),
     "com.microsoft::SkipSimplifiedLayerNormalization": _NORM,
 }
-"""`domain::op_type` to its kernels. `Constant` and `CastLike` are not operators at run time: the
-first becomes a tensor, the second a `Cast`."""
+"""Kernels by `domain::op_type`. At run time `Constant` is a tensor and `CastLike` a `Cast`."""
 
 DECISIVE_INPUT = {
-    "ai.onnx::DequantizeLinear": 1,  # scales: the codes are of the same types on both devices
+    "ai.onnx::DequantizeLinear": 1,  # scales: both devices accept the same codes
     "ai.onnx::Where": 1,
     "com.microsoft::GatherBlockQuantized": 2,  # scales
 }
-"""The input whose type decides, where it is not the first."""
+"""Index of the decisive input, if it is not 0."""

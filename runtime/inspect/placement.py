@@ -1,15 +1,12 @@
-"""Where onnxruntime would compute each node of a bundle, from tables alone.
+"""Predicts from tables where onnxruntime would compute each node of a bundle.
 
-No device is used: what it says of CUDA has been read, not run.
+Shape arithmetic, nodes on integers or booleans without weights, is counted separately: onnxruntime
+places much of it on the CPU on purpose, since sizes are needed there.
 
-Shape arithmetic is set apart: nodes that compute with whole numbers or truth values and read no
-weights. onnxruntime places much of it on the CPU on purpose, since sizes are needed there.
-
-A node without a kernel on the device goes to the CPU, and what it takes and gives is copied
-there and back in every step; without a kernel on either, onnxruntime refuses the graph, or, for
-some operators, puts others in their place. float16 on the CPU is the exception: nodes without a
-kernel for it compute in float32, between conversions, and so do single nodes that have one, with
-such nodes all around them. For bfloat16 there is no such way.
+A node without a kernel on the device runs on the CPU, with copies in every step. Without a kernel
+there too, onnxruntime rejects the graph or, for some operators, substitutes others. float16 on the
+CPU is an exception: nodes without a kernel run in float32 between conversions, as do single nodes
+between those. bfloat16 has no such fallback.
 """
 
 from collections import Counter
@@ -31,11 +28,11 @@ Fallback = Literal["body", "cpu", "float32", "none", "unknown"]
 _COUNTING = frozenset({"bool", "int32", "int64"})
 
 _NEVER_RUN = {"ai.onnx::CastLike": "ai.onnx::Cast"}
-"""Operators that stand for another one at run time."""
+"""Operators that another one replaces at run time."""
 
 
 class NodeKind(NamedTuple):
-    """What nodes have in common that a device decides by.
+    """Properties of a node that decide its placement.
 
     Attributes:
         operator: `domain::op_type`.
@@ -49,14 +46,15 @@ class NodeKind(NamedTuple):
 
 
 class Misplaced(msgspec.Struct, frozen=True, kw_only=True):
-    """Nodes of one kind that the device has no kernel for.
+    """Nodes of one kind without a kernel on the device.
 
     Attributes:
         graph: its role in the manifest.
         operator: `domain::op_type`.
-        dtype: type of the elements that it computes with.
-        fallback: `cpu`; `body`, which the graph carries, in its place; `float32`, between
-            conversions; `none`; `unknown` where the table lacks the operator or the type.
+        dtype: element type.
+        count: number of nodes.
+        fallback: `cpu`; `body`, the function body in the graph; `float32`, between conversions;
+            `none`; `unknown` if the table lacks the operator or the type.
     """
 
     graph: str
@@ -67,12 +65,13 @@ class Misplaced(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Placement(msgspec.Struct, frozen=True, kw_only=True):
-    """Where nodes would be computed.
+    """Predicted placement of all nodes.
 
     Attributes:
-        placed: nodes with a kernel on the device, shape arithmetic apart.
-        shape_nodes: nodes of shape arithmetic, wherever they are computed.
-        misplaced: the others, most frequent first in each graph.
+        device: `cpu` or `cuda`.
+        placed: nodes with a kernel on the device, without shape arithmetic.
+        shape_nodes: nodes of shape arithmetic, wherever they run.
+        misplaced: the rest, most frequent first in each graph.
     """
 
     device: str
@@ -82,20 +81,24 @@ class Placement(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def placement(bundle: Bundle, device: str) -> Placement:
-    """Place the nodes of every graph of a bundle; raises what `place` and `Bundle.read` raise."""
+    """Place the nodes of every graph of a bundle. See `place`."""
     graphs = bundle.manifest.graphs.items()
     return place({role: bundle.read(graph.file) for role, graph in graphs}, device)
 
 
 def place(graphs: Mapping[str, bytes], device: str) -> Placement:
-    """Place the nodes of graphs, given as the bytes of ONNX files by role, on `cpu` or `cuda`.
+    """Place the nodes of graphs on a device.
+
+    Args:
+        graphs: contents of ONNX files by role.
+        device: `cpu` or `cuda`.
 
     Raises:
         DeviceError: another device.
-        RefusedError: a type of element that bundles do not use.
+        RefusedError: an element type that bundles do not use.
     """
     if device not in Kernels._fields:
-        raise DeviceError(f"device: expected cpu or cuda, got {device!r}.")
+        raise DeviceError(f"device must be cpu or cuda (got {device!r}).")
     placed = shapes = 0
     misplaced = []
     for role, data in graphs.items():
@@ -122,11 +125,11 @@ def _name_of(data: bytes) -> str:
 
 
 def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback | None:
-    """What becomes of a node; `None` when the device has a kernel."""
+    """Return the fallback of a node, or `None` if the device has a kernel."""
     kernels = KERNELS.get(_NEVER_RUN.get(kind.operator, kind.operator))
     if kernels is not None and kind.dtype in getattr(kernels, device):
         return None
-    # onnxruntime prefers any kernel of any provider to the body
+    # onnxruntime prefers a kernel of any provider to the body
     if kernels is not None and kind.dtype in kernels.cpu:
         return "cpu"
     if kind.operator in bodies:
@@ -137,17 +140,17 @@ def _fallback(kind: NodeKind, device: str, bodies: frozenset[str]) -> Fallback |
 
 
 def node_kinds(graph: Any) -> Counter[NodeKind]:
-    """Count the nodes of each kind in a `Graph` message; constants are none.
+    """Count the nodes of a `Graph` message by kind, without constants.
 
     Raises:
-        RefusedError: a type that bundles do not use.
+        RefusedError: an element type that bundles do not use.
     """
     weights = {tensor.name for tensor in graph.initializer if tensor.data_location}
     kinds: Counter[NodeKind] = Counter()
     for node in typed_nodes(graph):
         if node.operator != "ai.onnx::Constant":
             index = DECISIVE_INPUT.get(node.operator, 0)
-            decisive = node.takes[index] if index < len(node.takes) else UNKNOWN
+            decisive = node.input_types[index] if index < len(node.input_types) else UNKNOWN
             takes_weights = any(name in weights for name in node.message.input)
             kinds[NodeKind(node.operator, decisive, takes_weights)] += 1
     return kinds

@@ -1,15 +1,13 @@
-"""What a decoding step reads from memory, counted from the graph and the manifest.
+"""Counts the bytes that a decode step of one sequence reads from memory.
 
-One new token of one conversation. Weights are counted as they are stored, or as the kernels of
-the device hold them where that is wider; what a kernel adds when it packs them is not counted.
+Weights count as stored, or as the device's kernels hold them if that is wider, without the overhead
+of packing:
 
-Notes:
-    * Products read all of their weights. What a product shares with a table, as tied embeddings
-      do, counts as the product's.
-    * Of experts, those of one token are read. They count as one matrix.
-    * Tables (embeddings, rotations) are read a row at a time.
-    * Everything else, such as norms and biases, is read whole.
-    * A state that grows is read up to the length; one of fixed size is read whole.
+* Products read all their weights, including those shared with a table (tied embeddings).
+* Experts read those of one token, and count as one matrix.
+* Tables (embeddings, rotations) read one row.
+* Everything else, such as norms and biases, is read completely.
+* A KV cache is read up to the length, a state of fixed size completely.
 """
 
 import math
@@ -33,7 +31,7 @@ _PRODUCTS = frozenset(
         _EXPERTS,
         "ai.onnx::Gemm",
         "ai.onnx::MatMul",
-        "ai.onnx::DequantizeLinear",  # in front of a product, in graphs of standard operators
+        "ai.onnx::DequantizeLinear",  # before a product, in graphs of standard operators
         "com.microsoft::DynamicQuantizeMatMul",
         "com.microsoft::FusedMatMul",
     }
@@ -60,7 +58,7 @@ _FORMATS = {
 }
 
 _WIDENED = {"float16": 2, "bfloat16": 2}
-"""onnxruntime's CPU kernels multiply float32, and widen such weights once, at loading."""
+"""Growth of weights that onnxruntime's CPU kernels widen to float32 at load."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,15 +66,15 @@ class MatrixRead:
     """The weights of one product.
 
     Attributes:
-        name: of the largest of them.
-        format: as it is read: `fp32`, `fp16`, `int8` or `int4`.
-        stored: as it is on disk.
-        group: values that share a scale; `None` without groups.
-        inputs: values of a row, which groups may fill up with others.
+        name: of the largest tensor.
+        format: as read: `fp32`, `fp16`, `int8` or `int4`.
+        stored: format on disk.
+        group: group size, if quantized in groups.
+        inputs: values of a row, without padding of the last group.
         elements: of the matrix.
         bytes: with scales, zero points and bias.
-        grid_bytes: of scales and zero points.
-        is_head: whether it gives the logits.
+        grid_bytes: scales and zero points.
+        is_head: whether it computes the logits.
     """
 
     name: str
@@ -92,13 +90,13 @@ class MatrixRead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepReads:
-    """What one step reads.
+    """Bytes read by a step.
 
     Attributes:
         matrices: in the order of the graph.
         other_bytes: rows of tables, norms, biases.
-        cache_bytes_per_token: of states that grow.
-        state_bytes: of states of fixed size.
+        cache_bytes_per_token: KV cache.
+        state_bytes: states of fixed size.
     """
 
     matrices: tuple[MatrixRead, ...]
@@ -108,19 +106,21 @@ class StepReads:
 
     @property
     def weight_bytes(self) -> int:
-        """All weights, independent of the length."""
+        """All weights; independent of the length."""
         return sum(matrix.bytes for matrix in self.matrices) + self.other_bytes
 
     def bytes_at(self, length: float) -> float:
-        """All bytes of a step after which the cache holds `length` tokens."""
+        """Return all bytes of a step after which the cache holds `length` tokens."""
         return self.weight_bytes + self.state_bytes + self.cache_bytes_per_token * length
 
 
 def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
-    """Count what one step reads, of the graph that takes a single new token.
+    """Count the reads of the graph for a single new token.
 
-    A `device` other than `cpu` computes in the type of the weights.
-
+    Args:
+        manifest: of the bundle.
+        graph: for decode steps.
+        device: only `cpu` widens weights to float32.
     """
     tensors = {tensor.name: tensor for tensor in graph.external}
     products = [reader for reader in graph.readers if reader.operator in _PRODUCTS]
@@ -173,7 +173,7 @@ def _matrix(
 
 
 def _expert_matrix(reader: Reader, tensors: Sequence[ExternalTensor], device: str) -> MatrixRead:
-    """What a token reads of the experts of a layer."""
+    """Count the experts of one token in a layer."""
     by_size = sorted(tensors, key=lambda tensor: tensor.length)
     *beside, _, main = by_size
     mains = by_size[-2:]  # gate and up, and down
@@ -205,7 +205,7 @@ def _expert_matrix(reader: Reader, tensors: Sequence[ExternalTensor], device: st
 def _head(
     products: Sequence[Reader], tensors: dict[str, ExternalTensor], vocab_size: int
 ) -> Reader | None:
-    """The last product with an output per token of the vocabulary."""
+    """Return the last product with an output per token of the vocabulary."""
     for reader in reversed(products):
         if any(vocab_size in tensors[name].dims for name in reader.weights):
             return reader
@@ -219,7 +219,7 @@ def _other_bytes(reader: Reader, tensor: ExternalTensor, device: str) -> int:
 
 
 def _within(tensor: ExternalTensor, others: Sequence[ExternalTensor]) -> bool:
-    """Whether the bytes of a tensor are among those of others, under whatever name."""
+    """Whether the bytes of a tensor are part of another tensor, whatever their names."""
     return any(
         tensor.file == other.file
         and other.offset <= tensor.offset

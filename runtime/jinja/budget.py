@@ -1,4 +1,4 @@
-"""What a rendering may cost: steps that it takes, and characters that it makes."""
+"""Budget of a rendering: steps and characters of strings."""
 
 from collections.abc import Iterator
 from itertools import chain
@@ -11,19 +11,19 @@ from ortolan.runtime.errors import ChatTemplateError
 __all__ = ["Budget", "count_values"]
 
 BASE_STEPS = 30_000
-"""Without any message; templates of published models take some hundreds."""
+"""Steps without any message. Published templates need a few hundred."""
 
 STEPS_PER_VALUE = 600
-"""For each value that comes in: they take some dozens for a message of five values."""
+"""Steps per input value. Published templates need a few dozen for a message of five values."""
 
 BASE_CHARACTERS = 2 << 20
-"""2 Mi, of all strings made on the way."""
+"""Characters of all intermediate strings, without any message."""
 
 GROWTH = 64
-"""Times that each character of the input may be copied: trimmed, joined, written."""
+"""Copies per input character: by trimming, joining, writing."""
 
 MAX_INTEGER_BITS = 256
-"""Templates count messages. Repeated squaring would fill the memory after some forty steps."""
+"""Templates count messages; repeated squaring would fill memory within forty steps."""
 
 _SCALARS = (str, int, float, type(None), Undefined)
 
@@ -40,10 +40,10 @@ _DATA: tuple[type[Any], ...] = (*_SCALARS, dict, *_LISTS)
 
 
 class Budget:
-    """What is left; each operation pays before it does something large.
+    """Remaining steps and characters. Operations pay before they do something large.
 
     Args:
-        values: how many the template is given, nested ones included.
+        values: number of input values, nested ones included.
         characters: of all their strings.
     """
 
@@ -54,57 +54,49 @@ class Budget:
         self._characters = BASE_CHARACTERS + GROWTH * characters
 
     def step(self, count: int = 1) -> None:
-        """Take steps.
-
-        Raises:
-            ChatTemplateError: there are not as many left.
-        """
+        """Pay steps; ChatTemplateError if too few are left."""
         self._steps -= count
         if self._steps < 0:
             raise ChatTemplateError(
-                "chat template: expected it to end within the steps for these messages, got more. "
-                "The template may not end at all; use another."
+                "The chat template takes too many steps for these messages and may never end. Use "
+                "another template."
             )
 
     def text(self, length: int) -> None:
-        """Take the characters of a string that is about to be made, or read to its end.
-
-        Raises:
-            ChatTemplateError: there are not as many left.
-        """
+        """Pay for a string about to be built or scanned; ChatTemplateError if too few are left."""
         self._characters -= length
         if self._characters < 0:
             raise ChatTemplateError(
-                "chat template: expected strings in proportion to these messages, got far longer "
-                "ones. Use another template."
+                "The chat template builds strings far too long for these messages. Use another "
+                "template."
             )
 
     def walk(self, value: Any, times: int = 1) -> int:
-        """Pay for going through all of a value, that many times; returns its characters.
+        """Pay for walking all of a value a number of times, and return its characters.
 
-        Lists that hold one list twice are small in memory and can be endless to go through.
+        A list that contains another one twice, and so on, is small but takes forever to walk.
 
         Raises:
-            ChatTemplateError: there is too much of it, or a function or the like in it.
+            ChatTemplateError: too large, or not plain data.
         """
         characters = 0
-        for each in _nested(value):
+        for item in _nested(value):
             self.step(times)
-            if isinstance(each, str):
-                characters += len(each)
-                self.text(times * len(each))
-            elif not isinstance(each, _DATA):
+            if isinstance(item, str):
+                characters += len(item)
+                self.text(times * len(item))
+            elif not isinstance(item, _DATA):
                 raise ChatTemplateError(
-                    f"chat template: expected data, got a {type(each).__name__.lower()}. "
-                    "Use another template."
+                    f"The chat template uses a {type(item).__name__.lower()} as data. Use another "
+                    "template."
                 )
         return characters
 
     def made(self, value: Any) -> Any:
-        """Pay for a value that was made, and pass it on; what a generator gives is made here.
+        """Pay for a result and return it, with generators exhausted.
 
         Raises:
-            ChatTemplateError: it is too long, or an integer that grows out of hand.
+            ChatTemplateError: too long, or an integer with too many bits.
         """
         if isinstance(value, Iterator):
             return iter(self.made([*value]))
@@ -114,34 +106,34 @@ class Budget:
             self.step(len(value))
         elif isinstance(value, int) and value.bit_length() > MAX_INTEGER_BITS:
             raise ChatTemplateError(
-                f"chat template: expected integers of at most {MAX_INTEGER_BITS} bits, got one of "
-                f"{value.bit_length()}. Use another template."
+                f"The chat template computes an integer of {value.bit_length()} bits, more than "
+                f"{MAX_INTEGER_BITS}. Use another template."
             )
         return value
 
 
 def count_values(value: Any) -> tuple[int, int]:
-    """How many values there are in plain data, and how many characters in its strings."""
+    """Count the values in plain data, and the characters of its strings."""
     values = characters = 0
-    for each in _nested(value):
+    for item in _nested(value):
         values += 1
-        characters += len(each) if isinstance(each, str) else 0
+        characters += len(item) if isinstance(item, str) else 0
     return values, characters
 
 
 def _nested(value: Any) -> Iterator[Any]:
-    """A value and all values in it, in memory that grows with their depth alone."""
-    open_: list[Iterator[Any]] = [iter((value,))]
-    while open_:
-        for each in open_[-1]:
-            yield each
-            if isinstance(each, _SCALARS):
+    """Yield a value and all values in it, in memory proportional to the depth."""
+    stack: list[Iterator[Any]] = [iter((value,))]
+    while stack:
+        for item in stack[-1]:
+            yield item
+            if isinstance(item, _SCALARS):
                 continue
-            if isinstance(each, dict):
-                open_.append(chain(each.keys(), each.values()))
+            if isinstance(item, dict):
+                stack.append(chain(item.keys(), item.values()))
                 break
-            if isinstance(each, _LISTS):
-                open_.append(iter(each))
+            if isinstance(item, _LISTS):
+                stack.append(iter(item))
                 break
         else:
-            open_.pop()
+            stack.pop()

@@ -1,8 +1,8 @@
-"""Jinja's sandbox, with a budget.
+"""Jinja's sandbox with a budget.
 
-The sandbox keeps a template from what Python objects reach, not from taking all time or memory. So
-the parsed template gets a payment in each body that may run often, and around what else Jinja lets
-nobody intercept: `~`, comparisons, slices and keys. The environment pays for the rest.
+Jinja's own sandbox protects Python objects, not time or memory. So `paid` adds payments to a parsed
+template: in each body that may repeat, and around operations that Jinja cannot intercept (`~`,
+comparisons, slices and keys). The environment pays for everything else.
 """
 
 import copy
@@ -20,19 +20,19 @@ from jinja2.visitor import NodeTransformer
 
 from ortolan.runtime.errors import ChatTemplateError
 from ortolan.runtime.jinja.budget import Budget
-from ortolan.runtime.jinja.payments import METHODS, filters, pay_method, pay_operator, tests
+from ortolan.runtime.jinja.costs import METHODS, filters, pay_method, pay_operator, tests
 
 __all__ = ["Sandbox", "namespace", "paid"]
 
 NODES_PER_STEP = 4
-"""Names, constants and the like; what can take longer pays for itself."""
+"""Names, constants and the like per step; longer operations pay for themselves."""
 
 _OF_JINJA = frozenset(["_block_vars", "_loop_vars"])
-"""Arguments that compiled templates add."""
+"""Arguments added by compiled templates."""
 
 
 class _Generation(Extension):
-    """`{% generation %}`, which marks the answers for training."""
+    """`{% generation %}`, which marks replies for training."""
 
     tags = {"generation"}  # noqa: RUF012 - as Jinja declares it
 
@@ -48,11 +48,11 @@ def _finalized(context: Context, value: Any) -> str:
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """What templates are compiled and rendered in, as in transformers.
+    """Environment to compile and render templates, configured as in transformers.
 
     Attributes:
         budget: of one rendering.
-        functions: that a template may call, besides its macros and methods of its values.
+        functions: functions that the template may call, in addition to macros and methods.
     """
 
     budget: Budget
@@ -65,22 +65,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
             lstrip_blocks=True,
             extensions=[_Generation, LoopControlExtension],
             finalize=_finalized,
-            optimized=False,  # it would compute what is constant, before anybody pays
+            optimized=False,  # would compute constants before anything is paid
         )
         self.filters = filters()
         self.tests = tests()
         self.globals = {}
 
     def rendering(self, budget: Budget, functions: Sequence[Any]) -> "Sandbox":
-        """This one, for one rendering."""
+        """Return a copy for one rendering."""
         twin = copy.copy(self)
         twin.budget, twin.functions = budget, functions
         return twin
 
-    # --- what Jinja asks an environment for -------------------------------------------------------
+    # --- hooks of Jinja -------------------------------------------------------------------------
 
     def call(self, context: Context, called: Any, /, *args: Any, **named: Any) -> Any:
-        """Call what may be called."""
+        """Call a function or method that is allowed."""
         if getattr(called, "__self__", None) is self:  # from `paid`
             return called(*args)
         self.budget.step(1 + len(args) + len(named))
@@ -88,65 +88,65 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return super().call(context, called, *args, **named)
         method = getattr(called, "__wrapped__", called)  # Jinja wraps `format`
         owner, name = getattr(method, "__self__", None), getattr(method, "__name__", "")
-        args = tuple([*each] if isinstance(each, Iterator) else each for each in args)
-        own = {key: each for key, each in named.items() if key not in _OF_JINJA}
+        args = tuple([*arg] if isinstance(arg, Iterator) else arg for arg in args)
+        own = {key: value for key, value in named.items() if key not in _OF_JINJA}
         if name in next((METHODS[kind] for kind in METHODS if isinstance(owner, kind)), ()):
             pay_method(self.budget, owner, name, *args, **own)
-        elif isinstance(owner, LoopContext) or any(called is each for each in self.functions):
+        elif isinstance(owner, LoopContext) or any(called is known for known in self.functions):
             self.budget.walk((args, own))
         else:
-            raise SecurityError(f"a call of a {type(called).__name__} {name}".rstrip())
+            raise SecurityError(f"a call of {name or type(called).__name__}")
         return self.budget.made(super().call(context, called, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
-        """An arithmetic operation."""
+        """Compute an arithmetic operation."""
         pay_operator(self.budget, operator, left, right)
         return self.budget.made(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
-        """An item; its key is hashed, and written where there is no such item."""
+        """Get an item. Its key is hashed, and printed if the item is missing."""
         if not isinstance(argument, str | int):
             self.budget.walk(argument)
         return super().getitem(obj, argument)
 
     def concat(self, parts: Iterable[str]) -> str:
-        """What a macro or a block wrote."""
+        """Join the output of a macro or block."""
         parts = [*parts]
         self.budget.text(sum(map(len, parts)))
         return "".join(parts)
 
-    # --- what `paid` puts into a template ---------------------------------------------------------
+    # --- payments inserted by `paid` ------------------------------------------------------------
 
     def ticked(self, steps: int) -> bool:
-        """At the start of a body."""
+        """Pay at the start of a body."""
         self.budget.step(steps)
         return True
 
     def written(self, value: Any) -> str:
-        """The text that `{{ value }}` writes."""
+        """Return the text of `{{ value }}`."""
         if isinstance(value, str):
             return value
         self.budget.walk(value)
         return str(value)
 
     def joined(self, *values: Any) -> str:
-        """`a ~ b`."""
+        """Compute `a ~ b`."""
         return self.concat(map(self.written, values))
 
     def compared(self, value: Any) -> Any:
-        """The right side of a comparison, which may go through all of it."""
+        """Pay for the right side of a comparison, which may walk all of it."""
         if isinstance(value, str | list | tuple | dict):
             self.budget.walk(value)
         return value
 
     def hashed(self, value: Any) -> Any:
-        """A key."""
+        """Pay for a key."""
         if isinstance(value, tuple):
             self.budget.walk(value)
         return value
 
     def sliced(self, value: Any) -> Any:
-        """A part of a string or a list."""
+        """Pay for a slice."""
         return self.budget.made(value)
 
 
@@ -170,8 +170,8 @@ class _Payments(NodeTransformer):
 
     def _refused(self, node: nodes.Node) -> None:
         raise ChatTemplateError(
-            "chat template: expected one without others, got the statement "
-            f"{type(node).__name__.lower()!r}. Use another template."
+            f"Chat templates may not use the statement {type(node).__name__.lower()!r}, which "
+            "needs other templates. Use another template."
         )
 
     visit_For = visit_Macro = visit_CallBlock = _body
@@ -203,18 +203,18 @@ class _Payments(NodeTransformer):
 
 
 def paid(template: nodes.Template) -> nodes.Template:
-    """A parsed template that pays for each body it runs, and for what no method is asked for.
+    """Insert payments into a parsed template.
 
     Raises:
-        ChatTemplateError: it needs other templates, or blocks of them.
+        ChatTemplateError: it needs other templates, or their blocks.
         RecursionError: it is nested too deeply.
     """
-    made: nodes.Template = _Payments().visit(template)
-    return made
+    changed: nodes.Template = _Payments().visit(template)
+    return changed
 
 
 def _own(method: str, *args: nodes.Expr) -> nodes.Call:
-    """A call of a method of the environment."""
+    """Return a call of a method of the environment."""
     return nodes.Call(nodes.EnvironmentAttribute(method), [*args], [], None, None)
 
 
@@ -225,17 +225,17 @@ def _around(method: str, node: nodes.Expr) -> nodes.Expr:
 
 
 class _Namespace(Namespace):
-    """Without private names, by which an object passes for one of another type."""
+    """A namespace without private names, which could fake another type."""
 
     def __setitem__(self, name: str, value: Any) -> None:
         if not isinstance(name, str) or name.startswith("_"):
-            raise SecurityError(f"a namespace with {name!r:.40}")
+            raise SecurityError(f"a namespace may not have {name!r:.40}")
         super().__setitem__(name, value)
 
 
 def namespace(*args: Any, **named: Any) -> Namespace:
-    """What scopes within a scope may assign to."""
-    made = _Namespace()
+    """Return an object whose attributes inner scopes may assign."""
+    space = _Namespace()
     for name, value in dict(*args, **named).items():
-        made[name] = value
-    return made
+        space[name] = value
+    return space

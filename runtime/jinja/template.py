@@ -1,4 +1,4 @@
-"""A Jinja template as chat templates are written: parsed once, rendered within bounds."""
+"""A chat template in Jinja, compiled once and rendered within a budget."""
 
 import re
 from collections.abc import Mapping
@@ -21,13 +21,13 @@ from ortolan.runtime.limits import MAX_TEMPLATE_BYTES, MAX_TEMPLATE_TOKENS
 __all__ = ["Template"]
 
 MAX_DATE_FORMAT = 64
-"""Characters of the format of a date."""
+"""Characters of a date format."""
 
 _DATE_WIDTH = re.compile(r"%[-_0^#+]*\d")
-"""A width, which the C library takes before the letter."""
+"""A width before the letter, which the C library would honor."""
 
 _FILE = "<template>"
-"""What a compiled template calls itself."""
+"""File name of compiled templates in tracebacks."""
 
 _sandbox = cache(Sandbox)
 
@@ -35,19 +35,18 @@ _sandbox = cache(Sandbox)
 class Template:
     """A compiled template.
 
-    White space around its statements is trimmed as transformers does it (`trim_blocks`,
-    `lstrip_blocks`), and it may use `break`, `continue` and `{% generation %}`, which changes
-    nothing here.
+    As in transformers, white space around statements is trimmed (`trim_blocks`, `lstrip_blocks`),
+    and `break`, `continue` and `{% generation %}` (without effect) are available.
 
     Attributes:
-        source: of the template.
-        names: of the variables that it reads.
+        source: text of the template.
+        names: variables that it reads.
 
     Args:
-        source: of the template.
+        source: text of the template.
 
     Raises:
-        ChatTemplateError: it is no template, or longer than any.
+        ChatTemplateError: not a template, or too long.
     """
 
     def __init__(self, source: str) -> None:
@@ -57,24 +56,24 @@ class Template:
     def render(
         self, values: Mapping[str, Any], *, functions: Mapping[str, Any], now: datetime
     ) -> str:
-        """What the template writes.
+        """Return the output of the template.
 
         Args:
-            values: plain data by name, which the template does not change.
-            functions: what it may call besides `range`, `namespace`, `dict` and `strftime_now`.
-            now: what `strftime_now` tells.
+            values: plain data by name; stays unchanged.
+            functions: callables in addition to `range`, `namespace`, `dict` and `strftime_now`.
+            now: the time for `strftime_now`.
 
         Raises:
-            ChatTemplateError: the template asks for what there is not, or for too much: steps and
-                strings are limited in proportion to the values.
-            OrtolanError: what a function raises.
+            ChatTemplateError: the template fails, or exceeds steps and string lengths in
+                proportion to the values.
+            OrtolanError: whatever a function raises.
         """
         count, characters = count_values(dict(values))
         budget = Budget(values=count, characters=characters)
-        own = {"dict": _dict, "namespace": namespace, "range": safe_range}
-        given = {**own, "strftime_now": _tells(now), **functions}
-        sandbox = _sandbox().rendering(budget, [*given.values()])
-        template = jinja2.Template.from_code(sandbox, self._code, given)
+        standard = {"dict": _dict, "namespace": namespace, "range": safe_range}
+        functions = {**standard, "strftime_now": _strftime(now), **functions}
+        sandbox = _sandbox().rendering(budget, [*functions.values()])
+        template = jinja2.Template.from_code(sandbox, self._code, functions)
         parts = []
         try:
             for part in template.root_render_func(template.new_context(dict(values))):
@@ -84,50 +83,49 @@ class Template:
             raise
         except RecursionError as error:
             raise ChatTemplateError(
-                f"chat template: expected line {_line(template, error)} to be simple, got "
-                "something nested too deeply. Use another template."
+                f"Line {_line(template, error)} of the chat template is nested too deeply. Use "
+                "another template."
             ) from error
-        except Exception as error:  # what Jinja and Python raise has nothing else in common
+        except Exception as error:  # Jinja and Python raise all kinds
             raise ChatTemplateError(
-                f"chat template: expected line {_line(template, error)} to make sense of these "
-                f"messages, got {str(error)[:300]}. Change the messages, or use another template."
+                f"Line {_line(template, error)} of the chat template fails for these messages: "
+                f"{str(error)[:300]}. Change the messages, or use another template."
             ) from error
         return "".join(parts)
 
 
 def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
-    """A template as code, and the names of the variables that it reads."""
+    """Return the code of a template and the variables that it reads."""
     size = len(source.encode(errors="surrogatepass"))
     if size > MAX_TEMPLATE_BYTES:
         raise ChatTemplateError(
-            f"chat template: expected at most {MAX_TEMPLATE_BYTES} bytes, got {size}. "
-            "Use another template."
+            f"The chat template has {size} bytes, and the limit is {MAX_TEMPLATE_BYTES}. Use "
+            "another template."
         )
     jinja = _sandbox()
     try:
         for number, _ in enumerate(jinja.lex(source)):
             if number == MAX_TEMPLATE_TOKENS:
                 raise ChatTemplateError(
-                    f"chat template: expected at most {MAX_TEMPLATE_TOKENS} words and signs, got "
-                    "more. Use another template."
+                    f"The chat template has more than {MAX_TEMPLATE_TOKENS} Jinja tokens. Use "
+                    "another template."
                 )
         parsed = jinja.parse(source)
         names = frozenset(meta.find_undeclared_variables(parsed))
         return jinja.compile(paid(parsed), filename=_FILE), names
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
-            f"chat template: expected a Jinja template, got one that is wrong in line "
-            f"{error.lineno}: {error.message}. Correct it, or use another."
+            f"Line {error.lineno} of the chat template is not valid Jinja: {error.message}. "
+            "Correct it, or use another template."
         ) from error
     except (RecursionError, SyntaxError, ValueError, MemoryError) as error:
         raise ChatTemplateError(
-            "chat template: expected a Jinja template, got one that is nested too deeply. "
-            "Use another."
+            "The chat template is nested too deeply. Use another template."
         ) from error
 
 
 def _line(template: jinja2.Template, error: Exception) -> int:
-    """Where in the template."""
+    """Return the line of the template that raised an error."""
     lines = [line for frame, line in walk_tb(error.__traceback__) if _is_of_template(frame)]
     return template.get_corresponding_lineno(lines[-1]) if lines else 1
 
@@ -137,16 +135,16 @@ def _is_of_template(frame: FrameType) -> bool:
 
 
 def _dict(*args: Any, **named: Any) -> dict[Any, Any]:
-    """A function, since a class has more to reach."""
+    """Build a dict; unlike the class, a function has no attributes to exploit."""
     return dict(*args, **named)
 
 
-def _tells(now: datetime) -> Any:
+def _strftime(now: datetime) -> Any:
     def strftime_now(form: str) -> str:
         if len(form) > MAX_DATE_FORMAT or _DATE_WIDTH.search(form):
             raise ChatTemplateError(
-                f"chat template: expected a simple format of a date, got {form[:40]!r}. "
-                "Use another template."
+                f"The chat template uses the complex date format {form[:40]!r}. Use another "
+                "template."
             )
         return now.strftime(form)
 

@@ -1,9 +1,8 @@
-"""How fast this machine reads memory, and how much of it the processor keeps close.
+"""Memory bandwidth and cache size of this machine.
 
-Generating a token reads every weight once, so the bandwidth bounds the tokens per second. It is
-measured by taking the maximum of a large array of int32, a part per thread: of numpy's operations
-that let other threads run meanwhile, the one that came nearest to a loop of 512-bit loads in C
-(with one thread as fast; with two, as fast as all the others).
+Generating a token reads every weight once, so the bandwidth bounds tokens per second. It is
+measured by taking the maximum of a large int32 array, one part per thread. Of NumPy's operations
+that release the GIL, this one comes closest to a loop of 512-bit loads in C.
 """
 
 import os
@@ -27,30 +26,31 @@ __all__ = [
 ]
 
 BUFFER_BYTES = 512 << 20
-"""Far more than most processors keep; filled within 0.2 s."""
+"""Default size of the array: far more than most caches, and filled within 0.2 s."""
 
 CACHES = 4
-"""The buffer is that many times the last-level cache: at most a quarter of a pass comes from it."""
+"""Size of the array in last-level caches, so that at most a quarter of a pass hits the cache."""
 
 MIN_BUFFER_BYTES = 32 << 20
-"""A pass over less is over before the threads have started."""
+"""Smallest useful array: a shorter pass ends before the threads have started."""
 
 SHARE_OF_MEMORY = 0.25
-"""Most of the available memory that the buffer may take."""
+"""Largest share of the available memory that the array may take."""
 
 PASSES, SECONDS = 5, 0.25
-"""Fewest passes, and how long to repeat them. The fastest counts."""
+"""Minimum number of passes, and how long to repeat them; the fastest counts."""
 
 _UNITS = {"K": 1 << 10, "M": 1 << 20, "G": 1 << 30}
 
 
 class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
-    """What was measured.
+    """A measured bandwidth.
 
     Attributes:
-        bytes_per_second: of the fastest pass.
-        buffer_bytes: size of the array that was read.
-        wanted_bytes: what it would have been with more memory.
+        bytes_per_second: speed of the fastest pass.
+        threads: number of threads.
+        buffer_bytes: size of the array.
+        wanted_bytes: its size if memory were not short.
     """
 
     bytes_per_second: float
@@ -60,7 +60,7 @@ class Bandwidth(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def measure_bandwidth(threads: int, cache_bytes: int | None) -> Bandwidth | None:
-    """Measure once, within about half a second; `None` where memory is too short for it."""
+    """Measure once, in about half a second; `None` if memory is too short."""
     size = buffer_bytes(cache_bytes, available_memory())
     if size is None:
         return None
@@ -73,7 +73,7 @@ def measure_bandwidth(threads: int, cache_bytes: int | None) -> Bandwidth | None
 
 
 def last_level_cache(root: Path = Path("/")) -> int | None:
-    """Bytes of the largest caches of the cores that this process may use, `None` if unknown."""
+    """Return the bytes of last-level cache that this process may use; `None` if unknown."""
     if not hasattr(os, "sched_getaffinity"):
         return None
     sizes: dict[tuple[int, str], int] = {}
@@ -82,7 +82,7 @@ def last_level_cache(root: Path = Path("/")) -> int | None:
         for cache in sorted(folder.glob("index*")):
             level, size = read_small(cache / "level"), _bytes(read_small(cache / "size"))
             if level.isdigit() and size and read_small(cache / "type") != "Instruction":
-                # cores that share a cache name the same cores
+                # cores that share a cache list the same cores
                 cores = read_small(cache / "shared_cpu_list") or f"cpu{number}"
                 sizes[int(level), cores] = size
     last = max((level for level, _ in sizes), default=0)
@@ -90,11 +90,7 @@ def last_level_cache(root: Path = Path("/")) -> int | None:
 
 
 def buffer_bytes(cache_bytes: int | None, available_bytes: int | None) -> int | None:
-    """Choose the size of the array to read.
-
-    Returns:
-        `None` when an array that fits would say nothing: the cache would keep half of it.
-    """
+    """Choose the size of the array; `None` if half of any that fits would stay in the cache."""
     wanted = _wanted_bytes(cache_bytes)
     if available_bytes is None:
         return wanted
@@ -103,16 +99,12 @@ def buffer_bytes(cache_bytes: int | None, available_bytes: int | None) -> int | 
 
 
 def read_bandwidth(threads: int, size: int) -> float:
-    """Measure how fast that many threads together read an array of `size` bytes.
-
-    Returns:
-        Bytes per second of the fastest pass. The array is freed.
-    """
-    # numpy asks for huge pages, where the system has them
+    """Measure how fast `threads` threads read an array of `size` bytes, in bytes per second."""
+    # NumPy asks for huge pages
     parts = np.array_split(np.empty(size // 4, np.int32), threads)
     best = 0.0
     with ThreadPoolExecutor(threads) as pool:
-        # written by the thread that reads it: memory is near the core that touches it first
+        # written by the threads that read it: memory is close to the core that touches it first
         list(pool.map(_touch, parts))
         began, passes = time.perf_counter(), 0
         while passes < PASSES or time.perf_counter() - began < SECONDS:
@@ -124,7 +116,7 @@ def read_bandwidth(threads: int, size: int) -> float:
 
 
 def _wanted_bytes(cache_bytes: int | None) -> int:
-    """The size of an array that a cache of this size cannot keep."""
+    """The size of an array that this cache cannot hold."""
     return max(BUFFER_BYTES, CACHES * (cache_bytes or 0))
 
 
@@ -137,6 +129,6 @@ def _read(part: NDArray[np.int32]) -> int:
 
 
 def _bytes(text: str) -> int:
-    """`32768K` in bytes; 0 for what is not a size."""
+    """Parse a size such as `32768K`; 0 if it is not a size."""
     number, unit = text[:-1], text[-1:]
     return int(number) * _UNITS[unit] if number.isdigit() and unit in _UNITS else 0

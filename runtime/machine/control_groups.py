@@ -1,6 +1,6 @@
-"""The control groups of Linux, version 1 and 2, that bound what this process may use.
+"""Linux control groups, version 1 and 2, which limit this process.
 
-Here and beside: `root` is the folder that holds `sys` and `proc`, another one in tests.
+In this room `root` is the folder that holds `sys` and `proc`; tests pass another one.
 """
 
 from pathlib import Path
@@ -9,10 +9,9 @@ __all__ = ["group_folders", "read_small"]
 
 
 def group_folders(controller: str, root: Path) -> list[Path]:
-    """Folders of this process's groups and of every group around them: the tightest bound holds.
+    """Return the folders of this process's groups and of all their parents, whose limits all hold.
 
-    Version 1 has a folder for each controller, such as `cpu` or `memory`; version 2 one for all.
-
+    Version 1 has one folder per controller, such as `cpu` or `memory`; version 2 has one for all.
     """
     folders: list[Path] = []
     for line in read_small(root / "proc/self/cgroup").splitlines():
@@ -25,7 +24,7 @@ def group_folders(controller: str, root: Path) -> list[Path]:
 
 
 def read_small(path: Path) -> str:
-    """A small file's text without the newline at its end; empty when it cannot be read."""
+    """Read a small file and strip it; empty if it cannot be read."""
     try:
         return path.read_text(encoding="ascii").strip()
     except (OSError, UnicodeDecodeError):

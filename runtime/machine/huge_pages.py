@@ -1,13 +1,11 @@
-"""Huge pages for weights, where Linux offers them.
+"""Huge pages for weights, on Linux.
 
-A decoding step reads every weight once. With pages of 4 KiB a part of that time goes into looking
-up where they are: on the 1b shape in int4, steps were 7 to 15 % shorter with pages of 2 MiB
-(docs/adr/0011).
-onnxruntime allocates its packed weights with malloc, which asks for no huge pages, so they are
-collapsed afterwards: in the background, since that takes about 2.5 s per GB.
+A decode step reads every weight once, and with 4 KiB pages part of that time goes into address
+translation: with 2 MiB pages, steps of a 1B model in int4 were 7 to 15 % shorter (docs/adr/0011).
+onnxruntime allocates packed weights with malloc, which asks for no huge pages, so their pages are
+collapsed afterwards, in the background, since that takes about 2.5 s per GB.
 
-Elsewhere than on Linux, before Linux 6.1, or where the administrator chose `never`, this does
-nothing.
+Does nothing on other systems, before Linux 6.1, or if the administrator chose `never`.
 """
 
 import ctypes
@@ -23,7 +21,7 @@ import numpy as np
 __all__ = ["HUGE_PAGE", "collapse", "collapse_later", "huge_page_mode", "pages_in_use"]
 
 HUGE_PAGE = 2 << 20
-"""Bytes of a huge page on x86-64, and on arm64 with pages of 4 KiB."""
+"""Bytes of a huge page on x86-64, and on arm64 with 4 KiB pages."""
 
 _MADV_COLLAPSE = 25
 _IN_USE = 0.95  # a huge page with more holes than this would take more memory
@@ -33,7 +31,7 @@ _LOWEST_PRIORITY = 19
 
 
 def huge_page_mode() -> str | None:
-    """What the administrator chose: `always`, `madvise` or `never`; `None` where there is none."""
+    """Return the system's mode, `always`, `madvise` or `never`; `None` without huge pages."""
     try:
         modes = _MODE.read_text(encoding="ascii")
     except OSError:
@@ -42,10 +40,10 @@ def huge_page_mode() -> str | None:
 
 
 def pages_in_use() -> set[int]:
-    """Addresses where a huge page would hold private memory without a file, almost all in use.
+    """Return the addresses of huge pages whose anonymous private memory is almost all in use.
 
-    The kernel joins neighbouring mappings, so weights may share one with a stack or a reserve that
-    was never touched: each huge page is looked at, not a mapping as a whole.
+    The kernel joins adjacent mappings, so weights may share one with a stack or a reserve that was
+    never touched. So each page is examined, not the mapping as a whole.
     """
     try:
         mappings = _MAPPINGS.read_text(encoding="utf-8", errors="replace")
@@ -53,7 +51,7 @@ def pages_in_use() -> set[int]:
         return set()
     mincore = ctypes.CDLL(None).mincore
     mincore.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_void_p)
-    found: set[int] = set()
+    addresses_in_use: set[int] = set()
     for line in mappings.splitlines():
         addresses, permissions, _, _, inode, *name = line.split()
         anonymous = inode == "0" and (not name or name[0] == "[heap]")
@@ -62,35 +60,35 @@ def pages_in_use() -> set[int]:
         start, _, stop = addresses.partition("-")
         pages = range(-(-int(start, 16) // HUGE_PAGE), int(stop, 16) // HUGE_PAGE)
         resident = np.zeros((len(pages), HUGE_PAGE // mmap.PAGESIZE), np.uint8)
-        # A refusal says that a part is gone since it was listed: what it left at 0 is left alone.
+        # on failure part of the mapping is gone since it was listed, and counts as unused
         if pages:
             mincore(pages.start * HUGE_PAGE, len(pages) * HUGE_PAGE, resident.ctypes.data)
         in_use = np.mean(resident & 1, axis=1) >= _IN_USE
-        found.update(pages[index] * HUGE_PAGE for index in np.flatnonzero(in_use).tolist())
-    return found
+        addresses_in_use.update(pages[i] * HUGE_PAGE for i in np.flatnonzero(in_use).tolist())
+    return addresses_in_use
 
 
 def collapse(pages: Iterable[int]) -> None:
-    """Make huge pages at these addresses, as far as some are free. The content stays."""
+    """Turn the memory at these addresses into huge pages, while some are free; contents stay."""
     madvise = ctypes.CDLL(None).madvise
     madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
     for page in pages:
-        # A refusal, for want of free huge pages or of Linux 6.1, leaves the memory as it was.
+        # without free huge pages or Linux 6.1 this fails and changes nothing
         madvise(page, HUGE_PAGE, _MADV_COLLAPSE)
 
 
-def collapse_later(known: set[int]) -> threading.Thread | None:
-    """Put memory that came after `known`, of `pages_in_use`, into huge pages.
+def collapse_later(before: set[int]) -> threading.Thread | None:
+    """Collapse the pages that came into use since `before`, in a thread of lowest priority.
 
-    A thread does it that yields to all others.
-
+    Args:
+        before: earlier result of `pages_in_use`.
 
     Returns:
-        The thread, or `None` where there is nothing to do.
+        The thread, or `None` if there is nothing to do.
     """
     if sys.platform != "linux" or huge_page_mode() not in ("always", "madvise"):
         return None
-    new = pages_in_use() - known
+    new = pages_in_use() - before
     if not new:
         return None
 
@@ -98,7 +96,7 @@ def collapse_later(known: set[int]) -> threading.Thread | None:
         os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _LOWEST_PRIORITY)
         collapse(sorted(new))
 
-    # A daemon: the process need not wait for it, and freed memory is refused without harm.
+    # a daemon: the process need not wait for it, and collapsing freed memory does no harm
     thread = threading.Thread(target=work, name="ortolan-huge-pages", daemon=True)
     thread.start()
     return thread

@@ -1,4 +1,4 @@
-"""Memory of this process: its peak, how much more it may take, and giving it back."""
+"""Memory of this process: peak use, available memory, and returning memory to the system."""
 
 import ctypes
 import sys
@@ -8,15 +8,15 @@ from ortolan.runtime.machine.control_groups import group_folders, read_small
 
 __all__ = [
     "available_memory",
-    "forget_peak",
     "free_swap",
     "peak_memory",
+    "reset_peak",
     "return_free_memory",
     "return_large_memory",
 ]
 
 LARGE_BYTES = 2 << 20
-"""Of memory that is worth asking the system for each time."""
+"""Size, in bytes, from which freed memory is returned at once; see `return_large_memory`."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
 
@@ -24,9 +24,9 @@ _RESET_PEAK = "5"
 
 
 def peak_memory() -> int | None:
-    """The largest resident memory of this process so far, in bytes; `None` on Windows.
+    """Return the peak resident memory of this process, in bytes; `None` on Windows.
 
-    Files that are mapped and read count, as weights are.
+    Mapped files that were read count too, like weights.
     """
     for line in read_small(Path("/proc/self/status")).splitlines():
         name, _, value = line.partition(":")
@@ -36,27 +36,27 @@ def peak_memory() -> int | None:
         import resource
     except ImportError:
         return None
-    # Not used on Linux: there it starts with the peak of the process that started this one.
+    # not on Linux, where it starts at the peak of the parent process
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
 
 def return_free_memory() -> None:
-    """Give back what was freed, where glibc would keep it for later: after large tensors."""
+    """Return freed memory that glibc would keep, after freeing large tensors."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "malloc_trim"):
         libc.malloc_trim(0)
 
 
 def return_large_memory() -> None:
-    """From now on, give back what is large when it is freed, where glibc learns to keep it."""
+    """From now on, return large blocks when they are freed; glibc would learn to keep them."""
     if sys.platform == "linux" and hasattr(libc := ctypes.CDLL(None), "mallopt"):
         libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
-        # Set by hand, the first stops the second from growing with what is freed.
+        # setting the first stops glibc from raising the second as blocks are freed
         libc.mallopt(_TRIM_THRESHOLD, 16 * LARGE_BYTES)
 
 
-def forget_peak() -> bool:
-    """Let the peak start again from what is in use now; `False` where the system cannot."""
+def reset_peak() -> bool:
+    """Reset the peak to the current use; `False` if the system cannot."""
     try:
         Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
     except OSError:
@@ -65,18 +65,16 @@ def forget_peak() -> bool:
 
 
 def available_memory(root: Path = Path("/")) -> int | None:
-    """Bytes that this process can still take without making the system swap or end it.
+    """Return the bytes that this process can take before the system swaps or kills it.
 
-    Returns:
-        `None` outside Linux.
+    `None` outside Linux.
     """
-    found = [_from_meminfo(root, "MemAvailable"), *_from_groups(root)]
-    known = [size for size in found if size is not None]
-    return min(known, default=None)
+    sizes = (_from_meminfo(root, "MemAvailable"), *_from_groups(root))
+    return min((size for size in sizes if size is not None), default=None)
 
 
 def free_swap(root: Path = Path("/")) -> int:
-    """Bytes that the system can still swap out; 0 outside Linux."""
+    """Return the free swap space in bytes; 0 outside Linux."""
     return _from_meminfo(root, "SwapFree") or 0
 
 
@@ -89,7 +87,7 @@ def _from_meminfo(root: Path, field: str) -> int | None:
 
 
 def _from_groups(root: Path) -> list[int | None]:
-    """What is left of each group's limit; version 2's files, then version 1's."""
+    """The memory left in each group, by the files of version 2, then of version 1."""
     return [
         _left(folder, limit=limit, usage=usage)
         for folder in group_folders("memory", root)
@@ -109,6 +107,6 @@ def _left(folder: Path, *, limit: str, usage: str) -> int | None:
         for line in read_small(folder / "memory.stat").splitlines()
         if " " in line
     )
-    # Files that were read count as used, and give way when memory is needed.
+    # cached files count as used, but are dropped when memory is needed
     reclaimable = int(fields.get("inactive_file", "0"))
     return max(0, int(most) - int(used) + reclaimable)

@@ -1,7 +1,6 @@
-"""The processor, as far as kernels choose their code by it.
+"""Processor features that kernels choose their code by.
 
-Which of the instruction sets a kernel uses is not known: two processors with
-the same list lay weights out alike, and two with different ones may not.
+Two processors with the same features lay out weights alike; others may not.
 """
 
 import platform
@@ -22,20 +21,19 @@ _ARM = "asimd asimdhp fphp asimddp i8mm bf16 sve sve2 svei8mm svebf16 smei8i32 s
 _INSTRUCTION_SETS = {*_X86.split(), *_ARM.split()}
 
 _FLAGS = ("flags", "Features")
-"""How /proc/cpuinfo calls them on x86-64, and on arm64."""
+"""Their names in /proc/cpuinfo, on x86-64 and on arm64."""
 
 
 def processor_features(root: Path = Path("/")) -> tuple[str, ...]:
-    """The architecture, then the instruction sets that kernels choose by, sorted.
+    """Return the architecture, then the instruction sets that all cores have, sorted.
 
-    Where cores differ, those that all of them have: a thread may run on any. Outside Linux, and
-    on other architectures, the name of the processor stands for them.
+    Outside Linux, and on other architectures, the processor's name stands for its features.
     """
-    found: list[set[str]] = []
+    by_core: list[set[str]] = []
     for line in read_small(root / "proc/cpuinfo").splitlines():
         name, _, value = line.partition(":")
         if name.strip() in _FLAGS:
-            found.append(_INSTRUCTION_SETS & set(value.split()))
-    if not found:
+            by_core.append(_INSTRUCTION_SETS & set(value.split()))
+    if not by_core:
         return (platform.machine(), platform.processor())
-    return (platform.machine(), *sorted(set.intersection(*found)))
+    return (platform.machine(), *sorted(set.intersection(*by_core)))

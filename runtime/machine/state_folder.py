@@ -1,4 +1,4 @@
-"""The folder in which programs keep what is this user's on this machine."""
+"""The folder for Ortolan's state of this user on this machine."""
 
 import os
 from pathlib import Path
@@ -7,9 +7,9 @@ __all__ = ["state_folder"]
 
 
 def state_folder() -> Path:
-    """Ortolan's, below `XDG_STATE_HOME`, `LOCALAPPDATA` on Windows, or ~/.local/state."""
+    """Return `ortolan` in `XDG_STATE_HOME`, in `LOCALAPPDATA` on Windows, or in ~/.local/state."""
     name = "LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME"
     chosen = os.environ.get(name, "")
-    # XDG: a path that is not absolute is to be ignored
+    # the XDG specification says to ignore relative paths
     folder = Path(chosen) if os.path.isabs(chosen) else Path(os.path.expanduser("~/.local/state"))
     return folder / "ortolan"

@@ -1,11 +1,10 @@
-"""Writes packed weights beside a bundle's own (`ortolan.runtime.bundle.packed`).
+"""Writes packed weights (`ortolan.runtime.bundle.packed`).
 
-onnxruntime can write a graph with all its weights and all packed ones, in one file of twice the
-size. From that the packed ones are copied, each of them once; the rest is deleted.
+    for each graph: onnxruntime saves it with all weights and packed copies, twice the size
+                    copy each distinct packed weight to packed.bin, delete the rest
+    finally:        compare outputs with and without, move .packing.new into place
 
-The folder is built as `.packing.new` in the bundle, compared with the bundle without it, and
-renamed when every byte is on the disk (`ortolan.staging`). Files of the bundle are
-read and never written.
+The files of the bundle are never written (`ortolan.staging`).
 """
 
 import hashlib
@@ -48,22 +47,21 @@ __all__ = ["PackReport", "pack"]
 
 _SAVED = "saved.bin"
 
-_ROOM = (
-    "Check the permissions, and the free space on the disk: packing takes up to four times the "
-    "weights."
+_SPACE = (
+    "Check the permissions and the free disk space: packing needs up to four times the weights."
 )
 
 
 class PackReport(msgspec.Struct, frozen=True, kw_only=True):
-    """What packing made.
+    """Result of packing.
 
     Attributes:
-        folder: its path.
-        bytes: on disk, without the holes between weights.
-        weights: packed weights; one that several graphs share counts once.
-        share: `bytes` over the size of the bundle's weights.
-        load_before_s: opening the sessions without packed weights.
-        load_after_s: opening them with these.
+        folder: path of the packed folder.
+        bytes: size on disk, without the holes between weights.
+        weights: number of distinct packed weights.
+        share: `bytes` relative to the size of the bundle's weights.
+        load_before_s: seconds to load the model without packed weights.
+        load_after_s: seconds to load it with them.
     """
 
     folder: str
@@ -77,36 +75,35 @@ class PackReport(msgspec.Struct, frozen=True, kw_only=True):
 def pack(bundle: Bundle) -> PackReport:
     """Pack the weights of a bundle for this processor and this onnxruntime.
 
-    An earlier result for both is replaced. Logits have to be equal to those without packed weights,
-    bit for bit.
+    Replaces an earlier result. Outputs with and without packed weights must be bit-identical.
 
     Raises:
-        BundleError: there is nothing to pack, no room, no right to write, another packing runs,
-            or the logits are not equal.
+        BundleError: there is nothing to pack, no disk space, no permission, another process is
+            packing, or the outputs differ.
         GraphError: onnxruntime cannot load a graph.
     """
     folder = bundle.path / packed.folder_name(onnxruntime_version())
     try:
         with staged(Place(folder, index=packed.NAME, name="packing")) as staging:
             _write(bundle, staging)
-            made = packed.open_packed(bundle, staging.name, onnxruntime=onnxruntime_version())
-            before, after = _compare(bundle, made)
+            result = packed.open_packed(bundle, staging.name, onnxruntime=onnxruntime_version())
+            before, after = _compare(bundle, result)
             size = _bytes_on_disk(staging)
     except BusyError as error:
         raise BundleError(
-            f"{bundle.path}: expected no other packing of it, got one that is running. Wait for it."
+            f"{bundle.path}: another process is packing this bundle. Wait for it."
         ) from error
     except packed.UnusableError as error:
         raise BundleError(f"{bundle.path}: {error}") from error
     except OSError as error:
         raise BundleError(
-            f"{bundle.path}: expected to write packed weights there, got: {error}. {_ROOM}"
+            f"{bundle.path}: packed weights cannot be written: {error}. {_SPACE}"
         ) from error
     sizes = [file.size for file in bundle.manifest.files if file.name in bundle.manifest.weights]
     return PackReport(
         folder=str(folder),
         bytes=size,
-        weights=len({weight.key for graph in made.manifest.graphs for weight in graph.weights}),
+        weights=len({weight.key for graph in result.manifest.graphs for weight in graph.weights}),
         share=size / sum(sizes),
         load_before_s=before,
         load_after_s=after,
@@ -114,30 +111,30 @@ def pack(bundle: Bundle) -> PackReport:
 
 
 class _Blob:
-    """packed.bin while it is written: spans at aligned offsets, and the hash of all of it."""
+    """packed.bin while it is written: aligned spans, and the hash of everything so far."""
 
     def __init__(self, stream: files.NewFile) -> None:
         self._stream = stream
         self._digest = hashlib.sha256()
         self._size = 0
-        self._known: dict[tuple[str, str], tuple[Span, ...]] = {}
+        self._spans: dict[tuple[str, str], tuple[Span, ...]] = {}
 
     def add(self, key: str, source: BinaryIO, spans: list[tuple[int, int]]) -> PackedWeight:
-        """Copy a packed weight, unless another graph had the same."""
+        """Copy a packed weight, unless an earlier graph had the same."""
         digest = hashlib.sha256()
         for offset, length in spans:
             for chunk in _chunks(source, offset, length):
                 digest.update(chunk)
-        same = (key, digest.hexdigest())
-        if same not in self._known:
-            self._known[same] = tuple(self.append(source, *span) for span in spans)
-        return PackedWeight(key=key, spans=self._known[same])
+        identity = (key, digest.hexdigest())
+        if identity not in self._spans:
+            self._spans[identity] = tuple(self.append(source, *span) for span in spans)
+        return PackedWeight(key=key, spans=self._spans[identity])
 
     def append(self, source: BinaryIO, offset: int, length: int) -> Span:
-        """Copy a part of a file."""
+        """Copy a range of a file."""
         gap = -self._size % packed.ALIGNMENT
         self._digest.update(bytes(gap))
-        # a hole, which takes no room
+        # a hole, which takes no disk space
         self._stream.seek(gap, os.SEEK_CUR)
         span = Span(offset=self._size + gap, length=length)
         for chunk in _chunks(source, offset, length):
@@ -157,19 +154,19 @@ def _write(bundle: Bundle, staging: Path) -> None:
         blob = _Blob(stream)
         graphs = []
         for role, graph in bundle.manifest.graphs.items():
-            if role == MAPS_ROLE:  # drawn from now and then: not worth the disk
+            if role == MAPS_ROLE:  # rarely used: not worth the disk space
                 continue
             saved = _save(bundle, graph, staging)
-            weights, kept = _copy_packed(graph.file, saved, blob)
-            carrier = _copy_carrier(bundle, role, kept, blob)
+            weights, lengths = _copy_packed(graph.file, saved, blob)
+            carrier = _copy_carrier(bundle, role, lengths, blob)
             graphs.append(PackedGraph(file=graph.file, carrier=carrier, weights=weights))
-            # at once: it is twice as large as the weights
+            # now, not at the end: it is twice as large as the weights
             files.remove(staging / _SAVED)
             files.remove(saved)
     if not any(graph.weights for graph in graphs):
         raise BundleError(
-            f"{bundle.path}: expected weights that onnxruntime {onnxruntime_version()} packs, got "
-            "none. The bundle is fine as it is."
+            f"{bundle.path}: onnxruntime {onnxruntime_version()} packs none of these weights. "
+            "Use the bundle as it is."
         )
     manifest = PackedManifest(
         schema=packed.SCHEMA,
@@ -191,42 +188,42 @@ def _save(bundle: Bundle, graph: Graph, staging: Path) -> Path:
     except GraphError as error:
         free = shutil.disk_usage(staging).free
         raise BundleError(
-            f"{bundle.path}: expected onnxruntime to write the packed weights of {graph.file}, "
-            f"with {free} bytes free on the disk, got: {str(error.__cause__)[:300]}. {_ROOM}"
+            f"{bundle.path}: onnxruntime cannot write the packed weights of {graph.file} "
+            f"({free} bytes of disk space free): {str(error.__cause__)[:300]}. {_SPACE}"
         ) from error
 
 
 def _copy_packed(
     file: str, saved: Path, blob: _Blob
 ) -> tuple[tuple[PackedWeight, ...], dict[str, int]]:
-    """Copy what is packed of one graph.
+    """Copy the packed weights of one graph.
 
     Args:
-        file: name of the graph, for the text of an error.
+        file: name of the graph, for errors.
         saved: the graph as onnxruntime saved it.
-        blob: where to.
+        blob: where to copy them.
 
     Returns:
-        The packed weights, and the length of each weight that the saved graph has.
+        The packed weights, and the length of every weight in the saved graph.
     """
     weights: dict[str, PackedWeight] = {}
-    kept: dict[str, int] = {}
+    lengths: dict[str, int] = {}
     try:
         model = parse_model(saved.read_bytes())
         with (saved.parent / _SAVED).open("rb") as source:
             for tensor in model.graph.initializer:
                 entries = [(text(item.key), text(item.value)) for item in tensor.external_data]
-                kept[text(tensor.name)] = int(dict(entries).get("length", "0"))
+                lengths[text(tensor.name)] = int(dict(entries).get("length", "0"))
                 for key, value in entries:
                     if key.startswith("prepacked"):
                         name, spans = _parse_entry(value)
                         weights[name] = blob.add(name, source, spans)
     except (RefusedError, ValueError, EOFError) as error:
         raise GraphError(
-            f"{file}: expected a graph and packed weights as onnxruntime {onnxruntime_version()} "
-            f"writes them, got: {error}. Use the bundle without packed weights."
+            f"{file}: the packed weights that onnxruntime {onnxruntime_version()} wrote cannot be "
+            f"read: {error}. Use the bundle without packed weights."
         ) from error
-    return tuple(weights.values()), kept
+    return tuple(weights.values()), lengths
 
 
 def _parse_entry(value: str) -> tuple[str, list[tuple[int, int]]]:
@@ -239,22 +236,22 @@ def _parse_entry(value: str) -> tuple[str, list[tuple[int, int]]]:
     return name, spans
 
 
-def _copy_carrier(bundle: Bundle, role: str, kept: dict[str, int], blob: _Blob) -> Carrier:
-    """Copy the smallest weight that the optimizer leaves as it is.
+def _copy_carrier(bundle: Bundle, role: str, lengths: dict[str, int], blob: _Blob) -> Carrier:
+    """Copy the smallest weight that onnxruntime's optimizer neither replaces nor removes.
 
-    From one that it replaces or removes, onnxruntime would not learn of the packed weights.
+    Otherwise onnxruntime would not see the packed weights that it lists.
     """
     file = bundle.manifest.graphs[role].file
     own = {tensor.name for tensor in parse_model(bundle.read(file)).graph.initializer}
     tensors = [
         tensor
         for tensor in bundle.graphs[role].external
-        if tensor.name.encode() in own and kept.get(tensor.name) == tensor.length > 0
+        if tensor.name.encode() in own and lengths.get(tensor.name) == tensor.length > 0
     ]
     if not tensors:
         raise GraphError(
-            f"{file}: expected a weight that onnxruntime leaves as it is, got none. Use the "
-            "bundle without packed weights."
+            f"{file}: onnxruntime replaces every weight, so none can refer to packed weights. "
+            "Use the bundle without packed weights."
         )
     smallest = min(tensors, key=lambda tensor: tensor.length)
     with open_plain(bundle.path, smallest.file) as source:
@@ -267,34 +264,34 @@ def _chunks(source: BinaryIO, offset: int, length: int) -> Iterator[bytes]:
     while length > 0:
         chunk = source.read(min(length, limits.HASH_CHUNK_BYTES))
         if not chunk:
-            raise EOFError(f"{length} bytes fewer than it says")
+            raise EOFError(f"{length} bytes are missing")
         length -= len(chunk)
         yield chunk
 
 
 def _bytes_on_disk(folder: Path) -> int:
-    """Bytes of the files of a folder, without holes where the system says so."""
+    """Size of the files in a folder on disk, without holes if the system tells."""
     status = [path.stat() for path in folder.iterdir()]
     return sum(
         512 * file.st_blocks if hasattr(file, "st_blocks") else file.st_size for file in status
     )
 
 
-def _compare(bundle: Bundle, made: Packed) -> tuple[float, float]:
-    """Compare the outputs without and with packed weights; give the seconds to open each."""
-    # first the new one: memory of the other goes into huge pages in the background
-    after, got = _opened(bundle, made)
-    before, expected = _opened(bundle, None)
+def _compare(bundle: Bundle, result: Packed) -> tuple[float, float]:
+    """Compare the outputs without and with packed weights; return the seconds to load each."""
+    # with packed weights first: the other engine collapses huge pages in the background
+    after, got = _load_and_run(bundle, result)
+    before, expected = _load_and_run(bundle, None)
     if not all(np.array_equal(*pair, equal_nan=True) for pair in zip(got, expected, strict=True)):
         raise BundleError(
-            f"{bundle.path}: expected the same output with packed weights and without, got "
-            "another. Use the bundle without, and report this."
+            f"{bundle.path}: the outputs with packed weights differ. "
+            "Use the bundle without them, and report this bug."
         )
     return before, after
 
 
-def _opened(bundle: Bundle, made: Packed | None) -> tuple[float, list[Any]]:
+def _load_and_run(bundle: Bundle, packed_weights: Packed | None) -> tuple[float, list[Any]]:
     started = time.perf_counter()
-    engine = Engine(bundle, packed=made)
+    engine = Engine(bundle, packed=packed_weights)
     seconds = time.perf_counter() - started
     return seconds, sample_outputs(engine)

@@ -1,4 +1,4 @@
-"""A service that answers messages: what `Service` has for chats."""
+"""The chat methods of a `Service`."""
 
 import os
 from abc import ABC, abstractmethod
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["ChatService"]
 
 MAX_REPLIES = 256
-"""Replies to one question; each is a request."""
+"""Maximum number of replies per call; each is a request."""
 
 
 class ChatService(ABC):
-    """Chats, on top of a service that continues prompts."""
+    """Chat methods for a service that continues prompts."""
 
     @overload
     def chat(
@@ -56,27 +56,29 @@ class ChatService(ABC):
         draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> ChatTicket | list[ChatTicket]:
-        """Ask for the answer to a conversation, which the chat template writes as a prompt.
+        """Submit a conversation, to be answered.
 
-        In the mode `exact` the reply is that of `Decoder.chat` with the same `n` or `draft`, and
+        In the mode `exact`, the reply is that of `Decoder.chat` with the same `n` or `draft`, and
         that of a `Conversation`, to the bit.
 
         Args:
-            messages: as for `Decoder.chat`.
-            n: number of replies, each with a ticket; seeds count up. `None` returns one ticket, and
-                no list.
-            priority: as for `submit`.
-            draft: as for `submit`.
-            **options: as for `Decoder.chat`.
+            messages: see `Decoder.chat`.
+            n: number of replies, each with its ticket; seeds count up. `None` returns one ticket
+                instead of a list.
+            priority: see `submit`.
+            draft: see `submit`.
+            **options: see `ortolan.runtime.chat.chat_options.ChatOptions`.
 
         Raises:
-            ChatTemplateError: the bundle has no chat template, or a broken one.
-            ChatError: messages or tools are wrong, or the template refuses them.
+            ChatTemplateError: the bundle has no valid chat template.
+            ChatError: messages or tools are invalid, or the template rejects them.
             MissingExtraError: Jinja is not installed.
-            OrtolanError: as for `submit`.
+            OrtolanError: see `submit`.
         """
         count = 1 if n is None else checked_count("n", n, most=MAX_REPLIES)
-        tickets, question = self._asked(messages, options, draft, n=count, priority=priority)
+        tickets, question = self._submit_question(
+            messages, options, draft, n=count, priority=priority
+        )
         replies = [ChatTicket(ticket, question) for ticket in tickets]
         return replies[0] if n is None else replies
 
@@ -88,36 +90,36 @@ class ChatService(ABC):
         variables: Mapping[str, Any] | None = None,
         priority: int = 0,
     ) -> Conversation:
-        """Begin a conversation that keeps its messages, and whose answers the service computes.
+        """Start a conversation that keeps its messages. The service computes its answers.
 
-        What a turn shares with earlier prompts comes from the prefix cache. In an event loop, read
-        `stream` by `async for` or await it; `ask` and `answer_tools` wait in the thread.
+        The prefix cache holds what a turn shares with earlier prompts. In an event loop, use
+        `async for` on `stream`, or await it; `ask` and `answer_tools` block the thread.
 
         Args:
-            system: as for `Decoder.conversation`.
-            tools: as for `chat`.
-            variables: as for `chat`.
-            priority: as for `submit`, of every answer.
+            system: system message; `None` for the template's default.
+            tools: see `chat`.
+            variables: see `chat`.
+            priority: of every answer; see `submit`.
 
         Raises:
-            ChatTemplateError: as for `chat`.
+            ChatTemplateError: the bundle has no valid chat template.
             MissingExtraError: Jinja is not installed.
         """
-        self._chat()  # refuses before anything is said
+        self._chat()  # raises now if the bundle cannot chat
         turns = _Turns(self, checked_integer("priority", priority))
         return Conversation(turns, self._identity, system=system, tools=tools, variables=variables)
 
     @property
     @abstractmethod
     def _identity(self) -> str:
-        """Of the bundle."""
+        """Identity of the bundle."""
 
     @abstractmethod
     def _chat(self) -> "Chat":
-        """How the bundle converses."""
+        """The bundle's chat template and reply format."""
 
     @abstractmethod
-    def _asked(
+    def _submit_question(
         self,
         messages: Sequence[Message],
         options: "ChatOptions",
@@ -127,16 +129,16 @@ class ChatService(ABC):
         priority: int,
         conversation: bytes | None = None,
     ) -> "tuple[list[Ticket], Question]":
-        """Tickets for `n` answers to a question, of a conversation where it has a name."""
+        """Submit a question `n` times, with the key of its conversation, if any."""
 
 
 class _Turns:
-    """Answers the conversations of a service."""
+    """The turns of one conversation of a service."""
 
     def __init__(self, service: ChatService, priority: int) -> None:
         self._service = service
         self._priority = priority
-        self._name = os.urandom(16)
+        self._key = os.urandom(16)
 
     def chat_stream(
         self,
@@ -145,10 +147,10 @@ class _Turns:
         draft: Draft | None = None,
         **options: "Unpack[ChatOptions]",
     ) -> ReplyStream:
-        (ticket,), question = self._service._asked(
-            messages, options, draft, priority=self._priority, conversation=self._name
+        (ticket,), question = self._service._submit_question(
+            messages, options, draft, priority=self._priority, conversation=self._key
         )
         return reply_stream(ticket, question)
 
     def forget(self) -> None:
-        """Nothing: the prefix cache belongs to all requests."""
+        """Do nothing: the prefix cache is shared by all requests."""

@@ -1,4 +1,4 @@
-"""Chat ticket: one question to a service, seen by whoever asked it."""
+"""Chat tickets: one question to a service, for the thread or task that asked it."""
 
 from collections.abc import AsyncIterator, Generator, Iterator
 from types import TracebackType
@@ -21,12 +21,11 @@ class ChatTicket(Iterator["Piece"], AsyncIterator["Piece"]):
         for piece in ticket: ...    # or: async for piece in ticket
         reply = ticket.reply()      # or: await ticket
 
-    Pieces, each with some content, some reasoning or one call of a tool, go to one reader; the
-    reply is there whether they were read or not. At the end of a `with` a reply that has not ended
-    is cancelled.
+    Pieces go to one reader; each holds content, reasoning or one tool call. The reply is complete
+    whether they are read or not. Leaving a `with` block cancels an unfinished reply.
 
     Args:
-        ticket: of the text.
+        ticket: of the request.
         question: that it answers.
     """
 
@@ -37,40 +36,32 @@ class ChatTicket(Iterator["Piece"], AsyncIterator["Piece"]):
 
     @property
     def done(self) -> bool:
-        """Whether the reply has ended, whatever of it was read."""
+        """Whether generation has ended, read or not."""
         return self._ticket.done
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt are done, and how many there are."""
+        """Number of prompt tokens computed so far, and number of prompt tokens."""
         return self._ticket.prompt_progress
 
     def cancel(self) -> None:
-        """End the reply where it is, as `Ticket.cancel` does."""
+        """End the reply; see `Ticket.cancel`."""
         self._ticket.cancel()
 
     def reply(self, timeout: float | None = None) -> Reply:
-        """Wait for the whole reply.
-
-        Args:
-            timeout: seconds to wait at most; `None` waits as long as it takes.
-
-        Raises:
-            TimeoutError: it takes longer; the reply goes on.
-            OrtolanError: as for `Ticket.completion`.
-        """
+        """Wait for the reply. Same arguments and errors as `Ticket.completion`."""
         return self._question.reply(self._ticket.completion(timeout))
 
     def __await__(self) -> Generator[Any, None, Reply]:
-        """Wait for the whole reply; raises what `reply` does."""
+        """Wait for the reply; raises what `reply` does."""
         return self._question.reply((yield from self._ticket.__await__()))
 
     def __next__(self) -> "Piece":
-        """Wait for the next piece; at the end it raises what `reply` does."""
+        """Wait for the next piece; raises what `reply` does at the end."""
         return next(self._pieces)
 
     async def __anext__(self) -> "Piece":
-        """Wait for the next piece; at the end it raises what `reply` does."""
+        """Wait for the next piece; raises what `reply` does at the end."""
         return await anext(self._pieces)
 
     def __enter__(self) -> Self:
@@ -87,12 +78,12 @@ class ChatTicket(Iterator["Piece"], AsyncIterator["Piece"]):
 
 
 def reply_stream(ticket: "Ticket", question: "Question") -> ReplyStream:
-    """The pieces of a reply, in a thread or an event loop. Closing it cancels the ticket."""
-    return ReplyStream(_Text(ticket), question.parser())
+    """Pieces of a reply, for a thread or an event loop. Closing it cancels the ticket."""
+    return ReplyStream(_TicketText(ticket), question.parser())
 
 
-class _Text(Iterator[str], AsyncIterator[str]):
-    """A ticket as what a `ReplyStream` reads."""
+class _TicketText(Iterator[str], AsyncIterator[str]):
+    """Adapts a ticket to what a `ReplyStream` reads."""
 
     def __init__(self, ticket: "Ticket") -> None:
         self._ticket = ticket

@@ -1,7 +1,7 @@
-"""Service: one loaded model for many requests.
+"""Service: one loaded model for many concurrent requests.
 
-Requests come from any thread. They are checked there, and handed to the one thread that computes:
-see `ortolan.runtime.serving.worker`.
+The calling thread checks a request and hands it to the worker, whose thread computes
+(`ortolan.runtime.serving.worker`).
 """
 
 import os
@@ -10,10 +10,10 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, get_args
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_count, checked_integer
+from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unknown
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.engine.attention_kernels import CHUNK
@@ -29,8 +29,8 @@ from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.generation.prompts import Prompt, PromptReader
-from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.request import Request, check_memory
+from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.chat_service import ChatService
@@ -41,89 +41,88 @@ from ortolan.runtime.serving.worker import Worker
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
 
-__all__ = ["MAX_SLOTS", "Mode", "Service"]
+__all__ = ["MAX_SLOTS", "Mode", "ServeOptions", "Service"]
 
 MAX_SLOTS = 256
-"""Texts in one call of the model."""
+"""Maximum number of sequences in one decode step."""
 
 MAX_QUEUE = 1 << 16
-"""Requests that wait; each holds its prompt."""
+"""Maximum length of the queue."""
 
 Mode = Literal["exact", "fast"]
 
 
+class ServeOptions(TypedDict, total=False):
+    """Options of `Decoder.serve`, all optional.
+
+    Attributes:
+        slots: maximum number of sequences that are computed together; 8 by default.
+        queue: maximum number of waiting requests; 64 by default.
+        mode: `exact`, the default: outputs are bit-identical regardless of concurrent requests
+            (docs/adr/0021). `fast`: a lone request takes less time, but concurrent requests can
+            change its last bits, and so its tokens where two are almost equally likely.
+        chunk: prompt tokens to compute before other sequences get their next token: an even
+            divisor of 128. Small chunks make decode steps more regular and prompts slower. `None`,
+            the default, chooses.
+        cache_bytes: size of the prefix cache in memory; 256 MiB by default, 0 for none.
+        cache_folder: folder in which the prefix cache persists; `None`, the default, for none.
+        cache_folder_bytes: maximum size of all prefix caches in that folder; 4 GiB by default.
+    """
+
+    slots: int
+    queue: int
+    mode: Mode
+    chunk: int | None
+    cache_bytes: int
+    cache_folder: str | os.PathLike[str] | None
+    cache_folder_bytes: int
+
+
 class Service(ChatService):
-    """Generates texts for many requests at once. Any thread may use it, and any event loop.
+    """Generates for many requests at once. Any thread and any event loop may use it.
 
         with model.serve(slots=8) as service:
             ticket = service.submit("def main(", max_new_tokens=64)
             for piece in ticket: ...
 
-    In the mode `exact` a text is the same, to the bit, alone and beside others (docs/adr/0021). In
-    the mode `fast` a lone text takes less time, and where two tokens are nearly as likely it may
-    be another than beside others.
-
-    At the end of a `with` it finishes what it has taken, or cancels it if the block raised. A
-    service that is dropped without `close` finishes what it has taken, too; its tickets stay valid.
+    Leaving the `with` block finishes all accepted requests, or cancels them if the block raised. A
+    service that is dropped without `close` finishes them, too; its tickets stay valid.
 
     Args:
         engine: of a decoder.
-        reader: makes what reads requests, for texts by a tokenizer.
-        tokenizer: of the bundle, where it has one.
-        chat: how the bundle converses; called for the first question.
-        slots: texts that are computed together, at most; in the mode `exact` at least
-            `Engine.rows_multiple`.
-        queue: requests that may wait besides.
-        mode: whether texts depend on each other in the last bits.
-        chunk: tokens of a prompt that are computed before the others get their next token; an even
-            divisor of `GRID`. Fewer make steps more even and prompts slower. `None` chooses.
-        cache_bytes: memory for what was computed of prompts, for others that begin alike.
-        cache_folder: where that is kept for later services too; `None` for nowhere.
-        cache_folder_bytes: of all files of prefix caches in that folder.
+        reader: makes a reader of requests for a tokenizer.
+        tokenizer: of the bundle, if it has one.
+        chat: returns the bundle's chat template and format; called for the first question.
+        **options: see `ServeOptions`.
 
     Raises:
-        InputError: an option is out of range, or the bundle cannot be `exact`.
+        InputError: an option is invalid, or the bundle cannot be `exact`.
     """
 
     def __init__(
         self,
         engine: Engine,
-        reader: Callable[[Tokenizer | None], PromptReader],
+        reader: Callable[[Tokenizer | None], RequestReader],
         tokenizer: Tokenizer | None,
         chat: "Callable[[], Chat]",
-        *,
-        slots: int = 8,
-        queue: int = 64,
-        mode: Mode = "exact",
-        chunk: int | None = None,
-        cache_bytes: int = CACHE_BYTES,
-        cache_folder: str | os.PathLike[str] | None = None,
-        cache_folder_bytes: int = FOLDER_BYTES,
+        **options: Unpack[ServeOptions],
     ) -> None:
-        _check_mode(mode, engine)
+        refuse_unknown("serve", options, ServeOptions.__optional_keys__)
         self._engine = engine
         self._reader = reader
         self._tokenizer = tokenizer
         self._chat_of_bundle = chat
-        cache_bytes = checked_count("cache_bytes", cache_bytes, least=0)
-        prefixes = None
-        if cache_bytes > 0 or cache_folder is not None:
-            prefixes = PrefixCache(
-                engine,
-                exact=mode == "exact",
-                most_bytes=cache_bytes,
-                folder=cache_folder,
-                most_file_bytes=checked_count("cache_folder_bytes", cache_folder_bytes, least=0),
-            )
+        is_exact = _is_exact(options.get("mode", "exact"), engine)
+        prefixes = _prefix_cache(options, engine, is_exact=is_exact)
         aside = (lambda: 0) if prefixes is None else prefixes.free_bytes
         self._memory = RequestMemory(engine.manifest, aside=aside)
-        slots = checked_count("slots", slots, most=MAX_SLOTS)
-        queue = checked_count("queue", queue, most=MAX_QUEUE)
+        slots = checked_count("slots", options.get("slots", 8), most=MAX_SLOTS)
+        queue = checked_count("queue", options.get("queue", 64), most=MAX_QUEUE)
         generator = Generator(
             engine,
             slots=slots,
-            exact=mode == "exact",
-            chunk=_checked_chunk(chunk, fixed=mode == "exact" and engine.parts_matter),
+            exact=is_exact,
+            chunk=_checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks),
             prefill_first=False,
             reserved=True,
             memory=self._memory,
@@ -131,7 +130,7 @@ class Service(ChatService):
         )
         self._worker = Worker(generator, engine=engine, slots=slots, queue=queue, prefixes=prefixes)
         self._dropped = weakref.finalize(self, self._worker.close_later)
-        self._dropped.atexit = False  # the worker sees to that
+        self._dropped.atexit = False  # the worker closes itself at exit
 
     # --- for any thread ---------------------------------------------------------------------------
 
@@ -143,50 +142,47 @@ class Service(ChatService):
         draft: Draft | None = None,
         **options: Unpack[Options],
     ) -> Ticket:
-        """Ask for a text. It is checked here and now, and computed as soon as it is its turn.
+        """Submit a request. It is checked at once, and computed when it is its turn.
 
         Args:
-            prompt: text, or token ids. Empty text stands for the beginning-of-text token.
-            priority: texts of a higher one go first; where no slot is free they take that of a
-                text of a lower one, which goes on later from where it was.
-            draft: guesses at the next tokens, as for `generate`, whose completion is then the same
-                to the bit. Such a text is computed in calls of its own.
-            **options: as `ortolan.runtime.generation.options.Options` lists them.
+            prompt: text or token ids. Empty text stands for the BOS token.
+            priority: higher ones go first. If all slots are taken, a request suspends one of a
+                lower priority, which later continues where it was.
+            draft: as for `Decoder.generate`; the completion is the same, to the bit. Such a
+                sequence is computed in calls of its own.
+            **options: see `ortolan.runtime.generation.options.Options`.
 
         Raises:
-            QueueFullError: as many requests wait as may; it says when to try again.
-            ServiceClosedError: the service takes no more requests.
+            QueueFullError: the queue is full; the error says when to try again.
+            ServiceClosedError: the service is closed.
             ServiceError: the service has failed.
-            MemoryPlanError: the prompt and all of its new tokens are more than there is memory for.
-            ContextLengthError: they are more than the context.
-            InputError: anything else is wrong with the request.
-            ForkedError: the process was forked after the model was loaded.
+            MemoryPlanError: the prompt and its new tokens would not fit into memory.
+            ContextLengthError: they exceed the context.
+            InputError: another part of the request is invalid.
+            ForkedError: the process was forked after loading.
         """
         with self._counting_refusals():
             if is_batch(prompt):
-                raise InputError("submit: expected one prompt, got a list. Submit each by itself.")
-            (ticket,) = self._submitted(
+                raise InputError("submit accepts a single prompt. Submit each prompt on its own.")
+            (ticket,) = self._submit_prompts(
                 [prompt], options, self._tokenizer, draft=draft, priority=priority
             )
         return ticket
 
     def stats(self) -> ServiceStats:
-        """What the service does now, and has done.
+        """Current load, and totals since the start.
 
         Raises:
-            ForkedError: the process was forked after the model was loaded.
+            ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
         return self._worker.stats()
 
     def close(self, timeout: float | None = None) -> None:
-        """Take no more requests, finish those there are, and give the memory back.
-
-        Closing twice is no error.
+        """Accept no more requests, finish the accepted ones, and release the memory.
 
         Args:
-            timeout: seconds after which the texts that have not ended are cancelled; `None` waits
-                as long as it takes.
+            timeout: seconds after which unfinished requests are cancelled; `None` waits for them.
         """
         self._dropped.detach()
         self._worker.close(timeout)
@@ -221,7 +217,7 @@ class Service(ChatService):
             self._worker.count_refused(error.code)
             raise
 
-    def _asked(
+    def _submit_question(
         self,
         messages: Sequence[Message],
         options: ChatOptions,
@@ -234,7 +230,7 @@ class Service(ChatService):
         with self._counting_refusals():
             question = self._chat().question(messages, options)
             prompts = [question.prompt] * n
-            tickets = self._submitted(
+            tickets = self._submit_prompts(
                 prompts,
                 question.options,
                 question.tokenizer,
@@ -244,7 +240,7 @@ class Service(ChatService):
             )
         return tickets, question
 
-    def _submitted(
+    def _submit_prompts(
         self,
         prompts: Sequence[Prompt],
         options: Options,
@@ -258,25 +254,21 @@ class Service(ChatService):
         reader = self._reader(tokenizer)
         requests = [
             replace(request, conversation=conversation)
-            for request in reader.requests(prompts, options, draft=draft)
+            for request in reader.prompts(prompts, options, draft=draft)
         ]
-        for request in requests:
-            self._memory.check(
-                tokens=len(request.prompt) + request.limit,
-                rows=1,
-                held_tokens=self._worker.held_tokens,
-            )
+        for request in requests:  # each alone: if they do not fit together, some wait
+            check_memory(self._memory, [request], whole=True, held_tokens=self._worker.held_tokens)
         tickets = [self._ticket(reader, request) for request in requests]
         self._worker.submit(tickets, priority=priority)
         return tickets
 
-    def _ticket(self, reader: PromptReader, request: Request) -> Ticket:
+    def _ticket(self, reader: RequestReader, request: Request) -> Ticket:
         cancelled = request.cancelled
         if cancelled is not None:
-            # whatever it raises must not end the texts of others
+            # an exception of the caller's function must not end other sequences
             request = replace(request, cancelled=lambda: _is_cancelled(cancelled, ticket))
         ticket = Ticket(
-            reader.text(request, streams=True),
+            reader.sequence(request, streams=True),
             has_pieces=self._engine.manifest.tokenizer is not None,
             lock=self._worker.lock,
             cancel=self._worker.cancel,
@@ -286,24 +278,39 @@ class Service(ChatService):
 
 
 def _is_cancelled(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
-    """Whether a request is cancelled, by a function that the caller wrote."""
     try:
         return cancelled()
     except Exception as error:
-        failure = InputError(f"cancel: expected an answer, got {type(error).__name__}: {error}.")
+        failure = InputError(f"cancel: the function raised {type(error).__name__}: {error}.")
         failure.__cause__ = error
         ticket.fail(failure)
         return True
 
 
-def _check_mode(mode: Mode, engine: Engine) -> None:
+def _is_exact(mode: Mode, engine: Engine) -> bool:
     if not isinstance(mode, str) or mode not in get_args(Mode):
-        raise InputError(f"mode: expected {' or '.join(get_args(Mode))}, got {shown(mode)}.")
+        raise InputError(f"mode must be {' or '.join(get_args(Mode))} (got {shown(mode)}).")
     if mode == "exact" and engine.mixes_rows:
         raise InputError(
-            "mode: expected a model that computes each text by itself, got a mixture of experts, "
-            "whose texts differ in the last bits beside others. Use mode='fast'."
+            "A mixture of experts cannot be exact: concurrent requests change each other's last "
+            "bits. Use mode='fast'."
         )
+    return mode == "exact"
+
+
+def _prefix_cache(options: ServeOptions, engine: Engine, *, is_exact: bool) -> PrefixCache | None:
+    most_bytes = checked_count("cache_bytes", options.get("cache_bytes", CACHE_BYTES), least=0)
+    folder = options.get("cache_folder")
+    most_file_bytes = options.get("cache_folder_bytes", FOLDER_BYTES)
+    if most_bytes == 0 and folder is None:
+        return None
+    return PrefixCache(
+        engine,
+        exact=is_exact,
+        most_bytes=most_bytes,
+        folder=folder,
+        most_file_bytes=checked_count("cache_folder_bytes", most_file_bytes, least=0),
+    )
 
 
 def _checked_chunk(chunk: int | None, *, fixed: bool) -> int:
@@ -311,10 +318,10 @@ def _checked_chunk(chunk: int | None, *, fixed: bool) -> int:
         return GRID if fixed else CHUNK
     chunk = checked_count("chunk", chunk, most=GRID)
     if chunk % 2 or GRID % chunk:
-        raise InputError(f"chunk: expected an even divisor of {GRID}, got {chunk}.")
+        raise InputError(f"chunk must be an even divisor of {GRID} (got {chunk}).")
     if fixed and chunk != GRID:
         raise InputError(
-            f"chunk: expected {GRID}, since this model gives something else for a prompt that is "
-            f"cut elsewhere, got {chunk}. Leave it out, or use mode='fast'."
+            f"chunk must be {GRID} for this model (got {chunk}): other chunks change its results. "
+            "Leave it out, or use mode='fast'."
         )
     return chunk

@@ -1,4 +1,4 @@
-"""What a service does now, and has done."""
+"""Load and totals of a service."""
 
 import time
 from collections import Counter
@@ -11,23 +11,23 @@ from ortolan.runtime.generation.sampled_sequence import SampledSequence
 __all__ = ["Counts", "ServiceStats"]
 
 SMOOTHING = 0.2
-"""Weight of the last gap between the ends of two texts, beside those before it."""
+"""Weight of the newest gap in the average time between two finished requests."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServiceStats:
-    """What a service does, and has done since it was made.
+    """Load of a service, and totals since its start.
 
     Attributes:
-        slots: texts that are computed together, at most.
-        running: texts that have a slot.
-        waiting: texts that have none, suspended ones among them.
-        finished: texts that ended, whatever their end.
-        prompt_tokens: of all texts that ended.
-        cached_tokens: of `prompt_tokens`, those that were not computed.
-        new_tokens: of all texts that ended.
-        refused: requests by the code of the error that they got.
-        cache: what the prefix cache holds, and has done.
+        slots: maximum number of sequences that are computed together.
+        running: requests that hold a slot.
+        waiting: requests without a slot, suspended ones included.
+        finished: requests that have ended, for whatever reason.
+        prompt_tokens: of all finished requests.
+        cached_tokens: those of `prompt_tokens` that came from the prefix cache.
+        new_tokens: of all finished requests.
+        refused: rejected requests by error code.
+        cache: contents and totals of the prefix cache.
     """
 
     slots: int
@@ -42,11 +42,11 @@ class ServiceStats:
 
 
 class Counts:
-    """Counts texts as they end, and requests that are refused.
+    """Counts finished and rejected requests.
 
     Attributes:
-        refused: requests by the code of the error that they got.
-        gap_s: seconds between the ends of two texts, of late.
+        refused: rejected requests by error code.
+        gap_s: average time between two finished requests, in seconds.
     """
 
     def __init__(self) -> None:
@@ -56,21 +56,21 @@ class Counts:
         self._finished = self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
 
     def begin(self) -> None:
-        """There is work again: what was before is no gap."""
+        """Start a gap now: idle time does not count."""
         self._ended_at = time.monotonic()
 
-    def add(self, text: SampledSequence) -> None:
-        """A text has ended."""
+    def add(self, sequence: SampledSequence) -> None:
+        """Count a finished request."""
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)
         self._ended_at = now
         self._finished += 1
-        self._prompt_tokens += text.request.prompt_tokens
-        self._cached_tokens += text.cached_tokens
-        self._new_tokens += len(text.tokens)
+        self._prompt_tokens += sequence.request.prompt_tokens
+        self._cached_tokens += sequence.cached_tokens
+        self._new_tokens += len(sequence.tokens)
 
     def stats(self, *, slots: int, running: int, waiting: int, cache: PrefixCounts) -> ServiceStats:
-        """These counts, and what is so now."""
+        """These counts together with the current load."""
         return ServiceStats(
             slots=slots,
             running=running,

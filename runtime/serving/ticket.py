@@ -1,8 +1,14 @@
-"""Ticket: one request of a service, seen by whoever made it."""
+"""Tickets: one request of a service, for the thread or task that submitted it.
+
+A thread waits on a condition, a task on a future of its loop. The worker wakes both under the one
+lock of the service: threads directly, and all tasks of a loop by a single call into that loop.
+"""
 
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Generator, Iterator
+from asyncio import AbstractEventLoop, Future, get_running_loop
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
+from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -11,43 +17,88 @@ from ortolan.runtime.arguments import checked_seconds
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
-from ortolan.runtime.serving.signal import Signal, Woken
 
-__all__ = ["Ticket"]
+__all__ = ["Signal", "Ticket", "Woken", "wake"]
 
-Found = TypeVar("Found")
+T = TypeVar("T")
+
+Woken = dict[AbstractEventLoop, list["Future[None]"]]
+"""Futures to resolve, by event loop."""
+
+
+class Signal:
+    """Wakes threads and tasks. All methods need the lock.
+
+    Args:
+        lock: of the service.
+    """
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._condition = threading.Condition(lock)
+        self._futures: set[Future[None]] = set()
+
+    def wait(self, timeout: float | None) -> None:
+        """Block this thread, releasing the lock; it may wake up early."""
+        self._condition.wait(timeout)
+
+    def future(self) -> "Future[None]":
+        """A future for a task of the running loop to await; then call `forget`."""
+        future: Future[None] = get_running_loop().create_future()
+        self._futures.add(future)
+        return future
+
+    def forget(self, future: "Future[None]") -> None:
+        """Drop a future whose task no longer waits."""
+        self._futures.discard(future)
+
+    def send(self, woken: Woken) -> None:
+        """Wake waiting threads, and add waiting tasks to `woken`, for `wake`."""
+        self._condition.notify_all()
+        for future in self._futures:
+            woken.setdefault(future.get_loop(), []).append(future)
+        self._futures.clear()
+
+
+def wake(woken: Mapping[AbstractEventLoop, list["Future[None]"]]) -> None:
+    """Resume tasks, by one call into each loop. Call it without the lock."""
+    for loop, futures in woken.items():
+        with suppress(RuntimeError):  # a closed loop has no waiting task
+            loop.call_soon_threadsafe(_resolve, futures)
+
+
+def _resolve(futures: list["Future[None]"]) -> None:
+    for future in futures:
+        if not future.done():
+            future.set_result(None)
 
 
 class Ticket(Iterator[str], AsyncIterator[str]):
-    """A text that a service generates. Any thread and any event loop may use it.
+    """A request of a service. Any thread and any event loop may use it.
 
         for piece in ticket: ...             # or: async for piece in ticket
         completion = ticket.completion()     # or: await ticket
 
-    Pieces go to one reader. One that is slower than the model gets several of them as one, so what
-    waits for it is never more than the text. A piece never holds half a character nor a part of a
-    stop text.
-
-    At the end of a `with` a text that has not ended is cancelled.
+    Pieces go to one reader; a slow reader gets several of them joined. A piece never ends inside a
+    character or a stop text. Leaving a `with` block cancels an unfinished request.
 
     Args:
-        text: that is generated.
+        sequence: of the request.
         has_pieces: whether the bundle has a tokenizer.
         lock: of the service.
-        cancel: asks the service to cancel it.
-        check: refuses a process that is not the service's.
+        cancel: tells the service to cancel this ticket.
+        check: raises in a process that is not the service's.
     """
 
     def __init__(
         self,
-        text: SampledSequence,
+        sequence: SampledSequence,
         *,
         has_pieces: bool,
         lock: threading.Lock,
         cancel: Callable[["Ticket"], None],
         check: Callable[[], None],
     ) -> None:
-        self.text = text
+        self.sequence = sequence
         self._has_pieces = has_pieces
         self._lock = lock
         self._cancel = cancel
@@ -57,39 +108,39 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         self._is_done = False
         self._error: OrtolanError | None = None
 
-    # --- for its maker ----------------------------------------------------------------------------
+    # --- for the caller ---------------------------------------------------------------------------
 
     @property
     def done(self) -> bool:
-        """Whether the text has ended, whatever of it was read."""
+        """Whether generation has ended, read or not."""
         return self._is_done
 
     @property
     def prompt_progress(self) -> tuple[int, int]:
-        """How many tokens of the prompt are done, and how many there are. Any thread may ask."""
-        return self.text.prompt_progress
+        """Number of prompt tokens computed so far, and number of prompt tokens."""
+        return self.sequence.prompt_progress
 
     def cancel(self) -> None:
-        """End the text where it is; its slot is free before the next call of the model.
+        """End the request; its slot is free before the next call of the model.
 
-        The completion has what came until then. Cancelling again, or too late, changes nothing.
+        The completion holds what was generated so far. Cancelling a finished request does nothing.
         """
         self._check()
         self._cancel(self)
 
     def completion(self, timeout: float | None = None) -> Completion:
-        """Wait for everything that is generated.
+        """Wait for the completion.
 
         Args:
-            timeout: seconds to wait at most; `None` waits as long as it takes.
+            timeout: maximum wait in seconds; `None` waits without limit.
 
         Raises:
-            TimeoutError: it takes longer; the text goes on.
-            InputError: the timeout is no number.
-            NumericError: the model gave logits that are not finite.
-            MemoryPlanError: there was no memory for it when it was its turn.
+            TimeoutError: the wait ended first; the request continues.
+            InputError: the timeout is not a number.
+            NumericError: the logits are not finite.
+            MemoryPlanError: there was not enough memory when it was the request's turn.
             ServiceError: the service failed.
-            ForkedError: the process was forked after the model was loaded.
+            ForkedError: the process was forked after loading.
         """
         self._check()
         until = None if timeout is None else time.monotonic() + checked_seconds("timeout", timeout)
@@ -98,18 +149,17 @@ class Ticket(Iterator[str], AsyncIterator[str]):
                 left = None if until is None else until - time.monotonic()
                 if left is not None and left <= 0:
                     raise TimeoutError(
-                        f"completion: expected it within {timeout} s, got none. "
-                        "Wait longer, or cancel it."
+                        f"The completion was not ready within {timeout} s. Wait longer, or cancel."
                     )
                 self._end.wait(left)
         return self._completed()
 
     def __await__(self) -> Generator[Any, None, Completion]:
-        """Wait for everything that is generated; raises what `completion` does."""
+        """Wait for the completion; raises what `completion` does."""
         return self._awaited().__await__()
 
     def __next__(self) -> str:
-        """Wait for the next piece; at the end it raises what `completion` does."""
+        """Wait for the next piece; raises what `completion` does at the end."""
         self._check_pieces()
         with self._lock:
             while (piece := self._take()) is None:
@@ -123,7 +173,7 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         return self
 
     async def __anext__(self) -> str:
-        """Wait for the next piece; at the end it raises what `completion` does."""
+        """Wait for the next piece; raises what `completion` does at the end."""
         self._check_pieces()
         piece = await self._when(self._more, self._take)
         if not piece:
@@ -146,21 +196,21 @@ class Ticket(Iterator[str], AsyncIterator[str]):
     # --- for the service, with the lock held ------------------------------------------------------
 
     def deliver(self, piece: str, *, is_last: bool, woken: Woken) -> None:
-        """Hand out a piece, and say whether the text has ended."""
+        """Hand a piece to the reader, and note whether it is the last."""
         self._pending += piece
         self._is_done = self._is_done or is_last
-        self._more.give(woken)
+        self._more.send(woken)
         if is_last:
-            self._end.give(woken)
+            self._end.send(woken)
 
     def fail(self, error: OrtolanError) -> None:
-        """Let the completion raise an error; `deliver` the end after it."""
+        """Set the error that `completion` raises; call `deliver` with the end after it."""
         self._error = self._error or error
 
     # ----------------------------------------------------------------------------------------------
 
     def _take(self) -> str | None:
-        """What there is to read: empty at the end, `None` as long as there will be more."""
+        """Text to read: `""` at the end, `None` if there is none yet."""
         if not self._pending and not self._is_done:
             return None
         piece, self._pending = self._pending, ""
@@ -171,13 +221,13 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         await self._when(self._end, lambda: self._is_done or None)
         return self._completed()
 
-    async def _when(self, signal: Signal, what: Callable[[], Found | None]) -> Found:
-        """Wait for a signal until there is something."""
+    async def _when(self, signal: Signal, poll: Callable[[], T | None]) -> T:
+        """Wait until `poll` returns a value; it is called after each signal."""
         while True:
             with self._lock:
-                found = what()
-                if found is not None:
-                    return found
+                value = poll()
+                if value is not None:
+                    return value
                 future = signal.future()
             try:
                 await future
@@ -188,7 +238,7 @@ class Ticket(Iterator[str], AsyncIterator[str]):
     def _completed(self) -> Completion:
         if self._error is not None:
             raise self._error
-        return self.text.completion()
+        return self.sequence.completion()
 
     def _check_pieces(self) -> None:
         self._check()

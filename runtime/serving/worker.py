@@ -1,15 +1,15 @@
 """Worker: the thread of a service.
 
-The thread alone owns the generator with its slots, and does a round after the other while there is
-work. Other threads put down commands for it: submit, cancel, close. After each round it hands out
-the new pieces of all texts under one lock.
+    submit, cancel, close                     one round after the other
+    any thread ──── queue of commands ──────► worker thread (generator, slots)
+        ▲                                         │
+        └──── tickets: pieces, under one lock ◄───┘
 
-    Service ──► Worker ◄── Thread (generator, slots)
-                  ▲
-    Ticket ───────┘
+Only the worker thread touches the generator. Other threads queue commands for it. After each round
+the worker hands the new pieces of all sequences to their tickets, under one lock.
 
-The worker does not refer to the service, so a service that nobody holds any more can be noticed:
-the thread then finishes what was submitted and ends, as after `close`.
+The worker holds no reference to the service. So when a service is dropped without `close`, the
+worker is told: it finishes what was submitted, and ends.
 """
 
 import atexit
@@ -23,9 +23,8 @@ from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
-from ortolan.runtime.serving.signal import Woken, wake
 from ortolan.runtime.serving.stats import Counts, ServiceStats
-from ortolan.runtime.serving.ticket import Ticket
+from ortolan.runtime.serving.ticket import Ticket, Woken, wake
 
 __all__ = ["Worker"]
 
@@ -33,17 +32,17 @@ Command = Callable[[Generator], None]
 
 
 class Worker:
-    """Runs the rounds of a generator in a thread of its own. Any thread may call its methods.
+    """Runs the rounds of a generator in its own thread. Any thread may call its methods.
 
     Args:
-        generator: from now on used by the thread alone.
+        generator: from now on used by the worker thread only.
         engine: of the generator.
         slots: of the generator.
-        queue: requests that may wait besides.
-        prefixes: of the generator; closed when the thread ends.
+        queue: maximum number of waiting requests.
+        prefixes: prefix cache of the generator; closed when the thread ends.
 
     Attributes:
-        lock: guards what tickets hold, and the state of the worker.
+        lock: guards the state of the worker and of its tickets.
     """
 
     def __init__(
@@ -59,16 +58,16 @@ class Worker:
         self._slots = slots
         self._queue = queue
         self._prefixes = prefixes
-        # `put` is safe wherever the garbage collector may call it, even with the lock held
+        # `put` may be called by the garbage collector at any point, even with the lock held
         self._commands: SimpleQueue[Command] = SimpleQueue()
-        # what follows is read and written with the lock held
+        # guarded by the lock:
         self.lock = threading.Lock()
         self._open: dict[Ticket, None] = {}
         self._running, self._held_tokens = 0, 0
         self._counts = Counts()
         self._is_closing = False
         self._failure: ServiceError | None = None
-        # a daemon, ended at the exit of the interpreter: one that is not closed would never exit
+        # a daemon that is closed at exit: otherwise an open service would block the exit
         self._thread = threading.Thread(
             target=self._run, args=(generator,), name="ortolan-service", daemon=True
         )
@@ -78,31 +77,31 @@ class Worker:
     # --- for any thread ---------------------------------------------------------------------------
 
     def submit(self, tickets: Sequence[Ticket], *, priority: int) -> None:
-        """Let the texts of some tickets wait for their turn, all of them or none.
+        """Queue all tickets, or none.
 
         Raises:
-            QueueFullError: more requests would wait than may.
-            ServiceError: the worker is closed, or has failed.
+            QueueFullError: the queue has no room for all of them.
+            ServiceError: the worker is closed or has failed.
         """
         with self.lock:
             self._check_open(len(tickets))
             for ticket in tickets:
                 self._open[ticket] = None
-                self._commands.put(partial(_submit, ticket.text, priority))
+                self._commands.put(partial(_submit, ticket.sequence, priority))
 
     def check_open(self) -> None:
-        """Raise what `submit` would."""
+        """Raise what `submit` would raise."""
         with self.lock:
             self._check_open()
 
     def cancel(self, ticket: Ticket) -> None:
-        """End the text of a ticket before the next round, unless it has ended."""
+        """End the sequence of a ticket before the next round, unless it has ended."""
         with self.lock:
             if ticket in self._open:
-                self._commands.put(partial(_end, ticket.text))
+                self._commands.put(partial(_end, ticket.sequence))
 
     def count_refused(self, code: str) -> None:
-        """Count a request that got an error."""
+        """Count a rejected request."""
         with self.lock:
             self._counts.refused[code] += 1
 
@@ -113,7 +112,7 @@ class Worker:
             return self._held_tokens
 
     def stats(self) -> ServiceStats:
-        """What the service does now, and has done."""
+        """Current load, and totals."""
         with self.lock:
             return self._counts.stats(
                 slots=self._slots,
@@ -123,24 +122,23 @@ class Worker:
             )
 
     def close(self, timeout: float | None = None) -> None:
-        """Accept no more requests, finish those there are, and wait for the end of the thread.
+        """Accept no more requests, finish the accepted ones, and wait for the thread to end.
 
         Args:
-            timeout: seconds after which the texts that have not ended are cancelled; `None` waits
-                as long as it takes.
+            timeout: seconds after which unfinished requests are cancelled; `None` waits for them.
         """
         if self._engine.is_stranded:
-            return  # the thread is one of the parent
+            return  # this is a forked process, without the thread
         self.close_later()
         self._thread.join(timeout)
         if self._thread.is_alive():
             with self.lock:
                 for ticket in self._open:
-                    self._commands.put(partial(_end, ticket.text))
+                    self._commands.put(partial(_end, ticket.sequence))
             self._thread.join()
 
     def close_later(self) -> None:
-        """Close without waiting. Takes no lock: the garbage collector may call it anywhere."""
+        """Close without waiting. Needs no lock, so the garbage collector may call it."""
         self._commands.put(self._close)
 
     # --- for the thread ---------------------------------------------------------------------------
@@ -148,7 +146,7 @@ class Worker:
     def _run(self, generator: Generator) -> None:
         try:
             is_busy = False
-            while (commands := self._commanded(is_busy=is_busy)) or is_busy:
+            while (commands := self._take_commands(is_busy=is_busy)) or is_busy:
                 for command in commands:
                     command(generator)
                 is_busy = generator.round()
@@ -160,8 +158,8 @@ class Worker:
             if self._prefixes is not None:
                 self._prefixes.close()
 
-    def _commanded(self, *, is_busy: bool) -> list[Command]:
-        """What there is to do before the next round; nothing only if busy, or closed."""
+    def _take_commands(self, *, is_busy: bool) -> list[Command]:
+        """Take the queued commands; wait for one if there is no work and the worker is open."""
         commands: list[Command] = []
         with self.lock:
             may_wait = not is_busy and not self._is_closing
@@ -178,39 +176,38 @@ class Worker:
             self._is_closing = True
 
     def _check_open(self, requests: int = 1) -> None:
-        """Refuse requests where there is no room for them; with the lock held."""
+        """Raise if there is no room for the requests. Needs the lock."""
         if self._failure is not None:
             raise self._failure
         if self._is_closing:
-            raise ServiceClosedError(
-                "submit: expected a service that is open, got one that was closed. Make a new one."
-            )
+            raise ServiceClosedError("The service is closed. Start a new one.")
         if len(self._open) + requests > self._slots + self._queue:
             raise QueueFullError(
-                f"submit: expected at most {self._queue} requests that wait, got more. "
+                f"The queue of {self._queue} requests is full. "
                 f"Try again in {self._counts.gap_s:.1f} s.",
                 retry_after_s=self._counts.gap_s,
             )
 
     def _deliver(self, generator: Generator) -> None:
-        """Hand out what a round brought."""
+        """Hand new pieces to the tickets."""
         woken: Woken = {}
         with self.lock:
             self._running, self._held_tokens = generator.in_slots, generator.held_tokens
             for ticket in list(self._open):
-                piece, is_last = ticket.text.take(), ticket.text.finish_reason is not None
+                piece = ticket.sequence.take()
+                is_last = ticket.sequence.finish_reason is not None
                 if piece or is_last:
                     ticket.deliver(piece, is_last=is_last, woken=woken)
                 if is_last:
                     del self._open[ticket]
-                    self._counts.add(ticket.text)
+                    self._counts.add(ticket.sequence)
         wake(woken)
 
     def _fail(self, error: BaseException) -> None:
-        """Let every text fail, and refuse what comes."""
+        """Fail all open requests, and reject new ones."""
         failure = ServiceError(
-            f"service: expected rounds without errors, got {type(error).__name__}: {error}. "
-            "Make a new service, and report this."
+            f"The service failed with {type(error).__name__}: {error}. Start a new one, and report "
+            "this bug."
         )
         failure.__cause__ = error
         woken: Woken = {}
@@ -224,10 +221,10 @@ class Worker:
         wake(woken)
 
 
-def _submit(text: SampledSequence, priority: int, generator: Generator) -> None:
-    generator.submit(text, priority=priority)
+def _submit(sequence: SampledSequence, priority: int, generator: Generator) -> None:
+    generator.submit(sequence, priority=priority)
 
 
-def _end(text: SampledSequence, generator: Generator) -> None:
-    if text.finish_reason is None:
-        generator.cancel(text)
+def _end(sequence: SampledSequence, generator: Generator) -> None:
+    if sequence.finish_reason is None:
+        generator.cancel(sequence)

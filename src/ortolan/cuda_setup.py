@@ -1,11 +1,10 @@
-"""What computing on an NVIDIA GPU needs, and what of it is there.
+"""What an NVIDIA GPU needs to run a bundle, and which parts are present.
 
-Knows files, packages and the loader's libraries. Loads none of them: a set-up that is described
-as whole here has not been tried. Imports nothing else of Ortolan, so that a broken set-up can
-be described without the runtime.
+Looks at files, packages and libraries but loads none, so a complete set-up has still not been
+tried. Imports nothing of the runtime, which needs onnxruntime, so `ortolan doctor` works without.
 
-Source of the table: the dynamic section of the CUDA provider in onnxruntime-gpu 1.31.1, and what
-its `preload_dlls` looks for.
+Source of the libraries: the dynamic section of the CUDA provider in onnxruntime-gpu 1.31.1, and its
+`preload_dlls`.
 """
 
 import os
@@ -19,7 +18,7 @@ from pathlib import Path
 __all__ = ["Part", "examine", "installed_version", "missing_part"]
 
 INSTALL = 'pip uninstall onnxruntime && pip install "ortolan[cuda]"'
-"""Both packages own the folder `onnxruntime`, so that the first has to go."""
+"""Both packages own the folder `onnxruntime`, so the first has to go."""
 
 LIBRARIES = {
     "libcudart.so.13": "nvidia-cuda-runtime~=13.0",
@@ -27,10 +26,10 @@ LIBRARIES = {
     "libcublasLt.so.13": "nvidia-cublas~=13.0",
     "libcurand.so.10": "nvidia-curand~=10.0",
 }
-"""Libraries that the provider is linked with, and the package that brings each."""
+"""Libraries that the provider links with, and the packages that contain them."""
 
 OPTIONAL_LIBRARIES = {"libcudnn.so.9": "nvidia-cudnn-cu13~=9.0"}
-"""Libraries that it loads when a kernel asks for them, such as convolutions."""
+"""Libraries that some kernels load on demand, such as convolutions."""
 
 SYSTEM_FOLDERS = (
     "usr/local/cuda/lib64",
@@ -44,13 +43,13 @@ Finder = Callable[[str], str | None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """One thing that is needed.
+    """A part of the set-up.
 
     Attributes:
-        name: what it is.
-        found: what there is of it; `None` when it is missing, or as good as missing.
-        remedy: what to run or to do, where it is missing.
-        is_optional: whether some models do without it.
+        name: its name.
+        found: its version or place; `None` if it is missing or unusable.
+        remedy: what to do if it is missing.
+        is_optional: whether only some models need it.
     """
 
     name: str
@@ -66,13 +65,13 @@ def examine(
     version_of: Finder | None = None,
     loader: Finder = find_library,
 ) -> Iterator[Part]:
-    """Look at each part, the driver first; what comes after a missing one needs it.
+    """Look at each part, in the order in which they need each other: the driver first.
 
     Args:
         root: folder that holds `proc`, `dev` and `usr`.
-        packages: folder of installed packages; those of this Python by default.
-        version_of: gives the version of an installed package.
-        loader: gives the file name of the library that a name like `cudart` stands for.
+        packages: folder of installed packages; by default those of this Python.
+        version_of: returns the version of an installed package.
+        loader: returns the file name of a library such as `cudart`.
     """
     yield _driver(root)
     searched = [*_package_folders(packages), *_system_folders(root)]
@@ -91,12 +90,12 @@ def examine(
 
 
 def missing_part() -> Part | None:
-    """The first part that this machine lacks, if any, and cannot do without."""
+    """Return the first required part that is missing."""
     return next((part for part in examine() if part.found is None and not part.is_optional), None)
 
 
 def installed_version(package: str) -> str | None:
-    """The version of an installed package."""
+    """Return the version of an installed package."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -110,11 +109,11 @@ def _driver(root: Path) -> Part:
         found = " ".join(text.partition("\n")[0].removeprefix("NVRM version:").split())
     except (OSError, UnicodeDecodeError):
         if (root / "dev/dxg").exists():
-            found = "that of Windows, below WSL"
+            found = "of Windows, through WSL"
     return Part(
         name="NVIDIA driver",
         found=found,
-        remedy="Install that of the GPU and restart; without a GPU, choose the device cpu.",
+        remedy="Install it and restart; without a GPU, choose the device cpu.",
     )
 
 
@@ -124,7 +123,7 @@ def _wheel(version_of: Finder) -> Part:
         return Part(
             name="onnxruntime-gpu alone",
             found=None,
-            remedy="onnxruntime is installed as well, and each overwrites files of the other. "
+            remedy="onnxruntime is installed too, and the two overwrite each other's files. "
             'Run: pip uninstall onnxruntime onnxruntime-gpu && pip install "ortolan[cuda]"',
         )
     return Part(name="onnxruntime-gpu", found=gpu, remedy=f"Run: {INSTALL}")
@@ -145,7 +144,7 @@ def _library(
 
 
 def _package_folders(packages: Path | None) -> list[Path]:
-    """Where packages of NVIDIA keep their libraries."""
+    """Folders of libraries in NVIDIA's packages."""
     roots = [packages] if packages else [Path(entry) for entry in sys.path if entry]
     return sorted(folder for root in roots for folder in root.glob("nvidia/*/lib"))
 

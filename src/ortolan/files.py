@@ -1,7 +1,7 @@
-"""Writing files: bundles, checkpoints and saved states go through here.
+"""Writing files: bundles, checkpoints and saved states.
 
-A call that a signal interrupted is made again, a write that was cut short is finished; any other
-error is the caller's, as an `OSError`. Reading needs none of this.
+Calls that a signal interrupts are repeated, and partial writes are completed. All other errors are
+raised as `OSError`. Reading needs none of this.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import ParamSpec, Self, TypeVar
 
 try:
     import fcntl
-except ImportError:  # Windows: files of processes that were killed stay
+except ImportError:  # Windows: temporary files of killed processes stay
     fcntl = None  # type: ignore[assignment]
 
 __all__ = [
@@ -45,24 +45,23 @@ Bytes = bytes | bytearray | memoryview
 
 _CHUNK_BYTES = 1 << 20
 
-_SAFELY = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
+_SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 
-_MADE = os.O_WRONLY | os.O_CREAT | _SAFELY
+_CREATE = os.O_WRONLY | os.O_CREAT | _SAFE
 
-_LEFT = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFELY
-"""A pipe would block."""
+_OPEN = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE  # a pipe would block
 
 
 def completed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function of the system until no signal interrupts it."""
+    """Repeat a system call until no signal interrupts it."""
     while True:
-        # Python itself does so for some of the calls, and not for those on NFS or FUSE.
+        # Python repeats some calls itself, but not those on NFS or FUSE
         with contextlib.suppress(InterruptedError):
             return function(*args, **kwargs)
 
 
 class NewFile:
-    """A file that is being written, without a buffer."""
+    """An unbuffered file that is being written."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
@@ -74,7 +73,7 @@ class NewFile:
         self.close()
 
     def write(self, data: Bytes) -> int:
-        """Write all of some data; gives its length in bytes."""
+        """Write all of the data and return its size in bytes."""
         rest = memoryview(data).cast("B")
         size = len(rest)
         while rest:
@@ -82,15 +81,15 @@ class NewFile:
         return size
 
     def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Go on elsewhere; what is skipped at the end becomes a hole, which takes no room."""
+        """Move to another position; skipping past the end leaves a hole, which takes no space."""
         return os.lseek(self._descriptor, offset, whence)
 
     def sync(self) -> None:
-        """Wait until all of it is on the disk."""
+        """Wait until the file is on disk."""
         completed(os.fsync, self._descriptor)
 
     def hold(self) -> bool:
-        """Show that somebody is writing it; False where another process is removing it."""
+        """Lock the file while it is written; `False` if another process is removing it."""
         if fcntl is None:
             return True
         try:
@@ -98,39 +97,39 @@ class NewFile:
         except BlockingIOError:
             return False
         except OSError:
-            return True  # a file system without locks: nobody can remove it either
+            return True  # without locks, no other process removes it either
         return os.fstat(self._descriptor).st_nlink > 0
 
     def close(self) -> None:
-        """Close it; a second time has no effect."""
+        """Close the file, once."""
         if self._descriptor >= 0:
             descriptor, self._descriptor = self._descriptor, -1
             os.close(descriptor)
 
 
 def create(path: Path) -> NewFile:
-    """Start a file, or start it anew, in a folder that nobody reads yet."""
-    return NewFile(completed(os.open, path, _MADE | os.O_TRUNC, 0o666))
+    """Create or truncate a file in a folder that nothing reads yet."""
+    return NewFile(completed(os.open, path, _CREATE | os.O_TRUNC, 0o666))
 
 
 def write(path: Path, data: Bytes | str) -> None:
-    """Write a whole file in a folder that nobody reads yet; text as UTF-8."""
+    """Write a file in a folder that nothing reads yet; text as UTF-8."""
     with create(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy the contents of a file into a folder that nobody reads yet."""
+    """Copy the contents of a file into a folder that nothing reads yet."""
     with source.open("rb") as stream, create(target) as file:
         while chunk := stream.read(_CHUNK_BYTES):
             file.write(chunk)
 
 
 def followed(path: Path) -> Path:
-    """The path that links lead to; it may be free.
+    """Resolve links; the resulting path need not exist.
 
     Raises:
-        OSError: the links form a circle.
+        OSError: the links form a cycle.
     """
     place = Path(os.path.realpath(path))
     if place.is_symlink():
@@ -139,10 +138,10 @@ def followed(path: Path) -> Path:
 
 
 def destination(path: Path) -> Path:
-    """The file that writing to a path replaces. Links are followed, so that they stay.
+    """Return the file that writing to a path replaces. Links are followed, so they stay.
 
     Raises:
-        OSError: a folder, a device, a pipe or a socket is there, or a circle of links.
+        OSError: the path is a folder, device, pipe or socket, or a cycle of links.
     """
     place = followed(path)
     if place.is_dir():
@@ -154,78 +153,73 @@ def destination(path: Path) -> Path:
 
 @contextlib.contextmanager
 def replaced(path: Path, *, is_private: bool = False, is_synced: bool = True) -> Iterator[NewFile]:
-    """A file that takes the place of another when the block ends well: whole, or not at all.
+    """Replace a file atomically when the block succeeds.
 
-    It is written beside it. A process that is killed leaves that; the next one that writes the same
-    file removes it.
+    The new contents go to a temporary file next to it. If the process is killed, the next one that
+    writes the same file removes the temporary file.
 
     Args:
-        path: of the file, or of a link to it; its folder must be there.
-        is_private: for this user's eyes alone.
-        is_synced: wait until it is on the disk.
+        path: the file, or a link to it; its folder must exist.
+        is_private: readable by this user only.
+        is_synced: wait until the file is on disk.
 
     Raises:
-        OSError: the place cannot be written to, or holds something other than a file.
+        OSError: the path cannot be written, or is not a file.
     """
     path = destination(path)
-    _remove_left(path)
-    unfinished, file = _unfinished(path, 0o600 if is_private else 0o666)
+    _remove_abandoned(path)
+    temporary, file = _temporary(path, 0o600 if is_private else 0o666)
     try:
         with file:
             yield file
             if is_synced:
                 file.sync()
             if fcntl is None:
-                file.close()  # Windows renames no open file
-            replace(unfinished, path)
+                file.close()  # Windows cannot rename an open file
+            replace(temporary, path)
         if is_synced:
             sync(path.parent)
     finally:
         with contextlib.suppress(OSError):
-            remove(unfinished)
+            remove(temporary)
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder, which must not be there."""
+    """Create a folder that does not exist."""
     completed(os.mkdir, path)
 
 
 def make_folders(path: Path, *, mode: int = 0o777) -> None:
-    """Make a folder and those that it is to lie in, unless they are there.
-
-    Args:
-        path: of the folder.
-        mode: of the folder itself.
-    """
+    """Create a folder and its parents if they do not exist; `mode` is for the folder itself."""
     completed(path.mkdir, mode=mode, parents=True, exist_ok=True)
 
 
 def rename(path: Path, target: Path) -> None:
-    """Give a file or a folder another name."""
+    """Rename a file or a folder."""
     completed(os.rename, path, target)
 
 
 def replace(path: Path, target: Path) -> None:
-    """Put a file in the place of another."""
+    """Rename a file, replacing another."""
     completed(os.replace, path, target)
 
 
 def remove(path: Path) -> None:
-    """Remove a file or a link, unless it has gone already."""
+    """Remove a file or a link if it exists."""
     completed(path.unlink, missing_ok=True)
 
 
 def remove_folder(path: Path) -> None:
-    """Remove a folder and all that is in it, or a link; neither has to be there."""
+    """Remove a folder with its contents, or a link, if it exists."""
     if path.is_symlink():
-        remove(path)  # what it points to is not ours
+        remove(path)  # not what it points to
     elif path.exists():
         completed(shutil.rmtree, path)
 
 
 @contextlib.contextmanager
 def temporary_folder(path: Path) -> Iterator[Path]:
-    """A folder for the time of a block."""
+    """Create a folder that exists while the block runs."""
     make_folder(path)
     try:
         yield path
@@ -234,11 +228,11 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 
 def sync(path: Path) -> None:
-    """Wait until a file, or the names in a folder, are on the disk."""
+    """Wait until a file, or the names in a folder, are on disk."""
     is_folder = path.is_dir()
     if is_folder and os.name == "nt":
         return  # Windows cannot open a folder
-    # Windows syncs only what is open for writing.
+    # Windows only syncs files that are open for writing
     descriptor = completed(os.open, path, os.O_RDONLY if is_folder else os.O_RDWR)
     try:
         completed(os.fsync, descriptor)
@@ -246,28 +240,28 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def _unfinished(path: Path, mode: int) -> tuple[Path, NewFile]:
-    """A new file beside another."""
+def _temporary(path: Path, mode: int) -> tuple[Path, NewFile]:
+    """Create a temporary file next to `path`."""
     while True:
         name = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
-        file = NewFile(completed(os.open, name, _MADE | os.O_EXCL, mode))
+        file = NewFile(completed(os.open, name, _CREATE | os.O_EXCL, mode))
         if file.hold():
             return name, file
         file.close()
 
 
-def _remove_left(path: Path) -> None:
-    """Remove what processes that are no more were writing in the place of a file."""
+def _remove_abandoned(path: Path) -> None:
+    """Remove temporary files that killed processes left next to `path`."""
     if fcntl is None:
         return
-    unfinished = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}")
+    pattern = re.compile(rf"\.{re.escape(path.name)}\.[0-9a-f]{{16}}")
     with os.scandir(path.parent) as entries:
-        left = [path.with_name(entry.name) for entry in entries if unfinished.fullmatch(entry.name)]
-    for each in left:
+        names = [entry.name for entry in entries if pattern.fullmatch(entry.name)]
+    for temporary in map(path.with_name, names):
         with contextlib.suppress(OSError):
-            descriptor = os.open(each, _LEFT)
+            descriptor = os.open(temporary, _OPEN)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                remove(each)
+                remove(temporary)
             finally:
                 os.close(descriptor)

@@ -1,15 +1,17 @@
-"""Folders, and files that belong together, that appear whole or not at all.
+"""Atomic writes of whole folders, and of groups of files.
 
-What is new is built beside its place, and takes it when every byte is on the disk.
+The new version is built next to its target and moved there when every byte is on disk:
 
-`staged` exchanges whole folders. Linux does so at once: killed at any moment, the process leaves
-the old folder or the new one. Elsewhere, and where a file system cannot, two renames leave none
-between them; `settle` then brings the old one back. `placed` exchanges files of a folder that holds
-others too. While several change places, the one without which the rest is nothing is not there.
+    bundle          the target
+    .bundle.lock    held by the process that writes
+    .bundle.new     the new version, while it is built
+    .bundle.old     the old version, before it is deleted
 
-Beside a target `bundle` there may be `.bundle.lock`, held by a process that writes to it,
-`.bundle.new`, which it builds, and `.bundle.old`, which it is about to delete. The next process
-that writes there removes what one that was killed has left.
+`staged` replaces a folder. Linux swaps two folders in one call, so a killed process leaves the old
+or the new one. Where the system cannot, there is no folder between two renames, and `settle` brings
+the old one back. `placed` replaces some files of a folder; while several change, the index file,
+without which the others are unusable, is absent. The next process that writes cleans up after a
+killed one.
 """
 
 import contextlib
@@ -26,7 +28,7 @@ from ortolan import files
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes that write to one target are not kept apart
+except ImportError:  # Windows: no lock against two processes with one target
     fcntl = None  # type: ignore[assignment]
 
 __all__ = ["BusyError", "Place", "exchange", "placed", "settle", "staged"]
@@ -35,7 +37,7 @@ _HERE, _EXCHANGE = -100, 2
 """AT_FDCWD and RENAME_EXCHANGE of renameat2(2)."""
 
 _LOCK = os.O_RDWR | os.O_CREAT | getattr(os, "O_NOFOLLOW", 0)
-"""A link is refused: a bundle from elsewhere may hold one."""
+"""Links are rejected: an untrusted bundle may contain one."""
 
 _CANNOT = (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP)
 
@@ -50,8 +52,8 @@ class Place:
 
     Attributes:
         target: the folder.
-        index: the file without which it is not whole; deleted first.
-        name: of the files beside it; the target's own by default.
+        index: name of the file without which the folder is unusable; it is deleted first.
+        name: name of the files next to the target; by default the target's.
     """
 
     target: Path
@@ -59,17 +61,17 @@ class Place:
     name: str = ""
 
     def beside(self, role: str) -> Path:
-        """The path of the lock, the new folder or the old one."""
+        """Path of the lock, the new folder or the old folder."""
         return self.target.parent / f".{self.name or self.target.name}.{role}"
 
 
 @contextlib.contextmanager
 def staged(place: Place) -> Iterator[Path]:
-    """An empty folder, which becomes the target when the block ends well.
+    """Yield an empty folder that replaces the target when the block succeeds.
 
     Raises:
         BusyError: another process is writing there.
-        OSError: the place cannot be written to, or holds something other than a folder.
+        OSError: the target cannot be written, or is not a folder.
     """
     with _locked(place.beside("lock")):
         settle(place)
@@ -80,21 +82,21 @@ def staged(place: Place) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator[Path]:
-    """An empty folder, whose files go into another one when the block ends well: all, or none.
+    """Yield an empty folder whose files, all or none, move to `folder` when the block succeeds.
 
-    Files there of the same names are replaced, the others stay. Folders in it are taken likewise.
-    Links in the folder are neither followed nor replaced: what they point to may belong to others,
-    as in a cache of the hub.
+    They replace files of the same names; other files stay. Subfolders are handled likewise. Links
+    in the folder are neither followed nor replaced: they may point to shared files, as in a cache
+    of the Hugging Face Hub.
 
     Args:
-        folder: made where it is missing; it may be a link.
-        index: the file without which the others are nothing.
-        owned: files that are removed where the block does not write them anew.
+        folder: created if missing; may be a link.
+        index: name of the file without which the others are unusable.
+        owned: names of files that are removed unless the block writes them.
 
     Raises:
         BusyError: another process is writing there.
-        OSError: the place cannot be written to, or one of the names is taken by a link, a folder
-            or a device; what was there is as it was.
+        OSError: the folder cannot be written, or a name is taken by a link, a folder or a device.
+            Nothing has changed.
     """
     files.make_folders(folder)
     place = Place(folder / index, index)
@@ -104,16 +106,16 @@ def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator
 
 
 def settle(place: Place) -> None:
-    """Finish or undo what a process that was killed left beside the target."""
+    """Finish or undo what a killed process left next to the target."""
     old = place.beside("old")
     if old.is_symlink():
-        files.remove(old)  # what it points to is not ours
+        files.remove(old)  # not what it points to
         return
     if not old.exists():
         return
-    # Without its index it was already being deleted.
+    # without its index it was already being deleted
     if place.target.exists() or not (old / place.index).exists():
-        # The index first: half of a folder must not look whole.
+        # the index first: half a folder must not look complete
         files.remove(old / place.index)
         files.remove_folder(old)
     else:
@@ -121,10 +123,10 @@ def settle(place: Place) -> None:
 
 
 def exchange(one: Path, other: Path) -> bool:
-    """Let two paths change places at once; False where the system cannot.
+    """Swap two paths in one system call; `False` if the system cannot.
 
     Raises:
-        OSError: it could, and failed.
+        OSError: it can, but failed.
     """
     renameat2 = None
     if sys.platform == "linux":
@@ -141,7 +143,7 @@ def exchange(one: Path, other: Path) -> bool:
 
 @contextlib.contextmanager
 def _built(folder: Path) -> Iterator[Path]:
-    """An empty folder, gone at the end, whatever it is by then."""
+    """Create an empty folder, and remove whatever is there at the end."""
     files.remove_folder(folder)
     files.make_folder(folder)
     try:
@@ -152,7 +154,7 @@ def _built(folder: Path) -> Iterator[Path]:
 
 
 def _commit(new: Path, place: Place) -> None:
-    """Everything to the disk, then the exchange of names."""
+    """Sync everything, then swap the names."""
     _check_folder(place.target)
     _sync(new)
     if not place.target.exists():
@@ -170,7 +172,7 @@ def _commit(new: Path, place: Place) -> None:
 
 
 def _place(new: Path, folder: Path, index: str, owned: Collection[str]) -> None:
-    """Everything to the disk, then each file that is not the same to its place, the index last."""
+    """Sync everything, then move each changed file to its place, the index last."""
     _sync(new)
     names = [path.relative_to(new) for path in sorted(new.rglob("*")) if path.is_file()]
     for name in {*names, *map(Path, owned)}:
@@ -191,7 +193,7 @@ def _place(new: Path, folder: Path, index: str, owned: Collection[str]) -> None:
 def _exchange_all(
     new: Path, folder: Path, changed: list[Path], gone: list[Path], index: Path
 ) -> None:
-    """The index away, the others in, the index in; all of it back where a step fails."""
+    """Move the index away, the other files in, and the index in; undo it if a step fails."""
     old = new / ".old"
     steps = [(folder / index, old / "index")]
     for number, name in enumerate((*changed, *gone)):
@@ -212,13 +214,13 @@ def _exchange_all(
 
 
 def _check_folder(target: Path) -> None:
-    """Refuse to exchange what is no folder."""
+    """Refuse to replace anything but a folder."""
     if target.exists() and not target.is_dir():
         raise OSError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(target))
 
 
 def _check_file(path: Path) -> None:
-    """Refuse to replace what is no file."""
+    """Refuse to replace anything but a file."""
     if path.is_symlink():
         raise OSError(errno.EEXIST, "A link is there, which saving would replace", str(path))
     files.destination(path)
@@ -244,7 +246,7 @@ def _sync(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _locked(lock: Path) -> Iterator[None]:
-    """Keep other processes out. The lock of one that was killed is nobody's."""
+    """Keep other processes out. The operating system releases a dead process's lock."""
     if fcntl is None:
         yield
         return
@@ -252,13 +254,13 @@ def _locked(lock: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a lock that stays is harmless
+        with contextlib.suppress(OSError):  # a leftover lock file is harmless
             files.remove(lock)
         os.close(descriptor)
 
 
 def _hold(lock: Path) -> int:
-    """Lock a file and give its descriptor."""
+    """Lock a file and return its descriptor."""
     while True:
         descriptor = files.completed(os.open, lock, _LOCK, 0o600)
         try:
@@ -266,7 +268,7 @@ def _hold(lock: Path) -> int:
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except FileNotFoundError:
-            pass  # the one before has just removed it
+            pass  # the previous holder has just removed it
         except BlockingIOError as error:
             os.close(descriptor)
             raise BusyError from error

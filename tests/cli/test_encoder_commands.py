@@ -132,10 +132,10 @@ def test_inspect_prints_kind_inputs_outputs_and_maps(ortolan: Run, bundles: Path
     text = ortolan("inspect", bundles / "labels").stdout.decode()
     rows = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line.strip())
     assert "tiny encoder, fp32" in text
-    assert f"texts of at most {MAX_TOKENS} tokens" in rows["takes"]
-    assert "3 labels and their probabilities: no, perhaps, yes" in rows["gives"]
+    assert f"texts of at most {MAX_TOKENS} tokens" in rows["input"]
+    assert "3 labels and their probabilities: no, perhaps, yes" in rows["output"]
     assert "1: encoder.0.self" in rows["maps"]
-    assert "attention: 1 x spelled out in plain operators" in text
+    assert "attention: 1 x in plain operators" in text
     about = json.loads(ortolan("inspect", bundles / "images", "--json").stdout)
     assert about["takes"] == "images, RGB, of 4 by 6 pixels"
     assert about["labels"] == list(LABELS)

@@ -3,12 +3,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run, run_in_subprocess
+from tests.cli.conftest import Run, error_line, run_in_subprocess
 
 
 @pytest.fixture
 def state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Keys of these tests stay out of the user's folders."""
+    """Keep the keys of these tests out of the user's folders."""
     folder = tmp_path / "state"
     for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, str(folder))
@@ -27,7 +27,7 @@ def generated(ortolan: Run, bundle: Path) -> tuple[list[int], list[str]]:
     return json.loads(done.stdout)["tokens"], done.stderr.decode().splitlines()
 
 
-def test_pack_keeps_the_tokens_and_says_what_it_wrote(
+def test_pack_keeps_the_tokens_and_reports_what_it_wrote(
     ortolan: Run,
     copy: Path,
     state: Path,
@@ -48,15 +48,12 @@ def test_pack_keeps_the_tokens_and_says_what_it_wrote(
 
     monkeypatch.setenv("XDG_STATE_HOME", str(state / "other"))
     monkeypatch.setenv("LOCALAPPDATA", str(state / "other"))
-    tokens, lines = generated(run_in_subprocess, copy)  # pytest takes what is logged here
+    tokens, lines = generated(run_in_subprocess, copy)  # pytest would capture the log line here
     assert tokens == expected
     (line,) = lines
-    assert "expected packed weights that this user made on this machine" in line
+    assert "packed weights" in line
 
 
-def test_pack_of_nothing_is_an_error_in_one_line(ortolan: Run, tmp_path: Path, state: Path) -> None:
-    done = ortolan("pack", tmp_path / "missing")
-    assert done.returncode == 2
-    (line,) = done.stderr.decode().splitlines()
-    assert line.startswith("ortolan: ")
+def test_pack_of_nothing_is_one_line(tmp_path: Path, state: Path) -> None:
+    assert "missing" in error_line("pack", tmp_path / "missing")
     assert not state.exists()

@@ -1,4 +1,4 @@
-"""What the command line prints, and the exit status it leaves, whatever happens within."""
+"""Output streams and exit statuses of the command line, whatever a command does."""
 
 import os
 import subprocess
@@ -41,15 +41,15 @@ def run(
 
 
 @pytest.mark.parametrize("stream", ["stdout", "stderr"])
-def test_control_characters_are_shown_and_not_obeyed(stream: str) -> None:
+def test_control_characters_are_escaped(stream: str) -> None:
     done = run(f"print({HOSTILE!r}, file=sys.{stream})")
 
-    line = "\\x0d" if stream == "stdout" else "\r"  # progress goes over its line on stderr
+    line = "\\x0d" if stream == "stdout" else "\r"  # progress overwrites its line on stderr
     written = getattr(done, stream)
     assert written == f"a\\x1b[2Kb\\x07{line}\\u202ec\\u2028d\\x9be\tf\n"
 
 
-def test_control_characters_of_an_error_are_shown() -> None:
+def test_control_characters_of_an_error_are_escaped() -> None:
     done = run(f"from ortolan.errors import OrtolanError; raise OrtolanError({HOSTILE!r})")
 
     assert "\x1b" not in done.stderr
@@ -64,22 +64,22 @@ def test_value_in_a_table_has_one_line(capsys: pytest.CaptureFixture[str]) -> No
 
 
 @pytest.mark.parametrize(
-    ("body", "status", "said"),
+    ("body", "status", "message"),
     [
         ("return 0", 0, ""),
         ("return 1", 1, ""),
         ("raise OSError(5, 'Input/output error')", 2, "Input/output error"),
-        ("raise MemoryError", 2, "enough memory"),
+        ("raise MemoryError", 2, "out of memory"),
         ("raise KeyError('x')", 3, "please report it"),
         ("raise KeyboardInterrupt", 130, ""),
     ],
 )
-def test_exit_status_says_who_is_to_act(body: str, status: int, said: str) -> None:
+def test_exit_status_tells_mistakes_from_bugs(body: str, status: int, message: str) -> None:
     done = run(body)
 
     assert done.returncode == status
-    assert said in done.stderr
-    assert len(done.stderr.split("\n")) == 2 if said else not done.stderr.strip()
+    assert message in done.stderr
+    assert len(done.stderr.split("\n")) == 2 if message else not done.stderr.strip()
 
 
 def test_traceback_is_shown_on_request_and_changes_no_status() -> None:
@@ -99,12 +99,12 @@ def test_full_disk_is_one_line() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_long_work_says_what_it_does_on_stderr_where_nothing_can_be_drawn(
+def test_progress_is_printed_as_lines_without_a_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with ProgressLines("export", seconds=0.02) as steps:
         steps("calibrate", 1, 4)
-        time.sleep(0.3)  # nothing is reported meanwhile
+        time.sleep(0.3)  # without a report
     written = capsys.readouterr()
     lines = written.err.splitlines()
     assert len(lines) > 1
@@ -114,17 +114,19 @@ def test_long_work_says_what_it_does_on_stderr_where_nothing_can_be_drawn(
     assert written.out == ""
 
 
-def test_lines_end_with_the_work_and_with_its_errors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_progress_lines_end_with_the_command_or_its_error(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(KeyError), ProgressLines("pack", seconds=0.01):
         raise KeyError
     capsys.readouterr()
     time.sleep(0.05)
     assert capsys.readouterr().err == ""
     with progress("verify") as steps:
-        assert isinstance(steps, ProgressLines)  # stderr of a test is no terminal
+        assert isinstance(steps, ProgressLines)  # stderr of a test is not a terminal
 
 
-def test_bundle_whose_manifest_is_a_link_is_no_checkpoint(tmp_path: Path) -> None:
+def test_inspect_treats_a_folder_with_a_linked_manifest_as_a_bundle(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").symlink_to("elsewhere")
     code = (
         "import sys; from ortolan.cli import main\n"
@@ -138,5 +140,5 @@ def test_bundle_whose_manifest_is_a_link_is_no_checkpoint(tmp_path: Path) -> Non
         text=True,
         check=False,
     )
-    assert "manifest.json: expected a plain file, got a symbolic link" in done.stderr
+    assert "manifest.json is a symbolic link" in done.stderr
     assert done.stdout == "False\n"

@@ -1,14 +1,11 @@
-"""The commands and the programs that the documents show, and what they name.
+"""The commands, outputs and programs that the documents show, and the names that they use.
 
-The quick tests parse every command; the slow one, which CI runs, types everything.
+The quick tests parse every command; the slow ones run everything.
 """
 
 import ast
 import re
-import shlex
 import shutil
-import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +14,9 @@ from typing import Any
 import click
 import pytest
 
+import record_output
 from ortolan.cli import cli
+from record_output import STAND_INS, execute, without_numbers
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -29,11 +28,8 @@ BLOCK = re.compile(r"^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 NAMED = re.compile(r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
-STAND_INS = REPOSITORY / "tests/end_to_end/stand_ins"
-"""Packages that a guide is about and no test installs, as far as the guide meets them."""
-
 NOT_RUN = {
-    "pip install": "installs; tests/cli/test_install.py does it in a venv of its own",
+    "pip install": "installs; tests/cli/test_install.py does it in a virtual environment",
     "ortolan train": "takes an hour; tests/modeling/training trains smaller recipes",
 }
 """Commands that other tests run, and why not here."""
@@ -47,25 +43,35 @@ def blocks(document: str, language: str) -> list[str]:
 def commands(document: str) -> Iterator[list[str]]:
     """The words of each command of a document."""
     for block in blocks(document, "sh"):
-        for line in block.replace("\\\n", " ").splitlines():
-            if words := shlex.split(line, comments=True):
-                yield [Path(words[0]).name, *words[1:]]
+        yield from record_output.commands(block)
 
 
 SHOWN = [document for document in DOCUMENTS if [*commands(document), *blocks(document, "python")]]
+RECORDED = [
+    document
+    for document in DOCUMENTS
+    if record_output.SHOWN.search((REPOSITORY / document).read_text())
+]
 
 
 @pytest.fixture(scope="module")
 def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the models, in which the documents' relative paths mean what they say."""
-    folder = tmp_path_factory.mktemp("docs")
-    shutil.copytree(REPOSITORY / "models", folder / "models")
-    return folder
+    """A folder in which the relative paths of the documents exist."""
+    return record_output.workspace(tmp_path_factory.mktemp("docs"))
 
 
-def test_readme_shows_commands_and_a_program() -> None:
+def test_readme_shows_commands_their_output_and_a_program() -> None:
     assert list(commands("README.md"))
+    assert "README.md" in RECORDED
     assert blocks("README.md", "python")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("document", RECORDED)
+def test_output_that_the_document_shows_is_real(document: str, workspace: Path) -> None:
+    text = (REPOSITORY / document).read_text()
+    now = record_output.recorded(text, workspace)
+    assert without_numbers(now) == without_numbers(text), f"scripts/record_output.py {document}"
 
 
 def defined(path: Path) -> set[str]:
@@ -129,22 +135,6 @@ def test_commands_of_the_document_are_understood(document: str) -> None:
         assert is_known, f"{words}: of a bundle not made before"
 
 
-def run(arguments: list[str], workspace: Path) -> None:
-    done = subprocess.run(
-        arguments,
-        cwd=workspace,
-        env={
-            "PYTHONPATH": f"{REPOSITORY / 'src'}:{STAND_INS}",
-            "PATH": "/usr/bin:/bin",
-            "XDG_STATE_HOME": str(workspace / "state"),  # not the user's own
-        },
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"{arguments}: {done.stderr}"
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("document", SHOWN)
 def test_everything_that_the_document_shows_runs_as_it_stands(
@@ -153,10 +143,10 @@ def test_everything_that_the_document_shows_runs_as_it_stands(
     for name, *words in commands(document):
         if any(" ".join([name, *words]).startswith(known) for known in NOT_RUN):
             continue
-        run([sys.executable, *(["-m", "ortolan"] if name == "ortolan" else []), *words], workspace)
+        execute([name, *words], workspace)
     for program in blocks(document, "python"):
         shutil.rmtree(workspace / "build", ignore_errors=True)
-        run([sys.executable, "-c", program], workspace)
+        execute(["python", "-c", program], workspace)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
-"""Runs something in a forked child with limits, and says how it ended.
+"""Runs a function in a forked child with limits, and reports how it ended.
 
-The parent has imported everything and made no session of onnxruntime, so a fork takes milliseconds
-and is safe.
+The parent has imported everything but created no onnxruntime session, so a fork is fast and safe.
 """
 
 import json
@@ -22,41 +21,41 @@ __all__ = ["OUTCOMES", "Outcome", "Say", "run", "run_stages"]
 ADDRESS_BYTES = 6 << 30
 FILE_BYTES = 1 << 30
 SLOW_S, HUNG_S = 5.0, 12
-"""Of the processor, so that a busy machine makes nothing slow."""
+"""Processor seconds, which do not depend on other load."""
 
 ALARM_S = 90
-"""Of the clock, for what waits without end."""
+"""Clock seconds, for a child that waits forever."""
 
 MEMORY_MB = 500
-"""More than what the bundle that was not changed takes; constants may ask for 256 MiB."""
+"""Memory on top of that of the unchanged bundle; constants may request 256 MiB."""
 
 OUTCOMES = ("loaded", "refused", "untyped", "died", "hung", "slow", "memory")
-"""How a use of a bundle may end; all but the first two are findings."""
+"""All but the first two are findings."""
 
 Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """How it ended.
+    """How a child ended.
 
     Attributes:
         kind: one of `OUTCOMES`.
-        stage: how far it got.
-        said: the error, or the signal and the last words.
+        stage: the last one it reached.
+        message: the error, or the signal and the last output.
         seconds: of the processor.
-        memory_mb: the most that it had, of which the parent's is a part.
+        memory_mb: peak, including memory shared with the parent.
     """
 
     kind: str
     stage: str = ""
-    said: str = ""
+    message: str = ""
     seconds: float
     memory_mb: int
 
     @property
     def is_finding(self) -> bool:
-        """Whether this may not happen."""
+        """Whether this must not happen."""
         return self.kind not in ("loaded", "refused")
 
 
@@ -64,9 +63,9 @@ def run(use: Callable[[Say], object], log: Path, *, usual_mb: int) -> Outcome:
     """Call a function in a child.
 
     Args:
-        use: takes what to call at the beginning of each stage.
-        log: file for what the child prints.
-        usual_mb: memory that is no finding.
+        use: called with a function to announce each stage.
+        log: file for the child's output.
+        usual_mb: memory of the unchanged bundle.
     """
     outcome, _ = run_stages(use, log)
     if outcome.is_finding:
@@ -77,7 +76,7 @@ def run(use: Callable[[Say], object], log: Path, *, usual_mb: int) -> Outcome:
 
 
 def run_stages(use: Callable[[Say], object], log: Path) -> tuple[Outcome, list[str]]:
-    """Call a function in a child, and give all stages that it went through."""
+    """Call a function in a child, and return all stages it reached."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
@@ -92,17 +91,17 @@ def run_stages(use: Callable[[Say], object], log: Path) -> tuple[Outcome, list[s
         lines = [json.loads(line) for line in pipe.read().splitlines()]
     _, status, usage = os.wait4(child, 0)
     stages = [line["stage"] for line in lines if "stage" in line]
-    told: dict[str, Any] = {key: value for line in lines for key, value in line.items()}
-    kind, said = told.get("kind", "died"), told.get("said", "")
-    if os.WIFSIGNALED(status) or "kind" not in told:
+    report: dict[str, Any] = {key: value for line in lines for key, value in line.items()}
+    kind, message = report.get("kind", "died"), report.get("message", "")
+    if os.WIFSIGNALED(status) or "kind" not in report:
         number = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
         kind = "hung" if number in (signal.SIGALRM, signal.SIGXCPU) else "died"
         words = log.read_text(errors="replace")[-300:]
-        said = f"{signal.Signals(number).name if number else 'exit'}: {words}"
+        message = f"{signal.Signals(number).name if number else 'exit'}: {words}"
     outcome = Outcome(
         kind=kind,
         stage=stages[-1] if stages else "",
-        said=said,
+        message=message,
         seconds=usage.ru_utime + usage.ru_stime,
         memory_mb=usage.ru_maxrss >> 10,
     )
@@ -128,11 +127,11 @@ def _report(use: Callable[[Say], object], pipe: int) -> None:
     started = time.process_time()
     try:
         use(lambda stage: say(stage=stage))
-        say(kind="loaded", said="")
+        say(kind="loaded", message="")
     except OrtolanError as error:
-        say(kind="refused", said=f"{type(error).__name__}: {error}"[:400])
+        say(kind="refused", message=f"{type(error).__name__}: {error}"[:400])
     except BaseException as error:
         where = traceback.extract_tb(error.__traceback__)[-1]
-        said = f"{type(error).__name__}: {error}"[:300]
-        say(kind="untyped", said=f"{said} ({Path(where.filename).name}:{where.lineno})")
+        message = f"{type(error).__name__}: {error}"[:300]
+        say(kind="untyped", message=f"{message} ({Path(where.filename).name}:{where.lineno})")
     say(seconds=time.process_time() - started)

@@ -1,4 +1,4 @@
-"""Exports the bundles of `bundles.EXPORTED`; takes a minute.
+"""Exports the bundles in `bundles.EXPORTED`, which takes a minute.
 
 python -m tests.hostile.exports FOLDER
 """
@@ -21,7 +21,7 @@ from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.pack.write import pack
 
 Make = Callable[[Path, Path], object]
-"""Takes a folder to work in and that of the bundle."""
+"""Function of a working folder and of the folder for the bundle."""
 
 INT4 = Int4(method="rtn", group_size=32)
 COARSE = ExportOptions(max_kl=5.0)
@@ -73,9 +73,9 @@ MAKES: dict[str, Make] = {
 
 
 def main(folder: Path) -> None:
-    """Make those that are not there."""
+    """Export missing bundles."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
-        logging.getLogger("torch.__trace").disabled = True  # `quick_exports` lets it propagate
+        logging.getLogger("torch.__trace").disabled = True  # `quick_exports` would let it propagate
         quick_exports.install(Path(work, "traces"))
         for kind, make in MAKES.items():
             if not (folder / kind).exists():

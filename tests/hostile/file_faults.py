@@ -1,7 +1,7 @@
-"""A file operation that fails, is interrupted or cut short, or that the process is killed at.
+"""Makes one file operation fail, be interrupted or cut short, or kills the process there.
 
-The work is done by a fork, which is killed for real, or reports how it went. Every call that
-changes something on the disk counts: those of `os`, and the exchange of two folders.
+A fork does the work, and is really killed or reports back. Operations are all calls that change the
+disk: those of `os`, and the exchange of two folders.
 """
 
 import errno
@@ -24,20 +24,20 @@ FAULTS: tuple[Fault, ...] = ("ENOSPC", "EIO", "EINTR", "short", "SIGKILL")
 _CALLS = ("write", "fsync", "rename", "replace", "unlink", "mkdir", "rmdir", "ftruncate", "link")
 
 _MAKING = ("open", "write", "mkdir")
-"""What a full disk refuses, again and again."""
+"""Operations that keep failing on a full disk."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """How the work of a fork went.
+    """How the work of a fork ended.
 
     Attributes:
-        operations: that it came to.
-        met: it came to the one with the fault, which was of a kind that has it.
-        error: the name of what it raised; empty where it ended well.
+        operations: number reached.
+        met: whether the fault happened.
+        error: class name of the error; empty after success.
         message: of that error.
-        is_typed: it is an `OrtolanError`.
-        past: what Python opened for writing itself, past the operations.
+        is_typed: whether it is an `OrtolanError`.
+        past: files that Python opened for writing without a counted operation.
     """
 
     operations: int = 0
@@ -49,20 +49,20 @@ class Outcome:
 
 
 class Fork:
-    """Some work in a process of its own, in which one file operation may go wrong."""
+    """A process that does some work, in which one file operation may fail."""
 
     def __init__(self, work: Callable[[], object], *, fault: Fault = "EIO", at: int = 0) -> None:
-        """Begin it.
+        """Start the work.
 
         Args:
-            work: to do.
-            fault: what happens.
-            at: at which operation, from 1; 0 for none.
+            work: function to call.
+            fault: kind of fault.
+            at: number of the operation, from 1; 0 for none.
         """
         self._at = at
         self._report, written = os.pipe()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", DeprecationWarning)  # other threads do not matter here
+            warnings.simplefilter("ignore", DeprecationWarning)  # about threads
             self._child = os.fork()
         if self._child == 0:
             os.setpgid(0, 0)
@@ -71,11 +71,11 @@ class Fork:
         os.close(written)
 
     def kill(self) -> None:
-        """End it, wherever it is."""
+        """Kill the process."""
         os.kill(self._child, signal.SIGKILL)
 
     def outcome(self) -> Outcome:
-        """Wait for its end."""
+        """Wait for the end."""
         with os.fdopen(self._report, "rb") as stream:
             report = stream.read()
         status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
@@ -86,7 +86,7 @@ class Fork:
 
 
 def _work(work: Callable[[], object], fault: Fault, at: int, report: int) -> None:
-    """Never returns: what the tests are about to clear away belongs to another process."""
+    """Never return, since cleanup of the tests belongs to the parent."""
     status = 1
     try:
         operations = _Operations(fault, at)
@@ -112,7 +112,7 @@ def _work(work: Callable[[], object], fault: Fault, at: int, report: int) -> Non
 
 
 def _watch_opens() -> list[str]:
-    """The paths that are opened for writing by `open`, for the rest of this process."""
+    """Return a list that collects all paths opened for writing by `open`."""
     seen: list[str] = []
 
     def watch(event: str, args: tuple[object, ...]) -> None:
@@ -124,7 +124,7 @@ def _watch_opens() -> list[str]:
 
 
 class _Operations:
-    """Counts them, and lets one go wrong."""
+    """Counts operations and makes one fail."""
 
     def __init__(self, fault: Fault, at: int) -> None:
         self.count = 0
@@ -134,7 +134,7 @@ class _Operations:
         self._written: set[int] = set()  # descriptors
 
     def install(self) -> None:
-        """For the rest of this process."""
+        """Replace the functions for the rest of this process."""
         for name in _CALLS:
             setattr(os, name, self._faulty(name, getattr(os, name)))
         setattr(os, "open", self._faulty("open", os.open))  # noqa: B010 - as above
@@ -154,7 +154,7 @@ class _Operations:
                     size = function(args[0], half)
                     if self._fault == "short":
                         return size
-                self._go_wrong()
+                self._fail()
             done = function(*args, **kwargs)
             if name == "open":
                 self._written.add(done)
@@ -169,7 +169,7 @@ class _Operations:
             return self.met and name in _MAKING
         return self.count == self._at
 
-    def _go_wrong(self) -> None:
+    def _fail(self) -> None:
         if self._fault == "SIGKILL":
             os.killpg(0, signal.SIGKILL)
         code = getattr(errno, self._fault)

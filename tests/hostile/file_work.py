@@ -1,4 +1,4 @@
-"""Everything of Ortolan that writes files for keeps, and how to see what it left."""
+"""All work of Ortolan that writes permanent files, and checks of the result."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,14 +35,14 @@ State = Literal["old", "new"] | None
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Something that writes into a folder, and what is in it before.
+    """Work that replaces old files in a folder by new ones.
 
     Attributes:
-        old: writes what is there before.
-        new: writes what is to replace it.
-        state: which of the two is there, all of it read; None where neither is.
-        has_gap: neither is there for a moment, in which the process may be killed.
-        is_optional: a cache, which does without what it could not write, and says so.
+        old: writes the old files.
+        new: writes the new files.
+        state: reads all files and returns which are there; `None` for neither.
+        has_gap: a killed process may leave neither.
+        is_optional: a cache, which works without files it cannot write.
     """
 
     old: Callable[[Path], object]
@@ -67,12 +67,12 @@ def _export(folder: Path) -> Work:
 
 
 def _folder(folder: Path) -> Work:
-    """What an export does with its folder, without an export."""
+    """Replace a folder as an export does."""
     return Work(old=_staged(b"old"), new=_staged(b"new"), state=_marker)
 
 
 def _renamed_folder(folder: Path) -> Work:
-    """The same where the system cannot exchange two folders at once."""
+    """The same on a system that cannot exchange two folders."""
 
     def new(place: Path) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -125,10 +125,10 @@ def _auto(folder: Path) -> Work:
 def _bundle_state(contexts: dict[State, int]) -> Callable[[Path], State]:
     def state(place: Path) -> State:
         try:
-            found = open_bundle(place / "bundle", full_check=True).manifest.context_length
+            length = open_bundle(place / "bundle", full_check=True).manifest.context_length
         except BundleNotFoundError:
             return None
-        return next(state for state, context in contexts.items() if context == found)
+        return next(state for state, context in contexts.items() if context == length)
 
     return state
 
@@ -145,10 +145,10 @@ def _pack(folder: Path) -> Work:
 
     def state(place: Path) -> State:
         bundle = open_bundle(place / "bundle", full_check=True)
-        found = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
-        if found is None:
+        packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
+        if packed is None:
             return None
-        return "old" if found.manifest.ortolan == "0.0.1" else "new"
+        return "old" if packed.manifest.ortolan == "0.0.1" else "new"
 
     return Work(old=old, new=new, state=state)
 
@@ -156,13 +156,13 @@ def _pack(folder: Path) -> Work:
 def _conversation(folder: Path) -> Work:
     def saved(content: str) -> Callable[[Path], object]:
         def write(place: Path) -> None:
-            conversation = Conversation(_nobody, "bundle", system=content)
+            conversation = Conversation(_no_model, "bundle", system=content)
             conversation.save(place / "saved.json")
 
         return write
 
     def state(place: Path) -> State:
-        conversation = Conversation(_nobody, "bundle")
+        conversation = Conversation(_no_model, "bundle")
         try:
             conversation.load(place / "saved.json")
         except StateFileError:
@@ -196,33 +196,33 @@ def _session(folder: Path) -> Work:
 
     def state(place: Path) -> State:
         try:
-            found = model.load_session(place / "saved").tokens
+            tokens = list(model.load_session(place / "saved").tokens)
         except StateFileError:
             return None
-        return _STATES[next(name for name, each in ids.items() if each == list(found))]
+        return _STATES[next(name for name in ids if ids[name] == tokens)]
 
     return Work(old=saved("old"), new=saved("new"), state=state)
 
 
 def _prefix(folder: Path) -> Work:
     def new(place: Path) -> None:
-        written = PrefixFiles(place, most_bytes=1 << 20)
-        written.write([_KEY], _IDS, _BLOCK, after=_ROOT)
-        written.close()
+        prefixes = PrefixFiles(place, most_bytes=1 << 20)
+        prefixes.write([_KEY], _IDS, _BLOCK, after=_ROOT)
+        prefixes.close()
 
     def state(place: Path) -> State:
-        found = PrefixFiles(place, most_bytes=1 << 20).read(_KEY, _IDS, _SLOTS, after=_ROOT)
-        if found is None:
+        block = PrefixFiles(place, most_bytes=1 << 20).read(_KEY, _IDS, _SLOTS, after=_ROOT)
+        if block is None:
             return None
-        for got, expected in zip(found.buffers, _BLOCK.buffers, strict=True):
-            np.testing.assert_array_equal(got, expected)
+        for buffer, expected in zip(block.buffers, _BLOCK.buffers, strict=True):
+            np.testing.assert_array_equal(buffer, expected)
         return "new"
 
     return Work(old=lambda place: None, new=new, state=state, has_gap=True, is_optional=True)
 
 
 def _checkpoint(folder: Path) -> Work:
-    """Of another shape, so that one's config does not fit the other's weights."""
+    """Models of different shapes, so that a config does not fit the other's weights."""
     models = {"old": tiny_models.decoder(tiny_models.llama(1))}
     models["new"] = tiny_models.decoder(tiny_models.llama(2))
 
@@ -231,16 +231,16 @@ def _checkpoint(folder: Path) -> Work:
 
     def state(place: Path) -> State:
         try:
-            found = load(place / "saved").state_dict()
+            weights = load(place / "saved").state_dict()
         except CheckpointError:
             return None
-        return next(_STATES[name] for name, model in models.items() if _equal(model, found))
+        return next(_STATES[name] for name, model in models.items() if _equal(model, weights))
 
     return Work(old=saved("old"), new=saved("new"), state=state, has_gap=True)
 
 
 def _training(folder: Path) -> Work:
-    """Recipes for other tokenizers; nothing is learned, since gradients are no files."""
+    """Recipes with different tokenizers, without gradients."""
     recipes = {"old": folder / "old", "new": folder / "new"}
     for name, size in (("old", "290"), ("new", "300")):
         recipes[name].mkdir()
@@ -272,14 +272,14 @@ _BLOCK = filled(Slots((KEY, SUM), count=1, context_length=100, identity="bundle"
 _IDS = np.arange(16, dtype="<i4").tobytes()
 _KEY, _ROOT = bytes(range(32)), bytes(32)
 
-_nobody: Any = SimpleNamespace(forget=lambda: None)
+_no_model: Any = SimpleNamespace(forget=lambda: None)
 
 _STATES: dict[str, State] = {"old": "old", "new": "new"}
 
 
-def _equal(model: torch.nn.Module, found: dict[str, torch.Tensor]) -> bool:
+def _equal(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> bool:
     own = model.state_dict()
-    return own.keys() == found.keys() and all(torch.equal(own[name], found[name]) for name in own)
+    return own.keys() == weights.keys() and all(torch.equal(own[n], weights[n]) for n in own)
 
 
 WORKS: dict[str, Callable[[Path], Work]] = {

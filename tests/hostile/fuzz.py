@@ -1,16 +1,14 @@
-"""Changes bundles at random, uses each in a process of its own, and says how it ended.
+"""Changes bundles at random and uses each one in a child process.
 
     python -m tests.hostile.fuzz --seed 7 --count 20000
     python -m tests.hostile.fuzz --only decoder/7/123 --keep build/mutant
 
-A finding is anything but a bundle that works and a typed error: see `child.OUTCOMES`. Its name is
-all that it takes to make it again, as long as nobody changes the bundles or the changes.
+A bundle must work or be refused with a typed error; anything else is a finding. A finding can be
+reproduced from its name.
 """
 
-import argparse
 import json
 import os
-import secrets
 import shutil
 import sys
 import tempfile
@@ -18,24 +16,23 @@ import time
 from collections import Counter
 from pathlib import Path
 from random import Random
+from typing import Any
 
-from tests.hostile import bundles, child, mutants
-from tests.hostile.uses import use
-
-ROOT = Path(__file__).parents[2]
+from tests.hostile import bundles, child, command, mutants
+from tests.hostile.usage import use
 
 STAGES = ("open", "load", "use")
-"""Where a bundle may be refused; what comes later counts as use."""
+"""Stages at which a bundle may be refused; later ones count as use."""
 
 COLUMNS = ("loaded", *(f"refused at {stage}" for stage in STAGES), *child.OUTCOMES[2:])
 
 
 class Fuzzer:
-    """Mutants of some bundles, one after the other.
+    """Makes mutants and runs them.
 
     Args:
-        folder: of the bundles.
-        work: to write mutants to; memory rather than a disk.
+        folder: of the original bundles.
+        work: folder for mutants, preferably in memory.
     """
 
     def __init__(self, folder: Path, work: Path) -> None:
@@ -45,12 +42,12 @@ class Fuzzer:
         self._usual_mb: dict[str, int] = {}
 
     def original(self, kind: str) -> bundles.Files:
-        """The files of a bundle that is not changed, once it is known to work."""
+        """Return the files of an unchanged bundle, after checking that it works."""
         if kind not in self._originals:
             self._originals[kind] = bundles.read(self._folder, kind)
             outcome = self.run(self.mutant(f"{kind}/0/-"))
             if outcome.kind != "loaded":
-                raise RuntimeError(f"{kind}: expected a bundle that works, got {outcome}")
+                raise RuntimeError(f"the unchanged bundle {kind} does not work: {outcome}")
             self._usual_mb[kind] = outcome.memory_mb
         return self._originals[kind]
 
@@ -64,17 +61,17 @@ class Fuzzer:
         mutants.write(mutant.files, folder)
         random = Random(mutant.name)
         return child.run(
-            # what is made by hand has the certificate of something else
+            # the certificate of a handmade bundle is that of another model
             lambda say: use(folder, random, say, verifies=bool(mutant.changes)),
             self._work / "log",
             usual_mb=self._usual_mb.get(mutant.kind, 1 << 20),
         )
 
 
-def fuzz(fuzzer: Fuzzer, kinds: tuple[str, ...], seed: int, count: int) -> list[dict[str, object]]:
-    """Run mutants of all kinds in turn, print the table, and give the findings."""
+def fuzz(fuzzer: Fuzzer, kinds: tuple[str, ...], seed: int, count: int) -> list[dict[str, Any]]:
+    """Run mutants of all kinds in turn, print a table, and return the findings."""
     table = {kind: Counter[str]() for kind in kinds}
-    findings: list[dict[str, object]] = []
+    findings: list[dict[str, Any]] = []
     started = time.monotonic()
     for number in range(count):
         kind = kinds[number % len(kinds)]
@@ -83,20 +80,19 @@ def fuzz(fuzzer: Fuzzer, kinds: tuple[str, ...], seed: int, count: int) -> list[
         stage = outcome.stage if outcome.stage in STAGES else STAGES[-1]
         table[kind][f"refused at {stage}" if outcome.kind == "refused" else outcome.kind] += 1
         if outcome.is_finding:
-            findings.append(_told(mutant, outcome))
-            print(json.dumps(findings[-1]), flush=True)
+            command.add_finding(findings, **_description(mutant, outcome))
     seconds = time.monotonic() - started
     _print_table(table)
     print(f"{count} mutants in {seconds:.0f} s, {count / max(seconds, 0.001):.0f} a second")
     return findings
 
 
-def _told(mutant: mutants.Mutant, outcome: child.Outcome) -> dict[str, object]:
+def _description(mutant: mutants.Mutant, outcome: child.Outcome) -> dict[str, Any]:
     return {
         "name": mutant.name,
         "kind": outcome.kind,
         "stage": outcome.stage,
-        "said": outcome.said,
+        "message": outcome.message,
         "seconds": round(outcome.seconds, 1),
         "memory_mb": outcome.memory_mb,
         "changes": mutant.changes,
@@ -113,31 +109,26 @@ def _print_table(table: dict[str, Counter[str]]) -> None:
 
 
 def main() -> int:
-    """Run as the arguments say; 1 where something was found."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, help="a new one by default")
-    parser.add_argument("--count", type=int, default=20_000)
+    """Return 1 if something was found."""
+    parser = command.parser(__doc__, count=20_000)
     parser.add_argument("--kinds", nargs="*", default=bundles.KINDS, choices=bundles.KINDS)
-    parser.add_argument("--only", help="the name of one mutant")
-    parser.add_argument("--keep", type=Path, help="with --only: a new folder for the mutant")
-    parser.add_argument("--bundles", type=Path, default=ROOT / "build" / "hostile")
-    given = parser.parse_args()
-    kinds = (given.only.partition("/")[0],) if given.only else tuple(given.kinds)
+    parser.add_argument("--only", help="name of one mutant")
+    parser.add_argument("--keep", type=Path, help="with --only: new folder for the mutant")
+    options = parser.parse_args()
+    kinds = (options.only.partition("/")[0],) if options.only else tuple(options.kinds)
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as work:
-        os.environ["XDG_STATE_HOME"] = work  # the key of what is packed here
-        bundles.write(given.bundles, kinds)
-        fuzzer = Fuzzer(given.bundles, Path(work))
-        if given.only:
-            mutant = fuzzer.mutant(given.only)
-            if given.keep is not None:
-                mutants.write(mutant.files, given.keep)
-            outcome = fuzzer.run(mutant)
-            print(json.dumps(_told(mutant, outcome), indent=1))
-            return int(outcome.is_finding)
-        seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
-        print(f"seed {seed}", flush=True)
-        return int(bool(fuzz(fuzzer, kinds, seed, given.count)))
+        os.environ["XDG_STATE_HOME"] = work  # holds the key of packed weights
+        bundles.write(options.bundles, kinds)
+        fuzzer = Fuzzer(options.bundles, Path(work))
+        if not options.only:
+            return int(bool(fuzz(fuzzer, kinds, command.pick_seed(options.seed), options.count)))
+        mutant = fuzzer.mutant(options.only)
+        if options.keep is not None:
+            mutants.write(mutant.files, options.keep)
+        outcome = fuzzer.run(mutant)
+        print(json.dumps(_description(mutant, outcome), indent=1))
+        return int(outcome.is_finding)
 
 
 if __name__ == "__main__":

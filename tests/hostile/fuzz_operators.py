@@ -1,15 +1,12 @@
-"""Graphs of one operator that no export writes: each has to be refused before onnxruntime sees it.
+"""Adds random operators to a graph; foreign ones must be refused before onnxruntime sees them.
 
     python -m tests.hostile.fuzz_operators --seed 7 --count 10000
 
-The operators are all that onnxruntime and ONNX have a schema of, and some that nobody has, with
-inputs, outputs and attributes at random. A quarter are operators that exports do write: of these
-some may be taken. Nothing is loaded, so one process does all of it.
+Operators are all those with a schema in onnxruntime or ONNX, and some unknown ones, with random
+inputs, outputs and attributes. A quarter are operators of exports, of which some may be accepted.
+Nothing is loaded, so everything runs in one process.
 """
 
-import argparse
-import json
-import secrets
 import sys
 import tempfile
 import time
@@ -20,9 +17,9 @@ from random import Random
 from typing import Any
 
 from onnx import AttributeProto, ModelProto, NodeProto, TensorProto, helper
-from tests.hostile import bundles
+from tests.hostile import bundles, command
 from tests.hostile.operators import attribute_names, random_operator
-from tests.hostile.tensors import random_tensor
+from tests.hostile.tensor_changes import random_tensor
 from tests.hostile.traps import join
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
@@ -37,7 +34,7 @@ __all__ = ["fuzz"]
 
 
 def fuzz(seed: int, count: int) -> list[dict[str, Any]]:
-    """Check graphs, print how many were refused, and give those that were not."""
+    """Check graphs, print counts, and return the findings."""
     with tempfile.TemporaryDirectory() as work:
         bundles.write(Path(work), ("decoder",))
         files = bundles.read(Path(work), "decoder")
@@ -51,12 +48,13 @@ def fuzz(seed: int, count: int) -> list[dict[str, Any]]:
         is_known = random.random() < 0.25
         node = _node(random, is_known=is_known)
         _insert(random, model, node)
-        outcome, said = _outcome(model.SerializeToString(), manifest)
-        domain = node.domain if node.domain in _KNOWN_DOMAINS else "another domain"
+        outcome, message = _outcome(model.SerializeToString(), manifest)
+        domain = node.domain if node.domain in _DOMAINS else "another domain"
         counts[f"{outcome}: {'written by exports' if is_known else domain or 'ai.onnx'}"] += 1
         if outcome == "untyped" or (outcome == "taken" and not is_known):
-            findings.append({"number": number, "kind": outcome, "said": said, "node": f"{node}"})
-            print(json.dumps(findings[-1]), flush=True)
+            command.add_finding(
+                findings, number=number, kind=outcome, message=message, node=f"{node}"
+            )
     seconds = time.monotonic() - started
     for name in sorted(counts):
         print(f"{counts[name]:>8} {name}")
@@ -64,7 +62,7 @@ def fuzz(seed: int, count: int) -> list[dict[str, Any]]:
     return findings
 
 
-_KNOWN_DOMAINS = ("", "com.microsoft", "ai.onnx.ml")
+_DOMAINS = ("", "com.microsoft", "ai.onnx.ml")
 
 
 def _outcome(data: bytes, manifest: Manifest) -> tuple[str, str]:
@@ -79,15 +77,15 @@ def _outcome(data: bytes, manifest: Manifest) -> tuple[str, str]:
 
 
 def _node(random: Random, *, is_known: bool) -> NodeProto:
-    """A node of an operator of the vocabulary, or outside of it, without inputs."""
-    known = sorted(vocabulary())
+    """Return a node without inputs whose operator is in the vocabulary, or is not."""
+    exported = sorted(vocabulary())
     domain, op_type = random_operator(random)
-    while not is_known and f"{domain or 'ai.onnx'}::{op_type}" in known:
+    while not is_known and f"{domain or 'ai.onnx'}::{op_type}" in exported:
         domain, op_type = random_operator(random)
     if is_known:
-        domain, _, op_type = random.choice(known).rpartition("::")
+        domain, _, op_type = random.choice(exported).rpartition("::")
         domain = "" if domain == "ai.onnx" else domain
-    outputs = [f"made.{place}" for place in range(random.choice([1, 1, 1, 2, 3, 9]))]
+    outputs = [f"added.{place}" for place in range(random.choice([1, 1, 1, 2, 3, 9]))]
     node = helper.make_node(op_type, [], outputs, domain=domain)
     own = [*attribute_names().get((domain, op_type), ()), "axis", "x"]
     for name in random.sample(own, random.randint(0, min(3, len(own)))):
@@ -106,30 +104,25 @@ def _attribute(random: Random, name: str) -> AttributeProto:
             random_tensor(random, name),
         ]
     )
-    made: AttributeProto = helper.make_attribute(name, value)
-    return made
+    attribute: AttributeProto = helper.make_attribute(name, value)
+    return attribute
 
 
 def _insert(random: Random, model: ModelProto, node: NodeProto) -> None:
-    """Give a node inputs, of constants or of the graph, and let the graph depend on it."""
-    held = [tensor.name for tensor in model.graph.initializer]
+    """Add inputs to a node, and make the output of the graph depend on it."""
+    constants = [tensor.name for tensor in model.graph.initializer]
     for place in range(random.choice([0, 1, 1, 2, 2, 3, 5, 12])):
-        tensor: TensorProto = random_tensor(random, f"given.{place}")
+        tensor: TensorProto = random_tensor(random, f"input.{place}")
         model.graph.initializer.append(tensor)
-        node.input.append(random.choice([tensor.name, tensor.name, "", random.choice(held)]))
+        node.input.append(random.choice([tensor.name, tensor.name, "", random.choice(constants)]))
     model.graph.node.append(node)
     join(model, node.output[0])
 
 
 def main() -> int:
-    """Run as the arguments say; 1 where something was taken."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--seed", type=int, help="a new one by default")
-    parser.add_argument("--count", type=int, default=10_000)
-    given = parser.parse_args()
-    seed = secrets.randbelow(1 << 32) if given.seed is None else given.seed
-    print(f"seed {seed}", flush=True)
-    return int(bool(fuzz(seed, given.count)))
+    """Return 1 if something was found."""
+    options = command.parser(__doc__, count=10_000).parse_args()
+    return int(bool(fuzz(command.pick_seed(options.seed), options.count)))
 
 
 if __name__ == "__main__":

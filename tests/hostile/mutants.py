@@ -1,7 +1,7 @@
-"""A mutant: a bundle with one to three things changed, and its hashes and sizes made right again.
+"""Mutants: bundles with one to three changes, and with sizes and hashes corrected.
 
-A mutant follows from the kind of bundle, a seed and a number. What is behind the hashes is thereby
-reached, which whoever makes a bundle on purpose reaches as well.
+Correct hashes let a mutant reach the code behind that check, as a deliberate attack would. A mutant
+is determined by the kind of bundle, a seed and a number.
 """
 
 import contextlib
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
-from tests.hostile import files as change
+from tests.hostile import file_changes
 from tests.hostile.bundles import Files
-from tests.hostile.graphs import change_graph
-from tests.hostile.values import change_document, flip_bytes
+from tests.hostile.documents import change_document, flip_bytes
+from tests.hostile.graph_changes import change_graph
 
 from ortolan.runtime.bundle import seal
 from ortolan.runtime.errors import GraphError
@@ -31,8 +31,9 @@ class Mutant:
     """A changed bundle.
 
     Attributes:
-        name: kind, seed and number, of which it can be made again.
-        changes: what was changed, in words.
+        name: `kind/seed/number`.
+        files: of the bundle.
+        changes: in words.
     """
 
     name: str
@@ -41,18 +42,18 @@ class Mutant:
 
     @property
     def kind(self) -> str:
-        """Of the bundle that was changed."""
+        """Kind of the bundle."""
         return self.name.partition("/")[0]
 
 
 def mutant(original: Files, name: str) -> Mutant:
-    """The mutant of a name, `kind/seed/number`; that of number `-` has nothing changed."""
+    """Return the mutant of a name; the number `-` stands for no change."""
     random, files = Random(name), dict(original)
     if name.endswith("/-"):
         return Mutant(name=name, files=files, changes=())
     count = random.choice([1, 1, 1, 2, 2, 3])
     areas = random.choices(list(_AREAS), [weight for weight, _ in _AREAS.values()], k=count)
-    # changes of the manifest come last, since mending writes it
+    # the manifest is changed last, since mending rewrites it
     changes = [_changed(random, files, area) for area in areas if area != "manifest"]
     if random.random() < 0.95:
         mend(files, names_operators=random.random() < 0.05)
@@ -61,12 +62,12 @@ def mutant(original: Files, name: str) -> Mutant:
 
 
 def mend(files: Files, *, names_operators: bool = False) -> None:
-    """Make the sizes and hashes in the manifest right, and the seal of what was packed.
+    """Correct the sizes and hashes in the manifest, and the seals of packed weights.
 
     Args:
         files: of a bundle.
-        names_operators: whether the manifest says, too, that operators that no export writes are
-            needed. Whoever makes such a bundle has to be trusted, which nobody does here.
+        names_operators: also let the manifest declare its custom operators, which the bundle's
+            users here do not trust.
     """
     manifest = json.loads(files[MANIFEST])
     if names_operators:
@@ -99,18 +100,18 @@ def _described(data: bytes) -> dict[str, object]:
 
 
 def _changed(random: Random, files: Files, area: str) -> str:
-    """Change a part of a bundle; or any bytes, where it was changed before and is no such part."""
+    """Change a part of a bundle, or any bytes if an earlier change broke that part."""
     try:
         return _AREAS[area][1](random, files)
-    except Exception:  # whatever a parser says of what it cannot read
-        return change.change_bytes(random, files)
+    except Exception:  # whatever a parser raises
+        return file_changes.change_bytes(random, files)
 
 
 def _graph(random: Random, files: Files) -> str:
     name = random.choice(sorted(name for name in files if name.endswith(".onnx")))
     how = flip_bytes if random.random() < 0.12 else change_graph
-    files[name], said = how(random, files[name])
-    return f"{name}: {said}"
+    files[name], summary = how(random, files[name])
+    return f"{name}: {summary}"
 
 
 def _manifest(random: Random, files: Files) -> str:
@@ -119,21 +120,21 @@ def _manifest(random: Random, files: Files) -> str:
         files[MANIFEST] = data[: random.randrange(len(data))]
         return f"{MANIFEST}: cut to {len(files[MANIFEST])} bytes"
     how = flip_bytes if choice < 0.1 else change_document
-    files[MANIFEST], said = how(random, data)
-    return f"{MANIFEST}: {said}"
+    files[MANIFEST], summary = how(random, data)
+    return f"{MANIFEST}: {summary}"
 
 
 def _document(ending: str) -> "Area":
     def changed(random: Random, files: Files) -> str:
         (name,) = [name for name in files if name.endswith(ending)]
-        files[name], said = change_document(random, files[name])
-        return f"{name}: {said}"
+        files[name], summary = change_document(random, files[name])
+        return f"{name}: {summary}"
 
     return changed
 
 
 def _where(ending: str, area: "Area") -> "Area":
-    """A change for bundles with such a file; of others, one of the graph."""
+    """Return a change for bundles with such a file; others get a change of the graph."""
 
     def changed(random: Random, files: Files) -> str:
         has_one = any(name.endswith(ending) for name in files)
@@ -147,12 +148,12 @@ Area = Callable[[Random, Files], str]
 _AREAS: dict[str, tuple[int, Area]] = {
     "graph": (52, _graph),
     "manifest": (18, _manifest),
-    "tokenizer": (10, _where("tokenizer.json", change.change_tokenizer)),
-    "template": (3, _where("chat_template.jinja", change.change_template)),
+    "tokenizer": (10, _where("tokenizer.json", file_changes.change_tokenizer)),
+    "template": (3, _where("chat_template.jinja", file_changes.change_template)),
     "certificate": (3, _where("certificate.npz", _document("certificate.json"))),
-    "arrays": (3, _where("certificate.npz", change.change_arrays)),
-    "weights": (4, _where(".bin", change.change_weights)),
+    "arrays": (3, _where("certificate.npz", file_changes.change_arrays)),
+    "weights": (4, _where(".bin", file_changes.change_weights)),
     "packed": (3, _where("/packed.json", _document("/packed.json"))),
-    "bytes": (4, change.change_bytes),
+    "bytes": (4, file_changes.change_bytes),
 }
-"""What is changed, and how often of a hundred times."""
+"""Weight and change by area."""

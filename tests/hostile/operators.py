@@ -1,4 +1,4 @@
-"""Operators that graphs are changed to: all with a schema in onnxruntime or ONNX, and others."""
+"""Operators for graph changes: all with a schema in onnxruntime or ONNX, and unknown ones."""
 
 from functools import cache
 from random import Random
@@ -12,8 +12,8 @@ _DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft.nchwc", "x"
 
 @cache
 def attribute_names() -> dict[tuple[str, str], list[str]]:
-    """The attributes of every operator, by its domain and its name."""
-    # late, since the runtime wants to be imported first
+    """Return the attributes of every operator by domain and name."""
+    # late: the runtime must be imported first
     from onnxruntime.capi import (  # type: ignore[import-untyped]
         onnxruntime_pybind11_state as library,
     )
@@ -24,12 +24,12 @@ def attribute_names() -> dict[tuple[str, str], list[str]]:
 
 @cache
 def known_operators() -> tuple[tuple[str, str], ...]:
-    """Domain and name of every operator."""
+    """Return the domain and name of every operator."""
     return tuple(sorted(attribute_names()))
 
 
 def random_operator(random: Random) -> tuple[str, str]:
-    """Domain and name of one, at times of none that there is."""
+    """Return a domain and a name, sometimes of an operator that does not exist."""
     domain, name = random.choice(known_operators())
     if random.random() < 0.05:
         domain = random.choice(_DOMAINS)

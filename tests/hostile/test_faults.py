@@ -1,9 +1,10 @@
-"""Whatever goes wrong with a file: what is there is old or new, and whole."""
+"""Whatever goes wrong with a file, complete old or complete new files remain."""
 
 import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -14,18 +15,18 @@ from tests.runtime import packed_bundles
 from ortolan.runtime.pack.write import pack
 
 DEAR = ("pack", "checkpoint", "export", "training")
-"""Each takes some tenths of a second; the others some hundredths, but for the last."""
+"""Work of some tenths of a second; most takes some hundredths."""
 
 LONG = ("export", "training")
-"""Of more than a hundred operations."""
+"""Work of more than a hundred operations."""
 
 CHOSEN = "export in chosen bits"
-"""Seconds, and hundreds of operations."""
+"""Work of seconds and hundreds of operations."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Seals of these tests stay out of the user's folders."""
+    """Keep seals out of the user's folders."""
     with pytest.MonkeyPatch.context() as patch:
         for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
             patch.setenv(name, str(tmp_path_factory.mktemp("state")))
@@ -33,7 +34,7 @@ def _key(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 class Faults:
-    """One kind of work, with something going wrong in a folder of its own each time."""
+    """Lets the operations of some work fail, one at a time."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self._folder = folder
@@ -46,7 +47,7 @@ class Faults:
         whole = self._attempt()
         assert (whole.error, self._state()) == ("", "new")
         past = [path for path in whole.past if path.startswith(f"{self._place}")]
-        assert past == [], "expected all files to be written where faults are looked for"
+        assert past == [], "a file is written past the counted operations"
         self.operations = whole.operations
         self._after = self._names()
 
@@ -64,45 +65,38 @@ class Faults:
         return Fork(lambda: self._work.new(self._place), fault=fault, at=at).outcome()
 
     def check(self, fault: Fault, at: int) -> str | None:
-        """Let an operation go wrong, look at what is there, and do the work again.
+        """Let an operation fail, check the files, and repeat the work without a fault.
 
         Returns:
-            What was there.
+            The state after the fault.
         """
         shutil.rmtree(self._place)
         shutil.copytree(self._before, self._place)
         old = self._state()
-        outcome, found = self._attempt(fault, at), self._state()
-        where = f"{fault} at {at} of {self.operations}: {outcome}, {found}"
+        outcome, state = self._attempt(fault, at), self._state()
+        where = f"{fault} at {at} of {self.operations}: {outcome}, {state}"
         if fault in ("EINTR", "short"):
-            assert (outcome.error, found) == ("", "new"), where
+            assert (outcome.error, state) == ("", "new"), where
         elif outcome.error == "SIGKILL":
-            assert found in (old, "new") or (found is None and self._work.has_gap), where
+            assert state in (old, "new") or (state is None and self._work.has_gap), where
         elif outcome.error:
             assert outcome.is_typed, where
             assert "\n" not in outcome.message, where
-            assert found in (old, "new"), where
+            assert state in (old, "new"), where
         elif not self._work.is_optional:
-            assert found == "new", where
+            assert state == "new", where
         self._work.new(self._place)
         assert (self._state(), self._names()) == ("new", self._after), where
-        return found
+        return state
 
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Faults]:
-    made: dict[str, Faults] = {}
-
-    def of(name: str) -> Faults:
-        if name not in made:
-            made[name] = Faults(name, tmp_path_factory.mktemp("faults"))
-        return made[name]
-
-    return of
+    return cache(lambda name: Faults(name, tmp_path_factory.mktemp("faults")))
 
 
 def spread(operations: int, points: int, fault: Fault) -> list[int]:
-    """Some of the operations, the first and the last among them; each fault has its own."""
+    """Return some operations, including the first and the last; they differ between faults."""
     between = max(1, (operations - 2) // points)
     inner = range(2 + FAULTS.index(fault) % between, operations, between)
     return [1, *inner, operations]
@@ -111,7 +105,7 @@ def spread(operations: int, points: int, fault: Fault) -> list[int]:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", [name for name in WORKS if name not in (*LONG, CHOSEN)])
-def test_after_a_fault_at_any_operation_what_is_there_is_old_or_new(
+def test_a_fault_at_any_operation_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
     checked = faults(name)
@@ -122,11 +116,11 @@ def test_after_a_fault_at_any_operation_what_is_there_is_old_or_new(
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", [name for name in WORKS if name != CHOSEN])
-def test_after_a_fault_at_some_operations_what_is_there_is_old_or_new(
+def test_a_fault_at_some_operations_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
     operations = faults(name).operations
-    # of what takes longer one for each fault, a fifth of the operations apart
+    # one operation per fault for expensive work, a fifth of all operations apart
     one = 1 + operations * (2 * FAULTS.index(fault) + 1) // (2 * len(FAULTS))
     for at in [one] if name in DEAR else spread(operations, 3, fault):
         faults(name).check(fault, at)
@@ -135,7 +129,7 @@ def test_after_a_fault_at_some_operations_what_is_there_is_old_or_new(
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", [*LONG, CHOSEN])
-def test_after_a_fault_at_more_operations_what_is_there_is_old_or_new(
+def test_a_fault_at_more_operations_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
     for at in spread(faults(name).operations, 3 if name == CHOSEN else 8, fault):
@@ -145,7 +139,7 @@ def test_after_a_fault_at_more_operations_what_is_there_is_old_or_new(
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("name", LONG)
-def test_every_fault_in_long_work_leaves_what_is_old_or_new(
+def test_every_fault_in_long_work_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
     for at in range(1, faults(name).operations + 1):
@@ -154,10 +148,10 @@ def test_every_fault_in_long_work_leaves_what_is_old_or_new(
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no limit of the size of files")
 @pytest.mark.parametrize("part", [0.01, 0.3, 0.6, 0.9])
-def test_a_disk_that_is_full_while_onnxruntime_writes_is_an_error_and_leaves_nothing(
+def test_a_full_disk_while_onnxruntime_writes_is_an_error_and_leaves_nothing(
     part: float, tmp_path: Path
 ) -> None:
-    """It writes packed weights itself; what goes wrong then it may not even say."""
+    """onnxruntime writes packed weights itself, and may not report an error."""
     import resource
 
     bundle = packed_bundles.write(tmp_path / "bundle", "int4")

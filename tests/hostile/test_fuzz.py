@@ -1,4 +1,4 @@
-"""A bounded share of the fuzzing: `make fuzz` does as much of it as one likes."""
+"""A little fuzzing; `make fuzz` does more."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.hostile import bundles
-from tests.hostile.fuzz import COLUMNS, ROOT
+from tests.hostile.command import ROOT
+from tests.hostile.fuzz import COLUMNS
 from tests.hostile.mutants import mutant
 
 SEED = "7"
@@ -27,12 +28,12 @@ def use(say):
     {body}
 
 outcome = child.run(use, __import__("pathlib").Path(sys.argv[1]), usual_mb=60)
-print(outcome.kind, outcome.stage, outcome.is_finding, outcome.said, sep="|")
+print(outcome.kind, outcome.stage, outcome.is_finding, outcome.message, sep="|")
 """
 
 
 def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
-    """Run Python where `tests` can be imported, and where nothing was imported yet."""
+    """Run a fresh Python that can import `tests`."""
     path = os.pathsep.join([f"{ROOT / 'src'}", f"{ROOT}"])
     return subprocess.run(
         [sys.executable, *map(str, arguments)],
@@ -48,7 +49,7 @@ def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
 
 
 @pytest.mark.parametrize(
-    ("body", "said"),
+    ("body", "expected"),
     [
         ("pass", "loaded|body|False|"),
         ("raise OrtolanError('no')", "refused|body|False|OrtolanError: no"),
@@ -64,27 +65,27 @@ def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
         ("bytes(7 << 30)", "untyped|body|True|MemoryError"),
     ],
 )
-def test_every_way_to_end_is_told_apart(body: str, said: str, tmp_path: Path) -> None:
+def test_every_way_to_end_is_recognized(body: str, expected: str, tmp_path: Path) -> None:
     done = python("-c", CHILD.format(body=body), tmp_path / "log")
 
-    assert done.stdout.startswith(said), done
+    assert done.stdout.startswith(expected), done
 
 
-def test_mutant_follows_from_its_name_and_differs_from_others(tmp_path: Path) -> None:
+def test_a_mutant_is_determined_by_its_name(tmp_path: Path) -> None:
     bundles.write(tmp_path, ("decoder",))
     original = bundles.read(tmp_path, "decoder")
     names = [f"decoder/{SEED}/{number}" for number in range(60)]
-    made = [mutant(original, name) for name in names]
+    mutants = [mutant(original, name) for name in names]
 
-    assert made == [mutant(original, name) for name in names]
-    assert len({each.changes for each in made}) == len(made)
+    assert mutants == [mutant(original, name) for name in names]
+    assert len({mutant.changes for mutant in mutants}) == len(mutants)
     assert mutant(original, "decoder/7/-").files == original
-    changed = {file for each in made for file in original if each.files.get(file) != original[file]}
-    assert changed == set(original)  # each kind of file is changed in some
+    changed = {name for m in mutants for name in original if m.files.get(name) != original[name]}
+    assert changed == set(original)
 
 
 def counts(table: str) -> dict[str, int]:
-    """The last line of a table, which is of all kinds together."""
+    """Read the total of a table."""
     (line,) = re.findall(r"^all +\|(.*)$", table, re.MULTILINE)
     return dict(zip(COLUMNS, map(int, line.split("|")), strict=True))
 
@@ -94,9 +95,9 @@ def test_mutants_work_or_are_refused(tmp_path: Path) -> None:
     done = module("fuzz", "--bundles", tmp_path, "--seed", SEED, "--count", 150, *kinds)
 
     assert done.returncode == 0, done.stdout + done.stderr
-    found = counts(done.stdout)
-    assert sum(found.values()) == 150
-    assert min(found["loaded"], found["refused at open"]) > 5, done.stdout
+    total = counts(done.stdout)
+    assert sum(total.values()) == 150
+    assert min(total["loaded"], total["refused at open"]) > 5, done.stdout
 
 
 def test_requests_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> None:
@@ -108,7 +109,7 @@ def test_requests_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> 
     assert len(re.findall(r"'answered': [1-9]", done.stdout)) == len(targets), done.stdout
 
 
-def test_operators_that_no_export_writes_are_refused_before_anything_is_loaded() -> None:
+def test_foreign_operators_are_refused_before_anything_is_loaded() -> None:
     done = module("fuzz_operators", "--seed", SEED, "--count", 800)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""Changes that are known to be dear or deadly, of random size: chains, crowds and huge shapes."""
+"""Graph changes of random size that are known to be expensive or to crash."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -6,14 +6,14 @@ from random import Random
 
 import numpy as np
 from onnx import ModelProto, NodeProto, helper, numpy_helper
-from tests.hostile.values import logarithmic
+from tests.hostile.documents import logarithmic
 from tests.nonsense import INTEGERS
 
 __all__ = ["TRAPS", "join"]
 
 
 def _crowd(random: Random, model: ModelProto) -> str:
-    """Many readers of one value."""
+    """Add many readers of one value."""
     count, value = logarithmic(random, 49_000), random.choice(_float_values(model))
     operator = random.choice(["Identity", "Identity", "Tanh", "Neg"])
     _append(
@@ -23,7 +23,7 @@ def _crowd(random: Random, model: ModelProto) -> str:
 
 
 def _doubling(random: Random, model: ModelProto) -> str:
-    """A chain in which each value is twice the one before: over a constant, or over a value."""
+    """Double a constant or a value many times."""
     count, value = random.randint(2, 30), random.choice(_float_values(model))
     if random.random() < 0.5:
         value = _constant(model, "grain", np.ones(1024, np.float32))
@@ -37,7 +37,7 @@ def _doubling(random: Random, model: ModelProto) -> str:
 
 
 def _growing(random: Random, model: ModelProto) -> str:
-    """One operator that is told to make something large."""
+    """Add an operator with a large output."""
     size = 2 ** random.randint(8, 40)
     one = _constant(model, "one", np.ones(1, np.float32))
     shape = _constant(model, "huge", np.array([size], np.int64))
@@ -62,7 +62,7 @@ def _growing(random: Random, model: ModelProto) -> str:
 
 
 def _folded(random: Random, model: ModelProto) -> str:
-    """One operator over constants, which is computed at load."""
+    """Add an operator over constants, which is computed at load."""
     kind = random.choice([np.int64, np.int32, np.int8, np.float32])
     with np.errstate(all="ignore"):
         values = [np.array(random.choices(INTEGERS, k=2)).astype(kind) for _ in range(2)]
@@ -84,8 +84,7 @@ def _float_values(model: ModelProto) -> list[str]:
 
 
 def _append(random: Random, model: ModelProto, nodes: list[NodeProto]) -> None:
-    """Put nodes into a graph: so that its output depends on them, or something reads them, or
-    nothing does."""
+    """Add nodes to a graph, read by its output, by another node, or by nothing."""
     model.graph.node.extend(nodes)
     readers, last = [node for node in model.graph.node if node.input], nodes[-1].output[0]
     match random.randrange(4):
@@ -99,11 +98,11 @@ def _append(random: Random, model: ModelProto, nodes: list[NodeProto]) -> None:
 
 
 def join(model: ModelProto, value: str) -> None:
-    """Add the largest number of a value to the first output of a graph, as an export might."""
+    """Add the maximum of a value to the first output of a graph."""
     output = model.graph.output[0].name
     for node in model.graph.node:
         node.output[:] = ["alone" if name == output else name for name in node.output]
-    axes = numpy_helper.from_array(np.zeros(0, np.int64), "joined.axes")  # none stands for all
+    axes = numpy_helper.from_array(np.zeros(0, np.int64), "joined.axes")  # empty means all
     model.graph.initializer.append(axes)
     nodes = [
         helper.make_node("Cast", [value], ["joined.float"], to=1),
@@ -116,4 +115,4 @@ def join(model: ModelProto, value: str) -> None:
 Trap = Callable[[Random, ModelProto], str]
 
 TRAPS: tuple[tuple[Trap, int], ...] = ((_crowd, 1), (_doubling, 2), (_growing, 3), (_folded, 3))
-"""The changes, and how often each is made."""
+"""Changes and their weights."""

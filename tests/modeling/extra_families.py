@@ -5,8 +5,6 @@ positions, a scaled embedding.
 """
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -16,21 +14,10 @@ from ortolan.modeling.config import (
     NormConfig,
     SinusoidalPositions,
 )
-from ortolan.modeling.families import Family
 from ortolan.modeling.families.activations import read_activation, write_activation
+from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExtraFamily:
-    """What the file of a shipped family holds."""
-
-    WEIGHTS: Table
-    BASE_MODEL_PREFIX: str
-    config: Callable[[ConfigReader], DecoderConfig]
-    hf_config: Callable[[DecoderConfig], dict[str, object]]
-
 
 # The decoder of Marian (Junczys-Dowmunt et al. 2018) by itself, without an encoder.
 
@@ -129,10 +116,5 @@ def marian_hf_config(config: DecoderConfig) -> dict[str, object]:
 
 
 EXTRA_FAMILIES: dict[str, Family[DecoderConfig]] = {
-    "marian": ExtraFamily(
-        WEIGHTS=MARIAN_WEIGHTS,
-        BASE_MODEL_PREFIX="model",
-        config=marian_config,
-        hf_config=marian_hf_config,
-    ),
+    "marian": Family(config=marian_config, weights=MARIAN_WEIGHTS, hf_config=marian_hf_config),
 }

@@ -34,8 +34,7 @@ def checked(data: bytes) -> GraphSummary:
 
 
 def error_of(data: bytes) -> str:
-    pattern = r"^decoder\.onnx: expected .*, got .*: export the bundle again\.$"
-    with pytest.raises(GraphError, match=pattern) as caught:
+    with pytest.raises(GraphError, match=r"^decoder\.onnx: ") as caught:
         checked(data)
     return str(caught.value)
 

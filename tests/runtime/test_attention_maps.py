@@ -17,26 +17,24 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyEncoder:
     return tiny_encoder.write_bundle(tmp_path_factory.mktemp("maps") / "bundle", maps=True)
 
 
-def test_maps_are_those_of_the_reference_and_name_the_tokens(tiny: TinyEncoder) -> None:
-    found = attention_maps(tiny.path, "a b c", threads=1)
-
-    assert list(found.maps) == ["encoder.0.self"]
-    probabilities = found.maps["encoder.0.self"]
+def test_maps_equal_the_reference_and_are_labeled_with_tokens(tiny: TinyEncoder) -> None:
+    result = attention_maps(tiny.path, "a b c", threads=1)
+    assert list(result.maps) == ["encoder.0.self"]
+    probabilities = result.maps["encoder.0.self"]
     assert probabilities.shape == (HEADS, 5, 5)
     assert probabilities.dtype == np.float32
     np.testing.assert_allclose(probabilities, tiny.map_reference([2, 4, 5, 6, 3]), atol=1e-5)
-    assert found.queries == {"encoder.0.self": ("[CLS]", "a", "b", "c", "[SEP]")}
-    assert found.keys == found.queries
+    assert result.queries == {"encoder.0.self": ("[CLS]", "a", "b", "c", "[SEP]")}
+    assert result.keys == result.queries
 
 
-def test_ids_are_taken_as_they_are_from_an_opened_bundle(tiny: TinyEncoder) -> None:
-    found = attention_maps(open_bundle(tiny.path), [4, 5], threads=1)
+def test_ids_get_no_special_tokens(tiny: TinyEncoder) -> None:
+    result = attention_maps(open_bundle(tiny.path), [4, 5], threads=1)
+    assert result.keys["encoder.0.self"] == ("a", "b")
+    np.testing.assert_allclose(result.maps["encoder.0.self"], tiny.map_reference([4, 5]), atol=1e-5)
 
-    assert found.keys["encoder.0.self"] == ("a", "b")
-    np.testing.assert_allclose(found.maps["encoder.0.self"], tiny.map_reference([4, 5]), atol=1e-5)
 
-
-def test_without_a_tokenizer_tokens_are_named_by_their_ids(tmp_path: Path) -> None:
+def test_without_a_tokenizer_labels_are_ids(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "ids", maps=True, tokenizer=False).path
 
     assert attention_maps(path, [4, 5], threads=1).keys["encoder.0.self"] == ("4", "5")
@@ -44,7 +42,7 @@ def test_without_a_tokenizer_tokens_are_named_by_their_ids(tmp_path: Path) -> No
         attention_maps(path, "a", threads=1)
 
 
-def test_bundle_without_maps_is_refused_with_the_option(tmp_path: Path) -> None:
+def test_a_bundle_without_maps_is_refused(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "none").path
 
     with pytest.raises(InputError, match="--attention-maps"):
@@ -52,32 +50,32 @@ def test_bundle_without_maps_is_refused_with_the_option(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "said"),
+    ("options", "error", "words"),
     [
         ({"text": "a", "target": "b"}, InputError, "target"),
-        ({"text": ""}, InputError, "at least one token"),
-        ({"text": "a " * MAX_TOKENS}, ContextLengthError, f"at most {MAX_TOKENS}"),
+        ({"text": ""}, InputError, "no tokens"),
+        ({"text": "a " * MAX_TOKENS}, ContextLengthError, f"limit is {MAX_TOKENS}"),
         ({"text": [99]}, InputError, "ids"),
     ],
 )
-def test_text_that_does_not_fit_is_refused(
-    tiny: TinyEncoder, options: dict[str, Any], error: type[InputError], said: str
+def test_a_wrong_text_is_refused(
+    tiny: TinyEncoder, options: dict[str, Any], error: type[InputError], words: str
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=words):
         attention_maps(tiny.path, threads=1, **options)
 
 
-def test_more_tokens_than_maps_are_made_of_are_refused(
+def test_too_many_tokens_for_maps_are_refused(
     tiny: TinyEncoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "MAX_MAP_TOKENS", 4)
     attention_maps(tiny.path, "a b", threads=1)
 
-    with pytest.raises(ContextLengthError, match="4 tokens for maps, got 5"):
+    with pytest.raises(ContextLengthError, match="5 tokens, and maps have at most 4"):
         attention_maps(tiny.path, "a b c", threads=1)
 
 
-def test_maps_that_are_not_finite_are_refused(tmp_path: Path) -> None:
+def test_non_finite_maps_are_refused(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "poisoned", maps=True, poisoned=9).path
 
     with pytest.raises(NumericError, match=r"encoder\.0\.self"):

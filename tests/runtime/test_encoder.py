@@ -93,7 +93,7 @@ def test_scores_are_what_the_graph_returns_and_no_probabilities(
         expected = tiny["scores"].reference(ids_of(text))
         assert_close([found.scores[label] for label in LABELS], expected)
         assert_close(found.score, expected.max())
-        with pytest.raises(BundleKindError, match=r"are no probabilities\. Use score"):
+        with pytest.raises(BundleKindError, match="not probabilities"):
             _ = found.probability
 
 
@@ -174,14 +174,14 @@ def test_a_default_prompt_leaves_ids_as_they_are(tmp_path: Path) -> None:
 def test_a_prompt_that_the_model_has_not_is_an_error(tmp_path: Path) -> None:
     encoder = prompted(tmp_path, None)
 
-    with pytest.raises(InputError, match="expected 'document', 'other', 'query', got 'passage'"):
+    with pytest.raises(InputError, match="'document', 'other', 'query'"):
         encoder.embed("a", prompt="passage")
-    with pytest.raises(InputError, match="expected texts to put 'query' before, got ids"):
+    with pytest.raises(InputError, match="token ids"):
         encoder.embed([[4, 5]], prompt="query")
 
 
 def test_a_prompt_of_a_model_without_any_is_an_error(tiny: dict[str, TinyEncoder]) -> None:
-    with pytest.raises(InputError, match="expected none, since the model has none, got 'query'"):
+    with pytest.raises(InputError, match="no prompt 'query'"):
         load(tiny["embedding"].path).embed("a", prompt="query")
 
 
@@ -232,9 +232,9 @@ def test_text_over_the_limit_is_refused_with_both_figures(tiny: dict[str, TinyEn
     loaded = load(tiny["embedding"].path)
     loaded.embed(" ".join("a" * (MAX_TOKENS - 2)))
 
-    with pytest.raises(ContextLengthError, match=f"at most {MAX_TOKENS} tokens, got 25"):
+    with pytest.raises(ContextLengthError, match="25 tokens"):
         loaded.embed(" ".join("a" * (MAX_TOKENS - 1)))
-    with pytest.raises(ContextLengthError, match=r"^input 1: ids: .* got 25"):
+    with pytest.raises(ContextLengthError, match=r"^input 1: .*25 tokens"):
         loaded.embed([[4], [4] * 25])
 
 
@@ -258,9 +258,9 @@ def test_truncating_what_fits_changes_nothing(tiny: dict[str, TinyEncoder]) -> N
 
 @pytest.mark.parametrize("empty", ["", "   ", "\n"])
 def test_empty_text_is_refused(tiny: dict[str, TinyEncoder], empty: str) -> None:
-    with pytest.raises(InputError, match="at least one token"):
+    with pytest.raises(InputError, match="no tokens"):
         load(tiny["labels"].path).classify(empty)
-    with pytest.raises(InputError, match=r"^input 1: text: .*at least one token"):
+    with pytest.raises(InputError, match=r"^input 1: .*no tokens"):
         load(tiny["labels"].path).classify(["a", empty])
 
 
@@ -303,7 +303,7 @@ def test_decoder_is_refused(tmp_path: Path) -> None:
 def test_text_without_a_tokenizer_is_refused_and_ids_are_not(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "ids", tokenizer=False).path
 
-    with pytest.raises(TokenizerError, match="one without"):
+    with pytest.raises(TokenizerError, match="no tokenizer"):
         load(path).classify("a")
     assert load(path).classify([2, 4, 3])[0].label in LABELS
 
@@ -331,7 +331,7 @@ def test_output_of_another_size_than_the_manifest_says_is_refused(
     labels = ("a", "b", "c", "d")
     path = tiny_encoder.write_bundle(tmp_path / "wide", kind=kind, size=4, labels=labels).path
 
-    with pytest.raises(GraphError, match=r"and 4 numbers, got an array"):
+    with pytest.raises(GraphError, match="an array"):
         getattr(load(path), {"labels": "classify", "embedding": "embed"}.get(kind, kind))("a")
 
 
@@ -381,7 +381,7 @@ def test_image_that_is_none_is_refused_with_its_number(tmp_path: Path) -> None:
     image = np.zeros((4, 6, 3), np.uint8)
 
     mixed: list[Any] = [image, b"nothing"]
-    with pytest.raises(InputError, match=r"^input 1: image: "):
+    with pytest.raises(InputError, match=r"^input 1: image "):
         load(tiny.path).classify(mixed)
     with pytest.raises(InputError, match="truncate"):
         load(tiny.path).classify(image, truncate=True)

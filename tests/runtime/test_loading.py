@@ -119,7 +119,7 @@ def test_a_tensor_that_onnxruntime_does_not_copy_is_refused(
     monkeypatch.setattr(limits, "MAX_COPIED_BYTES", largest)
     load(bundles["fp32"], threads=1, weights="copy")
     monkeypatch.setattr(limits, "MAX_COPIED_BYTES", largest - 1)
-    with pytest.raises(InputError, match=rf"^weights='copy': expected .*, got {largest} of '\w+'"):
+    with pytest.raises(InputError, match=f"has {largest}"):
         load(bundles["fp32"], threads=1, weights="copy")
     load(bundles["fp32"], threads=1)
 
@@ -128,5 +128,5 @@ def test_a_tensor_that_onnxruntime_does_not_copy_is_refused(
 def test_weights_are_mapped_or_copied_and_nothing_else(
     weights: Any, bundles: dict[str, Path]
 ) -> None:
-    with pytest.raises(InputError, match=r"^weights: expected 'map' or 'copy', got "):
+    with pytest.raises(InputError, match=r"^weights must be"):
         load(bundles["fp32"], weights=weights)

@@ -193,8 +193,8 @@ def test_a_request_may_choose_the_first_token(
 @pytest.mark.parametrize(
     ("first", "message"),
     [
-        ("some text", "first: expected one token, got 'some text', which has 9"),
-        ("", "first: expected one token, got '', which has 0"),
+        ("some text", "has 9"),
+        ("", "has 0"),
         (1000, "first"),
         (True, "first must be"),
     ],
@@ -245,13 +245,13 @@ def test_cancelling_gives_what_there_is(bundle: Bundle, engine: Engine, beams: i
 @pytest.mark.parametrize(
     ("source", "error", "said"),
     [
-        ("", InputError, "at least one token"),
-        ([[5], []], InputError, "at least one token"),
+        ("", InputError, "no token"),
+        ([[5], []], InputError, "no token"),
         ([5, 97], InputError, "ids from 0 to 96"),
-        ([5] * 41, ContextLengthError, "at most 40 tokens, got 41"),
-        ("a" * 40, ContextLengthError, "at most 40 tokens, got 41"),
-        (7, InputError, "expected token ids"),
-        ([[5]] * 4097, InputError, "expected at most 4096"),
+        ([5] * 41, ContextLengthError, "41 tokens"),
+        ("a" * 40, ContextLengthError, "41 tokens"),
+        (7, InputError, "token ids"),
+        ([[5]] * 4097, InputError, "at most 4096"),
     ],
 )
 def test_a_source_that_is_none_is_refused(
@@ -264,7 +264,7 @@ def test_a_source_that_is_none_is_refused(
 def test_an_empty_list_is_a_batch_of_none(model: Seq2Seq) -> None:
     nothing: list[str] = []
     assert model.generate(nothing) == model.generate(nothing, beams=3) == []
-    with pytest.raises(InputError, match="expected one source"):
+    with pytest.raises(InputError, match="single source"):
         model.stream([])
 
 
@@ -273,7 +273,7 @@ def test_ids_of_a_source_are_those_of_its_own_vocabulary(bundle: Bundle, engine:
     manifest = msgspec.structs.replace(bundle.manifest, source=source)
     model = Seq2Seq(Bundle(path=bundle.path, manifest=manifest, graphs=bundle.graphs), engine)
     assert model.generate([49], max_new_tokens=2).tokens
-    with pytest.raises(InputError, match="ids from 0 to 49, got 50"):
+    with pytest.raises(InputError, match="ids from 0 to 49"):
         model.generate([49, 50])
 
 
@@ -284,20 +284,20 @@ def test_ids_of_a_source_are_those_of_its_own_vocabulary(bundle: Bundle, engine:
         ({"beams": 65}, "beams"),
         ({"beams": True}, "beams"),
         ({"beams": 2, "n_best": 3}, "n_best must be"),
-        ({"n_best": 2}, "n_best: expected 1 without a beam search"),
-        ({"length_penalty": 2.0}, "length_penalty: expected 1.0 without"),
-        ({"early_stopping": True}, "early_stopping: expected False without"),
+        ({"n_best": 2}, "n_best needs"),
+        ({"length_penalty": 2.0}, "length_penalty needs"),
+        ({"early_stopping": True}, "early_stopping needs"),
         ({"beams": 2, "length_penalty": float("nan")}, "length_penalty must be"),
         ({"beams": 2, "length_penalty": 11}, "length_penalty must be"),
-        ({"beams": 2, "early_stopping": "always"}, "early_stopping: expected True"),
-        ({"beams": 2, "temperature": 0.5}, "temperature: expected none in a beam search"),
-        ({"beams": 2, "stop_tokens": [5]}, "stop_tokens: expected none in a beam search"),
-        ({"max_tokens": 5}, "got 'max_tokens'. Did you mean max_new_tokens"),
-        ({"beams": 2, "sampling": Sampling()}, "sampling: expected none"),
-        ({"beams": 2, "stop": ["a"]}, "stop: expected none"),
+        ({"beams": 2, "early_stopping": "always"}, "early_stopping must be"),
+        ({"beams": 2, "temperature": 0.5}, "temperature does not apply"),
+        ({"beams": 2, "stop_tokens": [5]}, "stop_tokens does not apply"),
+        ({"max_tokens": 5}, "max_tokens.*max_new_tokens"),
+        ({"beams": 2, "sampling": Sampling()}, "sampling does not apply"),
+        ({"beams": 2, "stop": ["a"]}, "stop does not apply"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
-        ({"max_new_tokens": 40}, "at most 39 new tokens"),
-        ({"cancel": 3}, "cancel: expected a function"),
+        ({"max_new_tokens": 40}, "max_new_tokens to 39"),
+        ({"cancel": 3}, "cancel must be"),
         ({"temperature": -1.0}, "temperature"),
     ],
 )
@@ -311,12 +311,12 @@ def test_an_option_that_means_nothing_is_refused(
 def test_lists_are_refused_where_one_source_is_meant(model: Seq2Seq) -> None:
     several: Any = [SOURCE]
     for call in (lambda: model.stream(several), lambda: model.logits(several, [1])):
-        with pytest.raises(InputError, match="one source, got a list"):
+        with pytest.raises(InputError, match="single source"):
             call()
 
 
 @pytest.mark.parametrize(
-    ("ids", "said"), [([], "at least one"), ([97], "0 to 96"), ([1] * 41, "at most 40 tokens")]
+    ("ids", "said"), [([], "no token"), ([97], "0 to 96"), ([1] * 41, "40 tokens")]
 )
 def test_logits_of_no_text_are_refused(model: Seq2Seq, ids: list[int], said: str) -> None:
     with pytest.raises(InputError, match=said):
@@ -333,7 +333,7 @@ def test_a_bundle_without_a_tokenizer_takes_ids_alone(bundle: Bundle, engine: En
         lambda: model.generate(SOURCE, stop=["a"]),
         lambda: model.stream(SOURCE),
     ):
-        with pytest.raises(TokenizerError, match="expected a bundle with a tokenizer"):
+        with pytest.raises(TokenizerError, match="no tokenizer"):
             call()
 
 
@@ -341,13 +341,13 @@ def test_a_bundle_of_another_kind_is_refused(bundle: Bundle) -> None:
     for kind in (Decoder, Encoder):
         with pytest.raises(BundleKindError, match=r"got an encoder-decoder.*Seq2Seq"):
             ortolan.load(bundle.path, kind)
-    with pytest.raises(InputError, match="kind: expected Decoder, Seq2Seq or Encoder"):
+    with pytest.raises(InputError, match="kind must be"):
         ortolan.load(bundle.path, Bundle)  # type: ignore[type-var]
     assert isinstance(ortolan.load(bundle.path, Seq2Seq), Seq2Seq)
 
 
 def test_a_manifest_without_a_start_token_is_refused(bundle: Bundle, engine: Engine) -> None:
-    with pytest.raises(ManifestError, match="token that a text begins with"):
+    with pytest.raises(ManifestError, match="start token"):
         with_tokens(bundle, engine, start=None)
 
 
@@ -368,7 +368,7 @@ def test_logits_that_are_not_finite_name_the_step(
             runner.logits_BV[...] = np.nan
 
     monkeypatch.setattr(Runner, "step", poisoned)
-    with pytest.raises(NumericError, match="step 3: expected finite"):
+    with pytest.raises(NumericError, match="step 3"):
         model.generate(SOURCE, beams=beams, max_new_tokens=8, cancel=lambda: False)
 
 

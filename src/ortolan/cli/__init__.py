@@ -1,7 +1,8 @@
-"""The command line: one file per command, each imported when it runs.
+"""The command line: one module per command, imported when the command runs.
 
-Commands read arguments, call the library and print. An error is one line on stderr; `main` says
-which exit status it has, `--debug` shows its traceback.
+Commands parse arguments, call the library and print the result. An error is one line on stderr.
+Exit status 0: done. 1: verification failed. 2: the command cannot be carried out; the line says
+why. 3: a bug in Ortolan. 130: interrupted.
 """
 
 import os
@@ -17,25 +18,25 @@ from ortolan.errors import OrtolanError
 
 COMMANDS = {
     "attention": "Draw what each token attends to.",
-    "bench": "Measure the speed of prompt processing and generation.",
-    "chat": "Hold a conversation.",
+    "bench": "Measure the speed of prefill and decoding.",
+    "chat": "Chat with a model.",
     "classify": "Classify texts or images.",
-    "doctor": "Show what this machine has, what is missing and how to get it.",
-    "embed": "Print a vector for each text.",
-    "export": "Make a bundle from a trained checkpoint.",
+    "doctor": "Show what this machine has, and how to get what is missing.",
+    "embed": "Print an embedding of each text or image.",
+    "export": "Export a checkpoint to a bundle.",
     "families": "List the model types that can be exported.",
-    "inspect": "Describe a bundle, or what would be exported of a checkpoint.",
+    "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",
     "train": "Train the model of a recipe.",
-    "trust": "Let a bundle open that has operators of its author's own.",
-    "verify": "Prove that a bundle computes here what PyTorch computed.",
+    "trust": "Trust a bundle that uses custom operators.",
+    "verify": "Replay the proof of a bundle on this machine.",
 }
-"""Every command and its line of help; its module has the same name."""
+"""Commands and their line of help; each module has the name of its command."""
 
 
 class _Commands(click.Group):
-    """A group that imports a command only to run it: `ortolan --help` loads nothing."""
+    """A group that imports a command only to run it, so that `ortolan --help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)
@@ -55,74 +56,66 @@ class _Commands(click.Group):
 @click.version_option(__version__, prog_name="ortolan")
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
 def cli(debug: bool) -> None:
-    """Make a transformer trained in PyTorch generate on a small machine.
+    """Export PyTorch transformers to ONNX and run them anywhere.
 
     \b
       ortolan export checkpoint/ bundle/
       ortolan run bundle/ "def main("
-    """  # noqa: D301 - click wants the character itself
+    """  # noqa: D301 - click needs the \b character
 
 
 def main() -> None:
-    """Run the command line and exit.
-
-    0: done. 1: a verification failed. 2: what was asked for cannot be done; the line on stderr
-    says why, and what to do. 3: a mistake of Ortolan's. 130: interrupted.
-    """
+    """Run the command line and exit."""
     with guarded_streams():
-        status = _status()
+        status = _run()
     sys.exit(status)
 
 
-def _status() -> int:
-    """Run the command line, and return its exit status."""
+def _run() -> int:
+    """Run the command line and return the exit status."""
+    arguments = [argument for argument in sys.argv[1:] if argument != "--debug"]
+    if len(arguments) < len(sys.argv) - 1:  # --debug may be anywhere
+        arguments.insert(0, "--debug")
     try:
-        status = cli.main(args=_debug_first(sys.argv[1:]), standalone_mode=False)
+        status = cli.main(args=arguments, standalone_mode=False)
         sys.stdout.flush()
     except (KeyboardInterrupt, click.Abort):
         return 130
     except BrokenPipeError:
-        _let_go_of_stdout()  # the reader has gone, and with it whom to tell
+        _discard_stdout()  # the reader is gone, so there is nobody to tell
         return 0
     except Exception as error:
-        return _failed(error)
+        return _report(error)
     return status if isinstance(status, int) else 0
 
 
-def _failed(error: Exception) -> int:
-    """Say what went wrong, and return the exit status that it has."""
+def _report(error: Exception) -> int:
+    """Print an error and return its exit status."""
     if "--debug" in sys.argv[1:]:
         traceback.print_exception(error)
     match error:
         case click.ClickException():
-            _say(error.format_message())
+            _print_error(error.format_message())
         case OrtolanError():
-            _say(str(error))
+            _print_error(str(error))
         case OSError():
-            _let_go_of_stdout()
-            _say(f"expected to read and write what was asked for, got: {error}.")
+            _discard_stdout()
+            _print_error(f"cannot read or write: {error}.")
         case MemoryError():
-            _say("expected enough memory, got none. Close other programs, or take a smaller model.")
+            _print_error("out of memory. Close other programs, or use a smaller model.")
         case _:
-            kind = type(error).__name__
-            _say(
-                f"{kind}: {error}. This is a mistake of Ortolan's: please report it, with what "
-                "`ortolan --debug ...` prints and what `ortolan doctor` says."
+            _print_error(
+                f"{type(error).__name__}: {error}. This is a bug in Ortolan: please report it with "
+                "the output of `ortolan --debug ...` and `ortolan doctor`."
             )
             return 3
     return 2
 
 
-def _let_go_of_stdout() -> None:
-    """What is not written yet never will be; the interpreter would try once more."""
+def _discard_stdout() -> None:
+    """Drop what is not written yet; the interpreter would try again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _debug_first(arguments: list[str]) -> list[str]:
-    """`--debug` belongs to the group, and may stand anywhere."""
-    rest = [argument for argument in arguments if argument != "--debug"]
-    return ["--debug", *rest] if len(rest) < len(arguments) else rest
-
-
-def _say(message: str) -> None:
+def _print_error(message: str) -> None:
     print(f"ortolan: {' '.join(message.split())}", file=sys.stderr)

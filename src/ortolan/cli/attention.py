@@ -11,7 +11,7 @@ from ortolan.cli.extras import extra
 def _numbers(
     context: click.Context, option: click.Parameter, value: str | None
 ) -> tuple[int, ...] | None:
-    """`0,2` as `(0, 2)`."""
+    """Parse `0,2`."""
     if value is None:
         return None
     parts = value.split(",")
@@ -23,18 +23,16 @@ def _numbers(
 @click.command()
 @options.bundle
 @click.argument("text")
-@click.option(
-    "-o", "out", type=click.Path(path_type=Path), required=True, help="The picture to write."
-)
-@click.option("--target", help="The translation to look at; the model's own by default.")
-@click.option("--layers", callback=_numbers, help="Such as 0,2; all by default.")
-@click.option("--heads", callback=_numbers, help="Such as 0,1; all by default.")
-@click.option("--mean", is_flag=True, help="One map per layer, the mean of its heads.")
+@click.option("-o", "out", type=click.Path(path_type=Path), required=True, help="Picture to write.")
+@click.option("--target", help="Translation to show. Default: the model's own.")
+@click.option("--layers", callback=_numbers, help="Layers, such as 0,2. Default: all.")
+@click.option("--heads", callback=_numbers, help="Heads, such as 0,1. Default: all.")
+@click.option("--mean", is_flag=True, help="Draw the mean of the heads of each layer.")
 @click.option(
     "--kind",
     type=click.Choice(["self", "cross", "read", "write"]),
-    help="self: among the tokens of a text; cross: from target to source, the default where there "
-    "is one; read, write: the slots of a memory, both by default.",
+    help="Attention within a text (self), from target to source (cross, the default for an "
+    "encoder-decoder), or to the slots of a memory (read and write, the default for these models).",
 )
 @options.threads
 def command(
@@ -48,16 +46,16 @@ def command(
     kind: str | None,
     threads: int | None,
 ) -> None:
-    """Draw what each token of TEXT attends to: a heat map for each layer and head.
+    """Draw what each token of TEXT attends to: a heat map per layer and head.
 
-    Queries are rows and keys are columns. BUNDLE was exported with --attention-maps; TEXT is an
-    image file where it takes images.
+    Queries are rows, keys are columns. BUNDLE must be exported with --attention-maps. TEXT is an
+    image file if the bundle reads images.
     """
     with extra("plot", command="attention"):
         from ortolan.cli.attention_picture import choose, draw
     from ortolan.runtime.attention_maps import attention_maps
 
-    found = attention_maps(bundle, text, target=target, threads=threads)
-    panels = choose(found, kind=kind, layers=layers, heads=heads, mean=mean)
+    maps = attention_maps(bundle, text, target=target, threads=threads)
+    panels = choose(maps, kind=kind, layers=layers, heads=heads, mean=mean)
     draw(panels, out)
     print(f"{out}  {len(panels)} maps")

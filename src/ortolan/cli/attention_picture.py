@@ -1,4 +1,4 @@
-"""A grid of attention maps as heat maps: layers below each other, heads side by side."""
+"""A picture of attention maps: a grid of heat maps, one row per layer, one column per head."""
 
 import math
 import sys
@@ -18,12 +18,12 @@ from ortolan.runtime import InputError
 from ortolan.runtime.attention_maps import AttentionMaps
 
 INCHES_PER_TOKEN = 0.17
-"""A line of 7 points, and room between lines."""
+"""Height of a line at 7 points, with spacing."""
 
 MIN_PANEL_INCHES = 1.2
 
 MARGIN_INCHES = 0.4
-"""Around a panel, besides its labels."""
+"""Margin around a panel, without its labels."""
 
 INCHES_PER_LETTER = 0.075
 
@@ -32,7 +32,7 @@ MAX_LABEL_LETTERS = 16
 DPI = 110
 
 MAX_PIXELS = 100_000_000
-"""Of a whole picture: 400 MB while it is drawn."""
+"""Maximum pixels of a picture; it needs 400 MB while it is drawn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,8 +40,8 @@ class Panel:
     """One heat map.
 
     Attributes:
-        row: its place; panels of one row are of one layer.
-        shares: probabilities, `(queries, keys)`.
+        row: name of its map; panels of the same map form a row.
+        shares: attention probabilities, `(queries, keys)`.
     """
 
     row: str
@@ -52,32 +52,31 @@ class Panel:
 
 
 def choose(
-    found: AttentionMaps,
+    maps: AttentionMaps,
     *,
     kind: str | None,
     layers: Sequence[int] | None,
     heads: Sequence[int] | None,
     mean: bool,
 ) -> list[Panel]:
-    """The requested panels.
+    """Return the panels of the chosen maps.
 
     Raises:
         InputError: there is no such layer, head or kind.
     """
-    kinds = {name.rpartition(".")[2] for name in found.maps}
-    # a machine reads and writes the same slots: one below the other
+    kinds = {name.rpartition(".")[2] for name in maps.maps}
+    # a memory is read and written in the same slots, so both are shown
     wanted = {kind} if kind else {"cross"} & kinds or {"read", "write"} & kinds or {"self"}
     if not wanted <= kinds:
         raise InputError(f"kind: expected {' or '.join(sorted(kinds))}, got {kind}.")
-    names = [name for name in found.maps if name.rpartition(".")[2] in wanted]
-    known = sorted({int(name.split(".")[1]) for name in names})
-    _check("layers", layers, known)
+    names = [name for name in maps.maps if name.rpartition(".")[2] in wanted]
+    _check("layers", layers, sorted({int(name.split(".")[1]) for name in names}))
     panels = []
     for name in names:
         side, layer, of = name.split(".")
         if layers is not None and int(layer) not in layers:
             continue
-        maps_HQK = found.maps[name]
+        maps_HQK = maps.maps[name]
         _check("heads", heads, range(len(maps_HQK)))
         chosen = range(len(maps_HQK)) if heads is None else heads
         titled = {f"head {head}": maps_HQK[head] for head in chosen}
@@ -88,27 +87,27 @@ def choose(
                 row=name,
                 title=f"{side} layer {layer}, {f'{of} ' if of in ('read', 'write') else ''}{title}",
                 shares=shares,
-                queries=found.queries[name],
-                keys=found.keys[name],
+                queries=maps.queries[name],
+                keys=maps.keys[name],
             )
             for title, shares in titled.items()
         ]
     return panels
 
 
-def _check(what: str, chosen: Sequence[int] | None, known: Sequence[int]) -> None:
+def _check(name: str, chosen: Sequence[int] | None, valid: Sequence[int]) -> None:
     for number in chosen or ():
-        if number not in known:
-            raise InputError(f"{what}: expected {known[0]} to {known[-1]}, got {number}.")
+        if number not in valid:
+            raise InputError(f"{name}: expected {valid[0]} to {valid[-1]}, got {number}.")
 
 
 def draw(panels: Sequence[Panel], path: Path) -> None:
-    """Write a picture of the panels; its format follows from the name.
+    """Write a picture of the panels, in the format of the file name's suffix.
 
-    The darkest colour is the largest share in any of them.
+    The darkest color is the largest probability of all panels.
 
     Raises:
-        InputError: the picture would be too large, or cannot be written there.
+        InputError: the picture is too large, or cannot be written.
     """
     rows = list(dict.fromkeys(panel.row for panel in panels))
     columns = max(sum(panel.row == row for panel in panels) for row in rows)
@@ -116,8 +115,8 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     height = max(_height(panel) for panel in panels) * len(rows)
     if width * height * DPI**2 > MAX_PIXELS:
         raise InputError(
-            f"picture: expected at most {MAX_PIXELS} pixels, got {math.ceil(width * DPI)} by "
-            f"{math.ceil(height * DPI)}. Choose --layers and --heads, or use a shorter text."
+            f"The picture would have more than {MAX_PIXELS} pixels ({math.ceil(width * DPI)} by "
+            f"{math.ceil(height * DPI)}). Choose --layers and --heads, or use a shorter text."
         )
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
@@ -147,7 +146,7 @@ def _height(panel: Panel) -> float:
 def _panel(axes: Axes, panel: Panel, darkest: float) -> None:
     axes.imshow(panel.shares, cmap="Blues", vmin=0, vmax=darkest, aspect="auto")
     axes.set_title(panel.title, fontsize=8)
-    # without mathematics: a dollar sign is a token like any other
+    # matplotlib would typeset text between dollar signs, which are ordinary tokens here
     plain: dict[str, Any] = {"fontsize": 7, "parse_math": False}
     keys, queries = [_short(text) for text in panel.keys], [_short(text) for text in panel.queries]
     axes.set_xticks(range(len(keys)), keys, rotation=90, **plain)
@@ -156,7 +155,7 @@ def _panel(axes: Axes, panel: Panel, darkest: float) -> None:
 
 
 def _short(text: str) -> str:
-    """One line, not too long."""
+    """Shorten a token to one line of limited length."""
     shown = text.encode("unicode_escape").decode() if not text.isprintable() else text
     fits = len(shown) <= MAX_LABEL_LETTERS
     return shown if fits else f"{shown[: MAX_LABEL_LETTERS - 1]}…"
@@ -170,8 +169,8 @@ def _save(figure: Figure, path: Path) -> None:
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error).partition("\n")[0]
             raise InputError(
-                f"{path}: expected a place for a picture, got {reason}. "
-                "Choose a writable folder, and a name that ends in .png, .svg or .pdf."
+                f"{path}: cannot write the picture: {reason}. Choose a writable folder and a name "
+                "that ends in .png, .svg or .pdf."
             ) from error
     if any("missing from font" in str(warning.message) for warning in caught):
-        print("[some labels have letters that the font does not]", file=sys.stderr)
+        print("[the font lacks some characters of the labels]", file=sys.stderr)

@@ -27,7 +27,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(512,),
     show_default=True,
-    help="Length of a prompt (pp); repeatable; 0 for none.",
+    help="Prompt length to measure (pp); repeatable; 0 for none.",
 )
 @click.option(
     "-n",
@@ -36,7 +36,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(128,),
     show_default=True,
-    help="Tokens to generate (tg); repeatable; 0 for none.",
+    help="Number of tokens to generate (tg); repeatable; 0 for none.",
 )
 @click.option(
     "-d",
@@ -45,7 +45,7 @@ _Length = click.IntRange(min=0)
     multiple=True,
     default=(0,),
     show_default=True,
-    help="Tokens already in the cache; repeatable.",
+    help="Tokens already in the KV cache; repeatable.",
 )
 @click.option(
     "-r",
@@ -53,7 +53,7 @@ _Length = click.IntRange(min=0)
     type=click.IntRange(min=1),
     default=5,
     show_default=True,
-    help="Runs of each, after a warm-up.",
+    help="Number of runs of each, after a warm-up.",
 )
 @options.device
 @options.threads
@@ -68,10 +68,10 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure how fast BUNDLE processes prompts (pp) and generates (tg), and what would help.
+    """Measure the speed of prefill (pp) and decoding (tg), and suggest improvements.
 
-    For generation, the bytes that a token reads are shown as well, and their share of the memory
-    bandwidth, which is measured in the same run with the same number of threads.
+    For decoding, also prints the bytes read per token and their share of the memory bandwidth,
+    which is measured in the same run with the same number of threads.
     """
     import msgspec
 
@@ -99,28 +99,21 @@ def command(
 
 
 def _row(case: "CaseResult") -> tuple[str, ...]:
-    figures = (case.speed.mean, case.speed.deviation, case.speed.median)
-    speeds = tuple(f"{figure:.1f}" for figure in figures)
-    if case.generation is None:
-        return (case.name, *speeds, "", "", "")
-    read = case.generation
-    return (
-        case.name,
-        *speeds,
-        size(read.bytes_per_token),
-        f"{size(read.bytes_per_second)}/s",
-        _share(read),
-    )
+    speed, reads = case.speed, case.generation
+    row = (case.name, *(f"{s:.1f}" for s in (speed.mean, speed.deviation, speed.median)))
+    if reads is None:
+        return (*row, "", "", "")
+    return (*row, size(reads.bytes_per_token), f"{size(reads.bytes_per_second)}/s", _share(reads))
 
 
-def _share(read: "Generation") -> str:
-    if read.in_cache:
+def _share(reads: "Generation") -> str:
+    if reads.in_cache:
         return "in cache"
-    return "" if read.bandwidth_share is None else f"{read.bandwidth_share:.0%}"
+    return "" if reads.bandwidth_share is None else f"{reads.bandwidth_share:.0%}"
 
 
 def _about(result: "Result") -> list[tuple[str, str]]:
-    """What the figures were measured on."""
+    """Rows about the model and the machine."""
     weights = result.weights
     formats = ", ".join(f"{size(count)} in {name}" for name, count in weights.formats.items())
     rows = [
@@ -144,7 +137,7 @@ def _about(result: "Result") -> list[tuple[str, str]]:
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:
-    """A table: names to the left, figures to the right."""
+    """Print a table: names left-aligned, figures right-aligned."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     for name, *figures in rows:
         cells = [f"{figure:>{width}}" for figure, width in zip(figures, widths[1:], strict=True)]

@@ -22,8 +22,8 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @click.option(
     "--top",
     type=click.IntRange(min=1),
-    help="Labels to print, the highest score first. By default the likeliest where labels exclude "
-    "each other, and all labels otherwise.",
+    help="Number of labels to print, highest score first. Default: 1 if labels exclude each other, "
+    "else all.",
 )
 @options.truncate
 @options.device
@@ -38,34 +38,34 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Classify texts, or image files where BUNDLE takes images.
+    """Classify texts, or image files if BUNDLE reads images.
 
-    With -, each line of standard input is a text.
-
-    Prints probabilities, which add up to 1 or are those of each label on its own, or the scores of
-    a regression: see `ortolan inspect`.
+    With -, each line of standard input is a text. Prints probabilities, which add up to 1 or are
+    independent per label, or the scores of a regression: see `ortolan inspect`.
     """
     from ortolan.runtime import Encoder, load
 
     model = load(bundle, Encoder, device=device, threads=threads)
-    given = read_inputs(model.manifest, inputs)
-    found = model.classify(given, truncate=truncate)
+    items = read_inputs(model.manifest, inputs)
+    results = model.classify(items, truncate=truncate)
     if top is None and model.manifest.output_kind.scores == "softmax":
         top = 1
-    results = [{"input": text, **_said(one, top)} for text, one in zip(given, found, strict=True)]
     if as_json:
-        print_json({"results": results, "device": model.device})
+        rows = [
+            {"input": item, **_json_row(r, top)} for item, r in zip(items, results, strict=True)
+        ]
+        print_json({"results": rows, "device": model.device})
         return
-    for text, one in zip(given, found, strict=True):
-        form = "6.1%" if one.are_probabilities else "9.4f"
-        rows = [(label, format(score, form)) for label, score in islice(one.scores.items(), top)]
-        if len(given) > 1:
-            # what one input is called, on the line of its likeliest label
-            rows[0] = (rows[0][0], f"{rows[0][1]}  {' '.join(text.split())}")
-        print_table(rows)
+    for item, result in zip(items, results, strict=True):
+        form = "6.1%" if result.are_probabilities else "9.4f"
+        table = [(label, format(s, form)) for label, s in islice(result.scores.items(), top)]
+        if len(items) > 1:  # name the input on the line of its likeliest label
+            table[0] = (table[0][0], f"{table[0][1]}  {' '.join(item.split())}")
+        print_table(table)
 
 
-def _said(one: Classification, top: int | None) -> dict[str, object]:
-    """What `--json` says of one input."""
-    name, names = ("probability", "probabilities") if one.are_probabilities else ("score", "scores")
-    return {"label": one.label, name: one.score, names: dict(islice(one.scores.items(), top))}
+def _json_row(result: Classification, top: int | None) -> dict[str, object]:
+    scores = dict(islice(result.scores.items(), top))
+    if result.are_probabilities:
+        return {"label": result.label, "probability": result.score, "probabilities": scores}
+    return {"label": result.label, "score": result.score, "scores": scores}

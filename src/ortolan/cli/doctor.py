@@ -17,14 +17,14 @@ from ortolan.cli.output import print_json, print_table, size
 from ortolan.cuda_setup import Part, examine, installed_version
 
 EXTRAS = {
-    "chat": ("jinja2", "onnxruntime"),
-    "cpu": ("onnxruntime",),
-    "export": ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors"),
-    "plot": ("matplotlib", "onnxruntime"),
-    "train": ("torch", "safetensors", "matplotlib"),
-    "vision": ("onnxruntime", "pillow"),
+    "chat": ("chat", ("jinja2", "onnxruntime")),
+    "cpu": ("run bundles", ("onnxruntime",)),
+    "export": ("export checkpoints", ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors")),
+    "plot": ("draw attention", ("matplotlib", "onnxruntime")),
+    "train": ("train recipes", ("torch", "safetensors", "matplotlib")),
+    "vision": ("read image files", ("onnxruntime", "pillow")),
 }
-"""Packages of each extra."""
+"""Extras: what each is for, and its packages."""
 
 BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
 
@@ -32,7 +32,7 @@ BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
 @click.command()
 @options.as_json
 def command(as_json: bool) -> None:
-    """Show what this machine has, what is missing, and how to get it."""
+    """Show what this machine has, and how to get what is missing."""
     facts = {"ortolan": __version__, **_machine(), **_packages(), **_devices()}
     advice, cuda = _advice(facts), tuple(examine())
     if as_json:
@@ -42,7 +42,7 @@ def command(as_json: bool) -> None:
     print("\nfor a bundle on a GPU")
     print_table(_cuda_rows(cuda))
     print()
-    for line in advice or ["Nothing is missing to run on the CPU."]:
+    for line in advice or ["Nothing is missing for the CPU."]:
         print(line)
 
 
@@ -59,13 +59,13 @@ def _machine() -> dict[str, str]:
 def _cores() -> str:
     try:
         from ortolan.runtime.engine.threads import physical_cores
-    except ImportError:  # the advice below says how to get the runtime
+    except ImportError:  # the advice says how to install the runtime
         return f"{os.cpu_count()} logical"
     return f"{physical_cores()} physical for this process, {os.cpu_count()} logical"
 
 
 def _processor() -> str:
-    """The processor's name and the instructions that decide the speed."""
+    """Name of the processor, and the instruction sets that matter for speed."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -73,8 +73,8 @@ def _processor() -> str:
     fields = dict(line.split(":", 1) for line in lines if ":" in line)
     values = {name.strip(): value.strip() for name, value in fields.items()}
     flags = values.get("flags", values.get("Features", "")).split()
-    known = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
-    return f"{values.get('model name', 'unknown')} ({' '.join(f for f in known if f in flags)})"
+    fast = ("avx2", "avx512f", "avx512_vnni", "avx_vnni", "amx_int8", "asimddp", "i8mm", "sve")
+    return f"{values.get('model name', 'unknown')} ({' '.join(f for f in fast if f in flags)})"
 
 
 def _memory() -> str:
@@ -87,12 +87,12 @@ def _memory() -> str:
 
 
 def _packages() -> dict[str, str]:
-    names = dict.fromkeys((*BASE, *(name for names in EXTRAS.values() for name in names)))
+    names = dict.fromkeys((*BASE, *(name for _, names in EXTRAS.values() for name in names)))
     return {name: installed_version(name) or "missing" for name in names}
 
 
 def _devices() -> dict[str, str]:
-    """What onnxruntime can run on, and what the driver says of a GPU."""
+    """Execution providers of onnxruntime, and GPUs that the driver reports."""
     facts = {"onnxruntime-gpu": installed_version("onnxruntime-gpu") or "missing"}
     try:
         from ortolan.runtime.engine.ort_session import available_providers
@@ -112,7 +112,7 @@ def _devices() -> dict[str, str]:
 
 
 def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
-    """What of CUDA is there, and how to get the rest, in the order in which to get it."""
+    """The parts of CUDA, and how to get the missing ones, in the order to install them."""
     rows = []
     for part in parts:
         absent = "missing, needed by some models" if part.is_optional else "missing"
@@ -121,31 +121,19 @@ def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
 
 
 def _advice(facts: dict[str, str]) -> list[str]:
-    """One line for each thing that is missing: what cannot be done, and how to get it."""
-    purposes = {
-        "chat": "hold conversations",
-        "cpu": "run bundles",
-        "export": "export checkpoints",
-        "plot": "draw attention",
-        "train": "train recipes",
-        "vision": "read image files",
-    }
+    """One line per missing extra: what it is for, and how to install it."""
+    absent = {name for name, version in facts.items() if version == "missing"}
+    has_both = not absent & {"onnxruntime", "onnxruntime-gpu"}
+    if "onnxruntime-gpu" not in absent:
+        absent.discard("onnxruntime")
     advice = []
-    for extra, packages in EXTRAS.items():
-        present = facts["onnxruntime-gpu"] != "missing"
-        missing = [
-            name
-            for name in packages
-            if facts[name] == "missing" and not (name == "onnxruntime" and present)
-        ]
-        if missing:
-            advice.append(
-                f'To {purposes[extra]}: pip install "ortolan[{extra}]" '
-                f"(missing {', '.join(missing)})"
-            )
-    if facts["onnxruntime"] != "missing" and facts["onnxruntime-gpu"] != "missing":
+    for extra, (purpose, packages) in EXTRAS.items():
+        if missing := [name for name in packages if name in absent]:
+            names = ", ".join(missing)
+            advice.append(f'To {purpose}: pip install "ortolan[{extra}]" (missing {names})')
+    if has_both:
         advice.append(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
-            "pip uninstall both, then install one."
+            "uninstall both, then install one."
         )
     return advice

@@ -13,7 +13,7 @@ from ortolan.cli.output import print_json
 @options.bundle
 @click.argument("inputs", nargs=-1, required=True, metavar="TEXT...")
 @click.option(
-    "--prompt", help='The model\'s prompt before each text, by name; "" for not even the default.'
+    "--prompt", help='Name of a prompt of the model, put before each text; "" for no prompt.'
 )
 @options.truncate
 @options.device
@@ -28,21 +28,21 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Print one vector per line: of each TEXT, or image file where BUNDLE takes images.
+    """Print one embedding per line: of each TEXT, or image file if BUNDLE reads images.
 
     With -, each line of standard input is a text.
     """
     from ortolan.runtime import Encoder, load
 
     model = load(bundle, Encoder, device=device, threads=threads)
-    given = read_inputs(model.manifest, inputs)
-    vectors = model.embed(given, prompt=prompt, truncate=truncate)
+    items = read_inputs(model.manifest, inputs)
+    vectors = model.embed(items, prompt=prompt, truncate=truncate)
     if as_json:
-        results = [
-            {"input": text, "embedding": vector.tolist()}
-            for text, vector in zip(given, vectors, strict=True)
+        rows = [
+            {"input": item, "embedding": vector.tolist()}
+            for item, vector in zip(items, vectors, strict=True)
         ]
-        print_json({"width": vectors.shape[1], "results": results, "device": model.device})
+        print_json({"width": vectors.shape[1], "results": rows, "device": model.device})
         return
     for vector in vectors:
         print(*(f"{value:.6g}" for value in vector))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
@@ -13,6 +14,8 @@ from ortolan.cli.extras import extra
 from ortolan.cli.help import LongCommand, section
 from ortolan.cli.output import print_json, print_table, quality_rows, size
 from ortolan.cli.progress import progress
+from ortolan.export import options as choices
+from ortolan.export.errors import OptionError
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
@@ -28,15 +31,10 @@ _FIGURES = (
 )
 """Fields of the certificate that `--json` prints; null where they were not measured."""
 
-_INTEGER_OPTIONS = (
-    "method",
-    "group_size",
-    "asymmetric",
-    "head_bits",
-    "exclude",
-    "calibration_sequences",
-)
-"""Options of `Int4`, `Int8` and `Auto`."""
+_PRECISIONS = {"int8": choices.Int8, "int4": choices.Int4, "auto": choices.Auto}
+
+_OF_PRECISION = frozenset(field.name for kind in _PRECISIONS.values() for field in fields(kind))
+"""Options that belong to a precision; `--max-kl` also is an option of the export."""
 
 _low_bit = section("Low-bit weights")
 _graph = section("Graphs")
@@ -45,12 +43,16 @@ _reading = section("Reading the checkpoint")
 _path = click.Path(path_type=Path)
 
 
+def _choice(literal: Any) -> click.Choice[str]:
+    return click.Choice([str(value) for value in get_args(literal)])
+
+
 @click.command(cls=LongCommand)
 @click.argument("source", type=_path)
 @click.argument("out", type=_path)
 @click.option(
     "--precision",
-    type=click.Choice(["fp32", "fp16", "bf16", "int8", "int4", "auto"]),
+    type=click.Choice([*get_args(choices.PrecisionName), "auto"]),
     default="fp32",
     show_default=True,
     help="Precision of the weights. auto chooses 4 or 8 bits for each weight, within --max-kl or "
@@ -58,7 +60,7 @@ _path = click.Path(path_type=Path)
 )
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda"]),
+    type=_choice(choices.Device),
     default="cpu",
     show_default=True,
     help="Device that the bundle runs on.",
@@ -90,20 +92,20 @@ _path = click.Path(path_type=Path)
 @options.as_json
 @_low_bit(
     "--method",
-    type=click.Choice(["rtn", "hqq", "gptq"]),
+    type=_choice(choices.Method),
     help="Rounding method. Default: gptq for int4 (the slowest), rtn for int8. Weights that "
     "SOURCE stores in low-bit form are kept unless a method is given.",
 )
 @_low_bit(
     "--group-size",
-    type=click.Choice(["32", "64", "128", "256"]),
+    type=_choice(choices.GroupSize),
     help="Number of values that share a scale. Default: 128; 256 in blocks if the head has 4 "
     "bits; 32 for rows under 2048 columns.",
 )
 @_low_bit("--asymmetric", is_flag=True, help="Store a zero point per group.")
 @_low_bit(
     "--head-bits",
-    type=click.Choice(["4", "8"]),
+    type=_choice(choices.HeadBits),
     help="Bits of the head and the embedding with int4. Default: 4 for a decoder with gptq, "
     "else 8.",
 )
@@ -118,14 +120,14 @@ _path = click.Path(path_type=Path)
 )
 @_graph(
     "--graphs",
-    type=click.Choice(["unified", "split"]),
+    type=_choice(choices.Graphs),
     default="unified",
     show_default=True,
     help="One graph, or separate graphs for prefill and decoding.",
 )
 @_graph(
     "--attention",
-    type=click.Choice(["fused", "portable"]),
+    type=_choice(choices.Attention),
     default="fused",
     show_default=True,
     help="portable adds a body of standard operators, for tools other than onnxruntime.",
@@ -138,7 +140,7 @@ _path = click.Path(path_type=Path)
 )
 @_graph(
     "--cache",
-    type=click.Choice(["float", "int8"]),
+    type=_choice(choices.Cache),
     default="float",
     show_default=True,
     help="Format of a decoder's KV cache. int8 needs a quarter of the memory; prefill is slower.",
@@ -151,7 +153,7 @@ _path = click.Path(path_type=Path)
 )
 @_proof(
     "--proof",
-    type=click.Choice(["quick", "full"]),
+    type=_choice(choices.Proof),
     default="quick",
     show_default=True,
     help="quick checks every weight, and the model on short texts; full adds more and longer "
@@ -160,7 +162,7 @@ _path = click.Path(path_type=Path)
 @_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
 @_reading(
     "--via",
-    type=click.Choice(["family", "transformers"]),
+    type=_choice(choices.Via),
     help="Read the model as a supported family, or as transformers computes it. Default: as a "
     "family if there is one.",
 )
@@ -171,7 +173,7 @@ _path = click.Path(path_type=Path)
     help="Ignore an unknown key of config.json; repeatable.",
 )
 def command(
-    source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **fields: Any
+    source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **values: Any
 ) -> None:
     """Export the checkpoint SOURCE to the bundle OUT and prove its parity.
 
@@ -184,17 +186,16 @@ def command(
         from ortolan.export.pipeline import export
     import msgspec
 
-    from ortolan.export.options import ExportOptions
     from ortolan.runtime.verification.certificate_files import read_certificate
 
-    keywords = {name: fields.pop(name) for name in ("device", "calibration", "max_context")}
-    weights = _weights_of(precision, fields)
+    weights = _precision(precision, values)
+    keywords = {name: values.pop(name) for name in ("device", "calibration", "max_context")}
     with progress("export") as steps:
         bundle = export(
             source,
             out,
             precision=weights,
-            options=ExportOptions(**fields),
+            options=choices.ExportOptions(**values),
             force=force,
             progress=steps,
             warn=lambda text: click.echo(f"ortolan: warning: {text}", err=True),
@@ -230,76 +231,32 @@ def command(
     )
 
 
-def _weights_of(precision: str, options: dict[str, Any]) -> Any:
-    """The precision with what belongs to it, which is taken out of the options."""
-    integers = {name: options.pop(name) for name in _INTEGER_OPTIONS}
-    target = options.pop("target_size")
-    if precision == "auto":
-        return _auto(integers, options.pop("max_kl"), target)
-    _refuse_target(precision, target)
-    return _precision(precision, integers)
+def _precision(name: str, values: dict[str, Any]) -> choices.Precision:
+    """Build the precision from its options, which are removed from `values`.
 
-
-def _auto(given: dict[str, Any], max_kl: float | None, target: float | None) -> Any:
-    """Bits that are chosen: what they are chosen by, and the options that go with it."""
-    from ortolan.export.errors import OptionError
-    from ortolan.export.options import Auto
-
-    chosen = _given(given)
-    for option in ("method", "group_size", "head_bits"):
-        if option in chosen:
-            raise OptionError(
-                f"precision: expected int8 or int4 with --{option.replace('_', '-')}, got auto, "
-                "which chooses that. Leave it out."
-            )
-    size = None if target is None else int(target * 1e6)
-    return Auto(max_kl=max_kl, target_size=size, **chosen)
-
-
-def _refuse_target(precision: str, target: float | None) -> None:
-    from ortolan.export.errors import OptionError
-
-    if target is not None:
-        raise OptionError(
-            f"precision: expected auto with --target-size, got {precision}. Choose --precision "
-            "auto, or leave the size out."
-        )
-
-
-def _given(options: dict[str, Any]) -> dict[str, Any]:
-    """The options that were given, as Python takes them."""
-    return {
-        option: int(value) if option in ("group_size", "head_bits") else value
-        for option, value in options.items()
-        if value not in (None, False, ())
-    }
-
-
-def _precision(name: str, given: dict[str, Any]) -> Any:
-    """The value for a name and the options that only weights of integers have."""
-    from ortolan.export.errors import OptionError
-    from ortolan.export.options import Int4, Int8
-
-    chosen = _given(given)
-    if name == "int4":
-        return Int4(**chosen)
-    if name == "int8" and chosen.pop("head_bits", 8) == 8:
-        return Int8(**chosen)
-    if name == "int8":
-        raise OptionError(
-            "head bits: expected 8 with int8, got 4. Leave it out, or choose --precision int4."
-        )
-    if chosen:
-        flags = ", ".join(f"--{option.replace('_', '-')}" for option in chosen)
-        raise OptionError(
-            f"precision: expected int8 or int4 with {flags}, got {name}. "
-            "Leave these out, or choose --precision int4."
-        )
-    return name
+    Raises:
+        OptionError: an option belongs to another precision.
+    """
+    is_auto = name == "auto"
+    own = {key: values.pop(key) for key in _OF_PRECISION if key != "max_kl" or is_auto}
+    own = {key: value for key, value in own.items() if value not in (None, False, ())}
+    for key in {"group_size", "head_bits"} & own.keys():
+        own[key] = int(own[key])
+    if name == "int8" and own.get("head_bits") == 8:
+        del own["head_bits"]  # the only value that int8 has
+    kind = _PRECISIONS.get(name)
+    allowed = {field.name for field in fields(kind)} if kind else set()
+    if wrong := sorted(own.keys() - allowed):
+        flags = ", ".join(f"--{key.replace('_', '-')}" for key in wrong)
+        uses = "auto" if wrong == ["target_size"] else "int4"
+        raise OptionError(f"{flags} cannot be used with --precision {name}. Use {uses}.")
+    if "target_size" in own:
+        own["target_size"] = int(own["target_size"] * 1e6)
+    return name if kind is None else kind(**own)  # type: ignore[return-value]
 
 
 def _weights(manifest: Manifest) -> list[tuple[str, str]]:
-    """How weights of few bits were found: what is the default depends on the checkpoint."""
+    """How low-bit weights were made; the default depends on the checkpoint."""
     counts = Counter((tensor.bits, tensor.method) for tensor in manifest.quantized)
     kinds = [f"{count} in {bits} bits by {method}" for (bits, method), count in counts.items()]
     rows = [("weights", ", ".join(kinds))] if kinds else []
@@ -308,6 +265,6 @@ def _weights(manifest: Manifest) -> list[tuple[str, str]]:
 
 
 def _left_out(manifest: Manifest) -> list[tuple[str, str]]:
-    """Towers for other inputs than texts, of a checkpoint that has some."""
+    """Parts of the checkpoint for inputs other than text."""
     names = manifest.provenance.left_out
     return [("left out", ", ".join(names))] if names else []

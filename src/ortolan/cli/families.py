@@ -19,11 +19,10 @@ _WAYS = {"family": "by their family", "transformers": "through transformers"}
 @click.argument("model_types", nargs=-1, metavar="[MODEL_TYPE]...")
 @options.as_json
 def command(model_types: tuple[str, ...], as_json: bool) -> None:
-    """List the model types that can be exported, and the error that tests have seen.
+    """List the model types that can be exported, and the error measured in tests.
 
-    MODEL_TYPE is what a config.json calls its model, such as llama; all of them by default. The
-    error is the largest difference from transformers, with weights in fp32, over the largest number
-    that transformers gives.
+    MODEL_TYPE is the model_type of a config.json, such as llama. The error is the largest
+    difference from transformers, with fp32 weights, relative to the largest output of transformers.
     """
     import msgspec
 
@@ -34,21 +33,21 @@ def command(model_types: tuple[str, ...], as_json: bool) -> None:
     missing = [name for name in model_types if not coverage.of(name)]
     if missing:
         raise click.ClickException(
-            f"families: expected model types that were tried, got {', '.join(missing)}. "
-            "Run `ortolan families` for all of them."
+            f"unknown model types: {', '.join(missing)}. `ortolan families` lists those that were "
+            "tested."
         )
     if as_json:
         print_json(
             {"transformers": coverage.transformers, "rows": [msgspec.to_builtins(r) for r in rows]}
         )
         return
-    print_table([("model type", _columns("kind", "way", "error")), *map(_line, rows)])
+    print_table([("model type", _columns("kind", "way", "error")), *map(_row, rows)])
     if not model_types:
         counts = [f"{count} {_WAYS[way]}" for way, count in coverage.counts().items()]
         print(f"\nsupported: {', '.join(counts)}; transformers {coverage.transformers}")
 
 
-def _line(row: Row) -> tuple[str, str]:
+def _row(row: Row) -> tuple[str, str]:
     error = "-" if row.error is None else f"{row.error:.1e}"
     return row.model_type, _columns(row.kind, _WAYS[row.way], f"{error:<8} {row.note}")
 

@@ -23,17 +23,19 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 
 @click.command()
 @click.argument("path", type=click.Path(path_type=Path))
-@click.option("--context", type=click.IntRange(min=1), help="Tokens to plan memory for.")
-@click.option("--batch", type=click.IntRange(min=1), help="Rows to plan memory for; 1 by default.")
+@click.option(
+    "--context", type=click.IntRange(min=1), help="Context to plan memory for, in tokens."
+)
+@click.option("--batch", type=click.IntRange(min=1), help="Batch to plan memory for. Default: 1.")
 @click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
-    help="Plan memory of this device, and list the nodes it has no kernel for.",
+    help="Plan memory for this device, and list the nodes without a kernel for it.",
 )
 @click.option(
     "--via",
     type=click.Choice(["family", "transformers"]),
-    help="Of a checkpoint: how to read the model, as for ortolan export.",
+    help="How to read a checkpoint; see `ortolan export --help-all`.",
 )
 @options.isolate
 @options.as_json
@@ -48,25 +50,21 @@ def command(
 ) -> None:
     """Describe PATH, a bundle or a checkpoint.
 
-    Of a bundle: graphs, attention, sizes, the memory that a context needs, estimated, and whether
-    it can be loaded, tried in a process of its own; what CUDA can compute is looked up in a table.
-    Of a checkpoint: how it would be exported, the size of the bundle in each precision, and the
-    memory and time that the export takes.
+    Bundle: graphs, attention, sizes, estimated memory of a context, and whether it loads in a
+    subprocess. What CUDA can compute is looked up in a table.
+
+    Checkpoint: how it would be exported, and for each precision the size of the bundle and the
+    memory and time of the export.
     """
-    # A manifest that is a link, or no file, is an error of the bundle.
+    # a manifest that is a broken link is still that of a bundle
     if os.path.lexists(path / "manifest.json") or not path.exists():
         if via is not None:
-            raise click.ClickException(
-                f"inspect: expected a checkpoint with --via, got {path}. Leave it out."
-            )
+            raise click.ClickException(f"--via is for checkpoints, and {path} is not one.")
         _describe_bundle(path, context, batch or 1, device, isolate=isolate, as_json=as_json)
         return
-    given = {"--context": context, "--batch": batch, "--device": device}
-    for option, value in given.items():
+    for option, value in {"--context": context, "--batch": batch, "--device": device}.items():
         if value is not None:
-            raise click.ClickException(
-                f"inspect: expected a bundle with {option}, got {path}. Export it first."
-            )
+            raise click.ClickException(f"{option} is for bundles, and {path} is a checkpoint.")
     print_preview(path, via=via, as_json=as_json)
 
 
@@ -100,17 +98,16 @@ def _describe_bundle(
 
 
 def _print(about: Description, placed: Placement | None, trial: Trial | None) -> None:
-    """Print tables, for a person."""
     print_table(
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
             *([("device", f"not verified: {about.unverified}")] if about.unverified else []),
-            *_tried(trial),
+            *_first_load(trial),
             *quality_rows(about.quality),
             *([("calibrated", f"on {about.calibrated_on}")] if about.calibrated_on else []),
-            ("takes", about.takes),
-            ("gives", f"{about.gives}{_some(about.labels)}"),
+            ("input", about.takes),
+            ("output", f"{about.gives}{_first_names(about.labels)}"),
             *_tokens(about),
             *_sampling(about),
             ("on disk", f"{size(about.total_bytes)}, weights {size(about.weight_bytes)}"),
@@ -126,22 +123,20 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
     if placed is not None:
         _print_placement(placed)
     if about.quantized:
-        print("\nweights in few bits, the largest error first")
+        print("\nlow-bit weights, largest error first")
         print_table([(f"  {tensor.name}", _format(tensor)) for tensor in about.quantized])
     print("\nfiles")
     print_table([(f"  {name}", size(count)) for name, count in about.files.items()])
 
 
-def _tried(trial: Trial | None) -> list[tuple[str, str]]:
-    """How the first load went, where it was tried."""
+def _first_load(trial: Trial | None) -> list[tuple[str, str]]:
     if trial is None:
         return []
-    words = {"refused": f"refused: {trial.text}", "ended": "FAILED, as said below"}
+    words = {"refused": f"refused: {trial.text}", "ended": "FAILED, see below"}
     return [("first load", words.get(trial.outcome, trial.text))]
 
 
-def _some(names: tuple[str, ...]) -> str:
-    """The first of several names."""
+def _first_names(names: tuple[str, ...]) -> str:
     if not names:
         return ""
     more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
@@ -149,89 +144,86 @@ def _some(names: tuple[str, ...]) -> str:
 
 
 def _tokens(about: Description) -> list[tuple[str, str]]:
-    """What is said of tokens and maps, where there are any."""
     rows = []
     if about.vocab_size > 1:
         rows.append(("context", f"{about.context_length} tokens, vocabulary of {about.vocab_size}"))
     if about.attention_maps:
-        rows.append(("maps", f"{len(about.attention_maps)}{_some(about.attention_maps)}"))
+        rows.append(("maps", f"{len(about.attention_maps)}{_first_names(about.attention_maps)}"))
     return rows
 
 
 def _sampling(about: Description) -> list[tuple[str, str]]:
-    """What the model recommends to choose tokens by."""
     rows = {
-        "sampling": _listed(about.sampling) if about.sampling_error is None else "none: broken",
-        "not applied": about.sampling_error or _listed(about.not_applied),
+        "sampling": _pairs(about.sampling) if about.sampling_error is None else "none: invalid",
+        "not applied": about.sampling_error or _pairs(about.not_applied),
     }
     return [(name, text) for name, text in rows.items() if text]
 
 
-def _listed(values: Mapping[str, object]) -> str:
+def _pairs(values: Mapping[str, object]) -> str:
     return ", ".join(f"{name} {value}" for name, value in values.items())
 
 
 def _memory(about: Description) -> list[tuple[str, str]]:
-    """What the model takes, and a conversation where it has any."""
+    """Estimated memory of the weights, and of a context if there is a decoder."""
     plan = about.memory
     parts = [f"weights {size(plan.weights)} {'mapped' if plan.device == 'cpu' else 'copied'}"]
     if plan.device == "cpu":
-        parts.append(f"copies of them {size(plan.packed)}")
+        parts.append(f"packed copies {size(plan.packed)}")
     rows = []
     if not KINDS[about.kind].has_decoder:
-        what = "at most "
+        scope = "at most "
     else:
-        of_source = about.source_bytes_per_token
-        source = f", {size(of_source)} per token of the source" if of_source else ""
+        per_token = about.source_bytes_per_token
+        source = f", {size(per_token)} per token of the source" if per_token else ""
         rows.append(("cache", f"{size(about.cache_bytes_per_token)} per token{source}"))
         times = f"{plan.batch} x " if plan.batch > 1 else ""
-        what = f"{times}{plan.context} tokens: at most "
+        scope = f"{times}{plan.context} tokens: at most "
         parts += [f"cache {size(plan.cache + plan.source)}", f"logits {size(plan.logits)}"]
     parts.append(f"activations {size(plan.workspace)}")
     return [
         *rows,
-        (f"memory of {plan.device}", f"{what}{size(plan.total)}"),
+        (f"memory of {plan.device}", f"{scope}{size(plan.total)}"),
         ("", ", ".join(parts)),
     ]
 
 
 def _lowering(kind: AttentionKind) -> str:
     if kind.lowering == "plain":
-        return f"{kind.count} x spelled out in plain operators"
+        return f"{kind.count} x in plain operators"
     values = ", ".join(f"{name}={value:g}" for name, value in kind.attributes.items())
     return f"{kind.count} x {kind.operator}, {kind.lowering} ({values})"
 
 
 _FALLBACKS = {
-    "body": "computed by the body that the graph carries",
-    "cpu": "computed on the CPU, with copies there and back",
-    "float32": "computed in float32, between conversions",
+    "body": "computed by the body in the graph",
+    "cpu": "computed on the CPU, with copies in both directions",
+    "float32": "computed in float32, with conversions",
     "none": "no kernel on either device",
     "unknown": "not in the table of kernels",
 }
 
 
 def _print_placement(placed: Placement) -> None:
-    """What the device has no kernel for, according to the table."""
-    known = "" if placed.device == "cpu" else " (from the table of kernels, not tried)"
+    basis = "" if placed.device == "cpu" else " (from the table of kernels, not tried)"
     counts = f"{placed.placed} nodes with a kernel, {placed.shape_nodes} of shape arithmetic"
-    print(f"\non {placed.device}{known}: {counts}")
-    for each in placed.misplaced:
-        fallback = _FALLBACKS[each.fallback]
-        print(f"  {each.graph}: {each.count} x {each.operator} in {each.dtype}, {fallback}")
+    print(f"\non {placed.device}{basis}: {counts}")
+    for nodes in placed.misplaced:
+        fallback = _FALLBACKS[nodes.fallback]
+        print(f"  {nodes.graph}: {nodes.count} x {nodes.operator} in {nodes.dtype}, {fallback}")
     if not placed.misplaced:
-        print("  none without one")
+        print("  none without a kernel")
 
 
 def _prefill(about: Description) -> list[tuple[str, str]]:
-    """What weights of its own cost that serve prefill alone."""
+    """Cost of weights that only prefill uses."""
     if about.prefill_only_bytes == 0:
         return []
     cost = size(about.prefill_only_bytes)
-    return [("for prefill", f"{cost} of these, and as much memory again once packed")]
+    return [("for prefill", f"{cost} of these, and the same again in memory once packed")]
 
 
 def _format(tensor: QuantizedTensor) -> str:
-    groups = "a row" if tensor.group is None else f"groups of {tensor.group}"
+    groups = "one group per row" if tensor.group is None else f"groups of {tensor.group}"
     kind = "" if tensor.symmetric else ", asymmetric"
     return f"{tensor.bits} bits, {groups}{kind}, {tensor.method}, error {tensor.error:.4f}"

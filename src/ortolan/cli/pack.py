@@ -13,12 +13,12 @@ from ortolan.cli.progress import progress
 @options.bundle
 @options.as_json
 def command(bundle: Path, as_json: bool) -> None:
-    """Prepare the weights of BUNDLE for this processor: it then loads faster, in less memory.
+    """Prepare the weights of BUNDLE for this processor, to load it faster and in less memory.
 
-    onnxruntime rearranges weights for the processor each time it loads a bundle. This does it
-    once, into a folder in BUNDLE about as large as the weights, which all processes that run the
-    bundle share. It is used only by this user, on this machine, with this version of onnxruntime.
-    The bundle itself does not change; to undo this, delete the folder.
+    onnxruntime rearranges weights for the processor whenever it loads a bundle. `pack` does it
+    once, into a folder in BUNDLE about as large as the weights, which all processes share. The
+    folder is used only by this user, on this machine, with this version of onnxruntime. Delete it
+    to undo.
     """
     import msgspec
 
@@ -35,6 +35,6 @@ def command(bundle: Path, as_json: bool) -> None:
         [
             ("packed", f"{report.weights} weights, {report.folder}"),
             ("on disk", f"{size(report.bytes)}, {report.share:.2f} of the bundle's weights"),
-            ("load time", f"{report.load_after_s:.2f} s, {report.load_before_s:.2f} s before"),
+            ("load time", f"{report.load_after_s:.2f} s (before: {report.load_before_s:.2f} s)"),
         ]
     )

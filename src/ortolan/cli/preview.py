@@ -1,4 +1,4 @@
-"""What `ortolan inspect` says of a checkpoint."""
+"""The output of `ortolan inspect` for a checkpoint."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _WAYS = {"family": "by its family", "transformers": "as transformers computes it
 
 
 def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
-    """Print what an export of a checkpoint would make, and what it takes."""
+    """Print how a checkpoint would be exported, and the cost."""
     import msgspec
 
     with extra("export", command="inspect"):
@@ -41,31 +41,31 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
             *[("note", risk) for risk in (*about.notes, *about.risks)],
         ]
     )
-    print("\nan export, estimated; --precision auto takes longer")
+    print("\nestimated export; --precision auto takes longer")
     print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
 
 
 def _measured(row: Row | None) -> str:
     if row is None or row.error is None:
         return ""
-    return f"; tests of its type have seen an error of {row.error:.1e}"
+    return f"; error of this type in tests: {row.error:.1e}"
 
 
 def _context(about: Preview) -> list[tuple[str, str]]:
     if about.vocab_size == 1:
         return []
     cache = f", cache {size(about.cache_bytes_per_token)} per token"
-    said = f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
-    return [("context", said + (cache if about.cache_bytes_per_token else ""))]
+    context = f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
+    return [("context", context + (cache if about.cache_bytes_per_token else ""))]
 
 
 def _keys(about: Preview) -> str:
     if not about.unknown_keys:
-        return f"understood; ignored, since they change nothing: {len(about.ignored_keys)} keys"
+        return f"understood; {len(about.ignored_keys)} keys that change nothing are ignored"
     flags = " ".join(f"--accept-unknown {key}" for key in about.unknown_keys)
     return (
-        f"unknown: {', '.join(about.unknown_keys)}. If they do not change what the model computes, "
-        f"export with {flags}"
+        f"unknown: {', '.join(about.unknown_keys)}. If they do not affect the model, export with "
+        f"{flags}"
     )
 
 

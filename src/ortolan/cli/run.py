@@ -70,35 +70,39 @@ def command(
     """
     from ortolan.runtime import load
 
-    beam_options = {"beams": beams, "n_best": n_best, "length_penalty": length_penalty}
-    search = {name: value for name, value in beam_options.items() if value is not None}
-    begins = {} if first is None else {"first": first}
-    request: dict[str, Any] = {
-        "max_new_tokens": max_new_tokens,
-        "stop": stop,
-        **({"ignore_eos": True} if ignore_eos else {}),
-    }
     text = read_stdin() if prompt == "-" else prompt
     model = load(bundle, device=device, threads=threads)
-    _check_options(model, search | begins)
-    request |= {"sampling": sampling.resolve(model)}
-    request |= {"grammar": _grammar(json_schema, regex, lark)}
-    request |= begins | _draft(draft, device=device, threads=threads)
+    search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
+    first_token = _present(first=first)
+    _check_kind(model, search | first_token)
+    request = {
+        "max_new_tokens": max_new_tokens,
+        "stop": stop,
+        "sampling": sampling.resolve(model),
+        "grammar": _grammar(json_schema, regex, lark),
+        **({"ignore_eos": True} if ignore_eos else {}),
+        **first_token,
+        **_present(draft=_draft(draft, device=device, threads=threads)),
+    }
     if model.manifest.source is not None:
-        text = text.removesuffix("\n")  # of a line from standard input: no part of the source
+        text = text.removesuffix("\n")  # the end of a line is not part of a source
     completion = _generate(model, text, request, search, is_shown=not as_json)
     if as_json:
-        _print_object(text, completion, model)
+        about = {"device": model.device, "device_reason": model.device_reason}
+        print_json({"prompt": text, **asdict(completion), **about})
     else:
         _print_end(completion, is_streamed=not search)
 
 
+def _present(**values: Any) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if value is not None}
+
+
 def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> "Grammar | None":
-    """The grammar that was asked for, if any."""
     from ortolan.runtime import Grammar, InputError
 
-    if sum(given is not None for given in (json_schema, regex, lark)) > 1:
-        raise InputError("grammar: expected one of --json-schema, --regex and --lark, got more.")
+    if len(_present(json_schema=json_schema, regex=regex, lark=lark)) > 1:
+        raise InputError("Use only one of --json-schema, --regex and --lark.")
     if json_schema is not None:
         return Grammar.json_schema(json_schema.read_text(encoding="utf-8"))
     if regex is not None:
@@ -106,24 +110,23 @@ def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> 
     return None if lark is None else Grammar.lark(lark.read_text(encoding="utf-8"))
 
 
-def _draft(named: str | None, *, device: str, threads: int | None) -> dict[str, "Draft"]:
-    """The option that stands for `--draft`, where it was given."""
+def _draft(name: str | None, *, device: str, threads: int | None) -> "Draft | None":
     from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
 
-    if named is None:
-        return {}
-    if named == "lookup":
-        return {"draft": PromptLookup()}
-    return {"draft": DraftModel(load(named, Decoder, device=device, threads=threads))}
+    if name is None:
+        return None
+    if name == "lookup":
+        return PromptLookup()
+    return DraftModel(load(name, Decoder, device=device, threads=threads))
 
 
 def _generate(
     model: Any, text: str, request: dict[str, Any], search: dict[str, Any], *, is_shown: bool
 ) -> "Completion":
-    """Search with beams; or print a text while it is generated, where it is to be shown."""
+    """Search with beams, or stream a text and print it."""
     if search:
-        found: Completion = model.generate(text, **request, **search)
-        return found
+        best: Completion = model.generate(text, **request, **search)
+        return best
     stream: TextStream = model.stream(text, **request)
     for piece in stream:
         if is_shown:
@@ -131,17 +134,12 @@ def _generate(
     return stream.completion
 
 
-def _print_object(text: str, completion: "Completion", model: Any) -> None:
-    about = {"device": model.device, "device_reason": model.device_reason}
-    print_json({"prompt": text, **asdict(completion), **about})
-
-
 def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
-    """Print what a beam search found, the best text or each after its score; then figures."""
+    """Print the results of a beam search, with scores if there are several; then figures."""
     print(f"{completion.score:.4f}\t" if completion.alternatives else "", end="")
     print("" if is_streamed else completion.text)
-    for each in completion.alternatives:
-        print(f"{each.score:.4f}\t{each.text}")
+    for alternative in completion.alternatives:
+        print(f"{alternative.score:.4f}\t{alternative.text}")
     timings = completion.timings
     print(
         f"[{timings.new_tokens} tokens, {timings.tokens_per_second:.1f} tok/s, first after "
@@ -150,16 +148,13 @@ def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
     )
 
 
-def _check_options(model: Any, for_sources: Iterable[str]) -> None:
-    """Refuse a bundle that writes no texts, and options that mean nothing to this one."""
+def _check_kind(model: Any, for_encoder_decoders: Iterable[str]) -> None:
+    """Reject bundles that do not generate text, and options for other bundles."""
     from ortolan.runtime import Decoder, InputError, Seq2Seq
     from ortolan.runtime.bundle.manifest import wrong_kind
 
     if not isinstance(model, Decoder | Seq2Seq):
         raise wrong_kind(model.manifest, what="run", expected="a bundle that writes texts")
     if isinstance(model, Decoder):
-        for option in for_sources:
-            raise InputError(
-                f"--{option.replace('_', '-')}: expected a bundle of an encoder-decoder, got "
-                "another. Leave it out."
-            )
+        for option in for_encoder_decoders:
+            raise InputError(f"--{option.replace('_', '-')} is for encoder-decoders only.")

@@ -10,20 +10,20 @@ from ortolan.cli import options
 @click.command()
 @options.bundle
 def command(bundle: Path) -> None:
-    """Let BUNDLE open for you on this machine though it has operators of its author's own.
+    """Trust BUNDLE for your user on this machine although it uses custom operators.
 
-    Ortolan loads the operators that it writes itself. A module may need others, and a bundle of
-    one opens where it was made; elsewhere, kernels that nobody tried on hostile input would run.
-    Prints those operators. To undo this, delete the file operators.seal in BUNDLE.
+    Ortolan loads only operators that it writes itself. A bundle of your own module may use others;
+    it opens where it was exported. Elsewhere, it would run kernels that are not tested with hostile
+    input. Prints those operators. To undo this, delete the file operators.seal in BUNDLE.
     """
     from ortolan.runtime import open_bundle
     from ortolan.runtime.bundle.trust import trust
 
     opened = open_bundle(bundle, trust=True)
-    foreign = opened.manifest.foreign_operators
-    if not foreign:
-        click.echo("nothing to trust: it has only operators that ortolan writes")
+    custom = opened.manifest.foreign_operators
+    if not custom:
+        click.echo("nothing to trust: the bundle uses no custom operators")
         return
     trust(opened.path, opened.manifest)
-    for form in foreign:
-        click.echo(form)
+    for operator in custom:
+        click.echo(operator)

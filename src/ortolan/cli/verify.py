@@ -16,18 +16,17 @@ from ortolan.cli.progress import progress
 @options.isolate
 @options.as_json
 def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_json: bool) -> int:
-    """Prove that this machine computes BUNDLE as it was exported, and say how good that is.
+    """Prove that this machine computes BUNDLE as it was exported, and report its quality.
 
-    Every file is hashed. Each weight is computed with by itself, and the model from end to end: a
-    decoder in one call, in chunks, token by token, and two texts together; an encoder with one
-    input at a time and in padded batches. A decoder also has to give each text the same, to the
-    bit, alone and among others. The exit status is 0 for PASS, and for AMBIGUOUS, where only nearly
-    tied tokens or labels changed places; 1 for FAIL. Quality is how far the exported model is from
-    the trained one, and no part of the verdict.
+    Hashes every file, checks every weight alone, then the whole model: a decoder in one call, in
+    chunks, token by token and in a batch; an encoder with single inputs and in padded batches. A
+    decoder must also return bit-identical results alone and in a batch.
 
-    Before all that, a process of its own loads the bundle and runs a step, in limited memory and
-    time. What passes is remembered for these files and this onnxruntime, and needs no such process
-    any more.
+    Exit status 0: PASS, or AMBIGUOUS if only nearly tied tokens or labels differ. 1: FAIL. Quality,
+    the distance from the trained model, does not affect the verdict.
+
+    Before that, a subprocess with limited memory and time loads the bundle and runs one step. If it
+    succeeds, it is not repeated for the same files and version of onnxruntime.
     """
     import msgspec
 
@@ -49,7 +48,7 @@ def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_js
     print_table(
         [
             ("device", report.device_summary),
-            *([("beside", report.surroundings.summary)] if report.surroundings else []),
+            *([("batch", report.surroundings.summary)] if report.surroundings else []),
             *([("exact", report.exact.summary)] if report.exact else []),
             ("quality", report.quality.summary),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),

@@ -90,7 +90,7 @@ def test_a_huge_config_is_refused_unread(tmp_path: Path) -> None:
         ({"bos_token_id": [1]}, "bos_token_id of type int"),
         ({"rope_scaling": "linear"}, "rope_scaling of type dict"),
         ({"rope_scaling": {"type": "mrope", "factor": 2.0}}, "got 'mrope'"),
-        ({"partial_rotary_factor": 0.5}, "expected all 8 channels of a head rotated, got 4"),
+        ({"partial_rotary_factor": 0.5}, "got 4"),
         ({"rope_interleaved": True}, "rope_interleaved false, got true"),
         ({"model_type": "qwen2", "use_mrope": True}, "use_mrope false, got true"),
         ({"model_type": "qwen2", "layer_types": ["full_attention"]}, "layer_types .* 2 layers"),
@@ -110,8 +110,8 @@ def test_a_config_that_is_not_understood_is_an_error(
     ("changes", "message"),
     [
         ({"add_cross_attention": True}, "add_cross_attention false"),
-        ({"n_head": 5}, "a width that the heads share evenly, got 32 and 5"),
-        ({"n_head": 64}, "a width that the heads share evenly, got 32 and 64"),
+        ({"n_head": 5}, "got 32 and 5"),
+        ({"n_head": 64}, "got 32 and 64"),
         ({"activation_function": "gelu_fast"}, "got 'gelu_fast'"),
     ],
 )

@@ -29,7 +29,7 @@ TEXTS = ragged(9, 1, 16, 4)
 
 def is_saved(case: EncoderCase) -> bool:
     """Whether a model can be saved in the format of its family."""
-    return hasattr(family_of(case.values["model_type"]), "hf_config")
+    return family_of(case.values["model_type"]).hf_config is not None
 
 
 def written(case: EncoderCase, folder: Path) -> PreTrainedModel:

@@ -28,7 +28,7 @@ def test_cases_that_fill_the_context_pass() -> None:
 
 
 def test_a_case_beyond_the_context_is_named_with_what_fits() -> None:
-    with pytest.raises(ContextLengthError, match=r"^tg5 @ d60: .* 64 tokens, got 65\. .* -n 4\.$"):
+    with pytest.raises(ContextLengthError, match=r"^tg5 @ d60 .* 64 tokens, got 65\. .* -n 4\.$"):
         check_context([Case(kind="pp", tokens=4), Case(kind="tg", tokens=5, depth=60)], 64)
 
 

@@ -33,12 +33,10 @@ def folder(tmp_path: Path) -> Path:
 
 
 def error_of(folder: Path, name: str, *, full_check: bool = False) -> BundleError:
-    """Open a bundle that has to be refused with an error that names the file first."""
+    """The error for a bundle that must be rejected; it names the file."""
     with pytest.raises(BundleError) as caught:
         open_bundle(folder, full_check=full_check)
     assert name in str(caught.value)
-    assert ": expected " in str(caught.value)
-    assert ", got " in str(caught.value)
     return caught.value
 
 
@@ -55,18 +53,14 @@ def test_tiny_bundle_is_what_onnx_accepts(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("full_check", [False, True])
-def test_opened_bundle_holds_manifest_and_graphs(folder: Path, full_check: bool) -> None:
+def test_opened_bundle_has_manifest_graphs_and_files(folder: Path, full_check: bool) -> None:
     bundle = open_bundle(folder, full_check=full_check)
-
     assert bundle.path == folder
     assert bundle.manifest == MANIFEST
     assert list(bundle.graphs) == ["decoder"]
     assert len(bundle.graphs["decoder"].external) == 3
-
-
-def test_files_are_found_and_read(folder: Path) -> None:
-    bundle = open_bundle(folder)
-
+    with pytest.raises(FrozenInstanceError):
+        bundle.path = folder  # type: ignore[misc]
     for name in LISTED:
         assert bundle.file(name) == folder / name
         assert bundle.read(name) == (folder / name).read_bytes()
@@ -76,17 +70,9 @@ def test_files_are_found_and_read(folder: Path) -> None:
 def test_files_that_are_not_listed_are_not_given(folder: Path, name: str) -> None:
     (folder / "notes.txt").write_text("mine")
     bundle = open_bundle(folder)
-
     for get in (bundle.file, bundle.read):
         with pytest.raises(BundleFileError, match="lists"):
             get(name)
-
-
-def test_bundle_cannot_be_changed(folder: Path) -> None:
-    bundle = open_bundle(folder)
-
-    with pytest.raises(FrozenInstanceError):
-        bundle.path = folder  # type: ignore[misc]
 
 
 def test_path_stays_right_when_the_working_directory_changes(
@@ -95,39 +81,27 @@ def test_path_stays_right_when_the_working_directory_changes(
     monkeypatch.chdir(folder.parent)
     bundle = open_bundle("bundle")
     monkeypatch.chdir("/")
-
     assert bundle.read("tokenizer.json") == b'{"version": "1.0"}'
 
 
 def test_progress_counts_every_byte_that_is_checked(folder: Path) -> None:
     sizes = {file.name: file.size for file in MANIFEST.files}
     counts: list[int] = []
-
     open_bundle(folder, progress=counts.append)
     without_weights = sum(counts)
     open_bundle(folder, full_check=True, progress=counts.append)
-
     assert without_weights == sum(sizes.values()) - sizes[tiny_bundle.BLOB_NAME]
     assert sum(counts) - without_weights == sum(sizes.values())
 
 
 @pytest.mark.parametrize("name", EVERY)
-@pytest.mark.parametrize("kept", [0.0, 0.5, 0.999])
-def test_truncated_file_is_named(folder: Path, name: str, kept: float) -> None:
-    path = folder / name
-    os.truncate(path, int(path.stat().st_size * kept))
-
+@pytest.mark.parametrize("share", [0.0, 0.5, 0.999, 1.001])
+def test_file_of_another_size_is_named(folder: Path, name: str, share: float) -> None:
+    data = (folder / name).read_bytes()
+    size = int(len(data) * share) + (share > 1)
+    (folder / name).write_bytes(data.ljust(size, b"x")[:size])
     error = error_of(folder, name)
-
     assert isinstance(error, ManifestError if name == NAME else BundleFileError)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_longer_file_is_named(folder: Path, name: str) -> None:
-    with (folder / name).open("ab") as stream:
-        stream.write(b"x")
-
-    error_of(folder, name)
 
 
 @pytest.mark.parametrize("name", LISTED)
@@ -142,7 +116,6 @@ def test_flipped_bit_is_named(folder: Path, name: str, place: float) -> None:
 
 def test_weights_are_read_only_by_a_full_check(folder: Path) -> None:
     flip(folder / tiny_bundle.BLOB_NAME, 100)
-
     assert open_bundle(folder).manifest == MANIFEST
 
 
@@ -168,18 +141,9 @@ def test_flip_anywhere_in_the_manifest_raises_nothing_but_bundle_errors(folder: 
 
 @pytest.mark.parametrize("name", EVERY)
 def test_missing_file_is_named(folder: Path, name: str) -> None:
-    (folder / name).unlink()
-
-    error = error_of(folder, name)
-
-    assert isinstance(error, BundleNotFoundError if name == NAME else BundleFileError)
-
-
-@pytest.mark.parametrize("name", EVERY)
-def test_renamed_file_is_named(folder: Path, name: str) -> None:
     (folder / name).rename(folder / f"{name}.old")
-
-    error_of(folder, name)
+    error = error_of(folder, name)
+    assert isinstance(error, BundleNotFoundError if name == NAME else BundleFileError)
 
 
 def to_symlink(path: Path, outside: Path) -> None:
@@ -239,9 +203,7 @@ def test_what_is_not_a_plain_file_is_named(
     folder: Path, name: str, replace: Callable[[Path, Path], None], kind: str
 ) -> None:
     replace(folder / name, folder.parent / "outside")
-
     error = error_of(folder, name)
-
     assert isinstance(error, BundleFileError)
     assert kind in str(error)
 
@@ -250,7 +212,6 @@ def test_what_is_not_a_plain_file_is_named(
 @pytest.mark.parametrize("name", EVERY)
 def test_unreadable_file_is_named(folder: Path, name: str) -> None:
     (folder / name).chmod(0)
-
     assert isinstance(error_of(folder, name), BundleFileError)
 
 
@@ -280,7 +241,6 @@ def test_file_swapped_for_something_else_while_it_is_opened_is_refused(
 ) -> None:
     outside = folder.parent / "outside"
     swap_while_opening(monkeypatch, name, lambda: replace(folder / name, outside))
-
     assert isinstance(error_of(folder, name), BundleFileError)
 
 
@@ -290,14 +250,12 @@ def test_file_swapped_for_another_while_it_is_opened_is_refused(
     name = "tokenizer.json"
     shutil.copy(folder / name, folder / "copy")
     swap_while_opening(monkeypatch, name, lambda: (folder / "copy").replace(folder / name))
-
-    assert "another while it was opened" in str(error_of(folder, name))
+    assert "replaced while it was opened" in str(error_of(folder, name))
 
 
 def test_reading_checks_again(folder: Path) -> None:
     bundle = open_bundle(folder)
     flip(folder / "tokenizer.json", 3)
-
     with pytest.raises(BundleFileError, match=r"tokenizer\.json: expected sha256"):
         bundle.read("tokenizer.json")
 
@@ -317,7 +275,6 @@ def test_failing_disk_is_a_typed_error(folder: Path, monkeypatch: pytest.MonkeyP
             raise OSError(5, "Input/output error")
 
     monkeypatch.setattr("ortolan.runtime.bundle.folder.open_plain", lambda *_: FailingStream())
-
     assert "Input/output error" in str(error_of(folder, NAME))
 
 
@@ -329,7 +286,6 @@ def test_no_descriptor_is_left_open(folder: Path) -> None:
         error_of(folder, "")
     to_folder(folder / "certificate.json", folder)
     error_of(folder, "certificate.json")
-
     assert sorted(os.listdir("/dev/fd")) == before
 
 
@@ -347,15 +303,12 @@ def test_only_listed_files_are_opened(folder: Path, monkeypatch: pytest.MonkeyPa
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", record)
         open_bundle(folder, full_check=True)
-
     assert {path for path in opened if path != str(folder)} == set(EVERY)
 
 
 def test_folder_behind_a_symbolic_link_is_opened(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(folder, target_is_directory=True)
-
     bundle = open_bundle(tmp_path / "link")
-
     assert bundle.path == tmp_path / "link"
     assert bundle.read("tokenizer.json")
 
@@ -363,32 +316,27 @@ def test_folder_behind_a_symbolic_link_is_opened(folder: Path, tmp_path: Path) -
 def test_paths_without_a_bundle_are_told_apart(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
-    texts = {}
-    for name in ("nothing", "empty", "file", "x" * 5000, "\udcff"):
-        with pytest.raises(BundleNotFoundError, match=r"expected .*, got ") as caught:
+    reasons = {
+        "nothing": "no folder",
+        "empty": "has no",
+        "file": "is a file",
+        "x" * 5000: "too long",
+        "\udcff": "UTF-8",
+    }
+    for name, reason in reasons.items():
+        with pytest.raises(BundleNotFoundError, match=reason):
             open_bundle(tmp_path / name)
-        texts[name] = str(caught.value)
-
-    assert "no such folder" in texts["nothing"]
-    assert "without one" in texts["empty"]
-    assert "got a file" in texts["file"]
-    assert "too long" in texts["x" * 5000]
-    assert "a path in UTF-8" in texts["\udcff"]
 
 
-def test_refused_graph_is_named(folder: Path, tmp_path: Path) -> None:
+def test_rejected_graph_is_named(tmp_path: Path) -> None:
     model = tiny_bundle.model()
     model.graph.node[0].domain = "custom"
     tiny_bundle.write(tmp_path / "other", {"decoder.onnx": model.SerializeToString()})
-
-    error = error_of(tmp_path / "other", "decoder.onnx")
-
-    assert isinstance(error, GraphError)
+    assert isinstance(error_of(tmp_path / "other", "decoder.onnx"), GraphError)
 
 
 def test_graph_with_weights_elsewhere_is_refused(tmp_path: Path) -> None:
     model = tiny_bundle.model()
     model.graph.initializer.append(tiny_bundle.external("more", (1,), "certificate.npz", 0, 4))
     tiny_bundle.write(tmp_path / "other", {"decoder.onnx": model.SerializeToString()})
-
     assert "certificate.npz" in str(error_of(tmp_path / "other", "decoder.onnx"))

@@ -93,7 +93,7 @@ def test_graph_that_fits_the_manifest_is_accepted(
 def test_graph_that_does_not_fit_the_manifest_is_refused(
     kind: str, role: str, summary: GraphSummary, said: str
 ) -> None:
-    with pytest.raises(GraphError, match=r"^x\.onnx: expected the ") as caught:
+    with pytest.raises(GraphError, match=r"^x\.onnx") as caught:
         check_graph(role, summary, manifest_of(kind), file="x.onnx")
 
     assert said in str(caught.value)

@@ -76,10 +76,7 @@ def test_what_a_bundle_takes_and_gives_is_said_in_words(
 @pytest.mark.parametrize("output", OUTPUTS)
 def test_an_encoder_of_another_output_names_what_computes_it(output: str) -> None:
     error = wrong_kind(manifest_of("encoder", output), what="translate", expected="a translator")
-    assert str(error) == (
-        f"translate: expected a translator, got an encoder of texts that gives "
-        f"{OUTPUTS[output].summary}. Use {OUTPUTS[output].use}."
-    )
+    assert f"{OUTPUTS[output].summary}. Use {OUTPUTS[output].use}." in str(error)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])

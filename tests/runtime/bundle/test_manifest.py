@@ -45,6 +45,14 @@ def put(*keys: str | int, value: object) -> Change:
     return change
 
 
+def put_shape(*shape: str | int) -> Change:
+    return put("states", 0, "shape", value=list(shape))
+
+
+def provenance(**fields: object) -> Change:
+    return lambda document: document["provenance"].update(fields)
+
+
 def reached(document: Any, keys: tuple[str | int, ...]) -> Any:
     for key in keys:
         document = document[key]
@@ -52,7 +60,7 @@ def reached(document: Any, keys: tuple[str | int, ...]) -> Any:
 
 
 def error_of(data: bytes) -> str:
-    with pytest.raises(ManifestError, match=r"^manifest\.json: expected .*, got ") as caught:
+    with pytest.raises(ManifestError, match=r"^manifest\.json") as caught:
         decode(data)
     return str(caught.value)
 
@@ -67,12 +75,9 @@ def test_manifest_of_a_time_without_lists_of_keys_is_read() -> None:
     assert decode(data) == MANIFEST
 
 
-def test_encoding_is_indented_and_ends_with_a_newline() -> None:
+def test_encoding_is_indented_and_does_not_depend_on_the_order_of_dictionaries() -> None:
     assert DATA.startswith(b'{\n  "schema": 2,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
-
-
-def test_encoding_does_not_depend_on_the_order_of_dictionaries() -> None:
     versions = {"torch": "2.13.0", "onnx": "1.23.2", "ortolan": "0.1.0"}
     first, second = (
         msgspec.structs.replace(
@@ -80,7 +85,6 @@ def test_encoding_does_not_depend_on_the_order_of_dictionaries() -> None:
         )
         for order in (versions, dict(reversed(versions.items())))
     )
-
     assert encode(first) == encode(second)
 
 
@@ -97,7 +101,6 @@ def test_torn_manifest_is_refused(length: int) -> None:
 @pytest.mark.parametrize("keys", OBJECTS, ids=str)
 def test_unknown_field_is_refused(keys: tuple[str | int, ...]) -> None:
     data = changed(lambda document: reached(document, keys).update(command="rm"))
-
     assert "command" in error_of(data)
 
 
@@ -126,15 +129,10 @@ def test_repeated_field_is_refused(keys: tuple[str | int, ...]) -> None:
         assert f"'{field}' twice" in error_of(repeated)
 
 
-def test_field_repeated_in_escaped_letters_is_refused() -> None:
+def test_field_repeated_in_escaped_letters_or_deeper_down_is_refused() -> None:
     data = changed(lambda document: document.update(another=2))
-
     assert "'schema' twice" in error_of(data.replace(b'"another"', rb'"\u0073chema"'))
-
-
-def test_version_repeated_is_refused() -> None:
     data = changed(lambda document: document["provenance"]["versions"].update(another="9"))
-
     assert "'ortolan' twice" in error_of(data.replace(b'"another"', b'"ortolan"'))
 
 
@@ -184,7 +182,6 @@ def test_value_of_the_wrong_kind_is_refused(keys: tuple[str | int, ...], value: 
 @pytest.mark.parametrize("schema", [0, 1, 3, -1])
 def test_other_schema_is_named_before_anything_else(schema: int) -> None:
     data = json.dumps({"schema": schema, "whatever": []}).encode()
-
     assert f"expected schema 2, got {schema}" in error_of(data)
 
 
@@ -209,16 +206,12 @@ def test_deep_nesting_is_refused(before: bytes, opening: bytes) -> None:
         b"\xef\xbb\xbf" + DATA,
         DATA + b"x",
         DATA.decode().encode("utf-16"),
+        *(DATA.replace(b'"tiny"', b'"' + text + b'"') for text in (b"\xff", rb"\ud800", b"\x00")),
     ],
-    ids=["empty", "null", "list", "byte", "mark", "tail", "utf-16"],
+    ids=str,
 )
 def test_other_bytes_are_refused(data: bytes) -> None:
     error_of(data)
-
-
-@pytest.mark.parametrize("text", [b"\xff", rb"\ud800", b"\x00"])
-def test_text_that_is_no_unicode_is_refused(text: bytes) -> None:
-    error_of(DATA.replace(b'"tiny"', b'"' + text + b'"'))
 
 
 @pytest.mark.parametrize(
@@ -256,7 +249,6 @@ def test_path_tricks_in_names_are_refused(keys: tuple[str | int, ...], name: str
 
 def test_longest_name_is_accepted() -> None:
     files = tiny_bundle.files_of(tiny_bundle.model()) | {"x" * 96: b""}
-
     assert decode(encode(tiny_bundle.manifest_of(files))).files[-1].name == "x" * 96
 
 
@@ -279,10 +271,10 @@ def test_longest_name_is_accepted() -> None:
         (put("states", 1, "name", value="0.key"), "twice"),
         (put("states", 1, "input", value="past_key_values.0.key"), "twice"),
         (put("states", 1, "output", value="present.0.key"), "twice"),
-        (put("states", 0, "shape", value=["batch", 2, 16, 8]), "capacity"),
-        (put("states", 0, "shape", value=["batch", "batch", "capacity", 8]), "batch"),
-        (put("states", 0, "shape", value=["batch", 2, "capacity", "width"]), "width"),
-        (put("states", 0, "shape", value=["batch", 0, "capacity", 8]), "got 0"),
+        (put_shape("batch", 2, 16, 8), "capacity"),
+        (put_shape("batch", "batch", "capacity", 8), "batch"),
+        (put_shape("batch", 2, "capacity", "width"), "width"),
+        (put_shape("batch", 0, "capacity", 8), "got 0"),
         (put("states", 0, "update", value="replace"), "capacity"),
     ],
 )
@@ -299,9 +291,7 @@ def test_split_graphs_and_a_state_of_fixed_size_are_accepted() -> None:
         "decode": {"file": "decode.onnx", "sequence": 1},
     }
     document["states"][0] |= {"update": "replace", "shape": ["batch", 64]}
-
     manifest = decode(json.dumps(document).encode())
-
     assert manifest.graphs["decode"].sequence == 1
     assert manifest.states[0].shape == ("batch", 64)
 
@@ -339,27 +329,12 @@ def with_states(count: int) -> Change:
         (limits.MAX_DEVICES, lambda n: put("devices", value=[f"cpu{i}" for i in range(n)])),
         (limits.MAX_STOP_TOKENS, lambda n: put("tokens", "eos", value=[1] * n)),
         (limits.MAX_SUPPRESSED, lambda n: put("tokens", "suppressed", value=[1] * n)),
-        (limits.MAX_LABEL_LENGTH, lambda n: put("provenance", "model_type", value="x" * n)),
-        (
-            limits.MAX_VERSIONS,
-            lambda n: put("provenance", "versions", value={f"{i}": "1" for i in range(n)}),
-        ),
-        (
-            limits.MAX_CONFIG_KEYS,
-            lambda n: put("provenance", "accepted_keys", value=[f"key{i}" for i in range(n)]),
-        ),
-        (
-            limits.MAX_CONFIG_KEYS,
-            lambda n: put("provenance", "ignored_keys", value=[f"key{i}" for i in range(n)]),
-        ),
-        (
-            limits.MAX_STATE_RANK,
-            lambda n: put("states", 0, "shape", value=["batch", "capacity", *[1] * (n - 2)]),
-        ),
-        (
-            limits.MAX_DIMENSION,
-            lambda n: put("states", 0, "shape", value=["batch", "capacity", n]),
-        ),
+        (limits.MAX_LABEL_LENGTH, lambda n: provenance(model_type="x" * n)),
+        (limits.MAX_VERSIONS, lambda n: provenance(versions={f"{i}": "1" for i in range(n)})),
+        (limits.MAX_CONFIG_KEYS, lambda n: provenance(accepted_keys=["key"] * n)),
+        (limits.MAX_CONFIG_KEYS, lambda n: provenance(ignored_keys=["key"] * n)),
+        (limits.MAX_STATE_RANK, lambda n: put_shape("batch", "capacity", *[1] * (n - 2))),
+        (limits.MAX_DIMENSION, lambda n: put_shape("batch", "capacity", n)),
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
@@ -369,14 +344,12 @@ def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int],
 
 def test_manifest_over_its_size_is_refused_unread() -> None:
     spaces = limits.MAX_MANIFEST_BYTES - len(DATA)
-
     assert decode(DATA + b" " * spaces) == MANIFEST
     assert f"{limits.MAX_MANIFEST_BYTES} bytes" in error_of(DATA + b" " * (spaces + 1))
 
 
 def test_error_stays_short_when_the_manifest_is_not() -> None:
     data = changed(lambda document: document.update({"x" * 500_000: 1}))
-
     assert len(error_of(data)) < 1000
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime import tiny_bundle
+from tests.runtime.bundle.test_manifest import MANIFEST, Change, put
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, Output, TextSource, Tokens
@@ -15,9 +15,7 @@ from ortolan.runtime.bundle.manifest_file import decode
 from ortolan.runtime.errors import ManifestError
 
 Document = dict[str, Any]
-Change = Callable[[Document], object]
 
-DECODER = tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model()))
 PIXELS: Document = {
     "kind": "image",
     "channels": 3,
@@ -32,7 +30,7 @@ PIXELS: Document = {
 
 def document_of(kind: str) -> Document:
     """A manifest of that kind with everything it may have."""
-    document: Document = json.loads(msgspec.json.encode(DECODER))
+    document: Document = json.loads(msgspec.json.encode(MANIFEST))
     graphs = {"decoder": {"file": "decoder.onnx"}, "encoder": {"file": "encoder.onnx"}}
     roles = {"decoder": ["decoder"], "encoder": ["encoder"]}.get(kind, ["encoder", "decoder"])
     document["kind"] = kind
@@ -71,16 +69,6 @@ def read(document: Document) -> Manifest:
     return decode(json.dumps(document).encode())
 
 
-def put(*keys: str | int, value: object) -> Change:
-    def change(document: Document) -> None:
-        target: Any = document
-        for key in keys[:-1]:
-            target = target[key]
-        target[keys[-1]] = value
-
-    return change
-
-
 def image(document: Document) -> None:
     document |= {"source": copy.deepcopy(PIXELS), "tokenizer": None, "vocab_size": 1, "tokens": {}}
 
@@ -95,7 +83,6 @@ def images(**changes: object) -> Change:
 
 def test_everything_an_encoder_decoder_has_is_read() -> None:
     manifest = read(document_of("encoder-decoder"))
-
     assert manifest.kind == "encoder-decoder"
     assert manifest.source == TextSource(max_tokens=16)
     assert manifest.states[-1].shape == ("batch", 2, "source", 8)
@@ -108,9 +95,7 @@ def test_everything_an_encoder_decoder_has_is_read() -> None:
 def test_encoder_of_images_is_read() -> None:
     document = document_of("encoder")
     image(document)
-
     manifest = read(document)
-
     assert isinstance(manifest.source, ImageSource)
     assert manifest.source.std == (0.5, 0.5, 0.5)
     assert manifest.output == Output(kind="labels", size=2, labels=("no", "yes"))
@@ -130,9 +115,7 @@ def test_states_that_grow_may_be_codes() -> None:
 def test_encoder_without_labels_is_read(kind: str) -> None:
     document = document_of("encoder")
     document["output"] = {"kind": kind, "size": 32}
-
     output = read(document).output
-
     assert output is not None
     assert output.labels == ()
 
@@ -157,21 +140,26 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", put("output", "size", value=3), "3 labels"),
         ("encoder", put("output", "labels", value=[]), "2 labels"),
         ("encoder", put("output", "kind", value="states"), "0 labels"),
-        ("encoder", put("output", value={"kind": "logits", "size": 23}), "24 tokens"),
+        ("encoder", put("output", value={"kind": "logits", "size": 23}), "24 logits"),
         ("encoder", put("tokens", "start", value=1), "`start`"),
         ("encoder", put("attention_maps", value=["decoder.0.self"]), "'decoder.0.self'"),
         ("encoder", images(mean=[0.5]), "3 values of `mean`"),
         ("encoder", images(std=[0.5] * 4), "3 values of `std`"),
         ("encoder", put("source", value=PIXELS), "tokenizer.json"),
+        ("encoder", images(channels=0), "channels"),
+        ("encoder", images(height=0), "height"),
+        ("encoder", images(std=[0.5, 0.0, 0.5]), "std"),
+        ("encoder", images(scale=0), "scale"),
+        ("encoder", images(resample="area"), "area"),
+        ("encoder", images(kind="sound"), "sound"),
+        ("encoder", images(crop=4), "crop"),
+        ("encoder", put("output", "kind", value="odds"), "output.kind"),
+        ("encoder", put("kind", value="translator"), "kind"),
         ("encoder-decoder", put("source", value=None), "`source`"),
         ("encoder-decoder", put("output", value={"kind": "states", "size": 4}), "`output`"),
         ("encoder-decoder", lambda document: document["states"].pop(), "'source'"),
         ("encoder-decoder", put("states", -1, "shape", value=["batch", 2, "capacity", 8]), "once"),
-        (
-            "encoder-decoder",
-            put("states", -1, "dtype", value="int8"),
-            "which does not grow, got int8",
-        ),
+        ("encoder-decoder", put("states", -1, "dtype", value="int8"), "got int8"),
         ("encoder-decoder", put("tokens", "start", value=None), "`start`"),
         ("encoder-decoder", put("tokens", "start", value=24), "'start'"),
         ("encoder-decoder", put("tokens", "forced_first", value=24), "'forced_first'"),
@@ -186,33 +174,9 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
 def test_part_that_does_not_fit_the_kind_is_refused(kind: str, change: Change, part: str) -> None:
     document = document_of(kind)
     change(document)
-
-    with pytest.raises(ManifestError, match=r"^manifest\.json: expected .*, got ") as caught:
+    with pytest.raises(ManifestError) as caught:
         read(document)
-
     assert part in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        images(channels=0),
-        images(height=0),
-        images(std=[0.5, 0.0, 0.5]),
-        images(scale=0),
-        images(resample="area"),
-        images(kind="sound"),
-        images(crop=4),
-        put("output", "kind", value="odds"),
-        put("kind", value="translator"),
-    ],
-)
-def test_value_that_means_nothing_is_refused(change: Change) -> None:
-    document = document_of("encoder")
-    change(document)
-
-    with pytest.raises(ManifestError, match=r"^manifest\.json: expected .*, got "):
-        read(document)
 
 
 def labelled(count: int) -> Change:
@@ -238,7 +202,6 @@ def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int],
     document = document_of("encoder")
     make(limit)(document)
     assert read(document).kind == "encoder"
-
     make(limit + 1)(document)
     with pytest.raises(ManifestError):
         read(document)

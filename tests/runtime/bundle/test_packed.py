@@ -31,7 +31,7 @@ from ortolan.runtime.pack.write import pack
 
 VERSION = onnxruntime_version()
 
-ADVICE = ". The model runs without packed weights: run `ortolan pack` again, or delete the folder."
+ADVICE = "Run `ortolan pack` again, or delete the folder."
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def refusal(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> str:
     message = record.getMessage()
     assert message.startswith("packed-")
     assert message.endswith(ADVICE)
-    return message.removesuffix(ADVICE)
+    return message
 
 
 def reseal(folder: Path, change: Callable[[PackedManifest], PackedManifest]) -> None:
@@ -124,6 +124,9 @@ def test_packed_weights_for_another_machine_beside_ours_are_passed_over(
     reseal(other, lambda manifest: msgspec.structs.replace(manifest, onnxruntime="1.0"))
     assert find_packed(bundle, onnxruntime=VERSION) is not None
     assert caplog.records == []
+    shutil.rmtree(folder)
+    message = refusal(bundle, caplog)
+    assert f"expected packed weights for onnxruntime {VERSION}, got those for 1.0" in message
 
 
 def test_the_name_of_the_folder_follows_version_and_processor(
@@ -175,14 +178,6 @@ def test_a_bundle_may_not_bring_such_a_graph(bundle: Bundle) -> None:
 
 
 # --- what is not used -------------------------------------------------------------------------
-
-
-def test_another_version_of_onnxruntime_is_said(
-    bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    reseal(folder, lambda manifest: msgspec.structs.replace(manifest, onnxruntime="1.0"))
-    message = refusal(bundle, caplog)
-    assert f"expected packed weights for onnxruntime {VERSION}, got those for 1.0" in message
 
 
 def test_after_an_update_of_onnxruntime_the_old_folder_is_named(
@@ -252,11 +247,8 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
     "no seal": (lambda folder: (folder / SEAL).unlink(), "expected packed.seal as it was"),
     "no blob": (lambda folder: (folder / BLOB).unlink(), "expected packed.bin as it was"),
     "truncated": (lambda folder: os.truncate(folder / BLOB, 5000), "bytes, got 5000"),
-    "linked": (link, "packed.bin: expected a plain file, got a symbolic link"),
-    "hard linked": (
-        lambda folder: os.link(folder / BLOB, folder / "again"),
-        "expected a file with one name, got 2 hard links",
-    ),
+    "linked": (link, "packed.bin is a symbolic link"),
+    "hard linked": (lambda folder: os.link(folder / BLOB, folder / "again"), "2 hard links"),
 }
 
 
@@ -309,9 +301,9 @@ REFUSED: dict[str, tuple[Callable[[PackedManifest], PackedManifest], str]] = {
 def test_a_manifest_that_does_not_fit_is_said(
     bundle: Bundle, folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, said = REFUSED[name]
+    change, reason = REFUSED[name]
     reseal(folder, change)
-    assert said in refusal(bundle, caplog)
+    assert reason in refusal(bundle, caplog)
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": 2}', b"\xff", b"[" * 10000])
@@ -333,7 +325,7 @@ def test_an_altered_blob_is_found_by_a_full_check(
         stream.write(bytes([byte ^ 1]))
     assert isinstance(find_packed(bundle, onnxruntime=VERSION), Packed)
     assert caplog.records == []
-    with pytest.raises(BundleFileError, match=r"expected packed\.bin as it was written"):
+    with pytest.raises(BundleFileError, match=r"packed\.bin was altered"):
         load(bundle.path, full_check=True)
 
 
@@ -355,5 +347,5 @@ def test_verify_checks_what_runs(
     assert attached == ["decoder.onnx"]
     (blob,) = bundle.path.glob(f"*/{BLOB}")
     blob.write_bytes(bytes(blob.stat().st_size))
-    with pytest.raises(BundleFileError, match=r"expected packed\.bin as it was written"):
+    with pytest.raises(BundleFileError, match=r"packed\.bin was altered"):
         verify(bundle.path, isolate=False)

@@ -1,7 +1,7 @@
 """Chat templates with the constructs of published families, and tokenizers for them.
 
-The templates in `templates/` were written for these tests; each has the habits of the family that
-it is named after.
+The templates in `templates/` were written for these tests, in the style of the family that each is
+named after.
 """
 
 import json
@@ -36,15 +36,17 @@ ADDED = ["<think>", "</think>", "<tool_call>", "</tool_call>", "<tool_response>"
 # fmt: on
 
 SENTENCEPIECE = {"gemma": gemma, "mistral": sentencepiece, "zephyr": sentencepiece}
-"""Of these families; the others have byte-level tokenizers."""
+"""Tokenizers of these families; the others are byte-level."""
 
 
 @cache
 def library(family: str) -> Library:
-    made = SENTENCEPIECE.get(family, byte_level)()
-    made.add_special_tokens([AddedToken(text, special=True, normalized=False) for text in SPECIAL])
-    made.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
-    return made
+    tokenizer = SENTENCEPIECE.get(family, byte_level)()
+    tokenizer.add_special_tokens(
+        [AddedToken(text, special=True, normalized=False) for text in SPECIAL]
+    )
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in ADDED])
+    return tokenizer
 
 
 def source(family: str) -> str:
@@ -53,12 +55,12 @@ def source(family: str) -> str:
 
 @cache
 def theirs(family: str) -> Any:
-    """What transformers makes of the same template and the same tokenizer."""
-    made: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    """The tokenizer of transformers with the same template and vocabulary."""
+    tokenizer: Any = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_object=library(family), bos_token="<s>", eos_token="</s>"
     )
-    made.chat_template = source(family)
-    return made
+    tokenizer.chat_template = source(family)
+    return tokenizer
 
 
 @cache

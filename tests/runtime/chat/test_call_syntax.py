@@ -1,4 +1,4 @@
-"""Bodies of calls: whole or no call, with the types of the schema."""
+"""Syntaxes of calls: a complete call or none, with the types of the schema."""
 
 import json
 import time
@@ -9,6 +9,12 @@ import pytest
 from tests.runtime.chat.written_calls import CALLS, ONE, SOURCES, TWO, form, taken
 
 from ortolan.runtime.chat.parser import ReplyParser
+
+
+def wrapped(family: str, body: str) -> str:
+    """Put text between the markers of a call."""
+    calls = form(family).calls
+    return f"{calls.open}{body}{calls.close}"
 
 
 @pytest.mark.parametrize(
@@ -34,12 +40,9 @@ from ortolan.runtime.chat.parser import ReplyParser
     ],
 )
 @pytest.mark.parametrize("family", ["qwen", "lfm", "qwen-coder", "mistral-11"])
-def test_a_hostile_body_is_text(family: str, body: str) -> None:
-    calls = form(family).calls
-    assert calls is not None
-    text = f"{calls.open}{body}{calls.close}"
-    content, _, found = taken([text], form(family))
-    assert (content, found) == (text, ())
+def test_hostile_text_is_not_a_call(family: str, body: str) -> None:
+    text = wrapped(family, body)
+    assert taken([text], form(family)) == (text, "", ())
 
 
 @pytest.mark.parametrize(
@@ -53,22 +56,18 @@ def test_a_hostile_body_is_text(family: str, body: str) -> None:
     ],
 )
 @pytest.mark.parametrize("family", ["qwen", "qwen-coder", "glm"])
-def test_what_never_ends_takes_no_time_and_stays_text(family: str, text: str) -> None:
+def test_endless_text_costs_no_time_and_is_not_a_call(family: str, text: str) -> None:
     start = time.process_time()
     assert taken([text], form(family)) == (text, "", ())
     assert time.process_time() - start < 2
 
 
 def read(family: str, body: str, schema: Any) -> Any:
-    """The value of the argument `a` of the only call."""
-    calls = form(family).calls
-    assert calls is not None
-    tools = [{"function": {"name": "f", "parameters": schema}}]
-    parser = ReplyParser(form(family), tools=tools)
-    pieces = [*parser.feed(f"{calls.open}{body}{calls.close}"), *parser.finish()]
-    assert [piece.tool_call is not None for piece in pieces] == [True]
-    assert pieces[0].tool_call is not None
-    return pieces[0].tool_call.arguments["a"]
+    """Return the argument `a` of the only call."""
+    parser = ReplyParser(form(family), tools=[{"function": {"name": "f", "parameters": schema}}])
+    (piece,) = [*parser.feed(wrapped(family, body)), *parser.finish()]
+    assert piece.tool_call is not None
+    return piece.tool_call.arguments["a"]
 
 
 TAGS = {
@@ -109,10 +108,8 @@ def test_a_value_may_hold_marks(family: str, value: str) -> None:
         ),
     ],
 )
-def test_a_value_that_was_never_closed_takes_no_other_in(family: str, body: str) -> None:
-    calls = form(family).calls
-    assert calls is not None
-    text = f"{calls.open}{body}{calls.close}"
+def test_a_value_that_is_not_closed_does_not_swallow_the_next(family: str, body: str) -> None:
+    text = wrapped(family, body)
     assert taken([text], form(family)) == (text, "", ())
     assert taken([text + CALLS[family]], form(family))[2] == (ONE, TWO)
 
@@ -158,7 +155,6 @@ def test_values_have_the_types_of_the_schema(
 )
 def test_strings_may_hold_marks(family: str) -> None:
     calls = form(family).calls
-    assert calls is not None
     value = f"a {calls.close} b {calls.open} c"
     text = CALLS[family].replace("a b", value)
     expected = replace(ONE, arguments={"n": 1, "s": value})
@@ -166,7 +162,7 @@ def test_strings_may_hold_marks(family: str) -> None:
     assert taken([*text], form(family)) == ("", "", (expected, TWO))
 
 
-def test_a_string_that_never_ends_takes_no_other_call_in() -> None:
+def test_a_string_that_never_ends_does_not_swallow_the_next_call() -> None:
     bad = '<tool_call>{"name": "f", "arguments": {"s": "a}}</tool_call>'
     content, _, calls = taken([bad + CALLS["qwen"]], form("qwen"))
     assert (content, calls) == (bad, (ONE, TWO))
@@ -190,7 +186,7 @@ def test_constants_of_json_are_read_in_python(value: str) -> None:
         '{"name": "f", "arguments": 0}',
     ],
 )
-def test_no_argument_is_left_out(body: str) -> None:
+def test_no_argument_is_dropped(body: str) -> None:
     text = f"<tool_call>{body}</tool_call>"
     assert taken([text], form("qwen")) == (text, "", ())
 

@@ -1,55 +1,32 @@
-"""Conversations with a tiny model: the same text as `generate` gives for the same prompt."""
+"""Chats with a tiny model: the same text as `generate` for the same prompt."""
 
 import json
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.runtime.chat.tiny_chat import BOS, EOS, TEMPLATE, USER, chat_model
 from tests.runtime.test_import import run
-from tests.runtime.tiny_decoder import CONTEXT, tokenizer_json, write_bundle
+from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.runtime import Decoder, load
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.chat.call_syntax import ToolCall
+from ortolan.runtime.chat.messages import check_messages
 from ortolan.runtime.chat.parser import Piece
+from ortolan.runtime.chat.reply import reply_of
 from ortolan.runtime.errors import ChatError, ChatTemplateError, InputError, TokenizerError
 from ortolan.runtime.generation.grammar import Grammar
 
-TEMPLATE = (
-    "{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<bos>a:{% endif %}"
-    "{% if tools %}{# <tool_call> </think> #}{% endif %}"
-)
-USER = {"role": "user", "content": "Hi."}
-BOS, EOS = 95, 96
-
-
-def made(
-    folder: Path,
-    others: dict[str, bytes] | None = None,
-    *,
-    tokens: Tokens | None = None,
-    context_length: int = CONTEXT,
-    special: Sequence[str] = ("<bos>", "<eos>"),
-) -> Decoder:
-    files = {"chat_template.jinja": TEMPLATE.encode()} if others is None else others
-    bundle = write_bundle(
-        folder / "bundle",
-        tokenizer=tokenizer_json(special),
-        tokens=Tokens(eos=(EOS,)) if tokens is None else tokens,
-        others=files,
-        context_length=context_length,
-    )
-    return load(bundle.path, Decoder)
+TOOLS: Any = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return made(tmp_path_factory.mktemp("chat"))
+    return chat_model(tmp_path_factory.mktemp("chat"))
 
 
-def test_a_reply_is_what_generate_gives_for_the_prompt(model: Decoder) -> None:
+def test_a_reply_is_what_generate_returns_for_the_prompt(model: Decoder) -> None:
     prompt = model.chat_template.prompt([USER])
     assert prompt.text == "<bos>u:Hi.<eos><bos>a:"
     assert model.tokenizer is not None
@@ -59,9 +36,11 @@ def test_a_reply_is_what_generate_gives_for_the_prompt(model: Decoder) -> None:
     assert reply.content == expected.text
     assert reply.completion.tokens == expected.tokens
     assert (reply.reasoning, reply.tool_calls) == ("", ())
+    assert reply.message == {"role": "assistant", "content": reply.content}
+    assert model.chat([USER, reply.message, USER], max_new_tokens=2).completion.tokens
 
 
-def test_a_stream_gives_the_same_reply(model: Decoder) -> None:
+def test_a_stream_has_the_same_reply(model: Decoder) -> None:
     options: dict[str, Any] = {"max_new_tokens": 20, "temperature": 0.0}
     stream = model.chat_stream([USER], **options)
     pieces = list(stream)
@@ -80,21 +59,12 @@ def test_a_closed_stream_has_the_reply_so_far(model: Decoder) -> None:
     stream.close()
     assert stream.reply.content.startswith(first.content)
     assert stream.reply.completion.finish_reason == "cancelled"
-
-
-def test_a_stream_ends_with_its_block(model: Decoder) -> None:
     with model.chat_stream([USER], ignore_eos=True) as stream:
         next(stream)
     assert stream.reply.completion.finish_reason == "cancelled"
 
 
-def test_a_reply_is_a_message_to_go_on_with(model: Decoder) -> None:
-    reply = model.chat([USER], max_new_tokens=5)
-    assert reply.message == {"role": "assistant", "content": reply.content}
-    assert model.chat([USER, reply.message, USER], max_new_tokens=2).completion.tokens
-
-
-def test_an_answer_goes_on_from_where_it_was_cut(model: Decoder) -> None:
+def test_an_answer_continues_from_where_it_was_cut(model: Decoder) -> None:
     whole = model.chat([USER], max_new_tokens=12)
     cut = model.chat([USER], max_new_tokens=5)
     messages = [USER, {"role": "assistant", "content": cut.content}]
@@ -109,67 +79,63 @@ def test_an_answer_goes_on_from_where_it_was_cut(model: Decoder) -> None:
 def test_a_call_that_is_cut_off_is_text(model: Decoder) -> None:
     text = '<tool_call>{"name": "f", "arguments": {"n": 1}}</tool_call>'
     pattern = text.replace("{", r"\{").replace("}", r"\}")
-    asked: dict[str, Any] = {"grammar": Grammar.regex(pattern), "temperature": 0.0}
-    asked["tools"] = [{"type": "function", "function": {"name": "f"}}]
-    whole = model.chat([USER], **asked)
+    options: Any = {"grammar": Grammar.regex(pattern), "temperature": 0.0, "tools": TOOLS}
+    whole = model.chat([USER], **options)
     assert (whole.content, whole.completion.finish_reason) == ("", "stop")
     assert whole.tool_calls == (ToolCall(name="f", arguments={"n": 1}, id="call00000"),)
     with model.serve() as service:
         for missing in (1, len("</tool_call>"), 20):
-            count = len(whole.completion.tokens) - missing
-            cut = model.chat([USER], max_new_tokens=count, **asked)
+            options["max_new_tokens"] = len(whole.completion.tokens) - missing
+            cut = model.chat([USER], **options)
             assert (cut.content, cut.tool_calls) == (cut.completion.text, ())
             assert cut.completion.finish_reason == "length"
-            served = service.chat([USER], max_new_tokens=count, **asked).reply()
+            served = service.chat([USER], **options).reply()
             assert (served.content, served.tool_calls) == (cut.content, ())
 
 
-def test_options_are_those_of_generate(model: Decoder) -> None:
+def test_options_of_generate_are_accepted(model: Decoder) -> None:
     whole = model.chat([USER], max_new_tokens=20).content
     assert model.chat([USER], max_new_tokens=20, stop=[whole[3:5]]).content == whole[:3]
-    with pytest.raises(InputError, match="Did you mean max_new_tokens"):
+    with pytest.raises(InputError, match="max_new_tokens"):
         model.chat([USER], max_tokens=3)  # type: ignore[call-overload]
-    with pytest.raises(ChatError, match="messages: expected a list"):
+    with pytest.raises(ChatError, match="messages"):
         model.chat([])
 
 
-def test_a_reply_ends_where_the_turn_ends_whatever_the_manifest_says(tmp_path: Path) -> None:
-    config = json.dumps({"chat_template": TEMPLATE, "eos_token": "z"}).encode()
-    with_end = made(tmp_path / "a", tokens=Tokens(eos=(EOS,)))
-    without = made(tmp_path / "b", {"tokenizer_config.json": config}, tokens=Tokens())
+def test_a_reply_ends_with_the_turn_whatever_the_manifest_says(tmp_path: Path) -> None:
+    def with_config(name: str, eos_token: Any) -> Decoder:
+        config = json.dumps({"chat_template": TEMPLATE, "eos_token": eos_token}).encode()
+        return chat_model(tmp_path / name, {"tokenizer_config.json": config}, tokens=Tokens())
+
+    with_end = chat_model(tmp_path / "a", tokens=Tokens(eos=(EOS,)))
     assert with_end.chat_template.end_of_turn == EOS
-    assert without.chat_template.end_of_turn is None
-    named = json.dumps({"chat_template": TEMPLATE, "eos_token": {"content": "<eos>"}}).encode()
-    found = made(tmp_path / "c", {"tokenizer_config.json": named}, tokens=Tokens())
-    assert found.chat_template.end_of_turn == EOS
-    chat = found._chat
-    assert chat.question([USER], {"stop_tokens": [3]}).options["stop_tokens"] == [3, EOS]
-    assert chat.question([USER], {"ignore_eos": True}).options == {
-        "ignore_eos": True,
-        "sampling": "model",
-    }
     assert with_end._chat.question([USER], {}).options == {"sampling": "model"}
+    assert with_config("b", "z").chat_template.end_of_turn is None
+    model = with_config("c", {"content": "<eos>"})
+    assert model.chat_template.end_of_turn == EOS
+    question = model._chat.question([USER], {"stop_tokens": [3]})
+    assert question.options["stop_tokens"] == [3, EOS]
+    question = model._chat.question([USER], {"ignore_eos": True})
+    assert question.options == {"ignore_eos": True, "sampling": "model"}
 
 
-def test_harmony_ends_a_turn_where_a_call_or_an_answer_ends(tmp_path: Path) -> None:
+def test_harmony_ends_a_turn_with_a_call_or_an_answer(tmp_path: Path) -> None:
     source = "<|channel|>analysis<|message|> {{ messages[0].content }}"
     files = {"chat_template.jinja": source.encode()}
-    model = made(tmp_path, files, tokens=Tokens(), special=["<|end|>", "<|call|>"])
-    call = BOS + 1
-    assert model._chat.question([USER], {}).options["stop_tokens"] == [call]
-    shown = model._chat.question([USER], {}).tokenizer
-    assert shown.decode([call]) == "<|call|>"
+    model = chat_model(tmp_path, files, tokens=Tokens(), special=["<|end|>", "<|call|>"])
+    question = model._chat.question([USER], {})
+    assert question.options["stop_tokens"] == [BOS + 1]
+    assert question.tokenizer.decode([BOS + 1]) == "<|call|>"
 
 
-def test_tools_are_refused_where_nobody_knows_how_calls_are_written(tmp_path: Path) -> None:
-    model = made(tmp_path, {"chat_template.jinja": b"{{ tools }}{{ messages[0].content }}"})
-    tools = [{"type": "function", "function": {"name": "f", "parameters": {}}}]
+def test_tools_are_rejected_if_calls_cannot_be_read(tmp_path: Path) -> None:
+    model = chat_model(tmp_path, {"chat_template.jinja": b"{{ tools }}{{ messages[0].content }}"})
     assert model._chat.question([USER], {"tools": []}).parser() is not None
     with pytest.raises(ChatError, match="does not read"):
-        model.chat([USER], tools=tools)
+        model.chat([USER], tools=TOOLS)
 
 
-def test_special_tokens_that_are_markers_are_shown_to_the_parser(model: Decoder) -> None:
+def test_the_parser_sees_special_tokens_that_are_markers(model: Decoder) -> None:
     assert model.tokenizer is not None
     ids = [BOS, 0x41 - 0x20, EOS]
     assert model.tokenizer.decode(ids) == "A"
@@ -180,25 +146,13 @@ def test_special_tokens_that_are_markers_are_shown_to_the_parser(model: Decoder)
     assert model.tokenizer.decode(ids) == "A"
 
 
-def test_calls_of_a_reply_are_a_message() -> None:
-    from ortolan.runtime.chat.messages import check_messages
-    from ortolan.runtime.chat.reply import reply_of
-
+def test_calls_of_a_reply_are_part_of_its_message() -> None:
     call = ToolCall(name="f", arguments={"x": 1}, id="call00000")
     pieces = [Piece(reasoning="hm"), Piece(content="a"), Piece(tool_call=call)]
     reply = reply_of(pieces, completion=None)  # type: ignore[arg-type]
     (message,) = check_messages([reply.message])
     assert message["tool_calls"][0]["function"] == {"name": "f", "arguments": {"x": 1}}
     assert (message["content"], message["reasoning_content"]) == ("a", "hm")
-
-
-# --- templates that are not there -------------------------------------------------------------
-
-
-def test_without_a_template_the_error_says_what_to_do(tmp_path: Path) -> None:
-    model = made(tmp_path, {})
-    with pytest.raises(ChatTemplateError, match="export again"):
-        model.chat([USER])
 
 
 def test_without_a_tokenizer_there_is_no_chat(tmp_path: Path) -> None:
@@ -214,31 +168,32 @@ def test_without_a_tokenizer_there_is_no_chat(tmp_path: Path) -> None:
         ({"chat_template": [{"name": "default", "template": "several"}]}, "several"),
     ],
 )
-def test_a_template_in_the_config_of_the_tokenizer_counts(
+def test_a_template_may_be_in_the_config_of_the_tokenizer(
     tmp_path: Path, config: dict[str, Any], text: str
 ) -> None:
-    model = made(tmp_path, {"tokenizer_config.json": json.dumps(config).encode()})
+    model = chat_model(tmp_path, {"tokenizer_config.json": json.dumps(config).encode()})
     assert model.chat_template.prompt([USER]).text == text
 
 
 @pytest.mark.parametrize(
     ("files", "message"),
     [
+        ({}, "export again"),
         ({"tokenizer_config.json": b"{"}, "tokenizer_config.json is not"),
         ({"chat_template.jinja": b"\xff"}, "byte 0xff at 0"),
-        ({"chat_template.jinja": b"{% if %}"}, "wrong in line 1"),
+        ({"chat_template.jinja": b"{% if %}"}, "(?i)line 1"),
         ({"chat_template.jinja": b""}, "no chat_template.jinja"),
     ],
 )
-def test_a_damaged_template_is_a_typed_error(
+def test_a_missing_or_damaged_template_is_a_typed_error(
     tmp_path: Path, files: dict[str, bytes], message: str
 ) -> None:
     with pytest.raises(ChatTemplateError, match=message):
-        made(tmp_path, files).chat([USER])
+        chat_model(tmp_path, files).chat([USER])
 
 
 def test_without_jinja_the_error_names_the_extra(tmp_path: Path) -> None:
-    path = made(tmp_path).bundle.path
+    path = chat_model(tmp_path).bundle.path
     done = run(
         "import sys; sys.modules['jinja2'] = None\n"
         "import ortolan.runtime as r\n"
@@ -252,7 +207,7 @@ def test_without_jinja_the_error_names_the_extra(tmp_path: Path) -> None:
     assert 'pip install "ortolan[chat]"' in done.stdout
 
 
-def test_stream_says_how_far_its_prompt_is(model: Decoder) -> None:
+def test_a_stream_reports_the_progress_of_its_prompt(model: Decoder) -> None:
     conversation = model.conversation()
     for turn in range(2):
         seen: list[tuple[int, int]] = []
@@ -263,10 +218,10 @@ def test_stream_says_how_far_its_prompt_is(model: Decoder) -> None:
 
         stream = conversation.stream("x" * 200, max_new_tokens=1, cancel=look)
         next(stream, None)
-        cached = stream.reply.completion.timings.cached_tokens
-        total = stream.reply.completion.timings.prompt_tokens
-        assert seen[0] == (cached, total)
+        timings = stream.reply.completion.timings
+        total = timings.prompt_tokens
+        assert seen[0] == (timings.cached_tokens, total)
         assert seen == sorted(set(seen))
         assert len(seen) > 2
         assert stream.prompt_progress == (total, total)
-        assert (cached > 0) == (turn > 0)
+        assert (timings.cached_tokens > 0) == (turn > 0)

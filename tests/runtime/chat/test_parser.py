@@ -1,4 +1,4 @@
-"""Replies taken apart, in whatever pieces they come."""
+"""Replies parsed piece by piece."""
 
 from dataclasses import replace
 from itertools import pairwise
@@ -18,7 +18,7 @@ from ortolan.runtime.chat.formats import Format, format_of
 def test_calls_are_read(family: str) -> None:
     content, reasoning, calls = taken([CALLS[family]], form(family))
     assert (content, reasoning) == ("", "")
-    ids = {"functions.f:0": ONE.id, "g.h": TWO.id}  # Kimi's say which tool
+    ids = {"functions.f:0": ONE.id, "g.h": TWO.id}  # Kimi's contain the tool name
     assert tuple(replace(call, id=ids.get(call.id, call.id)) for call in calls) == (ONE, TWO)
     assert taken([*CALLS[family]], form(family)) == ("", "", calls)
 
@@ -59,40 +59,30 @@ def test_calls_that_cannot_be_read_stay_text(family: str, damage: Any) -> None:
     content, reasoning, calls = taken([text], form(family))
     assert reasoning == ""
     assert "f" in content or "f" in [call.name for call in calls]
-    if not calls and family != "gpt-oss":  # whose headers mean nothing
+    if not calls and family != "gpt-oss":  # whose headers are dropped
         assert content == text
 
 
-def test_reasoning_is_apart() -> None:
-    text = "<think>\nIt is 2.\n</think>\n\nTwo. "
-    assert taken([text], form("qwen")) == ("Two. ", "It is 2.", ())
+BARE = Format(reasoning=form("qwen").reasoning, calls=form("llama").calls)
+CALL = ToolCall(name="f", id="call00000")
 
 
-def test_reasoning_that_the_prompt_began() -> None:
-    got = taken(["\nIt is 2.\n</think>\n\nTwo."], form("qwen"), is_reasoning=True)
-    assert got == ("Two.", "It is 2.", ())
-
-
-def test_reasoning_that_never_ends_is_reasoning() -> None:
-    assert taken(["<think>It is"], form("qwen")) == ("", "It is", ())
-
-
-def test_reasoning_before_a_bare_call() -> None:
-    chosen = Format(reasoning=form("qwen").reasoning, calls=form("llama").calls)
-    assert taken(["<think>a</think>\n", '{"name": "f"}'], chosen)[1:] == (
-        "a",
-        (ToolCall(name="f", id="call00000"),),
-    )
-
-
-def test_an_object_within_an_answer_is_no_bare_call() -> None:
-    text = 'Here: {"name": "f"}'
-    assert taken([text], form("llama")) == (text, "", ())
-
-
-def test_text_without_markers_is_as_it_was() -> None:
-    text = "  a\n\n<b> <thin \t\n"
-    assert taken([text], form("qwen")) == (text, "", ())
+@pytest.mark.parametrize(
+    ("pieces", "chosen", "is_reasoning", "expected"),
+    [
+        (["<think>\nIt is 2.\n</think>\n\nTwo. "], "qwen", False, ("Two. ", "It is 2.", ())),
+        (["\nIt is 2.\n</think>\n\nTwo."], "qwen", True, ("Two.", "It is 2.", ())),
+        (["<think>It is"], "qwen", False, ("", "It is", ())),
+        (["<think>a</think>\n", '{"name": "f"}'], BARE, False, ("", "a", (CALL,))),
+        (['Here: {"name": "f"}'], "llama", False, ('Here: {"name": "f"}', "", ())),
+        (["  a\n\n<b> <thin \t\n"], "qwen", False, ("  a\n\n<b> <thin \t\n", "", ())),
+    ],
+)
+def test_reasoning_is_separate_and_other_text_unchanged(
+    pieces: list[str], chosen: str | Format, is_reasoning: bool, expected: Any
+) -> None:
+    chosen = form(chosen) if isinstance(chosen, str) else chosen
+    assert taken(pieces, chosen, is_reasoning=is_reasoning) == expected
 
 
 def test_ids_are_those_of_the_model_or_count_on() -> None:
@@ -155,7 +145,6 @@ def test_the_format_is_seen_in_the_template() -> None:
     }  # fmt: skip
     for family, mark in opens.items():
         calls = format_of(source(family), with_tools=True).calls
-        assert calls is not None
         assert calls.open == mark
 
 

@@ -1,4 +1,4 @@
-"""A conversation that keeps its states answers as one that computes everything anew, to the bit."""
+"""A conversation that reuses its state is bit-identical to one that computes everything again."""
 
 import threading
 import weakref
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.runtime import packed_bundles
-from tests.runtime.chat.test_chat import TEMPLATE
+from tests.runtime.chat.tiny_chat import TEMPLATE
 from tests.runtime.tiny_decoder import EOS
 
 from ortolan.runtime import Conversation, Decoder, Sampling, load
@@ -67,15 +67,15 @@ def two(model: Decoder, **options: Any) -> tuple[Conversation, Conversation]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ten_turns_are_those_without_reuse(models: dict[str, Decoder], kind: str) -> None:
+def test_ten_turns_equal_those_without_reuse(models: dict[str, Decoder], kind: str) -> None:
     model = models[kind]
-    kept, anew = two(model, system="Be brief, and be so at all times." * 3)
+    reused, computed = two(model, system="Be brief, and be so at all times." * 3)
     before = 0
     for turn in range(TURNS):
-        got, expected = (ask(each, turn, ignore_eos=True) for each in (kept, anew))
+        got, expected = (ask(c, turn, ignore_eos=True) for c in (reused, computed))
         same(got, expected)
         assert cached(expected) == 0
-        prompt = model.chat_template.prompt(kept.messages[:-1]).ids
+        prompt = model.chat_template.prompt(reused.messages[:-1]).ids
         (alone,) = model.generate(
             [prompt],
             max_new_tokens=5 + 3 * (turn % 4),
@@ -89,7 +89,7 @@ def test_ten_turns_are_those_without_reuse(models: dict[str, Decoder], kind: str
 
 
 @pytest.mark.parametrize("kind", ["int4-split", "recurrent"])
-def test_whatever_happens_in_between_changes_no_answer(
+def test_events_between_turns_change_no_answer(
     models: dict[str, Decoder], kind: str, tmp_path: Path
 ) -> None:
     def drop_a_turn(conversation: Conversation) -> None:
@@ -120,16 +120,16 @@ def test_whatever_happens_in_between_changes_no_answer(
         answers = iter([False, False, True])
         conversation.ask("Q" * 180, cancel=lambda: next(answers, True))
 
-    def keep_and_load(conversation: Conversation) -> None:
-        conversation.save(tmp_path / "kept.json")
+    def save_and_load(conversation: Conversation) -> None:
+        conversation.save(tmp_path / "saved.json")
         ask(conversation, 3)
-        conversation.load(tmp_path / "kept.json")
+        conversation.load(tmp_path / "saved.json")
 
     between: list[Callable[[Conversation], None]] = [
         drop_a_turn,
         cancel_an_answer,
         change_a_message,
-        keep_and_load,
+        save_and_load,
         begin_none,
         stop_in_the_prompt,
         drop_a_stream,
@@ -138,38 +138,36 @@ def test_whatever_happens_in_between_changes_no_answer(
         Conversation.close,
         Conversation.reset,
     ]
-    kept, anew = two(models[kind], system="S" * 150)
-    ask(kept, 0), ask(anew, 0)
-    ask(kept, 1), ask(anew, 1)
+    reused, computed = two(models[kind], system="S" * 150)
+    ask(reused, 0), ask(computed, 0)
+    ask(reused, 1), ask(computed, 1)
     for turn, change in enumerate(between, 2):
-        for conversation in (kept, anew):
+        for conversation in (reused, computed):
             change(conversation)
-        same(ask(kept, turn % 5), ask(anew, turn % 5))
+        same(ask(reused, turn % 5), ask(computed, turn % 5))
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int4-split"])
-def test_a_draft_goes_on_from_kept_states(models: dict[str, Decoder], kind: str) -> None:
-    kept, anew = two(models[kind], system="AB" * 20)
+def test_a_draft_continues_from_reused_state(models: dict[str, Decoder], kind: str) -> None:
+    reused, computed = two(models[kind], system="AB" * 20)
     for turn in range(4):
-        got, expected = (ask(each, turn, draft=PromptLookup()) for each in (kept, anew))
+        got, expected = (ask(c, turn, draft=PromptLookup()) for c in (reused, computed))
         same(got, expected)
     assert cached(got) > 0
 
 
-def test_a_loaded_conversation_computes_its_messages_once(
-    models: dict[str, Decoder], tmp_path: Path
-) -> None:
+def test_a_loaded_conversation_is_computed_once(models: dict[str, Decoder], tmp_path: Path) -> None:
     model = models["fp32"]
     first = model.conversation(system="S" * 100)
     ask(first, 0)
-    first.save(tmp_path / "kept.json")
+    first.save(tmp_path / "saved.json")
     again = model.conversation()
-    again.load(tmp_path / "kept.json")
+    again.load(tmp_path / "saved.json")
     assert cached(ask(again, 1)) == 0
     assert cached(ask(again, 2)) > 100
 
 
-def test_two_streams_at_once_share_no_states(models: dict[str, Decoder]) -> None:
+def test_two_streams_at_once_share_no_state(models: dict[str, Decoder]) -> None:
     model = models["int4-split"]
     options: Any = {"max_new_tokens": 12, "ignore_eos": True}
     conversation = model.conversation(system="S" * 40)
@@ -184,18 +182,18 @@ def test_two_streams_at_once_share_no_states(models: dict[str, Decoder]) -> None
         assert reply.completion.tokens == alone.tokens
 
 
-def test_a_prompt_is_used_by_one_text_at_a_time(models: dict[str, Decoder]) -> None:
+def test_a_prompt_is_used_by_one_sequence_at_a_time(models: dict[str, Decoder]) -> None:
     model = models["fp32"]
     last = model._last_prompt()
     first, second = model._texts([[1, 2], [3]], {})
     last.begin(first)
-    with pytest.raises(InputError, match="expected one thread at a time"):
+    with pytest.raises(InputError, match="Another thread"):
         last.begin(second)
     first.finish("cancelled")
     last.begin(second)
 
 
-def test_states_go_with_the_conversation(models: dict[str, Decoder]) -> None:
+def test_state_is_freed_with_the_conversation(models: dict[str, Decoder]) -> None:
     def states(conversation: Conversation) -> Any:
         found = conversation._model._last  # type: ignore[attr-defined]
         return None if found is None else weakref.ref(found)
@@ -214,7 +212,7 @@ def test_states_go_with_the_conversation(models: dict[str, Decoder]) -> None:
     assert held() is None
 
 
-def test_replaced_states_are_kept_at_few_places(models: dict[str, Decoder]) -> None:
+def test_recurrent_states_are_kept_at_few_positions(models: dict[str, Decoder]) -> None:
     conversation = models["by-token"].conversation(system="S" * 600)
     ask(conversation, 0)
     last = conversation._model._last  # type: ignore[attr-defined]
@@ -223,19 +221,19 @@ def test_replaced_states_are_kept_at_few_places(models: dict[str, Decoder]) -> N
     assert models["fp32"]._last_prompt().rows == 1
 
 
-def test_a_mixture_of_experts_goes_on_from_whole_parts(
+def test_a_mixture_of_experts_continues_from_whole_chunks(
     models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
-    kept, anew = two(models["fp32"], system="S" * 200)
+    reused, computed = two(models["fp32"], system="S" * 200)
     for turn in range(3):
-        got, expected = ask(kept, turn), ask(anew, turn)
+        got, expected = ask(reused, turn), ask(computed, turn)
         same(got, expected)
         assert cached(got) == (0 if turn == 0 else GRID)
     assert models["fp32"]._last_prompt().chunk == GRID
 
 
-def test_conversations_in_threads_are_what_they_are_alone(models: dict[str, Decoder]) -> None:
+def test_conversations_in_threads_equal_those_alone(models: dict[str, Decoder]) -> None:
     model, replies = models["int4-split"], dict[int, list[Reply]]()
 
     def hold(number: int) -> None:
@@ -253,10 +251,7 @@ def test_conversations_in_threads_are_what_they_are_alone(models: dict[str, Deco
             same(reply, ask(alone, turn))
 
 
-def test_a_prompt_cut_at_an_odd_place_gives_what_it_gives_whole(
-    models: dict[str, Decoder],
-) -> None:
-    """Every length of the kept part, even and odd, down to all but the last token."""
+def test_any_length_of_a_reused_prefix_gives_the_same_result(models: dict[str, Decoder]) -> None:
     for kind in ("fp32", "int4-split"):
         model = models[kind]
         ids = np.random.default_rng(0).integers(0, EOS - 1, 41).tolist()

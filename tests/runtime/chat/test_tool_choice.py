@@ -1,4 +1,4 @@
-"""A choice of tools: forced calls are calls of an offered tool, whatever the model would say."""
+"""`tool_choice`: forced calls are calls of an offered tool, whatever the model would write."""
 
 import json
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import USER, chat_model
 
 from ortolan.runtime import Decoder, Grammar, Sampling
 from ortolan.runtime.chat.formats import format_of
@@ -36,9 +36,8 @@ TOOLS: list[dict[str, Any]] = [
     },
     {"type": "function", "function": {"name": "time", "description": "The time."}},
 ]
-USER = {"role": "user", "content": "Hi."}
 
-# the tokenizer knows no line end
+# the tokenizer has no line end
 _TURN = (
     "{{ tools }}{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}"
     "{% for call in m.tool_calls or [] %}{% set f = call.function %}BODY{% endfor %}"
@@ -78,14 +77,14 @@ TEMPLATES = {
 }
 
 RANDOM = [name for name in TEMPLATES if name != "reasoning"]
-"""A random model does not end its reasoning."""
+"""Templates of models that a random model can imitate; it would not end its reasoning."""
 
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
     folder = tmp_path_factory.mktemp("choices")
     return {
-        name: made(
+        name: chat_model(
             folder / name.replace(" ", "-"),
             {
                 "chat_template.jinja": template.encode(),
@@ -129,14 +128,14 @@ def test_a_random_model_calls_an_offered_tool(models: dict[str, Decoder], name: 
         reply = models[name].chat([USER], **drawn(seed, tool_choice="required"))
         if reply.completion.finish_reason == "stop":
             check(reply)
-        else:  # calls until there is no room
+        else:  # calls until the context is full
             assert len(reply.tool_calls) > 1
         called.update(call.name for call in reply.tool_calls)
     assert called <= {"weather", "time"}
 
 
 @pytest.mark.parametrize("name", RANDOM)
-def test_a_name_makes_it_call_that_tool_once(models: dict[str, Decoder], name: str) -> None:
+def test_a_name_forces_one_call_of_that_tool(models: dict[str, Decoder], name: str) -> None:
     for choice in ("weather", {"type": "function", "function": {"name": "weather"}}):
         reply = models[name].chat([USER], **drawn(1, tool_choice=choice))
         check(reply, ("weather",))
@@ -145,18 +144,20 @@ def test_a_name_makes_it_call_that_tool_once(models: dict[str, Decoder], name: s
 
 
 @pytest.mark.parametrize("name", TEMPLATES)
-def test_none_makes_it_call_none_though_it_sees_them(models: dict[str, Decoder], name: str) -> None:
+def test_none_prevents_calls_although_the_model_sees_the_tools(
+    models: dict[str, Decoder], name: str
+) -> None:
     model = models[name]
     chat = model._chat
-    asked = chat.question([USER], {"tools": TOOLS, "tool_choice": "none"})
-    assert asked.prompt == chat.question([USER], {"tools": TOOLS}).prompt
+    question = chat.question([USER], {"tools": TOOLS, "tool_choice": "none"})
+    assert question.prompt == chat.question([USER], {"tools": TOOLS}).prompt
     reply = model.chat([USER], **drawn(1, tool_choice="none", max_new_tokens=60))
     assert not reply.tool_calls
-    form = chat.question([USER], {"tools": TOOLS}).parser()
-    assert not [piece for piece in form.feed(reply.completion.text) if piece.tool_call]
+    parser = chat.question([USER], {"tools": TOOLS}).parser()
+    assert not [piece for piece in parser.feed(reply.completion.text) if piece.tool_call]
 
 
-def test_the_mark_of_a_call_cannot_come_with_none(models: dict[str, Decoder]) -> None:
+def test_none_rules_out_the_marker_of_a_call(models: dict[str, Decoder]) -> None:
     model = models["json"]
     chat = model._chat
     form = format_of(chat.template.source, with_tools=True)
@@ -175,9 +176,9 @@ def test_reasoning_that_has_begun_ends_before_the_call(tmp_path: Path) -> None:
     template = TEMPLATES["reasoning"].replace(
         "{% if add_generation_prompt %}<bos>a:", "{% if add_generation_prompt %}<bos>a:<think>"
     )
-    model = made(tmp_path, {"chat_template.jinja": template.encode()})
-    asked = model._chat.question([USER], {"tools": TOOLS, "tool_choice": "time"})
-    grammar = asked.options["grammar"]
+    model = chat_model(tmp_path, {"chat_template.jinja": template.encode()})
+    question = model._chat.question([USER], {"tools": TOOLS, "tool_choice": "time"})
+    grammar = question.options["grammar"]
     assert grammar is not None
     matcher = matcher_of(model, grammar)
     written = ""
@@ -187,16 +188,16 @@ def test_reasoning_that_has_begun_ends_before_the_call(tmp_path: Path) -> None:
             matcher.accept(token)
         written += text
     while matcher.forced:
-        written += asked.tokenizer.decode(matcher.forced[:1])
+        written += question.tokenizer.decode(matcher.forced[:1])
         matcher.accept(matcher.forced[0])
     assert written.endswith('</think> <tool_call>{"name": "time", "arguments": {')
-    parser = asked.parser()
+    parser = question.parser()
     pieces = [*parser.feed(written + "}}</tool_call>"), *parser.finish()]
     assert pieces[0].reasoning
     assert [piece.tool_call.name for piece in pieces if piece.tool_call] == ["time"]
 
 
-def test_a_choice_holds_for_conversations_and_services(models: dict[str, Decoder]) -> None:
+def test_a_choice_applies_to_conversations_and_services(models: dict[str, Decoder]) -> None:
     model = models["json"]
     conversation = model.conversation(tools=TOOLS)
     options = drawn(2, tool_choice="weather")
@@ -225,7 +226,7 @@ def test_a_choice_holds_for_conversations_and_services(models: dict[str, Decoder
         ({"tools": TOOLS, "tool_choice": "none", "grammar": Grammar("")}, "or grammar"),
     ],
 )
-def test_choices_that_cannot_be_made(
+def test_an_invalid_choice_is_rejected(
     models: dict[str, Decoder], options: Any, message: str
 ) -> None:
     with pytest.raises(ChatError, match=message):
@@ -243,7 +244,7 @@ def test_choices_that_cannot_be_made(
         ("python", {"properties": {"x": {"type": "strong"}}}, "grammar: expected"),
     ],
 )
-def test_schemas_without_a_grammar(
+def test_a_schema_without_a_grammar_is_rejected(
     models: dict[str, Decoder], name: str, schema: Any, error: str
 ) -> None:
     tools = [{"type": "function", "function": {"name": "f", "parameters": schema}}]
@@ -251,14 +252,14 @@ def test_schemas_without_a_grammar(
         models[name].chat([USER], tools=tools, tool_choice="f", max_new_tokens=4)
 
 
-def test_a_call_without_room_is_text(models: dict[str, Decoder]) -> None:
+def test_a_call_that_does_not_fit_is_text(models: dict[str, Decoder]) -> None:
     reply = models["json"].chat([USER], **drawn(1, tool_choice="weather", max_new_tokens=30))
     assert reply.completion.finish_reason == "length"
     assert reply.content.startswith("<tool_call>")
     assert not reply.tool_calls
 
 
-def test_an_answer_that_has_begun_goes_on_with_a_call(models: dict[str, Decoder]) -> None:
+def test_a_continued_answer_may_contain_a_call(models: dict[str, Decoder]) -> None:
     messages = [USER, {"role": "assistant", "content": "Let me see."}]
     options = drawn(1, tool_choice="time", continue_final_message=True)
     check(models["json"].chat(messages, **options))
@@ -266,9 +267,9 @@ def test_an_answer_that_has_begun_goes_on_with_a_call(models: dict[str, Decoder]
         models["bare"].chat(messages, **options)
 
 
-def test_a_format_that_is_not_shown_is_refused(tmp_path: Path) -> None:
+def test_a_format_that_the_template_does_not_show_is_rejected(tmp_path: Path) -> None:
     template = _TURN.replace("BODY", "{# <arg_key> #}")
-    model = made(tmp_path, {"chat_template.jinja": template.encode()}, context_length=2048)
+    model = chat_model(tmp_path, {"chat_template.jinja": template.encode()}, context_length=2048)
     with pytest.raises(ChatError, match="does not show"):
         model.chat([USER], tools=TOOLS, tool_choice="required")
     assert model.chat([USER], tools=TOOLS, tool_choice="auto", max_new_tokens=1)

@@ -1,4 +1,4 @@
-"""Formats of calls: what templates of each have in them, and two calls as its models write them."""
+"""For each call format, text of its templates, and two calls as its models write them."""
 
 from typing import Any
 
@@ -29,7 +29,7 @@ SOURCES = {
     "functionary-3.1": "<function=",
     "functionary-3.2": ">>>all",
 }
-"""What the templates of these families have in them."""
+"""Text of the templates of these families."""
 
 TOOLS = [
     {

@@ -48,5 +48,5 @@ def test_proposals_do_not_depend_on_how_tokens_came(cuts: list[int]) -> None:
 
 
 def test_a_draft_model_has_to_be_a_decoder() -> None:
-    with pytest.raises(InputError, match="expected a decoder, got str"):
+    with pytest.raises(InputError, match="got str"):
         DraftModel("bundle")

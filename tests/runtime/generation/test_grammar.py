@@ -22,7 +22,7 @@ from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, GrammarMatcher
-from ortolan.runtime.generation.prompts import PromptReader
+from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.loading import load
@@ -154,7 +154,7 @@ def test_a_stop_token_comes_where_the_grammar_may_end(model: Decoder) -> None:
     options: dict[str, Any] = {"max_new_tokens": 12, "sampling": likely, "stop_tokens": [stop]}
     done = model.generate("x", grammar=Grammar.regex("a{3,}"), **options)
     assert (done.text, done.tokens[-1], done.finish_reason) == ("aaa", stop, "stop")
-    with pytest.raises(GrammarError, match="may follow 1 others"):
+    with pytest.raises(GrammarError, match="No token can follow"):
         model.generate("x", grammar=Grammar.regex("ab"), **options)
 
 
@@ -184,13 +184,13 @@ def test_rows_with_and_without_a_grammar_are_what_each_is_alone(model: Decoder) 
         {"sampling": WARM},
         {"grammar": Grammar.regex("[a-z]+"), "logprobs": 2},
     ]
-    reader = PromptReader(model.manifest, model.tokenizer)
+    reader = RequestReader(model.manifest, model.tokenizer)
     generator = Generator(model._engine, slots=3)
     texts = []
     for options in asked:
         given: Any = {"max_new_tokens": 30, **options}
-        (request,) = reader.requests(["hello"], given)
-        texts.append(reader.text(request))
+        (request,) = reader.prompts(["hello"], given)
+        texts.append(reader.sequence(request))
         generator.submit(texts[-1])
     generator.run()
     for text, options in zip(texts, asked, strict=True):
@@ -293,7 +293,7 @@ def _manifest(tokenizer: Tokenizer) -> Any:
 
 
 def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) -> None:
-    with pytest.raises(GrammarError, match="grammar: expected a token"):
+    with pytest.raises(GrammarError, match="No token"):
         model.generate("x", max_new_tokens=9, grammar=Grammar.regex("a[é]"))
     assert model.generate("x", max_new_tokens=9, grammar=Grammar.regex("a[éb]")).text == "ab"
 
@@ -301,13 +301,13 @@ def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) 
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace", "words"])
 def test_a_tokenizer_that_grammars_do_not_work_with_is_an_error(kind: str) -> None:
     tokenizer = tiny_tokenizers.ours(kind)
-    with pytest.raises(GrammarError, match="expected a tokenizer of bytes"):
+    with pytest.raises(GrammarError, match="byte-level"):
         GrammarCompiler(_manifest(tokenizer), tokenizer).matcher(DATE)
 
 
 def test_what_is_no_grammar_or_has_no_tokenizer_is_an_error(model: Decoder, folder: Path) -> None:
     wrong: Any = POINT
-    with pytest.raises(InputError, match=r"grammar: expected ortolan\.Grammar, got dict"):
+    with pytest.raises(InputError, match="grammar must be"):
         model.generate("x", grammar=wrong)
     bare = load(write_bundle(folder / "bare").path, Decoder)
     with pytest.raises(TokenizerError, match="grammar"):

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.chat.test_chat import TEMPLATE, USER
+from tests.runtime.chat.tiny_chat import TEMPLATE, USER
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 
 from ortolan.cli import main
@@ -86,10 +86,10 @@ def test_a_seed_makes_the_recommended_sampling_repeatable(tmp_path: Path) -> Non
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"do_sample": True, "top_p": 7}, "top_p: expected above 0 and at most 1, got 7.0"),
-        ({"do_sample": "yes"}, "do_sample: expected true or false, got 'yes'"),
-        (b"[1, 2]", "expected a JSON object"),
-        (b"\xff", "expected a JSON object"),
+        ({"do_sample": True, "top_p": 7}, "top_p must be"),
+        ({"do_sample": "yes"}, "do_sample must be"),
+        (b"[1, 2]", "JSON object"),
+        (b"\xff", "JSON object"),
     ],
 )
 def test_a_broken_file_is_an_error_of_who_asks_for_it(
@@ -107,7 +107,7 @@ def test_a_broken_file_is_an_error_of_who_asks_for_it(
 
 def test_another_word_than_model_is_refused(tmp_path: Path) -> None:
     model = made(tmp_path, {})
-    with pytest.raises(InputError, match=r"expected ortolan\.Sampling or \"model\", got 'mine'"):
+    with pytest.raises(InputError, match="sampling must be"):
         model.generate("hello", sampling="mine")  # type: ignore[call-overload]
 
 

@@ -96,14 +96,14 @@ def test_a_source_without_beams_takes_the_options_of_every_request(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (("--beams", "2", "--ignore-eos"), "ignore_eos: expected none in a beam search"),
+        (("--beams", "2", "--ignore-eos"), "ignore_eos does not apply"),
         (("--beams", "0"), "beams must be"),
-        (("--n-best", "2"), "n_best: expected 1 without a beam search"),
+        (("--n-best", "2"), "n_best needs"),
         (("--beams", "2", "--n-best", "3"), "n_best must be"),
         (("--beams", "2", "--length-penalty", "99"), "length_penalty"),
-        (("--beams", "2", "--temperature", "1"), "sampling: expected none in a beam search"),
-        (("--beams", "2", "--stop", "a"), "stop: expected none in a beam search"),
-        (("-n", "40"), "at most 39 new tokens"),
+        (("--beams", "2", "--temperature", "1"), "sampling does not apply"),
+        (("--beams", "2", "--stop", "a"), "stop does not apply"),
+        (("-n", "40"), "max_new_tokens to 39"),
     ],
 )
 def test_an_option_that_means_nothing_fails_in_one_line(
@@ -123,7 +123,7 @@ def test_a_text_that_does_not_fit_fails_in_one_line(
 def test_an_option_of_beams_is_refused_for_a_decoder(run: Run, tmp_path: Path, option: str) -> None:
     tokenizer = tiny_decoder.tokenizer_json()
     decoder = tiny_decoder.write_bundle(tmp_path / "bundle", tokenizer=tokenizer)
-    fails(run(decoder.path, TEXT, option, "2"), f"{option}: expected a bundle of an encoder-dec")
+    fails(run(decoder.path, TEXT, option, "2"), option)
 
 
 def test_an_encoder_is_refused_and_the_right_command_named(run: Run, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ def test_a_text_follows_the_grammar_that_is_asked_for(
 def test_a_grammar_that_is_none_fails_in_one_line(run: Run, decoder: Path, tmp_path: Path) -> None:
     done = run(decoder, "x", "--regex", "(")
     assert (done.status, done.out) == (2, "")
-    assert "grammar: expected one that can be followed" in done.err
+    assert "unclosed group" in done.err
     (tmp_path / "text.lark").write_text('start: "a"')
     both = run(decoder, "x", "--regex", "a", "--lark", tmp_path / "text.lark")
-    assert "expected one of --json-schema" in both.err
+    assert "--json-schema" in both.err

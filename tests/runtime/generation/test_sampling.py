@@ -1,3 +1,5 @@
+"""Sampling: against Hugging Face's processors, against plain formulas, and its laws."""
+
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -19,7 +21,7 @@ from transformers import (
     TopPLogitsWarper,
 )
 
-from ortolan.runtime.errors import InputError, SamplingError
+from ortolan.runtime.errors import InputError, NumericError, SamplingError
 from ortolan.runtime.generation.sampling import (
     Sampler,
     Sampling,
@@ -186,6 +188,75 @@ def test_options_apply_in_the_documented_order() -> None:
     assert ids.tolist() == [0, 1, 2, 3]
     kept = weights[:4]
     np.testing.assert_allclose(probabilities, kept / kept.sum(), rtol=1e-6)
+
+
+# --- against plain formulas, with large vocabularies ------------------------------------------
+
+
+def large_row(kind: str, size: int, seed: int) -> Logits:
+    random = np.random.default_rng(seed)
+    logits_V = random.normal(0, 3, size)
+    if kind == "flat":
+        logits_V = random.normal(0, 0.01, size)
+    elif kind == "peaked":
+        logits_V = random.permutation(-2.0 * np.log(np.arange(1, size + 1)))
+    elif kind == "ties":
+        logits_V = random.integers(-3, 4, size).astype(np.float64)
+    elif kind == "masked":
+        logits_V[random.random(size) < 0.999] = -np.inf
+        logits_V[0] = 1.0
+    elif kind == "tiny":
+        logits_V = logits_V * 1e-6 + 1e4
+    elif kind == "one":
+        logits_V[size // 2] = 100.0
+    return logits_V.astype(np.float32)
+
+
+def plain_token(logits_V: Logits, sampling: Sampling, uniform: float) -> int:
+    """The documented order, by full sorts."""
+    ids = np.arange(logits_V.size)
+    if 0 < sampling.top_k < logits_V.size:
+        ids = np.flatnonzero(logits_V >= np.sort(logits_V)[-sampling.top_k])
+    scores = logits_V[ids].astype(np.float64) - float(logits_V.max())
+    weights = np.exp(scores / sampling.temperature)
+    if sampling.top_p < 1:
+        order = np.argsort(-weights, kind="stable")
+        sums = np.cumsum(weights[order])
+        count = min(1 + int(np.searchsorted(sums, sampling.top_p * weights.sum())), sums.size)
+        kept = np.sort(order[:count])
+        ids, weights = ids[kept], weights[kept]
+    if sampling.min_p > 0:
+        kept = np.flatnonzero(weights >= sampling.min_p * weights.max())
+        ids, weights = ids[kept], weights[kept]
+    sums = np.cumsum(weights)
+    return int(ids[np.searchsorted(sums, uniform * sums[-1], side="right")])
+
+
+@pytest.mark.parametrize("kind", ["normal", "flat", "peaked", "ties", "masked", "tiny", "one"])
+@pytest.mark.parametrize("size", [1, 255, 5_000, 33_001])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"top_p": 0.9},
+        {"top_p": 0.999},
+        {"top_p": 0.01},
+        {"min_p": 0.05},
+        {"top_p": 0.95, "min_p": 0.1},
+        {"top_k": 40},
+        {"top_k": 40, "top_p": 0.9, "min_p": 0.01},
+    ],
+)
+def test_equal_seeds_give_the_tokens_of_plain_formulas(
+    kind: str, size: int, options: dict[str, Any]
+) -> None:
+    for seed, temperature in enumerate([0.3, 0.7, 1.0, 2.5]):
+        logits_V = large_row(kind, size, seed)
+        sampling = Sampling(temperature=temperature, seed=seed, **options)
+        made, bits = Sampler(sampling, size), np.random.PCG64(seed)
+        for _ in range(4):
+            uniform = float((bits.random_raw() >> 11) * 2.0**-53)
+            assert made.next(logits_V) == plain_token(logits_V, sampling, uniform)
 
 
 # --- each step ------------------------------------------------------------------------------
@@ -386,9 +457,9 @@ def test_greedy_without_penalties_makes_no_copy_and_keeps_no_count() -> None:
 
 @pytest.mark.parametrize("token", [-1, V, 2**40])
 def test_token_outside_the_vocabulary_is_refused(token: int) -> None:
-    with pytest.raises(InputError, match=f"0 to {V - 1}, got {token}"):
+    with pytest.raises(InputError, match=f"0 to {V - 1}.*{token}"):
         Sampler(Sampling(repetition_penalty=1.1), V, prompt=[0, token])
-    with pytest.raises(InputError, match=f"0 to {V - 1}, got {token}"):
+    with pytest.raises(InputError, match=f"0 to {V - 1}.*{token}"):
         Sampler(Sampling(), V).record(token)
 
 
@@ -396,3 +467,57 @@ def test_token_outside_the_vocabulary_is_refused(token: int) -> None:
 def test_logits_of_another_shape_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(InputError, match="expected shape"):
         Sampler(Sampling(), V).next(np.zeros(shape, np.float32))
+
+
+# --- logits that are not finite -------------------------------------------------------------
+
+MODES = {
+    "greedy": Sampling(),
+    "penalized": Sampling(repetition_penalty=1.3, presence_penalty=0.5, logit_bias={0: 1.0}),
+    "sampled": Sampling(temperature=0.7, seed=1),
+    "filtered": Sampling(temperature=0.7, top_k=5, top_p=0.9, min_p=0.1, seed=1),
+}
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [math.nan, -math.nan, math.inf])
+def test_bad_logit_at_any_place_is_rejected(mode: str, value: float) -> None:
+    size = 70  # wider than any vector register, and not a multiple of its width
+    for place in range(size):
+        logits = np.random.default_rng(place).normal(size=size).astype(np.float32)
+        logits[(place * 7) % size] = -np.inf
+        logits[place] = value
+        with pytest.raises(NumericError, match=f"step 1: .* id {place}"):
+            Sampler(MODES[mode], size, prompt=[1, place]).next(logits)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_rejected_row_names_the_step_and_leaves_the_sampler_unchanged(mode: str) -> None:
+    good = np.linspace(0, 1, V, dtype=np.float32)
+    bad = good.copy()
+    bad[3] = np.nan
+    made, undisturbed = (Sampler(MODES[mode], V) for _ in range(2))
+    first = [made.next(good), made.next(good)]
+    for row_V in (bad, np.full(V, -np.inf, np.float32)):
+        with pytest.raises(NumericError, match="step 3"):
+            made.next(row_V)
+    expected = [undisturbed.next(good) for _ in range(4)]
+    assert [*first, made.next(good), made.next(good)] == expected
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("options", "logit"),
+    [
+        ({"logit_bias": {0: 3e38}}, 3e38),
+        ({"repetition_penalty": 1e-30}, 1e30),
+        ({"repetition_penalty": 1e-300}, 1.0),  # 0 in float32
+        ({"repetition_penalty": 1e-300}, 0.0),
+    ],
+)
+def test_option_that_overflows_float32_is_blamed_instead_of_the_model(
+    options: dict[str, Any], logit: float, temperature: float
+) -> None:
+    made = Sampler(Sampling(temperature=temperature, **options), 2, prompt=[0])
+    with pytest.raises(SamplingError, match="step 1"):
+        made.next(np.array([logit, 0], np.float32))

@@ -15,66 +15,26 @@ from ortolan.runtime.limits import MAX_LOGIT_BIAS, MAX_SEED
 BELOW = math.nextafter
 
 
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature", [0, 5e-324, 1, 2, 100]),
-        ("top_k", [0, 1, 10**9]),
-        ("top_p", [5e-324, 0.5, 1]),
-        ("min_p", [0, 0.5, 1]),
-        ("repetition_penalty", [5e-324, 1, 100]),
-        ("presence_penalty", [-2, 0, 2]),
-        ("frequency_penalty", [-2, 0, 2]),
-        ("seed", [0, MAX_SEED, None]),
-    ],
-)
-def test_option_is_taken_up_to_its_limits(name: str, values: list[Any]) -> None:
-    for value in values:
+RANGES: dict[str, tuple[list[Any], list[Any]]] = {  # accepted, rejected
+    "temperature": ([0, 5e-324, 1, 2, 100], [-5e-324, -1]),
+    "top_k": ([0, 1, 10**9, 10**400], [-1, 1.0, 0.5]),
+    "top_p": ([5e-324, 0.5, 1], [0, -0.1, BELOW(1, 2)]),
+    "min_p": ([0, 0.5, 1], [-5e-324, BELOW(1, 2)]),
+    "repetition_penalty": ([5e-324, 1, 100], [0, -1]),
+    "presence_penalty": ([-2, 0, 2], [BELOW(2, 3), BELOW(-2, -3)]),
+    "frequency_penalty": ([-2, 0, 2], [BELOW(2, 3), BELOW(-2, -3)]),
+    "seed": ([0, MAX_SEED, None], [-1, MAX_SEED + 1, 1.0]),
+}
+
+
+@pytest.mark.parametrize("name", RANGES)
+def test_option_is_accepted_up_to_its_limits_and_rejected_by_name(name: str) -> None:
+    accepted, rejected = RANGES[name]
+    for value in accepted:
         assert getattr(Sampling(**{name: value}), name) == value
-
-
-@pytest.mark.parametrize(
-    ("name", "values"),
-    [
-        ("temperature", [-5e-324, -1]),
-        ("top_k", [-1, 1.0, 0.5]),
-        ("top_p", [0, -0.1, BELOW(1, 2)]),
-        ("min_p", [-5e-324, BELOW(1, 2)]),
-        ("repetition_penalty", [0, -1]),
-        ("presence_penalty", [BELOW(2, 3), BELOW(-2, -3)]),
-        ("frequency_penalty", [BELOW(2, 3), BELOW(-2, -3)]),
-        ("seed", [-1, MAX_SEED + 1, 1.0]),
-    ],
-)
-def test_option_out_of_range_is_refused_by_name_and_value(name: str, values: list[Any]) -> None:
-    for value in values:
-        with pytest.raises(SamplingError) as caught:
+    for value in [*rejected, False, *NOT_FINITE, *NOT_NUMBERS, *([10**400] * (name != "top_k"))]:
+        with pytest.raises(SamplingError, match=f"^{name} must be"):
             Sampling(**{name: value})
-        text = str(caught.value)
-        assert text.startswith(f"{name}: expected ")
-        assert "got " in text
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "temperature",
-        "top_k",
-        "top_p",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-    ],
-)
-@pytest.mark.parametrize("value", [False, *NOT_FINITE, *NOT_NUMBERS, 10**400])
-def test_option_of_the_wrong_kind_is_refused_by_name(name: str, value: Any) -> None:
-    if (name, type(value)) == ("top_k", int):
-        assert Sampling(top_k=value).top_k == value  # no limit: it keeps all
-        return
-    with pytest.raises(SamplingError, match=f"^{name}: expected"):
-        Sampling(**{name: value})
 
 
 def test_numbers_of_other_kinds_become_plain_numbers() -> None:
@@ -113,7 +73,7 @@ def test_bad_bias_is_refused(bias: Any) -> None:
 def test_bias_is_taken_up_to_its_limits() -> None:
     bias = dict.fromkeys(range(MAX_LOGIT_BIAS), 3.4e38)
     assert Sampler(Sampling(logit_bias=bias), MAX_LOGIT_BIAS)
-    with pytest.raises(SamplingError, match=f"ids below {MAX_LOGIT_BIAS - 1}, got"):
+    with pytest.raises(SamplingError, match=f"below {MAX_LOGIT_BIAS - 1}"):
         Sampler(Sampling(logit_bias=bias), MAX_LOGIT_BIAS - 1)
 
 

@@ -157,7 +157,7 @@ def test_a_token_that_ends_a_key_within_is_ruled_out() -> None:
     ("schema", "said"),
     [
         ({**OPEN, "minLength": 5, "x-guidance": {"lenient": True}}, "lenient ignores keywords"),
-        ({"oneOf": [OPEN, TWO], "x-guidance": {"coerce_one_of": True}}, "takes oneOf for anyOf"),
+        ({"oneOf": [OPEN, TWO], "x-guidance": {"coerce_one_of": True}}, "treats oneOf as anyOf"),
         ({**OPEN, "x-guidance": {"json_allowed_escapes": "u"}}, "several spellings"),
         ({"enum": ["a", "\x01"]}, "control characters"),
         ({"x-guidance": ["lenient"]}, "x-guidance must be an object"),
@@ -177,14 +177,14 @@ def test_alternatives_that_overlap_are_refused_with_advice_that_helps() -> None:
 
 
 def test_an_embedded_schema_that_counts_keys_is_refused() -> None:
-    with pytest.raises(GrammarError, match="%json cannot hold minProperties above 1"):
+    with pytest.raises(GrammarError, match="minProperties"):
         Grammar.lark(f"start: /x*/ %json {json.dumps(TWO)}")
 
 
 def test_a_key_that_cannot_be_another_is_an_error() -> None:
     schema = {**TWO, "patternProperties": {"^a$": COUNT}, "additionalProperties": False}
     follower = matcher(Grammar.json_schema(schema, whitespace=False))
-    with pytest.raises(GrammarError, match="another key"):  # noqa: PT012
+    with pytest.raises(GrammarError, match="duplicate key"):  # noqa: PT012
         for _ in range(40):
             logits_V = np.zeros(Stub.vocab_size, np.float32)
             follower.rule_out(logits_V, [])

@@ -103,7 +103,7 @@ def test_a_sequence_holds_exactly_the_context(model: Decoder) -> None:
     session = model.session()
     session.append([1] * CONTEXT)
     for more in ([1], [1, 2]):
-        with pytest.raises(ContextLengthError, match=f"at most {CONTEXT} tokens, got {CONTEXT}"):
+        with pytest.raises(ContextLengthError, match=f"context of {CONTEXT}"):
             session.append(more)
     assert len(session) == CONTEXT
 
@@ -116,13 +116,13 @@ def test_what_is_no_list_of_ids_is_refused_and_changes_nothing(
 ) -> None:
     session = model.session()
     session.append([1, 2])
-    with pytest.raises(InputError, match="append: expected"):
+    with pytest.raises(InputError, match=r"^append "):
         session.append(wrong)  # type: ignore[arg-type]
     assert session.tokens == (1, 2)
 
 
 def test_no_ids_are_refused(model: Decoder) -> None:
-    with pytest.raises(InputError, match="at least one token id"):
+    with pytest.raises(InputError, match="no token ids"):
         model.session().append([])
 
 
@@ -171,7 +171,7 @@ def test_logits_that_are_not_finite_are_an_error_and_change_nothing(
     for each in (session, other):
         each.append([1, 2])
     for poisoned in ([POISON], [3, POISON, 4]):
-        with pytest.raises(NumericError, match="append: expected finite logits"):
+        with pytest.raises(NumericError, match="not finite"):
             session.append(poisoned)
     np.testing.assert_array_equal(session.append([3]), other.append([3]))
 
@@ -208,7 +208,7 @@ def test_a_second_thread_on_one_sequence_is_refused(
         session.close,
     ]
     for use in uses:
-        with pytest.raises(InputError, match="one thread at a time"):
+        with pytest.raises(InputError, match="Another thread"):
             use()
     leave.set()
     worker.join()
@@ -241,7 +241,7 @@ def test_a_closed_sequence_is_refused_and_closing_twice_is_not(model: Decoder) -
     session.close()
     assert session.tokens == ()
     for use in (lambda: session.append([1]), lambda: session.rewind(0)):
-        with pytest.raises(InputError, match="got a closed one"):
+        with pytest.raises(InputError, match="closed"):
             use()
 
 
@@ -274,7 +274,7 @@ def test_a_snapshot_of_another_model_is_refused_and_changes_nothing(
     session, foreign = model.session(), other.session()
     session.append([1, 2, 3])
     foreign.append([4, 5])
-    with pytest.raises(InputError, match="got one of another"):
+    with pytest.raises(InputError, match="another bundle"):
         session.restore(foreign.snapshot())
     assert session.tokens == (1, 2, 3)
 
@@ -365,7 +365,7 @@ def test_places_that_cannot_be_read_or_written_are_named(model: Decoder, tmp_pat
     session.append([1])
     with pytest.raises(StateFileError, match="cannot be saved there"):
         session.save(tmp_path / "missing" / "saved")
-    with pytest.raises(StateFileError, match="expected a file that can be read"):
+    with pytest.raises(StateFileError, match="cannot be read"):
         model.load_session(tmp_path / "saved")
     with pytest.raises(StateFileError, match="expected a file"):
         model.load_session(tmp_path)

@@ -149,14 +149,14 @@ def test_the_whole_context_can_be_used(models: dict[str, Decoder]) -> None:
 
 
 def test_states_that_cannot_go_back_are_refused(models: dict[str, Decoder]) -> None:
-    with pytest.raises(InputError, match="expected states that grow"):
+    with pytest.raises(InputError, match="recurrent state"):
         models["recurrent"].generate(PROMPT, draft=PromptLookup(), max_new_tokens=2)
-    with pytest.raises(InputError, match="got 'sum', which cannot take a wrong guess back"):
+    with pytest.raises(InputError, match="'sum'"):
         models["fp32"].generate(PROMPT, draft=DraftModel(models["recurrent"]), max_new_tokens=2)
 
 
 def test_a_draft_has_to_be_one(models: dict[str, Decoder]) -> None:
-    with pytest.raises(InputError, match="expected PromptLookup"):
+    with pytest.raises(InputError, match="draft must be"):
         models["fp32"].generate(PROMPT, draft="lookup", max_new_tokens=2)  # type: ignore[call-overload]
 
 

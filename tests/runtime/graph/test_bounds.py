@@ -62,10 +62,10 @@ def test_whole_numbers_are_divided_by_constants_that_no_kernel_dies_on(
     if not small:
         read(graph(divided, number, by=dtype(7)))
         read(graph(divided, number, by=np.array([7, -2], dtype)))
-    refused(graph(divided, number, by=dtype(0)), "but 0 and -1")
+    refused(graph(divided, number, by=dtype(0)), "other than 0 and -1")
     if dtype is not np.uint8:
-        refused(graph(divided, number, by=np.array([7, -1], dtype)), "but 0 and -1")
-    refused(graph([node(operator, "x x")], number), "what is computed")
+        refused(graph(divided, number, by=np.array([7, -1], dtype)), "other than 0 and -1")
+    refused(graph([node(operator, "x x")], number), "computed ones")
 
 
 def test_other_numbers_are_divided_by_anything() -> None:
@@ -125,7 +125,6 @@ def test_what_is_computed_while_loading_is_bounded() -> None:
 
 def test_what_a_request_joins_to_itself_is_bounded() -> None:
     start = node("Abs", "x", "v0")
-
     read(graph([start, *doublings(9)]))
     refused(graph([start, *doublings(10)]), "at most 512 values joined into one")
     between = [node("Neg", "v9", "w"), node("Concat", "w v9", "z", axis=0)]
@@ -162,7 +161,7 @@ def test_what_an_export_leaves_to_compute_is_read(nodes: list[NodeProto], consta
 
 def test_sizes_of_what_is_computed_while_loading_stand_in_the_graph() -> None:
     nodes = [node("Add", "sizes sizes", "twice"), node("ConstantOfShape", "twice", "z")]
-    refused(graph(nodes, sizes=np.array([1 << 40])), "constants that stand in the graph")
+    refused(graph(nodes, sizes=np.array([1 << 40])), "computed ones")
 
 
 @pytest.mark.parametrize(

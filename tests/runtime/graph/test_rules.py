@@ -65,15 +65,18 @@ def sparse_attribute(name: str, *, several: bool) -> AttributeProto:
     return attribute
 
 
+def add_input(name: str, dtype: int, size: int) -> Change:
+    value = helper.make_tensor_value_info(name, dtype, [size])
+    return lambda model: model.graph.input.append(value)
+
+
 def add_attribute(attribute: AttributeProto) -> Change:
     return lambda model: model.graph.node[0].attribute.append(attribute)
 
 
 def test_summary_agrees_with_onnx() -> None:
     model = onnx.load_model_from_string(DATA)
-
     summary = checked(DATA)
-
     assert summary.ir_version == model.ir_version
     assert summary.opsets == {"ai.onnx": 24, "com.microsoft": 1}
     for values, protos in (
@@ -94,11 +97,7 @@ def test_summary_agrees_with_onnx() -> None:
         "com.microsoft::GroupQueryAttention": 1,
     }
     assert summary.functions == ()
-
-
-def test_summary_lists_the_weights_outside() -> None:
-    external = checked(DATA).external
-
+    external = summary.external
     assert [(tensor.name, tensor.dims) for tensor in external] == list(tiny_bundle.WEIGHTS.items())
     assert {(tensor.file, tensor.dtype) for tensor in external} == {
         (tiny_bundle.BLOB_NAME, "float32")
@@ -110,7 +109,6 @@ def test_summary_lists_the_weights_outside() -> None:
 
 def test_summary_lists_attention_with_its_attributes() -> None:
     (node,) = checked(changed(set_attention("softcap", 30.0))).attention
-
     assert node.name == "attention.0"
     assert node.operator == "com.microsoft::GroupQueryAttention"
     assert node.attributes == {
@@ -131,7 +129,6 @@ def test_unnamed_and_absent_sizes_are_question_marks() -> None:
 
 def test_standard_domain_is_counted_once_under_both_names() -> None:
     summary = checked(changed(lambda model: setattr(model.graph.node[1], "domain", "ai.onnx")))
-
     assert summary.operators["ai.onnx::MatMul"] == 2
 
 
@@ -162,18 +159,8 @@ def test_standard_domain_is_counted_once_under_both_names() -> None:
         (lambda model: model.graph.input.append(model.graph.input[0]), "repeated"),
         (lambda model: model.graph.input.add(name="list").type.sequence_type.SetInParent(), "list"),
         (lambda model: model.graph.output.add(name="untyped"), "untyped"),
-        (
-            lambda model: model.graph.input.append(
-                helper.make_tensor_value_info("text", TensorProto.STRING, [1])
-            ),
-            "'text'",
-        ),
-        (
-            lambda model: model.graph.input.append(
-                helper.make_tensor_value_info("negative", TensorProto.FLOAT, [-1])
-            ),
-            "'negative'",
-        ),
+        (add_input("text", TensorProto.STRING, 1), "'text'"),
+        (add_input("negative", TensorProto.FLOAT, -1), "'negative'"),
     ],
 )
 def test_structure_that_bundles_do_not_use_is_refused(change: Change, part: str) -> None:
@@ -200,12 +187,6 @@ def test_head_count_that_kills_a_kernel_is_refused(name: str, value: object) -> 
     assert f"'{name}'" in error_of(changed(set_attention(name, value)))
 
 
-def test_most_heads_are_accepted() -> None:
-    (node,) = checked(changed(set_attention("num_heads", limits.MAX_HEADS))).attention
-
-    assert node.attributes["num_heads"] == limits.MAX_HEADS
-
-
 def linear(q_heads: int, kv_heads: int) -> Change:
     return add_node("LinearAttention", "com.microsoft", q_num_heads=q_heads, kv_num_heads=kv_heads)
 
@@ -219,24 +200,21 @@ def test_heads_of_linear_attention_may_be_channels_that_share_keys() -> None:
     assert "'kv_num_heads'" in error_of(changed(linear(1, most + 1)))
 
 
-def test_heads_that_do_not_divide_are_refused() -> None:
+def test_heads_divide_and_are_bounded_and_scales_are_finite() -> None:
+    (node,) = checked(changed(set_attention("num_heads", limits.MAX_HEADS))).attention
+    assert node.attributes["num_heads"] == limits.MAX_HEADS
     assert "multiple of 2" in error_of(changed(set_attention("num_heads", 5)))
-
-
-@pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_scale_that_is_no_number_is_refused(value: float) -> None:
-    assert "finite" in error_of(changed(set_attention("scale", value)))
+    for value in (float("nan"), float("inf")):
+        assert "finite" in error_of(changed(set_attention("scale", value)))
 
 
 @pytest.mark.parametrize("operator", ["com.microsoft::MultiHeadAttention", "ai.onnx::Attention"])
 def test_head_counts_of_other_attention_are_bounded_too(operator: str) -> None:
     domain, op_type = operator.split("::")
     name = "q_num_heads" if domain == "ai.onnx" else "num_heads"
-
     assert name in error_of(changed(add_node(op_type, domain, **{name: 0})))
-    assert checked(changed(add_node(op_type, domain, **{name: 8}))).attention[1].attributes == {
-        name: 8
-    }
+    _, node = checked(changed(add_node(op_type, domain, **{name: 8}))).attention
+    assert node.attributes == {name: 8}
 
 
 def function_bomb(levels: int) -> list[onnx.FunctionProto]:
@@ -255,16 +233,10 @@ def function_bomb(levels: int) -> list[onnx.FunctionProto]:
     ]
 
 
-def test_functions_are_refused_in_a_fused_bundle() -> None:
+def test_functions_are_refused_in_a_fused_bundle_and_unknown_ones_in_a_portable_bundle() -> None:
     data = changed(lambda model: model.functions.extend(function_bomb(3)))
-
     assert "no functions with 'fused' attention" in error_of(data)
-
-
-def test_unknown_function_is_refused_in_a_portable_bundle() -> None:
-    data = changed(lambda model: model.functions.extend(function_bomb(1)))
     portable = msgspec.structs.replace(MANIFEST, attention="portable")
-
     with pytest.raises(GraphError, match=r"com\.microsoft::F0"):
         check_graph("decoder", onnx_graph.read(data), portable, file="x.onnx")
 
@@ -276,7 +248,6 @@ def test_known_function_is_accepted_in_a_portable_bundle_only(
     sha256 = hashlib.sha256(function.SerializeToString()).hexdigest()
     monkeypatch.setattr(graph_checks, "KNOWN_FUNCTIONS", frozenset({sha256}))
     summary = onnx_graph.read(changed(lambda model: model.functions.append(function)))
-
     assert summary.functions == (("com.microsoft", "F0", sha256),)
     check_graph(
         "decoder", summary, msgspec.structs.replace(MANIFEST, attention="portable"), file="x.onnx"
@@ -351,7 +322,6 @@ def test_onnx_and_torch_stay_off_the_device() -> None:
         text=True,
         check=True,
     )
-
     assert done.stdout.strip() == "set()"
 
 

@@ -67,7 +67,6 @@ def test_small_file_that_would_fill_the_memory_is_refused(bomb: str) -> None:
         "packed numbers": framed(7, 5, 1, data=b"\x01" * many),
         "empty attributes": framed(7, 1, data=b"\x2a\x00" * many),
     }[bomb]
-
     assert "protobuf fields" in error_of(data)
 
 
@@ -81,7 +80,6 @@ def test_deep_subgraphs_do_not_exhaust_the_stack() -> None:
             graph = key + size + graph
     length = len(graph)
     data = b"\x3a" + bytes([length & 0x7F | 0x80, length >> 7 & 0x7F | 0x80, length >> 14]) + graph
-
     assert "subgraph" in error_of(data + b"\x42\x02\x10\x18")
 
 

@@ -37,7 +37,6 @@ def test_element_types_and_their_sizes_agree_with_onnx(number: int) -> None:
     assert tensor.data_type == number
     summary = onnx_graph.read(changed(lambda model: model.graph.initializer.append(tensor)))
     assert summary.ir_version == 10
-
     length = len(tensor.raw_data)
     outside = tiny_bundle.external("weight", (3, 5), tiny_bundle.BLOB_NAME, 0, length)
     outside.data_type = number
@@ -73,7 +72,6 @@ def test_constant_inside_is_accepted_in_both_kinds_of_field(dtype: int, raw: boo
             helper.make_node("Constant", [], ["constant"], value=tensor)
         )
     )
-
     assert checked(data).operators["ai.onnx::Constant"] == 1
 
 
@@ -91,7 +89,7 @@ def test_constant_inside_is_accepted_in_both_kinds_of_field(dtype: int, raw: boo
     ],
 )
 def test_weights_in_a_file_outside_the_manifest_are_refused(location: str) -> None:
-    assert "weights of the manifest" in error_of(changed(set_external("location", location)))
+    assert "weights file of the manifest" in error_of(changed(set_external("location", location)))
 
 
 @pytest.mark.parametrize(

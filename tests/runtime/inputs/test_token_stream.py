@@ -27,7 +27,7 @@ def test_stream_of_any_ids_joins_to_the_decoded_text(kind: str, data: st.DataObj
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma"])
 def test_stream_of_every_character_has_no_half_characters(kind: str) -> None:
-    # all of Unicode is minutes long: each edge of the encoding, and a sample in between
+    # all of Unicode takes minutes: use each edge of the encoding and a sample
     edges = [0, 0x7F, 0x80, 0x7FF, 0x800, 0xD7FF, 0xE000, 0xFFFC, 0xFFFE, 0xFFFF, 0x10000, 0x10FFFF]
     codes = [*edges, *(c for c in range(1, 0x110000, 211) if not 0xD800 <= c < 0xE000)]
     text = "".join(map(chr, codes)).replace("\ufffd", "")
@@ -70,14 +70,14 @@ def test_every_pair_of_bytes_streams_as_the_library_decodes_it() -> None:
         assert "".join(pieces("byte_level", pair)) == library("byte_level").decode(list(pair))
 
 
-def test_run_of_bytes_with_a_late_error_is_decoded_as_a_whole() -> None:
+def test_a_run_of_bytes_with_a_late_error_is_decoded_as_a_whole() -> None:
     run = [id_of("sentencepiece", f"<0x{byte:02X}>") for byte in "🙂".encode() + b"\xff"]
     end = id_of("sentencepiece", "H")
     assert pieces("sentencepiece", [*run, end])[-2] == "\ufffd" * 5 + "H"
     assert pieces("sentencepiece", run)[-1] == "\ufffd" * 5
 
 
-def test_space_before_the_first_word_is_dropped_once() -> None:
+def test_the_space_before_the_first_word_is_dropped_once() -> None:
     ids = ours("sentencepiece").encode("  wo  w")
     assert "".join(pieces("sentencepiece", ids)) == "  wo  w"
     space = id_of("sentencepiece", "▁")
@@ -94,7 +94,7 @@ def test_known_decoders_hold_back_at_most_a_character(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["suffixed", "rewriting"])
-def test_decoders_that_look_ahead_give_their_text_at_the_end(kind: str) -> None:
+def test_decoders_that_look_ahead_return_their_text_at_the_end(kind: str) -> None:
     ids = [1, 2, 1, 2]
     assert pieces(kind, ids) == ["", "", "", "", library(kind).decode(ids)]
 
@@ -109,9 +109,7 @@ def test_flush_starts_a_new_text(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", STREAMING)
-def test_work_for_a_token_does_not_grow_with_the_text(
-    kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_work_per_token_is_constant(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_bytes(saved(library(kind)))
     widest = 0
     decode = tokenizer._decode
@@ -151,7 +149,7 @@ SPACES = decoders.Replace("▁", " ")
         ),
     ],
 )
-def test_decoder_that_looks_further_than_one_token_is_not_streamed(
+def test_a_decoder_that_looks_beyond_one_token_is_not_streamed(
     parts: list[Any], texts: list[str]
 ) -> None:
     tiny = Library.from_str(library("sentencepiece").to_str())

@@ -46,33 +46,32 @@ def test_byte_level_decode_restores_any_text(text: str) -> None:
     assert ours("byte_level").decode(ours("byte_level").encode(text)) == text
 
 
-def test_encode_adds_special_tokens_only_when_asked() -> None:
+def test_encode_adds_special_tokens_by_default() -> None:
     tokenizer = ours("byte_level")
     start = id_of("byte_level", "<s>")
     assert tokenizer.encode("Hello")[0] == start
     assert start not in tokenizer.encode("Hello", add_special_tokens=False)
 
 
-def test_ids_that_only_a_template_has_are_refused() -> None:
-    made = Library.from_str(library("byte_level").to_str())
-    beyond = made.get_vocab_size()
-    made.post_processor = processors.TemplateProcessing(
+def test_an_id_that_only_the_post_processor_has_is_refused() -> None:
+    changed = Library.from_str(library("byte_level").to_str())
+    beyond = changed.get_vocab_size()
+    changed.post_processor = processors.TemplateProcessing(
         single="[FAR] $A", special_tokens=[("[FAR]", beyond)]
     )
-    tokenizer = Tokenizer.from_bytes(made.to_str().encode())
-
+    tokenizer = Tokenizer.from_bytes(changed.to_str().encode())
     assert tokenizer.encode("Hello", add_special_tokens=False)
-    with pytest.raises(TokenizerError, match=f"got {beyond}"):
+    with pytest.raises(TokenizerError, match=f"id {beyond}"):
         tokenizer.encode("Hello")
 
 
-def test_decode_shows_special_tokens_only_when_asked() -> None:
+def test_decode_skips_special_tokens_by_default() -> None:
     ids = ours("byte_level").encode("Hello")
     assert ours("byte_level").decode(ids) == "Hello"
     assert ours("byte_level").decode(ids, skip_special_tokens=False) == "<s>Hello"
 
 
-def test_truncation_and_padding_of_the_file_are_left_out() -> None:
+def test_truncation_and_padding_of_the_file_are_ignored() -> None:
     tiny = byte_level()
     plain = tiny.encode("Hello, Hello").ids
     tiny.enable_truncation(2)
@@ -93,20 +92,23 @@ def test_padding_of_the_model_has_no_text() -> None:
     assert [stream.push(1), stream.push(15), stream.push(1)] == ["a", "", " a"]
 
 
-# --- what is refused ---
+# --- errors ---
 
 
-@pytest.mark.parametrize("text", ["\ud800", "ab\udfff", "\udc00\ud800"])
-def test_lone_surrogate_is_refused_with_its_place(text: str) -> None:
-    with pytest.raises(
-        TokenizerError, match=f"index {min(len(text) - 1, 2) if 'a' in text else 0}"
-    ):
-        ours("byte_level").encode(text)
-
-
-@pytest.mark.parametrize("text", [None, b"bytes", 5, ["a"]])
-def test_what_is_no_text_is_refused(text: Any) -> None:
-    with pytest.raises(TokenizerError, match="expected a str"):
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("\ud800", "index 0"),
+        ("ab\udfff", "index 2"),
+        ("\udc00\ud800", "index 0"),
+        (None, "NoneType"),
+        (b"bytes", "bytes"),
+        (5, "int"),
+        (["a"], "list"),
+    ],
+)
+def test_anything_but_unicode_text_is_refused(text: Any, words: str) -> None:
+    with pytest.raises(TokenizerError, match=words):
         ours("byte_level").encode(text)
 
 
@@ -122,13 +124,13 @@ def test_id_out_of_range_is_refused(token: Any) -> None:
     assert stream.push(1) == " a"
 
 
-def test_ids_of_numpy_are_taken() -> None:
+def test_numpy_ids_are_decoded() -> None:
     assert ours("words").decode(np.array([1, 1])) == "a a"
 
 
 def test_id_beyond_the_model_is_refused() -> None:
     Tokenizer.from_bytes(saved(library("words")), model_vocab_size=8)
-    with pytest.raises(TokenizerError, match="below the model's 7, got 7"):
+    with pytest.raises(TokenizerError, match="ids up to 7"):
         Tokenizer.from_bytes(saved(library("words")), model_vocab_size=7)
 
 
@@ -152,7 +154,7 @@ def test_broken_file_is_refused(data: bytes) -> None:
         Tokenizer.from_bytes(data)
 
 
-def test_torn_file_is_refused_at_every_length() -> None:
+def test_a_truncated_file_is_refused_at_every_length() -> None:
     data = saved(library("words"))
     for length in range(len(data)):
         with pytest.raises(TokenizerError):
@@ -169,7 +171,7 @@ def test_panic_of_the_library_is_a_tokenizer_error(capfd: pytest.CaptureFixture[
     assert "panicked" in capfd.readouterr().err
 
 
-def test_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_bytes(saved(library("words")))
 
     class Interrupted:
@@ -196,7 +198,7 @@ def run(code: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_fork_after_use_warns_of_nothing() -> None:
+def test_a_fork_after_use_prints_no_warning() -> None:
     done = run(
         "import os, sys\n"
         "from ortolan.runtime.inputs.tokenizer import Tokenizer\n"
@@ -210,7 +212,7 @@ def test_fork_after_use_warns_of_nothing() -> None:
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_import_and_use_open_no_socket_and_load_no_torch() -> None:
+def test_a_tokenizer_opens_no_socket_and_loads_no_torch() -> None:
     done = run(
         "import sys\n"
         "sys.addaudithook(lambda name, _: print(name) if name.startswith('socket') else None)\n"

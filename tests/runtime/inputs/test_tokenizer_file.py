@@ -18,22 +18,22 @@ BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "
 
 
 def nested(kind: str, parts: list[Any]) -> dict[str, Any]:
-    """A Sequence that holds its last part in a Sequence of its own."""
+    """Nest the last part in another Sequence."""
     last = {"type": "Sequence", kind: parts[-1:]}
     return {"type": "Sequence", kind: [*parts[:-1], last]}
 
 
 @pytest.mark.parametrize("part", [DOUBLING, WITHOUT_MATCH, PREPENDING])
-def test_growth_while_encoding_is_taken_at_the_limit_and_refused_beyond(part: Any) -> None:
+def test_growth_in_encoding_is_bounded(part: Any) -> None:
     most = MAX_TEXT_GROWTH.bit_length() - 1
     at_limit = saved(library("words"), normalizer=nested("normalizers", [part] * most))
     Tokenizer.from_bytes(at_limit).encode("a")
     beyond = saved(library("words"), normalizer=nested("normalizers", [part] * (most + 1)))
-    with pytest.raises(TokenizerError, match="encoding to lengthen text at most 256-fold"):
+    with pytest.raises(TokenizerError, match=r"encoding .* 256-fold"):
         Tokenizer.from_bytes(beyond)
 
 
-def test_growth_adds_up_over_normalizer_and_pre_tokenizer() -> None:
+def test_growth_multiplies_over_normalizer_and_pre_tokenizer() -> None:
     normalizer = nested("normalizers", [DOUBLING] * 7)
     one = nested("pretokenizers", [BYTES])
     two = nested("pretokenizers", [BYTES, BYTES])
@@ -42,15 +42,15 @@ def test_growth_adds_up_over_normalizer_and_pre_tokenizer() -> None:
         Tokenizer.from_bytes(saved(library("words"), normalizer=normalizer, pre_tokenizer=two))
 
 
-def test_growth_while_decoding_is_taken_at_the_limit_and_refused_beyond() -> None:
+def test_growth_in_decoding_is_bounded() -> None:
     at_limit = saved(library("words"), decoder=nested("decoders", [DOUBLING] * 8))
     assert Tokenizer.from_bytes(at_limit).decode([1]) == "a" * 256
-    with pytest.raises(TokenizerError, match="decoding to lengthen text at most 256-fold"):
+    with pytest.raises(TokenizerError, match=r"decoding .* 256-fold"):
         Tokenizer.from_bytes(saved(library("words"), decoder=nested("decoders", [DOUBLING] * 9)))
 
 
 @pytest.mark.parametrize(("length", "is_taken"), [(256, True), (257, False)])
-def test_table_of_replacements_is_bounded_by_its_longest_text(length: int, is_taken: bool) -> None:
+def test_growth_by_a_replacement_table_is_bounded(length: int, is_taken: bool) -> None:
     trie = bytes(8)
     table = len(trie).to_bytes(4, "little") + trie + b"ab\0" + b"a" * length + b"\0"
     encoded = base64.b64encode(table).decode()
@@ -64,8 +64,8 @@ def test_table_of_replacements_is_bounded_by_its_longest_text(length: int, is_ta
 
 
 @pytest.mark.parametrize("table", ["", "AA==", "BQAAAAAAAAA=", "AAAA////", "é", "AAAAA", 5, None])
-def test_torn_table_of_replacements_is_refused(table: Any) -> None:
-    # the library would allocate the size that the first four bytes give, here up to 4 GiB
+def test_a_truncated_replacement_table_is_refused(table: Any) -> None:
+    # the library would allocate the size in the first four bytes, up to 4 GiB
     normalizer = {"type": "Precompiled", "precompiled_charsmap": table}
     with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
         Tokenizer.from_bytes(saved(library("words"), normalizer=normalizer))
@@ -84,13 +84,13 @@ def test_torn_table_of_replacements_is_refused(table: Any) -> None:
     ],
 )
 @pytest.mark.parametrize("key", ["normalizer", "pre_tokenizer", "decoder"])
-def test_component_of_unknown_type_is_refused(key: str, part: Any) -> None:
-    with pytest.raises(TokenizerError, match="components of known types"):
+def test_a_component_of_unknown_type_is_refused(key: str, part: Any) -> None:
+    with pytest.raises(TokenizerError, match="unknown type"):
         Tokenizer.from_bytes(saved(library("words"), **{key: part}))
 
 
 @pytest.mark.parametrize("kind", [{"type": "BPE"}, {}])
-def test_prefix_inside_the_words_of_a_bpe_model_is_refused(kind: dict[str, str]) -> None:
+def test_a_subword_prefix_of_a_bpe_model_is_refused(kind: dict[str, str]) -> None:
     model = json.loads(library("byte_level").to_str())["model"]
     del model["type"]
     for prefix in ("a", "é"):
@@ -99,18 +99,18 @@ def test_prefix_inside_the_words_of_a_bpe_model_is_refused(kind: dict[str, str])
             Tokenizer.from_bytes(saved(library("byte_level"), model=changed))
 
 
-def test_added_token_that_the_normalizer_empties_is_refused() -> None:
+def test_an_added_token_that_the_normalizer_empties_is_refused() -> None:
     emptied = {"type": "Replace", "pattern": {"String": "é"}, "content": ""}
     token = {"id": 7, "content": "é", "single_word": False, "lstrip": False, "rstrip": False}
     plain = {**token, "normalized": False, "special": False}
     data = saved(library("words"), normalizer=emptied, added_tokens=[plain])
     assert Tokenizer.from_bytes(data).encode("é") == [7]
     data = saved(library("words"), normalizer=emptied, added_tokens=[{**plain, "normalized": True}])
-    with pytest.raises(TokenizerError, match="normalizer does not empty, got 'é'"):
+    with pytest.raises(TokenizerError, match=r"'é'.*normalizer"):
         Tokenizer.from_bytes(data)
 
 
-def test_tokens_that_a_post_processor_adds_are_bounded() -> None:
+def test_tokens_added_by_a_post_processor_are_bounded() -> None:
     def with_tokens(count: int) -> dict[str, Any]:
         return {
             "type": "TemplateProcessing",
@@ -122,11 +122,11 @@ def test_tokens_that_a_post_processor_adds_are_bounded() -> None:
     few = saved(library("words"), post_processor=with_tokens(100))
     assert Tokenizer.from_bytes(few).encode("") == [1] * 100
     many = saved(library("words"), post_processor=with_tokens(MAX_POST_PROCESSOR_BYTES))
-    with pytest.raises(TokenizerError, match="post_processor of at most 16384 bytes"):
+    with pytest.raises(TokenizerError, match=r"post_processor .* 16384"):
         Tokenizer.from_bytes(many)
 
 
-def test_last_of_equal_keys_counts_as_in_the_library() -> None:
+def test_the_last_of_duplicate_keys_counts_as_in_the_library() -> None:
     harmless, harmful = json.dumps(None), json.dumps(nested("normalizers", [DOUBLING] * 9))
     plain = saved(library("words"))[:-1].decode()
     Tokenizer.from_bytes(f'{plain}, "normalizer": {harmful}, "normalizer": {harmless}}}'.encode())
@@ -138,7 +138,7 @@ def test_last_of_equal_keys_counts_as_in_the_library() -> None:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_altered_file_loads_or_is_refused(data: st.DataObject) -> None:
+def test_an_altered_file_loads_or_is_refused(data: st.DataObject) -> None:
     original = saved(library("sentencepiece"))
     content = bytearray(original)
     for _ in range(data.draw(st.integers(1, 3))):

@@ -1,5 +1,3 @@
-"""Parts of texts: as many tokens as fit, and each token by itself."""
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,9 +10,7 @@ from ortolan.runtime.errors import TokenizerError
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=100, deadline=None)
 @given(data=st.data())
-def test_start_of_a_text_is_what_the_library_truncates_it_to(
-    kind: str, data: st.DataObject
-) -> None:
+def test_encode_start_equals_truncation_by_the_library(kind: str, data: st.DataObject) -> None:
     added = len(library(kind).encode("").ids)
     text, most = data.draw(TEXTS), data.draw(st.integers(added + 1, 40))
     truncating = Library.from_str(saved(library(kind)).decode())
@@ -23,7 +19,7 @@ def test_start_of_a_text_is_what_the_library_truncates_it_to(
     assert ours(kind).encode_start(text, max_tokens=most) == truncating.encode(text).ids
 
 
-def test_start_without_room_for_a_token_is_refused() -> None:
+def test_encode_start_without_room_is_refused() -> None:
     assert ours("byte_level").encode_start("", max_tokens=1) == ours("byte_level").encode("")
     with pytest.raises(TokenizerError, match="room"):
         ours("byte_level").encode_start("Hello", max_tokens=1)
@@ -43,14 +39,12 @@ def test_every_token_has_a_label(kind: str, data: st.DataObject) -> None:
 @pytest.mark.parametrize(
     ("kind", "labels"),
     [
-        ("byte_level", ["<s>", "␣", "Hell", "o", "Ã", "¼"]),  # a space, and the bytes of a letter
+        ("byte_level", ["<s>", "␣", "Hell", "o", "Ã", "¼"]),  # a space, and the two bytes of ü
         ("sentencepiece", ["␣", "He", "ll", "o", "<0xC3>", "<0xBC>"]),
         ("wordpiece", ["hello", "##u"]),
     ],
 )
-def test_labels_are_texts_where_they_can_be_and_entries_where_not(
-    kind: str, labels: list[str]
-) -> None:
+def test_labels_are_texts_or_vocabulary_entries(kind: str, labels: list[str]) -> None:
     assert ours(kind).labels(ours(kind).encode(" Helloü")) == labels
 
 

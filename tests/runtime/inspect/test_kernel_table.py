@@ -1,4 +1,4 @@
-"""The table of kernels beside the registry of the onnxruntime that is installed."""
+"""The kernel table agrees with the registry of the installed onnxruntime."""
 
 from functools import cache
 
@@ -19,13 +19,13 @@ DECISIVE_CONSTRAINT = {
     "com.microsoft::GatherBlockQuantized": "T2",
     "com.microsoft::MatMulNBits": "T1",
 }
-"""The name that a kernel gives the type of its decisive input, where it is not T."""
+"""Type parameter of the decisive input in a kernel's registration, if not T."""
 
 
 @cache
 def registered() -> dict[str, set[str]]:
-    """Operator to the types of elements that the CPU provider has a kernel for."""
-    found: dict[str, set[str]] = {}
+    """Return the element types with a CPU kernel, by operator."""
+    by_operator: dict[str, set[str]] = {}
     for kernel in onnxruntime_pybind11_state.get_all_opkernel_def():
         first, last = kernel.version_range
         is_standard = kernel.domain == ""
@@ -37,8 +37,8 @@ def registered() -> dict[str, set[str]]:
         names = kernel.type_constraints.get(DECISIVE_CONSTRAINT.get(operator, "T"), [])
         types = {name.removeprefix("tensor(").removesuffix(")") for name in names}
         types = {{"float": "float32"}.get(name, name) for name in types}
-        found.setdefault(operator, set()).update(types)
-    return found
+        by_operator.setdefault(operator, set()).update(types)
+    return by_operator
 
 
 @pytest.mark.skipif(
@@ -49,20 +49,20 @@ def registered() -> dict[str, set[str]]:
     reason="the registry of the GPU package opens libraries of providers that may be missing",
 )
 @pytest.mark.parametrize("operator", KERNELS)
-def test_the_column_of_the_cpu_is_the_installed_registry(operator: str) -> None:
+def test_the_cpu_column_equals_the_installed_registry(operator: str) -> None:
     assert KERNELS[operator].cpu == registered()[operator] & TYPES
 
 
-def test_cuda_has_no_attention_with_a_cache_in_float32() -> None:
+def test_cuda_has_no_float32_attention_with_a_cache() -> None:
     assert KERNELS["com.microsoft::GroupQueryAttention"].cuda == {"float16", "bfloat16"}
 
 
-def test_cuda_computes_in_float16_all_that_it_computes_in_bfloat16() -> None:
+def test_cuda_computes_everything_of_bfloat16_in_float16() -> None:
     for kernels in KERNELS.values():
         assert "bfloat16" not in kernels.cuda or "float16" in kernels.cuda
 
 
-def test_columns_hold_types_of_the_table_only() -> None:
+def test_columns_contain_only_types_of_the_table() -> None:
     for kernels in KERNELS.values():
         assert kernels.cpu | kernels.cuda <= TYPES
     assert set(DECISIVE_INPUT) <= set(KERNELS)

@@ -1,16 +1,14 @@
-import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 from onnx import ModelProto, NodeProto, TensorProto, helper
 from tests.runtime import tiny_bundle
 
 from ortolan.runtime import Bundle, DeviceError, open_bundle
 from ortolan.runtime.graph.schema import parse_model
-from ortolan.runtime.inspect.placement import node_kinds, placement
+from ortolan.runtime.inspect.placement import node_kinds, place, placement
 
 GQA = "com.microsoft::GroupQueryAttention"
 
@@ -24,26 +22,10 @@ FLOAT, HALF, INT64, BOOL = (
 node = helper.make_node
 
 
-def bundle(folder: Path, graph: ModelProto | None = None) -> Bundle:
-    """The tiny bundle, or one whose graph is another: it is opened, and never loaded."""
-    opened = _opened(folder)
-    if graph is None:
-        return opened
-    data = graph.SerializeToString()
-    (folder / "bundle" / "decoder.onnx").write_bytes(data)
-    files = tuple(
-        file
-        if file.name != "decoder.onnx"
-        else msgspec.structs.replace(file, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        for file in opened.manifest.files
-    )
-    manifest = msgspec.structs.replace(opened.manifest, files=files)
-    return Bundle(path=opened.path, manifest=manifest, graphs=opened.graphs)
-
-
-def _opened(folder: Path) -> Bundle:
-    tiny_bundle.write(folder / "bundle")
-    return open_bundle(folder / "bundle")
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    tiny_bundle.write(tmp_path / "bundle")
+    return open_bundle(tmp_path / "bundle")
 
 
 def model(inputs: Mapping[str, int], nodes: list[NodeProto]) -> ModelProto:
@@ -53,8 +35,8 @@ def model(inputs: Mapping[str, int], nodes: list[NodeProto]) -> ModelProto:
         [helper.make_tensor_value_info(name, dtype, None) for name, dtype in inputs.items()],
         [],
     )
-    made: ModelProto = helper.make_model(graph)
-    return made
+    proto: ModelProto = helper.make_model(graph)
+    return proto
 
 
 def kinds(inputs: Mapping[str, int], nodes: list[NodeProto]) -> dict[str, str]:
@@ -62,8 +44,8 @@ def kinds(inputs: Mapping[str, int], nodes: list[NodeProto]) -> dict[str, str]:
     return {kind.operator.partition("::")[2]: kind.dtype for kind in counted}
 
 
-def test_types_follow_the_nodes_from_the_inputs() -> None:
-    found = kinds(
+def test_types_propagate_from_the_inputs() -> None:
+    dtypes = kinds(
         {"x": HALF, "mask": BOOL},
         [
             node("Sigmoid", ["x"], ["y"]),
@@ -77,7 +59,7 @@ def test_types_follow_the_nodes_from_the_inputs() -> None:
             node("Relu", ["chosen"], ["z"]),
         ],
     )
-    assert found == {
+    assert dtypes == {
         "Sigmoid": "float16",
         "Shape": "float16",
         "Cast": "int64",
@@ -98,57 +80,50 @@ def test_types_follow_the_nodes_from_the_inputs() -> None:
         ({"value": helper.make_tensor("t", HALF, [1], [1.0])}, "float16"),
     ],
 )
-def test_constants_have_a_type_and_are_no_nodes(attribute: dict[str, Any], dtype: str) -> None:
-    found = kinds({}, [node("Constant", [], ["c"], **attribute), node("Identity", ["c"], ["same"])])
-    assert found == {"Identity": dtype}
+def test_constants_have_a_type_and_are_not_counted(attribute: dict[str, Any], dtype: str) -> None:
+    constant = node("Constant", [], ["c"], **attribute)
+    assert kinds({}, [constant, node("Identity", ["c"], ["same"])]) == {"Identity": dtype}
 
 
-def test_lookups_of_codes_give_the_type_of_their_scales() -> None:
+def test_a_lookup_of_codes_has_the_type_of_its_scales() -> None:
     codes = {"codes": TensorProto.UINT8, "ids": INT64, "scales": HALF}
     lookup = node("GatherBlockQuantized", ["codes", "ids", "scales"], ["x"], domain="com.microsoft")
-    found = kinds(codes, [lookup, node("Relu", ["x"], ["y"])])
-    assert found == {"GatherBlockQuantized": "float16", "Relu": "float16"}
+    assert kinds(codes, [lookup, node("Relu", ["x"], ["y"])]) == {
+        "GatherBlockQuantized": "float16",
+        "Relu": "float16",
+    }
 
 
-def test_every_node_of_a_bundle_in_float32_has_a_kernel_on_the_cpu(tmp_path: Path) -> None:
-    placed = placement(bundle(tmp_path), "cpu")
+def test_every_float32_node_has_a_cpu_kernel(bundle: Bundle) -> None:
+    placed = placement(bundle, "cpu")
     assert placed.misplaced == ()
     assert (placed.placed, placed.shape_nodes) == (5, 1)
 
 
-def test_attention_with_a_cache_in_float32_leaves_cuda_for_the_cpu(tmp_path: Path) -> None:
-    (misplaced,) = placement(bundle(tmp_path), "cuda").misplaced
+def test_float32_attention_with_a_cache_falls_back_to_the_cpu(bundle: Bundle) -> None:
+    (misplaced,) = placement(bundle, "cuda").misplaced
     assert (misplaced.graph, misplaced.operator, misplaced.dtype) == ("decoder", GQA, "float32")
     assert (misplaced.count, misplaced.fallback) == (1, "cpu")
 
 
-def test_halves_compute_on_cuda_and_in_float32_on_the_cpu(tmp_path: Path) -> None:
-    graph = model({"x": HALF, "w": HALF}, [node("MatMul", ["x", "w"], ["y"])])
-    opened = bundle(tmp_path, graph)
-    assert placement(opened, "cuda").misplaced == ()
-    (misplaced,) = placement(opened, "cpu").misplaced
-    assert misplaced.fallback == "float32"
+@pytest.mark.parametrize(
+    ("dtype", "device", "operator", "fallback"),
+    [
+        (HALF, "cuda", "MatMul", None),
+        (HALF, "cpu", "MatMul", "float32"),
+        (TensorProto.BFLOAT16, "cpu", "MatMul", "none"),
+        (TensorProto.BFLOAT16, "cuda", "ReduceL2", "none"),
+        (FLOAT, "cuda", "Erf", "unknown"),
+    ],
+)
+def test_the_fallback_depends_on_type_and_device(
+    dtype: int, device: str, operator: str, fallback: str | None
+) -> None:
+    graph = model({"x": dtype, "w": dtype}, [node(operator, ["x", "w"], ["y"])])
+    misplaced = place({"decoder": graph.SerializeToString()}, device).misplaced
+    assert [kind.fallback for kind in misplaced] == ([] if fallback is None else [fallback])
 
 
-def test_bfloat16_has_no_way_around_on_the_cpu(tmp_path: Path) -> None:
-    kinds = {"x": TensorProto.BFLOAT16, "w": TensorProto.BFLOAT16}
-    opened = bundle(tmp_path, model(kinds, [node("MatMul", ["x", "w"], ["y"])]))
-    (misplaced,) = placement(opened, "cpu").misplaced
-    assert misplaced.fallback == "none"
-
-
-def test_what_neither_device_has_and_what_the_table_lacks_differ(tmp_path: Path) -> None:
-    graph = model(
-        {"x": TensorProto.BFLOAT16, "y": FLOAT},
-        [node("ReduceL2", ["x"], ["n"]), node("Erf", ["y"], ["z"])],
-    )
-    found = placement(bundle(tmp_path, graph), "cuda").misplaced
-    assert {each.operator: each.fallback for each in found} == {
-        "ai.onnx::ReduceL2": "none",
-        "ai.onnx::Erf": "unknown",
-    }
-
-
-def test_only_cpu_and_cuda_are_known(tmp_path: Path) -> None:
+def test_another_device_is_an_error(bundle: Bundle) -> None:
     with pytest.raises(DeviceError, match="cpu or cuda"):
-        placement(bundle(tmp_path), "tpu")
+        placement(bundle, "tpu")

@@ -1,4 +1,4 @@
-"""Templates that would take all time or memory, or reach what is none of theirs."""
+"""Templates that try to exhaust time or memory, or to reach Python objects."""
 
 import resource
 import time
@@ -111,12 +111,12 @@ HOSTILE = {
 
 
 @pytest.mark.parametrize("source", HOSTILE.values(), ids=HOSTILE)
-def test_what_has_no_end_or_no_bounds_stops_soon_as_a_typed_error(source: str) -> None:
+def test_an_endless_template_is_stopped_soon_with_a_typed_error(source: str) -> None:
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     start = time.process_time()
     with pytest.raises(ChatTemplateError, match=r"[Uu]se another"):
         rendered(source)
-    assert time.process_time() - start < 2  # 0.1 s alone on a machine; tests share theirs
+    assert time.process_time() - start < 2  # 0.1 s on an idle machine
     assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 64 << 10
 
 
@@ -142,7 +142,7 @@ def test_what_has_no_end_or_no_bounds_stops_soon_as_a_typed_error(source: str) -
         "{{ namespace(__call__=range)(9) }}",
     ],
 )
-def test_nothing_but_the_values_can_be_reached_or_changed(source: str) -> None:
+def test_a_template_can_neither_reach_objects_nor_change_values(source: str) -> None:
     values: dict[str, Any] = {"x": {"a": 1}, "l": [1]}
     with pytest.raises(ChatTemplateError):
         rendered(source, **values)
@@ -156,7 +156,7 @@ def test_dunder_attributes_are_undefined() -> None:
     assert rendered(source, x={}) == ""
 
 
-def test_the_bounds_grow_with_the_messages() -> None:
+def test_the_budget_grows_with_the_messages() -> None:
     long = [{"role": "user", "content": "word " * 20_000}] * 100
     source = (
         "{% for m in messages %}{{ '<|' ~ m.role ~ '|>' ~ (m.content | trim).replace('w', 'W') "

@@ -1,5 +1,3 @@
-"""Templates, rendered here and by transformers."""
-
 from datetime import datetime
 from typing import Any
 
@@ -181,11 +179,11 @@ def test_renders_what_transformers_renders(source: str) -> None:
     assert rendered(source, **VALUES) == expected
 
 
-def test_dates_are_those_of_the_given_moment() -> None:
+def test_dates_are_formatted() -> None:
     assert rendered("{{ strftime_now('%d %b %Y') }}{{ strftime_now('%-d') }}") == "23 Nov 202623"
 
 
-def test_values_are_as_they_were() -> None:
+def test_values_stay_unchanged() -> None:
     source = "{% set x = x + [1] %}{% set ns = namespace(y=y) %}{% set ns.y = 2 %}{{ x }}"
     x, y = [0], {"a": 1}
     assert rendered(source, x=x, y=y) == "[0, 1]"
@@ -195,28 +193,25 @@ def test_values_are_as_they_were() -> None:
 @pytest.mark.parametrize(
     ("source", "message"),
     [
-        ("{% if %}", "wrong in line 1"),
-        (
-            "a\n{{ nothing.at.all }}",
-            "line 2 to make sense of these messages, got 'nothing' is undefined",
-        ),
+        ("{% if %}", "Line 1"),
+        ("a\n{{ nothing.at.all }}", "Line 2 .*'nothing' is undefined"),
         ("{{ 1 + 'a' }}", "unsupported operand"),
         ("{{ [1, 2, 3].frob() }}", "'list object' has no attribute 'frob'"),
-        ("{{ 1 is frob }}", "wrong in line 1: No test named 'frob'"),
-        ("{{ 1 | frob }}", "wrong in line 1: No filter named 'frob'"),
-        ("{{ '<b>' | urlize }}", "filters that chat templates use, got 'urlize'"),
-        ("{{ 'a'.center(9) }}", "a call of a builtin_function_or_method center"),
+        ("{{ 1 is frob }}", "Line 1 .*No test named 'frob'"),
+        ("{{ 1 | frob }}", "Line 1 .*No filter named 'frob'"),
+        ("{{ '<b>' | urlize }}", "filter 'urlize'"),
+        ("{{ 'a'.center(9) }}", "center"),
         ("{% include 'other' %}", "the statement 'include'"),
         ("{% import 'other' as other %}", "the statement 'import'"),
         ("{% from 'other' import one %}", "the statement 'fromimport'"),
         ("{% extends 'other' %}", "the statement 'extends'"),
         ("{% block a scoped %}{% endblock %}", "the statement 'block'"),
-        ("{{ namespace }}", "expected data, got a function"),
+        ("{{ namespace }}", "function as data"),
         ("{{ [nothing] | tojson }}", "not JSON serializable"),
         ("{% set a.b = 1 %}", "non-namespace object"),
         ("{{ 1 / 0 }}", "division by zero"),
     ],
 )
-def test_what_a_template_cannot_do_is_a_typed_error(source: str, message: str) -> None:
+def test_a_template_that_fails_is_a_typed_error(source: str, message: str) -> None:
     with pytest.raises(ChatTemplateError, match=message):
         rendered(source)

@@ -2,11 +2,13 @@ import os
 from pathlib import Path
 
 import pytest
+from tests.runtime.machine.fake_root import use_cores, write_root
 
 from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.machine.bandwidth import (
     BUFFER_BYTES,
     MIN_BUFFER_BYTES,
+    Bandwidth,
     buffer_bytes,
     last_level_cache,
     measure_bandwidth,
@@ -19,15 +21,9 @@ linux = pytest.mark.skipif(not hasattr(os, "sched_getaffinity"), reason="Linux o
 
 
 def add_cache(root: Path, cpu: int, index: int, size: str, cores: str, **files: str) -> None:
-    folder = root / f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
-    folder.mkdir(parents=True)
+    folder = f"sys/devices/system/cpu/cpu{cpu}/cache/index{index}"
     contents = {"level": "3", "type": "Unified", "size": size, "shared_cpu_list": cores} | files
-    for name, text in contents.items():
-        (folder / name).write_text(text + "\n")
-
-
-def use(monkeypatch: pytest.MonkeyPatch, *logical: int) -> None:
-    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(logical))
+    write_root(root, {f"{folder}/{name}": text for name, text in contents.items()})
 
 
 # --- the processor's cache --------------------------------------------------------------------
@@ -37,7 +33,7 @@ def use(monkeypatch: pytest.MonkeyPatch, *logical: int) -> None:
 def test_a_cache_that_cores_share_counts_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, 0, 1)
+    use_cores(monkeypatch, 0, 1)
     for cpu in (0, 1):
         add_cache(tmp_path, cpu, 2, "1024K", f"{cpu}", level="2")
         add_cache(tmp_path, cpu, 3, "32768K", "0-1")
@@ -48,7 +44,7 @@ def test_a_cache_that_cores_share_counts_once(
 def test_caches_of_several_groups_of_cores_add_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, 0, 1, 2)
+    use_cores(monkeypatch, 0, 1, 2)
     add_cache(tmp_path, 0, 3, "16M", "0-1")
     add_cache(tmp_path, 1, 3, "16M", "0-1")
     add_cache(tmp_path, 2, 3, "16M", "2-3")
@@ -60,7 +56,7 @@ def test_caches_of_several_groups_of_cores_add_up(
 def test_without_a_third_level_the_second_is_the_last(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    use(monkeypatch, 0)
+    use_cores(monkeypatch, 0)
     add_cache(tmp_path, 0, 0, "48K", "0", level="1", type="Data")
     add_cache(tmp_path, 0, 2, "1M", "0-3", level="2")
     add_cache(tmp_path, 0, 3, "8M", "0-3", level="3", type="Instruction")
@@ -72,13 +68,9 @@ def test_without_a_third_level_the_second_is_the_last(
 def test_a_cache_of_unknown_size_is_unknown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
 ) -> None:
-    use(monkeypatch, 0)
-    add_cache(tmp_path, 0, 3, size, "0")
+    use_cores(monkeypatch, 0)
     assert last_level_cache(tmp_path) is None
-
-
-@linux
-def test_no_cache_at_all_is_unknown(tmp_path: Path) -> None:
+    add_cache(tmp_path, 0, 3, size, "0")
     assert last_level_cache(tmp_path) is None
 
 
@@ -115,31 +107,23 @@ def test_reading_gives_a_speed(monkeypatch: pytest.MonkeyPatch, threads: int) ->
 # --- one measurement ---------------------------------------------------------------------------
 
 
-def give(monkeypatch: pytest.MonkeyPatch, *speeds: float) -> list[tuple[int, int]]:
-    """Replace measuring by given speeds; return what was asked for."""
-    asked = []
-    left = iter(speeds)
+@pytest.mark.parametrize(("available", "size"), [(1024 * MIB, 256 * MIB), (MIB, None)])
+def test_a_measurement_says_over_how_much_memory(
+    monkeypatch: pytest.MonkeyPatch, available: int, size: int | None
+) -> None:
+    calls = []
 
     def measured(threads: int, size: int) -> float:
-        asked.append((threads, size))
-        return next(left)
+        calls.append((threads, size))
+        return 2.0
 
     monkeypatch.setattr(bandwidth, "read_bandwidth", measured)
-    return asked
-
-
-def test_a_measurement_says_over_how_much_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "available_memory", lambda: 1024 * MIB)
-    asked = give(monkeypatch, 2.0)
-    measured = measure_bandwidth(4, 8 * MIB)
-    assert measured is not None
-    assert (measured.bytes_per_second, measured.threads) == (2.0, 4)
-    assert (measured.buffer_bytes, measured.wanted_bytes) == (256 * MIB, BUFFER_BYTES)
-    assert asked == [(4, 256 * MIB)]
-
-
-def test_without_memory_nothing_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bandwidth, "available_memory", lambda: MIB)
-    asked = give(monkeypatch, 2.0)
-    assert measure_bandwidth(1, 8 * MIB) is None
-    assert asked == []
+    monkeypatch.setattr(bandwidth, "available_memory", lambda: available)
+    result = measure_bandwidth(4, 8 * MIB)
+    if size is None:
+        assert (result, calls) == (None, [])
+        return
+    assert result == Bandwidth(
+        bytes_per_second=2.0, threads=4, buffer_bytes=size, wanted_bytes=BUFFER_BYTES
+    )
+    assert calls == [(4, size)]

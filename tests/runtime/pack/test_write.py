@@ -201,7 +201,7 @@ def test_another_packing_that_runs_is_an_error(bundle: Bundle) -> None:
     lock = bundle.path / ".packing.lock"
     with lock.open("ab") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
-        with pytest.raises(BundleError, match="expected no other packing of it"):
+        with pytest.raises(BundleError, match="another process"):
             pack(bundle)
         assert lock.exists()
     pack(bundle)
@@ -209,9 +209,7 @@ def test_another_packing_that_runs_is_an_error(bundle: Bundle) -> None:
 
 def test_a_bundle_that_cannot_be_written_to_is_an_error(bundle: Bundle) -> None:
     (bundle.path / ".packing.new").write_text("in the way")
-    refused(
-        bundle, r"expected to write packed weights there, got: .*Not a directory.*the free space"
-    )
+    refused(bundle, r"Not a directory.*free disk space")
 
 
 def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -219,14 +217,14 @@ def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(packing._Blob, "append", full)
-    refused(bundle, "No space left on device. Check the permissions, and the free space")
+    refused(bundle, "No space left on device")
 
 
 def test_what_onnxruntime_cannot_write_is_an_error(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_SAVED", "missing/saved.bin")
-    refused(bundle, r"expected onnxruntime to write the packed weights of decoder\.onnx, with \d+")
+    refused(bundle, r"packed weights of decoder\.onnx \(\d+ bytes")
 
 
 def edit_saved(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> None:
@@ -248,7 +246,7 @@ def test_a_bundle_without_anything_to_pack_is_an_error(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     edit_saved(monkeypatch, b"prepacked_", b"unpacked__")
-    refused(bundle, "expected weights that onnxruntime .* packs, got none")
+    refused(bundle, "packs none of these weights")
 
 
 @pytest.mark.parametrize(
@@ -259,14 +257,14 @@ def test_packed_weights_in_another_form_are_an_error(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes
 ) -> None:
     edit_saved(monkeypatch, old, new)
-    refused(bundle, "expected .*, got")
+    refused(bundle, "Use the bundle without packed weights|schema 1")
 
 
 def test_a_graph_whose_weights_are_all_replaced_is_an_error(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(packing, "_copy_packed", lambda *_: ((), {}))
-    refused(bundle, "expected a weight that onnxruntime leaves as it is, got none")
+    refused(bundle, "replaces every weight")
 
 
 def test_a_saved_file_that_is_too_short_is_an_error(
@@ -280,7 +278,7 @@ def test_a_saved_file_that_is_too_short_is_an_error(
         return path
 
     monkeypatch.setattr(packing, "save_packed", cut)
-    refused(bundle, "bytes fewer than it says. Use the bundle without")
+    refused(bundle, "bytes are missing")
 
 
 def test_other_logits_than_without_are_an_error(
@@ -295,7 +293,7 @@ def test_other_logits_than_without_are_an_error(
         return weight
 
     monkeypatch.setattr(packing._Blob, "add", swapped)
-    refused(bundle, "expected the same output with packed weights and without, got another")
+    refused(bundle, "outputs with packed weights differ")
 
 
 def test_packed_weights_beside_them_do_not_hinder_a_copy(bundle: Bundle, tmp_path: Path) -> None:

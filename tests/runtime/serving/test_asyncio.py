@@ -62,10 +62,10 @@ def test_an_error_reaches_the_reader_and_who_awaits(service: Service) -> None:
 
     async def main() -> None:
         ticket = service.submit("Hello", cancel=fail)
-        with pytest.raises(InputError, match="expected an answer"):
+        with pytest.raises(InputError, match="KeyError"):
             async for _ in ticket:
                 pass
-        with pytest.raises(InputError, match="expected an answer"):
+        with pytest.raises(InputError, match="KeyError"):
             await ticket
 
     asyncio.run(main())

@@ -1,4 +1,4 @@
-"""Chats through a service: the replies of the model alone, to the bit."""
+"""Chats through a service: bit-identical to those of the model alone."""
 
 import asyncio
 import json
@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.runtime import packed_bundles
-from tests.runtime.chat.test_chat import made
+from tests.runtime.chat.tiny_chat import chat_model
 from tests.runtime.serving.served import settle
 
 from ortolan.runtime import Decoder, Sampling, load
@@ -77,7 +77,7 @@ def same(got: Reply, expected: Reply) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_replies_are_those_of_the_model_alone(models: dict[str, Decoder], kind: str) -> None:
+def test_replies_equal_those_of_the_model_alone(models: dict[str, Decoder], kind: str) -> None:
     model, got = models[kind], dict[int, Reply]()
     with model.serve(slots=4) as service:
 
@@ -98,7 +98,7 @@ def test_replies_are_those_of_the_model_alone(models: dict[str, Decoder], kind: 
         same(reply, expected)
 
 
-def test_reasoning_and_calls_are_apart(model: Decoder, service: Service) -> None:
+def test_reasoning_and_calls_are_separate(model: Decoder, service: Service) -> None:
     options: Any = {"tools": TOOLS, "grammar": CALL, "max_new_tokens": 120}
     ticket = service.chat(user("Call."), **options)
     pieces = list(ticket)
@@ -112,7 +112,7 @@ def test_reasoning_and_calls_are_apart(model: Decoder, service: Service) -> None
     assert [piece.tool_call for piece in pieces if piece.tool_call] == [call]
 
 
-def test_several_replies_draw_with_seeds_that_count_up(model: Decoder, service: Service) -> None:
+def test_several_replies_have_consecutive_seeds(model: Decoder, service: Service) -> None:
     tickets = service.chat(user("Hi."), n=3, **drawn(5))
     expected = model.chat(user("Hi."), n=3, **drawn(5))
     for ticket, reply in zip(tickets, expected, strict=True):
@@ -120,7 +120,7 @@ def test_several_replies_draw_with_seeds_that_count_up(model: Decoder, service: 
     assert len({ticket.reply().content for ticket in tickets}) > 1
 
 
-def test_all_replies_wait_or_none(model: Decoder) -> None:
+def test_all_replies_are_queued_or_none(model: Decoder) -> None:
     with model.serve(slots=2, queue=1) as service:
         with pytest.raises(QueueFullError):
             service.chat(user("Hi."), n=4, **ANSWER)
@@ -153,26 +153,23 @@ def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None
     assert ticket.done
 
 
-def test_what_is_wrong_is_said_when_asking(service: Service, tmp_path: Path) -> None:
-    with pytest.raises(ChatError, match="messages: expected a list"):
+def test_mistakes_are_reported_on_submission(service: Service, tmp_path: Path) -> None:
+    with pytest.raises(ChatError, match="messages"):
         service.chat([])
-    with pytest.raises(InputError, match="Did you mean max_new_tokens"):
+    with pytest.raises(InputError, match="max_new_tokens"):
         service.chat(user("Hi."), max_tokens=3)  # type: ignore[call-overload]
     with pytest.raises(InputError, match="n must be"):
         service.chat(user("Hi."), n=0)
     assert service.stats().refused
-    with made(tmp_path, {}).serve() as other:
+    with chat_model(tmp_path, {}).serve() as other:
         with pytest.raises(ChatTemplateError):
             other.chat(user("Hi."))
         with pytest.raises(ChatTemplateError):
             other.conversation()
 
 
-# --- drafts -----------------------------------------------------------------------------------
-
-
 class Failing:
-    """A draft of a caller whose code has an error, after some guesses."""
+    """A draft that raises after a few proposals."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -190,7 +187,9 @@ class Failing:
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int4-split", "int8-prefill"])
-def test_texts_with_a_draft_are_those_of_the_model(models: dict[str, Decoder], kind: str) -> None:
+def test_replies_with_a_draft_equal_those_of_the_model(
+    models: dict[str, Decoder], kind: str
+) -> None:
     model = models[kind]
     text = "ABCABC" * 5
     with model.serve(slots=4) as service:
@@ -206,58 +205,55 @@ def test_texts_with_a_draft_are_those_of_the_model(models: dict[str, Decoder], k
         else:
             (expected,) = model.chat(user(text), n=1, **drawn(seed))
         same(ticket.reply(), expected)
-    if kind == "fp32":  # a graph for few tokens at a time leaves no room for guesses
+    if kind == "fp32":  # graphs for few tokens at a time leave no room for drafts
         assert urgent.reply().completion.timings.drafted_tokens > 0
     alone = model.generate(text, draft=PromptLookup(), max_new_tokens=20, ignore_eos=True)
     assert plain.completion().tokens == alone.tokens
 
 
-def test_a_draft_that_fails_ends_its_text_alone(model: Decoder, service: Service) -> None:
+def test_a_failing_draft_ends_only_its_own_reply(model: Decoder, service: Service) -> None:
     bad = service.chat(user("Hi."), draft=Failing(), **ANSWER)
     good = service.chat(user("Hi."), draft=PromptLookup(), **ANSWER)
-    with pytest.raises(InputError, match="draft: Failing failed with KeyError"):
+    with pytest.raises(InputError, match=r"Failing .*KeyError"):
         bad.reply()
     same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
-    with pytest.raises(InputError, match="draft: expected"):
+    with pytest.raises(InputError, match="draft"):
         service.chat(user("Hi."), draft="lookup")  # type: ignore[call-overload]
 
 
-# --- conversations ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_conversations_answer_as_those_of_the_model(models: dict[str, Decoder], kind: str) -> None:
+def test_conversations_equal_those_of_the_model(models: dict[str, Decoder], kind: str) -> None:
     model, system = models[kind], "Be brief, and be so at all times. " * 9
     alone = model.conversation(system=system)
     with model.serve(slots=2) as service:
         served = service.conversation(system=system, priority=1)
-        beside = service.chat(user("Hi."), ignore_eos=True)
+        other = service.chat(user("Hi."), ignore_eos=True)
         for turn in range(6):
-            if turn == 4:  # the prompt goes on from within the last one
+            if turn == 4:  # the prompt is a prefix of an earlier one
                 del served.messages[-2:], alone.messages[-2:]
-            got, expected = (each.ask(f"{turn}?", **drawn(turn)) for each in (served, alone))
+            got, expected = (c.ask(f"{turn}?", **drawn(turn)) for c in (served, alone))
             same(got, expected)
-            known = got.completion.timings.cached_tokens
-            assert known > 0 or turn == 0
+            cached = got.completion.timings.cached_tokens
+            assert cached > 0 or turn == 0
             if kind in ("fp32", "int4-split"):
-                assert known == expected.completion.timings.cached_tokens or turn == 4
+                assert cached == expected.completion.timings.cached_tokens or turn == 4
             else:
-                assert known % GRID == 0
-        beside.cancel()
+                assert cached % GRID == 0
+        other.cancel()
     assert served.messages == alone.messages
 
 
-def test_the_ends_of_conversations_are_within_the_cache(model: Decoder) -> None:
+def test_conversations_stay_within_the_cache(model: Decoder) -> None:
     with model.serve(slots=2, cache_bytes=60_000) as service:
         conversations = [service.conversation(system="Be brief.") for _ in range(6)]
         for turn in range(3):
-            for number, each in enumerate(conversations):
-                each.ask(f"{turn}{number}?", max_new_tokens=9, ignore_eos=True)
+            for number, conversation in enumerate(conversations):
+                conversation.ask(f"{turn}{number}?", max_new_tokens=9, ignore_eos=True)
             assert service.stats().cache.bytes <= 60_000
         assert service.stats().cache.evicted > 0
 
 
-def test_a_conversation_takes_calls_in_an_event_loop(service: Service, tmp_path: Path) -> None:
+def test_a_conversation_answers_calls_in_an_event_loop(service: Service, tmp_path: Path) -> None:
     conversation = service.conversation(tools=TOOLS)
 
     async def main() -> None:
@@ -280,7 +276,7 @@ def test_a_conversation_takes_calls_in_an_event_loop(service: Service, tmp_path:
     assert stream.reply.completion.finish_reason == "cancelled"
 
 
-def test_a_stream_of_the_model_is_not_for_event_loops(model: Decoder) -> None:
+def test_a_stream_of_the_model_cannot_be_awaited(model: Decoder) -> None:
     async def main() -> None:
         with pytest.raises(InputError, match="Read it with `for`"):
             await model.chat_stream(user("Hi."), max_new_tokens=2)

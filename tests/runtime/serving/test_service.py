@@ -148,7 +148,7 @@ def test_a_wrong_option_of_a_service_is_refused(model: Decoder, options: dict[st
 
 def test_parts_are_not_chosen_where_they_matter(tmp_path: Path) -> None:
     models = write_models(tmp_path)
-    with pytest.raises(InputError, match="chunk: expected 128, since"):
+    with pytest.raises(InputError, match="chunk must be 128"):
         models["int8-prefill"].serve(chunk=64)
     models["int8-prefill"].serve(chunk=64, mode="fast").close()
     models["int4"].serve(chunk=64).close()
@@ -166,7 +166,7 @@ def test_a_full_queue_answers_at_once_and_says_when_to_try_again(model: Decoder)
         gate = Gate(service)
         taken = [service.submit("abc", max_new_tokens=3) for _ in range(4)]
         begun_at = time.monotonic()
-        with pytest.raises(QueueFullError, match="at most 3 requests that wait") as caught:
+        with pytest.raises(QueueFullError, match="queue of 3") as caught:
             service.submit("abc", max_new_tokens=3)
         assert time.monotonic() - begun_at < 0.05
         assert caught.value.retry_after_s > 0
@@ -214,7 +214,7 @@ def test_a_cancelled_request_leaves_its_slot_and_disturbs_nobody(
                 max_new_tokens=20,
                 ignore_eos=True,
                 cancel=lambda: (
-                    len(ticket.text.tokens) == state
+                    len(ticket.sequence.tokens) == state
                     if isinstance(state, int)
                     else next(answers, True)
                 ),
@@ -250,7 +250,7 @@ def test_a_function_that_raises_ends_its_own_request_only(service: Service) -> N
         raise KeyError("no such thing")
 
     other = service.submit("abc", max_new_tokens=5, ignore_eos=True)
-    with pytest.raises(InputError, match="expected an answer, got KeyError"):
+    with pytest.raises(InputError, match="KeyError"):
         service.submit("abc", cancel=fail).completion()
     assert len(other.completion().tokens) == 5
 
@@ -263,9 +263,9 @@ def test_a_text_whose_logits_are_not_finite_fails_alone(tmp_path: Path) -> None:
     with poisoned.serve(slots=4) as service:
         sick = service.submit(f"ab{POISON}c", max_new_tokens=9)
         healthy = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)]
-        with pytest.raises(NumericError, match="expected finite logits"):
+        with pytest.raises(NumericError, match="overflow"):
             sick.completion()
-        with pytest.raises(NumericError, match="expected finite logits"):
+        with pytest.raises(NumericError, match="overflow"):
             list(sick)
         assert [len(ticket.completion().tokens) for ticket in healthy] == [9] * 5
 
@@ -320,7 +320,7 @@ def test_a_long_prompt_does_not_stop_texts_that_run(model: Decoder) -> None:
         long = service.submit(
             "a" * 1000,
             max_new_tokens=1,
-            cancel=lambda: short.text.finish_reason is not None,  # asked between its parts
+            cancel=lambda: short.sequence.finish_reason is not None,  # asked between its parts
         )
         assert len(short.completion().tokens) == 50
         assert long.completion().finish_reason == "cancelled"

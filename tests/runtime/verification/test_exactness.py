@@ -41,7 +41,7 @@ def test_rows_that_depend_on_the_batch_are_detected(
 
 
 def test_chunks_that_matter_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "parts_matter", property(lambda _: False))
+    monkeypatch.setattr(Engine, "depends_on_chunks", property(lambda _: False))
     report = exactness(tmp_path, "int8-prefill")
     assert report is not None
     assert report.different == ("parts",)

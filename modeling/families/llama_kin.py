@@ -1,0 +1,317 @@
+"""Families that are Llama but for a few values or parts.
+
+Seed-OSS (ByteDance 2025), CWM (Meta 2025), Ministral (Mistral AI 2024) and Ministral 3 (2025),
+InternLM 3 (Shanghai AI Laboratory 2025), IQuest-Coder (2026), ERNIE 4.5 (Baidu 2025), Helium
+(Kyutai 2025), Hunyuan (Tencent 2025), SmolLM3 (Bakouch et al. 2025).
+
+Phi 3 and 4-mini (Abdin et al. 2024) and GLM 4 (GLM Team 2024) have the gate and up in one matrix.
+Command R (Cohere 2024) and StableLM 2 (Bellagente et al. 2024) have layer norms.
+"""
+
+from dataclasses import replace
+
+from ortolan.modeling.config import DecoderConfig, NoPositions, RotaryPositions
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import llama
+from ortolan.modeling.families.decoder import DecoderFormat, Keys, altered, layer_norm, rms
+from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.layer_kinds import (
+    FULL,
+    SLIDING,
+    every,
+    layers_of,
+    one_window,
+    read_layer_kinds,
+    read_window,
+    windows_of,
+)
+from ortolan.modeling.families.llama import LLAMA
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.tables import (
+    NORM_1,
+    NORM_2,
+    QKV,
+    gate_up,
+    layer,
+    linear,
+    without,
+)
+from ortolan.modeling.weights import Table, Target
+
+
+def require_rope(hf: ConfigReader) -> None:
+    """Raise ConfigError if transformers would fall back to a scaling that is not read here."""
+    if not any(hf.nested(key) for key in ("rope_scaling", "rope_parameters")):
+        raise ConfigError(
+            f"{hf.name}: rope_parameters or rope_scaling is missing. "
+            "Copy it from the model's published config."
+        )
+
+
+def _cwm(hf: ConfigReader) -> DecoderConfig:
+    require_rope(hf)
+    kinds = read_layer_kinds(hf, [SLIDING if i % 4 else FULL for i in range(layers_of(hf))])
+    return DecoderFormat(
+        mlp_bias="mlp_bias",
+        head_dim=128,
+        windows=windows_of(kinds, read_window(hf, 8192)),
+        norm=rms(1e-5),
+        theta=1_000_000.0,
+    ).read(hf)
+
+
+def _ministral_windows(hf: ConfigReader) -> tuple[int | None, ...]:
+    window = read_window(hf, 4096)
+    default = [FULL if window is None else SLIDING] * layers_of(hf)
+    return windows_of(read_layer_kinds(hf, default), window)
+
+
+def _ministral3(hf: ConfigReader) -> DecoderConfig:
+    require_rope(hf)
+    rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
+    # A copy of the config's own.
+    rope.skip("max_position_embeddings")
+    config = DecoderFormat(head_dim=128, windows=one_window, norm=rms(1e-5), theta=1e6).read(hf)
+    if not rope.get("llama_4_scaling_beta", float, 0.0):
+        return config
+    # Queries of later tokens would be scaled, which no field says: end the context before them.
+    original = rope.size("original_max_position_embeddings")
+    return replace(config, context_length=min(config.context_length, original))
+
+
+def _internlm3(hf: ConfigReader) -> DecoderConfig:
+    return DecoderFormat(
+        bias=("attention_bias", hf.get("qkv_bias", bool, False)),
+        mlp_bias=("mlp_bias", hf.get("bias", bool, False)),
+        head_dim=128,
+        norm=rms(1e-5),
+    ).read(hf)
+
+
+def _iquestcoder(hf: ConfigReader) -> DecoderConfig:
+    hf.refuse("use_sliding_window")
+    return replace(LLAMA, head_dim=128, norm=rms(1e-5)).read(hf)
+
+
+def hunyuan(hf: ConfigReader) -> DecoderConfig:
+    """Hunyuan, without experts."""
+    hf.skip("eod_token_id", "im_start_id", "im_end_id", "im_newline_id", "mask_init_id", "pad_id")
+    hf.skip("text_start_id", "text_end_id", "org_vocab_size", "attention_head_dim")
+    hf.skip("cla_share_factor", "num_experts", "norm_type", "class_num", "dense_list", "pool_type")
+    hf.refuse("add_classification_head")
+    hf.require("use_qk_norm")
+    hf.require("use_rotary_pos_emb")
+    hf.refuse("use_cla")
+    return DecoderFormat(
+        bias="attention_bias",
+        query_key_norm=True,
+        attention={"norm_after_rotary": True},
+        norm=rms(1e-5),
+        positions=_hunyuan_positions(hf),
+    ).read(hf)
+
+
+def _hunyuan_positions(hf: ConfigReader) -> RotaryPositions | None:
+    """Positions whose base is raised by a power of `alpha`, whatever the length."""
+    rope = hf.nested("rope_scaling") or hf.nested("rope_parameters")
+    alpha = None if rope is None else rope.get("alpha", float, None)
+    kind = None if rope is None else rope.get("rope_type", str, None) or rope.get("type", str, None)
+    if rope is None or not alpha or kind != "dynamic":
+        return None
+    rope.skip("type", "factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim")
+    dim = hf.size("head_dim", hf.size("hidden_size") // hf.size("num_attention_heads"))
+    theta = rope.get("rope_theta", float, hf.get("rope_theta", float, 10_000.0))
+    return RotaryPositions(dim=dim, theta=theta * alpha ** (dim / (dim - 2)))
+
+
+HUNYUAN_WEIGHTS: Table = {
+    **llama.WEIGHTS,
+    **{
+        f"model.layers.{{}}.self_attn.{part}_layernorm.weight": Target(
+            f"blocks.{{}}.attention.{part}_norm.weight"
+        )
+        for part in ("query", "key")
+    },
+}
+
+
+def _smollm3(hf: ConfigReader) -> DecoderConfig:
+    """Llama without positions in every fourth layer."""
+    hf.skip("max_window_layers")
+    layers, period = layers_of(hf), hf.size("no_rope_layer_interval", 4)
+    rotated = hf.get("no_rope_layers", list, [int((i + 1) % period != 0) for i in range(layers)])
+    if len(rotated) < layers or not all(flag in (0, 1) for flag in rotated):
+        raise ConfigError(
+            f"{hf.name}: no_rope_layers must hold 0 or 1 for {layers} layers (got "
+            f"{rotated!r:.80}). Correct it."
+        )
+    window = hf.size("sliding_window", None)
+    used = hf.get("use_sliding_window", bool, False) and window is not None
+    default = [SLIDING if used and not flag else FULL for flag in rotated[:layers]]
+    return replace(
+        LLAMA,
+        windows=windows_of(read_layer_kinds(hf, default), window if used else None),
+        theta=2_000_000.0,
+        rotaries=[None if flag else NoPositions() for flag in rotated[:layers]],
+        tied=True,
+    ).read(hf)
+
+
+FUSED_WEIGHTS: Table = {
+    **without(llama.WEIGHTS, "gate_proj", "up_proj"),
+    "model.layers.{}.mlp.gate_up_proj.weight": gate_up("blocks.{}.feed_forward"),
+}
+
+_PHI3_WEIGHTS: Table = {
+    **without(FUSED_WEIGHTS, "q_proj", "k_proj", "v_proj"),
+    "model.layers.{}.self_attn.qkv_proj.weight": Target(f"blocks.{{}}.{QKV}.weight"),
+}
+
+_GLM4_WEIGHTS: Table = {
+    **FUSED_WEIGHTS,
+    "model.layers.{}.post_self_attn_layernorm.weight": Target(
+        "blocks.{}.attention_post_norm.weight"
+    ),
+    "model.layers.{}.post_mlp_layernorm.weight": Target("blocks.{}.feed_forward_post_norm.weight"),
+}
+
+
+def _phi3(hf: ConfigReader) -> DecoderConfig:
+    hf.refuse("lm_head_bias")
+    # Keys of the code that comes with the checkpoints, which nothing reads.
+    hf.skip("full_attn_mod", "interpolate_factor")
+    return DecoderFormat(windows=one_window, norm=rms(1e-5), fraction=1.0).read(hf)
+
+
+_GLM = DecoderFormat(
+    qkv_bias=("attention_bias", True),
+    head_dim=128,
+    norm=rms(1.5625e-7),
+    fraction=0.5,
+    interleaved=True,
+)
+
+_COHERE_WEIGHTS = without(llama.WEIGHTS, "post_attention")
+
+
+def _cohere(
+    hf: ConfigReader, theta: float = 500_000.0, windows: tuple[int | None, ...] | None = None
+) -> DecoderConfig:
+    """Attention and MLP in parallel after one layer norm."""
+    # What every model of the family has.
+    hf.require("use_parallel_block")
+    hf.require("use_gated_activation")
+    hf.require("use_embedding_sharing")
+    hf.refuse("use_qk_norm")
+    hf.skip("use_parallel_embedding", "position_embedding_type", "rotary_pct")
+    hf.skip("layer_switch", "order_of_interleaved_layers")
+    return DecoderFormat(
+        keys=Keys(eps="layer_norm_eps"),
+        bias="attention_bias",
+        windows=windows,
+        norm=layer_norm(1e-5, bias=False),
+        placement="parallel",
+        theta=theta,
+        fraction=1.0,
+        interleaved=True,
+        tied=True,
+        decoder={"head_scale": hf.get("logit_scale", float, 0.0625)},
+    ).read(hf)
+
+
+def _cohere2(hf: ConfigReader) -> DecoderConfig:
+    """Windows in most layers; the others have no positions."""
+    kinds = read_layer_kinds(hf, every(hf, hf.size("sliding_window_pattern", 4)))
+    windows = windows_of(kinds, read_window(hf, 4096))
+    config = _cohere(hf, theta=10_000.0, windows=windows)
+    return altered(config, rotaries=[None if window else NoPositions() for window in windows])
+
+
+_STABLELM_WEIGHTS: Table = {
+    **llama.WEIGHTS,
+    **layer("model.layers.{}.", {"input_layernorm": NORM_1, "post_attention_layernorm": NORM_2}),
+    **linear({"model.norm": "final_norm"}),
+}
+
+
+def _stablelm(hf: ConfigReader) -> DecoderConfig:
+    # A norm of its own for each head.
+    hf.refuse("qk_layernorm")
+    hf.skip("norm_eps", "rotary_scaling_factor")
+    parallel = hf.get("use_parallel_residual", bool, False)
+    return DecoderFormat(
+        keys=Keys(head_dim=None, eps="layer_norm_eps"),
+        qkv_bias="use_qkv_bias",
+        kv_heads=hf.size("num_key_value_heads"),
+        norm=layer_norm(1e-5),
+        placement="parallel" if parallel else "pre",
+        fraction=0.25,
+    ).read(hf)
+
+
+def _stablelm_hf_config(config: DecoderConfig) -> dict[str, object]:
+    block = config.blocks[0]
+    keys = llama.llama_keys(config, "StableLmForCausalLM")
+    # Its heads share the width.
+    del keys["head_dim"], keys["rms_norm_eps"]
+    return {
+        # Without this key another fraction is rotated.
+        "partial_rotary_factor": 1.0,
+        **keys,
+        "layer_norm_eps": block.norm.eps,
+        "use_qkv_bias": block.attention.qkv_bias,
+        "use_parallel_residual": block.parallel,
+    }
+
+
+FAMILIES: dict[str, Family[DecoderConfig]] = {
+    "seed_oss": Family(
+        config=DecoderFormat(
+            qkv_bias=("attention_bias", True),
+            out_bias="attention_out_bias",
+            mlp_bias="mlp_bias",
+            head_dim=128,
+        ).read,
+        weights=llama.WEIGHTS,
+    ),
+    "cwm": Family(config=_cwm, weights=llama.WEIGHTS),
+    "ministral": Family(
+        config=DecoderFormat(windows=_ministral_windows).read, weights=llama.WEIGHTS
+    ),
+    "ministral3": Family(config=_ministral3, weights=llama.WEIGHTS),
+    "internlm3": Family(config=_internlm3, weights=llama.WEIGHTS),
+    "iquestcoder": Family(config=_iquestcoder, weights=llama.WEIGHTS),
+    "ernie4_5": Family(
+        config=DecoderFormat(
+            bias="use_bias",
+            mlp_bias="use_bias",
+            head_dim=128,
+            norm=rms(1e-5),
+            theta=500_000.0,
+            fraction=1.0,
+            interleaved=True,
+            tied=True,
+        ).read,
+        weights=llama.WEIGHTS,
+    ),
+    "helium": Family(
+        config=DecoderFormat(
+            qkv_bias="attention_bias",
+            mlp_bias="mlp_bias",
+            head_dim=128,
+            norm=rms(1e-8),
+            theta=100_000.0,
+            fraction=1.0,
+            interleaved=True,
+        ).read,
+        weights=llama.WEIGHTS,
+    ),
+    "hunyuan_v1_dense": Family(config=hunyuan, weights=HUNYUAN_WEIGHTS),
+    "smollm3": Family(config=_smollm3, weights=llama.WEIGHTS),
+    "phi3": Family(config=_phi3, weights=_PHI3_WEIGHTS),
+    "glm": Family(config=_GLM.read, weights=FUSED_WEIGHTS),
+    "glm4": Family(config=replace(_GLM, placement="sandwich").read, weights=_GLM4_WEIGHTS),
+    "cohere": Family(config=_cohere, weights=_COHERE_WEIGHTS),
+    "cohere2": Family(config=_cohere2, weights=_COHERE_WEIGHTS),
+    "stablelm": Family(config=_stablelm, weights=_STABLELM_WEIGHTS, hf_config=_stablelm_hf_config),
+}

@@ -1,0 +1,90 @@
+"""A sequence while it is generated: the base of sampled sequences and beam searches."""
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.errors import OrtolanError
+from ortolan.runtime.generation.completion import Completion, FinishReason, Timings
+from ortolan.runtime.generation.request import Request
+
+__all__ = ["ActiveSequence"]
+
+
+class ActiveSequence(ABC):
+    """One request and what has been generated for it, in one row or in a row per beam.
+
+    Attributes:
+        next_tokens: newest token of each row, which the next call of the model reads.
+        finish_reason: `None` while the sequence is generated.
+        prefill_s: seconds spent on the prompt so far.
+        prefilled_tokens: tokens of the prompt whose states have been computed.
+        cached_tokens: tokens of the prompt whose states came from the prefix cache.
+        drafted_tokens: number of guesses, `accepted_tokens` of which were right.
+    """
+
+    next_tokens: Sequence[int]
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.finish_reason: FinishReason | None = None
+        self.prefill_s = 0.0
+        self.prefilled_tokens = self.cached_tokens = 0
+        self.drafted_tokens = self.accepted_tokens = 0
+        self._error: OrtolanError | None = None
+        self._started_at = self._first_at = self._last_at = time.monotonic()
+
+    @property
+    def forced(self) -> Sequence[int]:
+        """Tokens that must follow, whatever the logits; usually none."""
+        return ()
+
+    @property
+    def parents(self) -> Sequence[int]:
+        """For each row, the row that it continues."""
+        return (0,)
+
+    @abstractmethod
+    def advance(self, logits: NDArray[np.float32]) -> None:
+        """Choose the next token from logits `(V,)`; `(G, V)` in a search with G beams."""
+
+    @abstractmethod
+    def completion(self) -> Completion:
+        """The result; raises the error that ended the sequence, if any."""
+
+    def finish(self, reason: FinishReason) -> None:
+        """End the sequence, unless it has ended."""
+        self.finish_reason = self.finish_reason or reason
+
+    def fail(self, error: OrtolanError) -> None:
+        """End the sequence with an error, which `completion` raises."""
+        self._error = error
+        self.finish("cancelled")
+
+    def _tick(self, new_tokens: int) -> None:
+        """Note the time of the newest token."""
+        self._last_at = time.monotonic()
+        if new_tokens == 1:
+            self._first_at = self._last_at
+
+    def _timings(self, new_tokens: int) -> Timings:
+        prompt_tokens, decode_s = self.request.prompt_tokens, self._last_at - self._first_at
+        return Timings(
+            prompt_tokens=prompt_tokens,
+            new_tokens=new_tokens,
+            prefill_s=self.prefill_s,
+            decode_s=decode_s,
+            time_to_first_token_s=self._first_at - self._started_at,
+            tokens_per_second=_rate(new_tokens - 1, decode_s),
+            prefill_tokens_per_second=_rate(prompt_tokens - self.cached_tokens, self.prefill_s),
+            cached_tokens=self.cached_tokens,
+            drafted_tokens=self.drafted_tokens,
+            accepted_tokens=self.accepted_tokens,
+        )
+
+
+def _rate(count: int, seconds: float) -> float:
+    return count / seconds if count > 0 and seconds > 0 else 0.0

@@ -1,0 +1,98 @@
+"""Record the output that documents show after their commands.
+
+    python scripts/record_output.py README.md
+
+In a document, a `sh` block that is followed by a `text` block shows commands and the output of the
+last one. This script runs the commands and rewrites the `text` block.
+tests/end_to_end/test_docs.py checks that what is shown is what they print, except for numbers.
+"""
+
+import argparse
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+STAND_INS = ROOT / "tests" / "end_to_end" / "stand_ins"
+"""Packages that a guide uses and no test installs."""
+
+SHOWN = re.compile(r"^```sh\n(?P<commands>.*?)^```\n\n```text\n(?P<output>.*?)^```$", re.M | re.S)
+
+_PROGRESS = re.compile(r"\w+: .* so far")
+"""Lines on stderr of a command that takes long."""
+
+Execute = Callable[[list[str], Path], str]
+
+
+def commands(block: str) -> Iterator[list[str]]:
+    """The words of each command of a `sh` block."""
+    for line in block.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            yield [Path(words[0]).name, *words[1:]]
+
+
+def workspace(folder: Path) -> Path:
+    """Prepare a folder in which the paths of documents exist."""
+    shutil.copytree(ROOT / "models", folder / "models")
+    return folder
+
+
+def execute(words: list[str], folder: Path) -> str:
+    """Run a command of a document with this checkout; return stdout, then stderr.
+
+    Raises:
+        RuntimeError: the command fails.
+    """
+    name, *arguments = words
+    program = ["-m", "ortolan"] if name == "ortolan" else []
+    done = subprocess.run(
+        [sys.executable, *program, *arguments],
+        cwd=folder,
+        env={
+            "PYTHONPATH": f"{ROOT / 'src'}:{STAND_INS}",
+            "PATH": "/usr/bin:/bin",
+            "XDG_STATE_HOME": str(folder / "state"),  # not the user's own
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode != 0:
+        raise RuntimeError(f"{shlex.join(words)}: {done.stderr}")
+    said = [line for line in done.stderr.splitlines() if not _PROGRESS.fullmatch(line)]
+    lines = [*done.stdout.strip("\n").splitlines(), *said]
+    return "".join(f"{line.rstrip()}\n" for line in lines)
+
+
+def without_numbers(text: str) -> str:
+    """Mask numbers: timings and small differences between processors."""
+    return re.sub(r"\d[\d.,]*(e[+-]?\d+)?", "#", text)
+
+
+def recorded(text: str, folder: Path) -> str:
+    """A document with the output that its commands print now."""
+
+    def replaced(match: re.Match[str]) -> str:
+        *_, output = [execute(words, folder) for words in commands(match["commands"])]
+        return f"```sh\n{match['commands']}```\n\n```text\n{output}```"
+
+    return SHOWN.sub(replaced, text)
+
+
+def main() -> None:
+    """Rewrite the documents that the command line names."""
+    parser = argparse.ArgumentParser(description="Record the output that documents show.")
+    parser.add_argument("documents", nargs="+", type=Path)
+    for document in parser.parse_args().documents:
+        with tempfile.TemporaryDirectory() as folder:
+            document.write_text(recorded(document.read_text(), workspace(Path(folder))))
+
+
+if __name__ == "__main__":
+    main()

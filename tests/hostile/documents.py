@@ -1,0 +1,135 @@
+"""Changes to JSON documents and bytes."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from random import Random
+from typing import Any
+
+from tests.nonsense import FLOATS, INTEGERS, STRINGS
+
+__all__ = ["change_document", "flip_bytes", "logarithmic"]
+
+_TWICE, _DEEP = "@twice@", "@deep@"
+
+
+def logarithmic(random: Random, most: int) -> int:
+    """Return a number from 1 to `most`, with all magnitudes equally likely."""
+    return round(math.pow(most, random.random()))
+
+
+def flip_bytes(random: Random, data: bytes, *, most: int = 8) -> tuple[bytes, str]:
+    """Change a few bytes in place."""
+    changed = bytearray(data)
+    places = sorted(random.randrange(len(data)) for _ in range(random.randint(1, most)) if data)
+    for place in places:
+        changed[place] ^= random.randint(1, 255)
+    return bytes(changed), f"bytes {places} of {len(data)} flipped"
+
+
+def change_document(random: Random, data: bytes) -> tuple[bytes, str]:
+    """Replace, remove, nest, repeat or rename one value of a JSON document."""
+    document = json.loads(data)
+    parent, key = _place(random, document)
+    path = f"{key!r} of {str(parent)[:60]}"
+    if parent is None:
+        return b"[]", "document replaced"
+    change = random.choice(_CHANGES if isinstance(parent, dict) else _CHANGES[:5])
+    summary = change(random, parent, key)
+    return _written(document), f"{path}: {summary}"
+
+
+def _place(random: Random, document: Any) -> tuple[Any, Any]:
+    """Return a container and a key, by walking down, so that all depths are likely."""
+    parent, key, value = None, None, document
+    while isinstance(value, dict | list) and value and (parent is None or random.random() < 0.8):
+        keys: Sequence[Any] = list(value) if isinstance(value, dict) else range(len(value))
+        parent, key = value, random.choice(keys)
+        value = parent[key]
+    return parent, key
+
+
+def _replaced(random: Random, parent: Any, key: Any) -> str:
+    """Replace by another value of the same type."""
+    parent[key] = _like(random, parent[key])
+    return f"now {parent[key]!r:.60}"
+
+
+def _retyped(random: Random, parent: Any, key: Any) -> str:
+    values: tuple[Any, ...] = (
+        None,
+        True,
+        False,
+        [],
+        {},
+        random.choice(STRINGS),
+        random.choice(INTEGERS),
+        0.5,
+        2**80,
+    )
+    parent[key] = random.choice([*values, random.choice(FLOATS), [parent[key]], {"a": parent[key]}])
+    return f"now {parent[key]!r:.60}"
+
+
+def _removed(random: Random, parent: Any, key: Any) -> str:
+    del parent[key]
+    return "removed"
+
+
+def _nested(random: Random, parent: Any, key: Any) -> str:
+    depth = logarithmic(random, 200_000)
+    parent[key] = f"{_DEEP}{depth}"
+    return f"{depth} lists deep"
+
+
+def _multiplied(random: Random, parent: Any, key: Any) -> str:
+    """Repeat a text or list, or make a list of equal values."""
+    value, count = parent[key], logarithmic(random, 5000)
+    parent[key] = value * count if isinstance(value, str | list) else [value] * count
+    return f"{count} times"
+
+
+def _twice(random: Random, parent: Any, key: Any) -> str:
+    parent[f"{key}{_TWICE}"] = random.choice([parent[key], _like(random, parent[key])])
+    return "duplicate key"
+
+
+def _renamed(random: Random, parent: Any, key: Any) -> str:
+    new = random.choice([*STRINGS, f"{key}_", f"{key}".upper()])
+    parent[new] = parent.pop(key)
+    return f"renamed to {new!r:.40}"
+
+
+_Change = Callable[[Random, Any, Any], str]
+
+_CHANGES: tuple[_Change, ...] = (
+    *(_replaced, _retyped, _removed, _multiplied, _nested),
+    *(_replaced, _retyped, _removed, _twice, _renamed),
+)
+"""The first five also work in lists."""
+
+
+def _like(random: Random, value: Any) -> Any:
+    match value:
+        case bool():
+            return not value
+        case int():
+            return random.choice([*INTEGERS, value + 1, value - 1, 2 * value, -value])
+        case float():
+            return random.choice([*FLOATS, value * 10, -value])
+        case str():
+            return random.choice([*STRINGS, value + "x", value[:-1], value[1:], value.upper()])
+        case list():
+            return random.sample(value, len(value)) + random.choices(value, k=bool(value))
+        case dict():
+            return dict(random.sample(list(value.items()), len(value) // 2))
+    return random.choice([0, "", [], {}])
+
+
+def _written(document: Any) -> bytes:
+    text = json.dumps(document).replace(_TWICE, "")
+    before, mark, after = text.partition(f'"{_DEEP}')
+    if mark:
+        depth, _, after = after.partition('"')
+        text = before + "[" * int(depth) + "]" * int(depth) + after
+    return text.encode()

@@ -1,0 +1,37 @@
+"""A tiny decoder with a chat template."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from tests.runtime.tiny_decoder import CONTEXT, tokenizer_json, write_bundle
+
+from ortolan.runtime import Decoder, load
+from ortolan.runtime.bundle.manifest import Tokens
+
+TEMPLATE = (
+    "{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<bos>a:{% endif %}"
+    "{% if tools %}{# <tool_call> </think> #}{% endif %}"
+)
+USER = {"role": "user", "content": "Hi."}
+BOS, EOS = 95, 96
+
+
+def chat_model(
+    folder: Path,
+    others: dict[str, bytes] | None = None,
+    *,
+    tokens: Tokens | None = None,
+    context_length: int = CONTEXT,
+    special: Sequence[str] = ("<bos>", "<eos>"),
+) -> Decoder:
+    """Write a bundle and load it; `others` are files in place of the template."""
+    files = {"chat_template.jinja": TEMPLATE.encode()} if others is None else others
+    bundle = write_bundle(
+        folder / "bundle",
+        tokenizer=tokenizer_json(special),
+        tokens=Tokens(eos=(EOS,)) if tokens is None else tokens,
+        others=files,
+        context_length=context_length,
+    )
+    return load(bundle.path, Decoder)
