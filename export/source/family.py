@@ -19,12 +19,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
-from ortolan.export.trace.attention_maps import (
-    map_names,
-    trace_decoder_maps,
-    trace_encoder_decoder_maps,
-    trace_encoder_maps,
-)
+from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import trace_encoder
 from ortolan.export.trace.encoder_decoder import (
@@ -70,10 +65,10 @@ from ortolan.runtime.bundle.manifest import (
 Tracer = Callable[..., ir.Model]
 
 TRACERS: Mapping[str, Mapping[str, Tracer]] = {
-    "decoder": {MAPS_ROLE: trace_decoder_maps, **dict.fromkeys(STEPPED, trace_decoder)},
-    "encoder": {MAPS_ROLE: trace_encoder_maps, ENCODER: trace_encoder},
+    "decoder": {MAPS_ROLE: trace_attention_maps, **dict.fromkeys(STEPPED, trace_decoder)},
+    "encoder": {MAPS_ROLE: trace_attention_maps, ENCODER: trace_encoder},
     "encoder-decoder": {
-        MAPS_ROLE: trace_encoder_decoder_maps,
+        MAPS_ROLE: trace_attention_maps,
         ENCODER: trace_source_encoder,
         **dict.fromkeys(STEPPED, trace_target_decoder),
     },

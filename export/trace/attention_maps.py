@@ -19,9 +19,7 @@ from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import (
     AttentionConfig,
-    DecoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
+    ModelConfig,
     RecurrentConfig,
     StackConfig,
 )
@@ -75,53 +73,38 @@ class _ImageDecoderMaps(Entry):
         return attention_maps(model, as_input(model.encoder, pixels), None, target_ids)
 
 
-def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the maps of a decoder.
+def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace the attention maps of a model.
 
     Args:
         config: the model.
         dtype: of weights and activations; maps are always float32.
     """
-
-    def signature(config: DecoderConfig) -> Signature:
-        # One sequence: without lengths, padding could not be told apart.
-        ids = torch.zeros(1, 3, dtype=torch.int64)
-        outputs = map_names(sides_of(config))
-        return Signature(arguments=(ids,), axes=({1: "sequence"},), inputs=(IDS,), outputs=outputs)
-
-    return trace(config, dtype, _DecoderMaps, signature)
+    sides = sides_of(config)
+    entry: type[Entry] = _DecoderMaps
+    if sides.encoder is not None:
+        entry = _EncoderDecoderMaps if sides.patches is None else _ImageDecoderMaps
+        entry = _EncoderMaps if sides.decoder is None else entry
+    return trace(config, dtype, entry, _signature)
 
 
-def trace_encoder_maps(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the maps of an encoder; see `trace_decoder_maps`."""
-
-    def signature(config: EncoderConfig) -> Signature:
-        arguments, axes = source_example(config, "batch", "tokens")
-        return Signature(
-            arguments=arguments,
-            axes=axes,
-            inputs=source_inputs(config),
-            outputs=map_names(sides_of(config)),
-        )
-
-    return trace(config, dtype, _EncoderMaps, signature)
-
-
-def trace_encoder_decoder_maps(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the maps of an encoder-decoder; see `trace_decoder_maps`."""
-
-    def signature(config: EncoderDecoderConfig) -> Signature:
-        ids = torch.zeros(2, 3, dtype=torch.int64)
-        arguments, axes = source_example(config.encoder, "batch", "source")
-        return Signature(
-            arguments=(*arguments, ids),
-            axes=(*axes, {0: "batch", 1: "sequence"}),
-            inputs=(*source_inputs(config.encoder), TARGET_IDS),
-            outputs=map_names(sides_of(config)),
-        )
-
-    entry = _EncoderDecoderMaps if sides_of(config).patches is None else _ImageDecoderMaps
-    return trace(config, dtype, entry, signature)
+def _signature(config: ModelConfig) -> Signature:
+    """From whole sources and targets to maps."""
+    sides = sides_of(config)
+    arguments: tuple[object, ...] = ()
+    axes: tuple[object, ...] = ()
+    inputs: tuple[str, ...] = ()
+    if sides.encoder is not None:
+        tokens = "tokens" if sides.decoder is None else "source"
+        arguments, axes = source_example(sides.encoder, "batch", tokens)
+        inputs = source_inputs(sides.encoder)
+    if sides.decoder is not None:
+        # Without an encoder, a single sequence: there are no lengths to tell padding by.
+        rows, axis, name = (1, {}, IDS) if sides.encoder is None else (2, {0: "batch"}, TARGET_IDS)
+        arguments = (*arguments, torch.zeros(rows, 3, dtype=torch.int64))
+        axes = (*axes, {**axis, 1: "sequence"})
+        inputs = (*inputs, name)
+    return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=map_names(sides))
 
 
 def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:

@@ -33,14 +33,13 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_module_and_its_checkpoint_give_the_same_weights_file(
+def test_module_and_its_checkpoint_have_the_same_weights_file(
     exported: Export, tmp_path: Path
 ) -> None:
     read = exported("llama")
     live = ortolan.export(read.module, tmp_path / "live")
     assert live.manifest.weights == read.bundle.manifest.weights
     assert live.read("decoder.onnx") == read.bundle.read("decoder.onnx")
-    # The reference is another: without a tokenizer the probes are random.
     assert live.manifest.provenance.model_type == "llama"
 
 
@@ -50,14 +49,14 @@ def test_a_chat_template_in_the_config_of_the_tokenizer_is_copied(folder: Path) 
     assert opened(folder).companions[config.name] == config
 
 
-def test_companions_are_copied_as_they_are(exported: Export, checkpoint: Path) -> None:
+def test_companions_are_copied_unchanged(exported: Export, checkpoint: Path) -> None:
     bundle = exported("llama").bundle
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         assert bundle.read(name) == (checkpoint / name).read_bytes()
     assert bundle.manifest.tokenizer == "tokenizer.json"
 
 
-def test_module_takes_nothing_along(exported: Export) -> None:
+def test_a_live_module_has_no_companions(exported: Export) -> None:
     bundle = exported("post-norm").bundle
     names = {file.name for file in bundle.manifest.files}
     assert names == {
@@ -69,9 +68,7 @@ def test_module_takes_nothing_along(exported: Export) -> None:
     assert bundle.manifest.tokenizer is None
 
 
-def test_tokenizer_that_is_given_takes_the_place_of_the_checkpoints_own(
-    checkpoint: Path, tmp_path: Path
-) -> None:
+def test_another_tokenizer_replaces_the_checkpoints_own(checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
     tiny_models.tokenizer().save(str(other))
     source = open_exportable(checkpoint, tokenizer=other, max_context=None)
@@ -114,7 +111,7 @@ def test_context_can_be_shortened_but_not_lengthened(folder: Path) -> None:
         opened(folder, max_context=601)
 
 
-def test_stretched_positions_are_those_of_the_context_that_was_asked_for() -> None:
+def test_stretched_positions_are_those_of_the_chosen_context() -> None:
     module = tiny_models.decoder(tiny_models.qwen2())
     own, longer = (
         open_exportable(module, tokenizer=None, max_context=context).tables["rotary_cos"].numpy()
@@ -124,7 +121,7 @@ def test_stretched_positions_are_those_of_the_context_that_was_asked_for() -> No
     assert np.abs(own - longer[:200]).max() > 0.1
 
 
-def test_folder_that_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:
+def test_folder_without_a_checkpoint_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError):
         opened(tmp_path)
 

@@ -73,14 +73,14 @@ def vit(tmp_path: Path) -> Path:
         (EmbeddingHead(pooling=("first",)), Output(kind="embedding", size=24)),
     ],
 )
-def test_encoder_says_what_it_takes_and_gives(head: Any, gives: Output) -> None:
+def test_inputs_and_outputs_of_an_encoder(head: Any, gives: Output) -> None:
     source = source_of(encoder_config(head=head))
     assert (source.kind, source.gives) == ("encoder", gives)
     assert source.takes == TextSource(max_tokens=20)
     assert (source.vocab_size, source.context_length) == (97, 20)
 
 
-def test_a_sentence_folder_says_how_long_texts_are_and_its_prompts(tmp_path: Path) -> None:
+def test_a_sentence_folder_has_a_length_and_prompts(tmp_path: Path) -> None:
     tiny_encoders.ENCODERS["bert"].reference().save_pretrained(tmp_path)
     write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean", "last")), 32)
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 30}')
@@ -97,7 +97,7 @@ def test_a_sentence_folder_says_how_long_texts_are_and_its_prompts(tmp_path: Pat
     assert opened(tmp_path).context_length == 40
 
 
-def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None:
+def test_image_encoder_has_no_vocabulary_and_a_vit_s_defaults() -> None:
     source = source_of(image_config(channels=1))
     half = (0.5,)
     expected = ImageSource(
@@ -107,7 +107,7 @@ def test_encoder_of_images_has_no_vocabulary_and_takes_what_a_vit_does() -> None
     assert (source.vocab_size, source.context_length) == (1, 7)
 
 
-def test_tables_of_both_sides_go_by_the_names_in_the_module() -> None:
+def test_tables_of_both_sides_have_their_names_in_the_module() -> None:
     config = seq2seq_config(SinusoidalPositions())
     module = module_of(config)
     source = open_exportable(module, tokenizer=None, max_context=17)
@@ -123,7 +123,7 @@ def test_tables_of_both_sides_go_by_the_names_in_the_module() -> None:
     ) == (97, 97, 17)
 
 
-def test_two_vocabularies_are_told_apart_and_a_tokenizer_fits_the_smaller(tmp_path: Path) -> None:
+def test_a_tokenizer_fits_the_smaller_of_two_vocabularies(tmp_path: Path) -> None:
     tiny_encoders.SEQ2SEQ["marian-two-vocabularies"].reference().save_pretrained(tmp_path)
     source = opened(tmp_path)
     assert (source.vocab_size, source.source_vocab_size) == (89, 97)
@@ -155,7 +155,7 @@ def test_context_of_images_cannot_be_shortened() -> None:
         open_exportable(module_of(image_config()), tokenizer=None, max_context=5)
 
 
-def test_companions_are_those_that_the_kind_has_a_use_for(bart: Path, tmp_path: Path) -> None:
+def test_companions_depend_on_the_kind(bart: Path, tmp_path: Path) -> None:
     write_json(bart / "generation_config.json", num_beams=4)
     (bart / "chat_template.jinja").write_text("")
     assert opened(bart).companions.keys() == {
