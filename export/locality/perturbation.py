@@ -54,9 +54,9 @@ class _FixedState(CutState):
         seen = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
         return self._output("extend", [x], x), seen.tril()
 
-    def _output(self, call: str, taken: Sequence[Tensor], like: Tensor) -> Tensor:
-        token_axis = CALLS[call].taken[1] or 1
-        self.taken += [part.transpose(1, token_axis) for part in taken[:3]]
+    def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
+        token_axis = CALLS[call].inputs[1] or 1
+        self.taken += [part.transpose(1, token_axis) for part in inputs[:3]]
         return torch.randn(like.shape, generator=self._random).to(like)
 
 

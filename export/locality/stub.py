@@ -39,25 +39,25 @@ _LIBRARIES = [
 
 _LIBRARY = torch.library.Library("ortolan", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "state_call(Tensor[] taken, SymInt[] shape, ScalarType dtype, str call) -> Tensor"
+    "state_call(Tensor[] inputs, SymInt[] shape, ScalarType dtype, str call) -> Tensor"
 )
 
 
 @torch.library.register_fake("ortolan::state_call", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _fake(taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
-    return taken[0].new_empty(tuple(shape), dtype=dtype)
+def _fake(inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
+    return inputs[0].new_empty(tuple(shape), dtype=dtype)
 
 
 class Call(NamedTuple):
     """Axes of rows and of tokens in the tensors of a state's call; None if there is none.
 
     Attributes:
-        taken: of every input.
-        given: of the output.
+        inputs: of every input.
+        output: of the output.
     """
 
-    taken: tuple[int, int | None]
-    given: tuple[int, int | None]
+    inputs: tuple[int, int | None]
+    output: tuple[int, int | None]
 
 
 CALLS = {
@@ -75,10 +75,10 @@ CALLS = {
 
 
 def state_call(
-    taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str
+    inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str
 ) -> Tensor:
     """An opaque node: of its output only the shape is known."""
-    out: Tensor = torch.ops.ortolan.state_call(list(taken), list(shape), dtype, call)
+    out: Tensor = torch.ops.ortolan.state_call(list(inputs), list(shape), dtype, call)
     return out
 
 
@@ -125,7 +125,7 @@ class CutState(State):
         return self._output("attend", [query_BSX], query_BSX)
 
     @abstractmethod
-    def _output(self, call: str, taken: Sequence[Tensor], like: Tensor) -> Tensor:
+    def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
         """Take the inputs of a call in `CALLS`; return numbers of the shape of `like`."""
 
 
@@ -159,8 +159,8 @@ class StubState(CutState):
         vectors = state_call([x], [rows, so_far, width], x.dtype, f"extend {name}")
         return vectors, state_call([x], [rows, tokens, so_far], torch.bool, "seen")
 
-    def _output(self, call: str, taken: Sequence[Tensor], like: Tensor) -> Tensor:
-        return state_call(taken, like.shape, like.dtype, call)
+    def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
+        return state_call(inputs, like.shape, like.dtype, call)
 
 
 class _Annotated(TorchFunctionMode):

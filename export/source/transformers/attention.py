@@ -21,29 +21,13 @@ NAME = "ortolan"
 """Name of this attention in transformers."""
 
 INERT = frozenset(
-    (
-        "cache_position",
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "cumulative_seqlens_k",
-        "cumulative_seqlens_q",
-        "dropout",
-        "is_causal",
-        "labels",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "max_seqlen_k",
-        "max_seqlen_q",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_ids",
-        "return_dict",
-        "token_type_ids",
-        "use_cache",
-    )
+    {
+        *("cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cumulative_seqlens_k"),
+        *("cumulative_seqlens_q", "dropout", "is_causal", "labels", "logits_to_keep"),
+        *("max_length_k", "max_length_q", "max_seqlen_k", "max_seqlen_q", "output_attentions"),
+        *("output_hidden_states", "output_router_logits", "past_key_values", "position_ids"),
+        *("return_dict", "token_type_ids", "use_cache"),
+    }
 )
 """Arguments that change no score."""
 

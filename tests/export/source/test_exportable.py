@@ -107,7 +107,7 @@ def test_hash_of_a_module_covers_its_config_and_every_weight(dtype: torch.dtype)
 def test_context_can_be_shortened_but_not_lengthened(folder: Path) -> None:
     assert opened(folder, max_context=50).context_length == 50
     assert len(opened(folder, max_context=50).tables["rotary_cos"]) == 50
-    with pytest.raises(ConfigError, match="max_context: expected 1 to 600"):
+    with pytest.raises(ConfigError, match="max_context.*600"):
         opened(folder, max_context=601)
 
 
@@ -131,7 +131,7 @@ def test_keys_that_were_accepted_and_ignored_are_in_the_manifest(
 ) -> None:
     change(folder / "config.json", strange=1, unsloth_fixed=True)
     options = ExportOptions(accept_unknown=("strange",))
-    with pytest.raises(ConfigError, match="is known, got strange"):
+    with pytest.raises(ConfigError, match="strange"):
         opened(folder)
     provenance = ortolan.export(folder, tmp_path / "out", options=options).manifest.provenance
     assert provenance.accepted_keys == ("strange",)
