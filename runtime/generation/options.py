@@ -211,6 +211,7 @@ def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:
     Raises:
         InputError: an option is invalid, or combines a beam search with sampling options.
     """
+    refuse_unknown("options", options, BeamOptions.__optional_keys__)
     own = BeamOptions.__optional_keys__ - Options.__optional_keys__
     others: Any = {name: value for name, value in options.items() if name not in own}
     beams = checked_count("beams", options.get("beams", 1), most=MAX_BEAMS)
@@ -230,7 +231,7 @@ def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:
     checked_count("n_best", chosen.n_best, most=beams)
     for name, value in others.items():
         is_empty = value is None or value is False or (isinstance(value, Sized) and not len(value))
-        if name in Options.__optional_keys__ - {"max_new_tokens", "cancel"} and not is_empty:
+        if name not in ("max_new_tokens", "cancel") and not is_empty:
             raise InputError(
                 f"{name} does not apply to a beam search, which finds the most probable sequence. "
                 "Leave it out, or set beams to 1."
