@@ -262,11 +262,8 @@ def test_equal_seeds_give_the_tokens_of_plain_formulas(
 # --- each step ------------------------------------------------------------------------------
 
 
-def test_repetition_penalty_divides_positive_and_multiplies_negative() -> None:
+def test_penalties_follow_their_formulas() -> None:
     assert penalize_repetition(row(4, -4, 0), 2.0).tolist() == [2, -8, 0]
-
-
-def test_counted_penalties_follow_the_formula_of_openai() -> None:
     penalized = penalize_counts(row(1, 1, 1), row(0, 1, 3), presence=0.5, frequency=0.25)
     assert penalized.tolist() == [1, 0.25, -0.25]
 
@@ -296,19 +293,21 @@ def test_penalties_see_more_distinct_tokens_than_fit_at_first() -> None:
     assert drawn == list(range(size - 1, 0, -1))
 
 
-def test_top_k_keeps_the_highest_and_what_equals_the_last() -> None:
-    assert keep_top_k(row(1, 3, 2, 3), 1).tolist() == [1, 3]
-    assert keep_top_k(row(1, 3, 2, 3), 3).tolist() == [1, 2, 3]
-    assert keep_top_k(row(1, 3, 2, 3), 4).tolist() == [0, 1, 2, 3]
+def test_top_k_keeps_the_highest_and_ties_with_the_last() -> None:
+    for top_k, expected in ((1, [1, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3])):
+        assert keep_top_k(row(1, 3, 2, 3), top_k).tolist() == expected
 
 
-def test_top_p_keeps_the_fewest_that_reach_the_share_and_the_first_of_equals() -> None:
+def test_top_p_keeps_the_fewest_that_reach_the_share_and_the_first_of_ties() -> None:
     weights = np.array([0.2, 0.5, 0.2, 0.1])
-    assert keep_top_p(weights, 0.5).tolist() == [1]
-    assert keep_top_p(weights, 0.51).tolist() == [0, 1]
-    assert keep_top_p(weights, 0.7001).tolist() == [0, 1, 2]
-    assert keep_top_p(weights, 0.95).tolist() == [0, 1, 2, 3]
-    assert keep_top_p(weights, 1e-300).tolist() == [1]
+    for top_p, expected in (
+        (0.5, [1]),
+        (0.51, [0, 1]),
+        (0.7001, [0, 1, 2]),
+        (0.95, [0, 1, 2, 3]),
+        (1e-300, [1]),
+    ):
+        assert keep_top_p(weights, top_p).tolist() == expected
     assert keep_top_p(np.ones(3), 1e-20).tolist() == [0]
 
 
@@ -327,7 +326,7 @@ def test_top_p_law(weights: NDArray[np.float64], top_p: float) -> None:
     assert left.size == 0 or left.max() <= weights[kept].min()
 
 
-def test_min_p_keeps_what_reaches_a_share_of_the_highest() -> None:
+def test_min_p_keeps_weights_relative_to_the_highest() -> None:
     assert keep_min_p(np.array([1.0, 0.5, 0.49, 0.0]), 0.5).tolist() == [0, 1]
     assert keep_min_p(np.array([1.0, 0.5, 1.0]), 1.0).tolist() == [0, 2]
 
@@ -411,16 +410,12 @@ def test_pick_never_takes_a_weight_of_zero() -> None:
     assert [_pick(weights, uniform) for uniform in (0.0, 0.4999, 0.5, 1 - 2**-53)] == [1, 1, 3, 3]
 
 
-def test_draws_of_a_seed_are_those_of_pcg64() -> None:
+def test_draws_of_a_seed_are_those_of_pcg64_on_every_platform() -> None:
     # a flat row of 1000: the token is the uniform number in thousandths
     flat = np.zeros(1000, np.float32)
     made = Sampler(Sampling(temperature=1.0, seed=42), 1000)
     uniforms = np.random.Generator(np.random.PCG64(42)).random(200)
     assert [made.next(flat) for _ in range(200)] == np.floor(uniforms * 1000).astype(int).tolist()
-
-
-def test_draws_of_a_seed_are_these_on_every_platform() -> None:
-    flat = np.zeros(1000, np.float32)
     made = Sampler(Sampling(temperature=1.0, seed=0), 1000)
     assert [made.next(flat) for _ in range(8)] == [636, 269, 40, 16, 813, 912, 606, 729]
 
@@ -434,16 +429,11 @@ def test_draws_without_a_seed_differ() -> None:
 # --- greedy ---------------------------------------------------------------------------------
 
 
-def test_greedy_takes_the_lowest_id_of_equals() -> None:
-    made = Sampler(Sampling(), 4)
-    assert made.next(row(1, 5, 5, 5)) == 1
-    assert type(made.next(row(1, 5, 5, 5))) is int
-
-
-def test_greedy_is_not_changed_by_filters_and_seed() -> None:
-    logits = row(1, 5, 4, 5)
+def test_greedy_takes_the_lowest_id_of_ties_whatever_the_filters() -> None:
     filtered = Sampling(top_k=1, top_p=0.01, min_p=1.0, seed=3)
-    assert Sampler(filtered, 4).next(logits) == Sampler(Sampling(), 4).next(logits) == 1
+    for sampling in (Sampling(), filtered):
+        token = Sampler(sampling, 4).next(row(1, 5, 5, 5))
+        assert (token, type(token)) == (1, int)
 
 
 def test_greedy_without_penalties_makes_no_copy_and_keeps_no_count() -> None:
