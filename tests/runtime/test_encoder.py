@@ -173,9 +173,9 @@ def test_a_missing_prompt_is_an_error(tmp_path: Path, tiny: dict[str, TinyEncode
 
 @given(st.lists(st.integers(1, 600), max_size=200))
 def test_batches_hold_every_index_once_and_keep_to_their_bounds(lengths: list[int]) -> None:
-    found = list(batches(lengths))
-    assert sorted(index for batch in found for index in batch) == list(range(len(lengths)))
-    for batch in found:
+    results = list(batches(lengths))
+    assert sorted(index for batch in results for index in batch) == list(range(len(lengths)))
+    for batch in results:
         sizes = [lengths[index] for index in batch]
         assert len(batch) <= encoders.MAX_BATCH_ROWS
         assert len(batch) * max(sizes) <= encoders.MAX_BATCH_TOKENS
@@ -236,9 +236,7 @@ def test_empty_text_is_rejected(tiny: dict[str, TinyEncoder], empty: str) -> Non
 
 
 @pytest.mark.parametrize("wrong", [[[]], [[VOCABULARY]], [[-1]], [[1.5]], [None], 5, [{"a": 1}]])
-def test_what_is_neither_text_nor_ids_is_rejected(
-    tiny: dict[str, TinyEncoder], wrong: Any
-) -> None:
+def test_what_is_neither_text_nor_ids_is_rejected(tiny: dict[str, TinyEncoder], wrong: Any) -> None:
     with pytest.raises(InputError):
         load(tiny["labels"].path).classify(wrong)
 
@@ -286,9 +284,9 @@ def test_output_that_is_not_finite_names_the_input(tmp_path: Path) -> None:
 
 def test_repeated_labels_get_a_number(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "twice", labels=("crane", "no", "crane")).path
-    found = load(path).classify("a")[0]
-    assert set(found.probabilities) == {"crane (0)", "no", "crane (2)"}
-    assert_close(sum(found.probabilities.values()), 1)
+    results = load(path).classify("a")[0]
+    assert set(results.probabilities) == {"crane (0)", "no", "crane (2)"}
+    assert_close(sum(results.probabilities.values()), 1)
 
 
 @pytest.mark.parametrize("kind", ["labels", "embedding", "states"])
@@ -330,8 +328,8 @@ def test_images_are_preprocessed_and_classified(tmp_path: Path) -> None:
     shape = (tiny_encoder.HEIGHT, tiny_encoder.WIDTH_PIXELS, 3)
     random = np.random.default_rng(1)
     images = [random.integers(0, 256, shape, np.uint8) for _ in range(40)]
-    found = load(tiny.path).classify(images)
-    for image, one in zip(images, found, strict=True):
+    results = load(tiny.path).classify(images)
+    for image, one in zip(images, results, strict=True):
         pixels = (image / 255 - tiny_encoder.IMAGE.mean) / tiny_encoder.IMAGE.std
         logits = tiny.image_reference(np.asarray(pixels.transpose(2, 0, 1), np.float32))
         assert one.label == LABELS[int(logits.argmax())]
