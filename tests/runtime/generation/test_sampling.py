@@ -25,12 +25,6 @@ from ortolan.runtime.errors import InputError, NumericError, SamplingError
 from ortolan.runtime.generation.sampling import (
     Sampler,
     Sampling,
-    _pick,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
-    penalize_counts,
-    penalize_repetition,
 )
 
 Logits = NDArray[np.float32]
@@ -264,73 +258,12 @@ def test_equal_seeds_give_the_tokens_of_plain_formulas(
 # --- each step ------------------------------------------------------------------------------
 
 
-def test_penalties_follow_their_formulas() -> None:
-    assert penalize_repetition(row(4, -4, 0), 2.0).tolist() == [2, -8, 0]
-    penalized = penalize_counts(row(1, 1, 1), row(0, 1, 3), presence=0.5, frequency=0.25)
-    assert penalized.tolist() == [1, 0.25, -0.25]
-
-
-def test_presence_and_frequency_look_at_generated_tokens_only() -> None:
-    sampling = Sampling(temperature=1.0, presence_penalty=2.0, frequency_penalty=2.0)
-    sampler = Sampler(sampling, 3, prompt=[0, 0, 0])
-    assert sampler.distribution(row(0, 0, 0))[1].tolist() == pytest.approx([1 / 3] * 3)
-    sampler.record(1)
-    sampler.record(1)
-    weights = np.exp([0, -6, 0])
-    assert sampler.distribution(row(0, 0, 0))[1] == pytest.approx(weights / weights.sum())
-
-
-def test_repetition_counts_a_token_once_however_often_it_occurs() -> None:
-    sampling = Sampling(repetition_penalty=2.0, temperature=1.0)
-    once = Sampler(sampling, V, prompt=[3]).distribution(np.ones(V, np.float32))
-    often = new_sampler(sampling, [3, 3, 3], [3, 3])
-    assert dense(*often.distribution(np.ones(V, np.float32))).tolist() == dense(*once).tolist()
-
-
 def test_penalties_see_more_distinct_tokens_than_fit_at_first() -> None:
     size = 1000
     sampler = Sampler(Sampling(presence_penalty=1.0, repetition_penalty=2.0), size, prompt=[0])
     logits = np.linspace(3, 4, size, dtype=np.float32)
     drawn = [sampler.next(logits) for _ in range(size - 1)]
     assert drawn == list(range(size - 1, 0, -1))
-
-
-def test_top_k_keeps_the_highest_and_ties_with_the_last() -> None:
-    for top_k, expected in ((1, [1, 3]), (3, [1, 2, 3]), (4, [0, 1, 2, 3])):
-        assert keep_top_k(row(1, 3, 2, 3), top_k).tolist() == expected
-
-
-def test_top_p_keeps_the_fewest_that_reach_the_share_and_the_first_of_ties() -> None:
-    weights = np.array([0.2, 0.5, 0.2, 0.1])
-    for top_p, expected in (
-        (0.5, [1]),
-        (0.51, [0, 1]),
-        (0.7001, [0, 1, 2]),
-        (0.95, [0, 1, 2, 3]),
-        (1e-300, [1]),
-    ):
-        assert keep_top_p(weights, top_p).tolist() == expected
-    assert keep_top_p(np.ones(3), 1e-20).tolist() == [0]
-
-
-@settings(max_examples=300, deadline=None)
-@given(
-    arrays.arrays(np.float64, st.integers(1, 60), elements=st.floats(0, 1)),
-    st.floats(0, 1, exclude_min=True, exclude_max=True),
-)
-def test_top_p_law(weights: NDArray[np.float64], top_p: float) -> None:
-    assume(weights.sum() > 1e-6)
-    kept = keep_top_p(weights, top_p)
-    share = weights[kept].sum() / weights.sum()
-    assert share >= top_p - 1e-9
-    assert share - weights[kept].min() / weights.sum() <= top_p + 1e-9
-    left = np.delete(weights, kept)
-    assert left.size == 0 or left.max() <= weights[kept].min()
-
-
-def test_min_p_keeps_weights_relative_to_the_highest() -> None:
-    assert keep_min_p(np.array([1.0, 0.5, 0.49, 0.0]), 0.5).tolist() == [0, 1]
-    assert keep_min_p(np.array([1.0, 0.5, 1.0]), 1.0).tolist() == [0, 2]
 
 
 # --- laws -----------------------------------------------------------------------------------
@@ -405,11 +338,6 @@ def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
     expected = probabilities * count
     chi_square = ((drawn[ids] - expected) ** 2 / expected).sum()
     assert chi_square < 22.5  # the 99.9th percentile for 6 degrees of freedom, the most here
-
-
-def test_pick_never_takes_a_weight_of_zero() -> None:
-    weights = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
-    assert [_pick(weights, uniform) for uniform in (0.0, 0.4999, 0.5, 1 - 2**-53)] == [1, 1, 3, 3]
 
 
 def test_draws_of_a_seed_are_those_of_pcg64_on_every_platform() -> None:
