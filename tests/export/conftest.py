@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.export import tiny_models
+from tests.export.models_of_kinds import write_plain_tokenizer, write_wrapping_tokenizer
 
 import ortolan
 from ortolan.modeling import DecoderModel
@@ -25,6 +26,18 @@ class Exported:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     module = tiny_models.decoder(tiny_models.llama())
     return tiny_models.write_checkpoint(tmp_path_factory.mktemp("checkpoint"), module)
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer without special tokens around a text."""
+    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="session")
+def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that puts 1 before a text and 2 after it."""
+    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
 
 
 @pytest.fixture(scope="session")

@@ -16,8 +16,6 @@ from tests.export.models_of_kinds import (
     image_config,
     seq2seq_config,
     source_of,
-    write_plain_tokenizer,
-    write_wrapping_tokenizer,
 )
 
 import ortolan
@@ -39,16 +37,6 @@ from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 MODELS = Path(__file__).parents[3] / "models"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
 
 
 @pytest.fixture(scope="module")

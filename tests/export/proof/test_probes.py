@@ -9,8 +9,6 @@ from tests.export.models_of_kinds import (
     image_config,
     seq2seq_config,
     source_of,
-    write_plain_tokenizer,
-    write_wrapping_tokenizer,
 )
 
 from ortolan.export.errors import OptionError
@@ -30,16 +28,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 def decoder(context: int = 600, tokenizer: Path | None = None) -> Exportable:
     return source_of(decoder_config(context), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
 
 
 def ids_of(probe: ProbeInput) -> list[int]:

@@ -13,7 +13,7 @@ from ortolan.export.errors import ExportError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize.blocks import Codes
-from ortolan.export.quantize.calibrate import NOTHING_KNOWN, calibrated_weights
+from ortolan.export.quantize.calibrate import ALL_EQUAL, calibrated_weights
 from ortolan.export.quantize.guide import Importance, importance
 from ortolan.export.scheme import Scheme
 from ortolan.export.source import open_exportable
@@ -70,7 +70,7 @@ def test_tokens_count_by_the_gradients_of_all_products_that_read_them() -> None:
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-9)
 
 
-def codes(texts: Iterable[Tensor], known: Importance = NOTHING_KNOWN) -> dict[str, Codes]:
+def codes(texts: Iterable[Tensor], known: Importance = ALL_EQUAL) -> dict[str, Codes]:
     model = opened(tiny_models.decoder(tiny_models.llama()))
     names = [
         n for n, p in model.module.named_parameters() if n.startswith("blocks.") and p.dim() == 2

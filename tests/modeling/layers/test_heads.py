@@ -186,7 +186,7 @@ def test_an_image_is_classified_by_the_mean_of_its_patches() -> None:
 
 
 def test_inputs_that_cannot_be_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="at least one token, and types or none"):
+    with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
         TokenInput(vocab_size=0)
-    with pytest.raises(ConfigError, match="at least one token, and types or none"):
+    with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
         TokenInput(vocab_size=WIDTH, types=-1)

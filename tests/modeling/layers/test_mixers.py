@@ -98,6 +98,6 @@ def test_a_hybrid_has_no_attention_where_it_is_asked_for() -> None:
     config = hybrid(MIXERS["short-conv"])
     with pytest.raises(ConfigError, match="expected attention, got ShortConvConfig"):
         _ = config.blocks[0].attention
-    with pytest.raises(ConfigError, match="expected one for all tokens, got none"):
+    with pytest.raises(ConfigError, match="expected one MLP for all tokens"):
         _ = config.blocks[0].dense
     assert len(config.attentions) == 2

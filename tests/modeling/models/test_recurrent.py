@@ -145,11 +145,11 @@ def test_only_the_rows_that_are_asked_for_are_computed() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"cell": "feed_forward"}, "cell: expected rnn, gru or lstm where there is no memory"),
-        ({"num_layers": 0}, "recurrent: expected a width, tokens, a context and layers"),
+        ({"cell": "feed_forward"}, "feed_forward needs a memory"),
+        ({"num_layers": 0}, "num_layers must be at least 1"),
         (
             {"attention": AdditiveAttentionConfig(width=2), "memory": MACHINE},
-            "recurrent: expected attention or a memory, got both",
+            "attention and memory",
         ),
     ],
 )
@@ -159,9 +159,9 @@ def test_networks_that_cannot_be_are_an_error(changes: dict[str, object], messag
 
 
 def test_memories_and_scores_that_cannot_be_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="shift_range of less than half of the slots"):
+    with pytest.raises(ConfigError, match="shift_range below half"):
         MemoryConfig(slots=4, width=3, shift_range=2)
-    with pytest.raises(ConfigError, match="attention: expected a width of at least 1, got 0"):
+    with pytest.raises(ConfigError, match="width must be at least 1"):
         AdditiveAttentionConfig(width=0)
 
 
