@@ -130,14 +130,15 @@ def document(*rows: dict[str, object], source: str = "a text") -> dict[str, obje
     }
 
 
-def test_rows_of_earlier_runs_stay_unless_the_text_is_another(tmp_path: Path) -> None:
+def test_rows_and_note_of_earlier_runs_stay_unless_the_text_changes(tmp_path: Path) -> None:
     path = tmp_path / "quality-model.json"
 
     def found() -> list[tuple[str, str, float]]:
         rows = json.loads(path.read_text())["settings"]
         return [(row["tool"], row["label"], row["mean_kl"]) for row in rows]
 
-    quality.publish(document(row("a", "big", 3_000_000), row("b", "one", 10)), path)
+    first = document(row("a", "big", 3_000_000), row("b", "one", 10))
+    quality.publish({**first, "note": "Stored in 4 bits."}, path)
     quality.publish(document(row("b", "one", 10, 0.1), row("a", "small", 2_000_000)), path)
     assert found() == [("a", "small", 0.02), ("a", "big", 0.02), ("b", "one", 0.1)]
     text = path.with_suffix(".md").read_text()
@@ -145,12 +146,6 @@ def test_rows_of_earlier_runs_stay_unless_the_text_is_another(tmp_path: Path) ->
     assert "\na big: 1.5 MB of Q8_0, 0.0 MB of F32.\n" in text
     assert text.endswith("With engine 1.0.\n")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "\n\nStored in 4 bits.\n\n| " in text
     quality.publish(document(row("c", "new", 10), source="another"), path)
     assert found() == [("c", "new", 0.02)]
-
-
-def test_note_stands_above_the_table_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "quality-model.json"
-    quality.publish({**document(row("b", "one", 10)), "note": "Stored in 4 bits."}, path)
-    quality.publish(document(row("b", "two", 10)), path)
-    assert "\n\nStored in 4 bits.\n\n| " in path.with_suffix(".md").read_text()
