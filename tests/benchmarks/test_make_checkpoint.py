@@ -52,7 +52,7 @@ def test_transformers_loads_every_tensor_and_gives_finite_logits(checkpoint: Pat
 
 
 @pytest.mark.parametrize(("shape", "millions"), [("tiny", 6), ("135m", 135), ("1b", 1236)])
-def test_tensors_are_those_of_transformers(shape: str, millions: int) -> None:
+def test_tensors_have_the_names_and_shapes_of_transformers(shape: str, millions: int) -> None:
     config: dict[str, Any] = {**LLAMA, **SHAPES[shape]}
     with torch.device("meta"):
         model = LlamaForCausalLM(LlamaConfig(**config))
@@ -62,11 +62,11 @@ def test_tensors_are_those_of_transformers(shape: str, millions: int) -> None:
 
 
 def test_weights_have_the_stated_distribution() -> None:
-    made = weights({"norm": (64,), "matrix": (512, 256)}, seed=0)
-    assert made["norm"].dtype == torch.bfloat16
-    assert (made["norm"] == 1).all()
-    assert made["matrix"].float().mean().abs() < 2e-4
-    assert made["matrix"].float().std() == pytest.approx(0.02, rel=0.01)
+    tensors = weights({"norm": (64,), "matrix": (512, 256)}, seed=0)
+    assert tensors["norm"].dtype == torch.bfloat16
+    assert (tensors["norm"] == 1).all()
+    assert tensors["matrix"].float().mean().abs() < 2e-4
+    assert tensors["matrix"].float().std() == pytest.approx(0.02, rel=0.01)
 
 
 def test_weights_depend_on_the_seed_and_not_on_the_number_of_layers() -> None:

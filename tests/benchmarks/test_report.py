@@ -49,9 +49,9 @@ def test_speeds_are_medians_and_the_first_token_belongs_to_the_prefill() -> None
         run("a", number, prefill_s=prefill_s, decode_s=0.5, prompt_tokens=100)
         for number, prefill_s in enumerate((0.1, 0.2, 9.9))
     ]
-    found = report.speed(runs, peer="a", prompt_tokens=100, new_tokens=4)
-    assert found.prefill_per_s == pytest.approx(500)
-    assert found.decode_per_s == pytest.approx(6)
+    result = report.speed(runs, peer="a", prompt_tokens=100, new_tokens=4)
+    assert result.prefill_per_s == pytest.approx(500)
+    assert result.decode_per_s == pytest.approx(6)
 
 
 def test_report_compares_the_first_peer_with_the_others_at_each_length(tmp_path: Path) -> None:

@@ -14,12 +14,12 @@ from workers.protocol import Engine, Generated, serve
 
 def load(start):
     print("libraries print to stdout")
-    asked = []
+    requests = []
     def generate(prompt, new_tokens):
         if start.model.name == "dies":
             raise SystemExit(3)
-        asked.append(prompt)
-        tokens = [len(asked), start.threads, *prompt][:new_tokens]
+        requests.append(prompt)
+        tokens = [len(requests), start.threads, *prompt][:new_tokens]
         return Generated(tokens=tokens, prefill_s=0.5, decode_s=0.25)
     def logits(ids):
         rows = ids[-1:] if "PRUNED" in start.options else ids

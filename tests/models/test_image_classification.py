@@ -27,9 +27,9 @@ def task_of(path: Path) -> ImageClassificationTask:
 
 def test_pixels_become_channels_from_minus_one_to_one() -> None:
     pixels = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3).astype(np.uint8)
-    found = normalized(pixels)
-    assert found.shape == (2, 3, 4, 5)
-    assert float(found[1, 2, 3, 4]) == pytest.approx(pixels[1, 3, 4, 2] / 127.5 - 1)
+    result = normalized(pixels)
+    assert result.shape == (2, 3, 4, 5)
+    assert float(result[1, 2, 3, 4]) == pytest.approx(pixels[1, 3, 4, 2] / 127.5 - 1)
 
 
 def test_the_same_seed_gives_the_same_batches(tmp_path: Path) -> None:

@@ -53,12 +53,12 @@ def test_hidden_tokens_are_masked_replaced_or_left_by_the_shares_of_bert() -> No
     ids = texts(400, 100)
     hidden = hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded())
     assert hidden.positions.shape == hidden.targets.shape == (400, 15)
-    seen = hidden.ids.gather(1, hidden.positions)
-    masked, kept = seen == MASK_ID, seen == hidden.targets
+    inputs = hidden.ids.gather(1, hidden.positions)
+    masked, unchanged = inputs == MASK_ID, inputs == hidden.targets
     # 6000 tokens: three standard deviations are 1.6 and 1.2 percent.
     assert float(masked.float().mean()) == pytest.approx(0.8, abs=0.016)
-    assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.012)
-    others = seen[~masked & ~kept]
+    assert float(unchanged.float().mean()) == pytest.approx(0.1, abs=0.012)
+    others = inputs[~masked & ~unchanged]
     assert others.min() >= len(SPECIAL)
     assert others.float().mean() == pytest.approx(VOCABULARY / 2, rel=0.15)
 
@@ -90,8 +90,8 @@ def test_masking_is_reproducible() -> None:
 
 def test_windows_have_special_tokens_at_both_ends() -> None:
     tokens = torch.arange(100, 200, dtype=torch.int32)
-    found = windows(tokens, torch.tensor([0, 92]), 10)
-    assert found.tolist() == [
+    result = windows(tokens, torch.tensor([0, 92]), 10)
+    assert result.tolist() == [
         [START_ID, *range(100, 108), END_ID],
         [START_ID, *range(192, 200), END_ID],
     ]

@@ -277,9 +277,9 @@ def said(name: str, *numbers: int, of: str = "'I'") -> tuple[str, str]:
 def test_sentences(
     name: str, numbers: tuple[int, ...], of: str, source: str | None, target: str | None
 ) -> None:
-    made = said(name, *numbers, of=of)
-    assert source is None or made[0] == source
-    assert target is None or made[1] == target
+    pair = said(name, *numbers, of=of)
+    assert source is None or pair[0] == source
+    assert target is None or pair[1] == target
 
 
 @pytest.mark.parametrize(
@@ -362,8 +362,8 @@ def test_training_never_sees_a_held_out_number() -> None:
 
 
 def test_sentences_of_held_out_numbers_contain_one() -> None:
-    made = sentences("x", templates()[0], lambda _: True, held_out=True)
-    taken = [next(made) for _ in range(500)]
+    generated = sentences("x", templates()[0], lambda _: True, held_out=True)
+    taken = [next(generated) for _ in range(500)]
     share = sum(any(map(is_held_out, sentence.numbers)) for sentence in taken) / len(taken)
     assert share > 0.8  # some templates have no number above 20
     for source, target in corpus().held_out["numbers"]:
@@ -371,20 +371,20 @@ def test_sentences_of_held_out_numbers_contain_one() -> None:
 
 
 def test_held_out_templates_are_whole_templates() -> None:
-    seen, unseen = templates()
-    assert set(unseen) == HELD_OUT
-    assert not set(seen) & HELD_OUT
-    made = sentences("x", unseen, lambda _: True)
-    assert {next(made).template for _ in range(2000)} == HELD_OUT
+    trained, held_out = templates()
+    assert set(held_out) == HELD_OUT
+    assert not set(trained) & HELD_OUT
+    generated = sentences("x", held_out, lambda _: True)
+    assert {next(generated).template for _ in range(2000)} == HELD_OUT
 
 
 def test_training_has_every_word_of_held_out_templates() -> None:
     data = read(pairs=20_000, held_out=500)
     for side in (0, 1):
         known = {word for pair in data.train for word in re.findall(r"[^\W\d]+", pair[side])}
-        asked = {
+        needed = {
             word
             for pair in data.held_out["templates"]
             for word in re.findall(r"[^\W\d]+", pair[side])
         }
-        assert asked <= known
+        assert needed <= known

@@ -54,25 +54,25 @@ def options_of(recipe: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("stdlib")
 def test_no_file_is_on_both_sides_of_the_split() -> None:
-    found = read_snippets(exclude=EXCLUDE)
-    learned, measured = ({s.file for s in side} for side in (found.train, found.held_out))
+    result = read_snippets(exclude=EXCLUDE)
+    learned, measured = ({s.file for s in side} for side in (result.train, result.held_out))
     assert not learned & measured
-    assert {s.label for s in found.train} == set(range(20)) == {s.label for s in found.held_out}
+    assert {s.label for s in result.train} == set(range(20)) == {s.label for s in result.held_out}
     files = defaultdict(set)
-    for snippet in found.held_out:
+    for snippet in result.held_out:
         files[PACKAGES[snippet.label]].add(snippet.file)
     # One of four files of equal size: two would exceed a quarter.
     assert all(len(names) == 1 for names in files.values())
 
 
 def test_no_file_of_this_standard_library_is_on_both_sides() -> None:
-    found = read_snippets(**options_of("recipe.toml"))
-    assert not {s.file for s in found.train} & {s.file for s in found.held_out}
-    counts = Counter(s.label for s in found.held_out)
+    result = read_snippets(**options_of("recipe.toml"))
+    assert not {s.file for s in result.train} & {s.file for s in result.held_out}
+    counts = Counter(s.label for s in result.held_out)
     assert set(counts) == set(range(20))
     assert max(counts.values()) <= MOST_HELD_OUT
     # Pre-training uses no text of a held-out file.
-    assert not set(found.texts) & {text for text in found.held_out_texts if len(text) > 200}
+    assert not set(result.texts) & {text for text in result.held_out_texts if len(text) > 200}
 
 
 @pytest.mark.usefixtures("stdlib")
@@ -84,12 +84,12 @@ def test_the_split_depends_on_the_seed_only() -> None:
 
 @pytest.mark.usefixtures("stdlib")
 def test_training_texts_are_all_files_that_are_not_held_out() -> None:
-    found = read_snippets(exclude=EXCLUDE)
-    assert "value = 1\nother = 2\n" * 40 in found.texts
+    result = read_snippets(exclude=EXCLUDE)
+    assert "value = 1\nother = 2\n" * 40 in result.texts
     # 80 files of packages, and tests; one file of each package is held out.
-    assert len(found.texts) + len(found.held_out_texts) == 80 + 4
-    assert len(found.held_out_texts) == len({s.file for s in found.held_out})
-    assert not any("import asyncio\n" * 5 in text for text in found.texts)
+    assert len(result.texts) + len(result.held_out_texts) == 80 + 4
+    assert len(result.held_out_texts) == len({s.file for s in result.held_out})
+    assert not any("import asyncio\n" * 5 in text for text in result.texts)
 
 
 def test_the_three_recipes_share_their_files() -> None:
@@ -198,13 +198,13 @@ def test_held_out_snippets_are_thinned_evenly(
 
 @pytest.mark.usefixtures("stdlib")
 def test_both_tasks_have_the_data_of_the_split() -> None:
-    found = read_snippets(exclude=EXCLUDE)
+    result = read_snippets(exclude=EXCLUDE)
     labelled, texts = read_labelled(exclude=EXCLUDE), read_texts(exclude=EXCLUDE)
     assert labelled.labels == PACKAGES
-    assert labelled.train == [(snippet.text, snippet.label) for snippet in found.train]
-    assert labelled.held_out == [(snippet.text, snippet.label) for snippet in found.held_out]
-    assert labelled.unlabelled == texts.train == found.texts
-    assert texts.held_out == found.held_out_texts
+    assert labelled.train == [(snippet.text, snippet.label) for snippet in result.train]
+    assert labelled.held_out == [(snippet.text, snippet.label) for snippet in result.held_out]
+    assert labelled.unlabelled == texts.train == result.texts
+    assert texts.held_out == result.held_out_texts
     figures = labelled.figures()
     assert figures["held_out_files"] == 20
     # A random guess is right one time in twenty.

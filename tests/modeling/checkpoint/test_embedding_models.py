@@ -71,8 +71,8 @@ def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Pat
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with torch.inference_mode():
-        got = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
-        assert torch.equal(got, whole(TEXTS.ids, TEXTS.lengths))
+        actual = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+        assert torch.equal(actual, whole(TEXTS.ids, TEXTS.lengths))
 
 
 def test_a_caller_can_ask_for_the_language_model(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
         states = reference.base_model(TEXTS.ids, TEXTS.mask).last_hidden_state
     mean = (states * TEXTS.mask[..., None]).sum(1) / TEXTS.mask.sum(1, keepdim=True)
     with torch.inference_mode():
-        got = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
-    assert_same_logits(got, functional.normalize(mean, dim=1))
+        actual = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+    assert_same_logits(actual, functional.normalize(mean, dim=1))
 
 
 def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
@@ -141,5 +141,5 @@ def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
     with torch.inference_mode():
         first = module.states(TEXTS.ids, TEXTS.lengths)[:, 0]
         hidden = torch.tanh(first @ weights["linear.weight"].T + weights["linear.bias"])
-        got = module(TEXTS.ids, TEXTS.lengths)
-    assert_same_logits(got, functional.normalize(hidden, dim=1))
+        actual = module(TEXTS.ids, TEXTS.lengths)
+    assert_same_logits(actual, functional.normalize(hidden, dim=1))
