@@ -127,7 +127,7 @@ class Rows:
         groups: number of groups.
         symmetric: zeros are not stored.
         has_order: `weight_g_idx` assigns inputs to groups.
-        beside: further tensors that belong to it and are not read.
+        unused: further stored tensors of the weight, which are not read.
     """
 
     stem: str
@@ -136,7 +136,7 @@ class Rows:
     groups: int
     symmetric: bool
     has_order: bool
-    beside: tuple[str, ...]
+    unused: tuple[str, ...]
 
     @cached_property
     def parts(self) -> tuple[str, ...]:
@@ -144,7 +144,7 @@ class Rows:
         names = ["_packed", "_scale"]
         names += [] if self.symmetric else ["_zero_point"]
         names += ["_g_idx"] if self.has_order else []
-        return (*(f"{self.stem}{name}" for name in names), *self.beside)
+        return (*(f"{self.stem}{name}" for name in names), *self.unused)
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
