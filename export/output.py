@@ -54,12 +54,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
 
 
 def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ...]:
-    """Size and hash of every file of a bundle except its manifest and seal, sorted by name.
-
-    Args:
-        folder: of the bundle.
-        known: files that need not be read again.
-    """
+    """Size and hash of every file of a bundle except its manifest and seal, sorted by name."""
     described = {file.name: file for file in known}
     for path in folder.iterdir():
         if path.name not in {manifest_file.NAME, trust.NAME, *described}:

@@ -72,7 +72,7 @@ def write(
         progress("write text", int(done), int(total))
 
     try:
-        run_python("-m", __name__, str(bundle), str(tokens), str(length), told=tell)
+        run_python("-m", __name__, str(bundle), str(tokens), str(length), on_line=tell)
     except ProcessError as error:
         raise ExportError(
             f"The model cannot write text to calibrate on: {error}. Pass --calibration FILE, or "

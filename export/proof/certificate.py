@@ -94,13 +94,6 @@ def certify(
 ) -> Certificate:
     """Compute the reference of a model of any kind.
 
-    Args:
-        model: weights are read while they are used.
-        probes: from `make_probes`.
-        text: describes the probes (`text_of`).
-        thresholds: limits for the bundle.
-        progress: called after every weight.
-
     Raises:
         ExportError: the outputs of PyTorch are not finite.
     """

@@ -33,8 +33,7 @@ def keep(output: Tensor, kind: str, next_ids: Tensor | None) -> Logits | Vectors
     if OUTPUTS[kind].are_logits:
         # All labels: they are few, and scores depend on all of them.
         logits = widened(output[None].numpy())
-        top_ids, top_logits, sums = summarize(logits, logits.shape[-1])
-        return Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+        return summarize(logits, logits.shape[-1])
     if OUTPUTS[kind].by_token:
         return Vectors(values=output[kept_positions(len(output), kind)].numpy())
     return Vectors(values=output[None].numpy())

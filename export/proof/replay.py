@@ -28,7 +28,7 @@ def replay(folder: Path) -> Report:
     """
     printed: list[str] = []
     try:
-        run_python("-c", _SCRIPT, str(folder), told=printed.append)
+        run_python("-c", _SCRIPT, str(folder), on_line=printed.append)
     except ProcessError as error:
         raise ExportError(f"The new bundle does not run: {error}") from None
     return msgspec.json.decode("".join(printed), type=Report)

@@ -59,13 +59,6 @@ def calibrated_weights(
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan by GPTQ, except embeddings (`rtn`) and experts (`hqq`).
 
-    Args:
-        model: weights are read while they are used.
-        plan: schemes by weight.
-        inputs: to calibrate on.
-        importance: of each token; equal in products that it does not have.
-        progress: called after every weight.
-
     Yields:
         Each weight once; read its parts before the next weight.
     """
@@ -86,16 +79,7 @@ def in_schemes(
     importance: Importance = NOTHING_KNOWN,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
-    """Like `calibrated_weights`, in several schemes per weight, one after the other.
-
-    Args:
-        model: as above.
-        plan: lists of schemes by weight.
-        inputs: as above.
-        fit: finds codes.
-        importance: as above.
-        progress: as above.
-    """
+    """Like `calibrated_weights`, in several schemes per weight, one after the other."""
     embeddings, places = tables_of(model.module), places_of(model.weights, plan)
     # Weights that are not finished, with the parts of those that join several products.
     pending: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}

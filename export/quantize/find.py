@@ -20,15 +20,7 @@ def find_codes(
     inputs: Inputs,
     progress: Progress,
 ) -> Iterator[QuantizedWeight]:
-    """The codes of every weight that has a scheme.
-
-    Args:
-        model: source of the weights.
-        quantization: the settings.
-        schemes: by weight.
-        inputs: calibration inputs, if the method needs them.
-        progress: called after every text and every weight of a calibration.
-    """
+    """The codes of every weight that has a scheme."""
     stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, schemes)
     yield from stored_weights(model.weights, stored)
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}

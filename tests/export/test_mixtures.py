@@ -155,7 +155,7 @@ def test_where_one_weight_of_experts_is_excluded_both_are(name: str) -> None:
 def test_rows_of_experts_that_no_groups_divide_are_refused(
     sizes: tuple[int, int], options: Quantization
 ) -> None:
-    with pytest.raises(OptionError, match=r"experts\.gate_up: expected rows .* --exclude"):
+    with pytest.raises(OptionError, match=r"experts\.gate_up: .* --exclude"):
         assign_schemes([graph(*sizes)], options)
 
 

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ from tests.export.graph_runs import Steps, run, sessions
 from tests.modeling import kinds
 
 import ortolan
-from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions, Int4, Int8, Precision
+from ortolan.export.options import ExportOptions, Int4
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
@@ -190,38 +188,3 @@ def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(
         (one[1, :, :2] != other[1, :, :2]).any()
         for one, other in zip(mixed.states, together.states, strict=True)
     )
-
-
-@pytest.mark.parametrize(
-    ("kind", "precision", "options", "message"),
-    [
-        (
-            encoder,
-            "fp32",
-            ExportOptions(graphs="split"),
-            r"graphs: expected unified for an encoder, got split",
-        ),
-        (
-            encoder,
-            "fp32",
-            ExportOptions(prefill_precision="int8"),
-            r"need weights of int8 or int4 .got fp32",
-        ),
-        (
-            seq2seq,
-            Int8(exclude=["blocks.*"]),
-            ExportOptions(),
-            r"exclude: .* 'blocks\.\*', which matches none",
-        ),
-    ],
-)
-def test_option_that_a_kind_does_not_have_is_an_error(
-    kind: Callable[[], Any],
-    precision: Precision,
-    options: ExportOptions,
-    message: str,
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(OptionError, match=message):
-        ortolan.export(kind(), tmp_path / "out", precision=precision, options=options)
-    assert list(tmp_path.iterdir()) == []

@@ -50,12 +50,12 @@ def assert_is_what_the_module_computes(certificate: Certificate, module: Decoder
         ids = torch.from_numpy(certificate.token_ids[part].astype(np.int64))
         with torch.inference_mode():
             logits = module(ids[None])[0].numpy()
-        _, top_logits, log_sum_exp = summarize(logits, TOP_K)
+        expected = summarize(logits, TOP_K)
         chosen = np.take_along_axis(logits, kept.top_ids[part].astype(np.int64), -1)
         # The values at the ids, in the order of the ids: ties may be sorted either way.
         np.testing.assert_allclose(kept.top_logits[part], chosen, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(kept.top_logits[part], top_logits, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(kept.log_sum_exp[part], log_sum_exp, rtol=1e-5)
+        np.testing.assert_allclose(kept.top_logits[part], expected.top_logits, rtol=1e-5, atol=2e-5)
+        np.testing.assert_allclose(kept.log_sum_exp[part], expected.log_sum_exp, rtol=1e-5)
         followed = np.take_along_axis(logits[:-1], ids[1:, None].numpy(), -1)[:, 0]
         assert kept.next_logits is not None
         np.testing.assert_allclose(kept.next_logits[part][:-1], followed, atol=2e-5)

@@ -102,13 +102,3 @@ def test_rows_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> No
     torch.testing.assert_close(parts.scales, whole.scales, rtol=1e-3, atol=1e-6)
     # Products of other shapes add up in another order.
     assert float((parts.values != whole.values).float().mean()) < 0.01
-
-
-def test_group_of_zeros_stays_zero() -> None:
-    scheme = Scheme(bits=4, group=32)
-    weight, x = gaussian(4, 96), correlated_inputs(300, 96)
-    weight[:, 32:64] = 0
-    factor = gptq.factorize(x.T @ x)
-    found = refine.refine(weight, gptq.round_columns(weight, factor, scheme), factor)
-    assert bool((found.values[:, 32:64] == scheme.middle).all())
-    assert bool(found.scales.isfinite().all())

@@ -152,7 +152,7 @@ def test_hash_of_a_module_of_every_kind_covers_its_last_weight(config: Any) -> N
 
 
 def test_context_of_images_cannot_be_shortened() -> None:
-    with pytest.raises(ConfigError, match="context_length: expected 7, the patches of an image"):
+    with pytest.raises(ConfigError, match="context_length: must be 7"):
         open_exportable(module_of(image_config()), tokenizer=None, max_context=5)
 
 

@@ -189,5 +189,5 @@ def test_mean_pooling_of_patches_ignores_their_order() -> None:
 
 def test_invalid_inputs_are_an_error() -> None:
     for vocab_size, types in ((0, 0), (WIDTH, -1)):
-        with pytest.raises(ConfigError, match="at least one token"):
+        with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
             TokenInput(vocab_size=vocab_size, types=types)

@@ -96,6 +96,6 @@ def test_a_block_without_attention_raises_on_access() -> None:
     config = hybrid(MIXERS["short-conv"])
     with pytest.raises(ConfigError, match="expected attention, got ShortConvConfig"):
         _ = config.blocks[0].attention
-    with pytest.raises(ConfigError, match="expected one for all tokens, got none"):
+    with pytest.raises(ConfigError, match="expected one MLP for all tokens"):
         _ = config.blocks[0].dense
     assert len(config.attentions) == 2

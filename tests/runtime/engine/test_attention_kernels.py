@@ -1,4 +1,4 @@
-"""The kernel that attention runs by, and the parts that prompts are cut into for it."""
+"""The choice of the attention kernel, and the chunks that bound its memory."""
 
 import os
 from contextlib import ExitStack
@@ -73,8 +73,7 @@ def test_a_prompt_in_parts_gives_what_it_gives_whole(
 
 def test_the_plan_of_memory_counts_them(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     def workspace(device: str = "cpu") -> int:
-        made = plan_memory(bundle.manifest, bundle.graphs, context=64, device=device)
-        return made.workspace
+        return plan_memory(bundle.manifest, bundle.graphs, context=64, device=device).workspace
 
     heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
     counted = workspace()
@@ -102,7 +101,7 @@ def test_the_switch_is_set_for_our_sessions_alone(monkeypatch: pytest.MonkeyPatc
     assert os.environ[SWITCH] == "0"
 
 
-def test_the_switch_stays_as_long_as_anybody_opens_sessions(
+def test_the_switch_stays_while_any_thread_opens_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
@@ -118,11 +117,11 @@ def test_the_switch_stays_as_long_as_anybody_opens_sessions(
 def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     seen: list[str | None] = []
-    made = ort_session.OrtSession
+    original = ort_session.OrtSession
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(os.environ.get(SWITCH))
-        return made(*args, **options)
+        return original(*args, **options)
 
     monkeypatch.setattr(ort_session, "OrtSession", watched)
     Engine(bundle, threads=1)

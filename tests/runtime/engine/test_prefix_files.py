@@ -36,9 +36,9 @@ def key_of(number: int) -> bytes:
 
 @pytest.fixture
 def files(tmp_path: Path) -> Iterator[PrefixFiles]:
-    made = PrefixFiles(tmp_path, most_bytes=4 * SIZE)
-    yield made
-    made.close()
+    prefix_files = PrefixFiles(tmp_path, most_bytes=4 * SIZE)
+    yield prefix_files
+    prefix_files.close()
 
 
 def written(files: PrefixFiles, *numbers: int, states: Snapshot = STATES) -> Path:

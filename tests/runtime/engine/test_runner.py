@@ -143,7 +143,7 @@ def test_a_restored_row_gives_what_the_kept_one_gives(tiny: Tiny, kind: str) -> 
     np.testing.assert_array_equal(runner.prefill(0, random_ids(300, seed=5)), expected)
 
 
-def test_split_graphs_give_what_the_unified_one_gives(tiny: Tiny) -> None:
+def test_split_graphs_agree_with_the_unified_graph(tiny: Tiny) -> None:
     rows = []
     for kind in ("unified", "split"):
         runner = new_runner(tiny[kind][1])

@@ -4,7 +4,6 @@ import json
 import re
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,7 +12,7 @@ import numpy as np
 import pytest
 from tests.runtime import tiny_tokenizers
 from tests.runtime.generation.random_schemas import random_schema
-from tests.runtime.tiny_decoder import BOS, EOS, VOCABULARY, tokenizer_json, write_bundle
+from tests.runtime.tiny_decoder import EOS, VOCABULARY
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
@@ -25,7 +24,6 @@ from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, Grammar
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.loading import load
 
 WARM = Sampling(temperature=1.0, seed=5)
 DATE = Grammar.regex(r"[12][0-9]{3}-[01][0-9]-[0-3][0-9]")
@@ -35,17 +33,6 @@ POINT = {
     "required": ["x", "unit"],
     "additionalProperties": False,
 }
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("grammar")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Decoder:
-    tokens = Tokens(bos=BOS, eos=(EOS,))
-    return load(write_bundle(folder / "b", tokenizer=tokenizer_json(), tokens=tokens).path, Decoder)
 
 
 @pytest.fixture(scope="module")
@@ -305,11 +292,10 @@ def test_a_tokenizer_that_grammars_do_not_work_with_is_an_error(kind: str) -> No
         GrammarCompiler(_manifest(tokenizer), tokenizer).matcher(DATE)
 
 
-def test_what_is_no_grammar_or_has_no_tokenizer_is_an_error(model: Decoder, folder: Path) -> None:
+def test_what_is_no_grammar_or_has_no_tokenizer_is_an_error(model: Decoder, bare: Decoder) -> None:
     wrong: Any = POINT
     with pytest.raises(InputError, match="grammar must be"):
         model.generate("x", grammar=wrong)
-    bare = load(write_bundle(folder / "bare").path, Decoder)
     with pytest.raises(TokenizerError, match="grammar"):
         bare.generate([1], grammar=DATE)
 

@@ -1,6 +1,5 @@
 """Log-probabilities of tokens, compared with PyTorch."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,25 +7,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.tiny_decoder import TinyDecoder, tokenizer_json, write_bundle
+from tests.runtime.tiny_decoder import TinyDecoder
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import InputError, NumericError
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.logprobs import Logprobs, top_tokens
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.loading import load
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
-    folder: Path = tmp_path_factory.mktemp("logprobs") / "bundle"
-    return write_bundle(folder, tokenizer=tokenizer_json())
-
-
-@pytest.fixture(scope="module")
-def model(tiny: TinyDecoder) -> Decoder:
-    return load(tiny.path, Decoder)
 
 
 @pytest.mark.parametrize("size", [5, 300, 5_000, 70_000])

@@ -7,7 +7,6 @@ import jsonschema
 import numpy as np
 import pytest
 from tests.runtime import tiny_tokenizers
-from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
@@ -17,7 +16,6 @@ from ortolan.runtime.generation.grammar import Grammar, GrammarCompiler, Grammar
 from ortolan.runtime.generation.object_keys import ObjectKeys
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.schemas import close_schemas
-from ortolan.runtime.loading import load
 
 TEXT, COUNT = {"type": "string"}, {"type": "integer"}
 OPEN = {"type": "object", "properties": {"a": TEXT}, "required": ["a"]}
@@ -192,13 +190,6 @@ def test_a_key_that_cannot_be_another_is_an_error() -> None:
 
 
 # --- through a model ------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    folder = tmp_path_factory.mktemp("schemas") / "b"
-    tokens = Tokens(bos=BOS, eos=(EOS,))
-    return load(write_bundle(folder, tokenizer=tokenizer_json(), tokens=tokens).path, Decoder)
 
 
 MAP = {

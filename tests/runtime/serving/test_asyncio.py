@@ -4,10 +4,9 @@ import asyncio
 import gc
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import pytest
-from tests.runtime.serving.served import write_texts
+from tests.runtime.conftest import resident_bytes
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import InputError
@@ -19,11 +18,6 @@ from ortolan.runtime.serving.ticket import Ticket
 
 SLOTS = 8
 WORD = Grammar.regex("[a-z]{2,9}")
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return write_texts(tmp_path_factory.mktemp("asyncio") / "bundle")
 
 
 @pytest.fixture
@@ -166,10 +160,3 @@ def test_two_hundred_conversations_leave_no_memory_behind(model: Decoder, servic
     grown = resident_bytes() - before
     print(f"resident memory grew by {grown / 1e6:.1f} MB; {service.stats()}")
     assert grown <= 10_000_000
-
-
-def resident_bytes() -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
-            return 1024 * int(line.split()[1])
-    pytest.skip("no /proc on this system")

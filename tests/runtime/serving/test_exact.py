@@ -9,7 +9,7 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.runtime.serving.served import KINDS, Asked, alone_in, write_models
+from tests.runtime.serving.served import KINDS, Asked, alone_in
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import GRID
@@ -18,11 +18,6 @@ from ortolan.runtime.generation.options import Options
 from ortolan.runtime.serving.ticket import Ticket
 
 Alone = Callable[[str, Asked], Completion]
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    return write_models(tmp_path_factory.mktemp("served"))
 
 
 @pytest.fixture(scope="module")

@@ -3,12 +3,10 @@
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime.serving.served import settle, write_models, write_texts
-from tests.runtime.tiny_decoder import write_bundle
+from tests.runtime.serving.served import settle
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.engine import Engine
@@ -22,16 +20,10 @@ from ortolan.runtime.errors import (
     TokenizerError,
 )
 from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.loading import load
 from ortolan.runtime.serving.service import Service
 
 POISON = "-"
 """The tokenizer gives each character the id of its place after the space."""
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
-    return write_texts(tmp_path_factory.mktemp("service") / "bundle")
 
 
 @pytest.fixture
@@ -91,11 +83,10 @@ def test_stop_texts_and_options_are_those_of_generate(service: Service, model: D
     assert ticket.completion().finish_reason == "stop"
 
 
-def test_without_a_tokenizer_there_are_tokens_and_no_pieces(tmp_path: Path) -> None:
-    model = load(write_bundle(tmp_path / "bundle").path, Decoder, threads=1)
-    with model.serve(slots=2) as service:
+def test_without_a_tokenizer_there_are_tokens_and_no_pieces(bare: Decoder) -> None:
+    with bare.serve(slots=2) as service:
         ticket = service.submit([1, 2, 3], max_new_tokens=4)
-        with pytest.raises(TokenizerError, match="with a tokenizer"):
+        with pytest.raises(TokenizerError, match="no tokenizer"):
             next(ticket)
         assert len(ticket.completion().tokens) == 4
 
@@ -146,8 +137,7 @@ def test_a_wrong_option_of_a_service_is_refused(model: Decoder, options: dict[st
         model.serve(**options)
 
 
-def test_parts_are_not_chosen_where_they_matter(tmp_path: Path) -> None:
-    models = write_models(tmp_path)
+def test_parts_are_not_chosen_where_they_matter(models: dict[str, Decoder]) -> None:
     with pytest.raises(InputError, match="chunk must be 128"):
         models["int8-prefill"].serve(chunk=64)
     models["int8-prefill"].serve(chunk=64, mode="fast").close()
@@ -258,8 +248,7 @@ def test_a_function_that_raises_ends_its_own_request_only(service: Service) -> N
 # --- failed -----------------------------------------------------------------------------------
 
 
-def test_a_text_whose_logits_are_not_finite_fails_alone(tmp_path: Path) -> None:
-    poisoned = write_texts(tmp_path / "bundle", poisoned=ord(POISON) - 0x20)
+def test_a_text_whose_logits_are_not_finite_fails_alone(poisoned: Decoder) -> None:
     with poisoned.serve(slots=4) as service:
         sick = service.submit(f"ab{POISON}c", max_new_tokens=9)
         healthy = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)]
