@@ -133,9 +133,9 @@ def map_weights(
             table, ours, parts.get(ours, shape[:1])
         )
         for piece in pieces:
-            expected = piece.stored_shapes(shape)
-            claimed |= expected.keys()
-            problems += _differences(expected, names, published)
+            stored = piece.stored_shapes(shape)
+            claimed |= stored.keys()
+            problems += _differences(stored, names, published)
         mapped[ours] = tuple(piece.renamed(names) for piece in pieces)
     unclaimed = {place: name for place, name in names.items() if place not in claimed}
     # A checkpoint may contain a copy of a head that is tied to the embedding.

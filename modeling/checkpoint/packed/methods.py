@@ -93,9 +93,9 @@ def _gptq(values: Values, source: TensorSource) -> Found:
                     shape=(outputs, shape[0] * WORD_BITS // bits),
                     bits=bits,
                     groups=groups,
-                    order=None,
+                    index=f"{stem}g_idx" if f"{stem}g_idx" in source.shapes() else None,
+                    columns=None,
                     less_one=less_one[version],
-                    has_order=f"{stem}g_idx" in source.shapes(),
                 ),
             )
 
@@ -115,9 +115,9 @@ def _awq(values: Values, source: TensorSource) -> Found:
                     shape=(shape[1] * WORD_BITS // bits, shape[0]),
                     bits=bits,
                     groups=source.shapes()[f"{stem}scales"][0],
-                    order=AWQ_ORDER,
+                    index=None,
+                    columns=AWQ_ORDER,
                     less_one=False,
-                    has_order=False,
                 ),
             )
 
@@ -144,8 +144,8 @@ def _compressed(values: Values, source: TensorSource) -> Found:
                     shape=(shape[0], inputs),
                     bits=bits,
                     groups=shapes[f"{stem}_scale"][1],
+                    index=f"{stem}_g_idx" if f"{stem}_g_idx" in shapes else None,
                     symmetric=f"{stem}_zero_point" not in shapes,
-                    has_order=f"{stem}_g_idx" in shapes,
                     unused=(f"{stem}_shape", *_idle(stem, shapes)),
                 ),
             )
