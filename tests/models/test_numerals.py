@@ -323,7 +323,7 @@ def test_both_languages_have_the_same_slots_in_the_same_order() -> None:
         assert names[0] == names[1]
 
 
-# --- what is held out ----------------------------------------------------------------------------
+# --- hold-out ------------------------------------------------------------------------------------
 
 
 @cache

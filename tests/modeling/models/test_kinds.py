@@ -108,7 +108,7 @@ def in_chunks(module: DecoderModel, ids: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("name", CASES)
 def test_selected_logits_equal_those_of_all_tokens(name: str) -> None:
-    # The last layer computes only what is selected for: every token enters the cache all the same.
+    # The last layer computes the selected tokens only, but all tokens enter the cache.
     module, ids = decoder(decoder_config(*CASES[name])), text(9)
     selected = torch.tensor([[8, 0, 5]])
     with torch.inference_mode():
