@@ -185,7 +185,7 @@ def test_two_streams_at_once_share_no_state(models: dict[str, Decoder]) -> None:
 def test_a_prompt_is_used_by_one_sequence_at_a_time(models: dict[str, Decoder]) -> None:
     model = models["fp32"]
     last = model._last_prompt()
-    first, second = model._texts([[1, 2], [3]], {})
+    first, second = model._sequences([[1, 2], [3]], {})
     last.begin(first)
     with pytest.raises(InputError, match="Another thread"):
         last.begin(second)
@@ -260,10 +260,10 @@ def test_any_length_of_a_reused_prefix_gives_the_same_result(models: dict[str, D
             last = LastPrompt(model._engine)
             for prompt in (ids[:length], ids):
                 options: Any = {"max_new_tokens": 3, "logprobs": 2, "ignore_eos": True}
-                (text,) = model._texts([prompt], options)
-                last.begin(text)
+                (sequence,) = model._sequences([prompt], options)
+                last.begin(sequence)
                 generator = model._generator(1, None, last=last)
-                generator.submit(text)
+                generator.submit(sequence)
                 generator.run()
-            assert text.cached_tokens == length
-            assert text.completion().logprobs == expected.logprobs
+            assert sequence.cached_tokens == length
+            assert sequence.completion().logprobs == expected.logprobs
