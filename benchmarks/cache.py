@@ -1,14 +1,13 @@
-"""What keys and values in 8 bits save and cost: memory, speed at a length, divergence.
+"""Measure an 8-bit KV cache: memory, speed at a given length, and divergence.
 
     ortolan export CHECKPOINT FLOAT
     ortolan export CHECKPOINT INT8 --cache int8
     python benchmarks/cache.py FLOAT INT8 --lengths 4096,16384
     python benchmarks/cache.py FLOAT INT8 --lengths "" --checkpoint CHECKPOINT --text FILE
 
-Times are medians of alternating runs, of the clock or, with neighbours, of the processor (with
-`--cpu-time --threads 1`): a step of one token and the last part of a prompt, with as many
-tokens in the cache. The divergence is that of the second bundle's logits from the first one's, over
-windows of a text.
+Times are medians of alternating runs: a decode step, and the last part of a prompt, after the given
+number of tokens. On a busy machine, measure CPU time with `--cpu-time --threads 1`. The divergence
+is that of the second bundle's logits from the first one's, over windows of a text.
 """
 
 import argparse
@@ -31,23 +30,23 @@ Clock = Callable[[], float]
 Engines = tuple[Engine, Engine]
 
 NEW_TOKENS = 256
-"""Of the part of a prompt that is timed."""
+"""Tokens of the timed part of a prompt."""
 
 STEPS = 8
-"""Of one token in a row."""
+"""Decode steps per measurement."""
 
 
 def full(engine: Engine, length: int) -> Runner:
-    """A runner whose only row has room for `length` tokens, in memory that was written to."""
+    """A runner whose only row has room for `length` tokens, in memory that was written."""
     runner = Runner(engine, engine.slots())
     runner.reserve(length)
     for _, buffer, _ in runner.slots.bound(slice(0, 1)):
-        buffer.fill(1)  # untouched pages would all be one and the same
+        buffer.fill(1)  # untouched pages would all be the same physical page
     return runner
 
 
 def step_seconds(runner: Runner, length: int, clock: Clock) -> float:
-    """Time of one of the tokens up to `length`."""
+    """Seconds per decode step at `length` tokens."""
     runner.slots.lengths[0] = length - STEPS - 1
     runner.select([0])
     runner.step([5])
@@ -58,7 +57,7 @@ def step_seconds(runner: Runner, length: int, clock: Clock) -> float:
 
 
 def prompt_seconds(runner: Runner, length: int, clock: Clock) -> float:
-    """Time of a token of the last part of a prompt of `length`."""
+    """Seconds per token of the last part of a prompt of `length` tokens."""
     runner.slots.lengths[0] = length - NEW_TOKENS
     start = clock()
     runner.prefill(0, [5] * NEW_TOKENS)
@@ -66,7 +65,7 @@ def prompt_seconds(runner: Runner, length: int, clock: Clock) -> float:
 
 
 def print_speed(engines: Engines, lengths: list[int], rounds: int, clock: Clock) -> None:
-    """One row for each length."""
+    """Print one row per length."""
     print("| tokens | cache, MB | ms a step | prompt, tok/s |")
     print("| ---: | ---: | ---: | ---: |")
     for length in lengths:
@@ -85,18 +84,18 @@ def print_speed(engines: Engines, lengths: list[int], rounds: int, clock: Clock)
 def divergences(
     engines: Engines, ids: list[int]
 ) -> Iterator[tuple[NDArray[np.float64], NDArray[np.bool_]]]:
-    """KL at each position of a text, and whether the most probable token is the same."""
+    """KL divergence at each position of a text, and whether the likeliest token is the same."""
     runners = [Runner(engine, engine.slots()) for engine in engines]
     for start in range(0, len(ids), NEW_TOKENS):
         part = ids[start : start + NEW_TOKENS]
-        wanted, got = (
+        exact, other = (
             log_softmax(runner.chunk(0, part, positions=range(len(part)))) for runner in runners
         )
-        yield (np.exp(wanted) * (wanted - got)).sum(-1), wanted.argmax(-1) == got.argmax(-1)
+        yield (np.exp(exact) * (exact - other)).sum(-1), exact.argmax(-1) == other.argmax(-1)
 
 
 def print_divergence(engines: Engines, windows: list[tuple[int, ...]]) -> None:
-    """The mean over all windows, and over their last quarters."""
+    """Print the means over all windows, and over their last quarters."""
     kl, last, same = [], [], []
     for ids in windows:
         parts = list(divergences(engines, list(ids)))
@@ -111,18 +110,18 @@ def print_divergence(engines: Engines, windows: list[tuple[int, ...]]) -> None:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("float_bundle", type=Path)
     parser.add_argument("int8_bundle", type=Path)
-    parser.add_argument("--lengths", default="4096,16384", help="tokens, between commas")
-    parser.add_argument("--checkpoint", type=Path, help="whose tokenizer reads the text")
+    parser.add_argument("--lengths", default="4096,16384", help="token counts, comma-separated")
+    parser.add_argument("--checkpoint", type=Path, help="source of the tokenizer for --text")
     parser.add_argument("--text", type=Path, action="append", default=[], help="repeatable")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--window", type=int, default=2048)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("-r", "--rounds", type=int, default=5)
-    parser.add_argument("--cpu-time", action="store_true", help="time of the processor")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time")
     args = parser.parse_args()
     first, second = (
         Engine(open_bundle(path), threads=args.threads)

@@ -1,7 +1,6 @@
-"""Ortolan and its peers: where each comes from, how it converts a checkpoint, and who runs it.
+"""Ortolan and its peers: how to install them, convert a checkpoint, and run them.
 
-A new peer is one more entry of `PEERS` and one more worker below workers/.
-Does not install, convert or measure.
+To add a peer, add an entry to `PEERS` and a worker below workers/.
 """
 
 from collections.abc import Mapping
@@ -16,24 +15,23 @@ PRECISIONS = ("fp32", "int4")
 class Peer:
     """A program that generates tokens, and how to get it.
 
-    A command may name {bin}, the folder with the programs of the peer's environment,
-    {checkpoint}, {model}, the folder to write, and {cache}, a folder for scratch files. It runs
-    where `workers` can be imported.
+    Commands may refer to {bin}, the folder with the programs of the peer's environment,
+    {checkpoint}, {model}, the output folder, and {cache}, a scratch folder. They run where
+    `workers` can be imported.
 
     Attributes:
-        name: as it stands in tables and folder names.
-        requirements: what pip installs for it; none means the environment of this script.
-            constraints.txt pins whatever is not pinned here.
-        without: packages that pip brings along and that are removed again.
-        build: environment variables for pip, where something is built from source.
-        convert: the command for each precision that it has. An empty one: it loads the
-            checkpoint itself.
-        convert_random: the commands for random weights, where they are others.
-        options: what its worker is told at a precision, besides model and threads.
-        last_logits_only: whether a prompt gives logits for its last token alone.
-        worker: the module that runs it.
-        versions: the packages whose versions belong to a result.
-        reuse: whether a model converted earlier still holds; not for code that changes here.
+        name: name in tables and folder names.
+        requirements: pip requirements; none uses this script's environment. constraints.txt pins
+            the rest.
+        without: packages to remove again after installation.
+        build: environment variables for pip, for packages built from source.
+        convert: conversion command per precision; empty if it loads the checkpoint directly.
+        convert_random: commands for random weights, if they differ.
+        options: further options of its worker, per precision.
+        last_logits_only: a prompt returns logits for its last token only.
+        worker: module that runs it.
+        versions: packages whose versions are reported.
+        reuse: keep an earlier conversion; false for code that changes in this repository.
     """
 
     name: str
@@ -49,13 +47,13 @@ class Peer:
     reuse: bool = True
 
     def command(self, precision: str, *, random: bool) -> Command:
-        """Return the command that converts a checkpoint of learned or of random weights."""
-        usual = self.convert[precision]
-        return self.convert_random.get(precision, usual) if random else usual
+        """The command that converts a checkpoint of trained or random weights."""
+        default = self.convert[precision]
+        return self.convert_random.get(precision, default) if random else default
 
 
 def ortolan(name: str, precision: str, *arguments: str) -> Peer:
-    """Return Ortolan as it exports at one precision with some more arguments."""
+    """Ortolan, exporting at one precision with further arguments."""
     export = ("{bin}/ortolan", "export", "{checkpoint}", "{model}", "--precision", precision)
     return Peer(
         name=name,
@@ -67,7 +65,7 @@ def ortolan(name: str, precision: str, *arguments: str) -> Peer:
 
 
 SPLIT = ("--graphs", "split", "--prefill-precision", "int8")
-# The format that calibration would give; it has nothing to learn from random weights.
+# The format that calibration would choose; random weights have nothing to calibrate on.
 RANDOM = ("--method", "rtn", "--head-bits", "4")
 
 ORTOLAN = replace(
@@ -90,7 +88,7 @@ GENAI = Peer(
     name="onnxruntime-genai",
     requirements=(
         "onnxruntime-genai==0.18.0",
-        # Its model builder needs these and does not declare them.
+        # Its model builder needs these without declaring them.
         *("onnx", "onnx-ir", "onnxruntime", "torch", "transformers"),
     ),
     convert={precision: (*BUILDER, "-p", precision) for precision in PRECISIONS},
@@ -98,7 +96,7 @@ GENAI = Peer(
     versions=("onnxruntime-genai", "onnxruntime"),
 )
 
-# Not its default: logits for the last position of a prompt alone, as the others do.
+# Not its default: logits for the last position of a prompt only, like the others.
 GENAI_PRUNED = replace(
     GENAI,
     name="onnxruntime-genai-pruned",
@@ -113,8 +111,8 @@ LLAMA_CPP = Peer(
     name="llama.cpp",
     requirements=("llama-cpp-python==0.3.36", "gguf==0.19.0", "numpy"),
     build={
-        # For this processor, not for any: by the compiler's own flags, so that AMX can be left out.
-        # Its kernels for that end the process at the first prompt (0.3.36, Xeon with AMX).
+        # For this processor, through compiler flags, so that AMX can be left out: its AMX kernels
+        # crash at the first prompt (0.3.36, Xeon with AMX).
         "CMAKE_ARGS": "-DGGML_NATIVE=OFF",
         **dict.fromkeys(
             ("CFLAGS", "CXXFLAGS"), "-march=native -mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
@@ -137,21 +135,21 @@ OPENVINO = Peer(
     name="openvino-genai",
     requirements=(
         *("openvino-genai==2026.4.1.0", "optimum-intel==2.2.0", "nncf==3.4.0", "torch"),
-        # The newest that optimum-intel accepts.
+        # The newest versions that optimum-intel accepts.
         *("transformers==5.5.4", "huggingface_hub==1.16.1", "tokenizers==0.22.2"),
     ),
-    # Its wheel may be built for another PyTorch, transformers then fails to import, and no model
-    # of text needs it.
+    # Its wheel may be built for another PyTorch, which breaks the import of transformers, and text
+    # models do not need it.
     without=("torchvision",),
     convert={
         "fp32": (*OPTIMUM, "fp32", "{model}"),
         "int4": (
             *(*OPTIMUM, "int4", "--group-size", "32", "--sym", "{model}"),
-            # A matrix whose rows are no multiple of 32 gets 8 bits.
+            # Matrices whose rows are not a multiple of 32 get 8 bits.
             *("--group-size-fallback", "adjust"),
         ),
     },
-    # Where the processor has bfloat16, it would compute in that, and keep the cache in 8 bits.
+    # On processors with bfloat16 it would compute in bfloat16, and keep the cache in 8 bits.
     options={"fp32": ("EXECUTION_MODE_HINT=ACCURACY",)},
     worker="workers.openvino_pipeline",
     versions=("openvino-genai", "openvino", "optimum-intel", "nncf"),

@@ -1,4 +1,4 @@
-"""The figures of a measurement as a picture. Does not measure."""
+"""Charts of measurements."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -23,13 +23,13 @@ MARKERS = ("s", "^", "D", "P")
 
 
 def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -> None:
-    """Write a PNG: prefill above decoding, one column for each length of prompt.
+    """Write a PNG of speeds: prefill above decoding, one column per prompt length.
 
     Args:
-        speeds: of each peer and length; peers appear in this order, from the top.
+        speeds: one per peer and length; peers keep their order, from the top.
         path: the file.
-        title: what was measured, and how.
-        highlighted: peers whose name begins so are coloured.
+        title: title of the picture.
+        highlighted: prefix of the names of highlighted peers.
     """
     lengths = list(dict.fromkeys(speed.prompt_tokens for speed in speeds))
     bars = len(speeds) // len(lengths)
@@ -53,7 +53,7 @@ def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -
 def panel(
     axes: Axes, names: Sequence[str], values: Sequence[float], *, colors: Sequence[str], label: str
 ) -> None:
-    """Draw one bar per name, the first on top, its value beside it."""
+    """Draw one bar per name, the first on top, with its value next to it."""
     drawn = axes.barh(range(len(names)), values, color=colors)
     axes.bar_label(drawn, fmt="%.0f", padding=3)
     axes.set_yticks(range(len(names)), names)
@@ -67,15 +67,15 @@ def panel(
 def draw_frontier(
     rows: Sequence[Mapping[str, Any]], path: Path, *, of: tuple[str, str], title: str
 ) -> None:
-    """Write a PNG: what each way of making a model small costs in size and in quality.
+    """Write a PNG of size against quality for every way to shrink a model.
 
     Args:
-        rows: of a table. Those of a tool are joined by a line; Ortolan's are coloured.
+        rows: rows of a table. A line joins those of one tool; Ortolan's are colored.
         path: the file.
-        of: the key of the cost in a row, and its name.
-        title: what was measured.
+        of: key of the cost in a row, and its label.
+        title: title of the picture.
     """
-    small = [row for row in rows if row["precision"] != "fp32"]  # far off, and all alike
+    small = [row for row in rows if row["precision"] != "fp32"]  # far from the others
     if not small:
         return
     key, name = of
@@ -119,22 +119,22 @@ def draw_frontier(
 def draw_lengths(
     rows: Sequence[Mapping[str, Any]], path: Path, *, figures: Mapping[str, str], title: str
 ) -> None:
-    """Write a PNG: figures by the length of a text, both as logarithms, a line for each kind.
+    """Write a PNG of figures by length, both logarithmic, one line per kind.
 
     Args:
-        rows: with a `kind`, a `length` and the figures, some of which may be None.
+        rows: rows with `kind`, `length` and the figures, some of which may be None.
         path: the file.
-        figures: the key of each in a row, which ends in its unit, and its name.
-        title: what was measured, and on what.
+        figures: keys of the figures, which end in their unit, and their names.
+        title: title of the picture.
     """
     figure = Figure(figsize=LENGTHS_INCHES, layout="constrained")
     figure.suptitle(title, fontsize="medium")
     panels = figure.subplots(-(-len(figures) // 2), 2, squeeze=False)
     for axes, (key, name) in zip(panels.flat, figures.items(), strict=False):
         for kind in dict.fromkeys(row["kind"] for row in rows):
-            known = [row for row in rows if row["kind"] == kind and row[key] is not None]
-            places = [row["length"] for row in known]
-            axes.plot(places, [row[key] for row in known], marker="o", markersize=3, label=kind)
+            measured = [row for row in rows if row["kind"] == kind and row[key] is not None]
+            lengths = [row["length"] for row in measured]
+            axes.plot(lengths, [row[key] for row in measured], marker="o", markersize=3, label=kind)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_title(f"{name}, {key.rpartition('_')[2]}", fontsize="small")

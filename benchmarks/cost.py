@@ -1,13 +1,12 @@
-"""What a token costs, by the length of the text: six kinds of sequence model of a million weights.
+"""The cost of a token by text length, for six kinds of sequence models with a million weights.
 
     python benchmarks/cost.py
     python benchmarks/cost.py --lengths 64 256 1024 --models lstm,transformer --limit 5
 
-For each kind and length: one training step of one text in PyTorch (forwards and backwards), the
-prompt and one more token after it in the exported bundle, and the memory of what is carried. A
-point that would take longer than the limit, by the one before it, is left out, and so are the
-longer ones. Exponents are the slopes of logarithms over the upper half of the lengths. Prints a
-table, and writes it to benchmarks/results/ with a picture.
+For each kind and length: a training step on one text in PyTorch, the prefill and one decode step of
+the exported bundle, and the memory of its state. A point whose predecessor suggests that it would
+exceed the limit is left out, like all longer ones. Exponents are slopes in log-log space over the
+upper half of the lengths. Prints a table and writes it to benchmarks/results/ with a chart.
 """
 
 import argparse
@@ -39,17 +38,17 @@ VOCABULARY = 256
 LENGTHS = (64, 128, 256, 512, 1024, 2048, 4096, 8192)
 
 STEPS = 16
-"""Tokens after each prompt, whose median is the cost of one."""
+"""Decode steps after each prompt; their median counts."""
 
 SECONDS = 0.5
-"""For which a short point is measured again; the median counts."""
+"""Repeat a measurement for this long; the median counts."""
 
 MOST_TIMES = 9
 
 WINDOW = 256
 
 NEXT = 2.0
-"""How many times as long the next length takes, at least, when it is decided whether to try."""
+"""Assumed growth of the time from one length to the next, to decide whether to try."""
 
 _COMMON = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
 _CELLS = _COMMON | {"model_type": "recurrent", "num_hidden_layers": 3}
@@ -67,23 +66,23 @@ _BLOCKS = _COMMON | {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A kind of model, and what is published of its costs.
+    """A kind of model, and the published orders of its costs.
 
     Attributes:
-        config: in the words of a checkpoint.
-        total: operations of a text of n tokens: width d, window w, a memory of N times M numbers.
-        token: of one more token.
-        sequential: operations that wait for one another in training.
-        path: the most that a signal passes from one token to another.
-        powers: of n in `total` and `token`.
+        config: values of a checkpoint's config.
+        total: operations for n tokens: width d, window w, a memory of N times M numbers.
+        token: operations for one more token.
+        sequential: operations that cannot run in parallel in training.
+        path: longest path of a signal between two tokens.
+        powers: powers of n in `total` and `token`.
     """
 
     config: Mapping[str, Any]
     total: str
     token: str
-    sequential: str
-    path: str
-    powers: tuple[int, int]
+    sequential: str = "n"
+    path: str = "n"
+    powers: tuple[int, int] = (1, 0)
 
 
 KINDS = {
@@ -91,17 +90,11 @@ KINDS = {
         config=_CELLS | {"cell": "rnn", "hidden_size": 384},
         total="n d²",
         token="d²",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
     "lstm": Kind(
         config=_CELLS | {"cell": "lstm", "hidden_size": 200},
         total="n d²",
         token="d²",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
     "ntm": Kind(
         config=_CELLS
@@ -114,9 +107,6 @@ KINDS = {
         },
         total="n (d² + N M)",
         token="d² + N M",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
     "transformer": Kind(
         config=_BLOCKS,
@@ -132,7 +122,6 @@ KINDS = {
         token="w d",
         sequential="1",
         path="n / w",
-        powers=(1, 0),
     ),
     "gated-delta": Kind(
         config=_BLOCKS
@@ -147,24 +136,21 @@ KINDS = {
         },
         total="n d²",
         token="d²",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
 }
-"""Vaswani et al. 2017, table 1, of layers of recurrence, attention and restricted attention; of a
-memory, what Graves et al. 2014 compute at each step. Orders of n are those of long texts."""
+"""Vaswani et al. 2017, table 1, for layers of recurrence, attention and restricted attention;
+Graves et al. 2014 for a memory. Orders of n are for long texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Point:
-    """One kind at one length; None where it would have taken longer than the limit.
+    """One kind at one length; None if it would have exceeded the limit.
 
     Attributes:
-        train_s: seconds of a training step.
-        prefill_s: of the prompt, in the bundle.
-        token_s: of one token after it.
-        state_bytes: that the bundle carries then.
+        train_s: seconds per training step.
+        prefill_s: seconds to prefill the prompt, in the bundle.
+        token_s: seconds per decode step after it.
+        state_bytes: size of the bundle's state at that length.
     """
 
     kind: str
@@ -180,7 +166,7 @@ FIGURES = {
     "prefill_s": "a prompt",
     "token_s": "one token after it",
 }
-"""Of a `Point`, in seconds."""
+"""Figures of a `Point`, in seconds."""
 
 
 def main() -> int:
@@ -188,7 +174,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--models", type=names, default=tuple(KINDS))
     parser.add_argument("--lengths", type=count, nargs="+", default=LENGTHS)
-    parser.add_argument("--limit", type=float, default=20.0, help="seconds of a point")
+    parser.add_argument("--limit", type=float, default=20.0, help="seconds per point")
     parser.add_argument("--out", type=Path, default=RESULTS / "cost")
     return exit_status(_work, parser.parse_args())
 
@@ -196,7 +182,7 @@ def main() -> int:
 def _work(args: argparse.Namespace) -> None:
     unknown = sorted(set(args.models) - KINDS.keys())
     if unknown:
-        raise ValueError(f"--models: expected some of {', '.join(KINDS)}, got {unknown[0]}.")
+        raise ValueError(f"--models: unknown {unknown[0]}; choose from {', '.join(KINDS)}.")
     torch.set_num_threads(1)
     lengths, machine = sorted(args.lengths), report.machine()
     points, weights = [], {}
@@ -236,7 +222,7 @@ def _config(kind: str, context: int) -> ModelConfig:
 def measure(
     kind: str, model: nn.Module, lengths: Sequence[int], out: Path, *, limit: float
 ) -> list[Point]:
-    """All lengths of one kind, those of the bundle first."""
+    """Measure all lengths of one kind, the bundle first."""
     ids = np.random.default_rng(0).integers(0, VOCABULARY, lengths[-1] + STEPS).tolist()
     ortolan.export(model.eval(), out, options=ortolan.ExportOptions(proof="quick"))
     bundle = ortolan.load(out, ortolan.Decoder, threads=1)
@@ -269,7 +255,7 @@ def measure(
 
 
 def serve(bundle: ortolan.Decoder, ids: Sequence[int], length: int) -> tuple[float, float]:
-    """Seconds of a prompt, and of one token after it."""
+    """Seconds to prefill a prompt, and per decode step after it."""
     taken: list[float] = []
 
     def prompt() -> None:
@@ -287,7 +273,7 @@ def serve(bundle: ortolan.Decoder, ids: Sequence[int], length: int) -> tuple[flo
 
 
 def train(model: nn.Module, ids: Sequence[int]) -> float:
-    """Seconds of a training step: one text, forwards and backwards."""
+    """Seconds per training step on one text."""
     text = torch.tensor([ids])
 
     def step() -> None:
@@ -299,7 +285,7 @@ def train(model: nn.Module, ids: Sequence[int]) -> float:
 
 
 def repeated(work: Callable[[], None]) -> float:
-    """The median of the seconds that some work takes; of long work, those of the only time."""
+    """Median seconds of some work; long work runs once."""
     taken: list[float] = []
     while not taken or (sum(taken) < SECONDS and len(taken) < MOST_TIMES):
         begun_at = time.perf_counter()
@@ -308,13 +294,13 @@ def repeated(work: Callable[[], None]) -> float:
     return median(taken)
 
 
-# --- telling ----------------------------------------------------------------------------------
+# --- reporting --------------------------------------------------------------------------------
 
 
 def exponent(points: Sequence[Point], figure: str) -> float | None:
-    """The slope of a figure by length, both as logarithms, over the upper half of the lengths."""
-    found = [(point.length, getattr(point, figure)) for point in points]
-    measured = [(length, value) for length, value in found if value is not None]
+    """Slope of a figure by length in log-log space, over the upper half of the lengths."""
+    values_by_length = [(point.length, getattr(point, figure)) for point in points]
+    measured = [(length, value) for length, value in values_by_length if value is not None]
     upper = measured[len(measured) // 2 :]
     if len(upper) < 2:
         return None
@@ -325,46 +311,46 @@ def exponent(points: Sequence[Point], figure: str) -> float | None:
 def markdown(
     points: Sequence[Point], weights: Mapping[str, int], machine: Mapping[str, Any], *, limit: float
 ) -> str:
-    """The tables, and what they were measured on."""
+    """The tables, and the conditions of the measurement."""
     lengths = list(dict.fromkeys(point.length for point in points))
     by_kind = {kind: [point for point in points if point.kind == kind] for kind in weights}
     parts = [
         "# What a token costs, by the length of the text\n",
         f"{machine['processor']}, one thread, float32, load average {machine['load_average']:.1f} "
-        f"at the beginning. `-` is a point that would have taken more than {limit:g} s.",
+        f"at the start. `-` marks a point that would have taken more than {limit:g} s.",
     ]
     for figure, title in FIGURES.items():
         rows = [
-            [kind, *(_milliseconds(getattr(point, figure)) for point in found)]
-            for kind, found in by_kind.items()
+            [kind, *(_milliseconds(getattr(point, figure)) for point in of_kind)]
+            for kind, of_kind in by_kind.items()
         ]
         parts += [f"\n## {title[0].upper()}{title[1:]}, milliseconds\n"]
         parts += [report.table(["", *map(str, lengths)], rows)]
     rows = [
-        [kind, *(f"{point.state_bytes / 1e3:.0f}" for point in found)]
-        for kind, found in by_kind.items()
+        [kind, *(f"{point.state_bytes / 1e3:.0f}" for point in of_kind)]
+        for kind, of_kind in by_kind.items()
     ]
     parts += ["\n## Memory of the state, kB\n", report.table(["", *map(str, lengths)], rows)]
     parts += [
-        f"\nThe windowed transformer attends to the last {WINDOW} tokens; the cache of a bundle "
-        "keeps the others as well."
+        f"\nThe windowed transformer attends to the last {WINDOW} tokens, but the cache of its "
+        "bundle keeps all of them."
     ]
     parts += ["\n## Growth\n", _growth(by_kind, weights)]
     parts += [
-        "\nExponents of the length n are slopes over the upper half of the lengths. What is "
-        "published is of long texts: until attention outweighs the products of a layer, a "
-        "transformer's total grows as n as well. And it is of kernels that skip what is outside of "
-        "a window: those of onnxruntime and of PyTorch on a CPU compute these scores too, and the "
-        "windowed transformer costs what the other one does."
+        "\nExponents are slopes over the upper half of the lengths. Published orders are for long "
+        "texts: until attention outweighs the products of a layer, a transformer's total grows "
+        "linearly too. They also assume kernels that skip scores outside of the window; those of "
+        "onnxruntime and PyTorch on a CPU compute them, so the windowed transformer costs as much "
+        "as the other one."
     ]
     return "\n".join(parts) + "\n"
 
 
 def _growth(by_kind: Mapping[str, Sequence[Point]], weights: Mapping[str, int]) -> str:
     rows = []
-    for kind, found in by_kind.items():
+    for kind, of_kind in by_kind.items():
         of = KINDS[kind]
-        slopes = [exponent(found, figure) for figure in FIGURES]
+        slopes = [exponent(of_kind, figure) for figure in FIGURES]
         shown = ["-" if slope is None else f"{slope:.2f}" for slope in slopes]
         total, token = (
             f"{order} ({power})"

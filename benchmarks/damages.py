@@ -1,10 +1,10 @@
-"""How many single damages of a bundle's weights `ortolan verify` finds.
+"""Count how many single damages to a bundle's weights `ortolan verify` detects.
 
     python benchmarks/damages.py BUNDLE [--count 200] [--seed 0]
 
 Each damage changes one scale, one group of codes, one zero point or one value of a norm in a copy
-of the bundle, whose manifest then gets the new hash: nothing but the certificate can find it. Of
-weights that are floats, the scale of a group is that of as many values, and its codes are these.
+of the bundle, and updates the hash in its manifest, so that only the certificate can detect it. In
+float weights, a group is as many values, and its scale a factor for all of them.
 """
 
 import argparse
@@ -27,7 +27,7 @@ from ortolan.runtime.graph.summary import ExternalTensor
 from ortolan.runtime.verification.replay import verify
 
 GROUP = 32
-"""Values of a weight in float32 that are changed together."""
+"""Number of float32 values that change together."""
 
 KINDS = ("scale", "group", "zero point", "norm")
 
@@ -35,35 +35,35 @@ _SUFFIXES = {".codes": "group", ".scales": "scale", ".zeros": "zero point"}
 
 
 def main() -> None:
-    """Damage, verify, restore, and count."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--count", type=int, default=200)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    made, found = Counter[str](), Counter[str]()
+    args = parser.parse_args()
+    done, detected = Counter[str](), Counter[str]()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder) / "bundle"
-        shutil.copytree(given.bundle, copy)
+        shutil.copytree(args.bundle, copy)
         if verify(copy, exact=False, isolate=False).verdict == "FAIL":
-            raise SystemExit(f"{given.bundle}: expected a bundle that passes, got one that fails.")
-        for kind, name in damages(copy, count=given.count, seed=given.seed):
-            made[kind] += 1
+            raise SystemExit(f"{args.bundle}: fails verification before any damage.")
+        for kind, name in damages(copy, count=args.count, seed=args.seed):
+            done[kind] += 1
             if verify(copy, exact=False, isolate=False).verdict == "FAIL":
-                found[kind] += 1
+                detected[kind] += 1
             else:
                 print(f"missed: {kind} of {name}")
-    for kind in made:
-        print(f"{kind:<12} {found[kind]:>4} of {made[kind]}")
-    total = sum(made.values())
-    print(f"{'all':<12} {sum(found.values()):>4} of {total}: {sum(found.values()) / total:.1%}")
+    for kind in done:
+        print(f"{kind:<12} {detected[kind]:>4} of {done[kind]}")
+    total = sum(done.values())
+    print(f"{'all':<12} {detected.total():>4} of {total}: {detected.total() / total:.1%}")
 
 
 def damages(folder: Path, *, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Damage a bundle in place, one damage at a time: each is repaired before the next.
+    """Damage a bundle in place, and repair it before the next damage.
 
     Yields:
-        The kind of the damage, and the name of the tensor.
+        The kind of damage, and the name of the tensor.
     """
     random, bundle = np.random.default_rng(seed), open_bundle(folder)
     tensors = _by_kind(bundle)
@@ -87,22 +87,22 @@ def damages(folder: Path, *, count: int, seed: int) -> Iterator[tuple[str, str]]
 
 
 def _by_kind(bundle: Bundle) -> dict[str, list[ExternalTensor]]:
-    found: dict[str, list[ExternalTensor]] = {}
-    tensors = {each.name: each for graph in bundle.graphs.values() for each in graph.external}
-    for name, tensor in tensors.items():
+    tensors: dict[str, list[ExternalTensor]] = {}
+    external = {tensor.name: tensor for g in bundle.graphs.values() for tensor in g.external}
+    for name, tensor in external.items():
         suffix = next((end for end in _SUFFIXES if name.endswith(end)), None)
         if suffix is not None:
-            found.setdefault(_SUFFIXES[suffix], []).append(tensor)
+            tensors.setdefault(_SUFFIXES[suffix], []).append(tensor)
         elif len(tensor.dims) == 1 and "norm" in name:
-            found.setdefault("norm", []).append(tensor)
+            tensors.setdefault("norm", []).append(tensor)
         elif len(tensor.dims) == 2 and not bundle.manifest.quantized:
-            found.setdefault("group", []).append(tensor)
-            found.setdefault("scale", []).append(tensor)
-    return found
+            tensors.setdefault("group", []).append(tensor)
+            tensors.setdefault("scale", []).append(tensor)
+    return tensors
 
 
 def _changed(kind: str, tensor: ExternalTensor, data: bytes, random: np.random.Generator) -> bytes:
-    """The bytes of a tensor with one damage."""
+    """Bytes of a tensor with one damage."""
     if tensor.dtype == "float32":
         values: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
         size = GROUP if len(tensor.dims) == 2 and not tensor.name.endswith(".scales") else 1
@@ -125,7 +125,7 @@ def _changed(kind: str, tensor: ExternalTensor, data: bytes, random: np.random.G
 
 
 def _hash_again(folder: Path, bundle: Bundle) -> None:
-    """Write the manifest that the damaged weights would have."""
+    """Write the manifest with the hash of the damaged weights."""
     manifest, name = bundle.manifest, bundle.manifest.weights[0]
     digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
     files = tuple(

@@ -1,4 +1,4 @@
-"""How far the predictions of one model are from those of another. Knows logits, not engines."""
+"""Divergence of the predictions of two models, from their logits."""
 
 import math
 from collections.abc import Sequence
@@ -13,12 +13,12 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Predictions:
-    """What was found at each of some positions, `(positions,)` each.
+    """Comparison of two models at P positions, `(P,)` each.
 
     Attributes:
-        kl: nats of KL(reference || model).
-        agrees: whether both find the same token likeliest.
-        nats: what the model needs for the token that follows.
+        kl: KL(reference || model) in nats.
+        agrees: whether both consider the same token likeliest.
+        nats: information content of the next token for the model.
     """
 
     kl: Floats
@@ -32,19 +32,19 @@ class Predictions:
         logits_PV: NDArray[np.float32],
         targets_P: Sequence[int],
     ) -> Self:
-        """Compare the logits at P positions, each of which a target follows."""
+        """Compare the logits at P positions, given the tokens that follow."""
         expected_PV = log_softmax(reference_PV)
-        found_PV = log_softmax(logits_PV)
+        model_PV = log_softmax(logits_PV)
         return cls(
-            kl=(np.exp(expected_PV) * (expected_PV - found_PV)).sum(axis=1),
-            agrees=expected_PV.argmax(axis=1) == found_PV.argmax(axis=1),
-            nats=-found_PV[np.arange(len(targets_P)), list(targets_P)],
+            kl=(np.exp(expected_PV) * (expected_PV - model_PV)).sum(axis=1),
+            agrees=expected_PV.argmax(axis=1) == model_PV.argmax(axis=1),
+            nats=-model_PV[np.arange(len(targets_P)), list(targets_P)],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quality:
-    """One model against its reference over some text."""
+    """A model compared with its reference over some text."""
 
     mean_kl: float
     p99_kl: float
@@ -53,11 +53,11 @@ class Quality:
     bits_per_byte: float
 
     @classmethod
-    def of(cls, found: Sequence[Predictions], *, text_bytes: int) -> Self:
+    def of(cls, parts: Sequence[Predictions], *, text_bytes: int) -> Self:
         """Summarize the predictions over a text of `text_bytes`, each of its tokens once."""
-        kl = np.concatenate([predictions.kl for predictions in found])
-        agrees = np.concatenate([predictions.agrees for predictions in found])
-        nats = math.fsum(float(predictions.nats.sum()) for predictions in found)
+        kl = np.concatenate([predictions.kl for predictions in parts])
+        agrees = np.concatenate([predictions.agrees for predictions in parts])
+        nats = math.fsum(float(predictions.nats.sum()) for predictions in parts)
         return cls(
             mean_kl=float(kl.mean()),
             p99_kl=float(np.quantile(kl, 0.99)),
@@ -68,7 +68,7 @@ class Quality:
 
 
 def log_softmax(logits_PV: NDArray[np.float32]) -> Floats:
-    """Return logarithms of probabilities, in float64."""
+    """Log-probabilities in float64."""
     shifted = logits_PV.astype(np.float64)
     shifted -= shifted.max(axis=1, keepdims=True)
     shifted -= np.log(np.exp(shifted).sum(axis=1, keepdims=True))

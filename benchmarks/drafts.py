@@ -1,12 +1,12 @@
-"""What drafts by prompt lookup gain: an edit of code, records as JSON, and prose.
+"""Measure drafts by prompt lookup: a code edit, records as JSON, and prose.
 
     python benchmarks/drafts.py BUNDLE
     python benchmarks/drafts.py BUNDLE --rounds 5 --threads 2
 
-BUNDLE answers conversations, as SmolLM2-135M-Instruct does. Three ways take turns: without a draft,
-with drafts that never guess (the same kernels as with those that do), and by prompt lookup. Prints
-a table: speed after the first token over that without a draft, medians, and which tokens are the
-same. Speeds are by the clock or, beside other work, by the processor (--cpu-time --threads 1).
+BUNDLE is a chat model such as SmolLM2-135M-Instruct. Three ways alternate: without drafts, with
+drafts that never propose a token (the same kernels as with those that do), and by prompt lookup.
+Prints the median decoding speed relative to no drafts, and whether the tokens are the same. On a
+busy machine, measure CPU time with --cpu-time --threads 1.
 """
 
 import argparse
@@ -58,17 +58,17 @@ TASKS = {
 
 
 class Never:
-    """Makes no guess: what the kernels of drafts cost by themselves."""
+    """Proposes nothing, to measure the cost of the kernels for drafts."""
 
     def begin(self, prompt: Sequence[int]) -> "Never":
-        """Begin with a text."""
+        """Ignore the prompt."""
         return self
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Take tokens of it."""
+        """Ignore the tokens."""
 
     def propose(self, most: int) -> list[int]:
-        """Guess nothing."""
+        """Propose nothing."""
         return []
 
 
@@ -76,30 +76,30 @@ WAYS = {"without": None, "never": Never(), "lookup": ortolan.PromptLookup()}
 
 
 def main() -> int:
-    """Measure and print a table."""
-    parser = argparse.ArgumentParser(description="Measure what drafts gain.")
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="Measure drafts by prompt lookup.")
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("-n", "--tokens", type=count, default=256, help="at most, of an answer")
+    parser.add_argument("-n", "--tokens", type=count, default=256, help="limit per answer")
     parser.add_argument("-r", "--rounds", type=count, default=5)
     parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("--cpu-time", action="store_true", help="of the processor, not the clock")
+    parser.add_argument("--cpu-time", action="store_true", help="measure CPU time")
     return exit_status(run, parser.parse_args())
 
 
 def run(args: argparse.Namespace) -> None:
-    """Print a row for each task."""
+    """Print one row per task."""
     model = ortolan.load(args.bundle, ortolan.Decoder, threads=args.threads)
-    print("| task | tokens | without, tokens/s | never guessing | lookup | guesses right | same |")
+    print("| task | tokens | without, tokens/s | no proposals | lookup | accepted | same tokens |")
     print("| --- | ---: | ---: | ---: | ---: | ---: | --- |")
     for task, question in TASKS.items():
         print(measured(model, task, question, args), flush=True)
 
 
 def measured(model: ortolan.Decoder, task: str, question: str, args: argparse.Namespace) -> str:
-    """Let the ways answer one question in turn, and return a row of the table."""
+    """Answer one question in every way, alternating, and return a row of the table."""
     speeds: dict[str, list[float]] = {way: [] for way in WAYS}
     answers: dict[str, ortolan.Completion] = {}
-    for _ in range(1 + args.rounds):  # the first is for warming up
+    for _ in range(1 + args.rounds):  # the first round warms up
         for way, draft in WAYS.items():
             messages, clock = [{"role": "user", "content": question}], [time.process_time()]
             for tokens in (1, args.tokens):
@@ -113,9 +113,9 @@ def measured(model: ortolan.Decoder, task: str, question: str, args: argparse.Na
     speed = {way: statistics.median(values[1:]) for way, values in speeds.items()}
     lookup, never = answers["lookup"], answers["never"]
     timings = lookup.timings
-    same = "as never guessing" if lookup.tokens == never.tokens else "DIFFERENT"
+    same = "as without proposals" if lookup.tokens == never.tokens else "DIFFERENT"
     if lookup.tokens == answers["without"].tokens:
-        same += ", as without"
+        same += ", as without drafts"
     return (
         f"| {task} | {len(lookup.tokens)} | {speed['without']:.1f} "
         f"| {speed['never'] / speed['without']:.2f}x | {speed['lookup'] / speed['without']:.2f}x "

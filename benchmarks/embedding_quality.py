@@ -1,11 +1,11 @@
-"""How well a trained encoder still compares sentences after each way of making it small.
+"""How well a low-bit encoder still compares sentences.
 
     python benchmarks/embedding_quality.py CHECKPOINT --text FILE... --name minilm
 
-Lines of the files become vectors, the means of the states of their tokens. Every setting is
-compared with PyTorch in float32: by the cosine between the two vectors of a line, and by the
-ranking of all pairs of lines by their similarity. Prints a table and writes
-embeddings-NAME.json, .md and .png. Rows measured earlier over the same lines stay.
+Lines of the files become vectors, the means of their tokens' states. Every setting is compared with
+float32 in PyTorch: by the cosine of the two vectors of a line, and by the ranking of all pairs of
+lines by similarity. Prints a table and writes embeddings-NAME.json, .md and .png, keeping rows that
+were measured earlier over the same lines.
 """
 
 import argparse
@@ -34,7 +34,7 @@ from settings import GROUP_SIZES, Setting, chosen, ours, point
 from sizes import sizes_of
 from texts import without_separators
 
-CHARACTERS = range(20, 300)  # of a line: shorter ones say nothing, longer ones are truncated
+CHARACTERS = range(20, 300)  # shorter lines say little, longer ones would be truncated
 REFERENCE = replace(TRANSFORMERS, worker="workers.bert_eager")
 OPTIMUM = (
     *("{bin}/optimum-cli", "export", "openvino", "-m", "{checkpoint}"),
@@ -45,13 +45,13 @@ Vectors = NDArray[np.float32]
 
 
 def own(line: str, label: str, *arguments: str, precision: str = "int4") -> Setting:
-    """Return Ortolan as it exports an encoder with some arguments."""
+    """Ortolan, exporting an encoder with some arguments."""
     setting = ours(line, label, *arguments, precision=precision)
     return replace(setting, peer=replace(setting.peer, worker="workers.ortolan_encoder"))
 
 
 def nncf(label: str, precision: str, *arguments: str) -> Setting:
-    """Return a precision of OpenVINO's with some arguments."""
+    """OpenVINO at a precision, with some arguments."""
     peer = replace(OPENVINO, worker="workers.openvino_encoder")
     command = (*OPTIMUM, precision, "{model}", *arguments)
     return point("openvino", label, peer, *command, precision=precision)
@@ -79,13 +79,13 @@ SETTINGS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Agreement:
-    """Vectors of some lines beside those of the reference.
+    """Vectors of lines compared with those of the reference.
 
     Attributes:
-        cosine: between the two vectors of a line, the mean.
-        worst_cosine: the least of any line.
+        cosine: mean cosine of the two vectors of a line.
+        worst_cosine: smallest cosine of any line.
         spearman: rank correlation of the similarities of all pairs of lines.
-        nearest: share of lines whose most similar other line is the same.
+        nearest: share of lines with the same most similar other line.
     """
 
     cosine: float
@@ -97,57 +97,57 @@ class Agreement:
     def of(cls, reference_NE: Vectors, vectors_NE: Vectors) -> Self:
         """Compare vectors of length 1."""
         cosines = (reference_NE * vectors_NE).sum(axis=1)
-        expected_NN, found_NN = reference_NE @ reference_NE.T, vectors_NE @ vectors_NE.T
+        expected_NN, actual_NN = reference_NE @ reference_NE.T, vectors_NE @ vectors_NE.T
         pairs = np.triu_indices(len(vectors_NE), k=1)
-        expected_ranks, ranks = ranks_of(expected_NN[pairs]), ranks_of(found_NN[pairs])
-        for similarities in (expected_NN, found_NN):
+        expected_ranks, ranks = ranks_of(expected_NN[pairs]), ranks_of(actual_NN[pairs])
+        for similarities in (expected_NN, actual_NN):
             np.fill_diagonal(similarities, -np.inf)
         return cls(
             cosine=float(cosines.mean()),
             worst_cosine=float(cosines.min()),
-            # Of ranks without ties, all that differs is the covariance.
+            # Ranks without ties all have the same variance, so only the covariance differs.
             spearman=float((expected_ranks * ranks).mean() / (ranks**2).mean()),
-            nearest=float((expected_NN.argmax(axis=1) == found_NN.argmax(axis=1)).mean()),
+            nearest=float((expected_NN.argmax(axis=1) == actual_NN.argmax(axis=1)).mean()),
         )
 
 
 def ranks_of(values: Vectors) -> NDArray[np.float64]:
-    """Return the place of each value in the order of all, from the middle."""
+    """Rank of each value, centered at zero."""
     ranks: NDArray[np.float64] = np.argsort(np.argsort(values)) - np.float64(len(values) - 1) / 2
     return ranks
 
 
-def lines_of(files: Sequence[Path], wanted: int) -> list[str]:
-    """Return distinct lines, evenly spaced over the files.
+def lines_of(files: Sequence[Path], count: int) -> list[str]:
+    """Distinct lines, evenly spaced over the files.
 
     Raises:
-        ValueError: there are fewer.
+        ValueError: there are not enough.
     """
     text = "".join(without_separators(file.read_text(encoding="utf-8")) for file in files)
     lines = [line for line in map(str.strip, text.splitlines()) if len(line) in CHARACTERS]
     lines = list(dict.fromkeys(lines))
-    if len(lines) < wanted:
-        raise ValueError(f"--text: expected at least {wanted} lines, got {len(lines)}.")
-    return [lines[number * len(lines) // wanted] for number in range(wanted)]
+    if len(lines) < count:
+        raise ValueError(f"--text: {count} lines are needed, but there are {len(lines)}.")
+    return [lines[number * len(lines) // count] for number in range(count)]
 
 
 def vectors_of(running: Program, texts: Sequence[Sequence[int]]) -> Vectors:
-    """Return the mean state of each text, of length 1, `(texts, width)`."""
+    """Mean state of each text, scaled to length 1, `(texts, width)`."""
     lengths = sorted({len(ids) for ids in texts})
-    found: dict[int, Vectors] = {}
+    means_by_text: dict[int, Vectors] = {}
     with Worker(running) as worker, tempfile.TemporaryDirectory() as folder:
-        for length in lengths:  # no padding: what that changes is another question
+        for length in lengths:  # without padding, whose effect is another question
             numbers = [number for number, ids in enumerate(texts) if len(ids) == length]
             request = {"texts": [texts[number] for number in numbers], "folder": folder}
             means = np.load(worker.answer(request)["path"]).mean(axis=1)
-            found.update(zip(numbers, means, strict=True))
-    vectors = np.stack([found[number] for number in range(len(texts))])
+            means_by_text.update(zip(numbers, means, strict=True))
+    vectors = np.stack([means_by_text[number] for number in range(len(texts))])
     normed: Vectors = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
     return normed
 
 
 def markdown(document: report.Document) -> str:
-    """Return what was measured as text and a table, one row per setting."""
+    """The measurement as text and a table, one row per setting."""
     header = ["", "MB", "1 - cosine", "1 - worst", "Spearman", "same nearest line"]
     rows = [
         [
@@ -163,9 +163,10 @@ def markdown(document: report.Document) -> str:
     return "\n\n".join(
         [
             f"# {document['checkpoint']}",
-            f"Against PyTorch in float32: {document['text']}. Spearman is the rank correlation of "
-            "the similarities of all pairs. MB are millions of bytes of the files that hold "
-            "weights, without tokenizers.",
+            f"Compared with float32 in PyTorch: {document['text']}. Spearman is the rank "
+            "correlation of the similarities of all pairs. MB are millions of bytes of weight "
+            "files, without "
+            "tokenizers.",
             report.table(header, rows),
             report.with_versions(document["versions"]),
         ]
@@ -174,13 +175,13 @@ def markdown(document: report.Document) -> str:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure what small weights cost an encoder.")
-    parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint")
-    parser.add_argument("--text", type=Path, nargs="+", required=True, help="files of lines")
-    parser.add_argument("--lines", type=count, default=512, help="of them, evenly spaced")
-    parser.add_argument("--name", help="of the result; the folder's by default")
-    parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: these settings")
-    parser.add_argument("--reuse", action="store_true", help="take our earlier exports as they are")
+    parser = argparse.ArgumentParser(description="Measure the quality of low-bit encoders.")
+    parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
+    parser.add_argument("--text", type=Path, nargs="+", required=True, help="text files")
+    parser.add_argument("--lines", type=count, default=512, help="number of lines to use")
+    parser.add_argument("--name", help="name of the result; the folder's name by default")
+    parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: settings to measure")
+    parser.add_argument("--reuse", action="store_true", help="keep Ortolan's earlier exports")
     parser.add_argument("--threads", type=count, default=2)
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
@@ -188,7 +189,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def publish(document: report.Document, path: Path) -> None:
-    """Write the rows, together with those of earlier runs over the same lines."""
+    """Write the rows together with those of earlier runs over the same lines."""
     if path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8"))
         document = merged(earlier, document)
@@ -203,7 +204,7 @@ def publish(document: report.Document, path: Path) -> None:
 
 
 def programs(settings: Sequence[Setting], args: argparse.Namespace) -> Iterator[Program]:
-    """Make the model of each setting if need be, and yield what runs it."""
+    """Convert the model for each setting if needed, and yield the program that runs it."""
     checkpoint = trained_checkpoint(args.checkpoint)
     checkpoint = replace(checkpoint, name=args.name or checkpoint.name)
     for setting in settings:
@@ -213,7 +214,7 @@ def programs(settings: Sequence[Setting], args: argparse.Namespace) -> Iterator[
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Measure every requested setting, print and write the result after each."""
+    """Measure every requested setting; print and write the result after each."""
     settings = chosen(args.only, SETTINGS)
     tokenizer = Tokenizer.from_file(str(args.checkpoint / "tokenizer.json"))
     tokenizer.no_padding()
@@ -242,7 +243,7 @@ def compare(args: argparse.Namespace) -> None:
         }
         publish(document, path)
     print(path.with_suffix(".md").read_text(encoding="utf-8"))
-    say(f"wrote {path} and, beside it, .md and .png")
+    say(f"wrote {path}, .md and .png")
 
 
 if __name__ == "__main__":

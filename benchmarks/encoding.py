@@ -1,11 +1,11 @@
-"""Encoders on this machine: same weights, same texts, same number of threads.
+"""Compare encoders on this machine: same weights, same texts, same number of threads.
 
     python benchmarks/encoding.py
     python benchmarks/encoding.py --texts 256 --tokens 64 -r 7
 
-A random BERT of 22 million parameters turns texts into vectors: Ortolan in fp32 and int8,
-onnxruntime on the export of transformers in fp32 and dynamically quantized int8, and PyTorch.
-All stay loaded and take turns. Prints a table and writes it to benchmarks/results/.
+A random BERT of 22 million parameters encodes texts: Ortolan in fp32 and int8, onnxruntime on the
+export of transformers in fp32 and dynamically quantized int8, and PyTorch. All stay loaded and
+alternate. Prints a table and writes it to benchmarks/results/.
 """
 
 import argparse
@@ -51,12 +51,12 @@ PEERS = (
     (replace(ONNXRUNTIME, name="onnxruntime-int8"), "int8"),
     (replace(TRANSFORMERS, worker="workers.bert_eager"), "fp32"),
 )
-"""Each with its precision; the first is compared with the others."""
+"""Peers and their precisions; the others are compared with the first."""
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure encoders side by side.")
+    parser = argparse.ArgumentParser(description="Compare encoders.")
     parser.add_argument("--texts", type=count, default=256)
     parser.add_argument("--tokens", type=count, default=64)
     parser.add_argument("--threads", type=count, default=2)
@@ -67,7 +67,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def random_bert(work: Path) -> Checkpoint:
-    """Return the checkpoint, made if need be."""
+    """The checkpoint, written if it does not exist."""
     path = (work / SHAPE / "checkpoint").resolve()
     if not (path / "config.json").exists():
         say(f"writing a random checkpoint of shape {SHAPE}")
@@ -78,30 +78,30 @@ def random_bert(work: Path) -> Checkpoint:
 
 
 def cosine(first: NDArray[np.float32], second: NDArray[np.float32]) -> float:
-    """The mean cosine of vectors `(..., width)`."""
+    """Mean cosine of vectors `(..., width)`."""
     norms = np.linalg.norm(first, axis=-1) * np.linalg.norm(second, axis=-1)
     return float(((first * second).sum(-1) / norms).mean())
 
 
 def rows(turns: Sequence[rounds.Turn], texts: int) -> list[list[str]]:
-    """A row of the table for each peer."""
+    """One row of the table per peer."""
     seconds = {(turn.peer, turn.round): turn.answer["seconds"] for turn in turns}
     peers = list(dict.fromkeys(turn.peer for turn in turns))
     numbers = sorted({turn.round for turn in turns})
     vectors = {turn.peer: np.load(turn.answer["path"]) for turn in turns if turn.round == 0}
-    found = []
+    table = []
     for peer in peers:
         ratio = report.Ratio.of(seconds[peer, n] / seconds[peers[0], n] for n in numbers)
         speed = median(texts / seconds[peer, n] for n in numbers)
         times = "" if peer == peers[0] else str(ratio)
-        found.append(
+        table.append(
             [peer, f"{speed:.1f}", times, f"{cosine(vectors[peer], vectors[REFERENCE]):.5f}"]
         )
-    return found
+    return table
 
 
 def side_by_side(args: argparse.Namespace) -> None:
-    """Prepare every peer, let them take turns, print and write the result."""
+    """Prepare all peers, run them alternately, print and write the result."""
     checkpoint = random_bert(args.work)
     drawn = random.Random(0)
     texts = [drawn.choices(range(1000, VOCABULARY), k=args.tokens) for _ in range(args.texts)]
@@ -115,13 +115,13 @@ def side_by_side(args: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         request = {"texts": texts, "folder": folder}
         turns, loaded = rounds.take_turns(programs, [request], rounds=args.rounds)
-        found = rows(turns, args.texts)
+        table = rows(turns, args.texts)
     text = "\n\n".join(
         (
             f"# {SHAPE}, {args.texts} texts of {args.tokens} tokens, {args.threads} threads",
             f"{machine['processor']}, {machine['cores']} cores, {args.rounds} rounds. `times` is "
-            f"how many times as fast {first} is; `cosine` compares with {REFERENCE}.",
-            report.table(["", "texts/s", f"{first}, times", "cosine"], found),
+            f"the speedup of {first}; `cosine` compares with {REFERENCE}.",
+            report.table(["", "texts/s", f"{first}, times", "cosine"], table),
             report.with_versions(versions),
         )
     )
@@ -134,7 +134,7 @@ def side_by_side(args: argparse.Namespace) -> None:
         path, {"machine": machine, "versions": versions, "runs": plain, "model_bytes": sizes}
     )
     path.with_suffix(".md").write_text(text, encoding="utf-8")
-    say(f"wrote {path} and, beside it, .md")
+    say(f"wrote {path} and .md")
 
 
 if __name__ == "__main__":

@@ -1,12 +1,12 @@
-"""What an export costs in memory and time, and that depth does not add to it.
+"""Measure the peak memory and the time of an export; depth should not add to the memory.
 
     python benchmarks/export_memory.py 1b
     python benchmarks/export_memory.py 1b --layers 32
     python benchmarks/export_memory.py 1b --options precision=int4 method=gptq calibration=TEXT
 
-Writes a random checkpoint of a named shape if need be, exports it in a process of its own and
-prints the peak resident memory of that process (VmHWM, Linux). The verification runs in a child
-of that process, whose memory is that of the runtime and is not counted.
+Writes a random checkpoint of a named shape if needed, exports it in a child process, and prints the
+peak resident memory of that process (VmHWM, Linux). Verification runs in a further process, whose
+memory is not counted.
 """
 
 import argparse
@@ -48,11 +48,11 @@ print(json.dumps({"peak_bytes": peak, "seconds": seconds, "begun_at_s": steps}))
 
 
 def main() -> None:
-    """Measure one shape and print one JSON object."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description="Measure the peak memory of an export.")
     parser.add_argument("shape", choices=SHAPES)
-    parser.add_argument("--layers", type=int, help="depth; the shape's own by default")
-    parser.add_argument("--options", nargs="*", default=[], help="of the export, NAME=VALUE")
+    parser.add_argument("--layers", type=int, help="number of layers; the shape's own by default")
+    parser.add_argument("--options", nargs="*", default=[], help="export options, NAME=VALUE")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "export_memory")
     args = parser.parse_args()
     name = args.shape if args.layers is None else f"{args.shape}-{args.layers}"

@@ -1,9 +1,9 @@
-"""Time one decoded token of attention where few key/value heads serve many query heads.
+"""Time a decode step of attention with few key/value heads for many query heads.
 
-GroupQueryAttention reads the cache of a head once for every query head. Folded, the query heads of
-a key/value head are the rows of one product: queries `(B, H, 1, D)` are `(B, K, H/K, D)`, and the
+GroupQueryAttention reads the cache of a head once per query head. Folded, the query heads of a
+key/value head are rows of one product: queries `(B, H, 1, D)` become `(B, K, H/K, D)`, and the
 standard Attention node computes them against the same cache. Both rotate, extend the cache in
-place, and attend to `T` tokens. Alternating runs, medians of ratios.
+place, and attend to `T` tokens. Runs alternate; ratios are medians.
 
     python benchmarks/folded_heads.py [--threads N] [--rounds N]
 
@@ -27,7 +27,7 @@ SHAPES = {
     "llama-3.2-1b": (32, 8, 64),
     "qwen3-0.6b": (16, 8, 128),
 }
-"""H, K and D of models that people run."""
+"""H, K and D of popular models."""
 
 LENGTHS = (128, 512, 2048, 4000)
 
@@ -35,7 +35,7 @@ FLOAT, INT32, INT64 = TensorProto.FLOAT, TensorProto.INT32, TensorProto.INT64
 
 
 def model(heads: int, kv_heads: int, width: int, *, folded: bool) -> ModelProto:
-    """A graph of one step of one layer."""
+    """Graph of one decode step of one layer."""
     cache: list[str | int | None] = ["B", kv_heads, CAPACITY, width]
     value = helper.make_tensor_value_info
     inputs = [
@@ -109,7 +109,7 @@ def _folded(heads: int, kv_heads: int, width: int) -> tuple[list[Any], list[Any]
 
 
 class Step:
-    """A session whose cache is input and output at once."""
+    """An onnxruntime session whose cache is both input and output."""
 
     def __init__(self, proto: ModelProto, shape: tuple[int, int, int], threads: int) -> None:
         heads, kv_heads, width = shape
@@ -136,7 +136,7 @@ class Step:
         self._binding.bind_ortvalue_output("out", self._out)
 
     def run(self, length: int) -> tuple[float, Any]:
-        """Seconds of a step that attends to `length` tokens, and what it gives."""
+        """Seconds of a step that attends to `length` tokens, and its output."""
         self._bind("last", np.array([length - 1], np.int32))
         self._bind("total", np.array(length, np.int32))
         began = time.perf_counter()
@@ -148,7 +148,7 @@ class Step:
 
 
 def main() -> None:
-    """Print a row for each shape and length."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=60)

@@ -1,9 +1,9 @@
-"""The time that a grammar costs, of a bundle's own time for a token.
+"""Measure what a grammar adds to the time per token.
 
     python benchmarks/grammar.py --bundle build/pythonic
 
-A text with a JSON schema, one that may be anything, and one without a grammar take turns, with as
-many tokens each. Prints milliseconds of processor time a token, the median, with one thread.
+Texts with a JSON schema, with a grammar that allows anything and without one alternate, at the same
+number of tokens. Prints the median CPU time per token in milliseconds, on one thread.
 """
 
 import argparse
@@ -35,7 +35,7 @@ CHOICES = {"likeliest": Sampling(), "top-p 0.9": Sampling(temperature=0.7, top_p
 
 
 def milliseconds(model: Decoder, grammar: Grammar | None, choice: Sampling, tokens: int) -> float:
-    """Processor time of a token."""
+    """CPU time per token."""
     begun_at = time.process_time()
     done = model.generate(
         PROMPT, max_new_tokens=tokens, ignore_eos=True, grammar=grammar, sampling=choice
@@ -44,8 +44,8 @@ def milliseconds(model: Decoder, grammar: Grammar | None, choice: Sampling, toke
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure what a grammar costs.")
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="Measure the cost of a grammar.")
     parser.add_argument("--bundle", type=Path, required=True)
     parser.add_argument("-n", "--tokens", type=int, default=128)
     parser.add_argument("-r", "--rounds", type=int, default=8)
@@ -54,14 +54,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     print("| |" + "".join(f" {name} |" for name in GRAMMARS))
     print("|---|" + "---|" * len(GRAMMARS))
     for name, choice in CHOICES.items():
-        for grammar in GRAMMARS.values():  # what is only done once
+        for grammar in GRAMMARS.values():  # warm up
             milliseconds(model, grammar, choice, args.tokens)
         rounds = [
             [milliseconds(model, grammar, choice, args.tokens) for grammar in GRAMMARS.values()]
             for _ in range(args.rounds)
         ]
-        times = [median(each) for each in zip(*rounds, strict=True)]
-        print(f"| {name} |" + "".join(f" {each:.2f} ms |" for each in times))
+        times = [median(column) for column in zip(*rounds, strict=True)]
+        print(f"| {name} |" + "".join(f" {ms:.2f} ms |" for ms in times))
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""Kernels on this machine: what onnxruntime chooses by itself, and another form of the same.
+"""Compare the kernels that onnxruntime chooses with another form of the same computation.
 
     python benchmarks/kernel_forms.py
     python benchmarks/kernel_forms.py --threads 1 -r 3
 
-Runs both forms of a computation on the same inputs, checks that they agree and lets them take
-turns. Prints the medians of one computation, and of the share of the first form's time that the
-second one takes (docs/adr/0011-kernel-choices.md).
+Runs both forms on the same inputs, checks that they agree, and lets them alternate. Prints the
+median time of one computation, and the median time of the second form relative to the first
+(docs/adr/0011-kernel-choices.md).
 """
 
 import argparse
@@ -50,18 +50,18 @@ ATTENTIONS = (
     (1, 1, 159, 9, 3, 64),
     (1, 1, 511, 32, 8, 64),
 )
-"""Rows, new tokens, tokens before them, heads, key/value heads and their width."""
+"""Rows, new tokens, tokens before them, heads, key/value heads, head width."""
 
 PRODUCTS = ((1, 192, 192), (16, 192, 512), (128, 512, 192), (1, 2048, 2048), (128, 2048, 2048))
 """Rows, columns of the activations, columns of the product."""
 
 CHAIN = 16
-COPIES = 2  # of attention, which takes long enough
+COPIES = 2  # attention takes long enough for two
 MICROSOFT = "com.microsoft"
 SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
-TOLERANCE = 1e-3  # roundings add up along a chain
+TOLERANCE = 1e-3  # rounding errors add up along a chain
 TURN_S = 0.02
-PAUSE_S = 0.1  # the threads of the session before keep spinning for a moment
+PAUSE_S = 0.1  # the threads of the previous session keep spinning for a moment
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +69,12 @@ class Case:
     """One computation of one size.
 
     Attributes:
-        size: as it stands in the table.
-        forms: nodes of what onnxruntime chooses, and of the other form.
-        copies: how often a form computes it in one call, so that they share the cost of the call.
+        size: label in the table.
+        forms: nodes of the form that onnxruntime chooses, and of the other one.
+        copies: computations per call, which share the overhead of the call.
         inputs: arrays by name.
-        outputs: arrays by name; one that is an input as well is written in place.
-        constants: arrays by name, which kernels may rearrange beforehand.
+        outputs: arrays by name; one that is also an input is updated in place.
+        constants: arrays by name, which kernels may rearrange in advance.
     """
 
     size: str
@@ -87,7 +87,7 @@ class Case:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bound:
-    """A form in a session of its own, and the arrays that it reads and writes."""
+    """A form in its own session, with its bound arrays."""
 
     session: Any
     binding: Any
@@ -95,7 +95,7 @@ class Bound:
     outputs: Arrays
 
     def seconds(self, calls: int) -> float:
-        """Time of one of some calls."""
+        """Mean seconds per call."""
         start = time.perf_counter()
         for _ in range(calls):
             self.session.run_with_iobinding(self.binding)
@@ -104,7 +104,7 @@ class Bound:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure forms of a computation side by side.")
+    parser = argparse.ArgumentParser(description="Compare forms of a computation.")
     parser.add_argument("--threads", type=count, default=2)
     parser.add_argument("-r", "--rounds", type=count, default=7)
     return parser.parse_args(arguments)
@@ -117,7 +117,7 @@ def drawn(shapes: Mapping[str, Shape]) -> Arrays:
 
 
 def norm(rows: int, width: int) -> Case:
-    """Sums, each with its norm."""
+    """A chain of sums, each followed by a norm."""
     operands = {"skip": (1, rows, width), "scale": (width,), "bias": (width,)}
     one = partial(helper.make_node, "SkipLayerNormalization", domain=MICROSOFT, epsilon=1e-5)
     other = partial(helper.make_node, "LayerNormalization", epsilon=1e-5)
@@ -125,7 +125,7 @@ def norm(rows: int, width: int) -> Case:
 
 
 def gelu(rows: int, width: int) -> Case:
-    """Biases, each with its Gelu."""
+    """A chain of biases, each followed by a Gelu."""
     one = partial(helper.make_node, "BiasGelu", domain=MICROSOFT)
     other = partial(helper.make_node, "Gelu")
     return fusion(one, other, rows, width, operands={"bias": (width,)})
@@ -134,7 +134,7 @@ def gelu(rows: int, width: int) -> Case:
 def fusion(
     one: MakeNode, other: MakeNode, rows: int, width: int, *, operands: Mapping[str, Shape]
 ) -> Case:
-    """A chain of fused nodes; or of an Add of the first operand and a node with the others."""
+    """A chain of fused nodes, against an Add of the first operand and a node with the others."""
     first, *others = operands
     fused, apart = [], []
     for i in range(CHAIN):
@@ -154,7 +154,7 @@ def fusion(
 def attention(
     rows: int, new_tokens: int, before: int, heads: int, kv_heads: int, width: int
 ) -> Case:
-    """Attention after a cache; all copies write the same to the same places of it."""
+    """Attention after a cache; all copies write the same values to the same places."""
     total = before + new_tokens
     cache = (rows, kv_heads, total, width)
     packed = (rows, new_tokens, (heads + 2 * kv_heads) * width)
@@ -178,7 +178,7 @@ def attention(
 
 
 def product(rows: int, inner: int, outer: int) -> Case:
-    """Products with weights of 8 bits, signed and unsigned; so small that neither saturates."""
+    """Products with 8-bit weights, signed and unsigned, small enough that neither saturates."""
     signed = np.random.default_rng(0).integers(-63, 64, (inner, outer), np.int8)
     constants: Arrays = {
         "signed": signed,
@@ -203,7 +203,7 @@ def product(rows: int, inner: int, outer: int) -> Case:
 
 @contextmanager
 def switched(value: str) -> Iterator[None]:
-    """Set what onnxruntime reads when it makes the kernel of GroupQueryAttention."""
+    """Set the variable that onnxruntime reads when it creates GroupQueryAttention kernels."""
     before = os.environ.get(SWITCH)
     os.environ[SWITCH] = value
     try:
@@ -221,8 +221,8 @@ def declared(arrays: Arrays) -> list[ValueInfoProto]:
 
 
 def bind(case: Case, form: int, *, threads: int) -> Bound:
-    """Open the first or the second form."""
-    # Together, so that an array that is read and written stays one.
+    """Open one of the forms."""
+    # Copied together, so that an array that is both input and output stays a single one.
     inputs, outputs = deepcopy((case.inputs, case.outputs))
     used = {name for node in case.forms[form] for name in node.input}
     constants = [
@@ -237,9 +237,9 @@ def bind(case: Case, form: int, *, threads: int) -> Bound:
     )
     options = ort.SessionOptions()
     options.intra_op_num_threads = threads
-    # Otherwise it would fuse what is apart.
+    # Otherwise onnxruntime would fuse the second form.
     options.graph_optimization_level = ort.GraphOptimizationLevel.ORT_DISABLE_ALL
-    # What has no attention does not mind.
+    # Ignored by computations without attention.
     with switched(str(form)):
         data = model.SerializeToString()
         session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
@@ -252,14 +252,14 @@ def bind(case: Case, form: int, *, threads: int) -> Bound:
 
 
 def row(case: Case, *, threads: int, rounds: int) -> list[str]:
-    """Let both forms take turns; return a row of the table."""
+    """Measure both forms alternately; return a row of the table."""
     forms = [bind(case, form, threads=threads) for form in (0, 1)]
     calls = [ceil(TURN_S / min(form.seconds(1) for _ in range(2))) for form in forms]
     for name, expected in forms[0].outputs.items():
-        found = forms[1].outputs[name]
-        if not np.allclose(found, expected, rtol=TOLERANCE, atol=TOLERANCE):
-            apart = np.abs(found - expected).max()
-            raise ValueError(f"{case.size}: {name}: expected equal outputs, got {apart} apart")
+        actual = forms[1].outputs[name]
+        if not np.allclose(actual, expected, rtol=TOLERANCE, atol=TOLERANCE):
+            apart = np.abs(actual - expected).max()
+            raise ValueError(f"{case.size}: {name}: the forms differ by {apart}")
     times: tuple[list[float], list[float]] = ([], [])
     for number in range(rounds):
         for form in (0, 1) if number % 2 == 0 else (1, 0):

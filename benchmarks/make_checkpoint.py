@@ -1,13 +1,13 @@
 """Write a random Hugging Face checkpoint of a named shape.
 
-Speed and memory depend on the shape of a model, not on what it has learned, so benchmarks need
-no download. Weights are drawn and written a block at a time: memory does not grow with the
-model. Does not know Ortolan; any program that reads such checkpoints can read these.
+Speed and memory depend on the shape of a model, not on its training, so benchmarks need no
+download. Weights are drawn and written in blocks, so memory does not grow with the model. Nothing
+here depends on Ortolan: any program that reads such checkpoints can read these.
 
     python benchmarks/make_checkpoint.py SHAPE OUT [--layers N] [--seed S]
 
-The same arguments give the same weights everywhere; a deeper model begins with the layers of
-the shallower one. The tokenizer depends on the Python version that it is trained on.
+The same arguments produce the same weights everywhere; a deeper model begins with the layers of a
+shallower one. The tokenizer depends on the Python version it is trained with.
 """
 
 import argparse
@@ -24,8 +24,7 @@ import numpy as np
 import numpy.typing as npt
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-# What every shape has in common, in the words of Hugging Face's config.json. The ids are those
-# of the tokenizer below.
+# Values that all Llama shapes share. The ids belong to the tokenizer below.
 LLAMA: Mapping[str, Any] = {
     "architectures": ["LlamaForCausalLM"],
     "attention_bias": False,
@@ -46,7 +45,7 @@ LLAMA: Mapping[str, Any] = {
 }
 
 SHAPES: Mapping[str, Mapping[str, Any]] = {
-    # 6 million parameters: for trying things out.
+    # 6 million parameters, for experiments.
     "tiny": {
         "head_dim": 32,
         "hidden_size": 256,
@@ -88,7 +87,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "vocab_size": 128256,
     },
-    # Widths and depth of SmolLM2-135M, in the words of other types.
+    # Width and depth of SmolLM2-135M, with the keys of another type.
     "qwen2-135m": {
         "model_type": "qwen2",
         "hidden_size": 576,
@@ -137,7 +136,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "sliding_window": 512,
         "vocab_size": 262144,
     },
-    # Qwen3-30B-A3B: two layers of it are 3 GB.
+    # Qwen3-30B-A3B; two layers take 3 GB.
     "qwen3-30b-a3b": {
         "model_type": "qwen3_moe",
         "decoder_sparse_step": 1,
@@ -155,7 +154,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 1000000.0,
         "vocab_size": 151936,
     },
-    # Qwen3-30B-A3B, an eighth as deep, a fourth as wide, a fourth of the experts.
+    # Qwen3-30B-A3B at an eighth of the depth, a fourth of the width and a fourth of the experts.
     "qwen3-moe-small": {
         "model_type": "qwen3_moe",
         "decoder_sparse_step": 1,
@@ -176,35 +175,35 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
 
 STANDARD_DEVIATION = 0.02
 BLOCK = 1 << 22  # weights drawn at a time: 16 MiB of float32
-MAX_TRAINED_VOCAB = 8000  # more merges teach nothing here and take minutes
+MAX_TRAINED_VOCAB = 8000  # more merges take minutes and change nothing here
 SPECIAL_TOKENS = ("<s>", "</s>")
 
 
 def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the whole config.json of a shape; transformers fills in those that are no Llama."""
+    """The whole config.json of a shape; transformers completes those of other types than Llama."""
     if "model_type" not in config:
         return {**LLAMA, **config}
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     ids = {key: LLAMA[key] for key in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
-    made = AutoConfig.for_model(**{**ids, **config})
+    hf_config = AutoConfig.for_model(**{**ids, **config})
     with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
-    values: dict[str, Any] = made.to_dict()
+        model: Any = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
+    values: dict[str, Any] = hf_config.to_dict()
     return values | {"architectures": [type(model).__name__], "torch_dtype": "bfloat16"}
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of each tensor of a checkpoint with tied embeddings."""
+    """Names and shapes of the tensors of a checkpoint with tied embeddings."""
     if config["model_type"] == "llama":
         return llama_shapes(config)
     import torch
     from transformers import AutoConfig, AutoModelForCausalLM
 
     with torch.device("meta"):
-        made = AutoConfig.for_model(**config)
-        model: Any = AutoModelForCausalLM.from_config(made)  # type: ignore[no-untyped-call]
+        hf_config = AutoConfig.for_model(**config)
+        model: Any = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
     shapes: dict[str, tuple[int, ...]] = {}
     for name, parameter in model.named_parameters():
         shapes |= published_shapes(name, tuple(parameter.shape))
@@ -212,7 +211,7 @@ def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def published_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Return what a checkpoint stores of a parameter: experts one by one, gate and up apart."""
+    """Stored tensors of a parameter; experts are stored one by one, gate and up separately."""
     layer, is_expert, kind = name.rpartition(".experts.")
     if not is_expert:
         return {name: shape}
@@ -226,9 +225,9 @@ def published_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, 
 
 
 def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of each tensor of a Llama checkpoint with tied embeddings.
+    """Names and shapes of the tensors of a Llama checkpoint with tied embeddings.
 
-    Source: the state dict of transformers' LlamaForCausalLM. A matrix is (out, in).
+    Source: the state dict of transformers' LlamaForCausalLM. Matrices are (out, in).
     """
     hidden, inner = config["hidden_size"], config["intermediate_size"]
     query = config["num_attention_heads"] * config["head_dim"]
@@ -254,16 +253,16 @@ def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
 
 
 def bfloat16(values: npt.NDArray[np.float32]) -> npt.NDArray[np.uint16]:
-    """Return the bits of `values` rounded to bfloat16, ties to even. No NaN or infinity."""
+    """The bits of `values` rounded to bfloat16, ties to even; NaN and infinity are not handled."""
     bits = values.view(np.uint32)
     half = np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))
     return ((bits + half) >> np.uint32(16)).astype(np.uint16)
 
 
 def blocks(name: str, shape: tuple[int, ...], seed: int) -> Iterator[npt.NDArray[np.uint16]]:
-    """Yield the tensor `name`, flat, as the bits of bfloat16.
+    """Yield a flat tensor in blocks, as the bits of bfloat16.
 
-    A tensor's values depend on its name and on `seed` alone, not on the tensors before it.
+    Its values depend only on its name and the seed, not on other tensors.
     """
     random = np.random.default_rng([seed, zlib.crc32(name.encode())])
     size = math.prod(shape)
@@ -277,7 +276,7 @@ def blocks(name: str, shape: tuple[int, ...], seed: int) -> Iterator[npt.NDArray
 
 
 def write_weights(file: BinaryIO, shapes: Mapping[str, tuple[int, ...]], seed: int) -> None:
-    """Write a safetensors file: length of the header, header, then the tensors in its order.
+    """Write a safetensors file: length of the header, header, tensors in the same order.
 
     Source: https://github.com/huggingface/safetensors#format
     """
@@ -288,7 +287,7 @@ def write_weights(file: BinaryIO, shapes: Mapping[str, tuple[int, ...]], seed: i
         header[name] = {"dtype": "BF16", "shape": shape, "data_offsets": (offset, end)}
         offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # the data begins at a multiple of 8
+    text += b" " * (-len(text) % 8)  # aligns the data to 8 bytes
     file.write(len(text).to_bytes(8, "little"))
     file.write(text)
     for name, shape in shapes.items():
@@ -313,29 +312,28 @@ def train_tokenizer(vocab_size: int) -> Tokenizer:
 
 
 def write_json(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as Hugging Face writes its JSON: sorted keys, two spaces."""
+    """Write JSON as Hugging Face does: sorted keys, two spaces."""
     path.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
 def make_checkpoint(shape: str, out: Path, *, layers: int | None = None, seed: int = 0) -> None:
-    """Write a checkpoint into the folder `out`; config.json comes last and marks it complete.
+    """Write a checkpoint; config.json comes last and marks it complete.
 
     Args:
         shape: a key of `SHAPES`.
-        out: a folder, made if need be, that holds no checkpoint.
-        layers: the depth, if not that of the shape.
-        seed: of the weights.
+        out: folder, created if needed, that contains no checkpoint.
+        layers: number of layers; the shape's own by default.
+        seed: seed of the weights.
 
     Raises:
-        FileExistsError: `out` holds a checkpoint.
+        FileExistsError: `out` contains a checkpoint.
         ValueError: `layers` is less than 1.
     """
     if layers is not None and layers < 1:
-        raise ValueError(f"layers: expected at least 1, got {layers}.")
+        raise ValueError(f"layers must be at least 1 (got {layers}).")
     if (out / "config.json").exists():
         raise FileExistsError(
-            f"{out}: expected a folder without a checkpoint, got config.json. "
-            "Remove the folder or name another."
+            f"{out}: contains a checkpoint already. Remove the folder or name another."
         )
     out.mkdir(parents=True, exist_ok=True)
     config = complete(
@@ -356,12 +354,12 @@ def make_checkpoint(shape: str, out: Path, *, layers: int | None = None, seed: i
 
 
 def main() -> int:
-    """Parse the command line and write the checkpoint that it asks for."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description="Write a random Hugging Face checkpoint.")
     parser.add_argument("shape", choices=SHAPES)
     parser.add_argument("out", type=Path, help="folder to write")
-    parser.add_argument("--layers", type=int, help="depth, if not that of the shape")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights (default: 0)")
+    parser.add_argument("--layers", type=int, help="number of layers; the shape's own by default")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the weights (default: 0)")
     args = parser.parse_args()
     try:
         make_checkpoint(args.shape, args.out, layers=args.layers, seed=args.seed)

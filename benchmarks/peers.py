@@ -1,18 +1,16 @@
-"""Ortolan and its peers on this machine: same checkpoint, same prompt, same number of threads.
+"""Compare Ortolan and its peers on this machine: same checkpoint, prompt and number of threads.
 
     python benchmarks/peers.py --shape tiny --starts 8
     python benchmarks/peers.py --shape 1b --precision int4 -p 128 512
     python benchmarks/peers.py --checkpoint path/to/model -p 512 -n 128 -r 7
     python benchmarks/peers.py --shape 135m --peers ortolan,llama.cpp
 
-Run it with the interpreter in which Ortolan is installed. Each peer gets an environment of its
-own below .venv-peers/ and converts the checkpoint with its own tool; then all stay loaded and
-take turns. Prints tables and writes them to benchmarks/results/, with all runs as JSON and the
-speeds as a picture.
+Run it with the interpreter that has Ortolan. Each peer gets its own environment below .venv-peers/
+and converts the checkpoint with its own tool; then all stay loaded and alternate. Prints tables and
+writes them to benchmarks/results/, with all runs as JSON and a chart of the speeds.
 
-Who the peers are stands in catalog.py, how they are installed in prepare.py, how a measurement
-is made in rounds.py, what is made of it in report.py. How well quantized weights still predict
-is for quality.py.
+catalog.py lists the peers, prepare.py installs them, rounds.py measures, and report.py summarizes.
+quality.py measures how well quantized weights predict.
 """
 
 import argparse
@@ -40,73 +38,75 @@ from prepare import (
 )
 from script import count, exit_status, names
 
-FIRST_ORDINARY_ID = 3  # below stand special tokens, which some peers treat apart
-BUSY = 0.5  # load average above which times say little
+FIRST_ORDINARY_ID = 3  # lower ids are special tokens, which some peers treat differently
+BUSY = 0.5  # load average above which times are unreliable
 
 
 def make_prompt(checkpoint: Path, *, tokens: int, new_tokens: int) -> list[int]:
-    """Return ids that are the same for the same checkpoint and length.
+    """Ids that depend only on the checkpoint and the length.
 
     Raises:
-        ValueError: prompt and answer together exceed the context of the model.
+        ValueError: prompt and answer exceed the context of the model.
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     context = config["max_position_embeddings"]
     if tokens + new_tokens > context:
         raise ValueError(
-            f"{checkpoint}: expected at most {context} tokens in all, "
-            f"got {tokens} + {new_tokens}. Lower -p or -n."
+            f"{checkpoint}: the context has {context} tokens, less than {tokens} + {new_tokens}. "
+            "Lower -p or -n."
         )
     return random.Random(0).choices(range(FIRST_ORDINARY_ID, config["vocab_size"]), k=tokens)
 
 
-def chosen(wanted: Sequence[str] | None, precision: str) -> tuple[Peer, ...]:
-    """Return the peers to measure at a precision: all that have it, or those that are named.
+def chosen(names: Sequence[str] | None, precision: str) -> tuple[Peer, ...]:
+    """The named peers, or all that have a precision.
 
     Raises:
-        ValueError: a name is none of a peer that has this precision.
+        ValueError: no peer of that name has this precision.
     """
-    able = {peer.name: peer for peer in PEERS if precision in peer.convert}
-    for name in wanted or ():
-        if name not in able:
-            raise ValueError(f"--peers: expected some of {', '.join(able)}, got {name}.")
-    return tuple(able[name] for name in wanted or able)
+    peers = {peer.name: peer for peer in PEERS if precision in peer.convert}
+    for name in names or ():
+        if name not in peers:
+            raise ValueError(f"--peers: unknown {name}; choose from {', '.join(peers)}.")
+    return tuple(peers[name] for name in names or peers)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure Ortolan and its peers side by side.")
+    parser = argparse.ArgumentParser(description="Compare Ortolan and its peers.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--checkpoint", type=Path, help="folder with a Hugging Face checkpoint")
-    source.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
+    source.add_argument("--checkpoint", type=Path, help="Hugging Face checkpoint folder")
+    source.add_argument("--shape", choices=SHAPES, help="random weights of this shape")
     parser.add_argument("--precision", choices=PRECISIONS, default="fp32")
     parser.add_argument(
-        "--peers", type=names, help="NAME,NAME: these alone, the first compared with the others"
+        *("--peers",),
+        type=names,
+        help="NAME,NAME: these only; the first is compared with the others",
     )
     parser.add_argument("--threads", type=count, default=2)
     parser.add_argument(
-        *("-p", "--prompt-tokens"), type=count, nargs="+", default=[128], help="one or more lengths"
+        *("-p", "--prompt-tokens"), type=count, nargs="+", default=[128], help="prompt lengths"
     )
     parser.add_argument("-n", "--new-tokens", type=count, default=128)
-    parser.add_argument("-r", "--rounds", type=count, default=7, help="of each start")
-    parser.add_argument("--starts", type=count, default=1, help="how often to start all anew")
+    parser.add_argument("-r", "--rounds", type=count, default=7, help="rounds per start")
+    parser.add_argument("--starts", type=count, default=1, help="times to start anew")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     if args.new_tokens < 2:
-        parser.error("-n: expected at least 2, got 1. The first token belongs to the prefill.")
+        parser.error("-n must be at least 2: the first token belongs to the prefill.")
     return args
 
 
 def find_checkpoint(args: argparse.Namespace) -> Checkpoint:
-    """Return the requested checkpoint, made if it is a named shape."""
+    """The requested checkpoint; a named shape is created if needed."""
     if args.checkpoint is not None:
         return trained_checkpoint(args.checkpoint)
     return random_checkpoint(args.shape, args.work)
 
 
 def side_by_side(args: argparse.Namespace) -> None:
-    """Prepare every peer, measure them in turn, print and write the result."""
+    """Prepare all peers, measure them alternately, print and write the result."""
     peers = chosen(args.peers, args.precision)
     checkpoint = find_checkpoint(args)
     requests = [
@@ -122,7 +122,7 @@ def side_by_side(args: argparse.Namespace) -> None:
     ]
     machine = report.machine()
     if machine["load_average"] > BUSY:
-        say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
+        say(f"load average {machine['load_average']:.1f}: this machine is busy")
     versions = all_versions(peers)
     runs, loaded = rounds.measure(programs, requests, rounds=args.rounds, starts=args.starts)
     setting = {
@@ -143,7 +143,7 @@ def side_by_side(args: argparse.Namespace) -> None:
 def publish(
     setting: Mapping[str, Any], runs: Sequence[rounds.Run], results: report.Results, *, out: Path
 ) -> None:
-    """Print the tables, and write them, the runs and the picture."""
+    """Print and write the tables, the runs and the chart."""
     text = report.markdown(results, setting)
     print(text)
     lengths = "-".join(map(str, setting["prompt_tokens"]))
@@ -154,7 +154,7 @@ def publish(
     title = f"{setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads"
     first = results.footprints[0].peer
     chart.draw(results.speeds, path.with_suffix(".png"), title=title, highlighted=first)
-    say(f"wrote {path} and, beside it, .md and .png")
+    say(f"wrote {path}, .md and .png")
 
 
 if __name__ == "__main__":

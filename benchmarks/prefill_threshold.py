@@ -1,10 +1,10 @@
-"""From how many new tokens on the int8 prefill graph of a split bundle is the faster one.
+"""Find the number of new tokens from which the int8 prefill graph of a split bundle is faster.
 
     ortolan export CHECKPOINT BUNDLE --precision int4 --graphs split --prefill-precision int8
     python benchmarks/prefill_threshold.py BUNDLE
 
-Prints the time of one step of each graph after a context, medians of alternating runs. The rule
-made of it stands in the manifest as `min_new_tokens` (docs/adr/0006-int8-prefill.md).
+Prints the time of one step of each graph after a context, medians of alternating runs. The result
+is `min_new_tokens` in the manifest (docs/adr/0006-int8-prefill.md).
 """
 
 import argparse
@@ -25,7 +25,7 @@ NEW_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 
 
 def used_from(bundle: Bundle, new_tokens: int) -> Bundle:
-    """The same bundle, with its prefill graph used from another number of tokens on."""
+    """The same bundle with another `min_new_tokens` for its prefill graph."""
     graphs = dict(bundle.manifest.graphs)
     graphs["prefill"] = msgspec.structs.replace(graphs["prefill"], min_new_tokens=new_tokens)
     manifest = msgspec.structs.replace(bundle.manifest, graphs=graphs)
@@ -42,7 +42,7 @@ def seconds(engine: Engine, context: int, ids: list[int]) -> float:
 
 
 def main() -> int:
-    """Measure and print."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--context", type=int, default=128)

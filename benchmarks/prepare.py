@@ -1,6 +1,6 @@
-"""What has to stand before a measurement: environments, checkpoints and converted models.
+"""Prepare a measurement: environments, checkpoints and converted models.
 
-Everything is made once and kept, below .venv-peers/ and below a work folder. Does not measure.
+Everything is created once and kept, below .venv-peers/ and a work folder.
 """
 
 import hashlib
@@ -29,9 +29,9 @@ class Checkpoint:
     """A Hugging Face checkpoint to measure.
 
     Attributes:
-        name: as it stands in the names of files.
+        name: name in file names.
         path: its folder.
-        random: whether its weights are random.
+        random: its weights are random.
     """
 
     name: str
@@ -40,44 +40,44 @@ class Checkpoint:
 
 
 def constraints_for(requirements: Sequence[str]) -> str:
-    """Return constraints.txt without the packages that the requirements pin themselves."""
+    """constraints.txt without the packages that the requirements pin themselves."""
     own = {name for name, pinned, _ in (line.partition("==") for line in requirements) if pinned}
     lines = CONSTRAINTS.read_text(encoding="utf-8").splitlines(keepends=True)
     return "".join(line for line in lines if line.partition("==")[0] not in own)
 
 
 def environment(peer: Peer) -> Path:
-    """Return the folder with the programs of a peer's environment, made if need be."""
+    """Folder with the programs of a peer's environment, created if needed."""
     if not peer.requirements:
         return Path(sys.executable).parent
-    # Named by what is installed: variants of one peer share it.
+    # Named after its first requirement, so that variants of a peer share it.
     folder = ENVIRONMENTS / peer.requirements[0].partition("==")[0]
     programs = folder / "bin"
     constraints = constraints_for(peer.requirements)
     built = (f"{name}={value}" for name, value in peer.build.items())
     named = "\n".join((*peer.requirements, *peer.without, *built))
-    wanted = named + hashlib.sha256(constraints.encode()).hexdigest()
+    expected = named + hashlib.sha256(constraints.encode()).hexdigest()
     stamp = folder / "installed"
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != expected:
         say(f"{peer.name}: installing into {folder}")
         venv.create(folder, clear=True, with_pip=True)
         chosen = folder / "constraints.txt"
         chosen.write_text(constraints, encoding="utf-8")
         variables = {**environ, **peer.build}
         pip = f"{programs}/pip"
-        # pip's cache knows a wheel by its version, not by the flags that it was built with.
+        # pip caches wheels by version, not by build flags.
         cache = ["--no-cache-dir"] if peer.build else []
         commands = [[pip, "install", "--quiet", *cache, "-c", str(chosen), *peer.requirements]]
         commands += [[pip, "uninstall", "--quiet", "--yes", name] for name in peer.without]
         for command in commands:
-            # Its chatter goes to stderr: stdout is for the table.
+            # Keep stdout for the table.
             subprocess.run(command, check=True, stdout=sys.stderr, env=variables)
-        stamp.write_text(wanted, encoding="utf-8")
+        stamp.write_text(expected, encoding="utf-8")
     return programs
 
 
 def installed_versions(programs: Path, packages: Sequence[str]) -> dict[str, str]:
-    """Return the versions of `packages` in an environment."""
+    """Versions of packages in an environment."""
     code = (
         "import importlib.metadata, json, sys;"
         "print(json.dumps({name: importlib.metadata.version(name) for name in sys.argv[1:]}))"
@@ -89,22 +89,22 @@ def installed_versions(programs: Path, packages: Sequence[str]) -> dict[str, str
 
 
 def all_versions(peers: Iterable[Peer]) -> dict[str, dict[str, str]]:
-    """Return the versions that belong to a result, by peer."""
+    """Versions to report, by peer."""
     return {peer.name: installed_versions(environment(peer), peer.versions) for peer in peers}
 
 
 def converted(
     peer: Peer, checkpoint: Checkpoint, model: Path, *, precision: str, threads: int, log: Path
 ) -> Path:
-    """Return the peer's own form of a checkpoint.
+    """Convert a checkpoint for a peer.
 
     Args:
-        peer: whose.
-        checkpoint: what to convert.
-        model: the folder to make, or to take as it is.
-        precision: one that the peer has.
-        threads: how many to use.
-        log: the file that gets whatever the conversion prints.
+        peer: the peer.
+        checkpoint: the checkpoint.
+        model: folder to create, or to reuse.
+        precision: a precision of the peer.
+        threads: number of threads.
+        log: file for the output of the conversion.
 
     Raises:
         RuntimeError: the conversion failed.
@@ -115,7 +115,7 @@ def converted(
     if peer.reuse and model.exists():
         return model
     say(f"{peer.name}: converting {checkpoint.path} to {precision}")
-    # Renamed when complete: an interrupted conversion is not mistaken for a model.
+    # Renamed when complete, so that an interrupted conversion is not mistaken for a model.
     unfinished = model.with_name(f"{model.name}.unfinished")
     for old in (model, unfinished):
         shutil.rmtree(old, ignore_errors=True)
@@ -135,7 +135,7 @@ def converted(
         )
     if done.returncode != 0:
         raise RuntimeError(
-            f"{peer.name}: expected a converted model, got status {done.returncode}. See {log}."
+            f"{peer.name}: the conversion failed with status {done.returncode}. See {log}."
         )
     unfinished.rename(model)
     return model
@@ -144,7 +144,7 @@ def converted(
 def program(
     peer: Peer, checkpoint: Checkpoint, work: Path, *, precision: str, threads: int
 ) -> rounds.Program:
-    """Install a peer, convert a checkpoint for it below `work`, and return what runs it."""
+    """Install a peer, convert a checkpoint for it below `work`, and return its program."""
     model = (work / checkpoint.name / f"{peer.name}-{precision}").resolve()
     model.parent.mkdir(parents=True, exist_ok=True)
     log = model.with_name(f"{model.name}.log")
@@ -160,7 +160,7 @@ def program(
 
 
 def random_checkpoint(shape: str, work: Path) -> Checkpoint:
-    """Return a checkpoint of a named shape, made below `work` if need be."""
+    """A checkpoint of a named shape, written below `work` if needed."""
     path = (work / shape / "checkpoint").resolve()
     if not (path / "config.json").exists():
         say(f"writing a random checkpoint of shape {shape}")
@@ -169,11 +169,11 @@ def random_checkpoint(shape: str, work: Path) -> Checkpoint:
 
 
 def trained_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint in a folder, named after it."""
+    """The checkpoint in a folder, named after the folder."""
     folder = path.resolve()
     return Checkpoint(name=folder.name, path=folder, random=False)
 
 
 def say(text: str) -> None:
-    """Tell the person at the terminal, not the file that stdout may go to."""
+    """Print to the terminal; stdout may be a file."""
     print(text, file=sys.stderr, flush=True)

@@ -1,17 +1,16 @@
-"""How well a trained model still predicts after each way of making it small.
+"""How well a trained model still predicts at low bit widths.
 
     python benchmarks/quality.py models/pythonic
     python benchmarks/quality.py models/pythonic --only 'ortolan gptq*,llama.cpp' --out build
     python benchmarks/quality.py CHECKPOINT --text FILE... --name smollm2
     python benchmarks/quality.py CHECKPOINT --text FILE... --bundles BUNDLE... --out build
 
-Reads the beginnings of files that the checkpoint's recipe held out of its training, as
-`bits_per_byte` of ortolan.modeling does, or windows spread evenly over the files of --text, and
-compares the logits of every setting with those of PyTorch in float32. Prints a table and writes
-quality-NAME.json, .md and .png. Rows measured earlier over the same text stay beside the new ones.
-Speeds compare only with those of the same run.
+Reads the beginnings of files that the checkpoint's recipe held out, as `bits_per_byte` of
+ortolan.modeling does, or windows spread evenly over the files of --text, and compares the logits of
+every setting with float32 in PyTorch. Prints a table and writes quality-NAME.json, .md and .png,
+keeping rows that were measured earlier over the same text. Speeds compare only within a run.
 
-What is measured stands in settings.py, the texts in texts.py, what counts as size in sizes.py.
+settings.py lists the settings, texts.py reads the texts, and sizes.py counts bytes.
 """
 
 import argparse
@@ -49,19 +48,19 @@ from settings import SETTINGS, Setting, chosen, standing
 from sizes import sizes_of
 from texts import Text, Window
 
-PROMPT_TOKENS = NEW_TOKENS = 128  # of a measurement of speed
-ROWS = 16  # compared at once: more do not stay in the processor's cache
+PROMPT_TOKENS = NEW_TOKENS = 128  # of a speed measurement
+ROWS = 16  # compared at once, to stay in the processor's cache
 
 
 def reference(checkpoint: Checkpoint, pieces: Sequence[Window], args: argparse.Namespace) -> Path:
-    """Return a folder with the logits of PyTorch in float32, a file for each window.
+    """Folder with the float32 logits of PyTorch, one file per window.
 
-    They are computed once for each checkpoint and text, and kept below the work folder.
+    They are computed once per checkpoint and text, and kept below the work folder.
     """
     files = sorted(checkpoint.path.glob("*.safetensors"))
     stamps = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    known = repr((stamps, [piece.ids for piece in pieces]))
-    key = hashlib.sha256(known.encode()).hexdigest()[:16]
+    identity = repr((stamps, [piece.ids for piece in pieces]))
+    key = hashlib.sha256(identity.encode()).hexdigest()[:16]
     folder: Path = args.work.resolve() / checkpoint.name / f"reference-{key}"
     if folder.exists():
         return folder
@@ -82,12 +81,12 @@ def measure(
     """Compare one setting with the reference.
 
     Args:
-        started: the setting.
-        pieces: what to predict.
-        folder: the logits of the reference, from `reference`.
-        text_bytes: what all targets are in UTF-8.
+        started: program of the setting.
+        pieces: windows to predict.
+        folder: logits of the reference, from `reference`.
+        text_bytes: UTF-8 bytes of all targets.
     """
-    found: list[Predictions] = []
+    parts: list[Predictions] = []
     with Worker(started) as worker, tempfile.TemporaryDirectory() as scratch:
         for number, piece in enumerate(pieces):
             logits = worker.logits(piece.ids, Path(scratch) / "logits.npy")
@@ -96,12 +95,12 @@ def measure(
             for at in range(0, len(piece.targets), ROWS):
                 rows = slice(first + at, first + at + ROWS)
                 targets = piece.targets[at : at + ROWS]
-                found.append(Predictions.of(expected[rows], logits[rows], targets))
-    return Quality.of(found, text_bytes=text_bytes)
+                parts.append(Predictions.of(expected[rows], logits[rows], targets))
+    return Quality.of(parts, text_bytes=text_bytes)
 
 
 def markdown(document: report.Document) -> str:
-    """Return what was measured as text and a table, one row per setting."""
+    """The measurement as text and a table, one row per setting."""
     text = document["text"]
     header = [
         *("", "MB", "MB read per token", "mean KL", "p99 KL", "max KL"),
@@ -124,9 +123,9 @@ def markdown(document: report.Document) -> str:
     return "\n\n".join(
         [
             f"# {document['checkpoint']}",
-            f"Against PyTorch in float32 on {text['predictions']} tokens, {text['bytes']} bytes: "
-            f"{text['source']}, in windows of {text['window']} tokens. KL in nats. MB are millions "
-            "of bytes of the files that hold weights, without tokenizers.",
+            f"Compared with float32 in PyTorch on {text['predictions']} tokens, {text['bytes']} "
+            f"bytes: {text['source']}, in windows of {text['window']} tokens. KL in nats. MB are "
+            "millions of bytes of weight files, without tokenizers.",
             *([document["note"]] if document.get("note") else []),
             report.table(header, rows),
             *(made_of(entry) for entry in document["settings"] if entry["formats"]),
@@ -136,41 +135,41 @@ def markdown(document: report.Document) -> str:
 
 
 def made_of(entry: Mapping[str, Any]) -> str:
-    """Return a line that says in which formats the weights of a row are."""
+    """The formats of a row's weights."""
     parts = [f"{size / 1e6:.1f} MB of {kind}" for kind, size in entry["formats"].items()]
     return f"{entry['tool']} {entry['label']}: {', '.join(parts)}."
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure what quantization costs in quality.")
-    parser.add_argument("checkpoint", type=Path, help="folder with a checkpoint")
-    parser.add_argument("--name", help="of the result; the folder's by default")
-    parser.add_argument("--note", help="to stand above the table, about the checkpoint, say")
-    parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: these settings")
-    parser.add_argument("--bundles", type=Path, nargs="+", help="these bundles, no settings")
-    parser.add_argument("--reuse", action="store_true", help="take our earlier exports as they are")
-    parser.add_argument("--text", type=Path, nargs="+", help="files to read, not the recipe's")
-    parser.add_argument("--windows", type=count, default=24, help="over the files of --text")
-    parser.add_argument("--window", type=count, default=256, help="tokens in each of them")
-    parser.add_argument("--tokens", type=count, default=20480, help="of its recipe's files")
+    parser = argparse.ArgumentParser(description="Measure the quality of quantized models.")
+    parser.add_argument("checkpoint", type=Path, help="checkpoint folder")
+    parser.add_argument("--name", help="name of the result; the folder's name by default")
+    parser.add_argument("--note", help="text above the table")
+    parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: settings to measure")
+    parser.add_argument("--bundles", type=Path, nargs="+", help="bundles to measure instead")
+    parser.add_argument("--reuse", action="store_true", help="keep Ortolan's earlier exports")
+    parser.add_argument("--text", type=Path, nargs="+", help="text files instead of the recipe's")
+    parser.add_argument("--windows", type=count, default=24, help="number of windows of --text")
+    parser.add_argument("--window", type=count, default=256, help="tokens per window")
+    parser.add_argument("--tokens", type=count, default=20480, help="tokens of the recipe's files")
     parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("--speed", action="store_true", help="decode in turn as well")
-    parser.add_argument("-r", "--rounds", type=count, default=7, help="of --speed")
+    parser.add_argument("--speed", action="store_true", help="also measure decoding speed")
+    parser.add_argument("-r", "--rounds", type=count, default=7, help="rounds of --speed")
     parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
     parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
 
 
 def text_of(args: argparse.Namespace) -> Text:
-    """Return the text that the command line asks for."""
+    """The text that the command line names."""
     if args.text is None:
         return texts.held_out(args.checkpoint, tokens=args.tokens)
     return texts.spread(args.checkpoint, args.text, windows=args.windows, window=args.window)
 
 
 def started(setting: Setting, checkpoint: Checkpoint, args: argparse.Namespace) -> Program:
-    """Make the model of a setting if need be, and return what runs it."""
+    """Convert the model of a setting if needed, and return its program."""
     source = checkpoint
     if setting.bundle is not None:
         source = replace(checkpoint, path=setting.bundle.resolve())
@@ -179,7 +178,7 @@ def started(setting: Setting, checkpoint: Checkpoint, args: argparse.Namespace) 
 
 
 def merged(earlier: report.Document, new: report.Document) -> report.Document:
-    """Return what is new with the rows of an earlier run over the same text, by tool and size."""
+    """Add the rows of an earlier run over the same text, ordered by tool and size."""
     if earlier.get("text") != new["text"]:
         return new
     settings = (*earlier["settings"], *new["settings"])
@@ -192,7 +191,7 @@ def merged(earlier: report.Document, new: report.Document) -> report.Document:
 
 
 def publish(document: report.Document, path: Path) -> None:
-    """Write the rows, together with those of earlier runs over the same text."""
+    """Write the rows together with those of earlier runs over the same text."""
     if path.exists():
         document = merged(json.loads(path.read_text(encoding="utf-8")), document)
     report.write(path, document)
@@ -205,7 +204,7 @@ def publish(document: report.Document, path: Path) -> None:
 def with_speeds(
     rows: Sequence[report.Document], programs: Sequence[Program], prompt: Sequence[int], turns: int
 ) -> list[report.Document]:
-    """Return rows with the decode speed of their programs, which take turns."""
+    """Add the decoding speeds of the programs, which alternate, to the rows."""
     request = {"prompt": list(prompt), "new_tokens": NEW_TOKENS}
     runs, loaded = rounds.measure(programs, [request], rounds=turns)
     speeds = report.summarize(runs, loaded, new_tokens=NEW_TOKENS).speeds
@@ -215,13 +214,13 @@ def with_speeds(
 
 
 def compare(args: argparse.Namespace) -> None:
-    """Measure every requested setting, print and write the result after each."""
+    """Measure every requested setting; print and write the result after each."""
     settings = [standing(folder) for folder in args.bundles or ()] or chosen(args.only, SETTINGS)
     checkpoint = trained_checkpoint(args.checkpoint)
     checkpoint = replace(checkpoint, name=args.name or checkpoint.name)
     text = text_of(args)
     pieces = list(texts.cut(text))
-    # Before the long part: what fails for lack of a peer fails now.
+    # Before the long part, so that a missing peer fails now.
     versions = all_versions(setting.peer for setting in settings)
     expected = reference(checkpoint, pieces, args)
     path = args.out / f"quality-{checkpoint.name}.json"
@@ -254,7 +253,7 @@ def compare(args: argparse.Namespace) -> None:
         rows = with_speeds(rows, programs, pieces[0].ids[:PROMPT_TOKENS], args.rounds)
         publish({**document, "versions": {}, "settings": rows}, path)
     print(path.with_suffix(".md").read_text(encoding="utf-8"))
-    say(f"wrote {path} and, beside it, .md and .png")
+    say(f"wrote {path}, .md and .png")
 
 
 if __name__ == "__main__":

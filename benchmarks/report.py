@@ -1,7 +1,7 @@
-"""From runs to numbers, and from numbers to tables and a file.
+"""Summarize runs as numbers, tables and files.
 
-Speeds are medians. Ratios are medians of the ratios within each round, with their extremes: what
-disturbs a whole round cancels. Does not measure.
+Speeds are medians. Ratios are medians of the ratios within a round, with their range: disturbances
+of a whole round cancel out.
 """
 
 import dataclasses
@@ -21,7 +21,7 @@ Document = dict[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Speed:
-    """The medians of one peer after prompts of one length, in tokens per second."""
+    """Median speeds of one peer after prompts of one length, in tokens per second."""
 
     peer: str
     prompt_tokens: int
@@ -31,13 +31,13 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What one peer needs besides time to compute.
+    """What one peer needs besides computing time.
 
     Attributes:
-        peer: who.
-        load_s: seconds to load the model, its files in the page cache.
-        peak_bytes: the most memory that its process held resident.
-        model_bytes: the files of the model.
+        peer: its name.
+        load_s: seconds to load the model, with its files in the page cache.
+        peak_bytes: peak resident memory of its process.
+        model_bytes: size of the model's files.
     """
 
     peer: str
@@ -48,7 +48,7 @@ class Footprint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
-    """How many times as fast as the other; above 1 is faster."""
+    """Relative speed; above 1 is faster."""
 
     median: float
     low: float
@@ -66,15 +66,15 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One peer against another, over the same rounds.
+    """One peer compared with another over the same rounds.
 
     Attributes:
-        peer: who is measured.
-        other: against whom.
-        prompt_tokens: the length of the prompts.
+        peer: the first peer.
+        other: the other peer.
+        prompt_tokens: length of the prompts.
         prefill: ratio of the prefill speeds.
         decode: ratio of the decode speeds.
-        same_tokens: how many tokens both gave before they differed; all, if they compute the same.
+        same_tokens: length of the common prefix of their outputs.
     """
 
     peer: str
@@ -87,7 +87,7 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """All that a measurement says; the first peer is compared with each other one."""
+    """Results of a measurement; the first peer is compared with each of the others."""
 
     speeds: tuple[Speed, ...]
     footprints: tuple[Footprint, ...]
@@ -95,7 +95,7 @@ class Results:
 
 
 def summarize(runs: Sequence[Run], loaded: Mapping[str, Loaded], *, new_tokens: int) -> Results:
-    """Turn runs into numbers, peers in the order of `loaded`, lengths in that of the runs."""
+    """Summarize runs, with peers in the order of `loaded` and lengths in that of the runs."""
     lengths = list(dict.fromkeys(run.prompt_tokens for run in runs))
     first, *others = loaded
     return Results(
@@ -114,7 +114,7 @@ def summarize(runs: Sequence[Run], loaded: Mapping[str, Loaded], *, new_tokens: 
 
 
 def speed(runs: Sequence[Run], *, peer: str, prompt_tokens: int, new_tokens: int) -> Speed:
-    """Return the medians of one peer after prompts of one length."""
+    """Medians of one peer after prompts of one length."""
     own = [run for run in runs if (run.peer, run.prompt_tokens) == (peer, prompt_tokens)]
     return Speed(
         peer=peer,
@@ -126,7 +126,7 @@ def speed(runs: Sequence[Run], *, peer: str, prompt_tokens: int, new_tokens: int
 
 
 def footprint(runs: Sequence[Run], peer: str, loaded: Loaded) -> Footprint:
-    """Return what one peer needed, over all of its runs."""
+    """What one peer needed, over all of its runs."""
     peaks = [run.peak_bytes for run in runs if run.peer == peer and run.peak_bytes is not None]
     return Footprint(
         peer=peer,
@@ -153,7 +153,7 @@ def compare(runs: Sequence[Run], *, peer: str, other: str, prompt_tokens: int) -
 
 
 def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
-    """Return how many items both begin with."""
+    """Length of the common prefix."""
     length = 0
     for a, b in zip(first, second, strict=False):
         if a != b:
@@ -163,7 +163,7 @@ def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
 
 
 def machine() -> Document:
-    """Describe the processor and how busy it was."""
+    """Describe the processor and its load."""
     cpuinfo = Path("/proc/cpuinfo")
     lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -177,19 +177,19 @@ def machine() -> Document:
 
 
 def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a Markdown table whose first column holds names and the others numbers."""
+    """A Markdown table whose first column holds names and the others numbers."""
     line = ["---"] + ["---:"] * (len(header) - 1)
     return "\n".join("| " + " | ".join(row) + " |" for row in (header, line, *rows))
 
 
 def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact: bool) -> str:
-    """Return the speeds and ratios after prompts of one length.
+    """Speeds and ratios after prompts of one length.
 
     Args:
-        results: of all peers.
+        results: results of all peers.
         prompt_tokens: the length.
-        new_tokens: how many tokens were requested.
-        exact: whether all compute the same but for rounding, so that tokens can be compared.
+        new_tokens: number of requested tokens.
+        exact: all peers compute the same except for rounding, so tokens can be compared.
     """
     speeds = [speed for speed in results.speeds if speed.prompt_tokens == prompt_tokens]
     against = {
@@ -204,17 +204,17 @@ def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact:
     rows = []
     for speed in speeds:
         row = [speed.peer, f"{speed.prefill_per_s:.0f}", f"{speed.decode_per_s:.1f}"]
-        found = against.get(speed.peer)
+        comparison = against.get(speed.peer)
         ratios = ["", "", ""]
-        if found is not None:
-            same = f"{found.same_tokens}/{new_tokens}"
-            ratios = [str(found.prefill), str(found.decode), same]
+        if comparison is not None:
+            same = f"{comparison.same_tokens}/{new_tokens}"
+            ratios = [str(comparison.prefill), str(comparison.decode), same]
         rows.append((row + ratios)[: len(header)])
     return table(header, rows)
 
 
 def footprint_table(results: Results) -> str:
-    """Return what each peer needs besides time to compute."""
+    """What each peer needs besides computing time."""
     return table(
         ["", "load s", "peak MiB", "model MiB"],
         [
@@ -230,11 +230,11 @@ def footprint_table(results: Results) -> str:
 
 
 def markdown(results: Results, setting: Mapping[str, Any]) -> str:
-    """Return the numbers as text: what was measured, a table per length, and one of sizes.
+    """Results as text: the setting, a table per length, and a table of sizes.
 
     Args:
-        results: of all peers.
-        setting: what peers.py writes beside the results.
+        results: results of all peers.
+        setting: the setting that peers.py writes with the results.
     """
     machine = setting["machine"]
     parts = [
@@ -254,7 +254,7 @@ def markdown(results: Results, setting: Mapping[str, Any]) -> str:
 
 
 def with_versions(versions: Mapping[str, Mapping[str, str]]) -> str:
-    """Return a line with the versions of all packages that took part."""
+    """A line with the versions of all packages involved."""
     names = {
         f"{package} {version}"
         for packages in versions.values()
@@ -264,7 +264,7 @@ def with_versions(versions: Mapping[str, Mapping[str, str]]) -> str:
 
 
 def document(results: Results, runs: Sequence[Run]) -> Document:
-    """Return everything but the tokens as JSON."""
+    """Everything except the tokens, as JSON values."""
     plain = [dataclasses.asdict(run) for run in runs]
     return {
         **dataclasses.asdict(results),
@@ -273,6 +273,6 @@ def document(results: Results, runs: Sequence[Run]) -> Document:
 
 
 def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` as indented JSON."""
+    """Write indented JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")

@@ -1,9 +1,8 @@
-"""Workers, and rounds in which they take turns.
+"""Workers, and rounds in which they alternate.
 
-Two programs measured one after the other are measured on two different machines: another load,
-another clock, another temperature. Here every round asks each worker once, back to back, and every
-other round in reverse, so that a drift of the machine falls on all of them alike.
-Does not know what the workers run.
+Programs measured one after the other run under different load, clock rate and temperature. Here
+every round asks each worker once, back to back, and every other round in reverse, so that drift
+affects all of them alike.
 """
 
 import json
@@ -21,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 HERE = Path(__file__).parent
-PAUSE_S = 0.3  # the threads of the worker before keep spinning for a moment
+PAUSE_S = 0.3  # the threads of the previous worker keep spinning for a moment
 CLOSE_S = 30
 BLOCK = 1 << 24  # bytes read at a time
 
@@ -31,13 +30,13 @@ class Program:
     """A worker that can be started.
 
     Attributes:
-        name: the peer.
-        python: the interpreter of its environment.
-        module: the worker, such as `workers.genai`.
-        model: what it loads.
-        threads: how many it may use.
-        options: `KEY=VALUE`, for this worker alone.
-        log: the file that gets whatever the worker prints.
+        name: name of the peer.
+        python: interpreter of its environment.
+        module: module of the worker, such as `workers.genai`.
+        model: model to load.
+        threads: number of threads.
+        options: `KEY=VALUE` for this worker.
+        log: file for the output of the worker.
     """
 
     name: str
@@ -51,7 +50,7 @@ class Program:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """One answer of one worker; see workers/protocol.py for the meaning of the times."""
+    """One answer of one worker; workers/protocol.py defines the times."""
 
     peer: str
     round: int
@@ -63,10 +62,10 @@ class Run:
 
 
 def environment(threads: int) -> dict[str, str]:
-    """Return the environment variables for a peer: no network, no telemetry, `threads` threads."""
+    """Environment variables for a peer: no network, no telemetry, `threads` threads."""
     return {
         **os.environ,
-        "CI": "true",  # what openvino-telemetry takes for a no
+        "CI": "true",  # makes openvino-telemetry stay off
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": str(threads),
         "ORT_DISABLE_TELEMETRY": "1",
@@ -74,9 +73,9 @@ def environment(threads: int) -> dict[str, str]:
 
 
 def read_through(model: Path) -> int:
-    """Read every file of a model and return how many bytes there are.
+    """Read all files of a model; return their size in bytes.
 
-    Afterwards they are in the page cache, so that load times compare.
+    This puts them into the page cache, so that load times are comparable.
     """
     files = [path for path in sorted(model.rglob("*")) if path.is_file()]
     total = 0
@@ -91,9 +90,9 @@ class Worker:
     """A process that has loaded a model and waits for requests.
 
     Attributes:
-        name: the peer.
-        load_s: seconds that loading took, all files in the page cache.
-        model_bytes: what these files are in all.
+        name: name of the peer.
+        load_s: seconds to load the model from the page cache.
+        model_bytes: size of the model's files.
     """
 
     def __init__(self, program: Program) -> None:
@@ -114,29 +113,28 @@ class Worker:
         self.load_s: float = self._read()["load_s"]
 
     def logits(self, ids: Sequence[int], path: Path) -> NDArray[np.float32]:
-        """Return the logits after each of some ids, `(len(ids), vocab)`.
+        """Logits after each id, `(len(ids), vocab)`.
 
         Args:
-            ids: of one sequence.
-            path: the .npy file that the worker shall write.
+            ids: one sequence.
+            path: .npy file for the worker to write.
 
         Raises:
-            RuntimeError: the worker ended, or does not give a row for each id.
+            RuntimeError: the worker ended, or did not return a row per id.
         """
         self.answer({"logits_of": list(ids), "path": str(path)})
-        found: NDArray[np.float32] = np.load(path)
-        if found.ndim != 2 or len(found) != len(ids):
+        logits: NDArray[np.float32] = np.load(path)
+        if logits.ndim != 2 or len(logits) != len(ids):
             raise RuntimeError(
-                f"{self.name}: expected logits for each of {len(ids)} tokens, "
-                f"got the shape {found.shape}."
+                f"{self.name}: returned logits of shape {logits.shape} for {len(ids)} tokens."
             )
-        return found
+        return logits
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
-        """Send one request of `workers/protocol.py` and wait for the answer.
+        """Send a request of `workers/protocol.py` and wait for the answer.
 
         Raises:
-            RuntimeError: the worker ended; what it said stands in its log.
+            RuntimeError: the worker ended; see its log.
         """
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(request) + "\n")
@@ -149,8 +147,7 @@ class Worker:
         if not line:
             status = self._process.wait()
             raise RuntimeError(
-                f"{self.name}: expected an answer, got the end of its worker (status {status}). "
-                f"See {self._log}."
+                f"{self.name}: the worker ended with status {status}. See {self._log}."
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
@@ -169,7 +166,7 @@ class Worker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What is known of a worker before its first run; see `Worker`."""
+    """Measurements of a worker before its first run; see `Worker`."""
 
     load_s: float
     model_bytes: int
@@ -177,7 +174,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One answer of one worker, as it came."""
+    """One answer of one worker, unprocessed."""
 
     peer: str
     round: int
@@ -192,22 +189,22 @@ def take_turns(
     rounds: int,
     starts: int = 1,
 ) -> tuple[list[Turn], dict[str, Loaded]]:
-    """Put every request to every program, once to warm up and then once per round.
+    """Send every request to every program, once to warm up and then once per round.
 
     Args:
-        programs: all are kept loaded at the same time.
-        requests: what to ask, one after the other; each is asked of all before the next.
-        rounds: how many answers to keep of each program to each request, per start.
-        starts: how often to start all programs anew. Where weights come to lie in memory is up
-            to the system, and moves the speed of small models for as long as they are loaded.
+        programs: programs, all loaded at the same time.
+        requests: requests, in order; all programs answer one before the next.
+        rounds: answers to keep per program, request and start.
+        starts: times to start all programs anew. Where weights land in memory changes the speed
+            of small models for as long as they are loaded.
 
     Returns:
-        The answers in the order in which they came, without those of the warm-up, and what was
-        seen at the first loading, by peer. Rounds are numbered through all starts.
+        The answers in order, without the warm-up, and by peer the measurements of the first
+        loading. Round numbers continue through all starts.
     """
     turns, loaded = _one_start(programs, requests, range(rounds))
     for start in range(1, starts):
-        # in turn, so that it is not always the same one that loads first
+        # Alternate, so that the same program does not always load first.
         ordered = programs if start % 2 == 0 else programs[::-1]
         more, _ = _one_start(ordered, requests, range(start * rounds, (start + 1) * rounds))
         turns += more
@@ -244,7 +241,7 @@ def measure(
     rounds: int,
     starts: int = 1,
 ) -> tuple[list[Run], dict[str, Loaded]]:
-    """Let every program generate after every prompt; see `take_turns`."""
+    """Generate with every program after every prompt; see `take_turns`."""
     turns, loaded = take_turns(programs, requests, rounds=rounds, starts=starts)
     return [
         Run(

@@ -1,10 +1,10 @@
-"""The time that choosing a token takes, for one row of logits.
+"""Time to sample a token from one row of logits.
 
     python benchmarks/sampling.py
     python benchmarks/sampling.py --bundle build/pythonic
 
-Rows are random, their probabilities falling with the power 1.2 of the rank, or, with a bundle,
-those that it gives to a text. Prints a table: microseconds, the median of rows that take turns.
+Rows are random, with probabilities that fall as rank to the power -1.2, or a bundle's logits for a
+text. Prints median microseconds.
 """
 
 import argparse
@@ -35,23 +35,23 @@ CHOICES = {
 
 
 def random_rows(size: int) -> NDArray[np.float32]:
-    """Logits as a language model might give them, `(ROWS, size)`."""
+    """Random logits with a realistic distribution, `(ROWS, size)`."""
     random = np.random.default_rng(size)
     falling = -1.2 * np.log(np.arange(1, size + 1)) + random.normal(0, 0.3, (ROWS, size))
     return random.permuted(falling, axis=1).astype(np.float32)
 
 
 def rows_of(bundle: Path) -> NDArray[np.float32]:
-    """The logits that a bundle gives to a text, `(ROWS, V)`."""
+    """Logits of a bundle for a text, `(ROWS, V)`."""
     model = load(bundle, Decoder, threads=1)
     if model.tokenizer is None:
-        raise SystemExit("error: expected a bundle with a tokenizer")
+        raise SystemExit("error: this bundle has no tokenizer")
     ids = model.tokenizer.encode(TEXT.read_text(encoding="utf-8"))
     return model.logits(ids[: 4 * ROWS])[::4]
 
 
 def microseconds(rows_BV: NDArray[np.float32], choice: Sampling) -> float:
-    """The median time of a choice."""
+    """Median time to sample a token."""
     sampler, times = Sampler(choice, rows_BV.shape[1]), []
     for _ in range(3):
         for row_V in rows_BV:
@@ -62,16 +62,16 @@ def microseconds(rows_BV: NDArray[np.float32], choice: Sampling) -> float:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description="Measure the choice of a token.")
-    parser.add_argument("--bundle", type=Path, help="take the logits of this bundle")
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(description="Measure the time to sample a token.")
+    parser.add_argument("--bundle", type=Path, help="use the logits of this bundle")
     bundle = parser.parse_args(arguments).bundle
-    several = [rows_of(bundle)] if bundle else [random_rows(size) for size in SIZES]
-    print("| |" + "".join(f" {rows_BV.shape[1]} |" for rows_BV in several))
-    print("|---|" + "---|" * len(several))
+    batches = [rows_of(bundle)] if bundle else [random_rows(size) for size in SIZES]
+    print("| |" + "".join(f" {rows_BV.shape[1]} |" for rows_BV in batches))
+    print("|---|" + "---|" * len(batches))
     for name, choice in CHOICES.items():
-        times = [microseconds(rows_BV, choice) for rows_BV in several]
-        print(f"| {name} |" + "".join(f" {each:.0f} us |" for each in times))
+        times = [microseconds(rows_BV, choice) for rows_BV in batches]
+        print(f"| {name} |" + "".join(f" {time:.0f} us |" for time in times))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the measuring scripts share: kinds of arguments, and how a failure ends."""
+"""Argument types and error handling that the scripts share."""
 
 import argparse
 import subprocess
@@ -21,7 +21,7 @@ def names(text: str) -> tuple[str, ...]:
 
 
 def exit_status(work: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:
-    """Do what the command line asks; 2, and one line that says why, if that cannot be done."""
+    """Run a script; print one line and return 2 if it fails."""
     try:
         work(args)
     except (OSError, RuntimeError, ValueError, subprocess.CalledProcessError) as error:

@@ -1,6 +1,6 @@
-"""What quality.py measures: every way of making a model small that has a row in its table.
+"""Settings that quality.py measures: every way to shrink a model with a row in its table.
 
-A new row is one more entry here. Does not convert or measure.
+To add a row, add an entry here.
 """
 
 from collections.abc import Sequence
@@ -21,14 +21,14 @@ from catalog import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """A row of the table and a point of the picture.
+    """A row of the table and a point of the chart.
 
     Attributes:
-        tool: whose; the points of a tool are joined by a line.
-        label: which of its points.
-        precision: as the peer names it.
-        peer: how the model is made and run.
-        bundle: a model that stands ready; by default it is made from the checkpoint.
+        tool: tool; a line joins its points.
+        label: label of the point.
+        precision: precision, as the peer names it.
+        peer: how to convert and run the model.
+        bundle: an existing model; by default the checkpoint is converted.
     """
 
     tool: str
@@ -39,41 +39,41 @@ class Setting:
 
     @property
     def name(self) -> str:
-        """How it is chosen and told from the others."""
+        """Name for selection and messages."""
         return f"{self.tool} {self.label}"
 
 
 def point(tool: str, label: str, peer: Peer, *command: str, precision: str = "int4") -> Setting:
-    """Return what a peer makes of a checkpoint with a command of its own."""
-    # Names a folder as well: variants of a peer are kept side by side.
+    """A peer with its own conversion command."""
+    # Also the name of a folder, so that variants of a peer do not overwrite each other.
     name = f"{tool} {label}".replace(" ", "-")
     named = replace(peer, name=name, convert={precision: command})
     return Setting(tool=tool, label=label, precision=precision, peer=named)
 
 
 def ours(line: str, label: str, *arguments: str, precision: str = "int4") -> Setting:
-    """Return Ortolan as it exports with some arguments, on a line of its own or the plain one."""
+    """Ortolan, exporting with some arguments, on the plain line or one of its own."""
     tool = f"ortolan {line}".rstrip()
-    # A bundle that is far from the trained model is a row as well.
-    made = ortolan("ortolan", precision, *arguments, "--allow-poor")
-    return point(tool, label, made, *made.convert[precision], precision=precision)
+    # Low-quality bundles are rows too.
+    peer = ortolan("ortolan", precision, *arguments, "--allow-poor")
+    return point(tool, label, peer, *peer.convert[precision], precision=precision)
 
 
 def groups(line: str, *arguments: str) -> tuple[Setting, ...]:
-    """Return a line of Ortolan's with a point for each size of groups."""
+    """A line of Ortolan's with one point per group size."""
     return tuple(
         ours(line, f"g{size}", "--group-size", str(size), *arguments) for size in GROUP_SIZES
     )
 
 
 def gguf(kind: str) -> Setting:
-    """Return a type of llama.cpp's."""
+    """A quantization type of llama.cpp."""
     return point("llama.cpp", kind, LLAMA_CPP, *LLAMA_CPP.convert["fp32"][:-1], f"MOSTLY_{kind}")
 
 
 def nncf(label: str, *arguments: str) -> Setting:
-    """Return OpenVINO's int4 with some arguments."""
-    # A row that is no multiple of the size of groups is refused without the last.
+    """OpenVINO's int4 with some arguments."""
+    # Without the last, rows that are not a multiple of the group size are rejected.
     last = ("--group-size-fallback", "adjust")
     return point("openvino", label, OPENVINO, *OPTIMUM, "int4", "{model}", *arguments, *last)
 
@@ -113,22 +113,22 @@ SETTINGS = (
 
 
 def standing(folder: Path) -> Setting:
-    """Return a bundle of Ortolan's that stands ready."""
+    """An existing Ortolan bundle."""
     peer = replace(ORTOLAN, name=f"bundle-{folder.name}", convert={"int4": ()})
     return Setting(tool="bundle", label=folder.name, precision="int4", peer=peer, bundle=folder)
 
 
 def chosen(patterns: Sequence[str], settings: Sequence[Setting]) -> list[Setting]:
-    """Return the settings whose tool is named, or whose name matches; all without patterns.
+    """Settings whose tool is named or whose name matches; all without patterns.
 
     Raises:
         ValueError: a pattern matches no setting.
     """
-    found = []
+    selected = []
     for pattern in patterns:
         matching = [s for s in settings if s.tool == pattern or fnmatch(s.name, pattern)]
         if not matching:
-            known = ", ".join(setting.name for setting in settings)
-            raise ValueError(f"--only: expected some of {known}, got {pattern}.")
-        found += matching
-    return [setting for setting in settings if not patterns or setting in found]
+            names = ", ".join(setting.name for setting in settings)
+            raise ValueError(f"--only: {pattern} matches none of {names}.")
+        selected += matching
+    return [setting for setting in settings if not patterns or setting in selected]

@@ -1,8 +1,8 @@
-"""What a converted model weighs: bytes of its files of weights, and what decoding one token reads.
+"""Sizes of a converted model: bytes of its weight files, and bytes read per decoded token.
 
-Counted alike for every tool: the files with weights, without tokenizers, graphs and notes; and of
-these, all that a step for one token multiplies. A table of which a token needs one row, such as
-an embedding that is not the head as well, is not read. Caches of keys and values do not count.
+Counted alike for every tool: files with weights, without tokenizers, graphs and notes; and the part
+of them that a decode step multiplies with. Tables of which a token needs one row, such as an untied
+embedding, do not count as read, nor does the KV cache.
 """
 
 from collections import Counter
@@ -18,18 +18,18 @@ from onnx.external_data_helper import ExternalDataInfo
 
 WEIGHTS = ("*.bin", "*.onnx.data", "*.gguf", "*.safetensors")
 LOOK_UPS = frozenset(("Gather", "GatherBlockQuantized", "GroupQueryAttention", "RotaryEmbedding"))
-# What stands between the constants of OpenVINO and the product that reads them.
+# Operators between OpenVINO's constants and the product that uses them.
 UNPACKING = frozenset(("Convert", "Subtract", "Multiply", "Reshape"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sizes:
-    """Bytes of one model.
+    """Sizes of one model.
 
     Attributes:
-        file_bytes: of the files with weights.
-        read_bytes: of these, what one token needs.
-        formats: bytes by the format of the weights, where the name of a file says another.
+        file_bytes: bytes of weight files.
+        read_bytes: bytes that one token needs.
+        formats: bytes by weight format, if the file mixes formats.
     """
 
     file_bytes: int
@@ -38,15 +38,15 @@ class Sizes:
 
 
 def sizes_of(model: Path) -> Sizes:
-    """Return the sizes of a converted model, in the format of its tool.
+    """Sizes of a converted model, in the format of its tool.
 
     Raises:
-        ValueError: the folder has no files with weights.
+        ValueError: the folder has no weight files.
     """
     files = [file for pattern in WEIGHTS for file in model.glob(pattern)]
     files = [file for file in files if "tokenizer" not in file.name]
     if not files:
-        raise ValueError(f"{model}: expected one of {', '.join(WEIGHTS)}, got none.")
+        raise ValueError(f"{model}: contains none of {', '.join(WEIGHTS)}.")
     file_bytes = sum(file.stat().st_size for file in files)
     return Sizes(
         file_bytes=file_bytes,
@@ -56,10 +56,10 @@ def sizes_of(model: Path) -> Sizes:
 
 
 def looked_up_bytes(model: Path) -> int:
-    """Return how many bytes of weights are only looked up, a row at a time."""
+    """Bytes of weights that are only looked up, one row at a time."""
     graphs = sorted(model.glob("*.onnx"))
     if graphs:
-        # Of two graphs over the same weights, the one that takes a single token comes first.
+        # Of two graphs over the same weights, the one for single tokens comes first.
         return tables_of_onnx(graphs[0])
     if (model / "model.gguf").exists():
         return tables_of_gguf(model / "model.gguf")
@@ -69,7 +69,7 @@ def looked_up_bytes(model: Path) -> int:
 
 
 def tables_of_onnx(path: Path) -> int:
-    """Return the bytes of external tensors that only look-ups read."""
+    """Bytes of external tensors that only look-ups use."""
     graph = onnx.load(path, load_external_data=False).graph
     looked_up: dict[tuple[int, int], bool] = {}
     readers = {name: node.op_type for node in graph.node for name in node.input}
@@ -77,32 +77,32 @@ def tables_of_onnx(path: Path) -> int:
     for tensor in graph.initializer:
         if tensor.data_location == TensorProto.EXTERNAL and tensor.name in readers:
             info = ExternalDataInfo(tensor)
-            # Two names may stand for the same bytes: a head and the embedding tied to it.
+            # Two names may share the same bytes: a head and the embedding tied to it.
             span = (info.offset or 0, info.length or 0)
             looked_up[span] = looked_up.get(span, True) and tensor.name not in products
     return sum(length for (_, length), only in looked_up.items() if only)
 
 
 def tables_of_gguf(path: Path) -> int:
-    """Return the bytes of the embedding, if the head is another tensor."""
+    """Bytes of the embedding, if the head is another tensor."""
     sizes = {tensor.name: int(tensor.n_bytes) for tensor in gguf.GGUFReader(path).tensors}
     return sizes["token_embd.weight"] if "output.weight" in sizes else 0
 
 
 def formats_of(path: Path) -> dict[str, int]:
-    """Return the bytes of a GGUF file by format, the most first; none if there is no such file.
+    """Bytes of a GGUF file by format, largest first; empty if there is no such file.
 
-    llama.cpp keeps some matrices in more bits than the type of the file says, and takes another
-    format where a row is no multiple of 256.
+    llama.cpp stores some matrices in more bits than the type of the file says, and in another
+    format if rows are not a multiple of 256.
     """
-    found: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
     for tensor in gguf.GGUFReader(path).tensors if path.exists() else ():
-        found[tensor.tensor_type.name] += int(tensor.n_bytes)
-    return dict(found.most_common())
+        sizes[tensor.tensor_type.name] += int(tensor.n_bytes)
+    return dict(sizes.most_common())
 
 
 def tables_of_openvino(path: Path) -> int:
-    """Return the bytes of constants that reach nothing but a Gather."""
+    """Bytes of constants that only a Gather uses."""
     tree = ElementTree.parse(path)
     layers = {layer.attrib["id"]: layer for layer in tree.iterfind("./layers/layer")}
     followers: dict[str, list[str]] = {}
@@ -119,7 +119,7 @@ def tables_of_openvino(path: Path) -> int:
 def readers_in_openvino(
     name: str, layers: Mapping[str, ElementTree.Element], followers: Mapping[str, list[str]]
 ) -> Iterator[str]:
-    """Yield the kinds of what uses a layer, past the unpacking of few bits."""
+    """Yield the types of layers that use a layer, past the unpacking of low-bit weights."""
     for follower in followers.get(name, ()):
         kind = layers[follower].attrib["type"]
         if kind in UNPACKING:

@@ -1,15 +1,15 @@
-"""Many texts at once: Ortolan's service and its peers, side by side.
+"""Many sequences at once: Ortolan's service compared with its peers.
 
     python benchmarks/streams.py --shape 1b
     python benchmarks/streams.py --shape 135m --streams 1 4 8 -p 128 -n 128 -r 5
     python benchmarks/streams.py --shape 135m --peers ortolan-exact,ortolan-fast
 
-So many prompts of one length are given at once, and each gets the same number of new tokens:
-Ortolan's service in both of its modes, several sequences in one context of llama.cpp, and OpenVINO
-GenAI's continuous batching, all with weights in 4 bits. Every request is made twice: for all of the
-tokens, and for the first alone, whose time is that of the prompts; the difference is the time of
-the steps. All stay loaded and take turns. Prints a table with tokens per second of all texts
-together, and how many times that of one text it is; writes it to benchmarks/results/.
+Submits several prompts of one length at once, with the same number of new tokens each: to Ortolan's
+service in both modes, to several sequences in one context of llama.cpp, and to OpenVINO GenAI's
+continuous batching, all with 4-bit weights. Every request runs twice, for all tokens and for the
+first one only; the difference is the time of the decode steps. All stay loaded and alternate.
+Prints tokens per second over all sequences, and the scaling relative to the fewest sequences;
+writes the table to benchmarks/results/.
 """
 
 import argparse
@@ -36,19 +36,19 @@ PEERS: Mapping[str, tuple[Peer, str, tuple[str, ...]]] = {
     "llama.cpp": (LLAMA_CPP, "workers.llama_streams", ()),
     "openvino-genai": (OPENVINO, "workers.openvino_streams", ()),
 }
-"""By name: whose model, the worker that runs it, and its options."""
+"""By name: peer, worker module, and worker options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One peer with one number of texts.
+    """One peer with one number of sequences.
 
     Attributes:
-        prompt_per_s: tokens of all prompts in a second, medians over the rounds.
-        step_per_s: new tokens of all texts in a second, once the prompts are computed.
-        scaling: `step_per_s` over that of the fewest texts.
-        times: how many times as fast the first peer is, in steps.
-        same: tokens of the first text before it differs from what it is among the fewest.
+        prompt_per_s: prompt tokens per second over all prompts, median over rounds.
+        step_per_s: new tokens per second over all sequences, after the prefill.
+        scaling: `step_per_s` relative to the fewest sequences.
+        times: speedup of the first peer's steps.
+        same: tokens of the first sequence that are the same as with the fewest sequences.
     """
 
     peer: str
@@ -62,11 +62,11 @@ class Row:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure many texts at once, side by side.")
+    parser = argparse.ArgumentParser(description="Compare many sequences at once.")
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--checkpoint", type=Path, help="folder with a Hugging Face checkpoint")
-    source.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
-    parser.add_argument("--peers", type=names, help="NAME,NAME: these alone")
+    source.add_argument("--checkpoint", type=Path, help="Hugging Face checkpoint folder")
+    source.add_argument("--shape", choices=SHAPES, help="random weights of this shape")
+    parser.add_argument("--peers", type=names, help="NAME,NAME: these only")
     parser.add_argument("--streams", type=count, nargs="+", default=[1, 4, 8])
     parser.add_argument("-p", "--prompt-tokens", type=count, default=128)
     parser.add_argument("-n", "--new-tokens", type=count, default=128)
@@ -76,30 +76,30 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     if args.new_tokens < 2:
-        parser.error("-n: expected at least 2, got 1. The first token belongs to the prompt.")
+        parser.error("-n must be at least 2: the first token belongs to the prefill.")
     for name in args.peers or ():
         if name not in PEERS:
-            parser.error(f"--peers: expected some of {', '.join(PEERS)}, got {name}.")
+            parser.error(f"--peers: unknown {name}; choose from {', '.join(PEERS)}.")
     return args
 
 
 def make_programs(args: argparse.Namespace, checkpoint: Checkpoint) -> list[rounds.Program]:
-    """Prepare every model once, and return who runs it."""
-    made: dict[str, rounds.Program] = {}
+    """Convert each model once, and return the programs that run it."""
+    converted: dict[str, rounds.Program] = {}
     programs = []
     for name in args.peers or PEERS:
         peer, worker, options = PEERS[name]
-        if peer.name not in made:
-            made[peer.name] = program(
+        if peer.name not in converted:
+            converted[peer.name] = program(
                 peer, checkpoint, args.work, precision=PRECISION, threads=args.threads
             )
         options = (f"slots={max(args.streams)}", *options)
-        programs.append(replace(made[peer.name], name=name, module=worker, options=options))
+        programs.append(replace(converted[peer.name], name=name, module=worker, options=options))
     return programs
 
 
 def make_prompts(args: argparse.Namespace, checkpoint: Path) -> list[list[int]]:
-    """Return a prompt for each text, each another one."""
+    """A different prompt for each sequence."""
     prompt = make_prompt(checkpoint, tokens=args.prompt_tokens, new_tokens=args.new_tokens)
     return [prompt[number:] + prompt[:number] for number in range(max(args.streams))]
 
@@ -107,7 +107,7 @@ def make_prompts(args: argparse.Namespace, checkpoint: Path) -> list[list[int]]:
 def make_requests(
     prompts: Sequence[list[int]], streams: Sequence[int], new_tokens: int
 ) -> list[dict[str, Any]]:
-    """Return for each number of texts what asks for the first tokens, and for all."""
+    """For each number of sequences, a request for the first tokens and one for all."""
     return [
         {"streams": prompts[:texts], "new_tokens": tokens}
         for texts in streams
@@ -116,7 +116,7 @@ def make_requests(
 
 
 def summarize(turns: Sequence[rounds.Turn], *, new_tokens: int, prompt_tokens: int) -> list[Row]:
-    """The rows of the table, by number of texts."""
+    """Rows of the table, by number of sequences."""
     peers = list(dict.fromkeys(turn.peer for turn in turns))
     texts = sorted({len(turn.request["streams"]) for turn in turns})
     numbers = sorted({turn.round for turn in turns})
@@ -156,7 +156,7 @@ def summarize(turns: Sequence[rounds.Turn], *, new_tokens: int, prompt_tokens: i
 
 
 def same_tokens(turns: Sequence[rounds.Turn], peer: str, many: int, new_tokens: int) -> int:
-    """How long the first text of many is what it is among the fewest."""
+    """Length of the first sequence's prefix that equals its tokens with the fewest sequences."""
     first = {
         len(turn.request["streams"]): turn.answer["tokens"][0]
         for turn in turns
@@ -172,11 +172,13 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
     sizes = f"{setting['prompt_tokens']} + {setting['new_tokens']} tokens"
     return "\n\n".join(
         [
-            f"# {setting['checkpoint']}, {PRECISION}, {sizes} a text, {setting['threads']} threads",
+            f"# {setting['checkpoint']}, {PRECISION}, {sizes} per sequence, {setting['threads']} "
+            "threads",
             f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. Tokens "
-            "per second are those of all texts together; `scaling` is how many times those of the "
-            f"fewest texts they are, `times` how many times as fast {first} is in steps, `same` "
-            "how many tokens of the first text are what they are among the fewest.",
+            "per second are over all sequences; `scaling` is relative to the fewest sequences, "
+            f"`times` is the speedup of {first} in steps, and `same` is the number of tokens of "
+            "the "
+            "first sequence that are the same as with the fewest sequences.",
             report.table(
                 ["texts", "", "prompts/s", "steps/s", "scaling", f"{first}, times", "same"],
                 [
@@ -193,14 +195,14 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
 
 
 def side_by_side(args: argparse.Namespace) -> None:
-    """Prepare every peer, let them take turns, print and write the result."""
+    """Prepare all peers, run them alternately, print and write the result."""
     checkpoint = find_checkpoint(args)
     prompts = make_prompts(args, checkpoint.path)
     programs = make_programs(args, checkpoint)
-    peers = {PEERS[each.name][0].name: PEERS[each.name][0] for each in programs}
+    peers = {PEERS[p.name][0].name: PEERS[p.name][0] for p in programs}
     machine = report.machine()
     if machine["load_average"] > BUSY:
-        say(f"load average {machine['load_average']:.1f}: this machine does other work as well")
+        say(f"load average {machine['load_average']:.1f}: this machine is busy")
     setting = {
         "checkpoint": checkpoint.name,
         "streams": args.streams,
@@ -219,7 +221,7 @@ def side_by_side(args: argparse.Namespace) -> None:
     path = args.out / f"streams-{checkpoint.name}-t{args.threads}.json"
     report.write(path, {**setting, "rows": [asdict(row) for row in rows]})
     path.with_suffix(".md").write_text(text, encoding="utf-8")
-    say(f"wrote {path} and, beside it, .md")
+    say(f"wrote {path} and .md")
 
 
 if __name__ == "__main__":

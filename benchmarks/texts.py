@@ -1,7 +1,7 @@
-"""Texts that a model is judged on, as windows of tokens. Knows tokenizers, not engines.
+"""Texts to evaluate a model on, as windows of tokens.
 
-Two kinds: documents that a checkpoint's recipe held out of its training, and windows spread
-evenly over any files. Both become windows in each of which some tokens are predicted.
+Two kinds: documents that a checkpoint's recipe held out, and windows spread evenly over files. Both
+become windows in which some of the tokens are predicted.
 """
 
 import json
@@ -16,8 +16,8 @@ from ortolan.modeling.training.data import Texts, read_data
 from ortolan.modeling.training.recipe import read_recipe
 from ortolan.modeling.training.tokenizer import encode
 
-LONGEST = 1024  # of a window over held-out documents
-CHARACTERS = 8192  # of one file, at most: the largest would be most of the text
+LONGEST = 1024  # tokens of a window over held-out documents
+CHARACTERS = 8192  # limit per file, so that the largest does not dominate
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,10 +25,10 @@ class Text:
     """Documents that the model was not trained on.
 
     Attributes:
-        source: where they come from, as a table says it.
-        documents: ids of each; all but the first of each are predicted.
-        size_bytes: what the predicted ones are in UTF-8.
-        window: how many tokens the model sees at a time, at most.
+        source: their origin, for tables.
+        documents: ids; all but the first of each document are predicted.
+        size_bytes: UTF-8 bytes of the predicted tokens.
+        window: largest number of tokens the model sees at once.
     """
 
     source: str
@@ -38,7 +38,7 @@ class Text:
 
     @property
     def predictions(self) -> int:
-        """How many tokens there are to predict: all but the first of each document."""
+        """Number of tokens to predict: all but the first of each document."""
         return sum(len(ids) - 1 for ids in self.documents)
 
 
@@ -47,8 +47,8 @@ class Window:
     """A piece of a document.
 
     Attributes:
-        ids: what the model sees.
-        targets: what follows each of the last `len(targets)` ids.
+        ids: input of the model.
+        targets: tokens that follow the last `len(targets)` ids.
     """
 
     ids: tuple[int, ...]
@@ -56,11 +56,11 @@ class Window:
 
 
 def held_out(checkpoint: Path, *, tokens: int) -> Text:
-    """Return the beginnings of documents, in random order, until there are `tokens` to predict.
+    """Beginnings of held-out documents in random order, until there are `tokens` to predict.
 
     Args:
-        checkpoint: a folder with a recipe; the document before is ended by its special token.
-        tokens: to predict, or a few more.
+        checkpoint: folder with a recipe, whose special token separates documents.
+        tokens: number of tokens to predict, or a few more.
     """
     recipe = read_recipe(checkpoint / "recipe.toml")
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
@@ -86,13 +86,14 @@ def held_out(checkpoint: Path, *, tokens: int) -> Text:
 
 
 def spread(checkpoint: Path, files: Sequence[Path], *, windows: int, window: int) -> Text:
-    """Return windows whose starts are evenly spaced over the tokens of some files.
+    """Windows whose starts are evenly spaced over the tokens of files.
 
     Args:
-        checkpoint: a folder with tokenizer.json; no special tokens are added.
-        files: in UTF-8, read as one text. Lines of % alone, which separate fortunes, are left out.
-        windows: how many.
-        window: tokens that the model sees; the one after them is predicted as well.
+        checkpoint: folder with tokenizer.json; no special tokens are added.
+        files: UTF-8 files, read as one text. Lines with only %, which separate fortunes, are
+            left out.
+        windows: number of windows.
+        window: tokens that the model sees; the token after them is predicted too.
 
     Raises:
         ValueError: the files have fewer tokens than one window.
@@ -103,7 +104,7 @@ def spread(checkpoint: Path, files: Sequence[Path], *, windows: int, window: int
     last = len(encoding.ids) - (window + 1)
     if last < 0:
         raise ValueError(
-            f"--text: expected at least {window + 1} tokens, got {len(encoding.ids)}. "
+            f"--text: at least {window + 1} tokens are needed, but there are {len(encoding.ids)}. "
             "Name longer files or lower --window."
         )
     starts = [round(n * last / max(windows - 1, 1)) for n in range(windows)]
@@ -118,18 +119,18 @@ def spread(checkpoint: Path, files: Sequence[Path], *, windows: int, window: int
 
 
 def without_separators(text: str) -> str:
-    """Return a file of fortunes without the lines between them."""
+    """A file of fortunes without separator lines."""
     return "".join(line for line in text.splitlines(keepends=True) if line.strip() != "%")
 
 
 def cut(text: Text) -> Iterator[Window]:
-    """Yield windows that overlap by half, so that every token but a first is a target once."""
+    """Yield windows that overlap by half, so that every token but the first is a target once."""
     size = text.window
     stride = max(size // 2, 1)
     for ids in text.documents:
         for start in range(0, max(len(ids) - 1, 0), stride):
             piece = ids[start : start + size + 1]
-            known = 0 if start == 0 else size - stride
-            if len(piece) - 1 <= known:
+            skip = 0 if start == 0 else size - stride
+            if len(piece) - 1 <= skip:
                 break
-            yield Window(ids=piece[:-1], targets=piece[1 + known :])
+            yield Window(ids=piece[:-1], targets=piece[1 + skip :])

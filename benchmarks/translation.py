@@ -1,12 +1,12 @@
-"""Translators on this machine: same checkpoint, same sentences, same number of threads.
+"""Compare translators on this machine: same checkpoint, sentences and number of threads.
 
     python benchmarks/translation.py models/numerals
     python benchmarks/translation.py models/numerals --sentences 200 --batch 1 32 -r 7
 
 Ortolan in three precisions, CTranslate2 in two, and transformers translate the same held-out
-sentences, greedily and with four beams, one by one and in batches: from text to text, each with
-the same tokenizer. All stay loaded and take turns. Prints tables with the speed, the share of
-outputs that are those of transformers, and BLEU; writes them to benchmarks/results/.
+sentences from text to text, greedily and with four beams, one by one and in batches, with the same
+tokenizer. All stay loaded and alternate. Prints the speed, the share of outputs that equal those of
+transformers, and BLEU; writes the tables to benchmarks/results/.
 """
 
 import argparse
@@ -28,7 +28,7 @@ from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, train
 from script import count, exit_status
 
 NEW_TOKENS = 96
-"""More than any held-out sentence has."""
+"""More than any held-out sentence needs."""
 
 BEAMS = (1, 4)
 
@@ -48,12 +48,12 @@ CTRANSLATE2 = Peer(
 
 
 def seq2seq(name: str, precision: str, *arguments: str) -> Peer:
-    """Return Ortolan as it translates at one precision, exported with some more arguments."""
+    """Ortolan, translating at one precision, exported with further arguments."""
     return replace(ortolan(name, precision, *arguments), worker="workers.ortolan_seq2seq")
 
 
 PEERS = (
-    # As many bits as CTranslate2 takes for int8, in the form that is fastest for whole sources.
+    # Quantized like CTranslate2's int8, in the form that is fastest for whole sources.
     (seq2seq("ortolan-int8", "int8", "--prefill-precision", "int8", "--graphs", "split"), "int8"),
     (seq2seq("ortolan", "fp32"), "fp32"),
     (seq2seq("ortolan-int4", "int4", "--prefill-precision", "int8", "--graphs", "split"), "int4"),
@@ -61,18 +61,18 @@ PEERS = (
     (CTRANSLATE2, "fp32"),
     (replace(TRANSFORMERS, worker="workers.marian_eager"), "fp32"),
 )
-"""Each with its precision; the first is compared with the others."""
+"""Peers and their precisions; the others are compared with the first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One peer, one number of beams, one size of batch.
+    """One peer with one number of beams and one batch size.
 
     Attributes:
         sentences_per_s: median over the rounds.
-        times: how many times as fast the first peer is.
-        same: share of outputs that are those of transformers.
-        bleu: of the outputs, against what is right.
+        times: speedup of the first peer.
+        same: share of outputs that equal those of transformers.
+        bleu: BLEU of the outputs.
     """
 
     peer: str
@@ -86,7 +86,7 @@ class Row:
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
-    parser = argparse.ArgumentParser(description="Measure translators side by side.")
+    parser = argparse.ArgumentParser(description="Compare translators.")
     parser.add_argument("checkpoint", type=Path, help="folder of a Marian checkpoint")
     parser.add_argument("--sentences", type=count, default=200)
     parser.add_argument("--batch", type=count, nargs="+", default=[1, 32])
@@ -98,16 +98,16 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 
 def held_out_pairs(recipe: Path) -> Sequence[Pair]:
-    """Return sentences that the model of a recipe never saw, with numbers it never saw.
+    """Held-out sentences with numbers that the model never saw.
 
     Raises:
-        RecipeError: the recipe is not of a translator.
+        RecipeError: the recipe is not for translation.
     """
     return read_data(read_recipe(recipe), recipe.parent, Pairs).held_out["numbers"]
 
 
 def make_requests(sources: Sequence[str], batches: Iterable[int]) -> list[dict[str, Any]]:
-    """One request for each setting: every number of beams, every size of batch."""
+    """One request per number of beams and batch size."""
     return [
         {"sources": sources, "batch": batch, "beams": beams, "new_tokens": NEW_TOKENS}
         for beams in BEAMS
@@ -116,7 +116,7 @@ def make_requests(sources: Sequence[str], batches: Iterable[int]) -> list[dict[s
 
 
 def summarize(turns: Sequence[rounds.Turn], targets: Sequence[str]) -> list[Row]:
-    """The rows of one setting."""
+    """Rows for one request."""
     peers = list(dict.fromkeys(turn.peer for turn in turns))
     seconds = {(turn.peer, turn.round): turn.answer["seconds"] for turn in turns}
     outputs = {turn.peer: turn.answer["outputs"] for turn in turns}
@@ -147,8 +147,8 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
         f"# {setting['checkpoint']}, {setting['sentences']} sentences, "
         f"{setting['threads']} threads",
         f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. "
-        f"`times` is how many times as fast {first} is; `same` is the share of outputs that are "
-        f"those of {REFERENCE}.",
+        f"`times` is the speedup of {first}; `same` is the share of outputs that equal those of "
+        f"{REFERENCE}.",
     ]
     for beams, batch in dict.fromkeys((row.beams, row.batch) for row in rows):
         own = [row for row in rows if (row.beams, row.batch) == (beams, batch)]
@@ -170,7 +170,7 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
 
 
 def side_by_side(args: argparse.Namespace) -> None:
-    """Prepare every peer, let them take turns, print and write the result."""
+    """Prepare all peers, run them alternately, print and write the result."""
     checkpoint: Checkpoint = trained_checkpoint(args.checkpoint)
     held_out = held_out_pairs(checkpoint.path / "recipe.toml")[: args.sentences]
     sources, targets = map(list, zip(*held_out, strict=True))
@@ -198,7 +198,7 @@ def side_by_side(args: argparse.Namespace) -> None:
     plain = [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in rows]
     report.write(path, {**setting, "rows": plain})
     path.with_suffix(".md").write_text(text, encoding="utf-8")
-    say(f"wrote {path} and, beside it, .md")
+    say(f"wrote {path} and .md")
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A bundle of a family beside one of the same checkpoint by way of transformers.
+"""Compare a family's bundle with one of the same checkpoint exported by way of transformers.
 
     python benchmarks/make_checkpoint.py 135m CHECKPOINT
     python benchmarks/ways_in.py CHECKPOINT WORK [--rounds N]
 
-Exports both, in float32 and in 4 bits, to WORK where they are not there yet. Prints how much of the
-family's speed the other has, after a context and over a prompt: the medians over alternating
-rounds, by the clock and by the time of the CPU, which other programs disturb less.
+Exports both in float32 and in 4 bits, unless WORK has them already. Prints the speed of the second
+relative to the first for decoding after a context and for prefill: medians over alternating rounds,
+in wall-clock time and in CPU time, which other programs disturb less.
 """
 
 import argparse
@@ -23,17 +23,17 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from script import count, exit_status
 
-# Rounding takes no calibration, and what the kernels do is the same.
+# Rounding needs no calibration, and the kernels are the same.
 PRECISIONS: dict[str, Precision] = {"fp32": "fp32", "int4": Int4(method="rtn")}
 
 WAYS: tuple[Via, ...] = ("family", "transformers")
 
 Times = tuple[float, float]
-"""Seconds by the clock, and of the CPU."""
+"""Seconds of wall-clock time and of CPU time."""
 
 
 class Measured:
-    """One bundle, loaded."""
+    """One loaded bundle."""
 
     def __init__(self, folder: Path, context: int, prompt: int, steps: int, threads: int) -> None:
         bundle = open_bundle(folder)
@@ -44,18 +44,18 @@ class Measured:
         self.context, self.prompt, self.steps = draw[:context], draw[context:], steps
 
     def decode(self) -> Times:
-        """Steps of one token after the context."""
+        """Time of decode steps after the context."""
         runner = Runner(self.engine, self.engine.slots())
         runner.prefill(0, self.context)
         runner.select([0])
-        runner.step([5])  # what is bound once
+        runner.step([5])  # the first step binds buffers
         start = now()
         for token in range(self.steps):
             runner.step([5 + token])
         return since(start)
 
     def prefill(self) -> Times:
-        """The prompt, in one call."""
+        """Time to prefill the prompt in one call."""
         runner = Runner(self.engine, self.engine.slots())
         start = now()
         runner.chunk(0, self.prompt, positions=[len(self.prompt) - 1])
@@ -63,18 +63,18 @@ class Measured:
 
 
 def now() -> Times:
-    """Both clocks."""
+    """Current time of both clocks."""
     return time.perf_counter(), time.process_time()
 
 
 def since(start: Times) -> Times:
-    """Seconds since then, by both."""
+    """Seconds since `start`, by both clocks."""
     clock, cpu = now()
     return clock - start[0], cpu - start[1]
 
 
-def made(checkpoint: Path, work: Path, way: Via, precision: str) -> Path:
-    """The bundle of a way in, exported if it is not there."""
+def exported(checkpoint: Path, work: Path, way: Via, precision: str) -> Path:
+    """The bundle of one way in, exported unless it exists."""
     out = work / f"{way}-{precision}"
     if not out.exists():
         options = ExportOptions(via=way)
@@ -83,15 +83,15 @@ def made(checkpoint: Path, work: Path, way: Via, precision: str) -> Path:
 
 
 def shares(bundles: dict[Via, Measured], task: str, rounds: int) -> list[Times]:
-    """For each round, how much of the family's speed the other has."""
-    found = []
+    """Relative speed of the second way in each round."""
+    ratios = []
     for number in range(rounds + 1):
         order = WAYS if number % 2 == 0 else WAYS[::-1]
         taken = {way: getattr(bundles[way], task)() for way in order}
-        if number > 0:  # the first warms up
+        if number > 0:  # the first round warms up
             family, other = taken["family"], taken["transformers"]
-            found.append((family[0] / other[0], family[1] / other[1]))
-    return found
+            ratios.append((family[0] / other[0], family[1] / other[1]))
+    return ratios
 
 
 def work(args: argparse.Namespace) -> None:
@@ -99,7 +99,7 @@ def work(args: argparse.Namespace) -> None:
     print("| precision | task | nodes | by the clock | by CPU time |")
     print("| --- | --- | ---: | ---: | ---: |")
     for precision in args.precisions:
-        folders = {way: made(args.checkpoint, args.work, way, precision) for way in WAYS}
+        folders = {way: exported(args.checkpoint, args.work, way, precision) for way in WAYS}
         bundles = {
             way: Measured(folder, args.context, args.prompt, args.steps, args.threads)
             for way, folder in folders.items()
@@ -112,7 +112,7 @@ def work(args: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Parse the command line."""
+    """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("checkpoint", type=Path)
     parser.add_argument("work", type=Path)

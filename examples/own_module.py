@@ -1,15 +1,15 @@
-"""A language model of one's own: trained in a minute, exported, run without PyTorch.
+"""Your own language model: trained in a minute, exported, and run without PyTorch.
 
-    python examples/own_module.py            # trains, exports in float32 and in 4 bits, and writes
-    python examples/own_module.py --steps 50 # less well, sooner
+    python examples/own_module.py            # train, export in float32 and int4, and generate
+    python examples/own_module.py --steps 50 # faster, but worse
 
-Nothing of the model is a class of Ortolan. Its `forward(ids, state)` asks the state for what
-reaches across tokens, and so trains as plain PyTorch and exports as it is. On purpose it is like no
-published model: a convolution over the last four tokens, a layer of narrow heads that see 32
-tokens, a layer of wide heads that see all of them, and a layer that reads the keys of the one
+The model uses no class of Ortolan. Its `forward(ids, state)` asks the state for everything that
+crosses tokens, so it trains as plain PyTorch and exports unchanged. It deliberately resembles no
+published model: a convolution over the last four tokens, a layer of narrow heads with a window of
+32 tokens, a layer of wide heads with full attention, and a layer that reuses the keys of the layer
 before it.
 
-It learns from the manual pages of Python that come with Python itself.
+It learns from Python's own manual pages.
 """
 
 import argparse
@@ -33,12 +33,12 @@ PROMPT = "The with statement"
 
 
 class Layer(nn.Module):
-    """Attention and an mlp, each added to what enters it.
+    """Attention and an MLP, each with a residual connection.
 
     Attributes:
-        heads: that ask.
-        kv_heads: that are asked; 0 for those of another layer.
-        window: tokens that each may see; None for all.
+        heads: number of query heads.
+        kv_heads: number of key/value heads; 0 to use those of another layer.
+        window: number of tokens to attend to; None for all.
     """
 
     def __init__(self, heads: int, kv_heads: int, head_dim: int, window: int | None) -> None:
@@ -55,7 +55,7 @@ class Layer(nn.Module):
     def forward(
         self, x: Tensor, state: ortolan.State, number: int, rotary: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """`(B, S, WIDTH)` to the same; `number` says whose keys are read."""
+        """`(B, S, WIDTH)` to `(B, S, WIDTH)`; `number` identifies the keys to attend to."""
         normed = self.norm(x)
         query = _heads(self.query(normed), self.heads)
         if self.kv_heads:
@@ -92,7 +92,7 @@ class LanguageModel(nn.Module):
         nn.init.normal_(self.embedding.weight, std=0.02)
 
     def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
-        """Continue texts by some tokens."""
+        """Logits of the new tokens."""
         x = cast(Tensor, self.embedding(ids))
         x = x + state.convolve("recent", x.transpose(1, 2), self.taps).transpose(1, 2)
         keys_of, dims = (0, 1, 1), (32, 64, 64)
@@ -112,14 +112,14 @@ def _heads(x: Tensor, count: int) -> Tensor:
 
 
 def _rotary(dim: int) -> tuple[Tensor, Tensor]:
-    """Cosines and sines of every position (Su et al. 2021), `(CONTEXT, dim / 2)` each."""
+    """Cosines and sines of all positions (Su et al. 2021), `(CONTEXT, dim / 2)` each."""
     rates = 10_000.0 ** (-torch.arange(0, dim, 2) / dim)
     angles = torch.arange(CONTEXT)[:, None] * rates
     return angles.cos(), angles.sin()
 
 
 def make_tokenizer(text: str, folder: Path) -> Tokenizer:
-    """Byte pairs learned from a text, with the file that says what ends one."""
+    """Train a byte-level BPE tokenizer and write it with the generation defaults."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -138,10 +138,10 @@ def make_tokenizer(text: str, folder: Path) -> Tokenizer:
 
 
 def train(model: LanguageModel, ids: Tensor, steps: int) -> None:
-    """Predict each token from those before it."""
+    """Train on next-token prediction."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 3e-3, total_steps=steps)
-    began = time.monotonic()
+    started = time.monotonic()
     for step in range(steps):
         starts = torch.randint(len(ids) - LENGTH - 1, (BATCH, 1))
         batch = ids[starts + torch.arange(LENGTH + 1)]
@@ -153,32 +153,32 @@ def train(model: LanguageModel, ids: Tensor, steps: int) -> None:
         optimizer.step()
         schedule.step()
         if step % 50 == 0 or step == steps - 1:
-            print(f"step {step:4d}  loss {loss.item():.3f}  {time.monotonic() - began:.0f} s")
+            print(f"step {step:4d}  loss {loss.item():.3f}  {time.monotonic() - started:.0f} s")
 
 
 def main() -> None:
     """Train, export and run."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--steps", type=int, default=400, help="of training")
-    parser.add_argument("--out", type=Path, default=Path("own-module"), help="a folder to write to")
-    options = parser.parse_args()
+    parser.add_argument("--steps", type=int, default=400, help="training steps")
+    parser.add_argument("--out", type=Path, default=Path("own-module"), help="output folder")
+    args = parser.parse_args()
     torch.manual_seed(0)
     text = "\n\n".join(topics.values())
-    tokenizer = make_tokenizer(text, options.out / "tokenizer")
+    tokenizer = make_tokenizer(text, args.out / "tokenizer")
     model = LanguageModel()
-    train(model, torch.tensor(tokenizer.encode(text).ids), options.steps)
+    train(model, torch.tensor(tokenizer.encode(text).ids), args.steps)
     precisions: tuple[Literal["fp32", "int4"], ...] = ("fp32", "int4")
     for precision in precisions:
-        bundle = options.out / precision
+        bundle = args.out / precision
         ortolan.export(
             model,
             bundle,
             precision=precision,
-            options=ortolan.ExportOptions(tokenizer=options.out / "tokenizer"),
+            options=ortolan.ExportOptions(tokenizer=args.out / "tokenizer"),
             force=True,
         )
-        written = ortolan.load(bundle, ortolan.Decoder).generate(PROMPT, max_new_tokens=60)
-        print(f"\n{precision}: {PROMPT}{written.text}")
+        completion = ortolan.load(bundle, ortolan.Decoder).generate(PROMPT, max_new_tokens=60)
+        print(f"\n{precision}: {PROMPT}{completion.text}")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,7 @@
-"""PyTorch to a bundle: trace, weights, passes, certificate.
+"""Exports PyTorch models to ONNX bundles.
 
-This module can be called: `ortolan.export("checkpoint/", "bundle/")` is
-`ortolan.export.pipeline.export`. A package and a function of one name share one attribute of
-`ortolan`, so the package answers calls too.
+The package is callable: `ortolan.export("checkpoint/", "bundle/")` is
+`ortolan.export.pipeline.export`. The package and the function share one name in `ortolan`.
 """
 
 import sys
@@ -15,7 +14,7 @@ __all__ = ["ExportError", "OptionError", "OutputError", "ParityError"]
 
 
 class _CallableModule(ModuleType):
-    """A module that is also the function `export`."""
+    """A module that can be called as the function `export`."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         from ortolan.export.pipeline import export

@@ -1,7 +1,7 @@
-"""Which models can be exported, by which way, and how exact their bundles were in tests.
+"""Which model types can be exported, through which path, and their measured error.
 
-`coverage.json` is written by `scripts/families_table.py`, which exports a tiny model of each type
-and compares its bundle with transformers.
+`scripts/families_table.py` exports a tiny model of each type, compares the bundle with
+transformers, and writes `coverage.json`.
 """
 
 from importlib.resources import files
@@ -14,23 +14,22 @@ from ortolan.export.options import Via
 DATA = "coverage.json"
 
 BOUND = 1e-4
-"""The largest error of a type that counts as supported, relative to the largest logit."""
+"""Largest error of a supported type, relative to the largest logit."""
 
 WAYS: tuple[Via, ...] = get_args(Via)
 
 
 class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What was measured of one model type by one way.
+    """Measurements of one model type through one path.
 
     Attributes:
-        model_type: as config.json names it.
-        way: `family` for a family of `ortolan.modeling`, `transformers` for the model as
-            transformers computes it.
-        kind: of the bundle: `decoder`, `encoder` or `encoder-decoder`.
-        error: the largest difference from transformers over the largest number that transformers
-            gives, of weights in fp32; `None` where there is no bundle to compare.
-        tokens_equal: whether texts that are generated greedily are those of transformers; `None`
-            where nothing is generated.
+        model_type: in config.json.
+        way: `family` for a family of `ortolan.modeling`, or `transformers`.
+        kind: of bundle.
+        error: largest difference from transformers in fp32, relative to its largest output; None
+            without a bundle.
+        tokens_equal: whether greedy generation returns the same tokens as transformers; None for
+            an encoder.
         note: what is left out, or why there is no bundle.
     """
 
@@ -43,7 +42,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
     @property
     def supported(self) -> bool:
-        """Whether the bundle computes what transformers computes."""
+        """Whether the bundle agrees with transformers."""
         return self.error is not None and self.error <= BOUND and self.tokens_equal is not False
 
 
@@ -51,33 +50,33 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     """All rows, sorted by model type and way.
 
     Attributes:
-        transformers: the version that was compared with.
+        transformers: version of the reference.
     """
 
     transformers: str
     rows: tuple[Row, ...]
 
     def counts(self) -> dict[Via, int]:
-        """How many types are supported, by each way."""
+        """Number of supported types per path."""
         return {way: sum(r.supported for r in self.rows if r.way == way) for way in WAYS}
 
     def of(self, model_type: str) -> tuple[Row, ...]:
-        """The rows of one model type."""
+        """Rows of one model type."""
         return tuple(row for row in self.rows if row.model_type == model_type)
 
 
 def read_coverage() -> Coverage:
-    """What was measured of this version."""
+    """Measurements of this version."""
     return decode(files("ortolan.export").joinpath(DATA).read_bytes())
 
 
 def decode(data: bytes) -> Coverage:
-    """The contents of `coverage.json`."""
+    """Decode `coverage.json`."""
     return msgspec.json.decode(data, type=Coverage)
 
 
 def encode(coverage: Coverage) -> bytes:
-    """The contents of `coverage.json`: a line for each row, so that versions compare well."""
+    """Encode `coverage.json`, one row per line so that diffs stay small."""
     rows = sorted(coverage.rows, key=lambda row: (row.model_type, row.way))
     lines = ",\n".join(f"  {msgspec.json.encode(row).decode()}" for row in rows)
     head = msgspec.json.encode(coverage.transformers).decode()

@@ -1,7 +1,7 @@
-"""Weights that a graph reads in another form than their source holds them.
+"""Weights that a graph reads in another form than the checkpoint stores them.
 
-A pass that wants rows joined, axes swapped or a number added gives the new initializer a recipe.
-Nothing is computed until the rows are read.
+A pass that joins rows, swaps axes or adds a number gives the new initializer a recipe. Nothing is
+computed until the rows are read.
 """
 
 from collections import ChainMap
@@ -24,16 +24,15 @@ from ortolan.modeling.weights import (
 )
 
 _KEY = "ortolan.recipes"
-"""Of an initializer's recipe, and those of its parts, among what the graph knows of it in memory;
-no file has them."""
+"""Metadata key of an initializer's recipes, those of its parts included; never written to files."""
 
 
 class Recipe(NamedTuple):
-    """How a weight is made from others.
+    """How to compute a weight from others.
 
     Attributes:
-        parts: names of those whose rows follow one another; each is a source's or has a recipe.
-        transposed: the two axes of each part are swapped first.
+        parts: names of the weights whose rows are joined; a part may have a recipe itself.
+        transposed: swap the two axes of every part first.
         offset: added to every element.
     """
 
@@ -43,12 +42,12 @@ class Recipe(NamedTuple):
 
 
 class Leaf(NamedTuple):
-    """A weight of the source that is some rows of another.
+    """A weight of the source that provides rows of a derived one.
 
     Attributes:
-        name: its own.
-        rows: of the other, those after the leaf before it.
-        transposed: they are its columns.
+        name: of the source's weight.
+        rows: number of rows that it provides, after those of the previous leaf.
+        transposed: the rows are its columns.
     """
 
     name: str
@@ -57,7 +56,7 @@ class Leaf(NamedTuple):
 
 
 def leaves_of(weights: Weights, name: str) -> list[Leaf]:
-    """The weights of a source that a weight is made of: itself, if nothing derived it."""
+    """The weights of the source that a weight consists of; itself if it is not derived."""
     if isinstance(weights, DerivedWeights):
         return weights.leaves(name)
     return [Leaf(name, weights.shape(name)[0], transposed=False)]
@@ -66,26 +65,19 @@ def leaves_of(weights: Weights, name: str) -> list[Leaf]:
 def derive(
     graph: ir.Graph, parts: Sequence[ir.Value], *, transposed: bool = False, offset: float = 0.0
 ) -> ir.Value:
-    """The initializer that a recipe makes of others; made if it is not there yet.
-
-    Args:
-        graph: takes the initializer.
-        parts: initializers of one type, alike in all but their rows.
-        transposed: see `Recipe`.
-        offset: see `Recipe`.
-    """
+    """The initializer of a recipe; created if it is missing."""
     names = tuple(part.name or "" for part in parts)
     shapes = [static_shape(part)[::-1] if transposed else static_shape(part) for part in parts]
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
     name = _name(names, transposed=transposed, offset=offset)
     value = add_initializer(graph, name, type_of(parts[0]), shape)
-    made = {name: Recipe(names, transposed, offset)}
-    value.meta[_KEY] = dict(ChainMap(made, *(part.meta.get(_KEY, {}) for part in parts)))
+    recipe = {name: Recipe(names, transposed, offset)}
+    value.meta[_KEY] = dict(ChainMap(recipe, *(part.meta.get(_KEY, {}) for part in parts)))
     return value
 
 
 def recipes_of(models: Iterable[ir.Model]) -> dict[str, Recipe]:
-    """The recipe of every initializer that has one, and those of its parts."""
+    """The recipes of all initializers and of their parts."""
     return {
         name: recipe
         for model in models
@@ -95,14 +87,14 @@ def recipes_of(models: Iterable[ir.Model]) -> dict[str, Recipe]:
 
 
 class DerivedWeights:
-    """Weights of a source, and those that recipes make of them."""
+    """Weights of a source, and those that recipes derive from them."""
 
     def __init__(self, source: Weights, recipes: Mapping[str, Recipe]) -> None:
         self._source = source
         self._recipes = recipes
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of a weight."""
+        """Shape of a weight."""
         recipe = self._recipes.get(name)
         if recipe is None:
             return self._source.shape(name)
@@ -110,7 +102,7 @@ class DerivedWeights:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight: in its stored dtype, or float32 after an addition."""
+        """Rows `[start:stop]`, in the stored dtype, or float32 with an offset."""
         recipe = self._recipes.get(name)
         if recipe is None:
             return self._source.rows(name, start, stop)
@@ -126,7 +118,7 @@ class DerivedWeights:
         return rows.float() + recipe.offset if recipe.offset else rows
 
     def code_format(self, name: str) -> CodeFormat | None:
-        """The format of a weight whose parts are all stored as codes in one format."""
+        """Format of a weight whose parts are all stored as codes in one format."""
         recipe = self._recipes.get(name)
         if recipe is None:
             return self._source.code_format(name) if isinstance(self._source, Coded) else None
@@ -135,7 +127,7 @@ class DerivedWeights:
         return joint_format(self.code_format(part) for part in recipe.parts)
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]` of a weight that has some."""
+        """Codes of rows `[start:stop]` of a weight that has a `code_format`."""
         recipe = self._recipes.get(name)
         if recipe is None:
             if not isinstance(self._source, Coded):
@@ -151,7 +143,7 @@ class DerivedWeights:
         return join_codes(parts)
 
     def leaves(self, name: str, *, transposed: bool = False) -> list[Leaf]:
-        """The weights of the source that a weight is made of, in the order of its rows."""
+        """The weights of the source that a weight consists of, in the order of its rows."""
         recipe = self._recipes.get(name)
         if recipe is None:
             shape = self._source.shape(name)
@@ -164,7 +156,7 @@ class DerivedWeights:
         return shape[::-1] if recipe.transposed else shape
 
     def _columns(self, name: str, start: int, stop: int) -> Tensor:
-        """Columns `[start:stop]` of a weight as rows, with few of its own rows in memory."""
+        """Columns `[start:stop]` of a weight, as rows; reads a few of its own rows at a time."""
         rows, columns = self.shape(name)
         step = max(1, READ_ELEMENTS // columns)
         return torch.cat(
@@ -177,7 +169,7 @@ class DerivedWeights:
 
 
 def _name(parts: tuple[str, ...], *, transposed: bool, offset: float) -> str:
-    """Such as `0.attention.q+k+v.weight`: what names have in common is written once."""
+    """A name such as `0.attention.q+k+v.weight`, which has common parts once."""
     split = [part.split(".") for part in parts]
     if len(parts) == 1:
         head, tail, inner = len(split[0]) - 1, 1, []
@@ -192,7 +184,7 @@ def _name(parts: tuple[str, ...], *, transposed: bool, offset: float) -> str:
 
 
 def _common(names: list[list[str]]) -> int:
-    """How many parts of dotted names are the same from the first on."""
+    """Length of the common prefix, in parts of dotted names."""
     count = 0
     for parts in zip(*names, strict=False):
         if len(set(parts)) > 1:

@@ -1,7 +1,7 @@
-"""What a source has to give to be exported, whoever wrote it.
+"""The common form of everything that can be exported.
 
-`ortolan.export.source` makes it of a checkpoint of a family, of any model of transformers, and of
-a user's own module; the steps of an export know nothing else.
+`ortolan.export.source` builds it from a checkpoint of a family, any transformers model, or a user's
+own module. The steps of an export know nothing else.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -28,27 +28,28 @@ from ortolan.runtime.bundle.manifest import (
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Trace = Callable[[str, Graph, torch.dtype], ir.Model]
-"""The graph of a role, as torch writes it: initializers carry names of weights and tables, and no
-data, or data of their own; weights, activations and states have the given type."""
+"""Traces the graph of a role, with weights, activations and states of one type.
+
+Initializers are named after weights and tables and have no data, or hold data of their own."""
 
 Forward = Callable[[Tensor | None, Tensor | None], Tensor]
-"""What PyTorch computes without a cache for one input: a source `(T,)` or pixels `(C, Y, X)`, and
-ids `(S,)` of a decoder, None where the model takes no such thing.
+"""Runs the PyTorch model without a cache on one input.
 
-Logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
+Takes a source `(T,)` or pixels `(C, Y, X)`, and ids `(S,)` of the decoder; None for an input that
+the model does not have. Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding
+`(E,)`.
 """
 
 Cached = Callable[[Tensor], Sequence[LayerCache]]
-"""Keys and values `(1, K, S, D)` of every layer that has some, as a cache holds them after ids
-`(S,)`."""
+"""Computes keys and values `(1, K, S, D)` of every layer that caches them, after ids `(S,)`."""
 
 
 def _accept() -> None:
-    """Code that is known needs no check."""
+    """Ortolan's own code needs no check."""
 
 
 NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
-"""Of a model without a config.json."""
+"""Config keys of a model without a config.json."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,35 +58,33 @@ class Exportable:
 
     Attributes:
         kind: in the manifest (`ortolan.runtime.bundle.kinds.KINDS`).
-        model_type: where it comes from, as the manifest names it.
-        context_length: tokens of the decoder or of the encoder that have to fit; for images, the
-            vectors that one becomes.
-        vocab_size: ids of the decoder, or of the encoder's texts; 1 for images.
-        source_vocab_size: ids of the encoder's texts; as `vocab_size` where there are none.
-        module: without memory for its parameters, which have the names of `weights`.
+        model_type: name of the architecture in the manifest.
+        context_length: longest context in tokens; for images, the number of patch vectors.
+        vocab_size: of the decoder, or of the encoder's texts; 1 for images.
+        source_vocab_size: of the encoder's texts; `vocab_size` where it has none.
+        module: its parameters lie on `meta` and are named as in `weights`.
         forward: calls `module` (see `ortolan.export.streamed`).
-        trace: its graphs.
-        states: of its decoder, in the type of the activations.
-        maps: names of its maps of attention, in the order of the layers.
+        trace: traces one graph.
+        states: of the decoder, for a type of activations.
+        maps: names of the attention maps, in the order of the layers.
         weights: of the module.
         tables: computed tensors, by the names of initializers.
-        sha256: a hash over everything that decides what it computes, which is read for it.
+        sha256: hashes everything that decides what the model computes; reads all weights.
         folder: of the checkpoint; None for a live module.
         companions: files to copy into the bundle, by name.
-        tokens: ids with a meaning; none for an encoder of images.
-        tokenizer: reads texts; None where the model takes only ids, or images.
-        takes: what the encoder takes; None for a decoder by itself.
-        gives: what an encoder by itself gives; None for the other kinds.
-        cached: what its decoder caches, in the order of the states; None with an encoder.
-        takes_one: its decoder reads its tokens one by one (docs/adr/0026).
-        keys: what became of the keys of its config.json; none of a live module.
-        left_out: towers of the checkpoint for other inputs than texts.
-        is_own: a user's own module, whose probes reach over the whole context.
-        reach: tokens that the trained model takes; None where nothing else than `context_length`
-            is known.
-        switches_after: tokens of the longest text before the trained model takes other rotary
-            frequencies; None where they are the same for texts of all lengths.
-        check: refuses, before any work, a module that cannot be what its states say.
+        tokens: special ids; none for an encoder of images.
+        tokenizer: None where the model takes only ids, or images.
+        takes: input of the encoder; None for a decoder-only model.
+        gives: output of an encoder-only model; None for other kinds.
+        cached: computes the KV cache of a decoder-only model, in the order of `states`.
+        takes_one: the decoder reads its tokens one by one (docs/adr/0026).
+        keys: which keys of config.json were read, ignored and accepted.
+        left_out: parts of the checkpoint for other inputs than text.
+        is_own: a user's own module; its probes span the whole context.
+        reach: context of the trained model, where it may differ from `context_length`.
+        switches_after: longest text, in tokens, before the trained model changes its rotary
+            frequencies; None where they never change.
+        check: rejects, before any work, a module that contradicts its states.
     """
 
     kind: str
@@ -118,7 +117,7 @@ class Exportable:
 
     @property
     def output(self) -> str:
-        """What its certificate compares, by name (`runtime.bundle.kinds.OUTPUTS`)."""
+        """Name of the output that its certificate compares (`runtime.bundle.kinds.OUTPUTS`)."""
         return "logits" if self.gives is None else self.gives.kind
 
     @property

@@ -1,4 +1,4 @@
-"""The manifest of a bundle: what export knows of it, as data."""
+"""Describes a bundle in its manifest."""
 
 from collections.abc import Mapping
 from importlib.metadata import version
@@ -22,7 +22,7 @@ _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
 }
-"""As the manifest names them."""
+"""Names of types in the manifest."""
 
 
 def describe(
@@ -32,7 +32,7 @@ def describe(
     stored: Stored,
     quality: Quality | None = None,
 ) -> Manifest:
-    """The manifest of the files that lie in a folder."""
+    """The manifest of the bundle in a folder."""
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
     return Manifest(
         schema=2,
@@ -70,14 +70,14 @@ def describe(
 
 
 def _foreign_operators(folder: Path, plan: Plan) -> tuple[str, ...]:
-    """What the graphs need that a runtime elsewhere does not load without being told."""
+    """Custom operators of the graphs, which other machines load only if the user trusts them."""
     files = [folder / graph.file for graph in plan.graph_files.values()]
     graphs = [read_graph(file.read_bytes(), file=file.name) for file in files]
     return tuple(sorted({form for graph in graphs for form in graph.foreign}))
 
 
 def _states(model: Exportable, plan: Plan) -> tuple[State, ...]:
-    """The states in the type of the activations, or those that grow in 8 bits."""
+    """States in the type of the activations; with an int8 cache, growing states in 8 bits."""
     states = model.states(_DTYPES[plan.dtype])
     if plan.options.cache == "float":
         return states

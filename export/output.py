@@ -1,4 +1,4 @@
-"""Puts a bundle in its place, whole or not at all (`ortolan.staging`)."""
+"""Moves a finished bundle into place, whole or not at all (`ortolan.staging`)."""
 
 import contextlib
 import hashlib
@@ -16,25 +16,24 @@ from ortolan.staging import BusyError, Place, staged
 _log = logging.getLogger("ortolan.export")
 
 PACKED = ("packed-", ".packing")
-"""Beginnings of the names of what `ortolan pack` writes beside a bundle's files."""
+"""Prefixes of the names that `ortolan pack` adds to a bundle."""
 
 
 def place_of(target: Path) -> Place:
-    """Where a bundle goes; a symbolic link is followed and stays."""
+    """The place of a bundle; a symbolic link is followed and stays."""
     return Place(files.followed(target), index=manifest_file.NAME)
 
 
 @contextlib.contextmanager
 def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
-    """A folder to build a bundle in, which becomes `target` when the block ends well.
+    """A folder to build a bundle in, which becomes `target` when the block succeeds.
 
     Args:
-        target: where the bundle goes.
-        force: replace a bundle that is there.
+        target: folder of the bundle.
+        force: replace an existing bundle.
 
     Raises:
-        OutputError: something else is there, another export is writing there, or the
-            place cannot be written to.
+        OutputError: the target is taken, locked by another export, or not writable.
     """
     try:
         place = place_of(target)
@@ -43,37 +42,30 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
         with staged(place) as folder:
             _check_target(target, force)
             yield folder
-            # Something may have been put there during the export.
+            # Again: the target may have been used during the export.
             _check_target(target, force)
     except BusyError as error:
-        raise OutputError(
-            f"{target}: expected no other export to it, got one that is running. Wait for it."
-        ) from error
+        raise OutputError(f"Another export is writing to {target}. Wait for it.") from error
     except OSError as error:
         raise OutputError(
-            f"{target}: expected to write a bundle there, got: {error}. "
-            "Check the free space on the disk and the permissions."
+            f"Cannot write the bundle to {target}: {error}. Check the free disk space and the "
+            "permissions."
         ) from error
 
 
-def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ...]:
-    """Size and hash of every file of a folder but its manifest and its seal, sorted by name.
-
-    Args:
-        folder: the bundle.
-        known: files that are not to be read again.
-    """
-    described = {file.name: file for file in known}
+def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File, ...]:
+    """Size and hash of every file of a bundle except its manifest and seal, sorted by name."""
+    files_by_name = {file.name: file for file in described}
     for path in folder.iterdir():
-        if path.name not in {manifest_file.NAME, trust.NAME, *described}:
+        if path.name not in {manifest_file.NAME, trust.NAME, *files_by_name}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            described[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
-    return tuple(described[name] for name in sorted(described))
+            files_by_name[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
+    return tuple(files_by_name[name] for name in sorted(files_by_name))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
-    """Write manifest.json, the last file of a bundle, and a seal where somebody has to trust it."""
+    """Write manifest.json last, and seal a bundle that this user has to trust."""
     files.write(folder / manifest_file.NAME, manifest_file.encode(manifest))
     if not manifest.foreign_operators:
         return
@@ -81,37 +73,37 @@ def write_manifest(folder: Path, manifest: Manifest) -> None:
         trust.trust(folder, manifest)
     except OSError as error:
         _log.warning(
-            "expected to seal operators of the module's own for this user, got: %s. The bundle "
-            "opens with trust=True alone.",
+            "Cannot seal the custom operators of this bundle for this user: %s. It opens only with "
+            "trust=True.",
             error,
         )
 
 
 def _check_target(target: Path, force: bool) -> None:
-    """Raise OutputError unless the target is free, or a bundle and nothing else with `force`."""
+    """Raise OutputError unless the target is free, or only a bundle and `force` is set."""
     if not target.exists():
         return
     if not target.is_dir():
-        raise OutputError(f"{target}: expected a folder or nothing, got a file. Choose another.")
-    # What `ortolan pack` made of a bundle goes with it.
+        raise OutputError(f"{target} is a file. Choose a folder.")
+    # Packed weights belong to the bundle and are replaced with it.
     names = {path.name for path in target.iterdir() if not path.name.startswith(PACKED)}
     ours = _bundle_names(target)
     if not names:
         return
     if not ours:
-        got, advice = "a folder that is no bundle", "Choose an empty folder."
+        problem = "is a folder but not a bundle. Choose an empty folder."
     elif names - ours:
-        got = f"a bundle with other files beside it ({', '.join(sorted(names - ours)[:3])})"
-        advice = "Move them away, or choose an empty folder."
+        others = ", ".join(sorted(names - ours)[:3])
+        problem = f"is a bundle with other files ({others}). Move them, or choose an empty folder."
     elif not force:
-        got, advice = "a bundle", "Give --force to replace it."
+        problem = "is a bundle. Pass --force to replace it."
     else:
         return
-    raise OutputError(f"{target}: expected nothing there, got {got}. {advice}")
+    raise OutputError(f"{target} {problem}")
 
 
 def _bundle_names(folder: Path) -> set[str]:
-    """Names of the files of a bundle; none where the folder is no bundle."""
+    """Names of the files of a bundle; none if the folder is not a bundle."""
     try:
         manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     except (FileNotFoundError, ManifestError):

@@ -48,7 +48,7 @@ from ortolan.export.quantize.schemes import assign_schemes
 from ortolan.export.quantize.stored import stored_schemes
 from ortolan.export.settings import Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
-from ortolan.export.weights.blob import bind, page_bytes, pages
+from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.runtime.bundle.bundle import Bundle
@@ -285,21 +285,18 @@ def _with_int8_cache(job: Job) -> Exportable:
 
 
 def _choose(job: Job, folder: Path) -> Chosen | None:
-    """Choose bits for every weight, if they are not fixed; temporary files go to `folder`."""
-    if job.plan.auto is None or job.plan.quantization is None:
+    """Choose bits for every weight, unless they are fixed; temporary files go to `folder`."""
+    if job.plan.auto is None:
         return None
-    models = list(job.graphs.values())
+    probes = make_probes(job.model, job.data, proof=job.plan.options.proof)
     return choose(
-        models,
+        list(job.graphs.values()),
         job.model,
-        job.plan.quantization,
-        job.plan.auto,
+        job.plan,
         job.inputs,
-        inputs_of(job.model, make_probes(job.model, job.data, proof=job.plan.options.proof)),
+        inputs_of(job.model, probes),
         folder,
-        other_bytes=lambda names: page_bytes(models, without=names),
-        pages=pages,
-        progress=job.progress,
+        job.progress,
     )
 
 

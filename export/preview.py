@@ -1,4 +1,4 @@
-"""What an export of a checkpoint would make, and what it takes: from headers, before any work."""
+"""Previews an export of a checkpoint, and its cost, without reading any weights."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -18,55 +18,54 @@ from ortolan.export.options import CALIBRATION_SEQUENCES, Int4, Method, Precisio
 from ortolan.export.quantize.guide import is_affordable
 from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.settings import Quantization, resolve
+from ortolan.export.sizes import pages
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
-from ortolan.export.weights.blob import ALIGNMENT
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 
 PROGRAM_BYTES = 550 << 20
-"""Memory of an export beside the model: PyTorch, ONNX, a trace."""
+"""Bytes of memory of an export without the model: PyTorch, ONNX, a trace."""
 
 LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "hqq": 1.5, "gptq": 4.0}
-"""Copies of the largest layer in float32 that lie in memory, by how its integers are found."""
+"""Float32 copies of the largest layer that are in memory at once, per method."""
 
 START_S = 8.0
-"""Seconds of an export beside the weights: starting, tracing, and the first of each kernel."""
+"""Seconds of an export without its weights: start, traces, first use of each kernel."""
 
 WEIGHT_NS: Mapping[Method | None, float] = {None: 120.0, "rtn": 120.0, "hqq": 160.0, "gptq": 800.0}
-"""Nanoseconds of one core for a weight, reference and verification included; see `Cost.seconds`."""
+"""Nanoseconds per weight on one core, with reference and verification; see `Cost.seconds`."""
 
 GUIDE_NS = 1000.0
-"""The same for the gradients that guide `gptq`, of models that they are affordable for."""
+"""Nanoseconds per weight for the gradients that guide `gptq`, where they are affordable."""
 
 WRITE_NS = 300.0
-"""The same for a draft of 8 bits that writes the text to calibrate on, where there is no file."""
+"""Nanoseconds per weight for a draft that writes the calibration text, without a file."""
 
 REFERENCE_FLOPS = 95e9
-"""Float32 operations a second of the core that these were measured on, by `core_flops`."""
+"""Float32 operations per second of the core of these measurements, by `core_flops`."""
 
 FLOAT_BYTES = 4
-"""Of what is not rounded, on the CPU."""
+"""Bytes of a weight that is not rounded, on the CPU."""
 
 LOSSES = {
-    TOKENIZER: "the bundle takes token ids, no texts",
-    "chat_template.jinja": "no format of conversations",
-    "generation_config.json": "tokens that end a text are those of config.json",
+    TOKENIZER: "the bundle takes token ids, not text",
+    "chat_template.jinja": "the bundle has no chat template",
+    "generation_config.json": "EOS tokens come from config.json",
 }
-"""What a bundle lacks without each file that would be copied."""
+"""Consequence of each missing file."""
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):
-    """What an export to one precision makes and takes, estimated.
+    """Estimated cost of an export to one precision.
 
     Attributes:
-        bundle_bytes: of its weights.
-        method: how integers are found; `None` for floats.
-        memory_bytes: at the peak: the program and some copies of the largest layer.
-        seconds: of one core: the weights, at what was measured of models of up to 135M parameters
-            on one core, scaled by the measured speed of this one; cores divide it, up to about
-            four. It counts the text that the
-            model writes to calibrate on and the gradients that guide `gptq`, where an export with
-            default options has them; a model that writes few tokens at once takes longer.
+        bundle_bytes: size of the weights.
+        method: of rounding; None for floats.
+        memory_bytes: peak memory: the program, and copies of the largest layer.
+        seconds: on one core, from measurements of models of up to 135M parameters scaled by the
+            speed of this core; up to about four cores divide it. Includes synthetic calibration
+            text and the gradients that guide `gptq`, where default options need them. A model that
+            generates slowly takes longer.
     """
 
     bundle_bytes: int
@@ -76,23 +75,23 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
-    """A checkpoint, and what would be exported of it.
+    """A checkpoint, and what an export of it would create.
 
     Attributes:
         way: see `ortolan.export.coverage.Row`.
-        measured: what tests have seen of its model type by this way, if it was tried.
-        kind: of the bundle.
-        layers: by the name of the stack that has them.
+        measured: test results of this model type, if any.
+        kind: of bundle.
+        layers: number of layers of each stack, by its name.
         width: of the vectors between layers.
-        weight_bytes: of the files that hold the weights.
-        cache_bytes_per_token: of one conversation, in fp32.
-        precisions: by name.
-        unknown_keys: of the config, which an export refuses unless they are accepted by name.
-        ignored_keys: of the config, which are known not to change what the model computes.
-        left_out: towers of the checkpoint for other inputs than texts.
-        missing: what is not beside the weights, and what the bundle lacks without.
-        risks: of 4 bits that are not calibrated: why they would probably be refused as poor.
-        notes: what a user should know of the context.
+        weight_bytes: size of the checkpoint's weight files.
+        cache_bytes_per_token: size of the KV cache in fp32.
+        precisions: cost of each precision.
+        unknown_keys: config keys that make an export fail unless they are accepted by name.
+        ignored_keys: config keys without an effect on the outputs.
+        left_out: parts of the checkpoint for other inputs than text.
+        missing: missing files, and the consequence of each.
+        risks: why uncalibrated 4-bit weights would probably be too poor to keep.
+        notes: warnings about the context length.
     """
 
     model_type: str
@@ -116,18 +115,14 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def preview(source: Source, *, via: Via | None = None) -> Preview:
-    """Look at a checkpoint without reading its weights.
-
-    Args:
-        source: see `ortolan.modeling.checkpoint.checkpoint.open_checkpoint`.
-        via: see `ExportOptions`.
+    """Inspect a checkpoint without reading its weights.
 
     Raises:
-        OptionError: a live model, of which there is no file to look at.
-        OrtolanError: it cannot be exported; what an export raises when it opens it.
+        OptionError: the source is a live model.
+        OrtolanError: an export would fail to open this source.
     """
     if isinstance(source, nn.Module):
-        raise OptionError("preview: expected a checkpoint, got a live model. Export it.")
+        raise OptionError("A preview needs a checkpoint, not a live model. Export the model.")
     checkpoint = open_checkpoint(source)
     way = way_of(checkpoint, via)
     unknown = unknown_keys_of(checkpoint, via)
@@ -164,7 +159,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
 
 
 def _layers(module: nn.Module) -> dict[str, int]:
-    """How many layers each stack has: of lists in lists, only the outer."""
+    """Number of layers of each stack; nested lists are not counted."""
     lists = {n: len(m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList)}
     return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
 
@@ -175,11 +170,11 @@ def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
     missing = {n: LOSSES[n] for n in names if n in LOSSES and n not in model.companions}
     name = own_name(model)
     if name is not None and calibration is None:
-        missing[name] = "integers of 4 bits are fitted to what the model writes itself"
+        missing[name] = "4-bit weights are calibrated on text that the model writes"
     return missing
 
 
-# --- what it takes --------------------------------------------------------------------------------
+# --- cost -----------------------------------------------------------------------------------------
 
 
 def _costs(model: Exportable) -> dict[str, Cost]:
@@ -194,9 +189,9 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
     method = None if quantization is None else quantization.method
     layers = [
         layer
-        for each in model.module.modules()
-        if isinstance(each, nn.ModuleList)
-        for layer in each
+        for stack in model.module.modules()
+        if isinstance(stack, nn.ModuleList)
+        for layer in stack
     ]
     largest = max((_numbers(layer) for layer in layers), default=0)
     return Cost(
@@ -214,12 +209,12 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
 
 @cache
 def core_flops() -> float:
-    """Float32 operations a second of one core, measured once in some 50 ms."""
+    """Float32 operations per second of one core, measured once in about 50 ms."""
     threads, size = torch.get_num_threads(), 512
     matrix = torch.ones(size, size)
     torch.set_num_threads(1)
     try:
-        # Time of this thread, which other programs on a busy machine do not take.
+        # CPU time of this thread: other programs on a busy machine do not count.
         seconds = []
         for _ in range(12):
             began = time.thread_time()
@@ -231,7 +226,7 @@ def core_flops() -> float:
 
 
 def _weight_ns(model: Exportable, method: Method | None, writes: bool) -> float:
-    """Nanoseconds of one core for a weight, everything included that grows with their number."""
+    """Nanoseconds per weight on one core, with everything that grows with the weights."""
     if method != "gptq":
         return WEIGHT_NS[method]
     tokens = CALIBRATION_SEQUENCES * min(SEQUENCE_LENGTH, model.context_length)
@@ -248,7 +243,7 @@ def _numbers(module: nn.Module) -> int:
 
 
 def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:
-    """Of the file of all weights: those of products, and tables of tokens, in few bits if any."""
+    """Size of the weight file, with products and token tables in low-bit form if planned."""
     sizes = [FLOAT_BYTES * table.numel() for table in model.tables.values()]
     for name, owner, weight in _weights(model.module):
         if quantization is None or not _is_matrix(model, owner, weight):
@@ -258,13 +253,13 @@ def _blob_bytes(model: Exportable, quantization: Quantization | None) -> int:
         groups = scheme.groups(weight.shape[-1]) * weight.numel() // weight.shape[-1]
         sizes += [groups * scheme.group * scheme.bits // 8, groups * FLOAT_BYTES]
         sizes += [] if scheme.symmetric else [groups * scheme.bits // 8]
-    return sum(-(-size // ALIGNMENT) * ALIGNMENT for size in sizes)
+    return sum(map(pages, sizes))
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]:
-    """Each weight once, with its name and the layer that it is of."""
+    """Each weight once, with its name and the module that owns it."""
     seen: set[int] = set()
-    # Without memory, weights that transformers ties are parameters of their own.
+    # On `meta`, weights that transformers ties are separate parameters.
     copies = getattr(module, "all_tied_weights_keys", {})
     for prefix, owner in module.named_modules():
         for name, weight in owner.named_parameters(prefix, recurse=False):
@@ -274,7 +269,7 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, nn.Module, nn.Parameter]]
 
 
 def _is_matrix(model: Exportable, owner: nn.Module, weight: nn.Parameter) -> bool:
-    """Whether a weight is rounded: those of products, of experts, and tables of tokens."""
+    """Whether a weight is rounded: products, experts and token tables are."""
     if isinstance(owner, nn.Embedding):
         return len(weight) in (model.vocab_size, model.source_vocab_size)
     return weight.dim() == 2 or (weight.dim() == 3 and len(weight) > 1)

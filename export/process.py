@@ -11,12 +11,12 @@ class ProcessError(Exception):
     """A subprocess failed. The message is the last line it wrote to standard error."""
 
 
-def run_python(*arguments: str, told: Callable[[str], None]) -> None:
+def run_python(*arguments: str, on_line: Callable[[str], None]) -> None:
     """Run Python, importing from the same places as this process, until it ends.
 
     Args:
         arguments: of its command line.
-        told: called with each line it prints. An exception from here ends the process.
+        on_line: called with each line it prints. An exception from here ends the process.
 
     Raises:
         ProcessError: it failed.
@@ -25,7 +25,7 @@ def run_python(*arguments: str, told: Callable[[str], None]) -> None:
         with python_process(*arguments, stderr=errors) as process:
             with TextIOWrapper(process.stdout or BytesIO(), encoding="utf-8") as lines:
                 for line in lines:
-                    told(line)
+                    on_line(line)
             status = process.wait()
         if status != 0:
             errors.seek(0)

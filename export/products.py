@@ -1,7 +1,7 @@
-"""Products of float32 matrices, by the quicker of the libraries that PyTorch has.
+"""Fast products of float32 matrices.
 
-PyTorch asks MKL, which keeps to AVX2 on processors that are not Intel's. oneDNN uses AVX-512
-wherever it is: twice as fast on an EPYC of 2024, and as exact.
+PyTorch calls MKL, which limits itself to AVX2 on processors from other vendors. oneDNN uses AVX-512
+on all of them: twice as fast on an EPYC of 2024, and as exact.
 """
 
 import torch
@@ -22,6 +22,6 @@ def linear(x: Tensor, weight: Tensor) -> Tensor:
     if not (_HAS_ONEDNN and is_plain):
         return F.linear(x, weight)
     if not (weight.is_contiguous() or weight.mT.is_contiguous()):
-        weight = weight.contiguous()  # oneDNN has nothing quick for gaps between rows
+        weight = weight.contiguous()  # oneDNN is slow with gaps between rows
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
     return out

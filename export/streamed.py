@@ -1,16 +1,21 @@
-"""A module that has no weights, run over several inputs at once: each weight is read as it is used.
+"""Run a module over several inputs at once, with each weight in memory only while it is used.
 
-The module's parameters lie on the device `meta`. What reads one gets its values from `Weights`, in
-float32, and frees them again: a product reads a large one a few rows at a time, an embedding reads
-the rows that it looks up. The inputs run side by side and wait for each other at every product, so
-that a weight is read once for all of them, and whoever calibrates sees what enters it for every
-input. They wait for each other at a single row of a weight too, such as one expert of many: of
-rows, the first is served first.
+The module's parameters lie on the device `meta`. Reading one fetches its values from `Weights` in
+float32 and frees them again: a product reads a large weight a few rows at a time, an embedding only
+the rows it looks up.
 
-An input may read some weights elsewhere, such as one that is rounded. Inputs that are still alike
-then share their products.
+Every input has its own thread, but only one thread runs at a time. Inputs wait for each other at
+every product, so that a weight is read once for all, and calibration sees what enters it:
 
-This asks nothing of the module: any control flow between its products will do.
+    input 0  ── forward ──▶ q ┐              ┌──▶ ... ──▶ k ┐
+    input 1  ── forward ──▶ q ┤  read W_q,   ├──▶ ... ──▶ k ┤  read W_k, ...
+    input 2  ── forward ──▶ q ┘  3 products  └──▶ ... ──▶ k ┘
+
+They also wait at a single row of a weight, such as one expert of many; the lowest row is served
+first. This makes no demands on the module: its control flow between products can be anything.
+
+An input may read some weights elsewhere, such as a rounded one. Inputs whose activations are still
+equal share their products.
 
 Shape letters: N rows of a weight, K its columns.
 """
@@ -31,24 +36,23 @@ from ortolan.modeling.weights import Replaced, Weights, read_weight
 from ortolan.runtime.machine.memory import return_free_memory
 
 READ_BYTES = 16 << 20
-"""Of the rows of a weight, in float32, that are multiplied together; oneDNN copies them. Of a large
-weight, that are read together, by each input anew."""
+"""Bytes of rows, in float32, that are read and multiplied together; oneDNN copies them."""
 
 WHOLE_READS = 8
-"""Of a weight that is still read whole, once for all inputs."""
+"""Weights of up to this many reads are read whole, once for all inputs."""
 
 _PROPERTIES = ("__get__",)
-"""What asks about a tensor and not for its values, such as `weight.shape`."""
+"""Getters that ask about a tensor rather than for its values, such as `weight.shape`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Product:
-    """Some inputs have come to a product.
+    """A product that inputs wait at.
 
     Attributes:
         name: of its weight.
-        inputs: what enters it, `(..., K)` for each of them.
-        indices: which inputs of the run these are.
+        inputs: what enters it, `(..., K)` per waiting input.
+        indices: the waiting inputs, by their place in the run.
     """
 
     name: str
@@ -58,11 +62,11 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """An input has come to the end.
+    """What the call of an input returned.
 
     Attributes:
         index: of the input.
-        value: what its call returned.
+        value: the result.
     """
 
     index: int
@@ -79,97 +83,99 @@ def run(
     """Run a module over several inputs, product by product.
 
     Args:
-        module: its parameters lie on `meta` and carry the names of `weights`; a weight that has two
-            names goes by the first.
+        module: its parameters lie on `meta` and are named as in `weights`; a shared weight goes by
+            its first name.
         weights: their values.
-        calls: each calls the module with one input. It runs in a thread of its own, while no other
-            one does.
-        instead: for each call, where it reads some weights instead; by default, nowhere.
+        calls: each calls the module with one input.
+        instead: per call, other sources of some weights.
 
     Yields:
-        Every product that some inputs wait at together, and the result of each input. An input
-        goes on when the next one is asked for.
+        Every product that inputs wait at, and the result of each input. An input continues when
+        the next event is requested.
 
     Raises:
-        Exception: what a call raises.
+        Exception: raised by a call.
     """
-    own = [Replaced(weights, each) if each else weights for each in instead or [{}] * len(calls)]
-    texts = [
-        _Text(index, call, LazyWeights(module, each))
-        for index, (call, each) in enumerate(zip(calls, own, strict=True))
+    sources = [Replaced(weights, other) if other else weights for other in instead]
+    sources = sources or [weights] * len(calls)
+    threads = [
+        _InputThread(index, call, LazyWeights(module, source))
+        for index, (call, source) in enumerate(zip(calls, sources, strict=True))
     ]
     try:
-        for text in texts:
-            yield from _resume(text, None)
-        while waiting := [text for text in texts if not text.is_done]:
+        for thread in threads:
+            yield from _resume(thread, None)
+        while waiting := [thread for thread in threads if not thread.is_done]:
             yield from _serve(waiting)
     finally:
-        for text in texts:
-            text.abandon()
+        for thread in threads:
+            thread.abandon()
 
 
-def _serve(waiting: Sequence["_Text"]) -> Iterator[Product | Result]:
-    """Compute what is waited at first, for all that wait at it."""
-    reading = [text for text in waiting if isinstance(text.request, Row)]
+def _serve(waiting: Sequence["_InputThread"]) -> Iterator[Product | Result]:
+    """Compute the first request in line, for every input that waits for it."""
+    reading = [thread for thread in waiting if isinstance(thread.request, Row)]
     if reading:
-        # Before products, at which others may wait until these have had their rows.
-        row = min(cast(Row, text.request) for text in reading)
-        served = [text for text in reading if text.request == row]
-        for source, texts in _by_source(row.name, served):
+        # Rows before products: other inputs may reach the same product after their rows.
+        row = min(cast(Row, thread.request) for thread in reading)
+        served = [thread for thread in reading if thread.request == row]
+        for source, threads in _by_source(row.name, served):
             values = source.rows(row.name, row.number, row.number + 1)[0].float()
-            for text in texts:
-                yield from _resume(text, values)
+            for thread in threads:
+                yield from _resume(thread, values)
         return
     name = waiting[0].request.name
-    served = [text for text in waiting if text.request.name == name]
-    entering = [cast(Request, text.request).entering for text in served]
-    yield Product(name, entering, [text.index for text in served])
-    del entering
-    for source, texts in _by_source(name, served):
+    served = [thread for thread in waiting if thread.request.name == name]
+    entering = [cast(Request, thread.request).entering for thread in served]
+    yield Product(name, entering, [thread.index for thread in served])
+    del entering  # else it would outlive the products
+    for source, threads in _by_source(name, served):
         is_small = bytes_of(source, name) <= WHOLE_READS * READ_BYTES
-        given = read_weight(source, name) if is_small else None
-        # Without weights of their own, inputs are as different as they were given.
-        has_alike = any(isinstance(text.weights, Replaced) for text in texts)
-        for alike in _alike(texts) if has_alike else [[text] for text in texts]:
-            request = cast(Request, alike[0].request)
+        weight = read_weight(source, name) if is_small else None
+        # Inputs that read the same weights differ from the start.
+        may_be_equal = any(isinstance(thread.weights, Replaced) for thread in threads)
+        for equal in _equal_groups(threads) if may_be_equal else [[thread] for thread in threads]:
+            request = cast(Request, equal[0].request)
             if isinstance(source, RoundsInputs):
                 request = replace(request, entering=source.rounded(request.entering))
-            answer = product(source, request, given)
-            for text in alike[1:]:
-                yield from _resume(text, answer.clone())  # who has it may overwrite it
-            yield from _resume(alike[0], answer)
-            del answer
+            output = product(source, request, weight)
+            for thread in equal[1:]:
+                yield from _resume(thread, output.clone())  # its owner may overwrite it
+            yield from _resume(equal[0], output)
+            del output
     return_free_memory()
 
 
-def _by_source(name: str, texts: Iterable["_Text"]) -> Iterable[tuple[Weights, list["_Text"]]]:
-    """The inputs that read a weight at the same place."""
-    found: dict[int, tuple[Weights, list[_Text]]] = {}
-    for text in texts:
-        weights = text.weights
+def _by_source(
+    name: str, threads: Iterable["_InputThread"]
+) -> Iterable[tuple[Weights, list["_InputThread"]]]:
+    """Inputs by the source that they read a weight from."""
+    groups: dict[int, tuple[Weights, list[_InputThread]]] = {}
+    for thread in threads:
+        weights = thread.weights
         source = weights.source(name) if isinstance(weights, Replaced) else weights
-        found.setdefault(id(source), (source, []))[1].append(text)
-    return found.values()
+        groups.setdefault(id(source), (source, []))[1].append(thread)
+    return groups.values()
 
 
-def _alike(texts: Iterable["_Text"]) -> list[list["_Text"]]:
-    """Those that wait at one product with the same numbers, together."""
-    groups: list[list[_Text]] = []
-    for text in texts:
-        request = cast(Request, text.request)
+def _equal_groups(threads: Iterable["_InputThread"]) -> list[list["_InputThread"]]:
+    """Inputs grouped by equal activations."""
+    groups: list[list[_InputThread]] = []
+    for thread in threads:
+        request = cast(Request, thread.request)
         for group in groups:
             if request.is_like(cast(Request, group[0].request)):
-                group.append(text)
+                group.append(thread)
                 break
         else:
-            groups.append([text])
+            groups.append([thread])
     return groups
 
 
-def _resume(text: "_Text", answer: Tensor | None) -> Iterator[Result]:
-    text.resume(answer)
-    if text.is_done:
-        yield Result(text.index, text.take())
+def _resume(thread: "_InputThread", answer: Tensor | None) -> Iterator[Result]:
+    thread.resume(answer)
+    if thread.is_done:
+        yield Result(thread.index, thread.take())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,8 +188,8 @@ class Request:
     is_transposed: bool
 
     def is_like(self, other: "Request") -> bool:
-        """Whether both give the same numbers, with the same weight."""
-        biases = [each for each in (self.bias, other.bias) if each is not None]
+        """Whether both compute the same numbers with the same weight."""
+        biases = [bias for bias in (self.bias, other.bias) if bias is not None]
         return (
             self.is_transposed == other.is_transposed
             and torch.equal(self.entering, other.entering)
@@ -192,7 +198,7 @@ class Request:
 
 
 class Row(NamedTuple):
-    """A row of a weight to read; those of lower numbers come first."""
+    """A row of a weight to read; sorted by number."""
 
     number: int
     name: str
@@ -203,30 +209,25 @@ _Ask = Callable[[Request | Row], Tensor]
 
 @runtime_checkable
 class RoundsInputs(Protocol):
-    """Weights of a kernel that rounds what it multiplies."""
+    """Weights of a kernel that rounds its inputs."""
 
     def rounded(self, entering: Tensor) -> Tensor:
-        """What enters a product `(..., K)`, as the kernel multiplies it."""
+        """The input of a product `(..., K)` as the kernel multiplies it."""
         ...
 
 
 class LazyWeights(TorchFunctionMode):
-    """Parameters on `meta` whose values are read where PyTorch needs them.
+    """Reads the values of parameters on `meta` where PyTorch uses them.
 
-    As a context manager it applies to its own thread. Products are computed at once, or by
-    `ask`, where one is set.
+    A context manager for the current thread. Products are computed by `ask` if one is set, else at
+    once.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        weights: Weights,
-        ask: _Ask | None = None,
-    ) -> None:
+    def __init__(self, module: nn.Module, weights: Weights, ask: _Ask | None = None) -> None:
         super().__init__()
         self.weights = weights
         self.names: dict[int, str] = {id(p): name for name, p in module.named_parameters()}
-        self._module = module  # keeps the parameters, and so their ids
+        self._module = module  # keeps the parameters alive, and so their ids
         self._ask = ask or self.answer
 
     def asking(self, ask: _Ask) -> "LazyWeights":
@@ -241,16 +242,16 @@ class LazyWeights(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         """Compute with the values of parameters."""
-        given = dict(kwargs or {})
+        named = dict(kwargs or {})
         if func == Tensor.device.__get__ and self._name(args[0]):
-            return torch.device("cpu")  # where its values are used
-        if getattr(func, "__name__", "") in _PROPERTIES and not _gives_values(func):
-            return func(*args, **given)
+            return torch.device("cpu")  # where the values are used
+        if getattr(func, "__name__", "") in _PROPERTIES and not _returns_values(func):
+            return func(*args, **named)
         match func, args:
             case F.linear, (x, Tensor() as weight, *rest) if self._name(weight):
-                bias = rest[0] if rest else given.get("bias")
+                bias = rest[0] if rest else named.get("bias")
                 return self._ask(self._request(x, weight, bias, is_transposed=False))
-            case torch.addmm, (bias, x, Tensor() as weight) if self._name(weight) and not given:
+            case torch.addmm, (bias, x, Tensor() as weight) if self._name(weight) and not named:
                 return self._ask(self._request(x, weight, bias, is_transposed=True))
             case F.embedding, (ids, Tensor() as weight, *_) if self._name(weight):
                 used, places = torch.unique(ids, return_inverse=True)
@@ -262,11 +263,11 @@ class LazyWeights(TorchFunctionMode):
                 self._name(weight) and not place.dim() and place.dtype == torch.int64
             ):
                 return self._ask(Row(int(place), self.names[id(weight)]))
-        read = tree_map_only(Tensor, self._values, (args, given))
+        read = tree_map_only(Tensor, self._values, (args, named))
         return func(*read[0], **read[1])
 
     def answer(self, request: Request | Row) -> Tensor:
-        """What is asked for, computed at once."""
+        """Compute a product, or read a row, at once."""
         if isinstance(request, Row):
             return self.weights.rows(request.name, request.number, request.number + 1)[0].float()
         return product(self.weights, request, None)
@@ -286,11 +287,11 @@ class LazyWeights(TorchFunctionMode):
 
 
 def product(weights: Weights, request: Request, weight: Tensor | None) -> Tensor:
-    """A product with a weight that was read, or with one read some rows at a time."""
+    """Multiply with a weight in memory or, if None, with one that is read a few rows at a time."""
     x, bias = request.entering, request.bias
     if request.is_transposed:
-        given = read_weight(weights, request.name) if weight is None else weight
-        x = linear(x, given.T)
+        whole = read_weight(weights, request.name) if weight is None else weight
+        x = linear(x, whole.T)
         return x if bias is None else x + bias
     rows, columns = weights.shape(request.name)
     out = x.new_empty(*x.shape[:-1], rows)
@@ -303,17 +304,17 @@ def product(weights: Weights, request: Request, weight: Tensor | None) -> Tensor
 
 
 def bytes_of(weights: Weights, name: str) -> int:
-    """A weight in float32."""
+    """Bytes of a weight in float32."""
     return 4 * torch.Size(weights.shape(name)).numel()
 
 
-def _gives_values(getter: Callable[..., Any]) -> bool:
-    """Whether a getter of a property is one that gives a tensor's values, such as `.T`."""
+def _returns_values(getter: Callable[..., Any]) -> bool:
+    """Whether a property returns values of the tensor, such as `.T`."""
     return getter in (Tensor.T.__get__, Tensor.mT.__get__, Tensor.data.__get__)  # type: ignore[attr-defined]
 
 
 def gather_rows(weights: Weights, name: str, indices: Tensor) -> Tensor:
-    """Some rows of a large table, float32; `indices` are sorted."""
+    """Rows of a large table, float32; `indices` are sorted."""
     rows, width = weights.shape(name)
     gathered = torch.empty(len(indices), width)
     step = max(1, READ_BYTES // (4 * width))
@@ -325,12 +326,12 @@ def gather_rows(weights: Weights, name: str, indices: Tensor) -> Tensor:
     return gathered
 
 
-class _Abandoned(BaseException):
-    """The run is over before this input came to its end."""
+class _AbandonedError(BaseException):
+    """The run ended before this input did."""
 
 
-class _Text:
-    """One input, in a thread that runs only between `resume` and its next product."""
+class _InputThread:
+    """One input, in a thread that runs only between `resume` and its next request."""
 
     def __init__(self, index: int, call: Callable[[], Any], lazy: LazyWeights) -> None:
         self.index = index
@@ -347,7 +348,7 @@ class _Text:
         )
 
     def resume(self, answer: Tensor | None) -> None:
-        """Run up to the next product or the end, with what the last product gave."""
+        """Run until the next request or the end, with the answer to the last request."""
         self._answer = answer
         if self._thread.ident is None:
             self._thread.start()
@@ -357,24 +358,25 @@ class _Text:
             raise self._error
 
     def take(self) -> Any:
-        """The result, which is held no longer."""
+        """Return the result and drop it here."""
         result, self._result = self._result, None
         return result
 
     def abandon(self) -> None:
         """End the thread wherever it is."""
-        if self._thread.ident is not None and not self.is_done:
+        if self._thread.ident is None:
+            return
+        if not self.is_done:
             self._is_abandoned = True
             self._may_run.release()
-        if self._thread.ident is not None:
-            self._thread.join()
+        self._thread.join()
 
     def _main(self, call: Callable[[], Any], lazy: LazyWeights) -> None:
         self._may_run.acquire()
         try:
             with torch.inference_mode(), lazy:
                 self._result = call()
-        except _Abandoned:
+        except _AbandonedError:
             pass
         except BaseException as error:  # the caller raises it
             self._error = error
@@ -386,8 +388,8 @@ class _Text:
         self._has_stopped.release()
         self._may_run.acquire()
         if self._is_abandoned:
-            raise _Abandoned
+            raise _AbandonedError
         answer, self._answer = self._answer, None
         if answer is None:
-            raise RuntimeError("an input was resumed without what its product gave")
+            raise RuntimeError("an input was resumed without an answer")
         return answer

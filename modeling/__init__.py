@@ -1,4 +1,4 @@
-"""PyTorch: what a transformer is, and the checkpoints it is read from."""
+"""Transformers in PyTorch, and the checkpoints they are loaded from."""
 
 from ortolan.modeling.checkpoint.folder import load, read_config, save
 from ortolan.modeling.config import (

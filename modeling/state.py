@@ -1,14 +1,15 @@
-"""What a module is given beside its ids, so that it can be trained, run and exported as it is.
+"""`State`: everything that a module carries across tokens, for training, running and exporting it.
 
-A module of the user's own has `forward(ids, state)` and asks the state for everything that reaches
-across tokens: `attend` for attention, `recall` and `keep` for what is replaced at every step,
-`extend` for what grows by every token, `convolve` for a causal convolution, `recur` for linear
-attention. Given `State.whole()`, these are plain PyTorch over a whole text, and gradients flow.
-Given a `CachedState`, they continue texts; while `torch.onnx.export` traces, an attention becomes
+A user's module has `forward(ids, state)` and uses the state for everything that crosses tokens:
+`attend` for attention, `recall` and `keep` for tensors that every step replaces, `extend` for
+tensors that grow with every token, `convolve` for causal convolutions, `recur` for linear
+attention. With `State.whole()`, these are plain PyTorch over whole sequences, and gradients flow.
+With a `CachedState`, they continue sequences; while `torch.onnx.export` traces, attention becomes
 one node.
 
 Shape letters: B batch, S new tokens, T tokens so far, E width, C channels, W taps of a convolution,
-H query heads, K key/value heads, D head width, U value width, P rows of rotary tables, R channels.
+H query heads, K key/value heads, D head width, U value width, P rows of rotary tables, R rotated
+channels per head.
 """
 
 from abc import ABC, abstractmethod
@@ -29,21 +30,21 @@ from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 
 class State(ABC):
-    """What reaches across tokens; see `whole` for the one to train with.
+    """State that a module carries across tokens; train with `State.whole()`.
 
     Attributes:
-        layers: the attention of each layer that had keys in this forward, by its number.
-        takes_one: the module has asked for its tokens one by one.
+        layers: attention of each layer that had keys in this forward pass, by its number.
+        takes_one: the module asked for its tokens one by one.
     """
 
     @staticmethod
     def whole() -> "WholeState":
-        """The state of texts from their first token to their last, without a cache."""
+        """The state for whole sequences from their first token, without a cache."""
         return WholeState()
 
     @abstractmethod
     def positions(self, ids: Tensor) -> Tensor:
-        """The position of each new token of `(B, S)`, int64 `(B, S)` or `(1, S)`."""
+        """Positions of the new tokens `(B, S)`, int64 `(B, S)` or `(1, S)`."""
 
     def attend(
         self,
@@ -58,29 +59,29 @@ class State(ABC):
         softcap: float | None = None,
         sinks: Tensor | None = None,
     ) -> Tensor:
-        """Causal softmax attention to the text so far.
+        """Causal softmax attention to all tokens so far.
 
         Args:
-            layer: any number, the same at every step; whose keys and values these are.
+            layer: number that identifies these keys and values, the same at every step.
             query: `(B, H, S, D)`.
-            key: `(B, K, S, D)`, K a divisor of H; without a key and a value, the query attends to
-                those that `layer` got before in this forward.
-            value: `(B, K, S, U)`. The cache holds keys and values as wide as the wider of them.
-            scale: of the scores; `D ** -0.5` by default.
-            rotary: cosines and sines `(P, R/2)` of every position, by which the halves of the first
-                R channels of queries and keys are turned here; or a `Rotary`.
-            window: tokens that each attends to, itself included; all before it by default.
+            key: `(B, K, S, D)`, where K divides H. Without a key and a value, the query attends to
+                those passed for `layer` before in this forward pass.
+            value: `(B, K, S, U)`. The cache stores keys and values at the larger of both widths.
+            scale: scale of the scores; `D ** -0.5` by default.
+            rotary: cosines and sines `(P, R/2)` of all positions, to rotate the first R channels of
+                queries and keys in halves; or a `Rotary`.
+            window: number of latest tokens to attend to, the current one included; all by default.
             softcap: see `AttentionConfig`.
-            sinks: `(H,)`; a logit of each head that takes attention away from the tokens.
+            sinks: `(H,)`; per head, a logit that draws attention away from the tokens.
 
         Returns:
             `(B, H, S, U)`.
 
         Raises:
-            ConfigError: heads or widths that do not belong together, or a layer without keys.
+            ConfigError: heads or widths do not match, or the layer has no keys.
         """
         if (key is None) != (value is None):
-            raise ConfigError("attend: expected a key and a value, or neither, got one. Give both.")
+            raise ConfigError("attend: pass both a key and a value, or neither.")
         turn = None if rotary is None else Rotary(*rotary)
         if key is None or value is None:
             spec, widths = self._shared_spec(layer, query), self._widths[layer]
@@ -92,7 +93,7 @@ class State(ABC):
             sliding_window=window,
             softcap=softcap,
         )
-        # The kernels take values as wide as keys. Channels of zeros change no score.
+        # The kernels need values as wide as keys. Zero channels change no score.
         query_BSX = _joined(query, spec.head_dim)
         if key is None or value is None:
             out_BSX = self._attend_shared(layer, query_BSX, turn, sinks, spec)
@@ -106,14 +107,14 @@ class State(ABC):
     def _own_spec(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> AttentionConfig:
         if layer in self.layers:
             raise ConfigError(
-                f"attend: expected one key and value of layer {layer} in a forward, got others. "
-                "Leave them out to share those that it has, or give it a number of its own."
+                f"attend: layer {layer} already has keys and values in this forward pass. Leave "
+                "key and value out to share them, or use another layer number."
             )
         width, widest = key.shape[3], max(key.shape[3], value.shape[3])
         if query.shape[3] != width:
             raise ConfigError(
-                f"attend: expected keys as wide as queries, got queries of {query.shape[3]} and "
-                f"keys of {width} channels. Project them to one width."
+                f"attend: queries and keys must be equally wide (got {query.shape[3]} and {width} "
+                "channels). Project them to one width."
             )
         return AttentionConfig(
             num_heads=query.shape[1], num_kv_heads=key.shape[1], head_dim=widest, scale=1.0
@@ -122,29 +123,28 @@ class State(ABC):
     def _shared_spec(self, layer: int, query: Tensor) -> AttentionConfig:
         shared, (width, _) = self.layers.get(layer), self._widths.get(layer, (0, 0))
         if shared is None or width != query.shape[3]:
-            got = "none" if shared is None else f"keys of {width} channels"
+            found = "none" if shared is None else f"keys of {width} channels"
             raise ConfigError(
-                f"attend: expected keys of {query.shape[3]} channels that layer {layer} had before "
-                f"in this forward, got {got}. Give a key and a value."
+                f"attend: layer {layer} needs keys of {query.shape[3]} channels from earlier in "
+                f"this forward pass (got {found}). Pass a key and a value."
             )
         return replace(shared, num_heads=query.shape[1])
 
     def select(self, x: Tensor) -> Tensor:
-        """What enters the last product, `(B, S, E)`, at the positions whose logits are asked for.
+        """Select from `(B, S, E)` the positions whose logits are needed, before the head.
 
-        A module need not call it; without it, logits are computed for every new token and those
-        that nobody asked for are left out.
+        Optional: otherwise logits are computed for all new tokens and selected afterwards.
         """
         return x
 
     @abstractmethod
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """A tensor `(B, *shape)` that the step before kept; zeros at the start of a text.
+        """A tensor `(B, *shape)` that the previous step kept; zeros at the start of a sequence.
 
         Args:
-            name: any, the same at every step.
-            shape: of one text's.
-            like: any tensor `(B, ...)`; the result has its B, its type and its device.
+            name: any name, the same at every step.
+            shape: shape for one sequence.
+            like: a tensor `(B, ...)` that sets batch size, dtype and device.
         """
 
     @abstractmethod
@@ -153,33 +153,33 @@ class State(ABC):
 
     @abstractmethod
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Vectors of all tokens so far, for attention whose scores are not products.
+        """Vectors of all tokens so far, for attention whose scores are not dot products.
 
         Args:
-            name: any, the same at every step, and once in a forward.
-            x: those of the new tokens, `(B, S, E)`.
+            name: any name, the same at every step; once per forward pass.
+            x: vectors of the new tokens, `(B, S, E)`.
 
         Returns:
-            `(B, T, E)`, and bool `(B, S, T)` or `(1, S, T)`: which of them are a new token's own or
-            before it. The others hold no meaning.
+            `(B, T, E)`, and a mask, bool `(B, S, T)` or `(1, S, T)`: True at the new token and at
+            those before it. The other vectors are undefined.
         """
 
     def tokens(self, x: Tensor) -> Sequence[Tensor]:
         """The new tokens of `(B, S, ...)` one by one, `(B, ...)` each.
 
-        For a module in which each needs what was computed for the one before it. Its bundle takes
+        For modules in which a token needs the result of the one before it. The bundle then reads
         prompts token by token.
         """
         self.takes_one = True
         return x.unbind(1)
 
     def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """A causal convolution of each channel with its own taps, over the text so far.
+        """Causal convolution per channel, over all tokens so far.
 
         Args:
-            name: of the state that it keeps, `(B, C, W - 1)`.
+            name: name of the state it keeps, `(B, C, W - 1)`.
             x: `(B, C, S)`.
-            weight: `(C, W)`; the last tap is the token's own.
+            weight: `(C, W)`; the last tap belongs to the current token.
             bias: `(C,)`.
 
         Returns:
@@ -202,16 +202,16 @@ class State(ABC):
         rate: Tensor | None = None,
         scale: float = 1.0,
     ) -> Tensor:
-        """Linear attention over the text so far, with a decay, the delta rule, or both.
+        """Linear attention over all tokens so far, with a decay, the delta rule, or both.
 
         Args:
-            name: of the state that it keeps, `(B, H, D, U)`.
-            query: `(B, K, S, D)`, K a divisor of H; as many heads in turn share each.
+            name: name of the state it keeps, `(B, H, D, U)`.
+            query: `(B, K, S, D)`, where K divides H; H / K adjacent value heads share each.
             key: `(B, K, S, D)`.
             value: `(B, H, S, U)`.
-            decay: see `Recurrence`.
-            rate: see `Recurrence`.
-            scale: of the queries.
+            decay: see `Recurrence`, with heads before tokens.
+            rate: see `Recurrence`, with heads before tokens.
+            scale: multiplies the queries.
 
         Returns:
             `(B, H, S, U)`.
@@ -235,7 +235,7 @@ class State(ABC):
         sinks: Tensor | None,
         spec: AttentionConfig,
     ) -> Tensor:
-        """Attention to all keys, those of the new tokens among them, `(B, S, H * U)`."""
+        """Attention to all keys including those of the new tokens, `(B, S, H * U)`."""
 
     @abstractmethod
     def _attend_shared(
@@ -246,15 +246,15 @@ class State(ABC):
         sinks: Tensor | None,
         spec: AttentionConfig,
     ) -> Tensor:
-        """Attention to the keys of a layer that has those of the new tokens already."""
+        """Attention to the keys of a layer that already has those of the new tokens."""
 
 
 class WholeState(State):
-    """Whole texts: plain PyTorch, for training and as the reference of what was exported.
+    """Whole sequences in plain PyTorch, for training and as the reference of an export.
 
     Attributes:
-        kept: the shape `(B, ...)` of each tensor that was kept, by name.
-        extended: the shape `(B, S, E)` of what grew, by name.
+        kept: shape `(B, ...)` of each kept tensor, by name.
+        extended: shape `(B, S, E)` of each tensor that grows, by name.
     """
 
     def __init__(self) -> None:
@@ -268,15 +268,15 @@ class WholeState(State):
         return torch.arange(ids.shape[1], device=ids.device)[None]
 
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """Zeros: a whole text has nothing before it."""
+        """Zeros: nothing comes before a whole sequence."""
         return like.new_zeros(like.shape[0], *shape)
 
     def keep(self, name: str, value: Tensor) -> None:
-        """Remember nothing but the shape: a whole text has no next step."""
+        """Record the shape only: a whole sequence has no next step."""
         self.kept[name] = tuple(value.shape)
 
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The new ones are all there are."""
+        """All tokens are new."""
         self.extended[name] = tuple(x.shape)
         return x, torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
 
@@ -302,27 +302,27 @@ class WholeState(State):
         heads, turned = self._heads[layer]
         if (turned is None) != (rotary is None):
             raise ConfigError(
-                "attend: expected queries that are turned as the shared keys are, got others. "
-                "Give both the same rotary tables, or turn both before."
+                "attend: queries must be rotated like the shared keys. Pass both the same rotary "
+                "tables, or rotate both beforehand."
             )
         return ops.attention(heads._replace(query=query_BSX), rotary, spec=spec, sinks=sinks)
 
 
 class CachedState(State):
-    """Texts that are continued: eager, or as the nodes of a graph while it is traced.
+    """Sequences to continue: in PyTorch, or as nodes of a graph while it is traced.
 
     Args:
         step: lengths after this step.
         caches: keys and values of each layer so far, by its number.
-        memory: what the step before kept, `(B, ...)` each, by name.
-        rows: new tokens whose logits are asked for, `(B, R)`; all where None.
-        sequences: buffers of what grows, `(B, capacity, E)` each, by name.
+        memory: tensors that the previous step kept, `(B, ...)` each, by name.
+        rows: new tokens whose logits are needed, `(B, R)`; None for all.
+        sequences: buffers of tensors that grow, `(B, capacity, E)` each, by name.
 
     Attributes:
-        presents: the extended keys and values.
-        kept: what this step kept.
-        extended: the buffers, with the new tokens in them.
-        has_selected: the module has left out the other rows.
+        presents: extended keys and values.
+        kept: tensors that this step kept.
+        extended: buffers that contain the new tokens.
+        has_selected: the module called `select`, or had nothing to select.
     """
 
     def __init__(
@@ -345,16 +345,16 @@ class CachedState(State):
         self.has_selected = rows is None
 
     def positions(self, ids: Tensor) -> Tensor:
-        """After those of the cache, `(B, S)`."""
+        """Positions after those of the cache, `(B, S)`."""
         return self._step.positions(ids.shape[1])
 
     def select(self, x: Tensor) -> Tensor:
-        """The rows that are asked for, `(B, R, E)`."""
+        """The rows whose logits are needed, `(B, R, E)`."""
         self.has_selected = True
         return x if self._rows is None else ops.select(x, self._rows)
 
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        """What the step before kept."""
+        """The tensor that the previous step kept."""
         return self._memory[name]
 
     def keep(self, name: str, value: Tensor) -> None:
@@ -362,7 +362,7 @@ class CachedState(State):
         self.kept[name] = value
 
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Those of the buffer, the new ones in their places."""
+        """The buffer with the new tokens written at their positions."""
         before_BCE = self._sequences[name]
         positions_BS = self._step.positions(x.shape[1])
         after_BCE = self.extended[name] = ops.extended(before_BCE, x, positions_BS)

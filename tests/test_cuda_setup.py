@@ -36,11 +36,8 @@ def test_a_driver_is_found_with_its_version(tmp_path: Path) -> None:
     assert driver is not None
     assert "580.65.06" in driver
     assert "GCC" not in driver
-
-
-def test_below_windows_the_driver_is_that_of_windows(tmp_path: Path) -> None:
-    touch(tmp_path / "dev/dxg")
-    assert "WSL" in (parts(tmp_path)["NVIDIA driver"].found or "")
+    touch(tmp_path / "wsl/dev/dxg")
+    assert "WSL" in (parts(tmp_path / "wsl")["NVIDIA driver"].found or "")
 
 
 def test_libraries_are_found_beside_the_packages_in_the_system_and_by_the_loader(
@@ -58,25 +55,28 @@ def test_a_library_of_another_version_is_missing(tmp_path: Path) -> None:
     assert parts(tmp_path, loads=("libcublas.so.12",))["libcublas.so.13"].found is None
 
 
-def test_the_cpu_wheel_alone_is_replaced(tmp_path: Path) -> None:
-    wheel = parts(tmp_path, wheels={"onnxruntime": "1.31.1"})["onnxruntime-gpu"]
-    assert wheel.found is None
-    assert 'pip uninstall onnxruntime && pip install "ortolan[cuda]"' in wheel.remedy
+@pytest.mark.parametrize(
+    ("wheels", "name", "found", "remedy"),
+    [
+        (("onnxruntime",), "onnxruntime-gpu", None, "uninstall onnxruntime && pip install"),
+        (("onnxruntime-gpu",), "onnxruntime-gpu", "1.31.1", ""),
+        (
+            ("onnxruntime", "onnxruntime-gpu"),
+            "onnxruntime-gpu alone",
+            None,
+            "uninstall onnxruntime onnxruntime-gpu",
+        ),
+    ],
+)
+def test_only_the_gpu_wheel_alone_is_usable(
+    tmp_path: Path, wheels: tuple[str, ...], name: str, found: str | None, remedy: str
+) -> None:
+    part = parts(tmp_path, wheels=dict.fromkeys(wheels, "1.31.1"))[name]
+    assert part.found == found
+    assert remedy in part.remedy
 
 
-def test_the_gpu_wheel_alone_is_found(tmp_path: Path) -> None:
-    found = parts(tmp_path, wheels={"onnxruntime-gpu": "1.31.1"})
-    assert found["onnxruntime-gpu"].found == "1.31.1"
-
-
-def test_both_wheels_are_as_good_as_none(tmp_path: Path) -> None:
-    found = parts(tmp_path, wheels={"onnxruntime": "1.31.1", "onnxruntime-gpu": "1.31.1"})
-    wheel = found["onnxruntime-gpu alone"]
-    assert wheel.found is None
-    assert "pip uninstall onnxruntime onnxruntime-gpu" in wheel.remedy
-
-
-def test_an_optional_part_is_not_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optional_part_is_never_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Part(name="a", found="yes", remedy="")
     optional = Part(name="b", found=None, remedy="", is_optional=True)
     needed = Part(name="c", found=None, remedy="")

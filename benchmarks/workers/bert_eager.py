@@ -1,4 +1,4 @@
-"""The worker that runs an encoder with transformers on PyTorch, eagerly and in float32."""
+"""Worker for an encoder with transformers on PyTorch, eager and in float32."""
 
 from typing import Any
 
@@ -22,10 +22,10 @@ def load(start: Start) -> Engine:
     @torch.inference_mode()
     def encode(texts: list[list[int]]) -> NDArray[np.float32]:
         parts = torch.split(torch.tensor(texts), BATCH)
-        found: NDArray[np.float32] = torch.cat(
+        states: NDArray[np.float32] = torch.cat(
             [model(part, attention_mask=torch.ones_like(part))[0] for part in parts]
         ).numpy()
-        return found
+        return states
 
     return Engine(encode=encode)
 

@@ -1,4 +1,4 @@
-"""The worker that runs CTranslate2 on a converted translator."""
+"""Worker for CTranslate2 with a converted translator."""
 
 import ctranslate2  # type: ignore[import-not-found]
 from tokenizers import Tokenizer
@@ -7,7 +7,7 @@ from workers.protocol import Engine, Start, serve
 
 
 def load(start: Start) -> Engine:
-    """Load a converted model; `compute_type` is one of the options."""
+    """Load a converted model; `compute_type` is a worker option."""
     translator = ctranslate2.Translator(
         str(start.model),
         device="cpu",
@@ -19,10 +19,12 @@ def load(start: Start) -> Engine:
     ids = tokenizer.get_vocab()
 
     def translate(sources: list[str], beams: int, new_tokens: int) -> list[str]:
-        # It takes and gives the names of tokens.
-        named = [tokenizer.encode(source).tokens for source in sources]
-        done = translator.translate_batch(named, beam_size=beams, max_decoding_length=new_tokens)
-        return [tokenizer.decode([ids[name] for name in each.hypotheses[0]]) for each in done]
+        # CTranslate2 uses token strings instead of ids.
+        tokens = [tokenizer.encode(source).tokens for source in sources]
+        results = translator.translate_batch(
+            tokens, beam_size=beams, max_decoding_length=new_tokens
+        )
+        return [tokenizer.decode([ids[t] for t in result.hypotheses[0]]) for result in results]
 
     return Engine(translate=translate)
 

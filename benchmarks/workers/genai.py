@@ -1,4 +1,4 @@
-"""The worker that runs onnxruntime-genai. Knows its Python interface as of 0.18."""
+"""Worker for onnxruntime-genai, version 0.18."""
 
 import json
 import time
@@ -11,16 +11,16 @@ from workers.protocol import Engine, Generated, Start, serve
 
 
 def load(start: Start) -> Engine:
-    """Load a folder that its model builder wrote."""
+    """Load a folder written by its model builder."""
     config = og.Config(str(start.model))
-    # Its own default is half of the cores.
+    # Its default is half of the cores.
     session = {"intra_op_num_threads": start.threads}
     config.overlay(json.dumps({"model": {"decoder": {"session_options": session}}}))
     engine = og.Model(config)
 
     def begin(ids: list[int], length: int) -> og.Generator:
         params = og.GeneratorParams(engine)
-        # A minimum equal to the maximum: the end token cannot cut a measurement short.
+        # With equal minimum and maximum, EOS cannot cut a measurement short.
         params.set_search_options(do_sample=False, min_length=length, max_length=length)
         generator = og.Generator(engine, params)
         generator.append_tokens(np.array([ids], np.int32))
@@ -42,9 +42,9 @@ def load(start: Start) -> Engine:
         )
 
     def logits(ids: list[int]) -> NDArray[np.float32]:
-        # A pruned model gives the last row alone, and the driver refuses that.
-        found: NDArray[np.float32] = begin(ids, len(ids)).get_output("logits")[0]
-        return found
+        # A pruned model returns only the last row, which the driver rejects.
+        rows: NDArray[np.float32] = begin(ids, len(ids)).get_output("logits")[0]
+        return rows
 
     return Engine(generate=generate, logits=logits)
 

@@ -1,7 +1,7 @@
-"""The worker that runs llama.cpp, through the C interface that llama-cpp-python wraps.
+"""Worker for llama.cpp, through the C interface of llama-cpp-python.
 
-A context (cache and buffers) is kept from request to request, as programs on llama.cpp do; it
-is made anew when a request needs a larger one. Its cache holds float16, llama.cpp's default.
+Like programs on llama.cpp, it keeps a context (cache and buffers) between requests, and creates a
+new one when a request needs a larger one. The cache holds float16, llama.cpp's default.
 """
 
 import ctypes
@@ -14,17 +14,17 @@ from numpy.typing import NDArray
 
 from workers.protocol import Engine, Generated, Start, serve
 
-BATCH = 512  # tokens of a prompt computed at once: the default of its own programs
+BATCH = 512  # prompt tokens per call, the default of llama.cpp's programs
 
 
 class Context:
-    """A model and a context in which one sequence grows."""
+    """A model, and a context with one growing sequence."""
 
     def __init__(self, start: Start) -> None:
         path = str(start.model / "model.gguf").encode()
         model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
         if not model:
-            raise RuntimeError(f"{start.model}: expected a model, got none. See the log above.")
+            raise RuntimeError(f"{start.model}: cannot load the model. See the log above.")
         self._model = model
         self._threads = start.threads
         self._size = 0
@@ -46,7 +46,7 @@ class Context:
         self._size = size
 
     def append(self, ids: list[int], *, all_rows: bool) -> NDArray[np.float32]:
-        """Compute at most `BATCH` tokens and return the logits of each, or of the last."""
+        """Compute at most `BATCH` tokens; return the logits of all of them, or of the last."""
         tokens = (lib.llama_token * len(ids))(*ids)
         batch = lib.llama_batch_get_one(tokens, len(ids))
         if all_rows:
@@ -54,20 +54,20 @@ class Context:
             batch.logits = flags
         status = lib.llama_decode(self._context, batch)
         if status != 0:
-            raise RuntimeError(f"llama_decode: expected status 0, got {status}.")
+            raise RuntimeError(f"llama_decode failed with status {status}.")
         rows = len(ids) if all_rows else 1
         logits = lib.llama_get_logits(self._context)
         return np.ctypeslib.as_array(logits, (rows, self.vocab_size))
 
     def next(self, ids: list[int]) -> int:
-        """Compute some tokens and return the likeliest one after them."""
+        """Compute tokens; return the likeliest next one."""
         for start in range(0, len(ids), BATCH):
             logits = self.append(ids[start : start + BATCH], all_rows=False)
         return int(logits[-1].argmax())
 
 
 def load(start: Start) -> Engine:
-    """Load the file in a folder that to_gguf.py wrote."""
+    """Load the file in a folder written by to_gguf.py."""
     context = Context(start)
 
     def generate(prompt: list[int], new_tokens: int) -> Generated:
@@ -83,7 +83,7 @@ def load(start: Start) -> Engine:
     def logits(ids: list[int]) -> NDArray[np.float32]:
         context.clear(len(ids))
         pieces = [ids[start : start + BATCH] for start in range(0, len(ids), BATCH)]
-        # Copied: the next call writes to the same place.
+        # Copied because the next call overwrites them.
         return np.concatenate([context.append(piece, all_rows=True).copy() for piece in pieces])
 
     return Engine(generate=generate, logits=logits)

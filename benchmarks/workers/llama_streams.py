@@ -1,7 +1,7 @@
-"""The worker that runs several sequences in one context of llama.cpp.
+"""Worker for several sequences in one context of llama.cpp.
 
-Prompts are computed together, at most `BATCH` tokens at once, and then a token of each sequence in
-one call, as its own `llama-batched-bench` does. The cache holds float16, llama.cpp's default.
+Prompts are computed together, at most `BATCH` tokens per call, then one token of each sequence per
+call, like `llama-batched-bench`. The cache holds float16, llama.cpp's default.
 """
 
 from typing import Any
@@ -20,7 +20,7 @@ class Streams:
         path = str(start.model / "model.gguf").encode()
         model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
         if not model:
-            raise RuntimeError(f"{start.model}: expected a model, got none. See the log above.")
+            raise RuntimeError(f"{start.model}: cannot load the model. See the log above.")
         self._model, self._threads = model, start.threads
         self._slots = int(start.options["slots"])
         self._size = 0
@@ -29,7 +29,7 @@ class Streams:
         self._vocab_size: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
 
     def clear(self, size: int) -> None:
-        """Begin anew, with sequences of at most `size` tokens."""
+        """Start over with sequences of at most `size` tokens."""
         if size <= self._size:
             lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
             return
@@ -43,32 +43,32 @@ class Streams:
         self._size = size
 
     def compute(self, tokens: list[tuple[int, int, int, bool]]) -> list[int]:
-        """Append tokens; the likeliest after each that asks for it.
+        """Append tokens; return the likeliest next token after those that need logits.
 
         Args:
-            tokens: ids, with their place, their sequence, and whether they ask.
+            tokens: id, position, sequence number, and whether logits are needed.
         """
-        found = []
+        likeliest = []
         for start in range(0, len(tokens), BATCH):
             part, batch = tokens[start : start + BATCH], self._batch
             batch.n_tokens = len(part)
-            for index, (token, place, sequence, asks) in enumerate(part):
-                batch.token[index], batch.pos[index] = token, place
+            for index, (token, position, sequence, needs_logits) in enumerate(part):
+                batch.token[index], batch.pos[index] = token, position
                 batch.n_seq_id[index], batch.seq_id[index][0] = 1, sequence
-                batch.logits[index] = asks
+                batch.logits[index] = needs_logits
             status = lib.llama_decode(self._context, batch)
             if status != 0:
-                raise RuntimeError(f"llama_decode: expected status 0, got {status}.")
-            for index, (*_, asks) in enumerate(part):
-                if asks:
+                raise RuntimeError(f"llama_decode failed with status {status}.")
+            for index, (*_, needs_logits) in enumerate(part):
+                if needs_logits:
                     logits = lib.llama_get_logits_ith(self._context, index)
                     row = np.ctypeslib.as_array(logits, (self._vocab_size,))
-                    found.append(int(row.argmax()))
-        return found
+                    likeliest.append(int(row.argmax()))
+        return likeliest
 
 
 def load(start: Start) -> Engine:
-    """Load the file in a folder that to_gguf.py wrote."""
+    """Load the file in a folder written by to_gguf.py."""
     streams = Streams(start)
 
     def together(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:
@@ -80,7 +80,7 @@ def load(start: Start) -> Engine:
                 for place, token in enumerate(prompt)
             ]
         )
-        found = [[token] for token in new]
+        outputs = [[token] for token in new]
         for step in range(new_tokens - 1):
             new = streams.compute(
                 [
@@ -88,9 +88,9 @@ def load(start: Start) -> Engine:
                     for number, token in enumerate(new)
                 ]
             )
-            for tokens, token in zip(found, new, strict=True):
+            for tokens, token in zip(outputs, new, strict=True):
                 tokens.append(token)
-        return found
+        return outputs
 
     return Engine(together=together)
 

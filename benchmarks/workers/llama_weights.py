@@ -1,4 +1,4 @@
-"""The weights of a Llama checkpoint as llama.cpp wants them. Does not know its file format.
+"""Weights of a Llama checkpoint in llama.cpp's layout.
 
 Source of names and layout: convert_hf_to_gguf.py of llama.cpp.
 """
@@ -32,7 +32,7 @@ INNER = {
     "self_attn.v_proj": "attn_v",
 }
 
-HEADS = {  # the config's number of heads, for the matrices that rotary positions apply to
+HEADS = {  # config keys of the number of heads, for matrices with rotary positions
     "self_attn.q_proj": "num_attention_heads",
     "self_attn.k_proj": "num_key_value_heads",
 }
@@ -54,7 +54,7 @@ class Tensor:
         self._start = start + entry["data_offsets"][0]
 
     def read(self) -> Array:
-        """Return the values as float32."""
+        """The values as float32."""
         stored = {"BF16": np.uint16, "F16": np.float16, "F32": np.float32}[self._dtype]
         values = np.fromfile(self._file, stored, count=math.prod(self.shape), offset=self._start)
         if self._dtype == "BF16":
@@ -63,7 +63,7 @@ class Tensor:
 
 
 def tensors(checkpoint: Path) -> Iterator[Tensor]:
-    """Yield every tensor of a checkpoint.
+    """Yield all tensors of a checkpoint.
 
     Source: https://github.com/huggingface/safetensors#format
     """
@@ -77,7 +77,7 @@ def tensors(checkpoint: Path) -> Iterator[Tensor]:
 
 
 def gguf_name(name: str) -> str:
-    """Return llama.cpp's name of a tensor."""
+    """llama.cpp's name of a tensor."""
     stem = name.removesuffix(".weight")
     if stem in OUTER:
         return f"{OUTER[stem]}.weight"
@@ -86,42 +86,42 @@ def gguf_name(name: str) -> str:
 
 
 def interleaved(rows: Array, heads: int) -> Array:
-    """Reorder the rows of each head: pairs to rotate are halves apart, llama.cpp wants neighbours.
+    """Reorder the rows of each head: rotated pairs are halves apart here, adjacent in llama.cpp.
 
     Args:
         rows: `(heads * D, hidden)`.
-        heads: how many there are.
+        heads: number of heads.
     """
     halves = rows.reshape(heads, 2, -1, rows.shape[1])
     return np.ascontiguousarray(halves.swapaxes(1, 2)).reshape(rows.shape)
 
 
 def values_of(tensor: Tensor, config: Mapping[str, Any]) -> Array:
-    """Return the values of a tensor as llama.cpp wants them."""
+    """Values of a tensor in llama.cpp's layout."""
     values = tensor.read()
     inner = tensor.name.removesuffix(".weight").split(".", 3)[-1]
     return interleaved(values, config[HEADS[inner]]) if inner in HEADS else values
 
 
 def rotary(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the parameters of the positions, wherever the version of transformers put them."""
+    """Parameters of rotary positions, wherever the transformers version stores them."""
     scaling = config.get("rope_scaling") or {"rope_type": "default"}
     return config.get("rope_parameters") or {"rope_theta": config["rope_theta"], **scaling}
 
 
 def rope_factors(config: Mapping[str, Any]) -> Array | None:
-    """Return what llama.cpp divides each rotary frequency by, or None for 1.
+    """Divisors of the rotary frequencies; None if all are 1.
 
     Source: Llama 3.1's scaling, as in transformers' `_compute_llama3_parameters`.
 
     Raises:
-        ValueError: the scaling is another.
+        ValueError: the scaling is not supported.
     """
     scaling = rotary(config)
     if scaling["rope_type"] == "default":
         return None
     if scaling["rope_type"] != "llama3":
-        raise ValueError(f"rope_scaling: expected llama3 or none, got {scaling['rope_type']}.")
+        raise ValueError(f"rope_scaling must be llama3 or absent (got {scaling['rope_type']}).")
     size = config["head_dim"]
     lengths = 2 * math.pi * scaling["rope_theta"] ** (np.arange(0, size, 2) / size)
     low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]

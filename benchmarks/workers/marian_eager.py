@@ -1,4 +1,4 @@
-"""The worker that runs a translator with transformers on PyTorch, eagerly and in float32."""
+"""Worker for a translator with transformers on PyTorch, eager and in float32."""
 
 from typing import Any
 
@@ -18,9 +18,9 @@ def load(start: Start) -> Engine:
     tokenizer.enable_padding(pad_id=config.pad_token_id)
 
     def translate(sources: list[str], beams: int, new_tokens: int) -> list[str]:
-        encoded = tokenizer.encode_batch_fast(sources)
-        ids = torch.tensor([each.ids for each in encoded])
-        mask = torch.tensor([each.attention_mask for each in encoded])
+        encodings = tokenizer.encode_batch_fast(sources)
+        ids = torch.tensor([encoding.ids for encoding in encodings])
+        mask = torch.tensor([encoding.attention_mask for encoding in encodings])
         done = model.generate(
             ids, attention_mask=mask, num_beams=beams, do_sample=False, max_new_tokens=new_tokens
         )

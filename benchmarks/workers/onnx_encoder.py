@@ -1,4 +1,4 @@
-"""The worker that runs an exported encoder with onnxruntime and nothing else."""
+"""Worker for an exported encoder with plain onnxruntime."""
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]

@@ -1,4 +1,4 @@
-"""The worker that runs OpenVINO GenAI. Options are properties of OpenVINO's CPU plugin."""
+"""Worker for OpenVINO GenAI; options are properties of OpenVINO's CPU plugin."""
 
 import time
 from functools import cache
@@ -13,10 +13,10 @@ from workers.protocol import Engine, Generated, Start, serve
 
 
 def load(start: Start) -> Engine:
-    """Load a folder that optimum-cli wrote."""
+    """Load a folder written by optimum-cli."""
     properties = {"INFERENCE_NUM_THREADS": start.threads, **start.options}
     scheduler = ov_genai.SchedulerConfig()
-    # Every round repeats its prompt: the cache of prefixes would leave nothing to measure.
+    # Every round repeats its prompt, which the prefix cache would skip.
     scheduler.enable_prefix_caching = False
     pipeline = ov_genai.LLMPipeline(
         str(start.model), "CPU", scheduler_config=scheduler, **properties
@@ -41,19 +41,19 @@ def load(start: Start) -> Engine:
 
     @cache
     def graph() -> Any:
-        # The pipeline gives no logits: the same file, compiled once more beside it.
+        # The pipeline returns no logits, so compile the same file once more.
         return ov.Core().compile_model(str(start.model / "openvino_model.xml"), "CPU", properties)
 
     def logits(ids: list[int]) -> NDArray[np.float32]:
-        given = {
+        inputs = {
             "input_ids": np.array([ids], np.int64),
             "attention_mask": np.ones((1, len(ids)), np.int64),
             "position_ids": np.arange(len(ids), dtype=np.int64)[None],
             "beam_idx": np.zeros(1, np.int32),
         }
-        # A new request has an empty cache.
-        found: NDArray[np.float32] = graph().create_infer_request().infer(given)["logits"][0]
-        return found
+        # A new request starts with an empty cache.
+        rows: NDArray[np.float32] = graph().create_infer_request().infer(inputs)["logits"][0]
+        return rows
 
     return Engine(generate=generate, logits=logits)
 

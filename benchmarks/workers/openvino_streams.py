@@ -1,4 +1,4 @@
-"""The worker that runs OpenVINO GenAI's continuous batching. Options are of its CPU plugin."""
+"""Worker for OpenVINO GenAI's continuous batching; options are for its CPU plugin."""
 
 import numpy as np
 import openvino as ov
@@ -8,11 +8,11 @@ from workers.protocol import Engine, Start, serve
 
 
 def load(start: Start) -> Engine:
-    """Load a folder that optimum-cli wrote."""
+    """Load a folder written by optimum-cli."""
     options = dict(start.options)
     scheduler = ov_genai.SchedulerConfig()
     scheduler.max_num_seqs = int(options.pop("slots"))
-    # Every round repeats its prompts: the cache of prefixes would leave nothing to measure.
+    # Every round repeats its prompts, which the prefix cache would skip.
     scheduler.enable_prefix_caching = False
     properties = {"INFERENCE_NUM_THREADS": start.threads, **options}
     pipeline = ov_genai.ContinuousBatchingPipeline(str(start.model), scheduler, "CPU", properties)
@@ -24,7 +24,7 @@ def load(start: Start) -> Engine:
         config.max_new_tokens = new_tokens
         inputs = [ov.Tensor(np.array([prompt], np.int64)) for prompt in prompts]
         done = pipeline.generate(inputs, [config] * len(prompts))
-        return [[int(token) for token in each.m_generation_ids[0]] for each in done]
+        return [[int(token) for token in result.m_generation_ids[0]] for result in done]
 
     return Engine(together=together)
 

@@ -1,4 +1,4 @@
-"""The worker that runs an encoder's bundle. Uses only what the package promises to its users."""
+"""Worker for an encoder's bundle, through Ortolan's public interface only."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ def load(start: Start) -> Engine:
 
     def encode(texts: list[list[int]]) -> NDArray[np.float32]:
         if output is not None and output.kind == "embedding":
-            return model.embed(texts)[:, None]  # one vector in the place of all tokens
+            return model.embed(texts)[:, None]  # one vector in place of all tokens
         return np.stack(model.states(texts))
 
     return Engine(encode=encode)

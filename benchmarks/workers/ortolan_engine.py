@@ -1,4 +1,4 @@
-"""The worker that runs Ortolan. Uses only what the package promises to its users."""
+"""Worker for Ortolan, through its public interface only."""
 
 import time
 
@@ -14,7 +14,7 @@ def load(start: Start) -> Engine:
         begun = time.perf_counter()
         done = engine.generate(prompt, max_new_tokens=new_tokens, ignore_eos=True)
         total = time.perf_counter() - begun
-        # By the clock out here, so that what Ortolan's own timings leave out is counted too.
+        # Measured from outside, to include what Ortolan's own timings leave out.
         first = done.timings.time_to_first_token_s
         return Generated(tokens=list(done.tokens), prefill_s=first, decode_s=total - first)
 

@@ -1,4 +1,4 @@
-"""The worker that runs a translator's bundle. Uses only what the package promises to its users."""
+"""Worker for a translator's bundle, through Ortolan's public interface only."""
 
 import ortolan
 from ortolan.runtime import Seq2Seq
@@ -11,7 +11,7 @@ def load(start: Start) -> Engine:
 
     def translate(sources: list[str], beams: int, new_tokens: int) -> list[str]:
         done = model.generate(sources, beams=beams, max_new_tokens=new_tokens)
-        return [each.text for each in done]
+        return [completion.text for completion in done]
 
     return Engine(translate=translate)
 

@@ -1,4 +1,4 @@
-"""The worker that runs Ortolan's service: `mode=exact` or `mode=fast`, `slots=N`."""
+"""Worker for Ortolan's service: `mode=exact` or `mode=fast`, `slots=N`."""
 
 from typing import Literal
 
@@ -7,11 +7,11 @@ from workers.protocol import Engine, Start, serve
 
 
 def load(start: Start) -> Engine:
-    """Load a bundle for the CPU, and serve it as long as the worker runs."""
+    """Load a bundle for the CPU and serve it as long as the worker runs."""
     model = ortolan.load(start.model, device="cpu", threads=start.threads)
     assert isinstance(model, ortolan.Decoder)
     mode: Literal["exact", "fast"] = "exact" if start.options["mode"] == "exact" else "fast"
-    # Every round repeats its prompts: what is kept of them would leave nothing to measure.
+    # Every round repeats its prompts, which the prefix cache would skip.
     service = model.serve(slots=int(start.options["slots"]), mode=mode, cache_bytes=0)
 
     def together(prompts: list[list[int]], new_tokens: int) -> list[list[int]]:

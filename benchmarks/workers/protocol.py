@@ -1,4 +1,4 @@
-"""How a worker talks with the driver: one JSON object per line on stdin and stdout.
+"""Protocol between worker and driver: one JSON object per line on stdin and stdout.
 
     worker:  {"load_s": 0.8}
     driver:  {"prompt": [5, 17, 3], "new_tokens": 128}
@@ -13,8 +13,8 @@
     worker:  {"tokens": [[...], [...]], "seconds": 1.7, "peak_bytes": 123456789}
 
 A worker is started as `python -m workers.NAME MODEL THREADS [OPTION=VALUE ...]`, loads the model
-once, and serves until its stdin closes. This module runs in the environment of each peer, so it
-needs nothing but NumPy. Does not know what an engine is.
+once, and serves until its stdin closes. This module runs in the environment of every peer, so it
+needs only NumPy.
 """
 
 import dataclasses
@@ -32,12 +32,12 @@ from numpy.typing import NDArray
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """What the command line of a worker says.
+    """Command line of a worker.
 
     Attributes:
-        model: the folder or file to load.
-        threads: how many to use.
-        options: whatever else, for this worker alone.
+        model: folder or file to load.
+        threads: number of threads.
+        options: further options of the worker.
     """
 
     model: Path
@@ -47,11 +47,11 @@ class Start:
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """What one request gave.
+    """Result of a generate request.
 
     Attributes:
-        tokens: the ids after the prompt.
-        prefill_s: seconds until the first of them was known, allocation included.
+        tokens: new ids.
+        prefill_s: seconds until the first one, allocation included.
         decode_s: seconds for the others.
     """
 
@@ -65,13 +65,12 @@ class Engine:
     """A loaded model.
 
     Attributes:
-        generate: (prompt ids, number of new tokens) -> what came of it, greedily and past any
-            end token.
-        logits: ids -> the logits after each of them, `(len(ids), vocab)`.
-        translate: (texts, beams, most new tokens) -> the best text for each.
-        together: (prompts, number of new tokens of each) -> the tokens of each, greedily and past
-            any end token, all computed at once.
-        encode: texts of one length -> the vectors of their tokens, `(texts, tokens, width)`.
+        generate: (prompt ids, number of new tokens) -> greedy generation, ignoring EOS.
+        logits: ids -> logits after each id, `(len(ids), vocab)`.
+        translate: (texts, beams, limit of new tokens) -> the best translation of each text.
+        together: (prompts, new tokens per prompt) -> greedy generation after all prompts at once,
+            ignoring EOS.
+        encode: texts of one length -> vectors of their tokens, `(texts, tokens, width)`.
     """
 
     generate: Callable[[list[int], int], Generated] | None = None
@@ -82,8 +81,8 @@ class Engine:
 
 
 def serve(load: Callable[[Start], Engine]) -> None:
-    """Load the model that the command line names, then answer requests until stdin closes."""
-    # Libraries print to stdout as they please: keep it for replies, give them stderr.
+    """Load the model of the command line, then answer requests until stdin closes."""
+    # Libraries may print to stdout: keep it for replies, and send their output to stderr.
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
 
@@ -105,10 +104,10 @@ def serve(load: Callable[[Start], Engine]) -> None:
 
 
 def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
-    """Do what one request asks.
+    """Answer one request.
 
     Raises:
-        ValueError: this worker does not do that.
+        ValueError: the worker does not support it.
     """
     match request:
         case {"logits_of": ids, "path": path} if engine.logits:
@@ -134,15 +133,15 @@ def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
             begun = time.perf_counter()
             vectors = engine.encode(texts)
             seconds = time.perf_counter() - begun
-            path = f"{folder}/vectors-{os.getpid()}.npy"  # every worker is asked the same
+            path = f"{folder}/vectors-{os.getpid()}.npy"  # all workers get the same request
             np.save(path, vectors.astype(np.float32))
             return {"path": path, "seconds": seconds, "peak_bytes": peak_bytes()}
-    raise ValueError(f"expected a request that this worker serves, got {sorted(request)}")
+    raise ValueError(f"unsupported request: {sorted(request)}")
 
 
 def peak_bytes() -> int | None:
-    """Return the most memory that this process held resident, or None where not Linux."""
-    # getrusage would do, but after exec it still reports the peak of the parent.
+    """Peak resident memory of this process; None unless on Linux."""
+    # After exec, getrusage still reports the peak of the parent process.
     status = Path("/proc/self/status")
     if not status.exists():
         return None

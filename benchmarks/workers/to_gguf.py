@@ -1,11 +1,10 @@
-"""Turn a Llama checkpoint into a GGUF file, then into the type that llama.cpp shall compute with.
+"""Convert a Llama checkpoint to GGUF, then to the quantization type to compute with.
 
     python -m workers.to_gguf CHECKPOINT FOLDER TYPE
 
-TYPE is the end of a LLAMA_FTYPE_ constant, such as MOSTLY_Q4_0. llama.cpp's own script knows
-tokenizers by the hash of their output and refuses any other; here the file has none, only ids.
-Weights are written in float32 a tensor at a time and quantized by llama.cpp itself. Knows no
-family but Llama.
+TYPE is the end of a LLAMA_FTYPE_ constant, such as MOSTLY_Q4_0. llama.cpp's own script recognizes
+tokenizers by the hash of their output and rejects all others; this file has none, only ids. Weights
+are written in float32, one tensor at a time, and quantized by llama.cpp. Supports only Llama.
 """
 
 import ctypes
@@ -45,15 +44,15 @@ def write_float32(checkpoint: Path, path: Path) -> None:
     """Write a checkpoint as GGUF in float32.
 
     Raises:
-        ValueError: the checkpoint is no Llama.
+        ValueError: the checkpoint is not a Llama.
     """
     config = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     if config["model_type"] != "llama":
-        raise ValueError(f"{checkpoint}: expected a llama, got {config['model_type']}.")
+        raise ValueError(f"{checkpoint}: must be a llama (got {config['model_type']}).")
     writer = gguf.GGUFWriter(path, "llama")
     describe(writer, config)
-    found = list(tensors(checkpoint))
-    for tensor in found:
+    stored = list(tensors(checkpoint))
+    for tensor in stored:
         size = 4 * math.prod(tensor.shape)
         writer.add_tensor_info(gguf_name(tensor.name), tensor.shape, np.dtype(np.float32), size)
     factors = rope_factors(config)
@@ -62,7 +61,7 @@ def write_float32(checkpoint: Path, path: Path) -> None:
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    for tensor in found:
+    for tensor in stored:
         writer.write_tensor_data(values_of(tensor, config))
     if factors is not None:
         writer.write_tensor_data(factors)
@@ -73,21 +72,21 @@ def main() -> None:
     """Write FOLDER/model.gguf."""
     checkpoint, folder, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     folder.mkdir()
-    wanted = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
+    file_type = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
     path = folder / "model.gguf"
-    if wanted == llama_cpp.LLAMA_FTYPE_ALL_F32:
+    if file_type == llama_cpp.LLAMA_FTYPE_ALL_F32:
         write_float32(checkpoint, path)
         return
     source = folder / "float32.gguf"
     write_float32(checkpoint, source)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = wanted
+    params.ftype = file_type
     status = llama_cpp.llama_model_quantize(
         str(source).encode(), str(path).encode(), ctypes.byref(params)
     )
     source.unlink()
     if status != 0:
-        raise SystemExit(f"llama_model_quantize: expected status 0, got {status}.")
+        raise SystemExit(f"llama_model_quantize failed with status {status}.")
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 python -m workers.to_onnx CHECKPOINT MODEL fp32|int8
 
-fp32 has the exporter's fusions. int8 has its dynamic quantization, which refuses a fused graph.
+fp32 uses the exporter's fusions. int8 uses its dynamic quantization, which rejects fused graphs.
 """
 
 import sys

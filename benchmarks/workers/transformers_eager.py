@@ -1,4 +1,4 @@
-"""The worker that runs transformers on PyTorch, eagerly and in float32."""
+"""Worker for transformers on PyTorch, eager and in float32."""
 
 import time
 from typing import Any
@@ -12,24 +12,24 @@ from workers.protocol import Engine, Generated, Start, serve
 
 
 class Clock:
-    """A streamer that notes when each piece arrives: the prompt, then token by token."""
+    """A streamer that records when pieces arrive: the prompt, then token by token."""
 
     def __init__(self) -> None:
         self.times: list[float] = []
 
     def put(self, value: torch.Tensor) -> None:
-        """Note the time."""
+        """Record the time."""
         self.times.append(time.perf_counter())
 
     def end(self) -> None:
-        """Do nothing: the last token was noted."""
+        """Do nothing: the last token is already recorded."""
 
 
 def load(start: Start) -> Engine:
     """Load a checkpoint folder."""
     torch.set_num_threads(start.threads)
     model: Any = AutoModelForCausalLM.from_pretrained(start.model, dtype=torch.float32)
-    # Without an end token nothing stops a measurement, and no logit is masked.
+    # Without EOS nothing stops a measurement, and no logit is masked.
     model.generation_config = GenerationConfig(do_sample=False)  # type: ignore[no-untyped-call]
 
     def generate(prompt: list[int], new_tokens: int) -> Generated:
@@ -49,8 +49,8 @@ def load(start: Start) -> Engine:
 
     @torch.inference_mode()
     def logits(ids: list[int]) -> NDArray[np.float32]:
-        found: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
-        return found
+        rows: NDArray[np.float32] = model(torch.tensor([ids])).logits[0].numpy()
+        return rows
 
     return Engine(generate=generate, logits=logits)
 

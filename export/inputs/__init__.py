@@ -1,1 +1,1 @@
-"""Inputs of a model: what it is calibrated on and proven with."""
+"""Inputs that a model is calibrated and proven with."""

@@ -1,4 +1,4 @@
-"""Calibration data: texts, pairs or images to calibrate on, and others to judge by."""
+"""Calibration files: texts, pairs or images, split into a part to learn from and a hold-out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -23,13 +23,16 @@ from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256
-"""Tokens of one text to calibrate on, at most."""
+"""Maximum tokens of one calibration text."""
 
 PAIRS = 8
-"""Pairs that count as one text, since they are shorter."""
+"""Pairs that count as one text, since pairs are shorter."""
 
-_HELD_OUT = 4  # one part in so many of a file is not calibrated on
-_CHARACTERS = 16  # of a token, at most, in nearly all texts
+_HOLD_OUT = 4
+"""Hold out one quarter of a file."""
+
+_CHARACTERS = 16
+"""Characters per token, at most, in nearly all texts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,9 +40,9 @@ class CalibrationText:
     """A text in two parts.
 
     Attributes:
-        origin: the file, for messages.
-        learn: to calibrate on.
-        held_out: to judge by.
+        origin: name of the file, for messages.
+        learn: part to calibrate on.
+        held_out: part to judge the bundle by.
     """
 
     origin: str
@@ -49,7 +52,7 @@ class CalibrationText:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationPairs:
-    """Sources and their targets, for a model that has both; see `CalibrationText`."""
+    """Sources and targets of an encoder-decoder; see `CalibrationText`."""
 
     origin: str
     learn: Sequence[tuple[str, str]]
@@ -69,10 +72,10 @@ Calibration = CalibrationText | CalibrationPairs | CalibrationImages
 
 
 def own_calibration(model: Exportable) -> Path | None:
-    """The calibration file beside a checkpoint; None without one, or without a way to read it.
+    """The checkpoint's own calibration file; None if it has none, or none that can be read.
 
-    It is `calibration.npy` for an encoder of images, `calibration.tsv` for a model that translates
-    texts, and `calibration.txt` for a decoder or an encoder of texts; see `read_calibration`.
+    `calibration.npy` for an encoder of images, `calibration.tsv` for an encoder-decoder of text,
+    `calibration.txt` for other models of text; see `read_calibration`.
     """
     name = own_name(model)
     if model.folder is None or name is None or not can_read(model):
@@ -82,39 +85,44 @@ def own_calibration(model: Exportable) -> Path | None:
 
 
 def own_name(model: Exportable) -> str | None:
-    """What the calibration file beside a checkpoint is called; None for a kind without one."""
+    """Name of a checkpoint's own calibration file; None for kinds without one."""
     suffix = _suffix(model)
     return None if suffix is None else f"calibration{suffix}"
 
 
 def can_read(model: Exportable) -> bool:
-    """Whether a calibration file can be read: images as they are, texts by a tokenizer."""
+    """Whether a calibration file can be read: text needs a tokenizer."""
     return model.tokenizer is not None or isinstance(model.takes, ImageSource)
 
 
 def _suffix(model: Exportable) -> str | None:
-    """The suffix of a model's calibration file; None for a kind that has none."""
+    """Suffix of the calibration file; None for kinds without one."""
     if isinstance(model.takes, ImageSource):
         return None if model.sides.has_decoder else ".npy"
     return ".tsv" if model.sides.reads_source else ".txt"
 
 
 def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) -> Calibration:
-    """Read a file; where a part of it is learned from, the last quarter is held out.
+    """Read a calibration file, and hold out its last quarter, or all of it.
 
-    The file is a text for a decoder or an encoder of texts; lines `source TAB target` for an
-    encoder-decoder; and an array of bytes `(N, H, W, C)`, or `(N, H, W)` where an image has one
-    channel, in numpy's format `.npy` for an encoder of images.
+    The file is text for a decoder or an encoder of text; lines of `source TAB target` for an
+    encoder-decoder; a uint8 array `(N, H, W, C)` in `.npy`, or `(N, H, W)` for one channel, for an
+    encoder of images.
+
+    Args:
+        path: the file.
+        model: to be exported.
+        is_learned_from: whether anything is calibrated; if not, all of the file is held out.
 
     Raises:
-        OptionError: no such file, it holds something else, there is no tokenizer to read it, or
-            there is no such file for the kind of the model.
+        OptionError: the file is missing or malformed, the model has no tokenizer to read it with,
+            or its kind takes no calibration file.
     """
     suffix = _suffix(model)
     if suffix is None:
         raise OptionError(
-            f"{path}: expected no calibration file for a model from images to texts, got one. "
-            "Leave --calibration out."
+            f"{path}: a model from images to text takes no calibration file. Leave --calibration "
+            "out."
         )
     if suffix == ".npy" and isinstance(model.takes, ImageSource):
         images = _read_images(path, model.takes)
@@ -122,32 +130,31 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
         return CalibrationImages(origin=str(path), learn=images[:cut], held_out=images[cut:])
     if model.tokenizer is None:
         raise OptionError(
-            f"{path}: expected a checkpoint with tokenizer.json to read this text with, got none. "
-            "Leave --calibration out or add the tokenizer."
+            f"{path}: reading calibration text needs a tokenizer; this checkpoint has none. Pass "
+            "--tokenizer, or leave --calibration out."
         )
     text = _read_text(path)
     if suffix == ".tsv":
         lines = _read_pairs(path, text)
         cut = _split(len(lines), is_learned_from=is_learned_from)
         return CalibrationPairs(origin=str(path), learn=lines[:cut], held_out=lines[cut:])
-    cut = len(text) - len(text) // _HELD_OUT if is_learned_from else 0
+    cut = len(text) - len(text) // _HOLD_OUT if is_learned_from else 0
     return CalibrationText(origin=str(path), learn=text[:cut], held_out=text[cut:])
 
 
 def cut_inputs(
     data: Calibration, model: Exportable, *, count: int, length: int = SEQUENCE_LENGTH
 ) -> Inputs:
-    """The inputs to calibrate on, spread evenly over the data.
+    """Inputs to calibrate on, spread evenly over the data.
 
     Args:
         data: of the model's kind.
-        model: the model, with a tokenizer unless it takes images.
-        count: at most so many texts or images, and several pairs for each; fewer where there is
-            little.
-        length: tokens of each text, at most.
+        model: has a tokenizer unless it takes images.
+        count: maximum number of texts, images, or groups of `PAIRS` pairs.
+        length: maximum tokens of a text.
 
     Raises:
-        OptionError: there is too little.
+        OptionError: there is too little data.
     """
     return replace(_cut_inputs(data, model, count, length), origin=Path(data.origin).name)
 
@@ -157,7 +164,7 @@ def _cut_inputs(data: Calibration, model: Exportable, count: int, length: int) -
         case CalibrationImages(learn=images), _:
             return image_inputs(model, images[spread(len(images), count)])
         case _, None:
-            raise OptionError("calibration: expected a tokenizer to read it with, got none.")
+            raise OptionError("Reading calibration text needs a tokenizer. Pass --tokenizer.")
         case CalibrationPairs(learn=learn), tokenizer:
             chosen = spread(len(learn), count * PAIRS)
             return pair_inputs([encode_pair(model, tokenizer, learn[place]) for place in chosen])
@@ -166,7 +173,7 @@ def _cut_inputs(data: Calibration, model: Exportable, count: int, length: int) -
 
 
 def spread(available: int, count: int) -> list[int]:
-    """Indices of at most `count` of some items, evenly spaced from the first."""
+    """Indices of at most `count` items, evenly spaced from the first."""
     count = min(count, available)
     return [number * available // count for number in range(count)]
 
@@ -174,7 +181,7 @@ def spread(available: int, count: int) -> list[int]:
 def _cut_texts(
     text: CalibrationText, model: Exportable, tokenizer: Tokenizer, count: int, length: int
 ) -> list[NDArray[np.int64]]:
-    """Texts of one length, `(length,)` each; those of an encoder between its special tokens."""
+    """Texts of one length, `(length,)` each, with the special tokens of an encoder."""
     length = min(length, longest_source(model))
     is_decoder = not model.sides.has_encoder
     special: tuple[list[int], list[int]] = ([], []) if is_decoder else around(tokenizer)
@@ -187,8 +194,8 @@ def _cut_texts(
     ids = _cut(text.learn, encode, count, room)
     if not ids:
         raise OptionError(
-            f"{text.origin}: expected a text of at least {room} tokens to calibrate on, got "
-            f"{len(encode(text.learn))} apart from those held out. Give a longer text."
+            f"{text.origin} needs at least {room} tokens to calibrate on (got "
+            f"{len(encode(text.learn))} without the hold-out). Use a longer text."
         )
     return [wrapped(np.array(sequence, np.int64), length, special) for sequence in ids]
 
@@ -208,8 +215,8 @@ def _cut(text: str, encode: Callable[[str], list[int]], count: int, length: int)
 
 
 def _split(count: int, *, is_learned_from: bool) -> int:
-    """How many of some items are calibrated on; the rest, at least one, is held out."""
-    return count - max(count // _HELD_OUT, 1) if is_learned_from else 0
+    """Number of items to calibrate on; the rest, at least one, is held out."""
+    return count - max(count // _HOLD_OUT, 1) if is_learned_from else 0
 
 
 def _read_pairs(path: Path, text: str) -> list[tuple[str, str]]:
@@ -218,8 +225,7 @@ def _read_pairs(path: Path, text: str) -> list[tuple[str, str]]:
         source, tab, target = line.partition("\t")
         if not (source and tab and target) or "\t" in target:
             raise OptionError(
-                f"{path}: expected a source, a TAB and a target on every line, got another line "
-                f"{number}. Write pairs of what the model translates."
+                f"{path}, line {number}: every line must be a source, a TAB and a target."
             )
         read.append((source, target))
     _check_count(path, "pairs", len(read))
@@ -227,46 +233,44 @@ def _read_pairs(path: Path, text: str) -> list[tuple[str, str]]:
 
 
 def _read_images(path: Path, source: ImageSource) -> NDArray[np.uint8]:
-    """Images `(N, H, W, C)` as bytes, of the size that the model takes."""
-    expected = f"an array of bytes (N, {source.height}, {source.width}, {source.channels}) in .npy"
+    """Images `(N, H, W, C)` as bytes, in the size of the model."""
+    expected = f"a uint8 array (N, {source.height}, {source.width}, {source.channels}) in .npy"
     try:
-        # A pickle could run code.
+        # A pickle could execute code.
         images = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         raise OptionError(
-            f"{path}: expected {expected}, got {str(error)[:200]}. Check the path."
+            f"{path} must be {expected}: {str(error)[:200]}. Check the path."
         ) from error
     if isinstance(images, np.ndarray) and images.ndim == 3:
         images = images[..., None]
     shape = (source.height, source.width, source.channels)
     if not isinstance(images, np.ndarray) or images.dtype != np.uint8 or images.shape[1:] != shape:
         got = f"{images.dtype} {images.shape}" if isinstance(images, np.ndarray) else "an archive"
-        raise OptionError(f"{path}: expected {expected}, got {got}. Save the images like this.")
+        raise OptionError(f"{path} must be {expected} (got {got}).")
     _check_count(path, "images", len(images))
     return images
 
 
-def _check_count(path: Path, what: str, count: int) -> None:
+def _check_count(path: Path, noun: str, count: int) -> None:
     if count < 2:
-        raise OptionError(f"{path}: expected at least 2 {what}, got {count}. Give more.")
+        raise OptionError(f"{path} needs at least 2 {noun} (got {count}).")
 
 
 def _read_text(path: Path) -> str:
     """Read a UTF-8 text.
 
     Raises:
-        OptionError: no such file, empty, or not UTF-8.
+        OptionError: the file is missing, empty or not UTF-8.
     """
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise OptionError(
-            f"{path}: expected a text file, got {error.strerror}. Check the path."
-        ) from error
+        raise OptionError(f"Cannot read {path}: {error.strerror}. Check the path.") from error
     except UnicodeDecodeError as error:
         raise OptionError(
-            f"{path}: expected UTF-8 text, got {error.reason} at byte {error.start}. Convert it."
+            f"{path} is not UTF-8 text: {error.reason} at byte {error.start}. Convert it."
         ) from error
     if not text:
-        raise OptionError(f"{path}: expected a text, got an empty file. Give a longer text.")
+        raise OptionError(f"{path} is empty.")
     return text

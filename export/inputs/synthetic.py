@@ -1,11 +1,11 @@
-"""What a model is calibrated on where nobody gives anything: drawn at random, or its own writing.
+"""Synthetic calibration inputs, for a model without a calibration file.
 
-    decoder            texts that it writes itself, at temperature 1 (Liu et al. 2023, "LLM-QAT")
-    encoder-decoder    sources drawn at random, and what it writes after each
-    encoder of texts   words drawn at random: it has no distribution of texts to draw from
-    images             noise whose spectrum falls as that of photographs
+    decoder            texts that it writes at temperature 1 (Liu et al. 2023, "LLM-QAT")
+    encoder-decoder    random sources, and the texts that it writes after them
+    encoder of text    random words, since it cannot write
+    images             noise with the spectrum of photographs
 
-Nothing here depends on the text of the probes, by which the bundle is judged.
+All are independent of the probes, which judge the bundle.
 """
 
 from collections.abc import Callable, Sequence
@@ -32,31 +32,31 @@ from ortolan.export.inputs.writer import SEED
 from ortolan.runtime.bundle.manifest import ImageSource
 
 Write = Callable[..., list[NDArray[np.int64]]]
-"""`ortolan.export.inputs.writer.write`, but for the bundle and who is told."""
+"""`ortolan.export.inputs.writer.write` of one bundle."""
 
 PAIR_LENGTH = 2 * SEQUENCE_LENGTH // PAIRS
-"""Tokens of a source, or of what is written after it, at most."""
+"""Maximum tokens of a source, and of the text after it."""
 
-_TEXTS_FOR_EACH = 4
-"""Texts to begin for each that would fill its length: some end early."""
+_BEGINNINGS_PER_TEXT = 4
+"""Beginnings per text of full length, since some end early."""
 
 _SHORTEST = 4
-"""Tokens of a random text, at least."""
+"""Minimum tokens of a random text."""
 
 _HEAD = 2.7
-"""Added to the rank of a word: Mandelbrot's correction to Zipf's law."""
+"""Offset to the rank of a word: Mandelbrot's correction of Zipf's law."""
 
 _CONTRAST = 48.0
-"""Standard deviation of the bytes of an image, around their middle."""
+"""Standard deviation of the bytes of an image."""
 
 
 def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
-    """Inputs to calibrate on that need no data.
+    """Calibration inputs that need no data.
 
     Args:
-        model: the model.
-        write: lets a bundle of it write; not called for an encoder alone.
-        count: sequences of 256 tokens, images, or groups of eight pairs.
+        model: to be exported.
+        write: lets a draft bundle write; not called for an encoder-only model.
+        count: texts of 256 tokens, images, or groups of eight pairs.
 
     Raises:
         ExportError: the model writes nothing.
@@ -71,7 +71,7 @@ def synthetic_inputs(model: Exportable, write: Write, *, count: int) -> Inputs:
 
 def _own_texts(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
     length = min(SEQUENCE_LENGTH, model.context_length)
-    beginnings = _beginnings(model, random, _TEXTS_FOR_EACH * count)
+    beginnings = _beginnings(model, random, _BEGINNINGS_PER_TEXT * count)
     written = [
         text for text in write(beginnings, tokens=count * length, length=length) if len(text)
     ]
@@ -85,10 +85,9 @@ def _own_texts(model: Exportable, write: Write, random: np.random.Generator, cou
 def _beginnings(
     model: Exportable, random: np.random.Generator, count: int
 ) -> list[NDArray[np.int64]]:
-    """What texts begin with: in turn the token for it, and a word, which leads into their midst.
+    """Beginnings of texts: alternately the BOS token, and a word as if from the middle of a text.
 
-    A word comes after what the tokenizer puts before every text; without a token to begin with,
-    all texts begin with words.
+    A word follows the tokenizer's leading special tokens. Without a BOS token all begin with words.
     """
     before = [] if model.tokenizer is None else around(model.tokenizer)[0]
     words = _words(_vocabulary(model), random, count).tolist()
@@ -99,26 +98,26 @@ def _beginnings(
 
 
 def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
-    """Sources, and what the model writes after each."""
+    """Random sources, and the texts that the model writes after them."""
     length = min(PAIR_LENGTH, model.context_length)
     if isinstance(model.takes, ImageSource):
         images = noise(model.takes, random, count)
-        given: Sequence[NDArray[Any]] = list(images)
+        inputs: Sequence[NDArray[Any]] = list(images)
         sources: Sequence[NDArray[Any]] = list(pixels(images, model.takes))
-        what = f"{count} images of noise"
+        described = f"{count} images of noise"
     else:
         tokens = count * SEQUENCE_LENGTH // 2
-        given = sources = _texts(model, random, tokens=tokens, longest=PAIR_LENGTH)
-        what = f"{len(sources)} random texts"
-    written = write(given, tokens=0, length=length)
+        inputs = sources = _texts(model, random, tokens=tokens, longest=PAIR_LENGTH)
+        described = f"{len(sources)} random texts"
+    written = write(inputs, tokens=0, length=length)
     pairs = [(source, text) for source, text in zip(sources, written, strict=True) if len(text)]
     if not pairs:
         raise _wrote_nothing()
-    return replace(pair_inputs(pairs), origin=f"its own writing after {what}, seed {SEED}")
+    return replace(pair_inputs(pairs), origin=f"its own writing after {described}, seed {SEED}")
 
 
 def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs:
-    """What an encoder alone is given."""
+    """Random inputs of an encoder-only model."""
     if isinstance(model.takes, ImageSource):
         images = noise(model.takes, random, count)
         origin = f"{count} images of noise, seed {SEED}"
@@ -130,8 +129,8 @@ def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs
 
 def _wrote_nothing() -> ExportError:
     return ExportError(
-        "calibration: expected the model to write texts, got logits that are not finite. "
-        "Give --calibration FILE, or choose --method rtn."
+        "The model cannot write text to calibrate on: its logits are not finite. Pass "
+        "--calibration FILE, or choose --method rtn."
     )
 
 
@@ -141,9 +140,9 @@ def _wrote_nothing() -> ExportError:
 def _texts(
     model: Exportable, random: np.random.Generator, *, tokens: int, longest: int
 ) -> list[NDArray[np.int64]]:
-    """Texts of random words, special tokens included, with so many tokens in all.
+    """Texts of random words and special tokens, with this number of tokens in all.
 
-    Lengths are as often from 4 to 8 as from 128 to 256: what attention sees depends on them.
+    Lengths are log-uniform, as likely 4 to 8 as 128 to 256, since attention depends on them.
     """
     special = ([], []) if model.tokenizer is None else around(model.tokenizer)
     longest = min(longest, longest_source(model))
@@ -159,22 +158,22 @@ def _texts(
 def _words(
     vocabulary: NDArray[np.int64], random: np.random.Generator, count: int
 ) -> NDArray[np.int64]:
-    """Ids `(count,)` of a vocabulary, those that stand first often (Mandelbrot 1953)."""
+    """Ids `(count,)` from a vocabulary, the first ones most often (Mandelbrot 1953)."""
     weights = np.cumsum(1 / (np.arange(len(vocabulary)) + 1 + _HEAD))
     return vocabulary[np.searchsorted(weights / weights[-1], random.random(count), side="right")]
 
 
 def _vocabulary(model: Exportable) -> NDArray[np.int64]:
-    """Ids of words and parts of words; all ids where that would be few, or nothing is known.
+    """Ids of words and parts of words; all ids where these are few, or without a tokenizer.
 
-    Tokenizers are trained from frequent to rare, and number their tokens in this order.
+    Tokenizers number their tokens from frequent to rare.
     """
-    every = np.arange(model.source_vocab_size if model.sides.has_encoder else model.vocab_size)
+    all_ids = np.arange(model.source_vocab_size if model.sides.has_encoder else model.vocab_size)
     if model.tokenizer is None:
-        return every
-    labels = model.tokenizer.labels(every.tolist())
+        return all_ids
+    labels = model.tokenizer.labels(all_ids.tolist())
     words = [number for number, label in enumerate(labels) if _is_word(label)]
-    return np.array(words) if 2 * len(words) > len(every) else every
+    return np.array(words) if 2 * len(words) > len(all_ids) else all_ids
 
 
 def _is_word(label: str) -> bool:
@@ -186,8 +185,8 @@ def noise(source: ImageSource, random: np.random.Generator, count: int) -> NDArr
     """Images `(N, H, W, C)` whose amplitudes fall as 1 / frequency, as in photographs (Field 1987).
 
     Args:
-        source: their size.
-        random: draws them.
+        source: size of the images.
+        random: generator.
         count: N.
     """
     shape = (count, source.height, source.width, source.channels)

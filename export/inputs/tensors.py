@@ -1,4 +1,4 @@
-"""Inputs of a model as tensors: texts, pairs and images, to calibrate or to prove with."""
+"""Inputs of a model as tensors: texts, pairs and images."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"
-"""The special tokens around it are those around every text."""
+"""Word for finding the special tokens around a text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,10 +22,9 @@ class Inputs:
     """Inputs of a model, in order.
 
     Attributes:
-        sources: what the encoder takes of each: ids `(T,)` or pixels `(C, H, W)`; none where there
-            is no encoder.
-        ids: what the decoder takes of each, `(S,)`; none where there is no decoder.
-        origin: where they come from, in words; None where nobody asks.
+        sources: ids `(T,)` or pixels `(C, H, W)` of the encoder; empty without an encoder.
+        ids: ids `(S,)` of the decoder; empty without a decoder.
+        origin: describes where they come from, for the manifest.
     """
 
     sources: Sequence[Tensor] = ()
@@ -34,14 +33,14 @@ class Inputs:
 
 
 def calls(model: Exportable, inputs: Inputs) -> list[Callable[[], Tensor]]:
-    """What computes the output of a model for each input (`ortolan.export.streamed.run`)."""
+    """Calls of a model, one per input, for `ortolan.export.streamed.run`."""
     nothing: list[Tensor | None] = [None] * max(len(inputs.sources), len(inputs.ids))
     sources, ids = inputs.sources or nothing, inputs.ids or nothing
-    return [partial(model.forward, *given) for given in zip(sources, ids, strict=True)]
+    return [partial(model.forward, *pair) for pair in zip(sources, ids, strict=True)]
 
 
 def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs:
-    """Texts for a decoder or an encoder alone."""
+    """Texts for a decoder-only or encoder-only model."""
     ids = [torch.from_numpy(text) for text in texts]
     return Inputs(sources=ids) if model.sides.has_encoder else Inputs(ids=ids)
 
@@ -49,7 +48,7 @@ def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs
 def pair_inputs(
     pairs: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]],
 ) -> Inputs:
-    """Sources, and what a decoder takes after each."""
+    """Sources and the decoder's ids for each."""
     return Inputs(
         sources=[torch.from_numpy(source) for source, _ in pairs],
         ids=[torch.from_numpy(ids) for _, ids in pairs],
@@ -57,10 +56,10 @@ def pair_inputs(
 
 
 def image_inputs(model: Exportable, images: NDArray[np.uint8]) -> Inputs:
-    """Images `(N, H, W, C)`, as bytes, for an encoder alone.
+    """Images `(N, H, W, C)`, as bytes, for an encoder-only model.
 
     Raises:
-        TypeError: it takes no images.
+        TypeError: the model takes no images.
     """
     if not isinstance(model.takes, ImageSource):
         raise TypeError("expected a model that takes images")
@@ -70,9 +69,9 @@ def image_inputs(model: Exportable, images: NDArray[np.uint8]) -> Inputs:
 def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
     """Images `(N, H, W, C)` as the input of an encoder, `(N, C, H, W)`.
 
-    By the formula of the manifest, not by the runtime's code, which is judged by it.
+    Independent of the runtime's code, which this is a check of.
     """
-    mean, std = (np.array(each, np.float32) for each in (source.mean, source.std))
+    mean, std = (np.array(value, np.float32) for value in (source.mean, source.std))
     values = (images.astype(np.float32) * np.float32(source.scale) - mean) / std
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32)
 
@@ -80,7 +79,7 @@ def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32
 def encode_pair(
     model: Exportable, tokenizer: Tokenizer, pair: tuple[str, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A source, and its target after the start token: what a decoder is trained with."""
+    """Ids of a source, and of its target after the start token."""
     source, target = (np.array(tokenizer.encode(text), np.int64) for text in pair)
     start = [] if model.tokens.start is None else [model.tokens.start]
     ids = np.concatenate((np.array(start, np.int64), target))
@@ -88,7 +87,7 @@ def encode_pair(
 
 
 def longest_source(model: Exportable) -> int:
-    """Tokens of the longest text that the encoder takes."""
+    """Longest text of the encoder, in tokens."""
     match model.takes:
         case None | ImageSource():
             return model.context_length
@@ -97,7 +96,7 @@ def longest_source(model: Exportable) -> int:
 
 
 def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
-    """The special tokens that a tokenizer adds before and after a text."""
+    """Special tokens that a tokenizer adds before and after a text."""
     bare = tokenizer.encode(_WORD, add_special_tokens=False)
     whole = tokenizer.encode(_WORD)
     for start in range(len(whole) - len(bare) + 1):
@@ -109,7 +108,7 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
 def wrapped(
     body: NDArray[np.int64], length: int, special: tuple[list[int], list[int]]
 ) -> NDArray[np.int64]:
-    """The first ids of a text between its special tokens, `length` in all."""
+    """Ids of a text between its special tokens, cut to `length` in all."""
     before, after = (np.array(ids, np.int64) for ids in special)
     room = length - len(before) - len(after)
     if room < 1:

@@ -1,7 +1,7 @@
-"""Texts that a bundle writes by itself, in a process of its own: `write` starts it.
+"""Lets a bundle write texts in a subprocess, which `write` starts.
 
-That process holds neither PyTorch nor the checkpoint, and what it maps and copies of the weights is
-gone when it ends. Of the project it needs the runtime alone.
+The subprocess needs only the runtime: neither PyTorch nor the checkpoint is in its memory, and the
+memory that it maps and copies is free again when it ends.
 """
 
 import sys
@@ -27,76 +27,85 @@ from ortolan.runtime.loading import load
 from ortolan.runtime.seq2seq import Seq2Seq
 
 SEED = 0
-"""Of the first text; seeds count up from it."""
+"""Seed of the first text; each further text adds one."""
 
-MOST_ROWS = 64
-"""Texts that are written at once, at most; more fill no core better."""
+MAX_ROWS = 64
+"""Maximum number of texts at once; more do not make it faster."""
 
 CACHE_BYTES = 512 << 20
-"""Of the states of all of them; fewer are written at once where one takes much."""
+"""Bytes of states of all texts at once."""
 
-_GIVEN, _WRITTEN = "given.npz", "written.npz"
+_BEGINNINGS, _WRITTEN = "beginnings.npz", "written.npz"
 
 
 def write(
-    bundle: Path, given: Sequence[NDArray[Any]], *, tokens: int, length: int, progress: Progress
+    bundle: Path,
+    beginnings: Sequence[NDArray[Any]],
+    *,
+    tokens: int,
+    length: int,
+    progress: Progress,
 ) -> list[NDArray[np.int64]]:
-    """Let a bundle write texts at temperature 1: draws from its own distribution.
+    """Let a bundle write texts at temperature 1, which are samples of its distribution.
 
-    The same bundle, thread count and processor write the same texts.
+    Deterministic for one bundle, thread count and processor.
 
     Args:
-        bundle: its folder; files are exchanged beside it.
-        given: what each text begins with, ids `(S,)`, as many as could be needed; or its source,
-            ids `(T,)` or an image `(H, W, C)`, and then a text is written for each.
-        tokens: when to stop, where texts begin with something.
-        length: tokens of a text, at most, that which it begins with included.
+        bundle: its folder; files are exchanged in the parent folder.
+        beginnings: ids `(S,)` that texts begin with, more than enough; or the sources of an
+            encoder-decoder, ids `(T,)` or images `(H, W, C)`, one text for each.
+        tokens: total tokens to stop at; ignored with sources.
+        length: maximum tokens of a text, its beginning included.
         progress: called while it writes.
 
     Returns:
-        Ids of each text, from its beginning or its start token on; none of a text whose logits
-        were not finite.
+        Ids of each text, from its beginning or start token on; empty if its logits were not finite.
 
     Raises:
         ExportError: the bundle does not run.
     """
     folder = bundle.parent
-    np.savez(folder / _GIVEN, *given)
+    np.savez(folder / _BEGINNINGS, *beginnings)
 
     def tell(line: str) -> None:
         done, total = line.split()
         progress("write text", int(done), int(total))
 
     try:
-        run_python("-m", __name__, str(bundle), str(tokens), str(length), told=tell)
+        run_python("-m", __name__, str(bundle), str(tokens), str(length), on_line=tell)
     except ProcessError as error:
         raise ExportError(
-            f"calibration: expected the model to write a text, got: {error}. "
-            "Give --calibration FILE, or choose --method rtn."
+            f"The model cannot write text to calibrate on: {error}. Pass --calibration FILE, or "
+            "choose --method rtn."
         ) from None
     return _load(folder / _WRITTEN)
 
 
 def let_write(
-    bundle: Path, given: Sequence[NDArray[Any]], *, tokens: int, length: int, progress: Progress
+    bundle: Path,
+    beginnings: Sequence[NDArray[Any]],
+    *,
+    tokens: int,
+    length: int,
+    progress: Progress,
 ) -> list[NDArray[np.int64]]:
-    """What `write` does, in this process.
+    """Like `write`, in this process.
 
     Raises:
         OrtolanError: the bundle does not run.
     """
     if open_bundle(bundle, trust=True).manifest.model_kind.has_encoder:
-        texts = list(_answers(bundle, given, length, progress))
+        texts = list(_answers(bundle, beginnings, length, progress))
     else:
-        texts = _continued(bundle, [ids.tolist() for ids in given], tokens, length, progress)
+        texts = _continued(bundle, [ids.tolist() for ids in beginnings], tokens, length, progress)
     return [np.array(text, np.int64) for text in texts]
 
 
 def _main(bundle: Path, tokens: int, length: int) -> None:
-    """The process: from `given.npz` beside a bundle to `written.npz`."""
-    given = _load(bundle.parent / _GIVEN)
+    """The subprocess."""
+    beginnings = _load(bundle.parent / _BEGINNINGS)
     try:
-        texts = let_write(bundle, given, tokens=tokens, length=length, progress=_tell)
+        texts = let_write(bundle, beginnings, tokens=tokens, length=length, progress=_tell)
     except OrtolanError as error:
         sys.exit(f"{type(error).__name__}: {error}")
     np.savez(bundle.parent / _WRITTEN, *texts)
@@ -105,9 +114,9 @@ def _main(bundle: Path, tokens: int, length: int) -> None:
 def _continued(
     bundle: Path, beginnings: Sequence[list[int]], tokens: int, length: int, progress: Progress
 ) -> list[list[int]]:
-    """Texts that begin with something, until there are so many tokens.
+    """Continue the beginnings until there are enough tokens.
 
-    A text that ends makes room for the next: the model is never asked what comes after an end.
+    A text that ends frees its slot for the next one, so nothing is written after an EOS.
     """
     opened = open_bundle(bundle, trust=True)
     manifest, engine = opened.manifest, Engine(opened)
@@ -141,26 +150,26 @@ def _request(manifest: Manifest, beginning: list[int], limit: int, seed: int) ->
 
 
 def _rows(manifest: Manifest, length: int) -> int:
-    """How many texts of a length are written at once."""
-    each = length * manifest.state_bytes("append") + manifest.state_bytes("replace")
-    return max(1, min(MOST_ROWS, CACHE_BYTES // max(1, each)))
+    """Number of texts of a length to write at once."""
+    text_bytes = length * manifest.state_bytes("append") + manifest.state_bytes("replace")
+    return max(1, min(MAX_ROWS, CACHE_BYTES // max(1, text_bytes)))
 
 
 def _answers(
     bundle: Path, sources: Sequence[NDArray[Any]], length: int, progress: Progress
 ) -> Iterator[list[int]]:
-    """A text for each source, after the start token."""
+    """One text per source, after the start token."""
     model = load(bundle, Seq2Seq, device="cpu", trust=True)
     start = model.manifest.tokens.start
     before = [] if start is None else [start]
-    for first in range(0, len(sources), MOST_ROWS):
-        given: Any = [
-            each if each.ndim == 3 else each.tolist() for each in sources[first:][:MOST_ROWS]
+    for first in range(0, len(sources), MAX_ROWS):
+        batch: Any = [
+            source if source.ndim == 3 else source.tolist() for source in sources[first:][:MAX_ROWS]
         ]
         sampling = Sampling(temperature=1, seed=SEED + first)
-        for done in model.generate(given, max_new_tokens=length - 1, sampling=sampling):
+        for done in model.generate(batch, max_new_tokens=length - 1, sampling=sampling):
             yield [*before, *done.tokens]
-        progress("write text", min(first + MOST_ROWS, len(sources)), len(sources))
+        progress("write text", min(first + MAX_ROWS, len(sources)), len(sources))
 
 
 def _tell(step: str, done: int, total: int) -> None:
@@ -168,7 +177,7 @@ def _tell(step: str, done: int, total: int) -> None:
 
 
 def _load(file: Path) -> list[NDArray[Any]]:
-    """Arrays in the order in which they were saved."""
+    """Arrays in the order they were saved in."""
     with np.load(file) as arrays:
         return [arrays[name] for name in arrays.files]
 

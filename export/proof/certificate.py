@@ -1,8 +1,13 @@
-"""What PyTorch computes for the probes, with one weight in memory at a time.
+"""Certificates: what PyTorch computes for the probes, and the limits for the bundle.
 
-The reference is the uncached forward pass in float32, of each probe alone. A decoder's bundle has
-to give the same logits in one go, in chunks, and token by token with its cache, an encoder's the
-same output alone and in a padded batch (`ortolan.runtime.verification`).
+    certify       probes through PyTorch          reference and the limits of the precision
+    replay        the same through the bundle     measured differences
+    passed        limits on means come down to what was measured, and some leeway
+
+The reference is an uncached float32 forward pass of every probe, with one weight in memory at a
+time. The runtime compares it with the bundle (`ortolan.runtime.verification`): a decoder with the
+whole probe, in chunks, and token by token with the cache; an encoder with one probe, and in a
+padded batch.
 """
 
 import hashlib
@@ -30,21 +35,21 @@ from ortolan.runtime.verification.surroundings import Surroundings, meanings_sha
 
 THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
-    # Ten bits of mantissa in weights, cache and activations.
+    # Weights, cache and activations have 10 bits of mantissa.
     "fp16": Thresholds(mean_kl=1e-4, mean_cosine=1e-4, max_abs_delta=2e-2, near_tie=5e-2),
-    # Seven bits. PyTorch's own bfloat16 is at 1.4e-4 nats on models/pythonic (docs/adr/0009).
+    # 7 bits of mantissa. PyTorch's own bfloat16 has 1.4e-4 nats on models/pythonic (docs/adr/0009).
     "bf16": Thresholds(mean_kl=2e-3, mean_cosine=2e-3, max_abs_delta=1.6e-1, near_tie=4e-1),
-    # Quantized weights give other numbers; beyond these bounds it is a poor copy.
+    # Quantized weights compute other numbers; beyond these limits the copy is poor.
     "int8": Thresholds(mean_kl=KL_SCALE[-1], mean_cosine=COSINE_SCALE[-1]),
     "int4": Thresholds(mean_kl=KL_SCALE[-1], mean_cosine=COSINE_SCALE[-1]),
 }
-"""By precision. `max_abs_delta` is relative to the largest output if that is above 1."""
+"""Limits by precision. `max_abs_delta` is relative to the largest output where that exceeds 1."""
 
 LEEWAY = 1.5
-"""How much further from the reference another device may be than that of the export."""
+"""Factor by which another device may differ more from the reference than this one."""
 
-SMALLEST_BOUND = 1e-12
-"""Instead of a bound of 0, which rounding alone exceeds."""
+SMALLEST_LIMIT = 1e-12
+"""Replaces a limit of 0, which float rounding alone exceeds."""
 
 
 def thresholds(
@@ -55,17 +60,17 @@ def thresholds(
     allow_poor: bool = False,
     cache: Cache = "float",
 ) -> Thresholds:
-    """The bounds of a bundle.
+    """The limits for a bundle.
 
     Args:
         precision: of the weights.
         output: what is compared (`runtime.bundle.kinds.OUTPUTS`).
-        max_kl: the user's own bound on the divergence of logits.
-        allow_poor: no bound where weights are rounded, unless there is one of the user's own.
-        cache: of keys and values; codes of 8 bits are as far from floats as such weights are.
+        max_kl: the user's limit on the divergence of logits.
+        allow_poor: no limit for rounded weights, except `max_kl`.
+        cache: an int8 cache has the limits of int8 weights.
 
     Raises:
-        OptionError: a bound on logits where there are none.
+        OptionError: `max_kl` is set for a model without logits.
     """
     is_rounded = cache == "int8" and THRESHOLDS[precision].max_abs_delta is not None
     bounds = THRESHOLDS["int8" if is_rounded else precision]
@@ -73,13 +78,12 @@ def thresholds(
         bounds = Thresholds(mean_kl=MAX_MEAN_KL, mean_cosine=MAX_COSINE_DISTANCE)
     if OUTPUTS[output].are_logits:
         if max_kl is not None:
-            bound = min(max(max_kl, SMALLEST_BOUND), MAX_MEAN_KL)
+            bound = min(max(max_kl, SMALLEST_LIMIT), MAX_MEAN_KL)
             bounds = msgspec.structs.replace(bounds, mean_kl=bound)
         return msgspec.structs.replace(bounds, mean_cosine=None)
     if max_kl is not None:
         raise OptionError(
-            f"max_kl: expected a model that gives logits, got one that gives {output}. "
-            "Leave it out."
+            f"max_kl needs a model that returns logits (this one returns {output}). Leave it out."
         )
     return msgspec.structs.replace(bounds, mean_kl=None, near_tie=None)
 
@@ -94,21 +98,14 @@ def certify(
 ) -> Certificate:
     """Compute the reference of a model of any kind.
 
-    Args:
-        model: its module and its weights, which are read as they are used.
-        probes: what to compute (`make_probes`).
-        text: what the probes are of, in words (`text_of`).
-        thresholds: what the bundle has to keep to.
-        progress: told of what was read.
-
     Raises:
-        ExportError: PyTorch itself computes outputs that are not finite.
+        ExportError: the outputs of PyTorch are not finite.
     """
     reference = join(_run(model, probes, progress))
     if not all(bool(np.isfinite(values).all()) for values in _numbers(reference)):
         raise ExportError(
-            f"reference: expected finite {model.output} from PyTorch, got others. "
-            "The checkpoint is damaged, or its training diverged."
+            f"PyTorch computes {model.output} that are not finite. The checkpoint is damaged, or "
+            "its training diverged."
         )
     images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
@@ -134,7 +131,7 @@ def certify(
 
 
 def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surroundings:
-    """What a bundle has to have beside the model."""
+    """What the bundle must contain besides the model."""
     return Surroundings(
         meanings=meanings_sha256(
             context_length=model.context_length,
@@ -153,10 +150,10 @@ def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surrounding
 
 
 def passed(certificate: Certificate, measured: Report) -> Certificate:
-    """The certificate with what was measured on export.
+    """The certificate with the measurements of the export.
 
-    Where only the mean counts, the bound comes down to what was measured and some leeway: a
-    device with wrong kernels must not pass because of a generous bound.
+    Limits on a mean are lowered to the measured value and some leeway, so that a device with wrong
+    kernels cannot pass within a generous limit.
     """
     bounds, least = certificate.thresholds, THRESHOLDS["fp16"]
     if bounds.max_abs_delta is None:
@@ -169,25 +166,24 @@ def passed(certificate: Certificate, measured: Report) -> Certificate:
 
 
 def describe_failure(measured: Report, certificate: Certificate, advice: Sequence[str]) -> str:
-    """Why a bundle was refused, with its figures and ways out."""
+    """Why a bundle was rejected, with its figures and advice."""
     bounds, where = certificate.thresholds, measured.first_divergence
     if measured.weights is not None and measured.weights.wrong:
-        return (
-            f"weights: expected the weights that were exported, got {measured.weights.summary}. "
-            "The bundle was not kept."
-        )
+        return f"Wrong weights in the bundle: {measured.weights.summary}. The bundle was deleted."
     place = f" First at {where.probe}, position {where.position}, {where.phase}." if where else ""
-    found = f"{measured.non_finite} positions not finite.{place} The bundle was not kept."
     if bounds.max_abs_delta is None:
         if measured.non_finite:
-            return f"quality: expected finite {measured.output}, got {found}"
+            return (
+                f"Poor quality: {measured.output} not finite in {measured.non_finite} positions."
+                f"{place} The bundle was deleted."
+            )
         name, most = "KL", bounds.mean_kl
         if measured.mean_kl is None:
             name, most = OUTPUTS[measured.output].distance, bounds.mean_cosine
         poor = " Or keep it with --allow-poor." if measured.quality.word == "poor" else ""
         return (
-            f"quality: expected a mean {name} of at most {most or 0.0:.3g} from the trained model, "
-            f"got {measured.quality.summary}. The bundle was not kept. Try "
+            f"Poor quality: the mean {name} from the trained model must be at most "
+            f"{most or 0.0:.3g} (got {measured.quality.summary}). The bundle was deleted. Try "
             f"{' or '.join(advice)}.{poor}"
         )
     if measured.mean_kl is None or measured.top1_agreement is None:
@@ -195,19 +191,20 @@ def describe_failure(measured: Report, certificate: Certificate, advice: Sequenc
         most, top, agreement = bounds.mean_cosine, "", ""
     else:
         mean, got, most = "KL divergence", measured.mean_kl, bounds.mean_kl
-        what = "tokens" if OUTPUTS[measured.output].scores is None else "labels"
-        top = f" and the same most probable {what}"
-        agreement = f", {measured.top1_agreement:.2%} of the most probable {what} equal"
+        noun = "tokens" if OUTPUTS[measured.output].scores is None else "labels"
+        top = f" and the same most probable {noun}"
+        agreement = f", {measured.top1_agreement:.2%} of the most probable {noun} equal"
     delta = bounds.max_abs_delta * max(1.0, measured.max_abs_logit)
     return (
-        f"parity: expected {measured.output} within {delta:.3g} of PyTorch's, a mean {mean} of at "
-        f"most {most or 0.0:.3g}{top}, got {measured.max_abs_delta:.3g}, {got:.3g}{agreement} and "
-        f"{found}"
+        f"The bundle disagrees with PyTorch: expected {measured.output} within {delta:.3g}, a mean "
+        f"{mean} of at most {most or 0.0:.3g}{top}, got {measured.max_abs_delta:.3g}, "
+        f"{got:.3g}{agreement} and {measured.non_finite} positions not finite.{place} The bundle "
+        "was deleted."
     )
 
 
 def _reached(bound: float | None, measured: float | None, least: float | None) -> float | None:
-    """A bound lowered to what was measured, and some leeway."""
+    """A limit lowered to the measured value and some leeway."""
     if bound is None or measured is None or least is None:
         return None
     return min(bound, max(measured, least) * LEEWAY)
@@ -216,22 +213,22 @@ def _reached(bound: float | None, measured: float | None, least: float | None) -
 def _run(
     model: Exportable, probes: Sequence[ProbeInput], progress: Progress
 ) -> list[Logits | Vectors]:
-    """What is kept of each probe."""
+    """The part of the output of each probe that the certificate stores."""
     inputs = inputs_of(model, probes)
-    # The first token of a probe follows its last, and nothing follows where all of it is seen.
+    # The first token counts as the one after the last. An encoder predicts no next token.
     follows = model.sides.has_decoder
-    kept: dict[int, Logits | Vectors] = {}
+    references: dict[int, Logits | Vectors] = {}
     read: set[str] = set()
     total = sum(parameter.ndim > 1 for parameter in model.module.parameters())
     for event in run(model.module, model.weights, calls(model, inputs)):
         if isinstance(event, Result):
             following = inputs.ids[event.index].roll(-1) if follows else None
-            kept[event.index] = keep(event.value, model.output, following)
+            references[event.index] = keep(event.value, model.output, following)
         else:
             read.add(event.name)
             progress("reference", len(read), total)
     progress("reference", total, total)
-    return [kept[place] for place in range(len(probes))]
+    return [references[place] for place in range(len(probes))]
 
 
 def _numbers(reference: Logits | Vectors) -> Iterator[NDArray[np.float32]]:
@@ -246,5 +243,5 @@ def _numbers(reference: Logits | Vectors) -> Iterator[NDArray[np.float32]]:
 
 def _joined(ids: Sequence[NDArray[np.int64] | None]) -> NDArray[np.int32]:
     """All ids in one array, in order."""
-    there = [each for each in ids if each is not None]
-    return np.concatenate(there or [np.empty(0, np.int64)]).astype(np.int32)
+    arrays = [array for array in ids if array is not None]
+    return np.concatenate(arrays or [np.empty(0, np.int64)]).astype(np.int32)

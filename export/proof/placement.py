@@ -1,7 +1,6 @@
-"""Whether a device has a kernel for every node that computes.
+"""Checks that the device has a kernel for every node, by the runtime's table of kernels.
 
-By the runtime's table of kernels, without the device. Shape arithmetic (ids, lengths, positions)
-may be computed anywhere.
+The device need not be present. Shape arithmetic (ids, lengths, positions) may run anywhere.
 """
 
 from collections.abc import Mapping
@@ -14,17 +13,13 @@ from ortolan.export.values import static_shape, type_of
 from ortolan.runtime.inspect.placement import Misplaced, place
 
 LISTED = 8
-"""Kinds of nodes that an error names."""
+"""Maximum number of node kinds in an error."""
 
 
 def check_placement(graphs: Mapping[str, ir.Model], plan: Plan) -> None:
-    """Refuse graphs that leave the device they are made for.
+    """Reject graphs that do not fit their device.
 
-    The CPU's own are loaded and run by the export, which shows more than a table.
-
-    Args:
-        graphs: by role, as they will be written.
-        plan: the device, and whether nodes may be computed on the CPU beside it.
+    Nothing is checked for the CPU, where the export runs the graphs anyway.
 
     Raises:
         PlacementError: lists the nodes without a kernel.
@@ -33,25 +28,21 @@ def check_placement(graphs: Mapping[str, ir.Model], plan: Plan) -> None:
         return
     data = {role: without_weights(graph) for role, graph in graphs.items()}
     misplaced = place(data, plan.device).misplaced
-    on_cpu = all(each.fallback == "cpu" for each in misplaced)
+    on_cpu = all(nodes.fallback == "cpu" for nodes in misplaced)
     if not misplaced or (on_cpu and plan.options.allow_cpu_nodes):
         return
     more = f" and {len(misplaced) - LISTED} more kinds" if len(misplaced) > LISTED else ""
     listed = ", ".join(map(_name, misplaced[:LISTED])) + more
     advice = (
-        "Give --allow-cpu-nodes to compute these on the CPU, with copies there and back in "
-        "every step."
+        "Pass --allow-cpu-nodes to run them on the CPU, with copies there and back in every step."
         if on_cpu
-        else "The CPU has none for all of them either: choose another --precision."
+        else "The CPU lacks some of them too: choose another --precision."
     )
-    raise PlacementError(
-        f"placement: expected a kernel of {plan.device} for every node that computes, got "
-        f"none for {listed}. {advice}"
-    )
+    raise PlacementError(f"{plan.device} has no kernel for {listed}. {advice}")
 
 
 def without_weights(graph: ir.Model) -> bytes:
-    """The graph as an ONNX file whose weights lie in another one, which is not there yet."""
+    """The graph as an ONNX file with weights in another file, which need not exist yet."""
     copy = graph.clone()
     for name, value in copy.graph.initializers.items():
         shape = ir.Shape(static_shape(value))

@@ -1,4 +1,10 @@
-"""The inputs on which a bundle must agree with PyTorch: texts, pairs or images."""
+"""Probes: the inputs on which a bundle must agree with PyTorch.
+
+decoder, encoder of text    texts of 1, 2, 33 and 160 tokens; with `proof="full"` up to 512
+encoder of images           8 images, held out or noise of growing coarseness
+encoder-decoder             16 held-out pairs, or sources that grow while targets shrink
+a user's own module         one more text over its whole context
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -34,17 +40,17 @@ LENGTHS: Mapping[Proof, tuple[int, ...]] = {
     "quick": (1, 2, 33, 160),
     "full": (1, 2, 5, 16, 33, 64, 128, 512),
 }
-"""Tokens of each probe: the first step alone, odd lengths, more than one chunk."""
+"""Tokens of each probe: a single step, odd lengths, more than one chunk."""
 
 WHOLE_WORK = 1 << 38
-"""Parameters times tokens that the probe over the whole context of an own module may cost: 2,700
-tokens of a model of 100 million parameters."""
+"""Maximum parameters times tokens of the whole-context probe of a user's own module, which allows
+2,700 tokens at 100 million parameters."""
 
 PAIRS = 16
-"""Pairs of calibration data that an encoder-decoder is judged by."""
+"""Held-out pairs that judge an encoder-decoder."""
 
 IMAGES = 8
-"""Images that an encoder is judged by."""
+"""Images that judge an encoder."""
 
 TEXT = '''\
 A bird that sings in the hedge before sunrise has no need of an audience. It repeats a short
@@ -94,11 +100,10 @@ wall, where it is still a short phrase, a pause, another last note. If you stand
 for the third repetition: it is the one that differs, and the one that the others will copy. What is
 copied most is not what is simplest, and not what is loudest, but what comes just before silence.
 '''
-"""What the probes are cut from by default, where the checkpoint has a tokenizer."""
-
+"""Default text of the probes, where the checkpoint has a tokenizer."""
 
 _CHARACTERS = 64
-"""Characters of a text to encode for each token of the longest probe: more than enough."""
+"""Characters to encode per token of the longest probe; more than enough."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,8 +111,9 @@ class ProbeInput:
     """One input.
 
     Attributes:
-        token_ids: int64 `(length,)`, of the decoder, or of an encoder of texts by itself.
-        source: int64 `(T,)`, of the text that a decoder attends to.
+        name: in the certificate.
+        token_ids: int64 `(length,)`, of the decoder, or of an encoder-only model of text.
+        source: int64 `(T,)`, of an encoder-decoder.
         image: uint8 `(H, W, C)`, of an encoder of images.
     """
 
@@ -118,11 +124,11 @@ class ProbeInput:
 
 
 def text_of(model: Exportable, data: Calibration | None) -> str:
-    """What the probes of a model are of, in words."""
+    """Describes the text of the probes, for the certificate."""
     text, last = _text_of(model, data), model.switches_after
     if last is None or model.context_length <= last:
         return text
-    # The reference has them too.
+    # Those of the reference too.
     return f"{text} with the rotary frequencies of a text of {model.context_length} tokens"
 
 
@@ -137,10 +143,10 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
 def make_probes(
     model: Exportable, data: Calibration | None = None, *, proof: Proof = "full"
 ) -> list[ProbeInput]:
-    """The probes of a model, from the held-out part of calibration data if there is some.
+    """The probes of a model, from the held-out part of calibration data if there is any.
 
-    Otherwise they come from a text of ours, or from random images; without a tokenizer, they are
-    random ids. The seed is fixed.
+    Otherwise they are cut from `TEXT`, or are random ids without a tokenizer, or random images, all
+    with a fixed seed.
 
     Raises:
         OptionError: there is too little data.
@@ -152,11 +158,11 @@ def make_probes(
 def _single_probes(
     model: Exportable, data: Calibration | None, lengths: Sequence[int]
 ) -> list[ProbeInput]:
-    """Texts of growing length, or images, for a model with one side."""
+    """Texts of growing length, or images, for a decoder-only or encoder-only model."""
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
         return [
-            ProbeInput(name=f"{number}-image", image=each) for number, each in enumerate(images)
+            ProbeInput(name=f"{number}-image", image=image) for number, image in enumerate(images)
         ]
     longest = model.context_length
     texts = _texts(model, data, [min(length, longest) for length in lengths])
@@ -170,7 +176,7 @@ def _single_probes(
 
 
 def whole_tokens(model: Exportable) -> int:
-    """Tokens of a probe over the whole context, or of as much as `WHOLE_WORK` pays for."""
+    """Tokens of the whole-context probe, as far as `WHOLE_WORK` allows."""
     size = sum(parameter.numel() for parameter in model.module.parameters())
     return min(model.context_length, WHOLE_WORK // max(size, 1))
 
@@ -178,21 +184,21 @@ def whole_tokens(model: Exportable) -> int:
 def _pair_probes(
     model: Exportable, data: Calibration | None, lengths: Sequence[int]
 ) -> list[ProbeInput]:
-    """Texts or images of the encoder, and what the decoder writes after each."""
+    """Texts or images of the encoder, and texts of the decoder."""
     longest = model.context_length
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)[: len(lengths)]
         texts = _texts(model, data, [min(length, longest) for length in lengths])
         written = [_after_start(model, ids) for ids in texts]
         return [
-            ProbeInput(name=f"{number}-{len(texts[number])}-tokens", token_ids=ids, image=each)
-            for number, (ids, each) in enumerate(zip(written, images, strict=True))
+            ProbeInput(name=f"{number}-{len(texts[number])}-tokens", token_ids=ids, image=image)
+            for number, (ids, image) in enumerate(zip(written, images, strict=True))
         ]
     if isinstance(data, CalibrationPairs) and model.tokenizer is not None:
         chosen = [data.held_out[place] for place in spread(len(data.held_out), PAIRS)]
         pairs = [encode_pair(model, model.tokenizer, pair) for pair in chosen]
     else:
-        # Sources of growing and targets of falling length.
+        # Sources grow while targets shrink.
         most, room = longest_source(model), max(longest - 1, 1)
         sources = _texts(model, data, [min(length, most) for length in lengths])
         targets = _texts(model, data, [min(length, room) for length in reversed(lengths)])
@@ -206,7 +212,7 @@ def _pair_probes(
 
 
 def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
-    """The inputs of a model for some probes."""
+    """Probes as inputs of the model."""
     ids = [probe.token_ids for probe in probes if probe.token_ids is not None]
     sources = [probe.source for probe in probes if probe.source is not None]
     images = [probe.image for probe in probes if probe.image is not None]
@@ -219,7 +225,7 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
 
 
 def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.uint8]]:
-    """Calibration images, or noise of growing coarseness, `(H, W, C)` each."""
+    """Held-out images, or noise of growing coarseness, `(H, W, C)` each."""
     if isinstance(data, CalibrationImages):
         return list(data.held_out[spread(len(data.held_out), IMAGES)])
     random, images = np.random.default_rng(0), []
@@ -233,7 +239,7 @@ def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.ui
 
 
 def _after_start(model: Exportable, ids: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The ids after the token that a target begins with, within the context."""
+    """The start token and ids, cut to the context."""
     start = [] if model.tokens.start is None else [model.tokens.start]
     return np.concatenate((np.array(start, np.int64), ids))[: model.context_length]
 
@@ -241,9 +247,9 @@ def _after_start(model: Exportable, ids: NDArray[np.int64]) -> NDArray[np.int64]
 def _texts(
     model: Exportable, data: Calibration | None, lengths: Sequence[int], *, repeats: bool = False
 ) -> list[NDArray[np.int64]]:
-    """Texts of these lengths, each from another place; those of an encoder as it takes them.
+    """Texts of these lengths, each from another place, with the special tokens of an encoder.
 
-    Data that is too short is an error, or begins again where it `repeats`.
+    Text that is too short is an error, unless it `repeats`.
     """
     special: tuple[list[int], list[int]] = ([], [])
     if model.tokenizer is None:
@@ -272,7 +278,7 @@ def _encode(
     with_special: bool,
     repeats: bool = False,
 ) -> NDArray[np.int64]:
-    """Ids of the text; our own always repeats until the longest probe fits."""
+    """Ids of the text; `TEXT` always repeats until the longest probe fits."""
     part = TEXT if data is None else data.held_out[: longest * _CHARACTERS]
     ids = np.array(tokenizer.encode(part, add_special_tokens=with_special), np.int64)
     if (data is None or repeats) and len(ids) > 0:
@@ -280,7 +286,7 @@ def _encode(
     if len(ids) < longest:
         origin = "the text" if data is None else data.origin
         raise OptionError(
-            f"{origin}: expected a text of at least {longest} tokens to judge by, got "
-            f"{len(ids)}. Give a longer text."
+            f"{origin} needs at least {longest} tokens to judge the bundle by (got {len(ids)}). "
+            "Use a longer text."
         )
     return ids

@@ -1,4 +1,4 @@
-"""What a certificate keeps of what PyTorch computes.
+"""Reduces the outputs of PyTorch to what a certificate stores.
 
 Shape letters: S tokens of a probe, R rows of all probes, V vocabulary, K kept logits.
 """
@@ -17,44 +17,40 @@ from ortolan.runtime.verification.comparison import summarize, widened
 from ortolan.runtime.verification.surroundings import MAX_SCORES
 
 TOP_K = 32
-"""Logits kept of each position."""
+"""Logits stored per position."""
 
 
 def keep(output: Tensor, kind: str, next_ids: Tensor | None) -> Logits | Vectors:
-    """What is kept of the output of one probe.
+    """Reduce the output of one probe.
 
     Args:
-        output: what the model gives for it (`ortolan.export.exportable.Forward`).
+        output: of the model (`ortolan.export.exportable.Forward`).
         kind: of output (`runtime.bundle.kinds.OUTPUTS`).
-        next_ids: the token that follows each position, `(S,)`; `None` where none follows.
+        next_ids: the token after each position, `(S,)`; None for an encoder.
     """
     if kind == "logits":
         return _logits(output, next_ids)
     if OUTPUTS[kind].are_logits:
-        # of labels, all of them: they are few, and scores follow from all
+        # All labels: they are few, and scores depend on all of them.
         logits = widened(output[None].numpy())
-        top_ids, top_logits, sums = summarize(logits, logits.shape[-1])
-        return Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+        return summarize(logits, logits.shape[-1])
     if OUTPUTS[kind].by_token:
         return Vectors(values=output[kept_positions(len(output), kind)].numpy())
     return Vectors(values=output[None].numpy())
 
 
 def named_scores(reference: Logits | Vectors, gives: Output) -> tuple[dict[str, float], ...]:
-    """The scores of each probe by label, the highest first, as PyTorch computes them.
-
-    Of many labels the first `MAX_SCORES`.
-    """
+    """Scores of each probe by label, at most `MAX_SCORES`, the highest first."""
     function = OUTPUTS[gives.kind].scores
     if function is None:
         return ()
     labels = distinct(gives.labels)
-    found = []
+    scores = []
     for numbers_L in reference.of_labels(len(labels)):
         scores_L = _score(torch.from_numpy(numbers_L).double(), function)
         order = scores_L.argsort(descending=True, stable=True)[:MAX_SCORES].tolist()
-        found.append({labels[place]: float(scores_L[place]) for place in order})
-    return tuple(found)
+        scores.append({labels[place]: float(scores_L[place]) for place in order})
+    return tuple(scores)
 
 
 def _score(numbers_L: Tensor, function: ScoreFunction) -> Tensor:
@@ -64,25 +60,25 @@ def _score(numbers_L: Tensor, function: ScoreFunction) -> Tensor:
     return numbers_L.sigmoid() if is_alone or function == "sigmoid" else numbers_L.softmax(-1)
 
 
-def join(kept: Sequence[Logits | Vectors]) -> Logits | Vectors:
-    """What is kept of several probes, in order."""
-    vectors = [each.values for each in kept if isinstance(each, Vectors)]
+def join(parts: Sequence[Logits | Vectors]) -> Logits | Vectors:
+    """Join the reduced outputs of all probes, in order."""
+    vectors = [part.values for part in parts if isinstance(part, Vectors)]
     if vectors:
         return Vectors(values=np.concatenate(vectors))
-    logits = [each for each in kept if isinstance(each, Logits)]
-    following = [each.next_logits for each in logits if each.next_logits is not None]
+    logits = [part for part in parts if isinstance(part, Logits)]
+    following = [part.next_logits for part in logits if part.next_logits is not None]
     return Logits(
-        top_ids=np.concatenate([each.top_ids for each in logits]),
-        top_logits=np.concatenate([each.top_logits for each in logits]),
-        log_sum_exp=np.concatenate([each.log_sum_exp for each in logits]),
+        top_ids=np.concatenate([part.top_ids for part in logits]),
+        top_logits=np.concatenate([part.top_logits for part in logits]),
+        log_sum_exp=np.concatenate([part.log_sum_exp for part in logits]),
         next_logits=np.concatenate(following) if following else None,
     )
 
 
 def _logits(logits_SV: Tensor, next_ids: Tensor | None) -> Logits:
-    """The highest logits `(S, K)`, those of the next tokens and log-sum-exp `(S,)`."""
+    """The top logits `(S, K)`, those of the next tokens, and log-sum-exp `(S,)`."""
     order = _highest(logits_SV)
-    # A row at a time: float64 for one row of the vocabulary, not for all of them.
+    # Row by row, so that only one row is in float64.
     sums = torch.stack([row.double().logsumexp(-1) for row in logits_SV])
     following = None if next_ids is None else logits_SV.gather(1, next_ids[:, None])[:, 0].numpy()
     return Logits(
@@ -94,14 +90,14 @@ def _logits(logits_SV: Tensor, next_ids: Tensor | None) -> Logits:
 
 
 def _highest(logits_SV: Tensor) -> Tensor:
-    """Where the highest logits of each row are, `(S, K)`; of equal ones the first comes first."""
+    """Ids of the top logits of each row, `(S, K)`; ties in the order of ids."""
     values, places = logits_SV.topk(min(TOP_K + 1, logits_SV.shape[1]))
     tied = (values[:, TOP_K - 1 : TOP_K] == values[:, TOP_K:]).any(-1)
     places = places[:, :TOP_K].sort(dim=-1).values
     order = logits_SV.gather(1, places).sort(dim=-1, descending=True, stable=True).indices
     highest = places.gather(1, order)
     for row in tied.nonzero()[:, 0].tolist():
-        # Equal ones on both sides of the cut, of which topk takes any. Row by row: the order of a
-        # whole vocabulary is twice as large as its logits.
+        # A tie across the cut, where topk chooses arbitrarily. Row by row, since sorting a whole
+        # vocabulary needs twice the memory of its logits.
         highest[row] = logits_SV[row].sort(descending=True, stable=True).indices[:TOP_K]
     return highest

@@ -1,4 +1,4 @@
-"""The certificate of a new bundle, replayed by the runtime in a process of its own."""
+"""Replays the certificate of a new bundle in a subprocess."""
 
 from pathlib import Path
 
@@ -21,14 +21,14 @@ sys.stdout.buffer.write(msgspec.json.encode(report))
 
 
 def replay(folder: Path) -> Report:
-    """Replay the certificate on the CPU; the memory of PyTorch is not the runtime's.
+    """Replay the certificate on the CPU, away from the memory of PyTorch.
 
     Raises:
         ExportError: the bundle does not run.
     """
     printed: list[str] = []
     try:
-        run_python("-c", _SCRIPT, str(folder), told=printed.append)
+        run_python("-c", _SCRIPT, str(folder), on_line=printed.append)
     except ProcessError as error:
-        raise ExportError(f"verify: expected the new bundle to run, got: {error}") from None
+        raise ExportError(f"The new bundle does not run: {error}") from None
     return msgspec.json.decode("".join(printed), type=Report)

@@ -1,6 +1,6 @@
-"""What the weights of a bundle have to compute, taken down while they are written.
+"""Records what the weights of a bundle must compute, while they are written.
 
-From the values that are meant, in float64: what lies in the file, and how, is not looked at.
+Works in float64 on the intended values, independently of the bytes in the file and their layout.
 
 Shape letters: N outputs, K inputs, R vectors.
 """
@@ -25,14 +25,14 @@ from ortolan.runtime.verification.weight_sums import (
 
 
 class Witness:
-    """The sums of every weight that a product reads, and the hash of every other tensor."""
+    """Sums of every weight that a product reads, and hashes of all other tensors."""
 
     def __init__(self, models: Iterable[ir.Model]) -> None:
         models = list(models)
-        found = [each for model in models for each in products(without_weights(model))]
+        nodes = [node for model in models for node in products(without_weights(model))]
         self._names = {name for model in models for name in model.graph.initializers}
-        self._products = {product.weight: product for product in found}
-        self._read = {name for product in found for name in product.reads}
+        self._products = {product.weight: product for product in nodes}
+        self._read = {name for product in nodes for name in product.reads}
         self._vectors: dict[tuple[int, bool], Tensor] = {}
         self._outputs: dict[str, NDArray[np.float64]] = {}
         self._sizes: dict[str, NDArray[np.float64]] = {}
@@ -43,19 +43,13 @@ class Witness:
         return name in self._read
 
     def weight(self, name: str, start: int, values_NK: Tensor) -> None:
-        """Take down some rows of the weight of a product; of any other initializer, nothing.
-
-        Args:
-            name: of the initializer.
-            start: the first row.
-            values_NK: what the kernel has to compute with.
-        """
+        """Record rows of a product's weight; ignore any other initializer."""
         product = self._products.get(name)
         if product is not None:
             self._add(product, values_NK, rows=slice(start, start + len(values_NK)))
 
     def initializer(self, name: str, start: int, values: Tensor) -> None:
-        """The same of a weight as the graph holds it: its rows may be columns of the product."""
+        """Like `weight`, for rows in the graph's layout, which may be columns of the product."""
         product = self._products.get(name)
         if product is None or not product.by_columns:
             self.weight(name, start, values)
@@ -63,12 +57,12 @@ class Witness:
             self._add(product, values.T, inputs=slice(start, start + len(values)))
 
     def stored(self, name: str, digest: str) -> None:
-        """Take down the sha256 of an initializer that no product reads."""
+        """Record the sha256 of an initializer that no product reads."""
         if name in self._names:
             self._stored[name] = digest
 
     def finish(self) -> ExpectedWeights:
-        """Everything that was taken down."""
+        """Everything that was recorded."""
         names = sorted(self._outputs)
         empty = np.empty((VECTORS, 0))
         sums = [block_sums(self._outputs[name]) for name in names]
@@ -93,7 +87,7 @@ class Witness:
             self._outputs[name] = np.zeros((VECTORS, product.outputs))
             self._sizes[name] = np.zeros(product.outputs)
         x_RK = self._vector(product)[:, inputs]
-        # A table may have more columns than the weight: those that fill its last group.
+        # The last group of a table may be padded with columns that the weight does not have.
         x_RK = x_RK[:, : values_NK.shape[1]]
         self._outputs[name][:, rows] += (x_RK @ values_NK.T.double()).numpy()
         self._sizes[name][rows] += (values_NK.float().abs() @ x_RK.float().abs().amax(0)).numpy()

@@ -1,7 +1,10 @@
-"""Weights in 4 or 8 bits: how codes are chosen, and how kernels want them laid out.
+"""Low-bit weights: choosing codes, and laying them out for kernels.
 
-`blocks` has the format of codes with one scale per group of inputs. Three modules choose such
-codes: `rtn` rounds, `hqq` fits the numbers of the weight, and `gptq` fits what the weight computes.
-`channel` is another format: int8 with one scale per output. These five take tensors alone. `plan`
-says which weights of some graphs are quantized, and `calibrate` runs the model for `gptq`.
+blocks      codes with one scale per group of inputs, and their layouts
+rtn         codes by rounding to nearest
+hqq         codes that fit the weight
+gptq        codes that fit the outputs; `calibrate` runs the model for it, `refine` improves them
+channel     int8 with one scale per output, for products of integers
+schemes     which weights of the graphs become codes, in which format
+auto        4 or 8 bits per weight, by the measured effect on the output
 """

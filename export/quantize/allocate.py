@@ -1,9 +1,8 @@
-"""Which of several forms each weight takes, by its bytes and its effect on the output.
+"""Chooses one of several forms for every weight, by bytes and effect on the output.
 
-Effects add up: to second order, errors of different weights that do not depend on each other do
-(Dong et al. 2019, "HAWQ", https://arxiv.org/abs/1905.03696; Yao et al. 2021, "HAWQ-V3",
-https://arxiv.org/abs/2011.10680, choose bits by such a sum under a bound). What is chosen is the
-greedy answer to this knapsack problem, from the fewest bytes up.
+A greedy solution of a knapsack problem, from the fewest bytes up. It assumes that effects add up,
+which errors of independent weights do to second order (Dong et al. 2019, "HAWQ",
+https://arxiv.org/abs/1905.03696; Yao et al. 2021, "HAWQ-V3", https://arxiv.org/abs/2011.10680).
 """
 
 import math
@@ -15,8 +14,8 @@ class Form(NamedTuple):
     """A way to store a weight.
 
     Attributes:
-        bytes: of what is stored.
-        effect: on the output.
+        bytes: stored size.
+        effect: divergence of the output.
     """
 
     bytes: int
@@ -24,7 +23,7 @@ class Form(NamedTuple):
 
 
 class _Step(NamedTuple):
-    """From one form of a weight to a larger one that is nearer."""
+    """A step from one form of a weight to a larger one with less effect."""
 
     worth: float
     weight: int
@@ -33,11 +32,14 @@ class _Step(NamedTuple):
 
 
 def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
-    """The place of each weight's form, such that the sum of effects stays within a bound.
+    """Choose the fewest bytes whose effects sum to at most a limit.
 
     Args:
-        weights: the forms of each, the smallest first.
-        effect: the bound; where nothing keeps it, every weight has its least effect.
+        weights: forms of each weight, the smallest first.
+        effect: the limit; if it cannot be met, every weight gets its least effect.
+
+    Returns:
+        Index of the chosen form of each weight.
     """
     chosen = [0] * len(weights)
     total = sum(forms[0].effect for forms in weights)
@@ -48,7 +50,7 @@ def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
         taken.append(step)
         chosen[step.weight] = step.stop
         total += _change(weights, step).effect
-    # The last one may have saved so much that some before it are not needed.
+    # The last step may save so much that earlier ones are not needed.
     for step in reversed(taken):
         without = total - _change(weights, step).effect
         if chosen[step.weight] == step.stop and without <= effect:
@@ -57,11 +59,14 @@ def fewest_bytes(weights: Sequence[Sequence[Form]], effect: float) -> list[int]:
 
 
 def least_effect(weights: Sequence[Sequence[Form]], size: int) -> list[int]:
-    """The place of each weight's form, such that all of them take at most so many bytes.
+    """Choose the least effect within a number of bytes.
 
     Args:
-        weights: the forms of each, the smallest first.
-        size: the bound; where nothing keeps it, every weight has its smallest form.
+        weights: forms of each weight, the smallest first.
+        size: the limit; if it cannot be met, every weight gets its smallest form.
+
+    Returns:
+        Index of the chosen form of each weight.
     """
     chosen = [0] * len(weights)
     total = sum(forms[0].bytes for forms in weights)
@@ -78,10 +83,10 @@ def _change(weights: Sequence[Sequence[Form]], step: _Step) -> Form:
 
 
 def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
-    """Every step that can pay, the one that saves most for a byte first.
+    """All useful steps, the one that saves most per byte first.
 
-    Of each weight, steps are those along the lower convex hull of its forms, so that they come in
-    the order in which they can be taken.
+    The steps of a weight follow the lower convex hull of its forms, so that they are sorted in the
+    order in which they can be taken.
     """
     steps = []
     for number, forms in enumerate(weights):
@@ -102,6 +107,6 @@ def _steps(weights: Sequence[Sequence[Form]]) -> list[_Step]:
 
 
 def _worth(before: Form, after: Form) -> float:
-    """The effect that each byte saves."""
+    """Effect saved per byte."""
     more = after.bytes - before.bytes
     return (before.effect - after.effect) / more if more else math.inf

@@ -1,15 +1,15 @@
-"""Bits for each weight by what they do to the output: `ortolan.Auto`.
+"""Chooses 4 or 8 bits for every weight by the effect on the output: `ortolan.Auto`.
 
-1. Codes of every weight in every scheme that it may take (`candidates`).
-2. The effect of each weight alone, in its smallest scheme, on the output of the whole model
-   (`effects`); in other schemes as much less as their error is less.
-3. A choice whose effects add up to what is allowed (`allocate`), measured as a whole on inputs
-   that nothing was fitted to, and chosen again with what that says of the sum.
+1. `candidates`: codes of every weight in every scheme that it may have.
+2. `effects`: the divergence of the whole model with one weight in its smallest scheme; larger
+   schemes count in proportion to their error.
+3. `allocate`: the fewest bytes whose effects sum to a limit. The choice is measured as a whole on
+   inputs that nothing was fitted to, and the limit corrected by the result.
 """
 
 import math
 import re
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -20,40 +20,43 @@ from ortolan import files
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
-from ortolan.export.options import Auto, PrecisionName
+from ortolan.export.options import PrecisionName
 from ortolan.export.progress import Progress
-from ortolan.export.quantize import candidates
 from ortolan.export.quantize.allocate import Form, fewest_bytes, least_effect
 from ortolan.export.quantize.calibrate import in_schemes
-from ortolan.export.quantize.candidates import Candidates
+from ortolan.export.quantize.candidates import Candidates, fit_with_loss
 from ortolan.export.quantize.effects import Reference, some_of
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.quantize.schemes import scheme_choices
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import Quantization
+from ortolan.export.settings import Plan, Quantization
+from ortolan.export.sizes import page_bytes, pages
 
 TOKENS = 256
-"""That the effect of each weight is measured on, more or less."""
+"""Approximate number of tokens for measuring the effect of one weight."""
 
-MOST_CHOICES = 200
-"""Weights with a choice of their own; where there are more, those of a layer have one."""
+MAX_CHOICES = 200
+"""Number of choices above which all weights of a layer share one."""
 
-JUDGED = 8
-"""One input in so many is not fitted to: the choice is judged by it."""
+HOLD_OUT = 8
+"""Hold out every eighth input, to judge choices by."""
 
 AIM, LEAST, MOST = 0.7, 0.6, 0.75
-"""Parts of the bound: what a choice aims at, and between what it is taken. Texts of others have up
-to a quarter more than what a model writes itself (docs/adr/0019)."""
+"""Fractions of the limit on the divergence: the aim, and the range in which a choice is accepted.
+Other texts diverge up to a quarter more than text that the model wrote (docs/adr/0019)."""
 
 ROUNDS, TRIES = 6, 24
-"""Choices that are measured as a whole, and bounds that are tried for them, at most."""
+"""Maximum number of choices measured as a whole, and of limits tried for them."""
 
 SMALLEST = 1e-9
-"""A divergence that is none."""
+"""A divergence that counts as none."""
 
-Choice = dict[str, Scheme]
-"""The schemes of weights that are chosen together, by their names."""
+Choice = Mapping[str, Scheme]
+"""Schemes of weights that are chosen together, by name."""
+
+Menu = Sequence[Sequence[Choice]]
+"""The choices of each group of weights, the smallest first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,11 +73,11 @@ class Chosen:
 
     @property
     def precision(self) -> PrecisionName:
-        """As the manifest names it."""
+        """Precision in the manifest."""
         return "int4" if any(scheme.bits == 4 for scheme in self.schemes.values()) else "int8"
 
     def weights(self, names: Iterable[str]) -> Iterator[QuantizedWeight]:
-        """Some weights in their schemes."""
+        """Weights in their chosen schemes."""
         for name in names:
             yield self.candidates.weight(name, self.schemes[name])
 
@@ -82,56 +85,52 @@ class Chosen:
 def choose(
     models: Sequence[ir.Model],
     model: Exportable,
-    quantization: Quantization,
-    auto: Auto,
+    plan: Plan,
     inputs: Inputs,
-    judged: Inputs,
+    judging: Inputs,
     folder: Path,
-    *,
-    other_bytes: Callable[[Container[str]], int],
-    pages: Callable[[int], int],
     progress: Progress,
-) -> Chosen:
-    """Choose a scheme for every weight.
+) -> Chosen | None:
+    """Choose a scheme for every weight; None where the plan fixes the bits.
 
     Args:
         models: tidied graphs.
-        model: whose weights they read.
-        quantization: in the fewest bytes.
-        auto: what is asked for.
+        model: source of their weights.
+        plan: has the limit, and the settings with the fewest bytes.
         inputs: to calibrate on.
-        judged: other inputs, which the bundle is judged by.
-        folder: for files of which nothing is kept.
-        other_bytes: of the file of weights, without some of them.
-        pages: bytes that a tensor of so many takes there.
-        progress: told of every step.
+        judging: other inputs, which judge the bundle.
+        folder: for temporary files.
+        progress: called in every step.
 
     Raises:
         OptionError: the target size is too small for any choice.
-        ParityError: the bound is too low for any choice.
+        ParityError: the divergence limit is too low for any choice.
     """
-    found = scheme_choices(models, quantization, model.weights)
-    offered = _by_layer(found) if len(found) > MOST_CHOICES else list(found.values())
-    learned, held = _split(inputs)
-    made = _candidates(model, quantization, offered, learned, folder, progress)
-    forms = _forms(model, offered, made, learned, folder, pages, progress)
+    auto, quantization = plan.auto, plan.quantization
+    if auto is None or quantization is None:
+        return None
+    choices = scheme_choices(models, quantization, model.weights)
+    menu = _by_layer(choices) if len(choices) > MAX_CHOICES else list(choices.values())
+    learned, held_out = _split(inputs)
+    candidates = _candidates(model, quantization, menu, learned, folder, progress)
+    forms = _forms(model, menu, candidates, learned, folder, progress)
     if auto.target_size is not None:
-        others = other_bytes({name for names in found for name in names})
+        others = page_bytes(models, without={name for names in choices for name in names})
         places = least_effect(forms, auto.target_size - others)
         _check_size(_bytes(forms, places) + others, auto.target_size)
-        return Chosen(schemes=_schemes(offered, places), candidates=made)
+        return Chosen(schemes=_schemes(menu, places), candidates=candidates)
     judges = [
-        Reference(model, each, _subfolder(folder, f"judge-{number}"))
-        for number, each in enumerate((judged, held))
-        if each.sources or each.ids
+        Reference(model, judged, _subfolder(folder, f"judge-{number}"))
+        for number, judged in enumerate((judging, held_out))
+        if judged.sources or judged.ids
     ]
 
     def measure(places: Sequence[int]) -> float:
-        variant = made.instead(_schemes(offered, places), as_kernels=True)
+        variant = candidates.instead(_schemes(menu, places), as_kernels=True)
         return max(judge.distances([variant])[0] for judge in judges)
 
     places = _within(forms, auto.max_kl or 0.0, measure, progress)
-    return Chosen(schemes=_schemes(offered, places), candidates=made)
+    return Chosen(schemes=_schemes(menu, places), candidates=candidates)
 
 
 def _within(
@@ -140,72 +139,55 @@ def _within(
     measure: Callable[[Sequence[int]], float],
     progress: Progress,
 ) -> list[int]:
-    """The smallest measured choice that keeps a bound.
+    """The smallest measured choice within a limit on the divergence.
+
+    Sums of effects are off by up to a factor of three, so their limit is searched: scaled by what
+    the last choice measured, or bisected between one choice below the limit and one above it.
 
     Raises:
-        ParityError: none keeps it.
+        ParityError: no choice is within the limit.
     """
-    known: dict[tuple[int, ...], float] = {}
-    for limit in _limits(forms, bound):
-        places = tuple(fewest_bytes(forms, limit.effect))
-        if places not in known:
-            if len(known) == ROUNDS:
-                break
-            known[places] = measure(places)
-            progress("choose", len(known), ROUNDS)
-        limit.got = known[places]
-    progress("choose", ROUNDS, ROUNDS)
-    nearest = tuple(fewest_bytes(forms, 0.0))
-    if not any(got <= MOST * bound for got in known.values()) and nearest not in known:
-        known[nearest] = measure(nearest)
-    kept = [places for places, got in known.items() if got <= MOST * bound]
-    if not kept:
-        raise ParityError(
-            f"max_kl: expected a mean KL divergence of at most {bound:.3g} from PyTorch, got "
-            f"{known[nearest]:.3g} with every weight in 8 bits. The bundle was not kept. Allow "
-            "more, or choose --precision fp32."
-        )
-    return list(min(kept, key=partial(_bytes, forms)))
-
-
-@dataclass(slots=True)
-class _Limit:
-    """A bound on the sum of effects, and the divergence that the choice has with it."""
-
-    effect: float
-    got: float = 0.0
-
-
-def _limits(forms: Sequence[Sequence[Form]], bound: float) -> Iterator[_Limit]:
-    """Sums of effects to try, each by what those before it gave.
-
-    In proportion to what is missing; between two that are on both sides of the bound, nearer to
-    both.
-    """
-    most = sum(max(form.effect for form in each) for each in forms)
+    measured: dict[tuple[int, ...], float] = {}
+    most = sum(max(form.effect for form in weight) for weight in forms)
     limit, low, high = min(AIM * bound, most), 0.0, math.inf
     for _ in range(TRIES):
-        tried = _Limit(limit)
-        yield tried
-        if tried.got > MOST * bound:
+        places = tuple(fewest_bytes(forms, limit))
+        if places not in measured:
+            if len(measured) == ROUNDS:
+                break
+            measured[places] = measure(places)
+            progress("choose", len(measured), ROUNDS)
+        divergence = measured[places]
+        if divergence > MOST * bound:
             high = limit
         else:
             low = limit
-            if tried.got >= LEAST * bound or limit == most:
-                return
-        limit = min(limit * AIM * bound / max(tried.got, SMALLEST), most)
+            if divergence >= LEAST * bound or limit == most:
+                break
+        limit = min(limit * AIM * bound / max(divergence, SMALLEST), most)
         if not low < limit < high:
             limit = math.sqrt(low * high) if low else high / 2
+    progress("choose", ROUNDS, ROUNDS)
+    nearest = tuple(fewest_bytes(forms, 0.0))
+    accepted = [places for places, divergence in measured.items() if divergence <= MOST * bound]
+    if not accepted and nearest not in measured:
+        measured[nearest] = measure(nearest)
+        accepted = [nearest] if measured[nearest] <= MOST * bound else []
+    if not accepted:
+        raise ParityError(
+            f"max_kl {bound:.3g} is too low: with every weight in 8 bits, the mean KL divergence "
+            f"from PyTorch is {measured[nearest]:.3g}. The bundle was deleted. Allow more, or "
+            "choose --precision fp32."
+        )
+    return list(min(accepted, key=partial(_bytes, forms)))
 
 
 def _split(inputs: Inputs) -> tuple[Inputs, Inputs]:
-    """What is calibrated on, and what is not."""
+    """Inputs to calibrate on, and the hold-out."""
     places = range(max(len(inputs.sources), len(inputs.ids)))
-    held = {place for place in places if place % JUDGED == JUDGED - 1}
-    return (
-        _picked(inputs, [place for place in places if place not in held]),
-        _picked(inputs, sorted(held)),
-    )
+    held_out = [place for place in places if place % HOLD_OUT == HOLD_OUT - 1]
+    learned = [place for place in places if place % HOLD_OUT != HOLD_OUT - 1]
+    return _picked(inputs, learned), _picked(inputs, held_out)
 
 
 def _picked(inputs: Inputs, places: Sequence[int]) -> Inputs:
@@ -219,88 +201,89 @@ def _picked(inputs: Inputs, places: Sequence[int]) -> Inputs:
 def _candidates(
     model: Exportable,
     quantization: Quantization,
-    offered: Sequence[Sequence[Choice]],
+    menu: Menu,
     inputs: Inputs,
     folder: Path,
     progress: Progress,
 ) -> Candidates:
     """The codes of every weight in every scheme."""
-    made = Candidates(_subfolder(folder, "codes"), model.weights)
+    candidates = Candidates(_subfolder(folder, "codes"), model.weights)
     schemes: dict[str, list[Scheme]] = {}
-    for choice in (choice for each in offered for choice in each):
+    for choice in (choice for choices in menu for choice in choices):
         stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, choice)
         for weight in stored_weights(model.weights, stored):
-            made.add(weight)
+            candidates.add(weight)
         for name in choice.keys() - stored.keys():
             schemes.setdefault(name, []).append(choice[name])
-    unique = {name: tuple(dict.fromkeys(each)) for name, each in schemes.items()}
-    for weight in in_schemes(model, unique, inputs, candidates.fit, progress=progress):
-        made.add(weight)
-    return made
+    unique = {name: tuple(dict.fromkeys(choices)) for name, choices in schemes.items()}
+    for weight in in_schemes(model, unique, inputs, fit_with_loss, progress=progress):
+        candidates.add(weight)
+    return candidates
 
 
 def _forms(
     model: Exportable,
-    offered: Sequence[Sequence[Choice]],
-    made: Candidates,
+    menu: Menu,
+    candidates: Candidates,
     inputs: Inputs,
     folder: Path,
-    pages: Callable[[int], int],
     progress: Progress,
 ) -> list[list[Form]]:
     """Bytes and effect of every choice."""
     reference = Reference(model, some_of(model, inputs, TOKENS), _subfolder(folder, "effects"))
-    smallest = [made.instead(each[0]) for each in offered]
+    smallest = [candidates.instead(choices[0]) for choices in menu]
     effects = reference.distances(smallest, progress)
     return [
         [
             Form(
-                sum(pages(size) for name in choice for size in _sizes(model, name, choice[name])),
-                max(effect, SMALLEST) * _less(made, each[0], choice),
+                sum(
+                    pages(size)
+                    for name, scheme in choice.items()
+                    for size in _sizes(model, name, scheme)
+                ),
+                max(effect, SMALLEST) * _remaining_loss(candidates, choices[0], choice),
             )
-            for choice in each
+            for choice in choices
         ]
-        for each, effect in zip(offered, effects, strict=True)
+        for choices, effect in zip(menu, effects, strict=True)
     ]
 
 
-def _less(made: Candidates, smallest: Choice, choice: Choice) -> float:
-    """What is left of the error of the smallest choice, on average over its weights."""
+def _remaining_loss(candidates: Candidates, smallest: Choice, choice: Choice) -> float:
+    """Loss of a choice relative to the smallest one, on average over its weights."""
     shares = [
-        made.loss(name, choice[name]) / whole
+        candidates.loss(name, choice[name]) / whole
         for name, scheme in smallest.items()
-        if (whole := made.loss(name, scheme))
+        if (whole := candidates.loss(name, scheme))
     ]
     return sum(shares) / len(shares) if shares else 0.0
 
 
 def _sizes(model: Exportable, name: str, scheme: Scheme) -> tuple[int, ...]:
-    """Bytes of the tensors of a weight, or of a layer's experts together."""
+    """Bytes of each tensor of a weight, or of all experts of a layer."""
     *rows, columns = model.weights.shape(name)
     return scheme.sizes(math.prod(rows), columns)
 
 
-def _by_layer(found: Mapping[tuple[str, ...], Sequence[Choice]]) -> list[list[Choice]]:
+def _by_layer(choices: Mapping[tuple[str, ...], Sequence[Choice]]) -> list[list[Choice]]:
     """One choice for all weights of a layer."""
     layers: dict[str, list[Sequence[Choice]]] = {}
-    for names, each in found.items():
+    for names, options in choices.items():
         numbered = re.search(r"\.\d+\.", f".{names[0]}")
         layer = names[0] if numbered is None else f".{names[0]}"[: numbered.end()]
-        layers.setdefault(layer, []).append(each)
-    joined = []
-    for of_layer in layers.values():
-        # Who has fewer schemes takes the last of them again.
-        joined.append(
-            [
-                _merged(one[min(place, len(one) - 1)] for one in of_layer)
-                for place in range(max(map(len, of_layer)))
-            ]
-        )
-    return joined
+        layers.setdefault(layer, []).append(options)
+    return [
+        [
+            # A weight with fewer schemes repeats its last one.
+            _merged(options[min(place, len(options) - 1)] for options in of_layer)
+            for place in range(max(map(len, of_layer)))
+        ]
+        for of_layer in layers.values()
+    ]
 
 
-def _schemes(offered: Sequence[Sequence[Choice]], places: Sequence[int]) -> Choice:
-    return _merged(each[place] for each, place in zip(offered, places, strict=True))
+def _schemes(menu: Menu, places: Sequence[int]) -> Choice:
+    return _merged(choices[place] for choices, place in zip(menu, places, strict=True))
 
 
 def _merged(choices: Iterable[Choice]) -> Choice:
@@ -308,19 +291,17 @@ def _merged(choices: Iterable[Choice]) -> Choice:
 
 
 def _bytes(forms: Sequence[Sequence[Form]], places: Sequence[int]) -> int:
-    return sum(each[place].bytes for each, place in zip(forms, places, strict=True))
+    return sum(weight[place].bytes for weight, place in zip(forms, places, strict=True))
 
 
 def _check_size(smallest: int, target: int) -> None:
-    """Refuse a size that the smallest choice exceeds."""
     if smallest > target:
         raise OptionError(
-            f"target size: expected at least {smallest:,} bytes for this model, got {target:,}. "
-            "Allow more."
+            f"target_size must be at least {smallest:,} bytes for this model (got {target:,})."
         )
 
 
 def _subfolder(folder: Path, name: str) -> Path:
-    made = folder / name
-    files.make_folder(made)
-    return made
+    path = folder / name
+    files.make_folder(path)
+    return path

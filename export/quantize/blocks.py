@@ -1,7 +1,7 @@
-"""Weights as small integers with one scale per group of inputs, and their layouts.
+"""Low-bit weights with one scale per group of inputs, and their layouts.
 
-The format: what a code means, and the bytes that onnxruntime's `MatMulNBits` and
-`GatherBlockQuantized` and the standard `DequantizeLinear` read.
+Defines the meaning of a code, and the bytes for `MatMulNBits` and `GatherBlockQuantized` of
+onnxruntime and the standard `DequantizeLinear`.
 
 Shape letters: N outputs, K inputs, G groups of inputs: K / group, rounded up. Groups run along K;
 the last one may be shorter.
@@ -10,7 +10,7 @@ the last one may be shorter.
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -23,11 +23,11 @@ from ortolan.export.scheme import Scheme
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Codes:
-    """A quantized weight: `(value - zero) * scale + minimum`.
+    """A low-bit weight: `(value - zero) * scale + minimum`.
 
     Attributes:
         values: uint8 `(N, K)`, one code each, at most `scheme.largest`.
-        scales: float32 `(N, G)`; may be negative, and 0 where a whole group is 0.
+        scales: float32 `(N, G)`; may be negative, and is 0 for a group of zeros.
         zeros: uint8 `(N, G)`; None where the scheme is symmetric.
         scheme: the format.
         minimums: float32 `(N, G)`; None where the scheme has none.
@@ -39,22 +39,9 @@ class Codes:
     scheme: Scheme
     minimums: Tensor | None = None
 
-    def rows(self, start: int, stop: int) -> "Codes":
-        """Those of some rows; nothing is copied."""
-        zeros, minimums = (
-            None if field is None else field[start:stop] for field in (self.zeros, self.minimums)
-        )
-        return replace(
-            self,
-            values=self.values[start:stop],
-            scales=self.scales[start:stop],
-            zeros=zeros,
-            minimums=minimums,
-        )
-
 
 class Columns(NamedTuple):
-    """A quantized weight as the standard `DequantizeLinear` reads it.
+    """A low-bit weight in the layout of the standard `DequantizeLinear`.
 
     Attributes:
         weights: uint8, flat: the bytes of a `(K, N)` tensor of type INT4 or INT8 (symmetric), UINT4
@@ -69,7 +56,7 @@ class Columns(NamedTuple):
 
 
 def dequantize(codes: Codes) -> Tensor:
-    """The weight that kernels compute with, float32 `(N, K)`."""
+    """The weight that kernels use, float32 `(N, K)`."""
     rows, inputs = codes.values.shape
     zeros = codes.scheme.middle if codes.zeros is None else codes.zeros.float().unsqueeze(-1)
     blocks = into_groups(codes.values.float(), codes.scheme.group)
@@ -80,11 +67,11 @@ def dequantize(codes: Codes) -> Tensor:
 
 
 def joined(parts: Sequence[Codes]) -> Codes:
-    """The codes of parts of a weight, one after another."""
+    """Join the codes of consecutive rows."""
 
     def along(fields: list[Tensor | None]) -> Tensor | None:
-        there = [field for field in fields if field is not None]
-        return torch.cat(there) if there else None
+        tensors = [field for field in fields if field is not None]
+        return torch.cat(tensors) if tensors else None
 
     return Codes(
         values=torch.cat([part.values for part in parts]),
@@ -95,23 +82,12 @@ def joined(parts: Sequence[Codes]) -> Codes:
     )
 
 
-def relative_error(weight: Tensor, codes: Codes) -> float:
-    """`||W - dequantized|| / ||W||` in the Frobenius norm; 0.0 for a weight of zeros.
-
-    Args:
-        weight: float32 `(N, K)`, what the codes stand for.
-        codes: its codes.
-    """
-    error, norm = torch.linalg.norm(weight - dequantize(codes)), torch.linalg.norm(weight)
-    return float(error / norm) if float(norm) else float(error)
-
-
 def pack(codes: Codes) -> Tensor:
     """The bytes of `MatMulNBits`' input B, uint8 `(N, G, group * bits / 8)`.
 
-    Two 4-bit codes share a byte, the first in the low half. A short last group is filled with
-    codes of 0.0. Seen as `(N, G * group * bits / 8)` these are also the data of
-    `GatherBlockQuantized` with `quantize_axis=1`, whose rows are then `G * group` wide.
+    Two 4-bit codes share a byte, the first in the low half. A short last group is padded with codes
+    of 0.0. As `(N, G * group * bits / 8)` these are also the data of `GatherBlockQuantized` with
+    `quantize_axis=1`, whose rows are then `G * group` wide.
     """
     scheme = codes.scheme
     blocks = into_groups(codes.values, scheme.group)
@@ -123,10 +99,10 @@ def pack(codes: Codes) -> Tensor:
 
 
 def pack_zeros(codes: Codes) -> Tensor | None:
-    """The bytes of zero points for `MatMulNBits` and `GatherBlockQuantized`.
+    """The zero points for `MatMulNBits` and `GatherBlockQuantized`.
 
     Returns:
-        uint8 `(N, ceil(G * bits / 8))`: each row starts a byte. None where symmetric.
+        uint8 `(N, ceil(G * bits / 8))`, each row from a new byte; None where symmetric.
     """
     return None if codes.zeros is None else _into_bytes(codes.zeros, codes.scheme.bits)
 
@@ -134,7 +110,7 @@ def pack_zeros(codes: Codes) -> Tensor | None:
 def pack_columns(codes: Codes) -> Columns:
     """The initializers of a blocked `DequantizeLinear` of axis 0 before a MatMul.
 
-    onnxruntime turns the two into one `MatMulNBits`, if nothing else reads the three tensors.
+    onnxruntime fuses both into one `MatMulNBits`, if nothing else reads the three tensors.
     """
     bits = codes.scheme.bits
     # Signed types: subtracting `middle` and keeping `bits` bits is flipping the sign bit.
@@ -147,22 +123,22 @@ def pack_columns(codes: Codes) -> Columns:
 
 
 def check_finite(weight: Tensor) -> None:
-    """Refuse a weight that cannot be quantized.
+    """Reject a weight that cannot be quantized.
 
     Raises:
-        ExportError: a number is infinite or not a number.
+        ExportError: a number is infinite or NaN.
     """
-    # Both are what they see first that is not a number; `isfinite` of all takes five times as long.
-    if weight.numel() and not all(bool(each.isfinite()) for each in weight.aminmax()):
+    # NaN propagates to both extremes; `isfinite` of the whole weight takes five times as long.
+    if weight.numel() and not all(bool(end.isfinite()) for end in weight.aminmax()):
         row, column = (~weight.isfinite()).nonzero()[0].tolist()
         raise ExportError(
-            f"weight: expected finite numbers, got {float(weight[row, column])} at "
-            f"[{row}, {column}]. Repair the checkpoint, or export it without quantization."
+            f"A weight has {float(weight[row, column])} at [{row}, {column}] and cannot be "
+            "quantized. Repair the checkpoint, or export it without quantization."
         )
 
 
 def into_groups(matrix: Tensor, group: int) -> Tensor:
-    """Split the inputs of `(N, K)` into `(N, G, group)`; a copy filled with 0 if K has a rest."""
+    """Split the inputs of `(N, K)` into `(N, G, group)`; a copy padded with 0 if K has a rest."""
     rows, inputs = matrix.shape
     rest = -inputs % group
     padded = F.pad(matrix, (0, rest)) if rest else matrix
@@ -170,11 +146,11 @@ def into_groups(matrix: Tensor, group: int) -> Tensor:
 
 
 def nearest(weight: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
-    """The codes nearest to some numbers, as floats.
+    """The nearest codes, as floats.
 
     Args:
         weight: float32, of a shape that `scales` and `zeros` broadcast to.
-        scales: float32; a scale of 0 gives the code of 0.0.
+        scales: float32; a scale of 0 leads to the code of 0.0.
         zeros: float32.
         scheme: the range of codes.
     """
@@ -183,7 +159,7 @@ def nearest(weight: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme) -> Te
 
 
 def as_bytes(codes: Tensor) -> Tensor:
-    """Codes as uint8: PyTorch takes three times as long without the detour."""
+    """Codes as uint8, through int16, which is three times as fast in PyTorch."""
     return codes.to(torch.int16).to(torch.uint8)
 
 
@@ -195,12 +171,12 @@ def limits(zeros: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 def from_groups(
     blocks: Tensor, scales: Tensor, zeros: Tensor, scheme: Scheme, *, inputs: int
 ) -> Codes:
-    """Codes whose scales and zero points fit some numbers in groups, each rounded to the nearest.
+    """Round numbers in groups to the nearest codes.
 
     Args:
-        blocks: float32 `(N, G, group)`, the numbers.
+        blocks: float32 `(N, G, group)`.
         scales: float32 `(N, G)`.
-        zeros: float32 `(N, G)`, whole numbers; not stored where the scheme is symmetric.
+        zeros: float32 `(N, G)`, whole numbers; not stored if the scheme is symmetric.
         scheme: the format.
         inputs: `K`, columns to keep.
     """
@@ -219,7 +195,7 @@ def _into_bytes(values: Tensor, bits: int) -> Tensor:
         return values.contiguous()
     pairs = F.pad(values, (0, 1)) if values.shape[-1] % 2 else values.contiguous()
     if sys.byteorder == "little":
-        # The two as one number: twice as quick as taking every second one.
+        # A pair as one number: twice as fast as slicing every second code.
         both = pairs.view(torch.int16)
         return (both | (both >> 4)).to(torch.uint8)
     return pairs[..., 0::2] | (pairs[..., 1::2] << 4)

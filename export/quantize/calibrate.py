@@ -1,11 +1,10 @@
-"""Codes that keep what a model computes on its inputs, found a product at a time.
+"""GPTQ of a whole model, one product at a time.
 
-What enters a product is computed by the products before it as they were trained: Frantar et al.
-(2022, "GPTQ", section 3) compute it with what is stored, which measures worse here
-(docs/adr/0014). Products that read the same inputs share the sum over them.
+The inputs of a product are computed with the trained weights before it. Frantar et al. (2022,
+"GPTQ", section 3) use the rounded ones, which is worse here (docs/adr/0014). Products that read the
+same inputs share a Hessian.
 
-Memory: what each input computes at the time, one weight, and what `gptq.factorize` needs for its
-columns.
+Memory: the activations of every input, one weight, and what `gptq.factorize` needs for its columns.
 
 Shape letters: S tokens of a text, K columns of a weight.
 """
@@ -35,19 +34,19 @@ from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
-NOTHING_KNOWN: Importance = MappingProxyType({})
+ALL_EQUAL: Importance = MappingProxyType({})
 
 TIED_DAMPING = 0.5
-"""Of a head that is the embedding as well: there, errors count the same in every column."""
+"""Damping of a head that is also the embedding, where errors count alike in every column."""
 
 SUM_COLUMNS = 512
-"""Columns of a Hessian that are summed together, with those after them: it is symmetric."""
+"""Columns of a Hessian that are summed together, from the diagonal down: it is symmetric."""
 
 SUM_TOKENS = 1024
-"""Tokens over which a Hessian is summed together: it is read and written once for all of them."""
+"""Tokens that are added to a Hessian at once, which reads and writes it once."""
 
 ROUND_NUMBERS = 1 << 22
-"""Of the rows of a weight that are rounded together, 16 MiB in float32; it takes ten times that."""
+"""Numbers of rows that are rounded together: 16 MiB in float32, and ten times that at work."""
 
 
 def calibrated_weights(
@@ -55,19 +54,10 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
-    importance: Importance = NOTHING_KNOWN,
+    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
-    """Every weight of a plan, by GPTQ; an embedding that is no head is rounded, experts by `hqq`.
-
-    What comes after experts computes with what they were.
-
-    Args:
-        model: the model; its weights are read as they are used.
-        plan: which weights, and how.
-        inputs: what to calibrate on.
-        importance: what each token counts; all count alike in products that it does not have.
-        progress: told after every weight.
+    """Every weight of a plan by GPTQ, except embeddings (`rtn`) and experts (`hqq`).
 
     Yields:
         Each weight once; read its parts before the next weight.
@@ -77,7 +67,7 @@ def calibrated_weights(
 
 
 Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
-"""Finds the codes of some rows of a weight `(n, K)`, by what enters it."""
+"""Finds the codes of rows `(n, K)` of a weight, given the factor of its inputs."""
 
 
 def in_schemes(
@@ -86,31 +76,23 @@ def in_schemes(
     inputs: Inputs,
     fit: Fit,
     *,
-    importance: Importance = NOTHING_KNOWN,
+    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
-    """The same in several schemes: each weight in all of its own, one after the other.
-
-    Args:
-        model: as above.
-        plan: which weights, and in which schemes.
-        inputs: as above.
-        fit: finds codes.
-        importance: as above.
-        progress: as above.
-    """
-    looked_up, places = tables_of(model.module), places_of(model.weights, plan)
-    found: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}
+    """Like `calibrated_weights`, in several schemes per weight, one after the other."""
+    embeddings, places = tables_of(model.module), places_of(model.weights, plan)
+    # Weights that are not finished, with the parts of those that join several products.
+    pending: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}
     waiting: _Waiting | None = None
 
     def rounded(waiting: _Waiting) -> Iterator[QuantizedWeight]:
-        is_tied = not looked_up.isdisjoint(each.product for each in waiting.places)
+        is_tied = not embeddings.isdisjoint(place.product for place in waiting.places)
         damping = TIED_DAMPING if is_tied else gptq.DAMPING
         return_free_memory()
         factor = gptq.factorize(waiting.hessian, damping=damping)
         for place in waiting.places:
-            yield from _round(model.weights, place, plan[place.name], factor, fit, found)
-            progress("calibrate", len(plan) - len(found), len(plan))
+            yield from _round(model.weights, place, plan[place.name], factor, fit, pending)
+            progress("calibrate", len(plan) - len(pending), len(plan))
 
     with closing(run(model.module, model.weights, calls(model, inputs))) as events:
         for event in events:
@@ -120,16 +102,16 @@ def in_schemes(
             if waiting is not None and waiting.reads(event.inputs):
                 waiting.places.append(place)
             else:
-                # Only now: what entered those products has been freed.
+                # Only now is the memory of the inputs of those products free.
                 if waiting is not None:
                     yield from rounded(waiting)
                     waiting = None
                 waiting = _Waiting(_sum_of_squares(event, importance), event.inputs, [place])
             if not places:
-                break  # what comes after the last product is of no use
+                break  # nothing is needed after the last product
     if waiting is not None:
         yield from rounded(waiting)
-    for name in found:
+    for name in pending:  # embeddings, experts, and products that no input reached
         method: Method = "rtn" if len(model.weights.shape(name)) == 2 else "hqq"
         for scheme in plan[name]:
             parts = round_rows(model.weights, name, scheme, method)
@@ -138,21 +120,21 @@ def in_schemes(
 
 
 class _Waiting:
-    """Products of the same inputs, whose weights are rounded when the inputs are gone.
+    """Products with the same inputs, whose weights are rounded when the inputs are free.
 
     Attributes:
         hessian: of the inputs.
-        places: of their weights.
+        places: of the weights.
     """
 
     def __init__(self, hessian: Tensor, inputs: Sequence[Tensor], places: list[Place]) -> None:
         self.hessian, self.places = hessian, places
-        self._inputs = [ref(each) for each in inputs]
+        self._inputs = [ref(x) for x in inputs]
 
     def reads(self, inputs: Sequence[Tensor]) -> bool:
-        """Whether the very same tensors enter another product."""
-        known = [each() for each in self._inputs]
-        return len(known) == len(inputs) and all(map(is_, known, inputs))
+        """Whether the same tensors enter another product."""
+        ours = [x() for x in self._inputs]
+        return len(ours) == len(inputs) and all(map(is_, ours, inputs))
 
 
 def _round(
@@ -161,22 +143,22 @@ def _round(
     schemes: Sequence[Scheme],
     factor: gptq.Factor,
     fit: Fit,
-    found: dict[str, dict[int, list[list[Part]]]],
+    pending: dict[str, dict[int, list[list[Part]]]],
 ) -> Iterator[QuantizedWeight]:
-    """The codes of the weight of a product, some rows at a time.
+    """The codes of the weight of a product, a few rows at a time.
 
-    A weight that is stored as rows of another waits in `found` until all of that is there.
+    A weight that joins several products stays in `pending` until all of its rows are there.
     """
     name = place.name
     parts = [_parts(weights, place, scheme, factor, fit) for scheme in schemes]
     if place.parts == 1:
-        del found[name]
-        for scheme, each in zip(schemes, parts, strict=True):
-            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=each)
+        del pending[name]
+        for scheme, rows in zip(schemes, parts, strict=True):
+            yield QuantizedWeight(name=name, scheme=scheme, method="gptq", parts=rows)
         return
-    found[name][place.start] = [list(each) for each in parts]
-    if len(found[name]) == place.parts:
-        by_row = found.pop(name)
+    pending[name][place.start] = [list(rows) for rows in parts]
+    if len(pending[name]) == place.parts:
+        by_row = pending.pop(name)
         in_order = [by_row[start] for start in sorted(by_row)]
         for scheme, joined in zip(schemes, zip(*in_order, strict=True), strict=True):
             whole = chain.from_iterable(joined)
@@ -186,7 +168,7 @@ def _round(
 def _parts(
     weights: Weights, place: Place, scheme: Scheme, factor: gptq.Factor, fit: Fit
 ) -> Iterator[Part]:
-    """The rows of a place and their codes."""
+    """Rows of a place, and their codes."""
     step = max(1, ROUND_NUMBERS // len(factor.order))
     for start in range(place.start, place.stop, step):
         rows = weights.rows(place.name, start, min(start + step, place.stop)).float()
@@ -195,20 +177,20 @@ def _parts(
 
 
 def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
-    """The codes of some rows, by GPTQ, and refined."""
+    """Codes of rows by GPTQ, refined."""
     codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
     return Part(rows=weight, codes=codes)
 
 
 def _sum_of_squares(event: Product, importance: Importance) -> Tensor:
-    """The sum of x xT over all x `(K,)` that enter a product, each as it counts, `(K, K)`.
+    """The weighted sum of x xT over all inputs x `(K,)` of a product, `(K, K)`.
 
-    It is symmetric: of each column, only what is below the diagonal is computed.
+    It is symmetric, so only the part below the diagonal is computed.
     """
     columns = event.inputs[0].shape[-1]
     total_KK = torch.zeros(columns, columns)
     starts = range(0, columns, SUM_COLUMNS)
-    for x_KS in _together(_weighted(event, importance)):
+    for x_KS in _joined(_weighted(event, importance)):
         for start in starts:
             part = x_KS[start : start + SUM_COLUMNS]
             total_KK[start:, start : start + SUM_COLUMNS] += linear(x_KS[start:], part)
@@ -219,25 +201,25 @@ def _sum_of_squares(event: Product, importance: Importance) -> Tensor:
 
 
 def _weighted(event: Product, importance: Importance) -> Iterator[Tensor]:
-    """What enters a product, `(S, K)` each: every token times the root of what it counts."""
+    """Inputs of a product, `(S, K)` each, every token times the root of its importance."""
     flat = (x.flatten(0, -2).float() for x in event.inputs)
-    known = importance.get(event.name)
-    if known is None:
+    of_product = importance.get(event.name)
+    if of_product is None:
         yield from flat
         return
-    counts = [known[index] for index in event.indices]
+    counts = [of_product[index] for index in event.indices]
     mean = torch.cat(counts).mean()
     for x_SK, counts_S in zip(flat, counts, strict=True):
         yield x_SK * (counts_S / mean).sqrt().unsqueeze(-1) if mean > 0 else x_SK
 
 
-def _together(inputs: Iterable[Tensor]) -> Iterator[Tensor]:
-    """Inputs `(S, K)` as `(K, S)`, several at once."""
-    together: list[Tensor] = []
+def _joined(inputs: Iterable[Tensor]) -> Iterator[Tensor]:
+    """Inputs `(S, K)` as `(K, S)`, joined to about `SUM_TOKENS` tokens."""
+    batch: list[Tensor] = []
     for x_SK in inputs:
-        together.append(x_SK.T)
-        if sum(x_KS.shape[1] for x_KS in together) >= SUM_TOKENS:
-            yield torch.cat(together, dim=1)
-            together.clear()
-    if together:
-        yield torch.cat(together, dim=1)
+        batch.append(x_SK.T)
+        if sum(x_KS.shape[1] for x_KS in batch) >= SUM_TOKENS:
+            yield torch.cat(batch, dim=1)
+            batch.clear()
+    if batch:
+        yield torch.cat(batch, dim=1)

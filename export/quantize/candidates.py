@@ -1,7 +1,7 @@
-"""Codes of weights in several schemes, kept in files until one of each is chosen.
+"""Codes of weights in several schemes, in files until one of each is chosen.
 
-GPTQ fits every weight to what the trained model computes before it (docs/adr/0014), so the codes
-of one do not depend on the scheme of another: found once, they serve every combination.
+GPTQ fits every weight to activations of the trained model (docs/adr/0014), so codes do not depend
+on the schemes of other weights, and can be combined freely.
 
 Shape letters: N rows of a weight, K its columns.
 """
@@ -26,13 +26,12 @@ from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import Weights
 
 Values = Callable[[int, int], Tensor]
-"""Rows `[start:stop]` of what the codes of a stored weight stand for, float32; of experts, those of
-all of them one after the other."""
+"""Dequantized rows `[start:stop]` of a weight, float32; rows of all experts follow one another."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Rows:
-    """Some rows of a weight in a file."""
+    """Rows of a weight, in a file."""
 
     start: int
     stop: int
@@ -49,92 +48,84 @@ class _Candidate:
 
 
 class Candidates:
-    """Weights in several schemes, in files of a folder.
-
-    On the disk they take their bytes in every scheme, in memory one part of a weight.
-    """
+    """Weights in several schemes, in files; memory holds one part of a weight."""
 
     def __init__(self, folder: Path, weights: Weights) -> None:
-        """Start with none.
-
-        Args:
-            folder: for the files.
-            weights: what the codes stand for.
-        """
+        """Start empty."""
         self._folder = folder
         self._weights = weights
-        self._found: dict[tuple[str, Scheme], _Candidate] = {}
+        self._candidates: dict[tuple[str, Scheme], _Candidate] = {}
 
     def add(self, weight: QuantizedWeight) -> None:
-        """Keep a weight in one scheme; its parts are read."""
+        """Store a weight in one scheme; reads its parts."""
         rows: list[_Rows] = []
         loss, start = 0.0, 0
         for part in weight.parts:
-            file = self._folder / f"{len(self._found)}-{len(rows)}.pt"
+            file = self._folder / f"{len(self._candidates)}-{len(rows)}.pt"
             write_tensors(file, _packed(part.codes))
             stop = start + len(part.rows)
             rows.append(_Rows(start=start, stop=stop, file=file))
             loss += _squared_error(part) if part.loss is None else part.loss
             start = stop
-        self._found[weight.name, weight.scheme] = _Candidate(
+        self._candidates[weight.name, weight.scheme] = _Candidate(
             method=weight.method, loss=loss, rows=rows
         )
 
     def loss(self, name: str, scheme: Scheme) -> float:
-        """The squared error of what a weight computes; comparable with its own only."""
-        return self._found[name, scheme].loss
+        """Squared error of a weight's outputs; comparable between its own schemes only."""
+        return self._candidates[name, scheme].loss
 
     def weight(self, name: str, scheme: Scheme) -> QuantizedWeight:
-        """A weight in one scheme, to be written."""
-        method = self._found[name, scheme].method
+        """A weight in one scheme, ready to be written."""
+        method = self._candidates[name, scheme].method
         parts = self._parts(name, scheme)
         return QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
 
     def instead(
         self, schemes: Mapping[str, Scheme], *, as_kernels: bool = False
     ) -> dict[str, Weights]:
-        """What the codes of some weights stand for, by the names of the module.
+        """Dequantized weights, by the names of the module.
 
         Args:
             schemes: of the weights.
-            as_kernels: round what enters their products as well.
+            as_kernels: also round the inputs of their products, as kernels do.
         """
-        found: dict[str, Weights] = {}
+        sources: dict[str, Weights] = {}
         for leaf, place in places_of(self._weights, schemes).items():
             shape, scheme = self._weights.shape(leaf), schemes[place.name]
             values = partial(self.values, place.name, scheme)
-            found[leaf] = (
+            sources[leaf] = (
                 _OfKernel(shape, place, values, scheme.group)
                 if as_kernels
                 else RoundedWeight(shape, place, values)
             )
-        return found
+        return sources
 
     def values(self, name: str, scheme: Scheme, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of what the codes of a weight stand for, float32 `(n, K)`."""
+        """Dequantized rows `[start:stop]` of a weight, float32 `(n, K)`."""
         columns = self._weights.shape(name)[-1]
-        found = []
-        for rows in self._found[name, scheme].rows:
+        pieces = []
+        for rows in self._candidates[name, scheme].rows:
             low, high = max(start, rows.start) - rows.start, min(stop, rows.stop) - rows.start
             if low < high:
-                found.append(dequantize(_read(rows.file, scheme, columns, low, high)))
-        return found[0] if len(found) == 1 else torch.cat(found)
+                pieces.append(dequantize(_read(rows.file, scheme, columns, low, high)))
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
     def _parts(self, name: str, scheme: Scheme) -> Iterator[Part]:
         *experts, count, columns = self._weights.shape(name)
-        for rows in self._found[name, scheme].rows:
+        for rows in self._candidates[name, scheme].rows:
             codes = _read(rows.file, scheme, columns, 0, rows.stop - rows.start)
-            if experts:  # the rows of all of them follow one another; no part is of two
+            if experts:  # rows of all experts follow one another; a part is within one expert
                 expert, first = divmod(rows.start, count)
                 last = first + rows.stop - rows.start
-                given = self._weights.rows(name, expert, expert + 1)[0, first:last]
+                values = self._weights.rows(name, expert, expert + 1)[0, first:last]
             else:
-                given = self._weights.rows(name, rows.start, rows.stop)
-            yield Part(rows=given.float(), codes=codes)
+                values = self._weights.rows(name, rows.start, rows.stop)
+            yield Part(rows=values.float(), codes=codes)
 
 
-def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
-    """The codes of some rows, by GPTQ, with their error; 8 bits leave nothing to refine."""
+def fit_with_loss(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
+    """Codes of rows by GPTQ, with their loss; 8 bits leave nothing to refine."""
     codes = gptq.round_columns(weight, factor, scheme)
     if scheme.bits == 4:
         codes = refine(weight, codes, factor)
@@ -143,38 +134,32 @@ def fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
 
 
 class RoundedWeight:
-    """One weight of a module, by the codes of the weight that it is stored in."""
+    """A weight of the module, dequantized from the rounded weight that contains it."""
 
     def __init__(self, shape: tuple[int, ...], place: Place, values: Values) -> None:
-        """Read nothing yet.
-
-        Args:
-            shape: of the weight.
-            place: where it is in the stored one.
-            values: of the stored one.
-        """
+        """Prepare; reads nothing."""
         self._shape, self._place, self._values = shape, place, values
 
     def shape(self, name: str) -> tuple[int, ...]:
-        """The shape of the weight."""
+        """Shape of the weight."""
         return self._shape
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of the weight, float32; of experts, whole ones."""
+        """Rows `[start:stop]`, float32; whole experts."""
         place = self._place
         if place.transposed:
             return self._values(place.start, place.stop)[:, start:stop].T
         if len(self._shape) == 2:
             return self._values(place.start + start, place.start + stop)
         _, count, columns = self._shape
-        first, last = (count * (place.start + each) for each in (start, stop))
+        first, last = (count * (place.start + expert) for expert in (start, stop))
         return self._values(first, last).view(-1, count, columns)
 
 
 class _OfKernel(RoundedWeight):
-    """The same in onnxruntime's kernels for the CPU, which round activations to 8 bits.
+    """As in onnxruntime's CPU kernels, which round activations to 8 bits.
 
-    Those that share a scale of the weight share one of their own, by the largest of them.
+    Activations share a scale in the groups of the weight, from the largest of a group.
     """
 
     def __init__(self, shape: tuple[int, ...], place: Place, values: Values, group: int) -> None:
@@ -182,7 +167,7 @@ class _OfKernel(RoundedWeight):
         self._group = group
 
     def rounded(self, entering: Tensor) -> Tensor:
-        """What enters a product `(..., K)`, as the kernel multiplies it."""
+        """The input of a product `(..., K)` as the kernel multiplies it."""
         groups = into_groups(entering.reshape(-1, entering.shape[-1]), self._group)
         scales = groups.abs().amax(-1, keepdim=True) / 127
         steps = groups / scales.masked_fill(scales == 0, 1)
@@ -191,7 +176,7 @@ class _OfKernel(RoundedWeight):
 
 
 def _packed(codes: Codes) -> dict[str, Tensor]:
-    """Tensors to save; two codes of 4 bits in a byte."""
+    """Tensors to save, with two 4-bit codes per byte."""
     values = codes.values
     if codes.scheme.bits == 4:
         pairs = F.pad(values, (0, values.shape[1] % 2))
@@ -202,12 +187,12 @@ def _packed(codes: Codes) -> dict[str, Tensor]:
         "zeros": codes.zeros,
         "minimums": codes.minimums,
     }
-    # Of a view, all that it is a part of would be saved.
-    return {name: each.clone() for name, each in tensors.items() if each is not None}
+    # A view would be saved with the whole tensor that it is part of.
+    return {name: tensor.clone() for name, tensor in tensors.items() if tensor is not None}
 
 
 def write_tensors(file: Path, value: object) -> None:
-    """Write what `torch.load` reads, in a file that is one write: an error keeps its type."""
+    """Write a file for `torch.load`, in one write, so that an error has its usual type."""
     data = BytesIO()
     torch.save(value, data)
     files.write(file, data.getbuffer())
@@ -216,15 +201,15 @@ def write_tensors(file: Path, value: object) -> None:
 def _read(file: Path, scheme: Scheme, columns: int, start: int, stop: int) -> Codes:
     """Rows `[start:stop]` of a file that `_packed` made."""
     saved = torch.load(file, mmap=True, weights_only=True)
-    of = {name: each[start:stop] for name, each in saved.items()}
-    values = of["values"]
+    rows = {name: tensor[start:stop] for name, tensor in saved.items()}
+    values = rows["values"]
     if scheme.bits == 4:
         values = torch.stack((values & 15, values >> 4), -1).flatten(1)[:, :columns]
     return Codes(
         values=values,
-        scales=of["scales"],
-        zeros=of.get("zeros"),
-        minimums=of.get("minimums"),
+        scales=rows["scales"],
+        zeros=rows.get("zeros"),
+        minimums=rows.get("minimums"),
         scheme=scheme,
     )
 

@@ -1,6 +1,6 @@
-"""Weights in 8 bits with one scale per output, for products of 8-bit integers.
+"""8-bit weights with one scale per output, for products of 8-bit integers.
 
-This is the format of `DynamicQuantizeMatMul`, which quantizes the inputs itself, at each call.
+The format of `DynamicQuantizeMatMul`, which quantizes its inputs at each call.
 """
 
 import torch
@@ -9,28 +9,26 @@ from torch import Tensor
 from ortolan.export.quantize.blocks import check_finite
 
 LARGEST = 127
-"""Of a code, and of the sum of two neighbours; -128 is left out, so that codes and their negatives
-are alike.
+"""Largest code, and largest sum of two neighboring codes; -128 is unused, for symmetry.
 
-The kernel for AVX2 without VNNI adds the products of two neighbours with activations, which are at
-most 255, in 16 bits. Sums beyond 128 could saturate there: an error of 4 % in a product where
-rounding alone costs half a percent. Rounding adds 1 at most."""
+AVX2 kernels without VNNI multiply two neighbors by activations of up to 255, and add them in 16
+bits. Sums above 128 could saturate there, an error of 4 % in a product where rounding costs half a
+percent. Rounding adds at most 1."""
 
 
 def quantize_channels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Round each output to the finest steps at which no kernel saturates.
+    """Round each output with the finest step at which no kernel saturates.
 
-    A step is the largest magnitude of a number, or of the sum of two neighbours, over `LARGEST`.
+    The step is the largest magnitude of a number, or of a sum of two neighbors, over `LARGEST`.
 
     Args:
         weight: float32 `(N, K)`.
 
     Returns:
-        int8 `(K, N)`, contiguous, and scales, float32 `(N,)`, 0 where an output is 0 throughout:
-        a number is `code * scale`.
+        Codes, int8 `(K, N)`, contiguous, and scales, float32 `(N,)`, 0 for outputs that are 0.
 
     Raises:
-        ExportError: a number of the weight is infinite or not a number.
+        ExportError: the weight is not finite.
     """
     check_finite(weight)
     reach = weight.abs().amax(1)

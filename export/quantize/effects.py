@@ -1,7 +1,11 @@
-"""How far a model is from the trained one with some of its weights rounded, measured.
+"""Measures how far rounding some weights moves a model from the trained one.
 
-Several ways to round it run side by side (`ortolan.export.streamed`): each weight is read once for
-all of them, and before the first weight that is rounded they are one.
+Variants of the model run side by side (`ortolan.export.streamed`): every weight is read once for
+all of them, and up to its first rounded weight a variant costs nothing:
+
+    trained      q ── k ── v ── out ── up ── down ── head
+    k rounded         └── k' ─ v ── out ── up ── down ── head
+    up rounded                       └─── up' ─ down ── head
 
 Shape letters: S tokens, V vocabulary.
 """
@@ -23,71 +27,55 @@ from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import OUTPUTS
 
 TOKENS_AT_ONCE = 8192
-"""Of inputs that run side by side, as many as GPTQ calibrates on."""
+"""Tokens that run side by side: as many as GPTQ calibrates on."""
 
 _ROWS = 64
-"""Of logits that are compared at once."""
+"""Rows of logits to compare at once."""
 
 Rounded = Mapping[str, Weights]
-"""Where weights of a module are read instead, by their names."""
+"""Other sources of weights of a module, by their names."""
 
 
 class Reference:
-    """What the trained model gives for some inputs, in files of a folder."""
+    """Outputs of the trained model for some inputs, in files."""
 
     def __init__(self, model: Exportable, inputs: Inputs, folder: Path) -> None:
-        """Compute it.
-
-        Args:
-            model: its weights are read as they are used.
-            inputs: of the model.
-            folder: empty, for the files.
-        """
+        """Compute the outputs."""
         self._model, self._inputs, self._folder = model, inputs, folder
         for event in run(model.module, model.weights, calls(model, inputs)):
             if isinstance(event, Result):
                 write_tensors(folder / f"{event.index}.pt", event.value)
 
     def distances(self, variants: Sequence[Rounded], progress: Progress = silent) -> list[float]:
-        """How far the model is with each set of rounded weights, on average over all outputs.
-
-        Args:
-            variants: the weights.
-            progress: told of variants that are done, and all.
+        """Mean distance from the trained model, for each set of rounded weights.
 
         Returns:
-            Mean KL divergence of logits, in nats; of vectors, the mean distance of cosines.
+            Mean KL divergence of logits in nats, or mean cosine distance of vectors.
         """
-        together = max(1, TOKENS_AT_ONCE // sum(_lengths(self._model, self._inputs)))
-        found: list[float] = []
-        for start in range(0, len(variants), together):
-            found += self._distances(variants[start : start + together])
-            progress("effects", len(found), len(variants))
-        return found
+        batch = max(1, TOKENS_AT_ONCE // sum(_lengths(self._model, self._inputs)))
+        means: list[float] = []
+        for start in range(0, len(variants), batch):
+            means += self._distances(variants[start : start + batch])
+            progress("effects", len(means), len(variants))
+        return means
 
     def _distances(self, variants: Sequence[Rounded]) -> list[float]:
-        model, given = self._model, calls(self._model, self._inputs)
+        model, texts = self._model, calls(self._model, self._inputs)
         sums, counts = [0.0] * len(variants), [0] * len(variants)
-        instead = [variant for variant in variants for _ in given]
-        for event in run(model.module, model.weights, given * len(variants), instead=instead):
+        instead = [variant for variant in variants for _ in texts]
+        for event in run(model.module, model.weights, texts * len(variants), instead=instead):
             if isinstance(event, Result):
-                variant, index = divmod(event.index, len(given))
+                variant, index = divmod(event.index, len(texts))
                 expected = torch.load(self._folder / f"{index}.pt", mmap=True, weights_only=True)
-                each = distances(expected, event.value, model.output)
-                sums[variant] += float(each.sum())
-                counts[variant] += len(each)
+                of_rows = distances(expected, event.value, model.output)
+                sums[variant] += float(of_rows.sum())
+                counts[variant] += len(of_rows)
         return [total / count for total, count in zip(sums, counts, strict=True)]
 
 
 def distances(expected: Tensor, got: Tensor, kind: str) -> Tensor:
-    """The distance of each output from the expected one, float64.
-
-    Args:
-        expected: what a model gives for one input (`ortolan.export.exportable.Forward`).
-        got: what another one gives.
-        kind: of output (`runtime.bundle.kinds.OUTPUTS`).
-    """
-    expected, got = (each.reshape(-1, each.shape[-1]) for each in (expected, got))
+    """Distance of each row from the expected one, float64."""
+    expected, got = (rows.reshape(-1, rows.shape[-1]) for rows in (expected, got))
     output = OUTPUTS[kind]
     if output.scores == "none":
         error = (expected.double() - got.double()).square().sum(-1)
@@ -101,12 +89,12 @@ def distances(expected: Tensor, got: Tensor, kind: str) -> Tensor:
 
 
 def _divergence(expected_SV: Tensor, got_SV: Tensor) -> Tensor:
-    wanted, found = (F.log_softmax(each.float(), -1) for each in (expected_SV, got_SV))
-    return (wanted.exp() * (wanted - found)).sum(-1, dtype=torch.float64)
+    expected, got = (F.log_softmax(logits.float(), -1) for logits in (expected_SV, got_SV))
+    return (expected.exp() * (expected - got)).sum(-1, dtype=torch.float64)
 
 
 def _independent_divergence(expected_SL: Tensor, got_SL: Tensor) -> Tensor:
-    """The divergence of labels that do not exclude each other, or of a single one."""
+    """Divergence of independent labels, or of a single one."""
     return sum(
         (
             F.sigmoid(sign * expected_SL)
@@ -118,7 +106,7 @@ def _independent_divergence(expected_SL: Tensor, got_SL: Tensor) -> Tensor:
 
 
 def some_of(model: Exportable, inputs: Inputs, tokens: int) -> Inputs:
-    """The first inputs, at least one, that have about so many tokens together, or all."""
+    """The first inputs, at least one, with about this many tokens in all."""
     lengths, count = _lengths(model, inputs), 1
     while count < len(lengths) and sum(lengths[:count]) + lengths[count] / 2 < tokens:
         count += 1
@@ -126,9 +114,9 @@ def some_of(model: Exportable, inputs: Inputs, tokens: int) -> Inputs:
 
 
 def _lengths(model: Exportable, inputs: Inputs) -> list[int]:
-    """Tokens of each input; an image has as many as the encoder makes of it."""
+    """Tokens of each input; for an image, its patch vectors."""
     sides = [side for side in (inputs.sources, inputs.ids) if side]
     return [
-        sum(len(each) if each.dim() == 1 else model.context_length for each in both)
+        sum(len(side) if side.dim() == 1 else model.context_length for side in both)
         for both in zip(*sides, strict=True)
     ]

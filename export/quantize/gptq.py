@@ -1,20 +1,25 @@
-"""GPTQ: codes that fit what a weight computes, from statistics of its inputs.
+"""GPTQ: codes that fit the outputs of a weight, from statistics of its inputs.
 
 The statistics are the Hessian of the squared error of the outputs: the sum of `x x^T` over
 calibration tokens.
 
 Shape letters: N outputs, K inputs, G groups of inputs, C columns of a part.
 
+Columns are rounded one after another, and each compensates for the errors before it:
+
+    H       = L L^T,  with columns sorted by importance
+    for k   = K-1 (the most important column) ... 0:
+    Q_k     = round(W_k + sum over j > k of E_j L_jk / L_kk)
+    E_k     = W_k - Q_k
+
 Notes:
-    * Columns are rounded one after another. Each takes over what the errors of those before it
-      make of the outputs, as far as it can: it is rounded to what makes up for them best.
-    * The paper reads the coefficients from the Cholesky factor of the inverse of the Hessian.
-      With the columns in reverse, the factor of the Hessian itself has them: `H = L L^T` makes
-      `||E L||` the error of the outputs, for errors `E` of the weight, and the column `k` of
-      `E L` is `L_kk (E_k + sum over j > k of E_j L_jk / L_kk)`. So one factor is enough, at a
-      quarter of the work, and nothing is inverted.
-    * Scales are chosen beforehand from the weight as it is. Columns can then be rounded in any
-      order, the most important ones first, and no table from columns to groups is needed.
+    * The paper reads the coefficients from a Cholesky factor of the inverse of H. With the columns
+      in reverse, a factor of H itself has them: `||E L||` is the error of the outputs, and column
+      `k` of `E L` is `L_kk (E_k + sum over j > k of E_j L_jk / L_kk)`. That takes a quarter of the
+      work, and inverts nothing.
+    * Scales are chosen first, from the original weight, so columns can be rounded in any order.
+
+Source: Frantar et al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323
 """
 
 import math
@@ -30,24 +35,25 @@ from ortolan.export.quantize.rtn import search
 from ortolan.export.scheme import Scheme
 
 DAMPING = 0.01
-"""Part of the mean of a Hessian's diagonal that is added to it."""
+"""Fraction of the mean of the Hessian's diagonal that is added to the diagonal."""
 
 COLUMNS = 256
-"""Columns between two products with the errors of all columns before them."""
+"""Columns per block; the errors of earlier blocks are applied with one product per block."""
 
 FEW_COLUMNS = 32
-"""Columns of these between two products with the errors of the others of these."""
+"""Columns per part of a block; errors of earlier parts are applied with one product per part."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Factor:
-    """A Hessian, ready for use; serves every weight that reads the same inputs.
+    """A factorized Hessian, for every weight that reads the same inputs.
 
     Attributes:
         hessian: float32 `(K, K)`, damped.
-        feedback: float32 `(K, K)`, lower triangular with ones on the diagonal: how much of the
-            error of column `order[j]` the column `order[k]` takes over, at `[j, k]`.
-        order: int64 `(K,)`, columns in the order of their importance; rounding starts at the end.
+        feedback: float32 `(K, K)`, lower triangular with ones on the diagonal; `[j, k]` is the
+            share of the error of column `order[j]` that column `order[k]` compensates.
+        order: int64 `(K,)`, columns from the least to the most important; rounding starts at the
+            end.
     """
 
     hessian: Tensor
@@ -55,59 +61,40 @@ class Factor:
     order: Tensor
 
 
-def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float = DAMPING) -> Codes:
-    """Choose codes of least error in the outputs.
-
-    Args:
-        weight: float32 `(N, K)`.
-        hessian: as for `factorize`, which damps it.
-        scheme: the format.
-        damping: as for `factorize`.
-
-    Raises:
-        ExportError: the weight or the Hessian has numbers that are not finite, or the Hessian is
-            not positive definite.
-
-    Source: Frantar et al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323
-    """
-    return round_columns(weight, factorize(hessian, damping=damping), scheme)
-
-
 def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:
-    """Prepare a Hessian. Two matrices of its size are alive at a time, one of them its own.
+    """Factorize a Hessian, with one more matrix of its size in memory.
 
-    An input that was 0 in all of the calibration has no influence; its column is rounded to
-    nearest.
+    A column whose input was always 0 is rounded to nearest.
 
     Args:
-        hessian: float32 `(K, K)`, of any scale; damped in place and kept by the factor.
-        damping: part of the mean of the diagonal that is added to the diagonal.
+        hessian: float32 `(K, K)`, of any scale; damped in place, and part of the result.
+        damping: fraction of the mean of the diagonal that is added to the diagonal.
 
     Raises:
-        ExportError: the Hessian has numbers that are not finite, or is not positive definite.
+        ExportError: the Hessian is not finite, or not positive definite.
 
-    Source: Chee et al., "QuIP", 2023, https://arxiv.org/abs/2307.13304: the factor of the Hessian
-    gives the codes that GPTQ finds with that of the inverse.
+    Source: Chee et al., "QuIP", 2023, https://arxiv.org/abs/2307.13304: a factor of the Hessian
+    leads to the same codes as the factor of its inverse in GPTQ.
     """
     diagonal = hessian.diagonal()
     mean = float(diagonal.mean())
     diagonal += damping * mean if mean else 1.0
     order = diagonal.argsort(stable=True)
-    # LAPACK stores columns one after the other; given such a matrix, it works in place.
+    # LAPACK is column-major: with such a matrix, it works in place.
     factor = _permuted(hessian, order).mT
     failed = torch.empty(0, dtype=torch.int32)
     torch.linalg.cholesky_ex(factor, out=(factor, failed))
     scale = factor.diagonal().clone()
     if int(failed) or not bool(scale.isfinite().all()):
         raise ExportError(
-            f"hessian: expected a positive definite matrix of finite numbers with {damping=}, got "
-            "one that has no Cholesky factor. Calibrate with more text, or raise the damping."
+            f"The Hessian has no Cholesky factor with {damping=}. Calibrate with more text, or "
+            "raise the damping."
         )
     return Factor(hessian=hessian, feedback=factor.div_(scale), order=order)
 
 
 def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
-    """A copy with rows and columns in another order, some rows at a time."""
+    """A copy with permuted rows and columns, a few rows at a time."""
     permuted = torch.empty_like(matrix)
     for start in range(0, len(order), COLUMNS):
         rows = matrix.index_select(0, order[start : start + COLUMNS])
@@ -116,10 +103,10 @@ def _permuted(matrix: Tensor, order: Tensor) -> Tensor:
 
 
 def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
-    """Choose codes of least error in the outputs, for one of several weights of the same inputs.
+    """Choose codes for one of the weights that read the same inputs.
 
     Args:
-        weight: float32 `(N, K)`. Rows do not depend on each other.
+        weight: float32 `(N, K)`; its rows are independent.
         factor: of the inputs.
         scheme: the format.
 
@@ -132,15 +119,15 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
     scales, zeros = search(blocks, into_groups(importance, scheme.group), scheme)
     groups = factor.order // scheme.group
     scales_GN, zeros_GN = scales.T.contiguous(), zeros.T.contiguous()
-    # Columns that are done hold their errors here.
+    # Columns that are rounded hold their errors here.
     columns_KN = weight.T.index_select(0, factor.order)
     values_KN = torch.empty(columns_KN.shape, dtype=torch.uint8)
     for stop in range(len(columns_KN), 0, -COLUMNS):
         part = slice(max(stop - COLUMNS, 0), stop)
-        taken_over = linear(factor.feedback[stop:, part].T, columns_KN[stop:].T)
+        wanted = linear(factor.feedback[stop:, part].T, columns_KN[stop:].T)
         values_KN[part] = _round_part(
             columns_KN[part],
-            taken_over.add_(columns_KN[part]),
+            wanted.add_(columns_KN[part]),
             factor.feedback[part, part].contiguous(),
             scales_GN[groups[part]],
             zeros_GN[groups[part]],
@@ -156,7 +143,7 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
 
 
 def output_loss(error: Tensor, factor: Factor) -> float:
-    """The squared error of the outputs, for errors `(N, K)` of a weight."""
+    """Squared error of the outputs, for errors `(N, K)` of a weight."""
     return float((linear(error, factor.hessian) * error).sum())
 
 
@@ -168,11 +155,11 @@ def _round_part(
     zeros: Tensor,
     scheme: Scheme,
 ) -> Tensor:
-    """Round some columns, the last one first, and replace them by their errors.
+    """Round a block of columns, the last one first, and replace them by their errors.
 
     Args:
         columns: float32 `(C, N)`, the weight; overwritten by its errors.
-        wanted: the same with what it takes over from columns before these; overwritten.
+        wanted: the same, compensated for earlier blocks; overwritten.
         feedback: float32 `(C, C)`, among these columns.
         scales: float32 `(C, N)`.
         zeros: float32 `(C, N)`.

@@ -1,13 +1,14 @@
-"""How much each token's error in a product costs, by the gradients of what the model predicts.
+"""Importance of each token in each product, from the gradients of the predictions.
 
-GPTQ keeps the outputs of a product, those of every token alike. What the model predicts depends on
-some of them far more than on others: to second order, an error in the output of a product costs its
-square times that of the gradient of the log-likelihood there (the diagonal of Fisher's
-information). So each token counts in the sum over the inputs by the mean square of the gradients
-that come back to the products which read it.
+Plain GPTQ preserves the outputs of a product equally for all tokens, but the predictions depend on
+some far more than on others. To second order, an error in an output costs its square times the
+squared gradient of the log-likelihood there (the diagonal of the Fisher information). So a token's
+weight in the Hessian is the mean squared gradient of the outputs of all products that read it:
 
-Source: Kim et al., "GuidedQuant", 2025, https://arxiv.org/abs/2505.07004; here with one weight for
-all outputs that read the same inputs, which share a Hessian.
+    H = sum over tokens s of  c_s x_s x_s^T,    c_s = sum over products of mean_n (dL/dy_sn)^2
+
+Source: Kim et al., "GuidedQuant", 2025, https://arxiv.org/abs/2505.07004, here with one weight for
+all outputs that read the same inputs, since they share a Hessian.
 
 Shape letters: S tokens of a text, V vocabulary.
 """
@@ -30,63 +31,52 @@ from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
 MOST_WORK = 4 << 40
-"""Tokens of calibration times weights up to which gradients take minutes (docs/adr/0020)."""
+"""Calibration tokens times weights up to which gradients take minutes (docs/adr/0020)."""
 
 Importance = Mapping[str, Sequence[Tensor]]
-"""By the name of a product's weight: what each token counts of each text, `(S,)`."""
+"""Importance `(S,)` of the tokens of each text, by the name of a product's weight."""
 
 
 def is_affordable(model: Exportable, tokens: int, names: Iterable[str]) -> bool:
-    """Whether gradients are a matter of minutes: the model gives logits, and is small enough.
-
-    Args:
-        model: the model.
-        tokens: of its decoder, to calibrate on.
-        names: of weights to calibrate.
-    """
+    """Whether gradients take minutes: the model has a decoder and is small enough."""
     weights = sum(math.prod(model.weights.shape(name)) for name in names)
-    # token by token, every product is as many as there are tokens
+    # A model that reads tokens one by one runs every product once per token.
     is_quick = not model.takes_one and tokens * weights <= MOST_WORK
     return model.sides.has_decoder and tokens * weights > 0 and is_quick
 
 
 def importance(model: Exportable, inputs: Inputs, progress: Progress = silent) -> Importance:
-    """What each token counts in each product, of every text.
+    """The importance of every token of every text in each product.
 
-    Weights are read as they are used, forwards and backwards; in memory is what PyTorch keeps of
-    one text for its gradients.
-
-    Args:
-        model: a decoder, as it was trained.
-        inputs: texts, whose tokens it predicts.
-        progress: told after every text.
+    Weights are read while they are used, forward and backward. Memory holds the activations of one
+    text.
 
     Raises:
-        ExportError: PyTorch has no gradients of the model.
+        ExportError: PyTorch cannot differentiate the model.
     """
-    found: dict[str, list[Tensor]] = {}
+    counts: dict[str, list[Tensor]] = {}
     texts = calls(model, inputs)
     lazy = LazyWeights(model.module, model.weights)
     for number, (text, ids) in enumerate(zip(texts, inputs.ids, strict=True), 1):
         for name, counts_S in _of_text(lazy, text, ids).items():
-            found.setdefault(name, []).append(counts_S)
+            counts.setdefault(name, []).append(counts_S)
         return_free_memory()
         progress("guide", number, len(texts))
-    # A product that some texts never came to counts every token alike, and so does the head: where
-    # the trained model is sure, it has no gradients, and the rounded one would not be.
+    # Left out, so that all tokens count alike: products that some texts never reached, and the
+    # head, which has no gradients where the trained model is certain, but must stay certain there.
     return {
-        name: each
-        for name, each in found.items()
-        if len(each) == len(texts) and model.weights.shape(name)[0] != model.vocab_size
+        name: of_texts
+        for name, of_texts in counts.items()
+        if len(of_texts) == len(texts) and model.weights.shape(name)[0] != model.vocab_size
     }
 
 
 class _Entering:
-    """A tensor that enters some products.
+    """A tensor that enters products.
 
     Attributes:
-        x: the tensor, `(..., K)`, kept so that no other takes its identity.
-        counts_S: what its tokens count in all of them.
+        x: the tensor, `(..., K)`; holding it keeps its `id` unique.
+        counts_S: importance of its tokens, summed over the products.
     """
 
     def __init__(self, x: Tensor) -> None:
@@ -99,7 +89,7 @@ class _Entering:
 
 
 def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapping[str, Tensor]:
-    """By the weight of each product, what tokens count; of one that runs again, the first time."""
+    """Importance of the tokens by product; a product that runs twice counts the first time."""
     seen: dict[int, _Entering] = {}
     named: dict[str, _Entering] = {}
     anchor = torch.ones((), requires_grad=True)
@@ -110,50 +100,37 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
         x = request.entering
         entering = seen.setdefault(id(x), _Entering(x))
         named.setdefault(request.name, entering)
-        return streamed_product(request, lazy.weights, anchor=anchor, note=entering.add)
+        y = _Streamed.apply(x, anchor, request, lazy.weights, entering.add)  # type: ignore[no-untyped-call]
+        return cast(Tensor, y)
 
     try:
         with lazy.asking(ask):
             logits_SV = text()
         F.cross_entropy(logits_SV[:-1].float(), ids[1:], reduction="sum").backward()  # type: ignore[no-untyped-call]
-    except RuntimeError as error:  # the model has run before, without gradients
+    except RuntimeError as error:  # the model runs without gradients, so they are the cause
         reason = str(error).partition("\n")[0]
         raise ExportError(
-            f"guide: expected a model that PyTorch can differentiate, got: {reason} "
-            "Choose --method hqq or rtn, which need no gradients."
+            f"PyTorch cannot differentiate this model: {reason} Choose --method hqq or rtn, which "
+            "need no gradients."
         ) from error
     return {name: entering.counts_S for name, entering in named.items()}
 
 
-def streamed_product(
-    request: Request,
-    weights: Weights,
-    *,
-    anchor: Tensor | None = None,
-    note: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """A product that reads its weight forwards and backwards, and keeps it in neither.
-
-    Args:
-        request: the product.
-        weights: where to read.
-        anchor: a number with a gradient, by which those of the output come to products of inputs
-            that have none.
-        note: told the gradients of the output.
-    """
-    y = _Streamed.apply(request.entering, anchor, request, weights, note)  # type: ignore[no-untyped-call]
-    return cast(Tensor, y)
-
-
 class _Streamed(torch.autograd.Function):
+    """A product that reads its weight forward and backward, without keeping it.
+
+    `anchor` requires a gradient, so that the output does even if `x` does not. `note` is called
+    with the gradients of the output.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        anchor: Tensor | None,
+        anchor: Tensor,
         request: Request,
         weights: Weights,
-        note: Callable[[Tensor], None] | None,
+        note: Callable[[Tensor], None],
     ) -> Tensor:
         ctx.request, ctx.weights, ctx.note = request, weights, note
         return product(weights, request, None)
@@ -161,14 +138,13 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = gradients
-        if ctx.note is not None:
-            ctx.note(gradient)
+        ctx.note(gradient)
         to_x = _back(gradient, ctx.weights, ctx.request) if ctx.needs_input_grad[0] else None
         return to_x, None, None, None, None
 
 
 def _back(gradient: Tensor, weights: Weights, request: Request) -> Tensor:
-    """Gradients of outputs times the weight, some rows of it at a time."""
+    """Gradients of outputs times the weight, a few of its rows at a time."""
     name = request.name
     rows, columns = weights.shape(name)
     step = max(1, READ_BYTES // (4 * columns))

@@ -1,6 +1,6 @@
-"""Half-quadratic quantization: scales that fit most numbers of a group, not its outliers.
+"""Half-quadratic quantization: scales that fit most numbers of a group, rather than its outliers.
 
-It looks at one group at a time and needs no calibration.
+Needs no calibration.
 """
 
 import torch
@@ -13,22 +13,21 @@ from ortolan.export.scheme import Scheme
 ITERATIONS = 20
 
 STIFFNESS = 6.0
-"""What it costs to leave an error; those above about 0.3 of a step are left in part."""
+"""Price of leaving an error; errors above about 0.3 of a step are left in part."""
 
 STIFFENING = 1.01
-"""Factor of the stiffness after each iteration."""
+"""Factor of the stiffness per iteration."""
 
 
 def quantize(weight: Tensor, scheme: Scheme) -> Codes:
-    """Alternate between which errors to leave, and the scale that fits the rest.
+    """Alternate between choosing errors to leave, and fitting the scale to the rest.
 
-    The loss is the sum of the roots of the errors, which forgives a few large ones. It is split in
-    halves: numbers in which errors are left, found by shrinking each error, and a scale that
-    fits the rest by least squares. Of all iterations, each group keeps the one of least squared
-    error, so that no group is worse than by `rtn`.
+    The loss is the sum of the square roots of the errors, which forgives a few large ones. Errors
+    are shrunk to find the part that is left, and least squares fit the scale to the rest. Each
+    group uses its iteration with the least squared error, so that none is worse than `rtn`.
 
-    The paper moves zero points, which are real numbers there. Here they are codes: a mean error is
-    less than half of one, and never moves them. Scales move instead.
+    The paper moves zero points, which are real numbers there. Here they are codes, which a mean
+    error below half a step would never move, so scales move instead.
 
     Args:
         weight: float32 `(N, K)`.
@@ -50,7 +49,7 @@ def quantize(weight: Tensor, scheme: Scheme) -> Codes:
 
 def _fit(steps: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
     """Ratios to the first scale, `(N, G)`, for numbers in units of it."""
-    alike = steps.new_ones(1, 1, 1)
+    equal = steps.new_ones(1, 1, 1)
     ratios = best = torch.ones_like(zeros)
     least = torch.full_like(zeros, torch.inf)
     stiffness = STIFFNESS
@@ -60,12 +59,12 @@ def _fit(steps: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
         cost = errors.square().sum(-1, keepdim=True)
         better = cost < least
         best, least = torch.where(better, ratios, best), torch.where(better, cost, least)
-        ratios = refit(steps - _shrink(errors, stiffness), alike, distances, ratios)
+        ratios = refit(steps - _shrink(errors, stiffness), equal, distances, ratios)
         stiffness *= STIFFENING
     return best.squeeze(-1)
 
 
 def _shrink(errors: Tensor, stiffness: float) -> Tensor:
-    """The part of each error to leave: the paper's rule for its exponent p = 0.5."""
+    """The part of each error to leave, by the rule of the paper for p = 0.5."""
     size = errors.abs()
     return (size - size.rsqrt() / stiffness).clamp_(min=0).mul_(errors.sign())

@@ -1,4 +1,4 @@
-"""Where the weights of a module lie among the weights that are rounded, which may join several."""
+"""Maps weights of the module to the rounded weights, which may join several of them."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from ortolan.modeling.weights import Weights
 
 
 class Place(NamedTuple):
-    """Where the weight of a product is among those of a plan.
+    """The place of a module's weight in a rounded one.
 
     Attributes:
-        product: the name of its weight.
-        name: of the planned weight.
-        start: its first row there.
-        stop: the row after its last.
-        parts: weights that make up the planned one.
-        transposed: the rows are its columns.
+        product: name of the module's weight.
+        name: of the rounded weight.
+        start: first row in it.
+        stop: row after the last one.
+        parts: number of weights that it joins.
+        transposed: the rows are columns of the module's weight.
     """
 
     product: str
@@ -30,7 +30,7 @@ class Place(NamedTuple):
 
 
 def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
-    """Where each weight of the module is stored, by its name."""
+    """The place of every weight of the module, by its name."""
     places = {}
     for name in plan:
         leaves, start = leaves_of(weights, name), 0
@@ -43,6 +43,6 @@ def places_of(weights: Weights, plan: Iterable[str]) -> dict[str, Place]:
 
 
 def tables_of(module: nn.Module) -> set[str]:
-    """Names of weights that are tables of tokens."""
-    tables = {id(each.weight) for each in module.modules() if isinstance(each, nn.Embedding)}
+    """Names of the embedding tables."""
+    tables = {id(layer.weight) for layer in module.modules() if isinstance(layer, nn.Embedding)}
     return {name for name, parameter in module.named_parameters() if id(parameter) in tables}

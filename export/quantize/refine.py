@@ -1,18 +1,18 @@
-"""Codes and scales that are improved in turn, until the outputs change least.
+"""Improves codes and scales in turn, to reduce the error of the outputs.
 
-GPTQ rounds every column once, with scales that were chosen before. Here each group gets the scale
-that suits its codes best, then each of its columns the code that suits all others best, and so
-on, several times over. No step can raise the error of the outputs.
+GPTQ rounds every column once, with fixed scales. Here, each group gets the best scale for its
+codes, then each of its columns the best code given all others, over several sweeps. No step can
+increase the error.
 
 Shape letters: n rows of a weight, K its columns, C columns of a group.
 
 Notes:
-    * For errors `E` of the weight, `E H` has all that a step needs: the best scale moves by
-      `(E H) q / (q H q)` for codes `q`, the best error of a column by `-(E H)_k / H_kk`.
-    * The columns of `E H` that belong to a group are computed when it is the group's turn. That is
-      half of the work of keeping all of them up to date, and writes nothing but these.
-    * Within a group, everything is in steps of its scale: a column then takes a product, a
-      rounding and a subtraction.
+    * For errors `E` of the weight, the best scale moves by `(E H) q / (q H q)` for codes `q`, and
+      the best error of a column by `-(E H)_k / H_kk`.
+    * The columns of `E H` of a group are computed when its turn comes, which is half the work of
+      keeping all columns up to date.
+    * Within a group, all numbers are in steps of its scale, so that a column needs one product, one
+      rounding and one subtraction.
 """
 
 from dataclasses import replace
@@ -25,20 +25,14 @@ from ortolan.export.quantize.blocks import Codes, limits
 from ortolan.export.quantize.gptq import FEW_COLUMNS, Factor
 
 SWEEPS = 3
-"""How often every group is improved (docs/adr/0005)."""
+"""Sweeps over all groups (docs/adr/0005)."""
 
 NUMBERS = 1 << 22
-"""Of a float tensor as large as the rows that are worked on together, 16 MiB."""
+"""Numbers of rows that are refined together: 16 MiB in float32."""
 
 
 def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS) -> Codes:
-    """Lower the error of the outputs by better scales and codes. Zero points stay.
-
-    Args:
-        weight: float32 `(N, K)`, what the codes stand for.
-        codes: where to start; unchanged.
-        factor: of the inputs.
-        sweeps: how often every group is improved.
+    """Reduce the error of the outputs by better scales and codes; zero points stay.
 
     Source: Behdin et al., "QuantEase", 2023, https://arxiv.org/abs/2309.01885, for the codes.
     """
@@ -53,7 +47,7 @@ def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS
 
 
 def _refine_rows(weight_nK: Tensor, codes: Codes, hessian_KK: Tensor, sweeps: int) -> None:
-    """Replace the codes and scales of some rows, in place."""
+    """Refine the codes and scales of some rows, in place."""
     scheme, inputs = codes.scheme, weight_nK.shape[1]
     scales_Gn = codes.scales.T.contiguous()
     zeros_Gn = torch.full_like(scales_Gn, scheme.middle)
@@ -86,45 +80,45 @@ def _refine_group(
     hessian_CC: Tensor,
     range_n: tuple[Tensor, Tensor],
 ) -> None:
-    """Improve the scale and the codes of one group, in place.
+    """Refine the scale and the codes of one group, in place.
 
     Args:
         steps_Cn: codes minus zero points.
         errors_Cn: of these columns.
         scales_n: of the group.
-        slopes_Cn: all errors of the weight times the Hessian; overwritten.
+        slopes_Cn: these columns of the errors times the Hessian; overwritten.
         hessian_CC: among these columns.
         range_n: the lowest and the highest step.
     """
     curved_Cn = linear(hessian_CC, steps_Cn.T)
     curvature = (curved_Cn * steps_Cn).sum(0)
     moves = (slopes_Cn * steps_Cn).sum(0).div_(curvature)
-    moves = torch.where(curvature > 0, moves, 0.0)  # else every number of the group is 0
+    moves = torch.where(curvature > 0, moves, 0.0)  # otherwise all codes are zero points
     scales_n += moves
     errors_Cn.addcmul_(steps_Cn, moves, value=-1)
     slopes_Cn.addcmul_(curved_Cn, moves, value=-1)
 
     curves_C1 = hessian_CC.diagonal()[:, None]
     per_scale = torch.where(scales_n == 0, 0.0, 1 / scales_n)
-    found_Cn = slopes_Cn.div_(curves_C1).mul_(per_scale).add_(steps_Cn)
-    changes_Cn = _round_in_turn(found_Cn, steps_Cn, hessian_CC / curves_C1, range_n)
+    best_Cn = slopes_Cn.div_(curves_C1).mul_(per_scale).add_(steps_Cn)
+    changes_Cn = _round_in_turn(best_Cn, steps_Cn, hessian_CC / curves_C1, range_n)
     errors_Cn.addcmul_(changes_Cn, scales_n, value=-1)
-    steps_Cn.copy_(found_Cn)
+    steps_Cn.copy_(best_Cn)
 
 
 def _round_in_turn(
     wanted_Cn: Tensor, steps_Cn: Tensor, shares_CC: Tensor, range_n: tuple[Tensor, Tensor]
 ) -> Tensor:
-    """Round columns one after another; each makes up for what those before it changed.
+    """Round columns one after another, each compensating for the changes before it.
 
     Args:
-        wanted_Cn: the best steps, if no other column changed; overwritten by those found.
-        steps_Cn: what they were.
-        shares_CC: how much of the change of column `j` the column `k` takes back, at `[k, j]`.
+        wanted_Cn: the best steps if no other column changed; overwritten by the chosen ones.
+        steps_Cn: the old steps.
+        shares_CC: share of the change of column `j` that column `k` compensates, at `[k, j]`.
         range_n: the lowest and the highest step.
 
     Returns:
-        By how much the steps changed.
+        The changes of the steps.
     """
     changes_Cn = torch.empty_like(steps_Cn)
     for start in range(0, len(steps_Cn), FEW_COLUMNS):

@@ -1,4 +1,4 @@
-"""Weights and their codes, some rows at a time, and methods that look at nothing but the weight.
+"""Weights and their codes, a few rows at a time, and rounding without calibration.
 
 Shape letters: n rows of a weight, N all of them, K its columns.
 """
@@ -17,13 +17,13 @@ from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
 CHUNK_ELEMENTS = 1 << 18
-"""Elements of a weight that are rounded together: what they become stays in a core's cache."""
+"""Elements to round together, so that their temporaries stay in the cache of a core."""
 
 READ_CHUNKS = 16
-"""Chunks that are read together."""
+"""Chunks to read together."""
 
 TRIM_READS = 8
-"""Reads of a weight after which freed memory is returned to the system: malloc would keep it."""
+"""Reads after which free memory is returned to the system, since malloc would keep it."""
 
 Round = Callable[[Tensor, Scheme], Codes]
 
@@ -31,15 +31,17 @@ StoredMethod = Method | Literal["kept"]
 """How codes were found, as the manifest says; `kept` ones are the checkpoint's own."""
 
 WITHOUT_DATA: dict[Method, Round] = {"rtn": rtn.quantize, "hqq": hqq.quantize}
-"""Methods that look at nothing but the weight."""
+"""Methods that need no calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """Some rows of a weight `(N, K)`, float32, and their codes.
+    """Rows of a weight, and their codes.
 
     Attributes:
-        loss: squared error of what they compute; None where nobody asked.
+        rows: float32 `(n, K)`.
+        codes: of these rows.
+        loss: squared error of their outputs, if it was computed.
     """
 
     rows: Tensor
@@ -49,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuantizedWeight:
-    """A weight with its codes; `parts` holds all of its rows, in order, and can be read once."""
+    """A weight with its codes; `parts` has all of its rows in order, and can be read once."""
 
     name: str
     scheme: Scheme
@@ -60,20 +62,20 @@ class QuantizedWeight:
 def round_weights(
     weights: Weights, plan: Mapping[str, Scheme], method: Method
 ) -> Iterator[QuantizedWeight]:
-    """Every weight of a plan, by a method that needs no data."""
+    """Round every weight, by a method that needs no calibration."""
     for name, scheme in plan.items():
         parts = round_rows(weights, name, scheme, method)
         yield QuantizedWeight(name=name, scheme=scheme, method=method, parts=parts)
 
 
 def round_rows(weights: Weights, name: str, scheme: Scheme, method: Method) -> Iterator[Part]:
-    """One weight, a few rows at a time."""
+    """Round one weight, a few rows at a time."""
     for rows in row_chunks(weights, name):
         yield Part(rows=rows, codes=WITHOUT_DATA[method](rows, scheme))
 
 
 def row_chunks(weights: Weights, name: str) -> Iterator[Tensor]:
-    """Rows of a weight `(n, K)`, float32, of about `CHUNK_ELEMENTS`; no chunk is of two experts."""
+    """Rows of a weight `(n, K)`, float32, in chunks of about `CHUNK_ELEMENTS` within one expert."""
     *experts, rows, columns = weights.shape(name)
     step = max(1, CHUNK_ELEMENTS // columns)
     if experts:

@@ -1,8 +1,4 @@
-"""Round to nearest: every number of a group becomes the code next to it.
-
-The extremes of a group give its scale, or a search around them does. The error of one number is not
-moved to another, as in `gptq`.
-"""
+"""Round to nearest, with scales from the extremes of each group, or from a search around them."""
 
 from collections.abc import Iterator
 
@@ -13,13 +9,13 @@ from ortolan.export.quantize.blocks import Codes, check_finite, from_groups, int
 from ortolan.export.scheme import Scheme
 
 RATIOS = (1.0, 1.1, 1.05, 0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.65, 0.6)
-"""Scales that the search tries, in units of the scale that reaches the extremes."""
+"""Scales to try, relative to the one that reaches the extremes."""
 
 REFITS = 2
-"""How often the search then moves the scale to the best one for its codes."""
+"""Number of times that the search then fits the scale to its codes."""
 
 CHUNK = 1 << 18
-"""Numbers in each temporary tensor of a search."""
+"""Numbers per temporary tensor of a search."""
 
 
 def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None) -> Codes:
@@ -28,9 +24,8 @@ def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None
     Args:
         weight: float32 `(N, K)`.
         scheme: the format.
-        importance: float32 `(K,)`, what the square of an error in each input costs, such as the
-            mean square of that input: scales are searched for the least cost. None: they reach the
-            extremes.
+        importance: float32 `(K,)`, cost of a squared error per input, such as the mean square of
+            the input. Scales are searched for the least cost; None for those of the extremes.
 
     Raises:
         ExportError: a number of the weight is infinite or not a number.
@@ -45,14 +40,13 @@ def quantize(weight: Tensor, scheme: Scheme, *, importance: Tensor | None = None
 
 
 def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scales and zero points that let the codes reach the ends of each group.
+    """Scales and zero points whose codes reach the ends of each group.
 
-    Symmetric: codes reach one step further down than up, so the number of largest magnitude
-    becomes the lowest code, by a negative scale if it is positive. Steps are then finer by
-    1 / `middle` than with as many steps up as down, and a number that is as large in the other
-    direction loses at most one step.
+    Symmetric: codes reach one step further down than up, so the number of largest magnitude gets
+    the lowest code, with a negative scale if it is positive. Steps are finer by 1 / `middle` than
+    in a balanced range, and an equally large number on the other side loses at most one step.
 
-    Asymmetric: codes reach from the lowest to the highest number, or to 0 if that lies beyond.
+    Asymmetric: codes range from the lowest to the highest number, and always include 0.
 
     0.0 is exact in both.
 
@@ -76,14 +70,14 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
 
 
 def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Scales of least error, and the zero points of `extremes`.
+    """Scales with the least error, and the zero points of `extremes`.
 
-    Tries `RATIOS`, then alternates between the codes nearest to the numbers and the scale that is
-    best for these codes; either step can only lower the error.
+    Tries `RATIOS`, then alternates between the nearest codes and the best scale for them. Neither
+    step can increase the error.
 
     Args:
         blocks: float32 `(N, G, group)`.
-        importance: float32 `(1, G, group)`, what a squared error costs.
+        importance: float32 `(1, G, group)`, cost of a squared error.
         scheme: the format.
 
     Returns:
@@ -97,7 +91,7 @@ def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, 
 
 
 def row_chunks(blocks: Tensor) -> Iterator[slice]:
-    """Rows of `(N, G, group)` to work on together, so that temporary tensors stay in caches."""
+    """Slices of rows `(N, G, group)` whose temporary tensors fit into the cache."""
     step = max(1, CHUNK // blocks[0].numel())
     return (slice(start, start + step) for start in range(0, len(blocks), step))
 
@@ -105,19 +99,19 @@ def row_chunks(blocks: Tensor) -> Iterator[slice]:
 def in_steps(blocks: Tensor, scales: Tensor) -> Tensor:
     """Numbers `(N, G, group)` in units of their scales `(N, G)`; 0 where the scale is 0.
 
-    Squares of steps neither overflow nor vanish, whatever the size of the weight.
+    Squares of steps neither overflow nor vanish, however large the weight is.
     """
     return blocks / scales.masked_fill(scales == 0, torch.inf).unsqueeze(-1)
 
 
 def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) -> Tensor:
-    """The ratios by which codes fit best, in the sense of least squares.
+    """The ratios with which codes fit best, by least squares.
 
     Args:
         steps: float32 `(N, G, group)`, the numbers.
-        importance: float32 `(1, G, group)`, what a squared error costs.
+        importance: float32 `(1, G, group)`, cost of a squared error.
         distances: float32 `(N, G, group)`, codes minus zero points.
-        ratios: `(N, G, 1)`, kept where every code is the zero point.
+        ratios: `(N, G, 1)`, for groups in which every code is the zero point.
     """
     weighted = distances * importance
     squares = (weighted * distances).sum(-1, keepdim=True)
@@ -126,7 +120,7 @@ def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) 
 
 
 def _best_ratio(steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
-    """The ratios `(N, G)` of least error, for numbers in units of the first scale."""
+    """The ratios `(N, G)` with the least error, for numbers in units of the first scale."""
     best = steps.new_ones(zeros.shape)
     least = steps.new_full(zeros.shape, torch.inf)
     for ratio in map(steps.new_tensor, RATIOS):

@@ -1,4 +1,4 @@
-"""Which weights are stored in how many bits."""
+"""Decides which weights become low-bit, and in which format."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,32 +19,27 @@ from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
 _SCALE_BYTES = 4
 
 NARROW = 2048
-"""Columns from which rows have enough inputs for errors to even out (docs/adr/0005)."""
+"""Row length from which errors of inputs even out (docs/adr/0005); shorter rows are narrow."""
 
 EXPERT_INPUTS = (2, 4)
-"""The inputs of a MoE node that are weights: those of gate and up, and of down."""
+"""Inputs of a MoE node that are weights: gate and up together, and down."""
 
 CELLS = frozenset({"RNN", "GRU", "LSTM"})
-"""Operators of a pass over several tokens, whose second and third input are weights."""
+"""Recurrent operators, whose second and third inputs are weights."""
 
 
 def assign_schemes(
     models: Iterable[ir.Model], options: Quantization, weights: Weights | None = None
 ) -> dict[str, Scheme]:
-    """The scheme of every weight that is quantized, by the name of its initializer.
+    """The scheme of every low-bit weight, by the name of its initializer.
 
-    Position tables, norms, biases and routers are not: they are small. Nor are the weights of
-    recurrent cells where a node reads them, which has no form of few bits. Of the experts of a
-    layer both weights are, in the same groups, or none is. What the checkpoint stores in as few
-    bits keeps the scheme that it has there.
-
-    Args:
-        models: tidied graphs.
-        options: what to do.
-        weights: of the checkpoint; None where it stores none in few bits.
+    Weights of products and token tables become low-bit. Position tables, norms, biases and routers
+    stay floats, since they are small, and so do weights of recurrent operators, which have no
+    low-bit form. Both weights of the experts of a layer get the same scheme, or neither gets one.
+    Codes that the checkpoint stores keep their scheme, if the options reuse them.
 
     Raises:
-        OptionError: a pattern of `exclude` matches no weight, or no groups divide the rows of
+        OptionError: a pattern of `exclude` matches nothing, or no group size divides the rows of
             experts.
     """
     models = list(models)
@@ -62,10 +57,10 @@ def assign_schemes(
     ]
     if unmatched:
         raise OptionError(
-            f"exclude: expected patterns of weights, got {unmatched[0]!r}, which matches none. "
-            f"There are {', '.join(_examples(names))}."
+            f"exclude: {unmatched[0]!r} matches no weight. Some weights are "
+            f"{', '.join(names[:3] + names[-1:])}."
         )
-    planned = {
+    schemes = {
         name: scheme_of(name, columns, options, weights)
         for name, (_, columns) in matrices.items()
         if not _is_excluded(name, options)
@@ -73,29 +68,21 @@ def assign_schemes(
     for both, widths in experts.items():
         if not any(_is_excluded(name, options) for name in both):
             scheme = _dividing(both[0], widths, options)
-            # One node has one scheme, and no minimums.
-            stored = {_kept(weights, name, scheme, options, has_minimums=False) for name in both}
-            planned |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
-    return planned
+            # A MoE node has one scheme for both weights, and no minimums.
+            stored = {_reused(weights, name, scheme, options, has_minimums=False) for name in both}
+            schemes |= dict.fromkeys(both, stored.pop() if len(stored) == 1 else scheme)
+    return schemes
 
 
 def scheme_choices(
     models: Sequence[ir.Model], options: Quantization, weights: Weights | None = None
 ) -> dict[tuple[str, ...], list[dict[str, Scheme]]]:
-    """What there is to choose from: the fewest bytes first, 8 bits last.
+    """The schemes to choose from for every weight: the fewest bytes first, 8 bits last.
 
-    Weights that must be alike, the experts of a layer, are one choice.
-
-    Args:
-        models: as for `plan`.
-        options: in the fewest bytes.
-        weights: as for `plan`.
+    The two weights of the experts of a layer are one choice.
 
     Returns:
-        By the names of the weights, schemes by name.
-
-    Raises:
-        OptionError: as `plan`.
+        Lists of schemes by name, by the names of the weights of a choice.
     """
     fine = replace(options.scheme, group=GROUP_SIZES[0])
     exact = replace(options.scheme, bits=8, group=options.head.group)
@@ -107,11 +94,11 @@ def scheme_choices(
     ]
     pairs = {name: both for model in models for both, _ in _experts(model.graph) for name in both}
     groups = dict.fromkeys(pairs.get(name, (name,)) for name in plans[0])
-    found: dict[tuple[str, ...], list[dict[str, Scheme]]] = {}
+    choices: dict[tuple[str, ...], list[dict[str, Scheme]]] = {}
     for names in groups:
-        offered = [{name: each[name] for name in names} for each in plans]
-        found[names] = [each for place, each in enumerate(offered) if each not in offered[:place]]
-    return found
+        schemes = [{name: plan[name] for name in names} for plan in plans]
+        choices[names] = [one for place, one in enumerate(schemes) if one not in schemes[:place]]
+    return choices
 
 
 def _is_excluded(name: str, options: Quantization) -> bool:
@@ -119,14 +106,14 @@ def _is_excluded(name: str, options: Quantization) -> bool:
 
 
 def _dividing(name: str, widths: tuple[int, int], options: Quantization) -> Scheme:
-    """The scheme of experts, whose rows have no padding: the largest groups that divide them."""
+    """The scheme of experts: the largest groups that divide their rows, which have no padding."""
     most = options.scheme.group
-    offered = [group for group in GROUP_SIZES if group <= most] if options.shrink_groups else [most]
-    groups = [group for group in offered if not any(width % group for width in widths)]
+    sizes = [group for group in GROUP_SIZES if group <= most] if options.shrink_groups else [most]
+    groups = [group for group in sizes if not any(width % group for width in widths)]
     if not groups:
         raise OptionError(
-            f"{name}: expected rows of experts that groups of {offered[0]} divide, got rows of "
-            f"{' and '.join(map(str, widths))}. Leave them as they are: --exclude '*.experts.*'."
+            f"{name}: groups of {sizes[0]} do not divide rows of {' and '.join(map(str, widths))} "
+            "columns. Keep experts as floats with --exclude '*.experts.*'."
         )
     return replace(options.scheme, group=max(groups))
 
@@ -134,66 +121,65 @@ def _dividing(name: str, widths: tuple[int, int], options: Quantization) -> Sche
 def scheme_of(
     name: str, columns: int, options: Quantization, weights: Weights | None = None
 ) -> Scheme:
-    """The scheme of a weight with rows of so many columns; see `plan`."""
+    """The scheme of a weight with rows of this many columns; see `assign_schemes`."""
     scheme = options.scheme if is_block(name) else options.head
     if options.narrow_group is not None and is_block(name) and columns < NARROW:
         scheme = replace(scheme, group=options.narrow_group)
     fits = options.shrink_groups or scheme.bits > options.scheme.bits
     fitting = _fewest_bytes(scheme, columns) if fits else scheme
-    # Look-ups have no minimums.
-    return _kept(weights, name, fitting, options, has_minimums=is_block(name))
+    # Look-ups in a table have no minimums.
+    return _reused(weights, name, fitting, options, has_minimums=is_block(name))
 
 
-def _kept(
+def _reused(
     weights: Weights | None,
     name: str,
-    planned: Scheme,
+    scheme: Scheme,
     options: Quantization,
     *,
     has_minimums: bool,
 ) -> Scheme:
-    """The scheme that a weight has already, unless it takes more bits or nodes than it may."""
+    """The scheme of a weight's stored codes, unless it needs more bits or nodes than allowed."""
     stored = None if options.reuse == "none" else stored_scheme(weights, name)
-    most = planned.bits if is_block(name) else max(planned.bits, options.reuse_head_bits)
+    most = scheme.bits if is_block(name) else max(scheme.bits, options.reuse_head_bits)
     if stored is None or stored.bits > most:
-        return planned
-    has_place = options.reuse == "all" and has_minimums
-    return stored if has_place or not stored.minimums else planned
+        return scheme
+    allows_minimums = options.reuse == "all" and has_minimums
+    return stored if allows_minimums or not stored.minimums else scheme
 
 
 def stored_scheme(weights: Weights | None, name: str) -> Scheme | None:
-    """The scheme in which a checkpoint stores a weight; None where it has no codes for kernels."""
-    found = weights.code_format(name) if isinstance(weights, Coded) else None
-    if found is None:
+    """The scheme of a weight's codes in the checkpoint; None without codes that kernels support."""
+    form = weights.code_format(name) if isinstance(weights, Coded) else None
+    if form is None:
         return None
-    bits, group = cast(Literal[4, 8], found.bits), cast(GroupSize, found.group)
-    return Scheme(bits=bits, group=group, symmetric=found.symmetric, minimums=found.minimums)
+    bits, group = cast(Literal[4, 8], form.bits), cast(GroupSize, form.group)
+    return Scheme(bits=bits, group=group, symmetric=form.symmetric, minimums=form.minimums)
 
 
 def _fewest_bytes(scheme: Scheme, columns: int) -> Scheme:
-    """The scheme with its groups, or smaller ones, whichever make the shortest rows.
+    """The scheme with the group size, its own or smaller, that makes the shortest rows.
 
-    576 columns are 5 groups of 128, the last of them half padding, or 9 groups of 64.
+    576 columns are 5 groups of 128, the last one half padding, or 9 groups of 64.
     """
 
     def row_bytes(candidate: Scheme) -> float:
         return candidate.groups(columns) * (candidate.group * candidate.bits / 8 + _SCALE_BYTES)
 
     smaller = (replace(scheme, group=group) for group in GROUP_SIZES if group <= scheme.group)
-    # Of equal rows, the larger groups: fewer scales to multiply with.
+    # Prefer larger groups for equal rows: fewer scales to multiply with.
     return min(smaller, key=lambda candidate: (row_bytes(candidate), -candidate.group))
 
 
 def is_block(name: str) -> bool:
-    """Whether a weight is of one of several layers; the others are tables, or of a head."""
+    """Whether a weight belongs to a numbered layer, rather than a head or a table."""
     return re.search(r"\.\d+\.", f".{name}") is not None
 
 
 def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Weights of products, and tables of tokens, with their shapes.
+    """Weights of products, and token tables, with their shapes.
 
-    Not those of routers, nor of a single number for each token: they are a few rows, in which an
-    error costs much.
+    Without routers and products of a single row, in which errors cost much and bits little.
     """
     routers = _routers(graph)
     for node in graph:
@@ -212,19 +198,19 @@ def _matrices(graph: ir.Graph) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _of_cells(graph: ir.Graph) -> Iterator[str]:
-    """Weights of the nodes of recurrent cells, which read them in another order of rows."""
+    """Weights of recurrent operators, followed back through nodes that reorder their rows."""
     ahead = [value for node in graph if node.op_type in CELLS for value in node.inputs[1:3]]
     while ahead:
         value = ahead.pop()
-        maker = None if value is None else value.producer()
-        if maker is not None:
-            ahead += maker.inputs
+        node = None if value is None else value.producer()
+        if node is not None:
+            ahead += node.inputs
         elif value is not None and value.name:
             yield value.name
 
 
 def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]]]:
-    """The two weights of the experts of each layer, and how wide the rows of each are."""
+    """Names and row lengths of the two expert weights of every layer."""
     for node in graph:
         if node.op_type == "MoE":
             first, second = (node.inputs[place] for place in EXPERT_INPUTS)
@@ -234,8 +220,8 @@ def _experts(graph: ir.Graph) -> Iterator[tuple[tuple[str, str], tuple[int, int]
 
 
 def _routers(graph: ir.Graph) -> set[ir.Node]:
-    """The products from which the logits of experts are computed without another product."""
-    found: set[ir.Node] = set()
+    """Products that compute the logits of experts, directly before the MoE node."""
+    routers: set[ir.Node] = set()
     seen: set[ir.Node] = set()
     ahead = [node.inputs[1] for node in graph if node.op_type == "MoE"]
     while ahead:
@@ -245,11 +231,7 @@ def _routers(graph: ir.Graph) -> set[ir.Node]:
             continue
         seen.add(node)
         if node.op_type == "FusedMatMul":
-            found.add(node)
+            routers.add(node)
         else:
             ahead += node.inputs
-    return found
-
-
-def _examples(names: list[str]) -> list[str]:
-    return names[:3] + names[-1:]
+    return routers

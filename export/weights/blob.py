@@ -1,10 +1,10 @@
-"""Weights from a checkpoint into a bundle, a few rows at a time.
+"""Writes weights to the weight file of a bundle, a few rows at a time.
 
-Memory is bounded by `CHUNK_BYTES`, whatever the size of the model or of its largest tensor.
+Memory is bounded by `CHUNK_BYTES`, however large the model and its tensors are.
 """
 
 import math
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -19,15 +19,13 @@ from torch import Tensor
 from ortolan import files
 from ortolan.export.errors import ExportError
 from ortolan.export.progress import Progress, silent
+from ortolan.export.sizes import pages
 from ortolan.export.values import static_shape, type_of
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.manifest import File
 
-ALIGNMENT = 4096
-"""Tensors start on a page, so that the runtime can map each of them."""
-
 CHUNK_BYTES = 8 << 20
-"""Bytes of rows in flight."""
+"""Bytes of rows in memory."""
 
 
 class Witness(Protocol):
@@ -52,9 +50,10 @@ class Witness(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """A file of weights, and where each one is in it.
+    """A weight file, and the place of every initializer in it.
 
     Attributes:
+        file: the weight file.
         placements: offset and length in bytes, by initializer.
     """
 
@@ -63,7 +62,7 @@ class Blob:
 
 
 class BlobWriter:
-    """A file of tensors that grows one tensor at a time and is named by its hash at the end."""
+    """A file that grows by one tensor at a time, and is finally named by its hash."""
 
     def __init__(
         self,
@@ -73,14 +72,7 @@ class BlobWriter:
         witness: Witness,
         progress: Progress = silent,
     ) -> None:
-        """Start the file.
-
-        Args:
-            folder: where to write.
-            total: bytes of all tensors to come, for `progress`.
-            witness: records what is written.
-            progress: called after every chunk.
-        """
+        """Start the file."""
         self.witness = witness
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
@@ -101,7 +93,7 @@ class BlobWriter:
         return name in self._placements
 
     def add(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Append one tensor, row-major, on a page of its own."""
+        """Append a tensor, row-major, on a new page."""
         self._write(bytes(pages(self._offset) - self._offset))
         start, digest = self._offset, sha256()
         is_stored = not self.witness.reads(name)
@@ -116,11 +108,11 @@ class BlobWriter:
             self.witness.stored(name, digest.hexdigest())
 
     def alias(self, name: str, of: str) -> None:
-        """Let a second initializer read the bytes of a first."""
+        """Let one initializer read the bytes of another."""
         self._placements[name] = self._placements[of]
 
     def finish(self) -> Blob:
-        """Close the file and give it its name."""
+        """Close and name the file."""
         self._file.close()
         digest = self._digest.hexdigest()
         name = f"weights-{digest[:16]}.bin"
@@ -134,23 +126,6 @@ class BlobWriter:
         self._offset += len(data)
 
 
-def initializer_bytes(models: Iterable[ir.Model]) -> int:
-    """Bytes of all initializers of some graphs, each counted once."""
-    values = {name: value for model in models for name, value in model.graph.initializers.items()}
-    return sum(_nbytes(value) for value in values.values())
-
-
-def pages(size: int) -> int:
-    """Bytes of whole pages for a tensor."""
-    return -(-size // ALIGNMENT) * ALIGNMENT
-
-
-def page_bytes(models: Iterable[ir.Model], *, without: Container[str]) -> int:
-    """Bytes of the pages of all initializers, each counted once, but for some."""
-    values = {name: value for model in models for name, value in model.graph.initializers.items()}
-    return sum(pages(_nbytes(value)) for name, value in values.items() if name not in without)
-
-
 def write_rest(
     writer: BlobWriter,
     models: Sequence[ir.Model],
@@ -159,65 +134,64 @@ def write_rest(
     *,
     dtype: torch.dtype,
 ) -> None:
-    """Write every initializer that is not yet written, a few rows at a time.
+    """Write every initializer that is not written yet, a few rows at a time.
 
-    Shapes are those of the graph: with a shorter context, it has fewer rows of a learned table
-    than the checkpoint.
+    Shapes come from the graph, which has fewer rows of a learned position table than the checkpoint
+    if its context is shorter.
 
     Args:
-        writer: where to.
-        models: graphs whose other initializers have data, or names of `weights` or `tables`.
-        weights: the checkpoint's weights.
+        writer: of the weight file.
+        models: graphs; their initializers have data, or are named in `weights` or `tables`.
+        weights: of the checkpoint.
         tables: computed tensors.
-        dtype: of weights as they are stored; tables have the type that the graph reads.
+        dtype: of stored weights; tables have the type in the graph.
 
     Raises:
-        ExportError: a value that is finite in the checkpoint is not in `dtype`.
+        ExportError: a finite value overflows in `dtype`.
     """
     for model in models:
         for name, value in model.graph.initializers.items():
             if name not in writer:
-                own = _own_table(value)
-                table = tables.get(name) if own is None else own
+                data = _data(value)
+                table = tables.get(name) if data is None else data
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
-                kept = dtype if table is None else to_torch_dtype(type_of(value))
-                writer.add(name, _chunks(writer.witness, name, static_shape(value), rows, kept))
+                stored = dtype if table is None else to_torch_dtype(type_of(value))
+                writer.add(name, _chunks(writer.witness, name, static_shape(value), rows, stored))
 
 
 def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
-    """Values converted to another type.
+    """Convert values to another type.
 
     Raises:
-        ExportError: one that is finite is not in float16, whose largest number is 65504.
+        ExportError: a value overflows in float16, whose largest number is 65504.
     """
     converted = values.to(dtype)
     if dtype == torch.float16 and not bool(converted.isfinite().all()):
         raise ExportError(
-            f"{name}: expected values that fit float16, got "
-            f"{float(values.float().abs().max()):.3g}. Export with --precision bf16 for a GPU, "
-            "or fp32 for the CPU."
+            f"{name} has values of up to {float(values.float().abs().max()):.3g}, too large for "
+            "float16. Export with --precision bf16 for a GPU, or fp32 for the CPU."
         )
     return converted
 
 
 def raw(tensor: Tensor) -> memoryview:
-    """The bytes of a tensor, row-major."""
+    """Bytes of a tensor, row-major."""
     return tensor.contiguous().view(-1).view(torch.uint8).numpy().data
 
 
 def bind(model: ir.Model, blob: Blob) -> None:
-    """Point every initializer of a graph at its place in the blob, in place."""
+    """Point every initializer of a graph to its place in the weight file."""
     for name, value in model.graph.initializers.items():
         offset, length = blob.placements[name]
         if value.dtype is None or not isinstance(value.shape, ir.Shape):
-            raise ExportError(f"{name}: expected a typed initializer, got {value}.")
+            raise ExportError(f"{name}: this initializer has no type or shape.")
         value.const_value = ir.ExternalTensor(
             blob.file.name, offset, length, value.dtype, shape=value.shape, name=name
         )
 
 
-def _own_table(value: ir.Value) -> Tensor | None:
-    """The data that an initializer has of its own."""
+def _data(value: ir.Value) -> Tensor | None:
+    """Data in the initializer itself, if any."""
     data = value.const_value
     if data is None:
         return None
@@ -229,12 +203,6 @@ def _slice(table: Tensor, start: int, stop: int) -> Tensor:
     return table[start:stop] if table.dim() else table
 
 
-def _nbytes(value: ir.Value) -> int:
-    if value.dtype is None:
-        raise ExportError(f"{value.name}: expected a typed initializer, got {value}.")
-    return math.ceil(math.prod(static_shape(value)) * value.dtype.bitwidth / 8)
-
-
 def _chunks(
     witness: Witness,
     name: str,
@@ -244,7 +212,7 @@ def _chunks(
 ) -> Iterator[memoryview]:
     row_bytes = max(math.prod(shape[1:]) * dtype.itemsize, 1)
     step = max(1, CHUNK_BYTES // row_bytes)
-    length = shape[0] if shape else 1  # a number by itself
+    length = shape[0] if shape else 1  # a scalar
     for start in range(0, length, step):
         stored = narrowed(name, rows(start, min(start + step, length)), dtype)
         witness.initializer(name, start, stored)

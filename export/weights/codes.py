@@ -1,4 +1,4 @@
-"""Codes from weights into a bundle, some rows at a time.
+"""Writes low-bit weights to the weight file of a bundle, a few rows at a time.
 
 Shape letters: N rows of a weight, K its columns.
 """
@@ -32,15 +32,10 @@ from ortolan.runtime.machine.memory import return_free_memory
 def write_codes(
     writer: BlobWriter, quantized: Iterable[QuantizedWeight], *, dtype: torch.dtype
 ) -> list[QuantizedTensor]:
-    """Write codes, scales and zero points of some weights, and describe them with their errors.
-
-    Args:
-        writer: where to.
-        quantized: the weights.
-        dtype: of the scales.
+    """Write codes, scales and zero points of weights, and describe them with their errors.
 
     Raises:
-        ExportError: a scale that `dtype` cannot hold.
+        ExportError: a scale overflows in `dtype`.
     """
     written = []
     for weight in quantized:
@@ -56,16 +51,10 @@ def write_portable(
     *,
     dtype: torch.dtype,
 ) -> list[QuantizedTensor]:
-    """The same in the layouts of standard operators, whole weights at a time.
-
-    Args:
-        writer: where to.
-        quantized: the weights.
-        wanted: names of the initializers that the graphs have.
-        dtype: of the scales.
+    """Like `write_codes`, in the layouts of standard operators, with one weight in memory.
 
     Raises:
-        ExportError: a scale that `dtype` cannot hold.
+        ExportError: a scale overflows in `dtype`.
     """
     written = []
     for weight in quantized:
@@ -94,7 +83,7 @@ def write_portable(
 def write_channels(
     writer: BlobWriter, weights: Weights, names: Iterable[str]
 ) -> list[QuantizedTensor]:
-    """Write the weights of 8-bit products: int8 `(K, N)`, and one scale for each output."""
+    """Write weights of products of 8-bit integers: int8 `(K, N)`, and one scale per output."""
     written = []
     for name in names:
         weight = read_weight(weights, name)
@@ -122,7 +111,7 @@ def _share(part: float, whole: float) -> float:
 
 
 def _with_scales(weight: QuantizedWeight, dtype: torch.dtype) -> QuantizedWeight:
-    """The weight with its scales rounded to a type, so that its error includes that."""
+    """The weight with scales rounded to a type, so that its error includes that."""
 
     def parts() -> Iterator[Part]:
         for part in weight.parts:
@@ -147,7 +136,7 @@ def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> Q
         for part in weight.parts:
             values = loss.add(part)
             if part.codes.minimums is not None:
-                # A product of their own adds them.
+                # A separate product adds them.
                 minimums.append(part.codes.minimums)
                 writer.witness.weight(f"{name}{MINIMUMS}", start, part.codes.minimums)
                 values = dequantize(replace(part.codes, minimums=None))
@@ -171,7 +160,7 @@ def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> Q
 
 
 def _whole(weight: QuantizedWeight) -> tuple[QuantizedTensor, Codes]:
-    """All parts of a weight together."""
+    """Join all parts of a weight."""
     parts, loss = [], _Loss()
     for part in weight.parts:
         loss.add(part)
@@ -180,13 +169,13 @@ def _whole(weight: QuantizedWeight) -> tuple[QuantizedTensor, Codes]:
 
 
 class _Loss:
-    """What rounding changed, summed over the parts of a weight."""
+    """Error of rounding, summed over the parts of a weight."""
 
     def __init__(self) -> None:
         self._off = self._norm = 0.0
 
     def add(self, part: Part) -> Tensor:
-        """Count a part, and give what its codes stand for."""
+        """Add a part, and return its dequantized rows."""
         values = dequantize(part.codes)
         self._off += float(torch.linalg.vector_norm(values - part.rows)) ** 2
         self._norm += float(torch.linalg.vector_norm(part.rows)) ** 2

@@ -1,4 +1,4 @@
-"""Scales of keys and values that are cached in 8 bits, from what a model caches of some texts.
+"""Scales of an int8 KV cache, from the keys and values of some texts.
 
 Shape letters: K key/value heads, S tokens, D head width.
 """
@@ -19,17 +19,17 @@ from ortolan.runtime.bundle.kinds import STEPPED
 from ortolan.runtime.bundle.manifest import State
 
 CACHE_BYTES = 256 << 20
-"""Of what all texts together cache in float32, at most: they run side by side."""
+"""Maximum bytes that all texts cache in float32, since they run side by side."""
 
 LARGEST_CODE = 127
 
 MARGIN = 1.25
-"""Of the scales from a short text of ours, which few channels reach as far in as they can
-(docs/adr/0018)."""
+"""Factor of scales from the short text of the probes, which does not reach the extremes of most
+channels (docs/adr/0018)."""
 
 SMALLEST_SCALE = 1e-3
-"""Of a channel, relative to the largest of its head: one that was 0 in these texts may not be in
-others."""
+"""Smallest scale of a channel, relative to the largest of its head; a channel that is 0 in these
+texts may not be 0 in others."""
 
 
 def with_int8_cache(
@@ -48,13 +48,12 @@ def with_int8_cache(
         margin: factor of all scales.
 
     Raises:
-        OptionError: a layer whose attention has no kernel for keys and values in 8 bits, or no
-            layer with keys and values.
+        OptionError: some attention has no int8 kernel, or no layer caches keys and values.
     """
     states = [state for state in model.states("float32") if state.update == "append"]
     if model.cached is None or not states:
         raise OptionError(
-            "cache: expected a decoder with keys and values, got none. Leave --cache out."
+            "An int8 cache needs a decoder that caches keys and values. Leave --cache out."
         )
     steps = [graph for role, graph in graphs.items() if role in STEPPED]
     turned = turned_keys(steps[0].graph, states)
@@ -62,14 +61,14 @@ def with_int8_cache(
         QuantizeCache(states)(graph)
     largest = _largest(model, model.cached, states, _few(texts, states), turned)
     scales = {
-        scale_name(state): margin * _scale(each)
-        for state, each in zip(states, largest, strict=True)
+        scale_name(state): margin * _scale(reach)
+        for state, reach in zip(states, largest, strict=True)
     }
     return replace(model, tables={**model.tables, **scales})
 
 
 def _few(ids: Sequence[Tensor], states: Sequence[State]) -> list[Tensor]:
-    """The longest texts, as many as fit into `CACHE_BYTES` with their cache before and after."""
+    """The longest texts that fit into `CACHE_BYTES`, with their cache twice."""
     room = CACHE_BYTES // (2 * sum(state.unit_bytes for state in states))
     chosen: list[Tensor] = []
     for text in sorted(ids, key=len, reverse=True):
@@ -86,14 +85,14 @@ def _largest(
     texts: Sequence[Tensor],
     turned: Mapping[str, Turned | None],
 ) -> list[Tensor]:
-    """How far from 0 each channel of each state gets, `(K, 1, D)`."""
-    found: list[Tensor] = []
+    """Largest magnitude of each channel of each state, `(K, 1, D)`."""
+    largest: list[Tensor] = []
     for event in run(model.module, model.weights, [partial(cached, text) for text in texts]):
         if isinstance(event, Result):
             buffers = [buffer[0] for layer in event.value for buffer in layer]
             one = list(_reaches(states, buffers, turned))
-            found = [torch.maximum(*pair) for pair in zip(found or one, one, strict=True)]
-    return found
+            largest = [torch.maximum(*pair) for pair in zip(largest or one, one, strict=True)]
+    return largest
 
 
 def _reaches(
@@ -107,11 +106,11 @@ def _reaches(
 
 
 def reach_of_keys(x_KSD: Tensor, turned: Turned | None) -> Tensor:
-    """How far from 0 each channel of keys gets at any position, `(K, 1, D)`.
+    """Largest magnitude of each channel of keys at any position, `(K, 1, D)`.
 
-    A rotation moves what is in one channel of a pair into the other one, more and more as the
-    position grows: both get as far as their length. Who turned keys before the node is not known,
-    and all channels of a head get as far as the furthest.
+    A rotary embedding moves one channel of a pair into the other as the position grows, so both can
+    reach the length of the pair. If keys were rotated before the attention node, the pairs are
+    unknown, and all channels of a head can reach its largest magnitude.
     """
     if turned is None:
         return x_KSD.abs().amax((1, 2), keepdim=True).expand(-1, 1, x_KSD.shape[2]).contiguous()

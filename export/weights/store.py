@@ -9,7 +9,8 @@ from ortolan.export.passes.lower import Lowered
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Plan
-from ortolan.export.weights.blob import Blob, BlobWriter, Witness, initializer_bytes, write_rest
+from ortolan.export.sizes import initializer_bytes
+from ortolan.export.weights.blob import Blob, BlobWriter, Witness, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
 
@@ -41,16 +42,6 @@ def store(
     progress: Progress = silent,
 ) -> Stored:
     """Write the weights that graphs read.
-
-    Args:
-        folder: where to write.
-        lowered: the graphs.
-        model: source of the weights.
-        plan: settings of the export.
-        codes: every weight that is stored in groups, in any order.
-        witness: records what is written.
-        origin: of the calibration data, if any.
-        progress: called after every chunk.
 
     Raises:
         ExportError: a value does not fit the precision.

@@ -1,1 +1,1 @@
-"""Checkpoint folders, read and written."""
+"""Reading and writing checkpoint folders."""

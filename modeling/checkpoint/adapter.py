@@ -1,8 +1,8 @@
-"""Adapters of PEFT, merged into the tensors of the checkpoint that they were trained on.
+"""PEFT adapters, merged into the tensors of their base checkpoint.
 
-LoRA: `W + B A * alpha / r`, for each matrix that the adapter names (Hu et al. 2021,
-https://arxiv.org/abs/2106.09685); `alpha / sqrt(r)` with `use_rslora`. Rows are merged as they are
-read, in float32.
+LoRA adds `B A * alpha / r` to each matrix that the adapter names (Hu et al. 2021,
+https://arxiv.org/abs/2106.09685); `alpha / sqrt(r)` with `use_rslora`. Rows are merged in float32
+as they are read.
 """
 
 import math
@@ -30,23 +30,23 @@ MAX_CONFIG_BYTES = 1 << 20
 PREFIX = "base_model.model."
 
 SWITCHES = ("use_dora", "use_qalora", "lora_bias", "trainable_token_indices", "target_parameters")
-"""Keys that change what an adapter computes, and must be off."""
+"""Config keys of methods other than plain LoRA; they must be off."""
 
 STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Of `init_lora_weights`: ways to begin that leave the checkpoint as it was."""
+"""Values of `init_lora_weights` that leave the base checkpoint unchanged."""
 
 FACTORS = {".lora_A.weight": False, ".lora_embedding_A": True}
-"""Ends of the names of the first factors, and whether they are of an embedding: those hold the
-product the other way round."""
+"""Suffixes of the names of first factors, and whether they belong to an embedding, whose product is
+transposed."""
 
 
 class Product(NamedTuple):
-    """What is added to a matrix: `second @ first`, transposed or not.
+    """A low-rank update of a matrix: `second @ first`, or its transpose.
 
     Attributes:
         first: name of `A`, `(r, inputs)`.
         second: name of `B`, `(outputs, r)`.
-        scale: of the product.
+        scale: multiplies the product.
         transposed: the matrix is `(inputs, outputs)`.
     """
 
@@ -57,17 +57,17 @@ class Product(NamedTuple):
 
 
 class Adapted:
-    """The tensors of a checkpoint with an adapter merged into them."""
+    """Tensors of a checkpoint with an adapter merged in."""
 
     def __init__(self, base: FileTensors, folder: Path) -> None:
         """Check that the adapter belongs to the checkpoint.
 
         Args:
-            base: the tensors of the checkpoint.
-            folder: of the adapter.
+            base: tensors of the checkpoint.
+            folder: folder of the adapter.
 
         Raises:
-            CheckpointError: no adapter, one of another kind, or of another model.
+            CheckpointError: there is no adapter, or it is of another kind or another model.
         """
         self._base = base
         self.left_out = base.left_out if isinstance(base, TextTensors) else ()
@@ -81,33 +81,33 @@ class Adapted:
         return self._base.shapes()
 
     def files(self) -> list[Path]:
-        """The files of the checkpoint, then those of the adapter."""
+        """Files of the checkpoint, then those of the adapter."""
         return [*self._base.files(), *self._own.files()]
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor; float32 where it is merged."""
+        """Slice `[start:stop]` of a tensor along `axis`; float32 if it is merged."""
         own = self._replaced.get(name)
         source, stored = (self._base, name) if own is None else (self._own, own)
-        found = source.read(stored, start, stop, axis=axis)
+        rows = source.read(stored, start, stop, axis=axis)
         product = self._products.get(name)
         if product is None:
-            return found
-        return found.float() + product.scale * self._added(product, start, stop, axis)
+            return rows
+        return rows.float() + product.scale * self._added(product, start, stop, axis)
 
     def code_format(self, name: str) -> CodeFormat | None:
-        """The format of a tensor's codes; None where the adapter changes them."""
+        """Format of a tensor's codes; None if it has none, or the adapter changes it."""
         if name in self._products or name in self._replaced:
             return None
         return self._base.code_format(name) if isinstance(self._base, Coded) else None
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]` of a tensor that has some."""
+        """Codes of rows `[start:stop]` of a tensor that has a format."""
         if not isinstance(self._base, Coded):
-            raise TypeError(f"{name}: its checkpoint stores no codes")
+            raise TypeError(f"{name}: this checkpoint stores no codes")
         return self._base.codes(name, start, stop)
 
     def _added(self, product: Product, start: int, stop: int, axis: int) -> Tensor:
-        """The same slice of a product of factors."""
+        """The same slice of the low-rank update."""
         shapes = self._own.shapes()
         first, second = (0, shapes[product.first][1]), (0, shapes[product.second][0])
         if bool(axis) != product.transposed:
@@ -119,7 +119,7 @@ class Adapted:
         return (b_NR @ a_RK).T if product.transposed else b_NR @ a_RK
 
     def _check(self, folder: Path) -> None:
-        """Raise CheckpointError unless every tensor of the adapter fits one of the checkpoint."""
+        """Raise CheckpointError unless every tensor of the adapter fits the checkpoint."""
         base, own = self._base.shapes(), self._own.shapes()
         problems = []
         for name, product in self._products.items():
@@ -130,49 +130,47 @@ class Adapted:
         if problems:
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(
-                f"{folder}: expected an adapter of this model, got one with "
-                f"{'; '.join(problems[:3])}{more}. Give the checkpoint that it was trained on."
+                f"{folder}: the adapter does not match this model: "
+                f"{'; '.join(problems[:3])}{more}. Pass the checkpoint that it was trained on."
             )
 
 
 def read_adapter_config(folder: Path) -> dict[str, object]:
-    """The config of an adapter.
+    """Read the config of an adapter.
 
     Raises:
-        CheckpointError: none, or one of an adapter that is not a plain LoRA.
+        CheckpointError: there is none, or the adapter is not a plain LoRA.
     """
     file = folder / CONFIG
     if not file.is_file():
-        raise CheckpointError(
-            f"{folder}: expected a folder of PEFT with {CONFIG}, got no such file. Check the path."
-        )
+        raise CheckpointError(f"{folder}: not a PEFT adapter; it has no {CONFIG}. Check the path.")
     values = read_json(file, MAX_CONFIG_BYTES)
     if values.get("peft_type") != "LORA":
-        raise _unknown(file, "peft_type LORA", values.get("peft_type"))
+        raise _unsupported(file, "peft_type", values.get("peft_type"))
     for key in SWITCHES:
         if values.get(key):
-            raise _unknown(file, f"{key} off", values[key])
+            raise _unsupported(file, key, values[key])
     start = values.get("init_lora_weights")
     if start not in STARTS:
-        raise _unknown(file, "init_lora_weights that leave the checkpoint as it was", start)
+        # The others change the weights of the checkpoint.
+        raise _unsupported(file, "init_lora_weights", start)
     return values
 
 
 def _tensors(folder: Path) -> FileTensors:
-    found = [folder / name for name in WEIGHTS if (folder / name).is_file()]
-    if not found:
+    weights = [folder / name for name in WEIGHTS if (folder / name).is_file()]
+    if not weights:
         raise CheckpointError(
-            f"{folder}: expected {WEIGHTS[0]} beside {CONFIG}, got no such file. "
-            "The download is incomplete."
+            f"{folder}: the adapter has no {WEIGHTS[0]}. The download is incomplete."
         )
-    file = found[0]
+    file = weights[0]
     return Unpacked(Safetensors([file]) if file.suffix == ".safetensors" else Pickles([file]))
 
 
 def _placed(
     values: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
 ) -> tuple[dict[str, Product], dict[str, str]]:
-    """Products by the names of the matrices that they are added to; tensors that replace others."""
+    """Low-rank updates by the matrix they change, and tensors that replace others."""
     products: dict[str, Product] = {}
     replaced: dict[str, str] = {}
     for name in shapes:
@@ -183,8 +181,8 @@ def _placed(
                 replaced[place.replace(".base_layer.", ".")] = name
             elif not re.search(r"\.lora_(embedding_B|B\.weight)$", place):
                 raise CheckpointError(
-                    f"{name}: expected a factor A or B of LoRA, got another part. Merge the "
-                    "adapter with PEFT: merge_and_unload()."
+                    f"{name}: not a LoRA factor A or B. Merge the adapter with PEFT first: "
+                    "merge_and_unload()."
                 )
             continue
         module = place.removesuffix(end)
@@ -192,7 +190,7 @@ def _placed(
         second = name.removesuffix(end) + end.replace("_A", "_B")
         if second not in shapes:
             raise CheckpointError(
-                f"{name}: expected {second} beside it, got none. The download is incomplete."
+                f"{name}: its second factor, {second}, is missing. The download is incomplete."
             )
         products[f"{module}.weight"] = Product(
             name,
@@ -204,7 +202,7 @@ def _placed(
 
 
 def _scale(values: Mapping[str, object], module: str, rank: int) -> float:
-    """What a product is multiplied by, as the patterns of a config say."""
+    """Scale of an update; `alpha_pattern` may override alpha per module."""
     alpha = values.get("lora_alpha")
     patterns = values.get("alpha_pattern")
     for pattern, own in patterns.items() if isinstance(patterns, dict) else ():
@@ -212,20 +210,18 @@ def _scale(values: Mapping[str, object], module: str, rank: int) -> float:
             alpha = own
             break
     if not isinstance(alpha, int | float):
-        raise CheckpointError(
-            f"{CONFIG}: expected lora_alpha to be a number, got {alpha!r:.40}. Correct it."
-        )
+        raise CheckpointError(f"{CONFIG}: lora_alpha must be a number (got {alpha!r:.40}).")
     return alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
 
 
 def _misfit(name: str, base: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> list[str]:
     if name not in base:
-        return [f"{name}, which it does not have"]
-    return [] if base[name] == shape else [f"{name} of shape {shape}, not {base[name]}"]
+        return [f"the model has no {name}"]
+    return [] if base[name] == shape else [f"{name} has shape {shape}, not {base[name]}"]
 
 
-def _unknown(file: Path, expected: str, got: object) -> CheckpointError:
+def _unsupported(file: Path, key: str, value: object) -> CheckpointError:
     return CheckpointError(
-        f"{file}: expected {expected}, got {got!r:.80}. Merge the adapter with PEFT: "
+        f"{file}: {key} {value!r:.80} is not supported. Merge the adapter with PEFT first: "
         "merge_and_unload()."
     )

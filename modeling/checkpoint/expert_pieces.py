@@ -1,9 +1,9 @@
-"""The experts of a layer in a checkpoint, as ours: stacked, rows of gate and up in turn.
+"""Experts of a layer in a checkpoint, converted to ours: stacked, gate and up rows alternating.
 
-Checkpoints have a tensor for each matrix of each expert, or all experts in one tensor. Either is
-read an expert at a time.
+Checkpoints store each matrix of each expert as a tensor, or all experts in one. Both are read one
+expert at a time.
 
-Shape letters: N experts, R rows of an expert, K its columns.
+Shape letters: N experts, R rows per expert, K columns.
 """
 
 from collections.abc import Mapping
@@ -25,11 +25,11 @@ from ortolan.modeling.weights import (
 
 
 class OneExpert(NamedTuple):
-    """One expert that is stored by itself, `(R, K)`.
+    """One expert, stored on its own, `(R, K)`.
 
     Attributes:
-        names: of the tensors whose rows are its rows in turn.
-        height: rows of each.
+        names: tensors whose rows alternate in it.
+        height: rows per tensor.
     """
 
     names: tuple[str, ...]
@@ -41,11 +41,11 @@ class OneExpert(NamedTuple):
         return 1
 
     def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        """Shapes of the tensors it reads for a weight of shape `ours`, by their table names."""
         return dict.fromkeys(self.names, (self.height, *ours[2:]))
 
     def renamed(self, names: Mapping[str, str]) -> "OneExpert":
-        """The same with the names of the checkpoint instead of those of the table."""
+        """The same piece with names of the checkpoint in place of names of the table."""
         return self._replace(names=tuple(names.get(name, name) for name in self.names))
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
@@ -58,9 +58,9 @@ class AllExperts(NamedTuple):
     """All experts in one tensor, `(N, R, K)`.
 
     Attributes:
-        name: of the tensor.
+        name: name of the tensor.
         rows: N.
-        target: whether it is transposed, `(N, K, R)`, or has halves.
+        target: whether it is stored as `(N, K, R)`, or with gate rows before up rows.
     """
 
     name: str
@@ -68,12 +68,12 @@ class AllExperts(NamedTuple):
     target: Target
 
     def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        """Shapes of the tensors it reads for a weight of shape `ours`, by their table names."""
         count, rows, *columns = ours
         return {self.name: (count, *columns, rows) if self.target.transposed else ours}
 
     def renamed(self, names: Mapping[str, str]) -> "AllExperts":
-        """The same with the names of the checkpoint instead of those of the table."""
+        """The same piece with names of the checkpoint in place of names of the table."""
         return self._replace(name=names.get(self.name, self.name))
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
@@ -86,31 +86,31 @@ class AllExperts(NamedTuple):
         return torch.stack((gate, up), 2).flatten(1, 2)
 
     def code_format(self, source: Coded) -> CodeFormat | None:
-        """The format of their codes; None where rows are not those of the tensor in their order."""
+        """Format of their codes; None unless rows are stored as rows, in our order."""
         is_as_stored = self.target.transposed and not self.target.halves
         return source.code_format(self.name) if is_as_stored else None
 
     def codes(self, source: Coded, start: int, stop: int) -> CodedRows:
-        """The codes of experts `[start:stop]`, `((stop - start) * R, K)`."""
+        """Codes of experts `[start:stop]`, `((stop - start) * R, K)`."""
         return source.codes(self.name, start, stop)
 
 
 def expert_pieces(
     table: Table, ours: str, shape: tuple[int, ...]
 ) -> tuple[OneExpert, ...] | tuple[AllExperts, ...]:
-    """The published tensors that make up a weight of experts; none for another weight.
+    """Published tensors that make up a weight of experts; empty for other weights.
 
     Args:
-        table: the family's table.
-        ours: the name of the weight.
-        shape: of the weight, `(N, R, K)` or, of a bias, `(N, R)`.
+        table: table of the family.
+        ours: name of the weight.
+        shape: shape of the weight, `(N, R, K)`, or `(N, R)` for a bias.
     """
     template, layer = name_template(ours)
-    found = {
+    places = {
         name: target for name in table for target in targets(table, name) if target.name == template
     }
     count = shape[0]
-    apart = [name for name in found if name.count("{}") == 2]
+    apart = [name for name in places if name.count("{}") == 2]
     if apart:
         height = shape[1] // len(apart)
         return tuple(
@@ -119,6 +119,6 @@ def expert_pieces(
         )
     return tuple(
         AllExperts(name.format(layer), count, target)
-        for name, target in found.items()
+        for name, target in places.items()
         if target.halves or (target.transposed and len(shape) == 3)
     )

@@ -1,4 +1,4 @@
-"""Models read from checkpoints, and written as folders in the format of Hugging Face."""
+"""Load models from checkpoints, and save them as folders in Hugging Face format."""
 
 import json
 from collections.abc import Collection, Iterator
@@ -73,7 +73,7 @@ KINDS: dict[type[ModelConfig], str] = {
     EncoderDecoderConfig: "an encoder-decoder",
     RecurrentConfig: "a recurrent network",
 }
-"""What messages call the models of each config."""
+"""Names of the kinds of models in messages."""
 
 CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
     TransformerModel: ModelConfig,
@@ -82,7 +82,7 @@ CONFIGS: dict[type[TransformerModel], type[ModelConfig]] = {
     EncoderDecoderModel: EncoderDecoderConfig,
     RecurrentModel: RecurrentConfig,
 }
-"""The config of each kind of model."""
+"""Config class of each model class."""
 
 
 @overload
@@ -97,23 +97,23 @@ def read_config(
     *,
     accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """The config of a checkpoint.
+    """Read the config of a checkpoint.
 
     Args:
-        source: the checkpoint, see `open_checkpoint`.
-        kind: of the config; `ModelConfig` for whatever the checkpoint holds.
-        accept_unknown: keys of config.json to ignore although nothing is known of them.
+        source: the checkpoint; see `open_checkpoint`.
+        kind: class of the config; `ModelConfig` for any.
+        accept_unknown: unknown keys of config.json to ignore.
 
     Raises:
-        CheckpointError: no folder, or no readable config.json in it.
-        ConfigError: a family that Ortolan does not have, a config it does not understand, or
-            a model of another kind.
+        CheckpointError: there is no folder, or it has no readable config.json.
+        ConfigError: Ortolan does not implement the family, does not understand the config, or the
+            model is of another kind.
     """
     checkpoint = open_checkpoint(source)
     config = config_from_hf(checkpoint.values, ModelConfig, accept_unknown=accept_unknown)
     match config:
         case EncoderConfig(head=None | LanguageModelHead(), hidden_size=width):
-            # Some keep the class of the model that they were trained from.
+            # Some configs keep the class of the model that the embedding was trained from.
             embedding = read_sentence_head(checkpoint.folder, width)
             config = config if embedding is None else replace(config, head=embedding)
         case DecoderConfig(hidden_size=width) if kind is not DecoderConfig:
@@ -124,13 +124,13 @@ def read_config(
 
 
 def read_config_keys(source: Source, accept_unknown: Collection[str] = ()) -> ConfigKeys:
-    """What became of the keys of a checkpoint's config; see `read_config`."""
+    """Classify the keys of a checkpoint's config; see `read_config`."""
     _, reader = _read(open_checkpoint(source).values)
     return reader.finish(accept_unknown)
 
 
 def unknown_keys(source: Source) -> tuple[str, ...]:
-    """The keys of a checkpoint's config of which nothing is known; see `read_config`."""
+    """Unknown keys of a checkpoint's config; see `read_config`."""
     _, reader = _read(open_checkpoint(source).values)
     return reader.unknown()
 
@@ -151,11 +151,11 @@ def config_from_hf(
     *,
     accept_unknown: Collection[str] = (),
 ) -> ModelConfig:
-    """A config of ours from the values of a Hugging Face config; see `read_config`.
+    """Convert the values of a Hugging Face config; see `read_config`.
 
     Raises:
-        ConfigError: a family that Ortolan does not have, a value it does not understand, or a
-            model of another kind.
+        ConfigError: Ortolan does not implement the family, does not understand a value, or the
+            model is of another kind.
     """
     config, reader = _read(values)
     reader.finish(accept_unknown)
@@ -163,17 +163,17 @@ def config_from_hf(
 
 
 def _of_kind(config: ModelConfig, kind: type[ModelConfig]) -> ModelConfig:
-    """A config, or ConfigError where it is of another kind."""
+    """Return the config, or raise ConfigError if it is of another kind."""
     if not isinstance(config, kind):
         raise ConfigError(
-            f"{config.model_type}: expected {KINDS[kind]}, got {KINDS[type(config)]}. "
-            "Choose another checkpoint, or say which kind to load."
+            f"{config.model_type} is {KINDS[type(config)]}, not {KINDS[kind]}. Choose another "
+            "checkpoint, or pass the kind to load."
         )
     return config
 
 
 def _read(values: dict[str, object]) -> tuple[ModelConfig, ConfigReader]:
-    """A config of ours of any kind, and what knows which keys were read for it."""
+    """Read a config of any kind; the reader records which keys were used."""
     reader = ConfigReader(values)
     family = family_of(reader.get("model_type", str))
     config: ModelConfig = family.config(reader)
@@ -182,7 +182,7 @@ def _read(values: dict[str, object]) -> tuple[ModelConfig, ConfigReader]:
 
 
 def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
-    """The weights of a checkpoint by our names, read on demand.
+    """Weights of a checkpoint by our names, read on demand.
 
     Raises:
         WeightError: names weights that are missing, unexpected or of the wrong shape.
@@ -200,7 +200,7 @@ def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
 
 
 def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
-    """The tensors of a model, in whatever folders they lie."""
+    """Tensors of a model, including those in folders of their own."""
     match config:
         case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
             dense = [open_tensors(folder) for folder in dense_folders(checkpoint.folder)]
@@ -210,7 +210,7 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
 
 
 def empty_model(config: ModelConfig) -> TransformerModel:
-    """A model of the right shape without memory for its weights (device "meta")."""
+    """A model of the right shape, without memory for its weights (device "meta")."""
     with torch.device("meta"):
         return build(config)
 
@@ -227,15 +227,14 @@ def load(
     """Load a checkpoint as a float32 module in evaluation mode.
 
     Args:
-        source: the checkpoint, see `open_checkpoint`.
+        source: the checkpoint; see `open_checkpoint`.
         kind: `DecoderModel`, `EncoderModel`, `EncoderDecoderModel` or `RecurrentModel`;
             `TransformerModel` for any.
-        max_context: tokens that shall fit; `default_context` by default.
+        max_context: maximum number of tokens; see `default_context` for the default.
 
     Raises:
-        CheckpointError: this is not a checkpoint that can be read.
-        ConfigError: the config asks for something that Ortolan does not have, or is of a model
-            of another kind.
+        CheckpointError: the checkpoint cannot be read.
+        ConfigError: Ortolan does not implement the model, or it is of another kind.
         WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     checkpoint = open_checkpoint(source)
@@ -249,7 +248,7 @@ def load(
         name: weights.rows(name, 0, parameter.shape[0]).to(torch.float32)
         for name, parameter in module.named_parameters()
     }
-    # Not strict: shared weights have other names besides, and all names were checked above.
+    # Not strict, since tied weights have further names; `open_weights` has checked all names.
     module.load_state_dict(state, assign=True, strict=False)
     for stack in module.modules():
         if isinstance(stack, Stack):
@@ -259,10 +258,10 @@ def load(
 
 
 def default_context(config: ModelConfig) -> int | None:
-    """Tokens that fit where nothing else is asked for, within the published positions.
+    """Default maximum number of tokens; None for the config's own context length.
 
-    The config's own (None), unless longer texts have other angles: then only those that have the
-    same. A model whose context is longer has the angles of long texts for short ones too.
+    Some models rotate by other angles once the context exceeds a length, also for short inputs. For
+    them, the default is the longest context with the original angles.
     """
     match config:
         case StackConfig(context_length=longest, switches_after=int(last)):
@@ -272,10 +271,10 @@ def default_context(config: ModelConfig) -> int | None:
 
 
 def limit_context(config: C, max_context: int | None) -> C:
-    """The same model with room for `max_context` tokens.
+    """The same config with room for `max_context` tokens.
 
     Raises:
-        ConfigError: more than the model's positions reach.
+        ConfigError: the model's positions do not reach as far.
     """
     limited: ModelConfig = config
     match config:
@@ -284,7 +283,7 @@ def limit_context(config: C, max_context: int | None) -> C:
         case StackConfig():
             limited = _limit_stack(config, max_context)
         case RecurrentConfig():
-            # Nothing in it counts the tokens.
+            # A recurrent network does not depend on positions.
             limited = replace(config, context_length=max_context)
         case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
             limited = replace(
@@ -305,8 +304,8 @@ def _limit_stack(config: S, max_context: int) -> S:
             longest = config.context_length
     if not 1 <= max_context <= longest:
         raise ConfigError(
-            f"max_context: expected 1 to {longest}, got {max_context}. "
-            "The model's positions reach no further."
+            f"max_context must be from 1 to {longest}, the reach of the model's positions (got "
+            f"{max_context})."
         )
     return replace(config, context_length=max_context)
 
@@ -315,44 +314,43 @@ def save(module: TransformerModel, path: str | Path, *, dtype: torch.dtype | Non
     """Write a checkpoint folder that Hugging Face transformers loads to the same logits.
 
     Args:
-        module: a model; its config names the family whose format is written.
-        path: a folder, made if absent; config.json and model.safetensors are replaced together.
-        dtype: what to store the weights in; as they are by default.
+        module: the model; its config determines the family and so the format.
+        path: folder, created if absent; config.json and model.safetensors are replaced together.
+        dtype: dtype of the stored weights; by default their own.
 
     Raises:
-        CheckpointError: the folder cannot be written to; what was there is as it was.
-        WeightError: a weight has no place in the family's format.
-        ConfigError: the config cannot be written in the family's format.
+        CheckpointError: the folder cannot be written; its previous content is unchanged.
+        WeightError: the family's format cannot store a weight.
+        ConfigError: the family's format cannot express the config.
     """
-    _described(module.config)  # before the folder is made
+    _described(module.config)  # fail before the folder is created
     with replaced(Path(path)) as folder:
         write(module, folder, dtype=dtype)
 
 
 @contextmanager
 def replaced(path: Path) -> Iterator[Path]:
-    """A folder for files of a checkpoint, which go to theirs together when the block ends well.
+    """Yield a folder for checkpoint files, which replace the old ones together at the end.
 
     Raises:
-        CheckpointError: the checkpoint's folder cannot be written to; what was there is as it was.
+        CheckpointError: the folder cannot be written; its previous content is unchanged.
     """
     try:
         with placed(path, index=CONFIG, owned=(MODULES,)) as folder:
             yield folder
     except BusyError as error:
         raise CheckpointError(
-            f"{path}: expected nobody else to save a checkpoint there, got another process that "
-            "does. Wait for it."
+            f"{path}: another process is saving a checkpoint there. Wait for it."
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{path}: expected to write a checkpoint there, got: {error}. "
-            "Check the free space on the disk and the permissions."
+            f"{path}: cannot write the checkpoint: {error}. Check the free disk space and the "
+            "permissions."
         ) from error
 
 
 def write(module: TransformerModel, folder: Path, *, dtype: torch.dtype | None = None) -> None:
-    """Write the files of a model into a folder that nobody reads yet; raises what `save` does."""
+    """Write a model to a folder that nothing reads yet; raises what `save` raises."""
     values = _described(module.config)
     table, packed = weights_of(module.config), packed_rows(module)
     tensors: dict[str, Tensor] = {}
@@ -377,17 +375,17 @@ def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def _described(config: ModelConfig) -> dict[str, object]:
-    """The published config; raises ConfigError if it would be read as another model."""
+    """Published values of a config; ConfigError if they would be read back differently."""
     values = published_config(config)
     match config:
         case EncoderConfig(head=EmbeddingHead()):
-            # It has files of its own.
+            # The sentence head has its own files.
             config = replace(config, head=None)
     read = config_from_hf(values, type(config))
     changed = [f.name for f in fields(config) if getattr(read, f.name) != getattr(config, f.name)]
     if changed:
         raise ConfigError(
-            f"{config.model_type}: expected a model that its format can describe, got one whose "
-            f"{', '.join(changed)} would be read back differently. Save it as another family."
+            f"{config.model_type}: the family's format cannot express {', '.join(changed)} of this "
+            "model. Save it as another family."
         )
     return values

@@ -1,4 +1,4 @@
-"""The weights of a checkpoint by our names, through its family's table."""
+"""Weights of a checkpoint by our names, through the table of its family."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Protocol
@@ -27,35 +27,35 @@ from ortolan.modeling.weights import (
 ROWS_AT_ONCE = 4096
 
 MOST_NAMED = 16
-"""Weights that the message of an error names."""
+"""Weights that an error message names."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
-"""Names of the parameters of norms in checkpoints of the first BERTs, and in tables."""
+"""Names of norm parameters in checkpoints of the first BERTs, and in tables."""
 
 
 class Readable(Protocol):
-    """What some tensors of a checkpoint give to rows of one of our weights; see `Piece`."""
+    """Rows of one of our weights, read from tensors of a checkpoint; see `Piece`."""
 
     @property
     def rows(self) -> int:
-        """Rows of ours that it fills."""
+        """Number of our rows."""
         ...
 
     def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-        """What it reads, for a weight of shape `ours`: the names of the table, and shapes."""
+        """Shapes of the tensors it reads for a weight of shape `ours`, by their table names."""
         ...
 
     def renamed(self, names: Mapping[str, str]) -> "Readable":
-        """The same with the names of the checkpoint instead of those of the table."""
+        """The same piece with names of the checkpoint in place of names of the table."""
         ...
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Some of these rows."""
+        """Read some of these rows."""
         ...
 
 
 class MappedWeights:
-    """The weights of a checkpoint, through its family's table."""
+    """Weights of a checkpoint, mapped by the table of its family."""
 
     def __init__(
         self, source: TensorSource, pieces: Mapping[str, Sequence[Readable]], shapes: Shapes
@@ -69,7 +69,7 @@ class MappedWeights:
         return self._shapes[name]
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]` of a weight, read now and kept nowhere; see `Piece.read`."""
+        """Rows `[start:stop]` of a weight, read on every call; see `Piece.read`."""
         slices, offset = [], 0
         for piece in self._pieces[name]:
             first, last = max(start - offset, 0), min(stop - offset, piece.rows)
@@ -79,7 +79,7 @@ class MappedWeights:
         return slices[0] if len(slices) == 1 else torch.cat(slices)
 
     def code_format(self, name: str) -> CodeFormat | None:
-        """The format of a weight whose published tensors are all stored as codes in one format."""
+        """Format of a weight; None unless all its published tensors are codes of one format."""
         source, pieces = self._source, self._pieces[name]
         if not isinstance(source, Coded):
             return None
@@ -89,9 +89,9 @@ class MappedWeights:
         )
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]` of a weight that has some."""
+        """Codes of rows `[start:stop]` of a weight that has a format."""
         if not isinstance(self._source, Coded):
-            raise TypeError(f"{name}: its checkpoint stores no codes")
+            raise TypeError(f"{name}: this checkpoint stores no codes")
         parts, offset = [], 0
         for piece in self._pieces[name]:
             first, last = max(start - offset, 0), min(stop - offset, piece.rows)
@@ -110,15 +110,15 @@ def map_weights(
     base_model_prefix: str,
     tied: Mapping[str, str],
 ) -> MappedWeights:
-    """Check a checkpoint against a model and give access to its weights by our names.
+    """Check a checkpoint against a model, and map its weights to our names.
 
     Args:
-        source: the published tensors.
-        table: the family's table.
-        expected: the shape of every parameter of the model, by our names.
-        parts: rows of each projection in the parameters that hold several.
-        base_model_prefix: of names, which a checkpoint without the head leaves out.
-        tied: our names of weights that share another's values, which a checkpoint may repeat.
+        source: published tensors.
+        table: table of the family.
+        expected: shapes of all parameters of the model, by our names.
+        parts: rows of each projection, for parameters that hold several.
+        base_model_prefix: prefix of names that a checkpoint without a head leaves out.
+        tied: our names of tied weights, which a checkpoint may repeat, and the weights they equal.
 
     Raises:
         WeightError: names weights that are missing, unexpected or of the wrong shape.
@@ -133,12 +133,12 @@ def map_weights(
             table, ours, parts.get(ours, shape[:1])
         )
         for piece in pieces:
-            wanted = piece.stored_shapes(shape)
-            claimed |= wanted.keys()
-            problems += _differences(wanted, names, published)
+            stored = piece.stored_shapes(shape)
+            claimed |= stored.keys()
+            problems += _differences(stored, names, published)
         mapped[ours] = tuple(piece.renamed(names) for piece in pieces)
     unclaimed = {place: name for place, name in names.items() if place not in claimed}
-    # Where the head is the embedding, a checkpoint may hold a copy of it.
+    # A checkpoint may contain a copy of a head that is tied to the embedding.
     copies = {
         name: tied[target.name]
         for place, name in unclaimed.items()
@@ -159,30 +159,30 @@ def map_weights(
 
 
 def differing(problems: Iterable[str]) -> WeightError:
-    """The error of weights that are not those of a config; names the first `MOST_NAMED`."""
-    found = sorted(set(problems))
-    named = found[:MOST_NAMED]
-    if len(found) > MOST_NAMED:
-        named.append(f"and {len(found) - MOST_NAMED} more")
+    """Error for weights that do not match the config; names the first `MOST_NAMED`."""
+    differences = sorted(set(problems))
+    named = differences[:MOST_NAMED]
+    if len(differences) > MOST_NAMED:
+        named.append(f"and {len(differences) - MOST_NAMED} more")
     return WeightError(
-        f"weights: expected those that config.json describes, got {len(found)} differences: "
-        f"{'; '.join(named)}. The checkpoint and its config do not belong together."
+        f"weights: {len(differences)} differences from config.json: {'; '.join(named)}. The "
+        "checkpoint and its config do not belong together."
     )
 
 
-def _differences(wanted: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:
-    """What is wrong with the tensors that a piece reads."""
-    found: list[str] = []
-    for place, shape in wanted.items():
+def _differences(expected: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:
+    """Missing and misshapen tensors among those that a piece reads."""
+    problems: list[str] = []
+    for place, shape in expected.items():
         if place in names:
-            found += _misshapen(names[place], published[names[place]], shape)
+            problems += _misshapen(names[place], published[names[place]], shape)
         else:
-            found.append(f"missing {place}")
-    return found
+            problems.append(f"missing {place}")
+    return problems
 
 
 def _entry(table: Table, name: str) -> str | None:
-    """The name under which a table has a tensor: its own, or with `{}` for its numbers."""
+    """Table entry of a tensor: its name, or its name with `{}` for its numbers."""
     layer = name_template(name)[0]
     expert = name_template(layer)[0]
     return next((key for key in (name, layer, expert) if key in table), None)
@@ -193,12 +193,12 @@ def _is_dropped(table: Table, name: str) -> bool:
     return entry is not None and all(target.spare for target in targets(table, entry))
 
 
-def _misshapen(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
-    return [] if got == want else [f"{name}: expected shape {want}, got {got}"]
+def _misshapen(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> list[str]:
+    return [] if actual == expected else [f"{name}: expected shape {expected}, got {actual}"]
 
 
 def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:
-    """Published names by those of the table, without tensors under a prefix that it drops.
+    """Published names by their table names, without tensors under a prefix that is dropped.
 
     A checkpoint without a head may leave out the prefix of the base model.
     """
@@ -214,7 +214,7 @@ def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]
 
 
 def _renamed_prefix(name: str, table: Table) -> str | None:
-    """A name under the prefix that a table has in place of its own; None if that is dropped."""
+    """A name with its prefix replaced as the table says; None if the table drops it."""
     for key, prefix in table.items():
         if key.endswith("*") and name.startswith(key[:-1]):
             return None if prefix is None else f"{prefix}{name[len(key) - 1 :]}"
@@ -222,20 +222,20 @@ def _renamed_prefix(name: str, table: Table) -> str | None:
 
 
 def _modern(name: str) -> str:
-    """A name whose end is not one of `OLD_NAMES`."""
+    """A name without the suffixes of `OLD_NAMES`."""
     for old, new in OLD_NAMES.items():
         name = name.removesuffix(old) + new if name.endswith(old) else name
     return name
 
 
 def _check_tied(source: TensorSource, head: str, weights: Weights, original: str) -> None:
-    """Raise WeightError unless a tied weight is a copy of the other (the embedding)."""
+    """Raise WeightError unless a tied weight equals the embedding."""
     rows = weights.shape(original)[0]
     for start in range(0, rows, ROWS_AT_ONCE):
         stop = min(start + ROWS_AT_ONCE, rows)
         ours = weights.rows(original, start, stop)
         if not torch.equal(source.read(head, start, stop).float(), ours.float()):
             raise WeightError(
-                f"{head}: expected a copy of the embedding, got other values. "
-                "If they were trained apart, set tie_word_embeddings in config.json to false."
+                f"{head}: the config says that it equals the embedding, but its values differ. If "
+                "both were trained, set tie_word_embeddings to false in config.json."
             )

@@ -1,7 +1,7 @@
-"""The tensors of `pytorch_model.bin` and its shards, a slice at a time.
+"""Tensors of `pytorch_model.bin` and its shards, read slice by slice.
 
-Only the pickle's table of tensors is read, by PyTorch's reader that runs no code of a file; the
-values are mapped for one slice and unmapped again.
+Only the pickle's table of tensors is read, with PyTorch's reader that runs no code from the file.
+Values are mapped for one slice and unmapped again.
 """
 
 import pickle
@@ -19,7 +19,7 @@ from ortolan.modeling.errors import CheckpointError
 
 
 class Place(NamedTuple):
-    """Where the values of a tensor are in a file: `length` bytes from `offset` on."""
+    """Location of a tensor's values in a file: `length` bytes from `offset`."""
 
     offset: int
     length: int
@@ -29,10 +29,10 @@ class Place(NamedTuple):
 
 
 class Pickles:
-    """The tensors of one or many files that `torch.save` wrote.
+    """Tensors of one or more files written by `torch.save`.
 
     Raises:
-        CheckpointError: a file that is torn, holds code, or has an old format.
+        CheckpointError: a file is torn, contains code, or has an old format.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -52,15 +52,12 @@ class Pickles:
         return sorted(set(self._files.values()))
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype.
-
-        A number by itself, which has no axes, is read whole.
-        """
+        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype; scalars are whole."""
         place = self._places[name]
         if 0 in place.shape:
             whole = torch.empty(place.shape, dtype=place.dtype)
         else:
-            # Copied on writing: PyTorch knows no tensors that cannot be written.
+            # Copy on write: PyTorch has no read-only tensors.
             data = np.memmap(self._files[name], np.uint8, "c", place.offset, (place.length,))
             values = torch.frombuffer(data, dtype=place.dtype)
             whole = values.as_strided(place.shape, place.strides)
@@ -71,56 +68,55 @@ class Pickles:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, Place]]:
-    """The table of one file."""
+    """Names and locations of the tensors of one file."""
     for name, tensor in _table(file).items():
         shape, strides = tuple(tensor.shape), tuple(tensor.stride())
-        # PyTorch notes it for tensors of the device "meta", which have no values.
+        # PyTorch records the offset of tensors on the device "meta", which have no values.
         start = tensor.untyped_storage()._checkpoint_offset or 0
         offset = start + int(tensor.storage_offset()) * tensor.itemsize
         last = sum((n - 1) * step for n, step in zip(shape, strides, strict=True))
         length = (last + 1) * tensor.itemsize
         if 0 not in shape and offset + length > file.stat().st_size:
             raise CheckpointError(
-                f"{file}: expected {name} within the file, got {length} bytes from {offset} on. "
-                "Fetch it again."
+                f"{file}: {name} lies outside of the file ({length} bytes from {offset}). Download "
+                "it again."
             )
         yield name, Place(offset, length, tensor.dtype, shape, strides)
 
 
 def _table(file: Path) -> dict[str, Tensor]:
-    """The tensors of one file, without values."""
+    """Tensors of one file, without values."""
     with file.open("rb") as stream:
         if stream.read(4) != b"PK\x03\x04":
             raise CheckpointError(
-                f"{file}: expected the format of PyTorch 1.6 or later, got another. In a place you "
-                "trust, write it again: torch.save(torch.load(FILE, weights_only=True), FILE)."
+                f"{file}: written by a PyTorch before 1.6. In a place you trust, save it again: "
+                "torch.save(torch.load(FILE, weights_only=True), FILE)."
             )
     try:
         table: object = torch.load(file, map_location="meta", weights_only=True, mmap=True)
     except pickle.UnpicklingError as error:
         raise CheckpointError(
-            f"{file}: expected tensors by name, got a pickle that would run code"
-            f"{_called(error)}. Do not trust this checkpoint."
+            f"{file}: this pickle would run code{_called(error)}. Do not trust this checkpoint."
         ) from error
-    except Exception as error:  # of a torn file, the reader raises nearly anything
+    except Exception as error:  # for a torn file, the reader raises nearly anything
         raise CheckpointError(
-            f"{file}: expected a file that torch.save wrote, got {type(error).__name__}: "
-            f"{_first_line(error)}. Fetch it again."
+            f"{file}: not a file written by torch.save: {type(error).__name__}: "
+            f"{_first_line(error)}. Download it again."
         ) from error
     if not isinstance(table, dict) or not all(
         isinstance(name, str) and isinstance(tensor, Tensor) and tensor.layout == torch.strided
         for name, tensor in table.items()
     ):
         raise CheckpointError(
-            f"{file}: expected tensors by name, got other objects. Save the model's state_dict()."
+            f"{file}: holds objects other than tensors by name. Save the model's state_dict()."
         )
     return table
 
 
 def _called(error: Exception) -> str:
-    """What the pickle would call, where PyTorch's message says it."""
-    found = re.search(r"GLOBAL ([\w.]{1,80}\w)", str(error))
-    return f", {found.group(1)}" if found else ""
+    """Function that the pickle would call, if PyTorch's message names it."""
+    match = re.search(r"GLOBAL ([\w.]{1,80}\w)", str(error))
+    return f", {match.group(1)}" if match else ""
 
 
 def _first_line(error: Exception) -> str:

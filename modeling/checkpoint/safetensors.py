@@ -1,7 +1,7 @@
-"""The tensors of safetensors files, a slice at a time.
+"""Tensors of safetensors files, read slice by slice.
 
-A file is opened for one slice and closed again, so that nothing stays mapped and reading a
-model costs the memory of the slice.
+A file is opened for each slice and closed again, so nothing stays mapped, and reading a model
+costs the memory of one slice.
 """
 
 import json
@@ -17,14 +17,14 @@ from ortolan.modeling.checkpoint.shards import add_once
 from ortolan.modeling.errors import CheckpointError
 
 MAX_HEADER_BYTES = 8 << 20
-"""A header of zero-size tensors costs a thousand times its size to parse."""
+"""A header of empty tensors costs a thousand times its size to parse."""
 
 
 class Safetensors:
-    """The tensors of one or many safetensors files.
+    """Tensors of one or more safetensors files.
 
     Raises:
-        CheckpointError: a file that is torn, or a tensor in two of them.
+        CheckpointError: a file is torn, or two files have the same tensor.
     """
 
     def __init__(self, files: Iterable[Path]) -> None:
@@ -44,13 +44,10 @@ class Safetensors:
         return sorted(set(self._files.values()))
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype.
-
-        A number by itself, which has no axes, is read whole.
-        """
+        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype; scalars are whole."""
         with safe_open(str(self._files[name]), framework="pt") as file:
             if not self._shapes[name]:
-                number: Tensor = file.get_tensor(name)  # which has no slices
+                number: Tensor = file.get_tensor(name)  # a scalar has no slices
                 return number
             view = file.get_slice(name)
             piece: Tensor = view[start:stop] if axis == 0 else view[:, start:stop]
@@ -58,15 +55,15 @@ class Safetensors:
 
 
 def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of one file, its header bounded before it is parsed."""
+    """Names and shapes of one file; its header's size is checked before parsing."""
     with file.open("rb") as stream:
         prefix = stream.read(8)
         size = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else -1
         header = stream.read(min(max(size, 0), MAX_HEADER_BYTES))
     if not 0 < size <= min(MAX_HEADER_BYTES, file.stat().st_size):
         raise CheckpointError(
-            f"{file}: expected a safetensors header of at most {MAX_HEADER_BYTES} bytes, "
-            f"got {size}. The file is torn, or a pointer that was never fetched."
+            f"{file}: a safetensors header must be from 1 to {MAX_HEADER_BYTES} bytes (got "
+            f"{size}). The file is torn, or a Git LFS pointer."
         )
     try:
         with safe_open(str(file), framework="pt") as tensors:
@@ -75,18 +72,19 @@ def _read_header(file: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
                 yield name, tuple(tensors.get_slice(name).get_shape())
     except SafetensorError as error:
         raise CheckpointError(
-            f"{file}: expected a whole safetensors file, got {error}. Fetch it again."
+            f"{file}: not a complete safetensors file: {error}. Download it again."
         ) from error
 
 
 def _check_names_differ(file: Path, header: bytes) -> None:
-    """Refuse a name that a header gives twice: libraries differ in which of the two they read."""
+    """Refuse duplicate names: libraries differ in which of the tensors they read."""
 
     def names_of(pairs: list[tuple[str, object]]) -> None:
-        twice = [name for name, count in Counter(name for name, _ in pairs).items() if count > 1]
+        counts = Counter(name for name, _ in pairs)
+        twice = [name for name, count in counts.items() if count > 1]
         if twice:
             raise CheckpointError(
-                f"{file}: expected a name once, got {twice[0]!r} again. Save the checkpoint again."
+                f"{file}: {twice[0]!r} occurs twice in the header. Save the checkpoint again."
             )
 
     json.loads(header, object_pairs_hook=names_of)

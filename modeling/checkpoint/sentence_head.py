@@ -1,8 +1,8 @@
-"""A sentence-transformers folder: which vector is the embedding of a text, and of how long a text.
+"""Sentence-transformers folders: how a text becomes an embedding, and its maximum length.
 
-Such a folder is a Hugging Face checkpoint with `modules.json` beside it, which lists what runs
-one after the other, and a folder for each module that has a config. Versions 2 to 6 of the library
-differ in what they call the modules and the modes of pooling.
+Such a folder is a Hugging Face checkpoint with `modules.json`, which lists modules to run in order,
+and a folder for each module that has a config. Versions 2 to 6 of the library name modules and
+pooling modes differently.
 
 Source: Reimers and Gurevych 2019; sentence-transformers 6.2, `load_config` of each module.
 """
@@ -37,10 +37,10 @@ MAX_TOKENIZER_BYTES = 256 << 20
 MAX_SIDE_BYTES = 1 << 20
 
 MAX_TOKENS = 1 << 24
-"""Above every context that was ever published."""
+"""Larger than any published context."""
 
 PACKAGE = "sentence_transformers."
-"""Modules of other packages may compute anything."""
+"""Only modules of this package are supported; others may compute anything."""
 
 MODES: dict[str, Pooling] = {
     "cls_token": "first",
@@ -50,7 +50,7 @@ MODES: dict[str, Pooling] = {
     "weightedmean_tokens": "weighted_mean",
     "lasttoken": "last",
 }
-"""The switches `pooling_mode_*` of a pooling module, in the order in which vectors are joined."""
+"""Switches `pooling_mode_*` of a pooling module, in the order their vectors are concatenated."""
 
 NAMED_MODES: dict[str, Pooling] = {
     "cls": "first",
@@ -60,7 +60,7 @@ NAMED_MODES: dict[str, Pooling] = {
     "weightedmean": "weighted_mean",
     "lasttoken": "last",
 }
-"""What version 6 calls them."""
+"""Names of the modes in version 6."""
 
 ACTIVATIONS: dict[str, Activation | None] = {
     "torch.nn.modules.activation.Tanh": "tanh",
@@ -69,13 +69,13 @@ ACTIVATIONS: dict[str, Activation | None] = {
     "torch.nn.modules.activation.GELU": "gelu",
     "torch.nn.modules.activation.SiLU": "silu",
 }
-"""Of a dense module, by the class that applies it."""
+"""Activations of a dense module, by class name."""
 
 DENSE_WEIGHTS = "model.safetensors"
 
 
 class Module(NamedTuple):
-    """One line of `modules.json`: the class of a module, and the folder that it has."""
+    """An entry of `modules.json`: the class of a module, and its folder."""
 
     kind: str
     path: str
@@ -83,7 +83,7 @@ class Module(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prompts:
-    """What may be put before a text, by name, and the name of what is put there by default."""
+    """Prefixes for texts, by name, and the name of the default one."""
 
     texts: dict[str, str] = field(default_factory=dict)
     default: str | None = None
@@ -93,8 +93,8 @@ def read_sentence_head(folder: Path, hidden_size: int) -> EmbeddingHead | None:
     """The head that `modules.json` describes; None without such a file.
 
     Raises:
-        CheckpointError: a file that cannot be read.
-        ConfigError: modules that Ortolan does not have.
+        CheckpointError: a file cannot be read.
+        ConfigError: Ortolan does not implement a module.
     """
     modules = _modules(folder)
     if not modules:
@@ -114,7 +114,7 @@ def read_sentence_head(folder: Path, hidden_size: int) -> EmbeddingHead | None:
 
 
 def sentence_files(folder: Path) -> list[Path]:
-    """The files that say which vector is the embedding of a text, those that there are."""
+    """Files that describe how a text becomes an embedding."""
     if not (folder / MODULES).is_file():
         return []
     names = (MODULE_CONFIG, DENSE_WEIGHTS, "pytorch_model.bin")
@@ -125,28 +125,28 @@ def sentence_files(folder: Path) -> list[Path]:
 
 
 def max_tokens(folder: Path) -> int | None:
-    """Tokens of the longest text that a sentence-transformers folder is for; None if not said.
+    """Maximum number of tokens of a text; None if unspecified.
 
     Raises:
-        CheckpointError: a file that cannot be read.
-        ConfigError: a number that is none.
+        CheckpointError: a file cannot be read.
+        ConfigError: the value is not a number.
     """
     if not (folder / MODULES).is_file():
         return None
-    said = _reader(folder, TRANSFORMER).size("max_seq_length", None)
-    if said is not None:
-        return said
-    # A number beyond every context, 1e30, stands for none.
+    length = _reader(folder, TRANSFORMER).size("max_seq_length", None)
+    if length is not None:
+        return length
+    # transformers writes 1e30 for "no limit".
     limit = _reader(folder, TOKENIZER_CONFIG).get("model_max_length", float, None)
     return int(limit) if limit is not None and 1 <= limit < MAX_TOKENS else None
 
 
 def read_prompts(folder: Path) -> Prompts:
-    """The prompts of a sentence-transformers folder; none of another.
+    """Prompts of a sentence-transformers folder; none for other folders.
 
     Raises:
         CheckpointError: the file cannot be read.
-        ConfigError: prompts that are no texts, or a default that there is not.
+        ConfigError: a prompt is not a text, or the default prompt does not exist.
     """
     if not (folder / MODULES).is_file():
         return Prompts()
@@ -157,19 +157,19 @@ def read_prompts(folder: Path) -> Prompts:
         default is not None and default not in texts
     ):
         raise ConfigError(
-            f"{PROMPTS}: expected prompts to be texts by name, and the default one of them, got "
-            f"{texts!r:.80} and {default!r:.40}. Correct it."
+            f"{PROMPTS}: prompts must be texts by name, and the default one of them (got "
+            f"{texts!r:.80} and {default!r:.40})."
         )
     return Prompts(texts=texts, default=default)
 
 
 def dense_folders(folder: Path) -> list[Path]:
-    """The folders that have the weights of the projections, in their order."""
+    """Folders with the weights of the projections, in order."""
     return [folder / module.path for module in _modules(folder) if module.kind == "Dense"]
 
 
 class WithProjections:
-    """The tensors of a checkpoint, and those of its dense modules as `projections.0.weight`."""
+    """Tensors of a checkpoint, and those of its dense modules as `projections.0.weight`."""
 
     def __init__(self, whole: TensorSource, dense: Sequence[TensorSource]) -> None:
         self._places: dict[str, tuple[TensorSource, str]] = {
@@ -187,13 +187,13 @@ class WithProjections:
         return {ours: shapes[id(source)][name] for ours, (source, name) in self._places.items()}
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, in its stored dtype."""
+        """Slice `[start:stop]` of a tensor along `axis`, in its stored dtype."""
         source, theirs = self._places[name]
         return source.read(theirs, start, stop, axis=axis)
 
 
 def _modules(folder: Path) -> list[Module]:
-    """What runs one after the other, without what does nothing; nothing without the file."""
+    """Modules in order, without Dropout; empty without the file."""
     file = folder / MODULES
     if not file.is_file():
         return []
@@ -210,8 +210,8 @@ def _modules(folder: Path) -> list[Module]:
         or ("Normalize" in kinds and kinds[-1] != "Normalize")
     ):
         raise ConfigError(
-            f"{MODULES}: expected Transformer, Pooling and perhaps Dense and Normalize, got "
-            f"{kinds!r:.120}. This checkpoint cannot be loaded faithfully."
+            f"{MODULES}: Ortolan supports Transformer, Pooling, then optionally Dense and "
+            f"Normalize (got {kinds!r:.120}). This checkpoint cannot be loaded faithfully."
         )
     return [
         Module(kind, _checked_path(file, path) if kind in ("Pooling", "Dense") else "")
@@ -223,31 +223,31 @@ def _modules(folder: Path) -> list[Module]:
 def _checked_path(file: Path, path: object) -> str:
     if not isinstance(path, str) or path in ("", "..") or Path(path).name != path:
         raise CheckpointError(
-            f"{file}: expected the name of a folder beside it, got {path!r:.80}. "
+            f"{file}: a module's path must be the name of a folder next to it (got {path!r:.80}). "
             "Do not trust this checkpoint."
         )
     return path
 
 
 def _module_config(folder: Path, path: str) -> ConfigReader:
-    """The config of one module."""
+    """Config of one module."""
     config = folder / path / MODULE_CONFIG
     if not config.is_file():
         raise CheckpointError(
-            f"{folder / MODULES}: expected {path}/{MODULE_CONFIG} beside it, got no such file. "
-            "The download is incomplete."
+            f"{folder / MODULES}: {path}/{MODULE_CONFIG} does not exist. The download is "
+            "incomplete."
         )
     return ConfigReader(read_json(config, MAX_MODULES_BYTES), f"{path}/{MODULE_CONFIG}")
 
 
 def _reader(folder: Path, name: str) -> ConfigReader:
-    """A file beside `modules.json`, or nothing where there is none."""
+    """A file next to `modules.json`; empty if there is none."""
     file = folder / name
     return ConfigReader(read_json(file, MAX_SIDE_BYTES) if file.is_file() else {}, name)
 
 
 def _check_transformer(folder: Path) -> None:
-    """Raise ConfigError where what is pooled are not the last states, or texts are changed."""
+    """Raise ConfigError unless the last states of the unchanged text are pooled."""
     reader = _reader(folder, TRANSFORMER)
     task = reader.get("transformer_task", str, "feature-extraction")
     modes = reader.get("modality_config", dict, {})
@@ -255,18 +255,18 @@ def _check_transformer(folder: Path) -> None:
     output = text.get("method_output_name") if isinstance(text, dict) else text
     if task != "feature-extraction" or output != "last_hidden_state":
         raise ConfigError(
-            f"{TRANSFORMER}: expected feature-extraction of the last_hidden_state, got "
-            f"{task!r:.40} of {output!r:.40}. This checkpoint cannot be loaded faithfully."
+            f"{TRANSFORMER}: Ortolan supports feature-extraction of the last_hidden_state (got "
+            f"{task!r:.40} of {output!r:.40}). This checkpoint cannot be loaded faithfully."
         )
     if reader.get("do_lower_case", bool, False) and not _lowers(folder):
         raise ConfigError(
-            f"{TRANSFORMER}: expected do_lower_case false, or a {TOKENIZER} whose normalizer has "
-            "lower case, got true and another. Add Lowercase to the normalizer."
+            f"{TRANSFORMER}: do_lower_case is true, but the normalizer of {TOKENIZER} keeps case. "
+            "Add Lowercase to the normalizer."
         )
 
 
 def _lowers(folder: Path) -> bool:
-    """Whether the tokenizer makes all letters small."""
+    """Whether the tokenizer lowercases text."""
     file = folder / TOKENIZER
     normalizer = read_json(file, MAX_TOKENIZER_BYTES).get("normalizer") if file.is_file() else None
     steps = normalizer.get("normalizers", [normalizer]) if isinstance(normalizer, dict) else []
@@ -278,39 +278,39 @@ def _lowers(folder: Path) -> bool:
 
 
 def _pooling(reader: ConfigReader) -> tuple[Pooling, ...]:
-    """The modes, in the order in which their vectors are joined."""
-    # A prompt that does not count needs to be known after the text was made ids.
+    """Pooling modes, in the order their vectors are concatenated."""
+    # Excluding a prompt from pooling would need its length after tokenization.
     reader.require("include_prompt")
     reader.skip("word_embedding_dimension", "embedding_dimension")
     switches = {f"pooling_mode_{name}": mode for name, mode in MODES.items()}
     on = [mode for key, mode in switches.items() if reader.get(key, bool, False)]
     if "pooling_mode" in reader:
-        several = reader.is_list("pooling_mode")
-        given = reader.get("pooling_mode", list) if several else [reader.get("pooling_mode", str)]
-        on = [NAMED_MODES[name] for name in given if name in NAMED_MODES]
-        on = on if len(on) == len(given) else []
+        is_list = reader.is_list("pooling_mode")
+        names = reader.get("pooling_mode", list) if is_list else [reader.get("pooling_mode", str)]
+        on = [NAMED_MODES[name] for name in names if name in NAMED_MODES]
+        on = on if len(on) == len(names) else []
     reader.finish()
     if not on:
         raise ConfigError(
-            f"{reader.name}: expected pooling by {', '.join(NAMED_MODES)}, got none or another. "
-            "This checkpoint cannot be loaded faithfully."
+            f"{reader.name}: pooling must be by {', '.join(NAMED_MODES)}. This checkpoint cannot "
+            "be loaded faithfully."
         )
     return tuple(on)
 
 
 def _projection(reader: ConfigReader, width: int) -> Projection:
-    """A dense module after a vector of `width` channels."""
+    """A dense module for vectors of `width` channels."""
     reader.refuse("use_residual")
     name = reader.get("activation_function", str, next(iter(ACTIVATIONS)))
     vectors = {
         reader.get(f"module_{end}_name", str, "sentence_embedding") for end in ("input", "output")
     }
-    taken = reader.size("in_features")
-    if name not in ACTIVATIONS or vectors != {"sentence_embedding"} or taken != width:
+    inputs = reader.size("in_features")
+    if name not in ACTIVATIONS or vectors != {"sentence_embedding"} or inputs != width:
         raise ConfigError(
-            f"{reader.name}: expected a map of {width} channels of the embedding, and an "
-            f"activation of {', '.join(ACTIVATIONS)}, got {taken} of {sorted(vectors)!r:.40} and "
-            f"{name!r:.60}. This checkpoint cannot be loaded faithfully."
+            f"{reader.name}: a dense module must map the {width} channels of the embedding, with "
+            f"an activation of {', '.join(ACTIVATIONS)} (got {inputs} of {sorted(vectors)!r:.40} "
+            f"and {name!r:.60}). This checkpoint cannot be loaded faithfully."
         )
     projection = Projection(
         width=reader.size("out_features"),
@@ -326,20 +326,20 @@ def write_sentence_head(folder: Path, head: EmbeddingHead, width: int) -> list[P
 
     Args:
         folder: the checkpoint.
-        head: of the model.
-        width: of the stream.
+        head: head of the model.
+        width: model width.
 
     Returns:
-        The folders that take the weights of the projections, in their order.
+        Folders for the weights of the projections, in order.
 
     Raises:
-        ConfigError: several vectors in an order that switches cannot say.
+        ConfigError: the order of several pooled vectors cannot be expressed by switches.
     """
-    known = [mode for mode in MODES.values() if mode in head.pooling]
-    if known != list(head.pooling):
+    ordered = [mode for mode in MODES.values() if mode in head.pooling]
+    if ordered != list(head.pooling):
         raise ConfigError(
-            f"head: expected pooling in the order {', '.join(known)}, got "
-            f"{', '.join(head.pooling)}. Choose that order."
+            f"head.pooling must be in the order {', '.join(ordered)} (got "
+            f"{', '.join(head.pooling)})."
         )
     kinds = ["Transformer", "Pooling", *["Dense"] * len(head.projections)]
     kinds += ["Normalize"] if head.normalised else []

@@ -1,8 +1,8 @@
-"""The language model of a checkpoint that takes more than texts.
+"""The language model of a multimodal checkpoint.
 
-Its config is `text_config`, its tensors have a prefix of their own; the towers for images, sounds
-and videos stay behind. A model that computes with texts alone what the whole one computes with
-texts alone is all that is in the table: positions of images (`mrope`) are plain ones for texts.
+Its config is `text_config`, and its tensors have their own prefix; towers for images, audio and
+video are left out. The table lists only models whose language model computes the same for text
+alone. For text, multimodal rotary positions (`mrope`) are ordinary ones.
 """
 
 from collections.abc import Iterable, Mapping
@@ -23,7 +23,7 @@ PREFIXES = (
     "model.text_model.",
     "text_model.model.",
 )
-"""Of the tensors of a language model, which has `model.` by itself."""
+"""Prefixes of the language model's tensors; on its own it has `model.`."""
 
 HEAD, WRAPPED_HEAD = "lm_head.", "language_model.lm_head."
 
@@ -39,23 +39,23 @@ TOWERS = (
     "connector",
     "image_newline",
 )
-"""First parts of the names of tensors that texts do not pass, with or without `model.`."""
+"""First parts of the names of tensors that text does not use, with or without `model.`."""
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
-"""Keys of rotary positions that only images and videos have."""
+"""Keys of rotary positions that matter only for images and videos."""
 
 OF_TOWERS = ("vision_config", "audio_config", "text_config", "architectures")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
-    """A type of model with towers.
+    """A type of multimodal model.
 
     Attributes:
-        text_types: of its language model, and the type of ours that computes the same.
-        default: the type where `text_config` does not say.
+        text_types: types of its language model, and the equivalent types of ours.
+        default: type if `text_config` does not say.
         implied: values of the language model that configs leave out.
     """
 
@@ -107,49 +107,49 @@ KINDS: Mapping[str, Kind] = {
     "qwen3_5": Kind(text_types={"qwen3_5_text": "qwen3_5_text"}, default="qwen3_5_text"),
     "qwen3_vl": Kind(text_types={"qwen3_vl_text": "qwen3"}, default="qwen3_vl_text"),
 }
-"""By `model_type`. Defaults are those of the config classes of transformers."""
+"""By `model_type`. Defaults are those of transformers' config classes."""
 
 
 def text_values(values: Values) -> dict[str, object] | None:
-    """The config of the language model alone; None for a model without towers.
+    """Config of the language model; None for a model without towers.
 
     Raises:
-        CheckpointError: a language model of a type that is not known to be the same by itself.
+        CheckpointError: the language model's type is not known to work on its own.
     """
     model_type = values.get("model_type")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
     if kind is None:
         return None
     nested = values.get("text_config")
-    # Old configs have the language model's values beside those of the towers.
+    # Older configs mix the language model's values with those of the towers.
     own = nested if isinstance(nested, dict) else _without(values, OF_TOWERS)
     text_type = own.get("model_type", kind.default) if own is nested else kind.default
     if not isinstance(text_type, str) or text_type not in kind.text_types:
         raise CheckpointError(
-            f"text_config: expected model_type to be one of {', '.join(kind.text_types)}, got "
-            f"{text_type!r:.40}. Export a checkpoint of the language model alone."
+            f"text_config: model_type must be one of {', '.join(kind.text_types)} (got "
+            f"{text_type!r:.40}). Export a checkpoint of the language model alone."
         )
-    found = {**(kind.implied if own is nested else {}), **own}
-    found["model_type"] = kind.text_types[text_type]
-    found |= {key: values[key] for key in SPECIAL_IDS if values.get(key) is not None}
+    text = {**(kind.implied if own is nested else {}), **own}
+    text["model_type"] = kind.text_types[text_type]
+    text |= {key: values[key] for key in SPECIAL_IDS if values.get(key) is not None}
     for key in ("rope_scaling", "rope_parameters"):
-        rope = found.get(key)
+        rope = text.get(key)
         if isinstance(rope, dict):
-            found[key] = _of_text(rope)
-    return {key: value for key, value in found.items() if not _is_about_images(key)}
+            text[key] = _of_text(rope)
+    return {key: value for key, value in text.items() if not _is_about_images(key)}
 
 
 def _of_text(rope: Values) -> dict[str, object] | None:
-    """Rotary positions without what is about images; None if that is all that there is."""
-    kept = {key: value for key, value in rope.items() if key not in OF_IMAGES}
+    """Rotary positions without keys about images; None if nothing else is left."""
+    rest = {key: value for key, value in rope.items() if key not in OF_IMAGES}
     for key in ("type", "rope_type"):
-        if kept.get(key) == "mrope":
-            kept[key] = "default"
-    return None if set(kept) <= {"type", "rope_type"} and "default" in kept.values() else kept
+        if rest.get(key) == "mrope":
+            rest[key] = "default"
+    return None if set(rest) <= {"type", "rope_type"} and "default" in rest.values() else rest
 
 
 def _is_about_images(key: str) -> bool:
-    """Whether a key is an id that stands for an image or a video in a text."""
+    """Whether a key is the id of an image or video token."""
     return key.startswith(("image_", "video_", "vision_", "boi_", "eoi_"))
 
 
@@ -158,10 +158,10 @@ def _without(values: Values, keys: Iterable[str]) -> dict[str, object]:
 
 
 class TextTensors:
-    """The tensors of the language model under the names that it has by itself."""
+    """Tensors of the language model, under the names it has on its own."""
 
     def __init__(self, whole: FileTensors) -> None:
-        """Find them among all tensors of a checkpoint."""
+        """Find the language model's tensors in a checkpoint."""
         self._whole = whole
         names = {name: text_name(name) for name in whole.shapes()}
         self._names = {text: name for name, text in names.items() if text is not None}
@@ -178,23 +178,23 @@ class TextTensors:
         return self._whole.files()
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor."""
+        """Slice `[start:stop]` of a tensor along `axis`."""
         return self._whole.read(self._names[name], start, stop, axis=axis)
 
     def code_format(self, name: str) -> CodeFormat | None:
-        """The format of a tensor's codes; None where it has none that kernels take."""
+        """Format of a tensor's codes; None if it has none that kernels support."""
         whole = self._whole
         return whole.code_format(self._names[name]) if isinstance(whole, Coded) else None
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]` of a tensor that has some."""
+        """Codes of rows `[start:stop]` of a tensor that has a format."""
         if not isinstance(self._whole, Coded):
-            raise TypeError(f"{name}: its checkpoint stores no codes")
+            raise TypeError(f"{name}: this checkpoint stores no codes")
         return self._whole.codes(self._names[name], start, stop)
 
 
 def text_name(name: str) -> str | None:
-    """The name that a tensor has in the language model by itself; None in another tower."""
+    """Name of a tensor in the language model on its own; None for another tower."""
     if name.startswith(WRAPPED_HEAD):
         return f"{HEAD}{name.removeprefix(WRAPPED_HEAD)}"
     for prefix in PREFIXES:
@@ -204,6 +204,6 @@ def text_name(name: str) -> str | None:
 
 
 def _tower(name: str) -> str | None:
-    """The tower that a tensor is of; None for the language model."""
+    """Tower of a tensor; None for the language model."""
     first = name.removeprefix("model.").partition(".")[0]
     return first if first in TOWERS else None

@@ -1,1 +1,1 @@
-"""The parts of a block, and the ops that they are made of."""
+"""Parts of a block, and the operations they are made of."""

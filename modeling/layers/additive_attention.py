@@ -1,6 +1,6 @@
-"""Attention whose scores are those of a small network (Bahdanau et al. 2015).
+"""Additive attention (Bahdanau et al. 2015).
 
-Shape letters: B batch, S new tokens, T tokens attended to, H width of a state, A of the scores.
+Shape letters: B batch, S new tokens, T tokens attended to, H state width, A score width.
 """
 
 import torch
@@ -10,7 +10,7 @@ from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
 
 
 class AdditiveAttention(nn.Module):
-    """Weights each state of the text so far by `v . tanh(W query + U state)`.
+    """Attention with scores `v . tanh(W query + U state)`.
 
     Attributes:
         query: W.
@@ -27,18 +27,18 @@ class AdditiveAttention(nn.Module):
     def forward(
         self, x_BSH: Tensor, keys_BTA: Tensor, values_BTH: Tensor, mask_BST: Tensor
     ) -> Tensor:
-        """What each new state sees, `(B, S, H)`.
+        """Attend from each new state to the states so far, `(B, S, H)`.
 
         Args:
-            x_BSH: the new states.
-            keys_BTA: `key` of every state so far.
-            values_BTH: every state so far.
-            mask_BST: bool, `(B, S, T)` or `(1, S, T)`; which of them a new state may see.
+            x_BSH: new states.
+            keys_BTA: `key` applied to all states so far.
+            values_BTH: all states so far.
+            mask_BST: bool, `(B, S, T)` or `(1, S, T)`; states that a new state may attend to.
         """
         return self.weights(x_BSH, keys_BTA, mask_BST) @ values_BTH
 
     def weights(self, x_BSH: Tensor, keys_BTA: Tensor, mask_BST: Tensor) -> Tensor:
-        """How much of each state is seen, `(B, S, T)`; see `forward`."""
+        """Attention weights of `forward`, `(B, S, T)`."""
         joint_BSTA = torch.tanh(self.query(x_BSH)[:, :, None] + keys_BTA[:, None])
         scores_BST: Tensor = self.score(joint_BSTA).squeeze(-1)
         return scores_BST.masked_fill(~mask_BST, float("-inf")).softmax(-1)

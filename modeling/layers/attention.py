@@ -1,7 +1,7 @@
-"""Self- and cross-attention as layers: projections around the ops of `ops.py`.
+"""Self-attention and cross-attention: projections around the operations of `ops.py`.
 
 Shape letters: B batch, S new tokens, T tokens of the source, E model width, H query heads,
-U value width.
+D head width, U value width, R rotated channels.
 """
 
 import torch
@@ -36,12 +36,12 @@ from ortolan.modeling.layers.rotation import turn
 
 
 class SelfAttention(nn.Module):
-    """Queries, keys and values in one matrix, attention, and the readout of the heads.
+    """Self-attention: one projection to queries, keys and values, attention, and a readout.
 
     Args:
-        config: its shape and scores.
-        width: of the stream.
-        positions: of the stack; some kinds have a table in every layer.
+        config: heads, widths and scores.
+        width: model width.
+        positions: positions of the stack; some kinds have a table in every layer.
     """
 
     def __init__(
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
         relative: Relative | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """The attention weights of `forward`, float32 `(B, H, S, S)`."""
+        """Attention weights of `forward`, float32 `(B, H, S, S)`."""
         qkv, rotary = self._projections(x_BSE, rotary)
         return attention_weights(
             qkv,
@@ -126,9 +126,9 @@ class SelfAttention(nn.Module):
         relative: Relative | None = None,
         pick: Pick = same,
     ) -> tuple[Tensor, LayerCache]:
-        """The same for new tokens after a cache, which comes back extended.
+        """Continue from a cache: the new tokens' output and the extended cache.
 
-        Of the attention output, `(B, S, H * U)`, only the tokens that `pick` selects are read out.
+        `pick` selects the tokens whose attention output `(B, S, H * U)` is read out.
         """
         qkv, rotary = self._projections(x_BSE, rotary, step)
         attended, present = cached_attention(
@@ -143,11 +143,11 @@ class SelfAttention(nn.Module):
         return self._read_out(pick(attended), pick(x_BSE)), present
 
     def _read_out(self, attended: Tensor, x: Tensor) -> Tensor:
-        """The heads of some tokens, `(B, S, H * U)`, as one stream `(B, S, E)`.
+        """Read out the heads, `(B, S, H * U)` to `(B, S, E)`.
 
         Args:
-            attended: the heads.
-            x: what queries, keys and values were made of, of the same tokens.
+            attended: attention output of the heads.
+            x: input of the layer for the same tokens.
         """
         heads = self.out_norm(attended)
         out: Tensor = self.out(heads if self.gate is None else heads * torch.sigmoid(self.gate(x)))
@@ -156,12 +156,12 @@ class SelfAttention(nn.Module):
     def _projections(
         self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None = None
     ) -> tuple[Tensor | Heads, Rotary | None]:
-        """Queries, keys and values, and the rotation that is left to do.
+        """Queries, keys and values, and the rotation left for the attention op to apply.
 
         Args:
-            x_BSE: what they are made of.
-            rotary: the layer's tables.
-            step: says where the tokens are; they are the first ones of their texts without it.
+            x_BSE: input of the layer.
+            rotary: rotary tables of the layer.
+            step: positions of the tokens; None if they begin at 0.
         """
         spec = self.config
         if isinstance(self.qkv, LatentProjection):
@@ -182,7 +182,7 @@ class SelfAttention(nn.Module):
         return Heads(query, key, value), rotary
 
     def _own(self, relative: Relative | None) -> Relative | None:
-        """The stack's relative positions, with this layer's table."""
+        """Relative positions of the stack, with the table of this layer if it has one."""
         if relative is None:
             return None
         if self.relative_key is not None:
@@ -191,13 +191,14 @@ class SelfAttention(nn.Module):
 
 
 class CrossAttention(nn.Module):
-    """Attention to a source: its keys and values, computed once, and queries of every step."""
+    """Attention to a source, whose keys and values are computed once."""
 
     def __init__(self, config: AttentionConfig, width: int) -> None:
         super().__init__()
         self.config = config
         keys, values = (
-            config.num_kv_heads * each for each in (config.head_dim, config.value_width)
+            config.num_kv_heads * config.head_dim,
+            config.num_kv_heads * config.value_width,
         )
         self.q = nn.Linear(width, config.num_heads * config.head_dim, bias=config.qkv_bias)
         self.kv = PackedLinear(width, (keys, values), bias=config.qkv_bias)
@@ -214,12 +215,12 @@ class CrossAttention(nn.Module):
         return out
 
     def weights(self, x_BSE: Tensor, states: LayerCache, lengths: Tensor | None) -> Tensor:
-        """The attention weights of `forward`, float32 `(B, H, S, T)`."""
+        """Attention weights of `forward`, float32 `(B, H, S, T)`."""
         return cross_attention_weights(self.q(x_BSE), states, lengths, spec=self.config)
 
 
 class HeadSum(nn.Module):
-    """Heads added up: `(B, S, H * U)` to `(B, S, U)`."""
+    """Sum of the heads, `(B, S, H * U)` to `(B, S, U)`."""
 
     def __init__(self, heads: int) -> None:
         super().__init__()
@@ -231,7 +232,7 @@ class HeadSum(nn.Module):
 
 
 def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
-    """The norms of queries and of keys."""
+    """Norms of the queries and of the keys."""
     kind = config.query_key_norm
     if kind is None:
         return nn.Identity(), nn.Identity()
@@ -241,19 +242,22 @@ def query_key_norms(config: AttentionConfig) -> tuple[nn.Module, nn.Module]:
 
 
 def readout(config: AttentionConfig, width: int) -> nn.Module:
-    """The layer that joins the heads into one stream."""
+    """Layer that joins the heads into `(B, S, E)`."""
     if config.readout == "sum":
         return HeadSum(config.num_heads)
     return nn.Linear(config.num_heads * config.value_width, width, bias=config.out_bias)
 
 
 class LatentProjection(nn.Module):
-    """A stream `(B, S, E)` to queries, keys and values, the last R channels of which are turned.
+    """Queries, keys and values from latents (DeepSeek-AI 2024, section 2.1).
+
+    The latents are expanded to full heads before attention, so the cache holds keys and values as
+    in other layers. The last R channels of queries and keys are rotated.
 
     Args:
         config: heads and widths.
-        latent: ranks.
-        width: of the stream.
+        latent: ranks of the latents.
+        width: model width.
     """
 
     def __init__(self, config: AttentionConfig, latent: LatentConfig, width: int) -> None:
@@ -270,11 +274,11 @@ class LatentProjection(nn.Module):
         self.query = nn.Linear(inner, self.heads * self.head_dim, bias=False)
         self.latent = nn.Linear(width, self.rank + self.rotated, bias=latent.bias)
         self.norm = norm(latent.norm, self.rank)
-        each = self.fixed + self.value_dim
-        self.key_value = nn.Linear(self.rank, self.heads * each, bias=False)
+        expanded = self.fixed + self.value_dim
+        self.key_value = nn.Linear(self.rank, self.heads * expanded, bias=False)
 
     def forward(self, x_BSE: Tensor, rotary: Rotary | None, step: StepLengths | None) -> Heads:
-        """Heads of a stream; positions as in `ops.turn`."""
+        """Project `(B, S, E)`; positions as in `rotation.turn`."""
         x = x_BSE
         if self.query_latent is not None:
             x = self.query_norm(self.query_latent(x))

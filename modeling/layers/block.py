@@ -1,7 +1,6 @@
-"""One layer: a mixer, perhaps attention to a source too, and feed-forward.
+"""One layer of a transformer: a mixer, optional cross-attention, and a feed-forward layer.
 
-Shape letters: B batch, S new tokens, N of them to go on with, T tokens of the source, E model
-width.
+Shape letters: B batch, S new tokens, N selected tokens, T tokens of the source, E model width.
 """
 
 from collections.abc import Callable, Mapping
@@ -33,14 +32,14 @@ from ortolan.modeling.layers.state_space import state_space
 
 
 class Block(nn.Module):
-    """A mixer and perhaps a feed-forward, each in a residual, each with its norm.
+    """A mixer and an optional feed-forward layer, each with a norm and a residual connection.
 
-    The mixer and its norms are called after its kind: `attention` and `attention_norm`, say.
+    The mixer and its norms are named after its kind, such as `attention` and `attention_norm`.
 
     Args:
-        config: its parts.
-        width: of the stream.
-        positions: of the stack; some kinds have a table in every layer.
+        config: parts of the block.
+        width: model width.
+        positions: positions of the stack; some kinds have a table in every layer.
     """
 
     def __init__(
@@ -85,15 +84,15 @@ class Block(nn.Module):
         source: LayerCache | None = None,
         source_lengths: Tensor | None = None,
     ) -> Tensor:
-        """`(B, S, E)` to `(B, S, E)`, without a cache.
+        """Compute the block without a cache, `(B, S, E)` to `(B, S, E)`.
 
         Args:
-            x_BSE: the stream.
-            rotary: the stack's tables, if it has them.
-            relative: the stack's relative positions.
-            lengths: int `(B,)`; valid tokens of each row; None where all are.
-            source: keys and values to attend to, if this layer does.
-            source_lengths: int `(B,)`; valid tokens of the source; None where all are.
+            x_BSE: residual stream.
+            rotary: rotary tables of the stack, if any.
+            relative: relative positions of the stack, if any.
+            lengths: int `(B,)`; valid tokens per row; None if all are valid.
+            source: keys and values of a source, for a block with cross-attention.
+            source_lengths: int `(B,)`; valid tokens per source; None if all are valid.
         """
 
         def mix(x: Tensor) -> Tensor:
@@ -117,10 +116,10 @@ class Block(nn.Module):
         source_lengths: Tensor | None = None,
         pick: Pick = same,
     ) -> tuple[Tensor, Memory]:
-        """The same for new tokens after what the mixer carries, which comes back as after them.
+        """Continue from `past`; return the output and the updated state.
 
-        With `pick`, which takes `(B, N, ...)` from `(B, S, ...)`, all tokens enter the mixer and
-        what follows is computed for these alone: `(B, S, E)` to `(B, N, E)`.
+        All S tokens enter the mixer. `pick` maps `(B, S, ...)` to `(B, N, ...)`, and the rest of
+        the block is computed for those N tokens only: `(B, S, E)` to `(B, N, E)`.
         """
         present = past
 
@@ -137,14 +136,14 @@ class Block(nn.Module):
 
     @property
     def _mixer(self) -> Any:
-        """What tokens get from others by; see `FixedMemoryMixer` for how it is called."""
+        """The mixer of tokens, called like `FixedMemoryMixer`."""
         return self.get_submodule(self.mixing)
 
     def _rest(self, x_BSE: Tensor, source: LayerCache | None, lengths: Tensor | None) -> Tensor:
-        """What follows the mixer."""
+        """Compute what follows the mixer."""
         cross = self.cross_attention
         if (cross is None) != (source is None):
-            raise TypeError("a layer with cross-attention needs a source, another takes none")
+            raise TypeError("a block needs a source if and only if it has cross-attention")
         if cross is not None and source is not None:
             x_BSE = self._residual(x_BSE, "cross_attention", lambda x: cross(x, source, lengths))
         if self.feed_forward is None:
@@ -157,9 +156,9 @@ class Block(nn.Module):
         mix: Callable[[Tensor], Tensor],
         pick: Pick = same,
     ) -> Tensor:
-        """Both sublayers side by side, for the tokens that `mix` and `pick` let through."""
+        """Compute both sublayers in parallel, for the tokens that `mix` and `pick` select."""
         if self.feed_forward is None:
-            raise TypeError("a layer whose sublayers are parallel has two")
+            raise TypeError("parallel sublayers need a feed-forward layer")
         normed = self.get_submodule(f"{self.mixing}_norm")(x)
         mixed, x = mix(normed), pick(x)
         read = pick(normed) if self.placement == "parallel" else self.feed_forward_norm(x)
@@ -172,7 +171,7 @@ class Block(nn.Module):
         sublayer: Callable[[Tensor], Tensor],
         pick: Pick = same,
     ) -> Tensor:
-        """A sublayer and what goes around it, for the tokens that both let through."""
+        """Apply a sublayer with its norm and residual connection to the selected tokens."""
         normalise = self.get_submodule(f"{name}_norm")
         match self.placement:
             case "pre_residual":
@@ -190,7 +189,6 @@ class Block(nn.Module):
                 return pick(x) + self._scaled(sublayer(normalise(x)))
 
     def _scaled(self, added: Tensor) -> Tensor:
-        """What is added to the stream."""
         return added if self.residual_scale == 1.0 else added * self.residual_scale
 
 
@@ -208,7 +206,7 @@ _KINDS: Mapping[type[Mixer], _Kind] = {
 
 
 def mixer_name(config: Mixer) -> str:
-    """What a mixer is called in its block: `attention`, or its kind."""
+    """Name of a mixer in its block: `attention`, or its kind."""
     return "attention" if isinstance(config, AttentionConfig) else _KINDS[type(config)].name
 
 
@@ -216,9 +214,9 @@ def mixer(config: Mixer, width: int, positions: Positions | None) -> nn.Module:
     """The layer of a mixer.
 
     Args:
-        config: of any kind.
-        width: of the stream.
-        positions: of the stack; some kinds of attention have a table in every layer.
+        config: config of the mixer.
+        width: model width.
+        positions: positions of the stack; some kinds have a table in every layer.
     """
     if isinstance(config, AttentionConfig):
         return SelfAttention(config, width, positions=positions)

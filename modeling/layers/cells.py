@@ -1,8 +1,8 @@
-"""Recurrent cells, with the parameters of `torch.nn.RNN`, `GRU` and `LSTM`.
+"""Recurrent cells with the parameters of `torch.nn.RNN`, `GRU` and `LSTM`, and their ONNX nodes.
 
-Shape letters: B batch, S new tokens, I input width, H width of the state, G rows of all gates.
+Shape letters: B batch, S new tokens, I input width, H state width, G rows of all gates.
 
-Sources: Elman 1990; Cho et al. 2014, with the reset after the product, as torch and cuDNN have it;
+Sources: Elman 1990; Cho et al. 2014, with the reset after the product as in torch and cuDNN;
 Hochreiter and Schmidhuber 1997, with the forget gate of Gers et al. 2000.
 """
 
@@ -19,16 +19,17 @@ from ortolan.modeling.layers.lowering import split
 from ortolan.modeling.layers.sizes import is_one
 
 States = tuple[Tensor, ...]
-"""What a cell carries, `(B, H)` each; the first is its output."""
+"""States of a cell, `(B, H)` each; the first is its output."""
 
 
 class _Kind(NamedTuple):
-    """How a cell computes.
+    """Definition of a cell.
 
     Attributes:
         gates: rows of its matrices, in multiples of H.
-        states: names of what it carries.
-        step: from the products of the input and of the last output, `(B, G)` each.
+        states: names of its states.
+        step: computes the new states from the products of the input and of the last output,
+            `(B, G)` each.
     """
 
     gates: int
@@ -70,11 +71,11 @@ class RecurrentCell(nn.Module):
         width: H.
 
     Attributes:
-        weight_ih: `(G, I)`; the gates in torch's order.
+        weight_ih: `(G, I)`; gates in torch's order.
         weight_hh: `(G, H)`.
         bias_ih: `(G,)`.
         bias_hh: `(G,)`.
-        states: names of what it carries.
+        states: names of its states.
     """
 
     def __init__(self, kind: CellKind, inputs: int, width: int) -> None:
@@ -90,9 +91,9 @@ class RecurrentCell(nn.Module):
             nn.init.uniform_(parameter, -(width**-0.5), width**-0.5)
 
     def forward(self, x_BSI: Tensor, states: States) -> tuple[Tensor, States]:
-        """Read some tokens: `(B, S, I)` to the output after each, `(B, S, H)`, and the states.
+        """Read several tokens: `(B, S, I)` to the outputs `(B, S, H)` and the new states.
 
-        While `torch.onnx.export` traces, several tokens are one node.
+        Becomes one node while `torch.onnx.export` traces.
         """
         if torch.onnx.is_in_onnx_export() and not is_one(x_BSI.shape[1]):
             weights = self.weight_ih, self.weight_hh, self.bias_ih, self.bias_hh
@@ -104,7 +105,7 @@ class RecurrentCell(nn.Module):
         return torch.stack(outputs, 1), states
 
     def step(self, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
-        """Read one token: `(B, I)` to the output `(B, H)`, and the states."""
+        """Read one token: `(B, I)` to the output `(B, H)` and the new states."""
         states = self._next(F.linear(x_BI, self.weight_ih, self.bias_ih), states)
         return states[0], states
 
@@ -114,12 +115,12 @@ class RecurrentCell(nn.Module):
 
 
 class FeedForwardCell(nn.Linear):
-    """A layer that carries nothing: `tanh(W x + b)`."""
+    """A feed-forward layer without state: `tanh(W x + b)`."""
 
     states: tuple[str, ...] = ()
 
     def step(self, x_BI: Tensor, states: States) -> tuple[Tensor, States]:
-        """One token: `(B, I)` to `(B, H)`, and no states."""
+        """Read one token: `(B, I)` to `(B, H)`; there are no states."""
         return torch.tanh(self(x_BI)), states
 
 
@@ -127,7 +128,7 @@ Cell = RecurrentCell | FeedForwardCell
 
 
 def cell_of(kind: CellKind, inputs: int, width: int) -> Cell:
-    """A cell of some kind; see `RecurrentCell`."""
+    """The cell of a kind; see `RecurrentCell`."""
     if kind == "feed_forward":
         return FeedForwardCell(inputs, width)
     return RecurrentCell(kind, inputs, width)
@@ -137,12 +138,12 @@ OPSET = 22
 
 
 class CellNode(NamedTuple):
-    """How a node computes a cell of torch.
+    """ONNX operator that computes a cell.
 
     Attributes:
-        operator: of ONNX.
-        order: which of torch's gates each of the node's is.
-        flags: attributes besides the width.
+        operator: name of the operator.
+        order: index of torch's gate for each gate of the operator.
+        flags: attributes other than the width.
     """
 
     operator: str
@@ -152,12 +153,12 @@ class CellNode(NamedTuple):
 
 NODES = {
     "rnn": CellNode("RNN", (0,)),
-    # reset, update, new; the node has update before reset, and resets after the product if told to
+    # reset, update, new in torch; ONNX puts update before reset, and resets before the product
     "gru": CellNode("GRU", (1, 0, 2), {"linear_before_reset": 1}),
-    # take, forget, new, out; the node has take, out, forget, new
+    # take, forget, new, out in torch; ONNX has take, out, forget, new
     "lstm": CellNode("LSTM", (0, 3, 1, 2)),
 }
-"""The node of each kind of cell."""
+"""ONNX operator of each kind of cell."""
 
 
 def pass_over(
@@ -166,16 +167,20 @@ def pass_over(
     weights: tuple[Tensor, Tensor, Tensor, Tensor],
     states: Sequence[Tensor],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
-    """A pass of a cell over some tokens as one node.
+    """Run a cell over several tokens as one ONNX node (RNN-22, GRU-22, LSTM-22).
+
+    ONNX orders gates differently from torch. The graph itself reorders the weights, so that they
+    keep their names and shapes; onnxruntime folds this when it opens the graph. Its kernels
+    support only the layout with time first.
 
     Args:
         kind: a key of `NODES`.
-        x_BSI: what it reads.
-        weights: of the input `(G, I)` and of the state `(G, H)`, and their biases `(G,)`.
-        states: what the cell carries, `(B, H)` each.
+        x_BSI: input.
+        weights: input weights `(G, I)`, state weights `(G, H)`, and their biases `(G,)`.
+        states: states of the cell, `(B, H)` each.
 
     Returns:
-        The output after each token, `(B, S, H)`, and the states after the last.
+        The output after each token, `(B, S, H)`, and the states after the last token.
     """
     node, (batch, tokens, _) = NODES[kind], x_BSI.shape
     width = int(states[0].shape[-1])

@@ -1,9 +1,9 @@
-"""A causal convolution of each channel by itself, over a text that goes on.
+"""Causal convolution per channel, continued from a window, and the LFM2 mixer built on it.
 
-Shape letters: B batch, S new tokens, C channels, W taps.
+Shape letters: B batch, S new tokens, C channels, W taps, X = W - 1, E model width.
 
-Source: the operator CausalConvWithState of onnxruntime (com.microsoft, version 1). Its kernel takes
-a tenth of the time of joining, cutting and convolving, for one token.
+Source: the onnxruntime operator CausalConvWithState (com.microsoft, version 1). For one token, its
+kernel takes a tenth of the time of concatenating, slicing and convolving.
 """
 
 import torch
@@ -20,13 +20,13 @@ from ortolan.modeling.layers.ops import split
 def convolve(
     x_BCS: Tensor, weight_C1W: Tensor, bias_C: Tensor | None, before_BCX: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Continue a convolution by some tokens; one node while `torch.onnx.export` traces.
+    """Continue a convolution; one node while `torch.onnx.export` traces.
 
     Args:
-        x_BCS: the new tokens.
-        weight_C1W: the last tap is the token's own.
-        bias_C: added to each channel.
-        before_BCX: the W - 1 tokens before them; zeros at the start of a text.
+        x_BCS: new tokens.
+        weight_C1W: taps; the last one belongs to the current token.
+        bias_C: bias per channel.
+        before_BCX: the W - 1 tokens before them; zeros at the start of a sequence.
 
     Returns:
         `(B, C, S)`, and the last W - 1 tokens.
@@ -41,7 +41,7 @@ def convolve(
 def _node(
     x_BCS: Tensor, weight_C1W: Tensor, bias_C: Tensor | None, before_BCX: Tensor
 ) -> tuple[Tensor, Tensor]:
-    # The node could bend what it gives by SiLU as well; two nodes after it are faster.
+    # The node could apply SiLU too, but two separate nodes are faster.
     out_BCS, after_BCX = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::CausalConvWithState",
         (x_BCS, weight_C1W, bias_C, before_BCX),
@@ -54,11 +54,13 @@ def _node(
 
 
 class ShortConv(FixedMemoryMixer):
-    """out(after * convolve(before * x)): both gates and x come from one product.
+    """out(after * convolve(before * x)), as in LFM2 (Liquid AI 2025, "LFM2 Technical Report").
+
+    Both gates and x come from one projection.
 
     Args:
-        config: its sizes.
-        width: of the stream.
+        config: sizes.
+        width: model width.
     """
 
     def __init__(self, config: ShortConvConfig, width: int) -> None:
@@ -69,7 +71,7 @@ class ShortConv(FixedMemoryMixer):
         self.out = nn.Linear(channels, width, bias=config.bias)
 
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
-        """See `FixedMemoryMixer.mix`."""
+        """See the base class."""
         before, after, x = split(self.project(x_BSE), list(self.project.parts), -1)
         gated_BCS = (before * x).transpose(1, 2)
         mixed_BCS, window = convolve(gated_BCS, self.conv.weight, self.conv.bias, memory[0])

@@ -1,7 +1,7 @@
-"""Embeddings: tokens, or patches of an image, to vectors.
+"""Embeddings of tokens and of image patches.
 
-Shape letters: B batch, T tokens, E model width, C channels of a pixel, Y height and X width of an
-image, N patches.
+Shape letters: B batch, T tokens, E model width, C pixel channels, Y image height, X image width,
+N patches.
 """
 
 import torch
@@ -18,10 +18,10 @@ from ortolan.modeling.config import (
 
 
 class PatchEmbedding(nn.Module):
-    """Patches of an image, each a linear map of its pixels (Dosovitskiy et al. 2021).
+    """Linear embedding of image patches (Dosovitskiy et al. 2021).
 
     Attributes:
-        projection: the linear map, as the convolution whose stride is its kernel.
+        projection: the linear map, as a convolution whose stride equals its kernel.
         class_token: `(1, E)`, before the patches; None without one.
     """
 
@@ -35,15 +35,15 @@ class PatchEmbedding(nn.Module):
         )
 
     def forward(self, pixels_BCYX: Tensor) -> Tensor:
-        """Images `(B, C, Y, X)` to `(B, N, E)`, row by row, the class token first.
+        """Embed images `(B, C, Y, X)` as `(B, N, E)`, row by row, after the class token.
 
         Raises:
-            ValueError: images of another size than the model's.
+            ValueError: the images have another size.
         """
         if tuple(pixels_BCYX.shape[1:]) != self.image:
             raise ValueError(
-                f"pixels: expected images of shape {self.image}, got "
-                f"{tuple(pixels_BCYX.shape[1:])}. Scale them first."
+                f"pixels: the model needs images of shape {self.image} (got "
+                f"{tuple(pixels_BCYX.shape[1:])}). Resize them."
             )
         x_BNE: Tensor = self.projection(pixels_BCYX).flatten(2).transpose(1, 2)
         if self.class_token is None:
@@ -53,14 +53,14 @@ class PatchEmbedding(nn.Module):
 
 
 def input_embedding(config: EncoderConfig) -> nn.Module:
-    """The embedding of an encoder's `input`."""
+    """Embedding of an encoder's input."""
     if isinstance(config.input, PatchInput):
         return PatchEmbedding(config.input, config.embedding_width)
     return nn.Embedding(config.input.vocab_size, config.embedding_width)
 
 
 def position_embedding(config: StackConfig) -> nn.Embedding | None:
-    """The trained table of positions, if they are rows of one."""
+    """Learned table of positions; None if the positions are not learned."""
     match config.positions:
         case (
             LearnedPositions(offset=offset)

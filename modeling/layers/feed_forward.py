@@ -1,4 +1,4 @@
-"""The position-wise half of a block."""
+"""Feed-forward layers."""
 
 from collections.abc import Callable
 from functools import partial
@@ -12,9 +12,9 @@ from ortolan.modeling.layers.norms import norm
 
 
 def relu2(x: Tensor) -> Tensor:
-    """The square of the positive part."""
+    """`relu(x) ** 2`."""
     positive = F.relu(x)
-    return positive * positive  # a square would be a Pow, which is not everywhere
+    return positive * positive  # `** 2` becomes Pow, which some runtimes lack
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -34,11 +34,11 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
 
 
 class XIELU(nn.Module):
-    """A parabola on the right, an exponential less a line on the left (Huang and Schlag 2024).
+    """A parabola for x > 0, an exponential minus a line below (Huang and Schlag 2024).
 
     Attributes:
-        right: `(1,)`; its softplus is how much the parabola bends.
-        left: `(1,)`; its softplus, and the slope besides, is how much the exponential does.
+        right: `(1,)`; its softplus is the curvature of the parabola.
+        left: `(1,)`; its softplus plus the slope is the weight of the exponential.
     """
 
     SLOPE, EPSILON = 0.5, -1e-6
@@ -49,14 +49,14 @@ class XIELU(nn.Module):
         self.left = nn.Parameter(torch.zeros(1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The same shape."""
+        """Elementwise."""
         right, left = F.softplus(self.right), self.SLOPE + F.softplus(self.left)
         below = torch.expm1(x.clamp(max=self.EPSILON)) - x
         return self.SLOPE * x + torch.where(x > 0, right * x.square(), left * below)
 
 
 class MLP(nn.Module):
-    """down(act(up(x))), or down(act(middle(act(up(x))))), `(..., E)` to `(..., E)`."""
+    """`down(act(up(x)))`, or with a middle layer `down(act(middle(act(up(x)))))`."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
@@ -79,12 +79,12 @@ class MLP(nn.Module):
 
 
 class GatedMLP(nn.Module):
-    """down(act(gate(x)) * up(x)), `(..., E)` to `(..., E)` (Shazeer 2020, "GLU Variants")."""
+    """`down(act(gate(x)) * up(x))` (Shazeer 2020, "GLU Variants")."""
 
     def __init__(self, config: FeedForwardConfig, width: int) -> None:
         super().__init__()
         self.activation = activation(config)
-        # Two matrices, not one packed: a wide result would have to be cut apart again.
+        # Two matrices rather than one: slicing a wide result costs more than a second product.
         self.gate = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.up = nn.Linear(width, config.intermediate_size, bias=config.bias)
         self.inner_norm = inner_norm(config)
@@ -98,21 +98,21 @@ class GatedMLP(nn.Module):
 
 
 def activation(config: FeedForwardConfig) -> Callable[[Tensor], Tensor]:
-    """What bends the hidden channels."""
+    """Activation of the hidden channels."""
     return XIELU() if config.activation == "xielu" else ACTIVATIONS[config.activation]
 
 
 def inner_norm(config: FeedForwardConfig) -> nn.Module:
-    """The norm of what enters the last product, if there is one."""
+    """Norm before the last projection, if any."""
     return norm(config.inner_norm, config.intermediate_size) if config.inner_norm else nn.Identity()
 
 
 def down(config: FeedForwardConfig, width: int) -> nn.Linear:
-    """The last product."""
+    """The last projection."""
     bias = config.bias if config.down_bias is None else config.down_bias
     return nn.Linear(config.intermediate_size, width, bias=bias)
 
 
 def feed_forward(config: FeedForwardConfig, width: int) -> nn.Module:
-    """The feed-forward layer that `config` names."""
+    """The feed-forward layer of a config."""
     return GatedMLP(config, width) if config.kind == "gated" else MLP(config, width)

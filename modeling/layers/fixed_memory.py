@@ -1,7 +1,6 @@
-"""What mixers have in common whose memory has a fixed size: whole texts, and steps after it.
+"""Base class of mixers with a state of fixed size.
 
-Shape letters: B batch, S new tokens, N of them to go on with, E model width, M channels of the
-mixer.
+Shape letters: B batch, S new tokens, N selected tokens, E model width, M mixer channels.
 """
 
 from abc import ABC, abstractmethod
@@ -22,13 +21,13 @@ class _Config(Protocol):
 
 
 class FixedMemoryMixer(nn.Module, ABC):
-    """A mixer of tokens that remembers a fixed number of tensors of each text.
+    """A mixer of tokens whose state has a fixed size per sequence.
 
-    It is called as attention is. Rotary and relative positions mean nothing to it; rows are not
-    padded, since it would remember the padding.
+    It is called like attention, but ignores rotary and relative positions. Its rows must not be
+    padded: padding would enter the state.
 
     Args:
-        config: says what is remembered.
+        config: describes the state.
     """
 
     out: nn.Linear
@@ -39,12 +38,12 @@ class FixedMemoryMixer(nn.Module, ABC):
 
     @abstractmethod
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
-        """What enters the last product, `(B, S, M)`, and the memory after the last token.
+        """Input of the output projection, `(B, S, M)`, and the state after the last token.
 
         Args:
-            x_BSE: the new tokens.
-            memory: after the tokens before them, in the order of the states.
-            positions: int `(B, S)` or `(1, S)`; of the new tokens.
+            x_BSE: new tokens.
+            memory: state after the tokens before them, in the order of the config's states.
+            positions: int `(B, S)` or `(1, S)`; positions of the new tokens.
         """
 
     def forward(
@@ -54,10 +53,10 @@ class FixedMemoryMixer(nn.Module, ABC):
         relative: Relative | None = None,
         lengths: Tensor | None = None,
     ) -> Tensor:
-        """Whole texts, `(B, S, E)` to `(B, S, E)`."""
+        """Mix whole sequences, `(B, S, E)` to `(B, S, E)`."""
         if lengths is not None:
-            raise TypeError("rows of a mixer with a memory of fixed size are not padded")
-        memory = tuple(x_BSE.new_zeros(x_BSE.shape[0], *each.sizes(0)) for each in self._states)
+            raise TypeError("a mixer with a state of fixed size cannot skip padding")
+        memory = tuple(x_BSE.new_zeros(x_BSE.shape[0], *state.sizes(0)) for state in self._states)
         positions = torch.arange(x_BSE.shape[1], device=x_BSE.device)[None]
         out: Tensor = self.out(self.mix(x_BSE, memory, positions)[0])
         return out
@@ -71,9 +70,9 @@ class FixedMemoryMixer(nn.Module, ABC):
         relative: Relative | None = None,
         pick: Pick = same,
     ) -> tuple[Tensor, Memory]:
-        """The same for new tokens after a memory, which comes back as it is after them.
+        """Continue from `past`; return the output and the updated state.
 
-        Of what was mixed, only the tokens that `pick` selects are read out: `(B, N, E)`.
+        Only the tokens that `pick` selects go through the output projection: `(B, N, E)`.
         """
         mixed, present = self.mix(x_BSE, past, step.positions(x_BSE.shape[1]))
         return self.out(pick(mixed)), present

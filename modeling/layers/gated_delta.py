@@ -1,7 +1,7 @@
-"""Linear attention by the gated delta rule (Yang et al. 2024, "Gated Delta Networks").
+"""Linear attention with the gated delta rule (Yang et al. 2024, "Gated Delta Networks").
 
-Shape letters: B batch, S new tokens, E model width, H heads of values, K heads of keys, D key
-width, U value width, C channels of queries, keys and values together.
+Shape letters: B batch, S new tokens, E model width, H value heads, K key heads, D key width,
+U value width, C channels of queries, keys and values together.
 """
 
 import torch
@@ -18,25 +18,25 @@ from ortolan.modeling.layers.ops import softplus, split
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 UNIT_EPSILON = 1e-6
-"""Added to the square of a length that a query or a key is divided by."""
+"""Added to the squared length of a query or key before dividing by the length."""
 
 
 class GatedDelta(FixedMemoryMixer):
-    """Queries, keys and values pass a convolution; what a head gives is normed and gated.
+    """Convolved queries, keys and values; a gated delta recurrence; a norm and a gate per head.
 
-    The memory S of a head follows the paper's equation 10, with unit queries and keys:
+    The state S of a head follows equation 10 of the paper, with unit queries and keys:
     S' = a S (1 - b k k^T) + b v k^T, where log a = -exp(decay) softplus(step + bias).
 
     Args:
-        config: its sizes.
-        width: of the stream.
+        config: sizes.
+        width: model width.
     """
 
     def __init__(self, config: GatedDeltaConfig, width: int) -> None:
         super().__init__(config)
         self.config = config
         heads, values = config.num_heads, config.num_heads * config.value_dim
-        # Queries, keys and values; the gate; rates; steps.
+        # In order: queries, keys and values; the gate; rates b; steps.
         self.project = PackedLinear(width, (config.mixed, values, heads, heads), bias=False)
         self.conv = nn.Conv1d(
             config.mixed, config.mixed, config.taps, groups=config.mixed, bias=False
@@ -47,7 +47,7 @@ class GatedDelta(FixedMemoryMixer):
         self.out = nn.Linear(values, width, bias=False)
 
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
-        """See `FixedMemoryMixer.mix`."""
+        """See the base class."""
         config = self.config
         parts = split(self.project(x_BSE), list(self.project.parts), -1)
         qkv, gate, rate_BSH, step_BSH = parts
@@ -56,7 +56,7 @@ class GatedDelta(FixedMemoryMixer):
         keys = config.num_key_heads * config.key_dim
         query, key, value = split(qkv, [keys, keys, config.num_heads * config.value_dim], -1)
         decay_BSH = -self.decay.exp() * softplus(step_BSH + self.step_bias)
-        given = Recurrence(
+        recurrence = Recurrence(
             self._unit(query),
             self._unit(key),
             torch.unflatten(value, -1, (config.num_heads, -1)),
@@ -64,14 +64,14 @@ class GatedDelta(FixedMemoryMixer):
             torch.sigmoid(rate_BSH),
             config.key_dim**-0.5,
         )
-        out_BSHU, after = recur(given, memory[1])
+        out_BSHU, after = recur(recurrence, memory[1])
         normed_BSHU = self.norm(out_BSHU)
         return normed_BSHU.flatten(2) * F.silu(gate), (window, after)
 
     def _unit(self, x: Tensor) -> Tensor:
-        """Queries or keys of length 1, `(B, S, K, D)`."""
+        """Queries or keys scaled to length 1, `(B, S, K, D)`."""
         width = self.config.key_dim
         x_BSKD = torch.unflatten(x, -1, (-1, width))
-        # As a norm, which is one node: by the root of the mean square, and of the width.
+        # A unit vector as one RMSNorm node: the root of the mean square times sqrt(width).
         scale = torch.full((width,), width**-0.5, dtype=x.dtype, device=x.device)
         return F.rms_norm(x_BSKD, (width,), scale, UNIT_EPSILON / width)

@@ -1,4 +1,4 @@
-"""The heads of encoders.
+"""Output heads of encoders.
 
 Shape letters: B batch, T tokens, E model width, V vocabulary, L labels.
 """
@@ -21,9 +21,9 @@ from ortolan.modeling.layers.norms import norm
 
 
 def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
-    """One vector of each text, `(B, E)`; tokens after its length do not count.
+    """Pool the tokens of each sequence to one vector, `(B, E)`, ignoring padding.
 
-    Sums and lengths are float32: bfloat16 counts to 256 only, and float16 reaches 65504.
+    Sums and lengths use float32: bfloat16 counts only to 256, and float16 overflows at 65504.
     """
     if pooling == "first":
         return x_BTE[:, 0]
@@ -50,7 +50,7 @@ def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
 
 
 class DenseLayer(nn.Module):
-    """`norm(act(dense(x)))`, `(..., E)` to `(..., E)`."""
+    """`norm(act(dense(x)))`."""
 
     def __init__(self, config: HeadLayer, width: int) -> None:
         super().__init__()
@@ -65,10 +65,10 @@ class DenseLayer(nn.Module):
 
 
 class LanguageModel(nn.Module):
-    """Logits of the vocabulary for every token.
+    """Vocabulary logits of every token.
 
     Attributes:
-        weight: `(V, E)`; None where it is the embedding's table.
+        weight: `(V, E)`; None if the head is tied to the embedding.
     """
 
     def __init__(self, config: LanguageModelHead, width: int, vocabulary: int) -> None:
@@ -87,17 +87,17 @@ class LanguageModel(nn.Module):
             self.bias = nn.Parameter(torch.zeros(vocabulary))
 
     def forward(self, x_BTE: Tensor, embedding_VE: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, T, V)`; `embedding_VE` is the table of a tied head."""
+        """`(B, T, E)` to `(B, T, V)`; a tied head needs `embedding_VE`."""
         if self.transform is not None:
             x_BTE = self.norm(self.activation(self.transform(x_BTE)))
         weight = embedding_VE if self.weight is None else self.weight
         if weight is None:
-            raise TypeError("a tied head needs the embedding's table")
+            raise TypeError("a tied head needs the embedding table")
         return F.linear(x_BTE, weight, self.bias)
 
 
 class Classifier(nn.Module):
-    """Logits of the labels for each text or image."""
+    """Label logits of each sequence or image."""
 
     def __init__(self, config: ClassifierHead, width: int) -> None:
         super().__init__()
@@ -119,34 +119,34 @@ class Classifier(nn.Module):
 
 
 class Embedder(nn.Module):
-    """One vector for each text.
+    """One vector per sequence.
 
     Attributes:
-        projections: of the pooled vector, one after the other; often none.
+        projections: applied to the pooled vector in order; often none.
     """
 
     def __init__(self, config: EmbeddingHead, width: int) -> None:
         super().__init__()
         self.config = config
-        widths = [width * len(config.pooling), *(each.width for each in config.projections)]
+        widths = [width * len(config.pooling), *(layer.width for layer in config.projections)]
         self.projections = nn.ModuleList(
-            nn.Linear(before, each.width, bias=each.bias)
-            for before, each in zip(widths, config.projections, strict=False)
+            nn.Linear(before, layer.width, bias=layer.bias)
+            for before, layer in zip(widths, config.projections, strict=False)
         )
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, width)`; float32 where it is normalised: squares need the range."""
+        """`(B, T, E)` to `(B, width)`; normalized vectors are float32 for the range of squares."""
         pooled = [pool(x_BTE, lengths, pooling) for pooling in self.config.pooling]
         x_BE = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
-        for dense, each in zip(self.projections, self.config.projections, strict=True):
+        for dense, layer in zip(self.projections, self.config.projections, strict=True):
             x_BE = dense(x_BE)
-            if each.activation is not None:
-                x_BE = ACTIVATIONS[each.activation](x_BE)
+            if layer.activation is not None:
+                x_BE = ACTIVATIONS[layer.activation](x_BE)
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
 
 
 def encoder_head(config: EncoderConfig) -> nn.Module | None:
-    """The head that `config` names."""
+    """The head of a config; None without one."""
     match config.head, config.input:
         case (LanguageModelHead() as kind, TokenInput(vocab_size=size)):
             return LanguageModel(kind, config.hidden_size, size)

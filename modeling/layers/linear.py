@@ -1,8 +1,7 @@
 """Linear layers that hold several projections in one matrix.
 
-One wide product runs faster than several narrow ones, so queries, keys and values, which the
-attention op takes side by side, share a matrix. Checkpoints keep them apart: `parts` says where
-to cut.
+One wide product is faster than several narrow ones, and the attention op takes queries, keys and
+values in one tensor. Checkpoints store them separately: `parts` says where to split.
 """
 
 from torch import nn
@@ -21,7 +20,7 @@ class PackedLinear(nn.Linear):
 
 
 def packed_rows(module: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Rows of each projection, by the name of the parameter that holds them all."""
+    """Rows of each projection, by the name of the parameter that holds them."""
     return {
         f"{name}.{kind}": layer.parts
         for name, layer in module.named_modules()

@@ -1,7 +1,7 @@
-"""The real-gated linear recurrent unit (De et al. 2024, "Griffin", section 2.4).
+"""Real-gated linear recurrent unit (De et al. 2024, "Griffin", section 2.4).
 
-Shape letters: B batch, S new tokens, E model width, C channels, H blocks of channels, W channels of
-each.
+Shape letters: B batch, S new tokens, E model width, C channels, H blocks of channels, W channels
+per block.
 """
 
 import torch
@@ -16,18 +16,18 @@ from ortolan.modeling.layers.ops import softplus
 from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 SHARPNESS = 8.0
-"""`c` in the paper."""
+"""The constant `c` of the paper."""
 
 
 class LinearRecurrence(FixedMemoryMixer):
     """out(act(gate(x)) * unit(convolve(enter(x)))).
 
-    The unit remembers h' = a h + sqrt(1 - a^2) (i x) channel by channel, log a = -c r softplus(L),
-    with gates r and i; what the first token of a text adds is not scaled.
+    Per channel, the unit computes h' = a h + sqrt(1 - a^2) (i x) with log a = -c r softplus(L) and
+    gates r and i. The input of the first token is not scaled.
 
     Args:
-        config: its sizes.
-        width: of the stream.
+        config: sizes.
+        width: model width.
     """
 
     def __init__(self, config: LinearRecurrenceConfig, width: int) -> None:
@@ -43,7 +43,7 @@ class LinearRecurrence(FixedMemoryMixer):
         self.out = nn.Linear(channels, width)
 
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
-        """See `FixedMemoryMixer.mix`."""
+        """See the base class."""
         entering_BCS = self.enter(x_BSE).transpose(1, 2)
         conv_BCS, window = convolve(entering_BCS, self.conv.weight, self.conv.bias, memory[0])
         x_BSC = conv_BCS.transpose(1, 2)
@@ -52,15 +52,15 @@ class LinearRecurrence(FixedMemoryMixer):
         scale_BSC = torch.sqrt(1 - torch.exp(2 * decay_BSC))
         scale_BSC = torch.where(positions[..., None] == 0, 1.0, scale_BSC)
         added_BSC = x_BSC * torch.sigmoid(self.input_gate(x_BSC)) * scale_BSC
-        # Every channel is a head of one number, whose query and key are 1.
+        # Every channel is a head of width 1 whose query and key are 1.
         one_BS11 = torch.ones_like(added_BSC[..., :1])[..., None]
-        given = Recurrence(one_BS11, one_BS11, added_BSC[..., None], decay_BSC)
-        out_BSC1, after = recur(given, memory[1])
+        recurrence = Recurrence(one_BS11, one_BS11, added_BSC[..., None], decay_BSC)
+        out_BSC1, after = recur(recurrence, memory[1])
         return out_BSC1[..., 0] * self.activation(self.gate(x_BSE)), (window, after)
 
 
 class BlockLinear(nn.Module):
-    """A linear layer of each block of channels by itself, `(B, S, C)` to `(B, S, C)`."""
+    """A block-diagonal linear layer, `(B, S, C)` to `(B, S, C)`."""
 
     def __init__(self, channels: int, blocks: int) -> None:
         super().__init__()

@@ -1,14 +1,14 @@
-"""The ONNX nodes that the attention ops become while `torch.onnx.export` traces.
+"""ONNX nodes that the attention ops become while `torch.onnx.export` traces.
 
-Self-attention is one `com.microsoft::GroupQueryAttention` wherever its kernel takes it, with a
-cache and without one; attention to a source, and what that kernel does not take, is the standard
-`Attention`; `ops.py` spells out the rest. `export/passes/portable_bodies.py` gives the first a body
-of standard operators.
+Self-attention becomes `com.microsoft::GroupQueryAttention` wherever its kernel supports the layer,
+with or without a cache. Cross-attention, and layers that the kernel does not support, become the
+standard `Attention`; `ops.py` spells out everything else. `export/passes/portable_bodies.py` gives
+GroupQueryAttention a body of standard operators.
 
-Their contracts: onnxruntime, docs/ContribOperators.md; onnx, Attention-24 and TensorScatter-24.
+Contracts: onnxruntime, docs/ContribOperators.md; onnx, Attention-24 and TensorScatter-24.
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
-K key/value heads, D head width, U value width, G rows of a source.
+K key/value heads, D head width, U value width, G rows per source.
 """
 
 from collections.abc import Sequence
@@ -23,12 +23,12 @@ from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
 
 class Rotary(NamedTuple):
-    """By what angles queries and keys turn at each position.
+    """Rotary tables: the angles of every position.
 
     Attributes:
-        cos: of the first R channels of a head, `(P, R/2)`.
-        sin: likewise.
-        interleaved: neighbouring channels are a pair; else those half of R apart.
+        cos: cosines for the first R channels of a head, `(P, R/2)`.
+        sin: sines, likewise.
+        interleaved: a pair is two adjacent channels; otherwise two channels R/2 apart.
     """
 
     cos: Tensor
@@ -37,23 +37,23 @@ class Rotary(NamedTuple):
 
 
 Projections = tuple[Tensor, Tensor | None, Tensor | None]
-"""Queries, keys and values; or all of them side by side, and nothing for the other two."""
+"""Queries, keys and values; or all three side by side, then None and None."""
 
 _Attributes = dict[
     str, int | float | str | bool | Sequence[int] | Sequence[float] | Sequence[str] | Sequence[bool]
 ]
-"""What `symbolic` takes; a dict is invariant, so every kind must be named."""
+"""Attributes that `symbolic` accepts; dict is invariant, so all value types must be listed."""
 
 OPSET = 24
 
 
 def fits_kernel(spec: AttentionConfig, *, rotated: int, vectors: bool) -> bool:
-    """Whether the kernel of GroupQueryAttention computes a layer's self-attention.
+    """Whether the GroupQueryAttention kernel supports a layer's self-attention.
 
     Args:
-        spec: the layer's attention.
-        rotated: channels of a head that rotary positions turn; 0 for other positions.
-        vectors: positions add vectors to the keys, which become a bias of the scores.
+        spec: attention of the layer.
+        rotated: rotated channels per head; 0 without rotary positions.
+        vectors: relative positions add vectors to the keys, which become a bias of the scores.
 
     Source: com.microsoft.GroupQueryAttention, version 1, as onnxruntime 1.31 checks it on the CPU.
     """
@@ -61,7 +61,7 @@ def fits_kernel(spec: AttentionConfig, *, rotated: int, vectors: bool) -> bool:
         return False
     if spec.head_dim % (16 if rotated else 8) or rotated % 16:
         return False
-    # The node caps scores before it adds a bias.
+    # The node applies softcap before it adds the bias.
     return not (vectors and spec.softcap is not None)
 
 
@@ -74,15 +74,15 @@ def group_query_attention(
     *,
     spec: AttentionConfig,
 ) -> Tensor:
-    """Self-attention without a cache as one node, `(B, S, H * D)`."""
+    """Self-attention without a cache, `(B, S, H * D)`."""
     first = projections[0]
     batch, length, _ = first.shape
     total = _int32(_size(first, 1), ())
-    # Without lengths there are as many tokens in every row.
+    # Without lengths, all rows are full.
     last = (total - 1).expand(batch) if lengths is None else lengths.to(torch.int32) - 1
     return torch.onnx.ops.symbolic(
         "com.microsoft::GroupQueryAttention",
-        _given(
+        _trimmed(
             *(*projections, None, None, last, total),
             *(*_tables(rotary), None, bias, sinks),
         ),
@@ -103,13 +103,13 @@ def cached_group_query_attention(
     *,
     spec: AttentionConfig,
 ) -> tuple[Tensor, LayerCache]:
-    """Self-attention after a cache as one node; present keeps the capacity of past."""
+    """Self-attention after a cache; the updated cache has the same capacity."""
     first = projections[0]
     batch, new_tokens, _ = first.shape
     cache_shape = (batch, *past.key.shape[1:])
     out, key, value = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::GroupQueryAttention",
-        _given(
+        _trimmed(
             *(*projections, past.key, past.value, step.seqlens_k, step.total),
             *(*_tables(rotary), None, bias, sinks),
         ),
@@ -130,12 +130,12 @@ def shared_group_query_attention(
     *,
     spec: AttentionConfig,
 ) -> Tensor:
-    """Attention to a cache that another layer has extended, as one node: no key is new."""
+    """Attention to a cache that another layer has already extended; it adds no keys."""
     batch, new_tokens, _ = query.shape
     nothing = query.new_zeros(batch, 0, spec.num_kv_heads * spec.head_dim)
     return torch.onnx.ops.symbolic(
         "com.microsoft::GroupQueryAttention",
-        _given(
+        _trimmed(
             *(query, nothing, nothing, present.key, present.value, step.seqlens_k, step.total),
             *(*_tables(rotary), None, None, sinks),
         ),
@@ -147,7 +147,7 @@ def shared_group_query_attention(
 
 
 def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
-    """`torch.split` as one node; the exporter makes a sequence of it, which few tools take."""
+    """`torch.split` as one node; the exporter would emit a sequence, which few tools support."""
     axis %= x.ndim
     shapes = [(*x.shape[:axis], size, *x.shape[axis + 1 :]) for size in sizes]
     return torch.onnx.ops.symbolic_multi_out(
@@ -161,19 +161,19 @@ def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
 
 
 def split_channels(x: Tensor, width: int) -> Tensor:
-    """`(B, S, N * D)` as `(B, S, N, D)`, whatever the sizes of the first two axes."""
+    """`(B, S, N * D)` to `(B, S, N, D)`, for any B and S."""
     count = int(x.shape[-1]) // width
     return _reshape(x, _constant([0, 0, count, width]), (*x.shape[:2], count, width))
 
 
 def join_channels(x: Tensor) -> Tensor:
-    """`(B, S, N, D)` as `(B, S, N * D)`."""
+    """`(B, S, N, D)` to `(B, S, N * D)`."""
     width = int(x.shape[-2]) * int(x.shape[-1])
     return _reshape(x, _constant([0, 0, width]), (*x.shape[:2], width))
 
 
 def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
-    """A buffer `(B, ..., C, D)` with `(B, ..., S, D)` written from slots `start`, int64 `(B,)`."""
+    """Write `(B, ..., S, D)` to a buffer `(B, ..., C, D)` from slots `start`, int64 `(B,)`."""
     return torch.onnx.ops.symbolic(
         "TensorScatter",
         (past, new, start),
@@ -185,7 +185,7 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
 
 
 def rotary_embedding(heads: Tensor, rotary: Rotary, positions_BS: Tensor, width: int) -> Tensor:
-    """Heads side by side, `(B, S, N * width)`, turned by their positions, int64 `(B, S)`."""
+    """Rotate heads side by side, `(B, S, N * width)`, at positions int64 `(B, S)`."""
     return torch.onnx.ops.symbolic(
         "RotaryEmbedding",
         (heads, rotary.cos, rotary.sin, positions_BS),
@@ -209,20 +209,20 @@ def standard_attention(
     *,
     spec: AttentionConfig,
 ) -> Tensor:
-    """The standard node, `(B, H, S, U)`.
+    """The standard Attention node, `(B, H, S, U)`.
 
     Args:
         q_BHSD: queries.
         k_BKTD: keys.
         v_BKTU: values.
         mask: bool, or numbers to add to the scores; `(B | 1, H | 1, S, T)`.
-        lengths: int `(B,)`; valid keys of each row, from the first; None where all are.
-        spec: the scale.
+        lengths: int `(B,)`; valid keys per row, counted from the first; None if all are valid.
+        spec: scale.
     """
     nonpad = None if lengths is None else lengths.to(torch.int64)
     return torch.onnx.ops.symbolic(
         "Attention",
-        _given(q_BHSD, k_BKTD, v_BKTU, mask, None, None, nonpad),
+        _trimmed(q_BHSD, k_BKTD, v_BKTU, mask, None, None, nonpad),
         {"scale": float(spec.scale)},
         dtype=q_BHSD.dtype,
         shape=(*q_BHSD.shape[:3], v_BKTU.shape[-1]),
@@ -231,18 +231,18 @@ def standard_attention(
 
 
 def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
-    """Queries `(G * B, S, H * D)` as those of longer rows, `(B, H, G * S, D)`.
+    """Fold queries `(G * B, S, H * D)` into longer rows `(B, H, G * S, D)`.
 
-    The node needs no proof that B divides the rows.
+    The shapes are computed in the graph, so that nothing has to prove that B divides the rows.
 
     Args:
-        q: queries; the G rows of a source follow one another.
-        sources: of shape `(B, ...)`.
+        q: queries; the G rows of a source are adjacent.
+        sources: any tensor `(B, ...)`.
         spec: heads and width.
     """
     batch = sources.shape[0]
     if is_one(q.shape[1]) and is_same(q.shape[0], batch):
-        # One query a source: with nothing to fold, no axes have to be swapped either.
+        # With one query per source there is nothing to fold, and no axes to swap.
         one = (batch, spec.num_heads, 1, spec.head_dim)
         return _reshape(q, _constant([-1, *one[1:]]), one)
     heads = [-1, spec.num_heads, spec.head_dim]
@@ -253,7 +253,7 @@ def fold(q: Tensor, sources: Tensor, *, spec: AttentionConfig) -> Tensor:
 
 
 def unfold(out_BHNU: Tensor, q: Tensor) -> Tensor:
-    """What `(B, H, G * S, U)` are to the rows of `q`: `(G * B, S, H * U)`."""
+    """Undo `fold`: `(B, H, G * S, U)` to `(G * B, S, H * U)`, the rows of `q`."""
     width = out_BHNU.shape[1] * out_BHNU.shape[3]
     if is_one(q.shape[1]) and is_same(q.shape[0], out_BHNU.shape[0]):
         return _reshape(out_BHNU, _constant([-1, 1, width]), (*q.shape[:2], width))
@@ -272,17 +272,17 @@ def mixture(
     *,
     spec: MixtureConfig,
 ) -> Tensor:
-    """The experts of a layer as one node, `(..., E)` to `(..., E)`.
+    """The experts of a layer as one node, `(B, S, E)` to `(B, S, E)`.
 
     Args:
-        x: `(B, S, E)`.
-        logits: of each token for every expert, `(B, S, N)`; the weights of a token's experts are
-            the softmax of its highest.
-        gate_up: weights `(N, 2 * I, E)` and bias of all experts; see `layers.mixture.Experts`.
+        x: input.
+        logits: router logits, `(B, S, N)`; a token's experts are weighted by the softmax of the
+            highest ones.
+        gate_up: weights `(N, 2 * I, E)` and bias; see `layers.mixture.Experts`.
         down: weights `(N, E, I)` and bias.
-        spec: how many experts a token has, and what they compute.
+        spec: experts per token, and their activation.
 
-    Source: com.microsoft.MoE, version 1. Its CPU kernel takes gate and up in turn alone.
+    Source: com.microsoft.MoE, version 1. Its CPU kernel needs gate and up rows interleaved.
     """
     attributes: _Attributes = {
         "k": spec.per_token,
@@ -298,7 +298,7 @@ def mixture(
     logits_TN = _reshape(logits, _constant([-1, spec.experts]), tokens)
     return torch.onnx.ops.symbolic(
         "com.microsoft::MoE",
-        _given(x, logits_TN, *gate_up, *down),
+        _trimmed(x, logits_TN, *gate_up, *down),
         attributes,
         dtype=x.dtype,
         shape=x.shape,
@@ -313,7 +313,7 @@ def _attributes(spec: AttentionConfig, rotary: Rotary | None) -> _Attributes:
         "kv_num_heads": spec.num_kv_heads,
         "scale": float(spec.scale),
         "do_rotary": int(rotary is not None),
-        # Of a window on both sides there is a bias; the node has those of causal attention.
+        # A two-sided window is expressed as a bias; the node only has causal windows.
         "local_window_size": (spec.sliding_window if spec.causal else None) or -1,
         "softcap": float(spec.softcap or 0.0),
     }
@@ -323,16 +323,16 @@ def _tables(rotary: Rotary | None) -> tuple[Tensor | None, Tensor | None]:
     return (None, None) if rotary is None else (rotary.cos, rotary.sin)
 
 
-def _given(*inputs: Tensor | None) -> list[Tensor | None]:
-    """Inputs up to the last one given."""
-    given = list(inputs)
-    while given and given[-1] is None:
-        given.pop()
-    return given
+def _trimmed(*inputs: Tensor | None) -> list[Tensor | None]:
+    """Inputs without trailing None."""
+    trimmed = list(inputs)
+    while trimmed and trimmed[-1] is None:
+        trimmed.pop()
+    return trimmed
 
 
 def _size(x: Tensor, start: int, end: int | None = None) -> Tensor:
-    """Sizes of some axes, one by default, int64 `(N,)`."""
+    """Sizes of axes `start` to `end`, one axis by default, int64 `(N,)`."""
     end = start + 1 if end is None else end
     return torch.onnx.ops.symbolic(
         "Shape",

@@ -1,14 +1,14 @@
-"""The memory of a Neural Turing Machine and the heads that address it (Graves et al. 2014).
+"""Memory of a Neural Turing Machine, and the heads that address it (Graves et al. 2014).
 
-Shape letters: B batch, N slots, M numbers in a slot, K heads (those that read, then those that
-write), R heads that read, W heads that write, H width of the controller, J shifts.
+Shape letters: B batch, N slots, M slot width, K heads (read heads, then write heads), R read heads,
+W write heads, H controller width, J shifts.
 
-What the paper leaves open is here: keys and additions go through tanh; all heads address the
-memory as the step before left it, then it is written, then read; every slot begins as one learned
-vector, and every head at slot 0. Heads that are not trained go by place rather than by content, and
-stay sharp; those that read wait, those that write move on by a slot a token. From there, gradients
-soon find that a text can be read where it was written. From heads at random, the controller learns
-to remember short texts by itself, and leaves it at that.
+The paper leaves some choices open. Here, keys and additions go through tanh; all heads address the
+memory of the previous step, which is then written and read; every slot starts as one learned
+vector, and every head at slot 0. Untrained heads address by location rather than content, and stay
+sharp: read heads wait, write heads advance one slot per token. From there, training soon finds that
+a sequence can be read where it was written. With randomly initialized heads, the controller learns
+to remember short sequences on its own, and never uses the memory.
 """
 
 from typing import NamedTuple
@@ -20,18 +20,18 @@ from torch import Tensor, nn
 from ortolan.modeling.config.recurrent import MemoryConfig
 
 EPSILON = 1e-8
-"""Keeps the length of an empty slot from being zero."""
+"""Keeps the length of an empty slot above zero."""
 
 MOVING, SHARP, AHEAD = 2.0, 2.0, 2.0
-"""Of heads that are not trained: less of the gate, more sharpness, and a shift where they write."""
+"""Initial biases: subtracted from the gate, added to the sharpness, and to a write head's shift."""
 
 
 class MemoryState(NamedTuple):
-    """What a memory carries from token to token.
+    """Memory state carried from token to token.
 
     Attributes:
         contents: `(B, N, M)`.
-        weights: `(B, K, N)`; how much each head looked at each slot.
+        weights: attention of every head to every slot, `(B, K, N)`.
     """
 
     contents: Tensor
@@ -46,9 +46,9 @@ class Memory(nn.Module):
         width: H.
 
     Attributes:
-        heads: of the controller's output: for each head a key (M), its strength, a gate, a
-            sharpness and the shifts (J), then for each that writes what to erase and to add (M).
-        initial: `(M,)`; what every slot holds at the start of a text.
+        heads: projects the controller's output. Per head: a key (M), its strength, a gate, a
+            sharpness and the shifts (J); then per write head: an erase and an add vector (M).
+        initial: initial value of every slot, `(M,)`.
     """
 
     def __init__(self, config: MemoryConfig, width: int) -> None:
@@ -70,11 +70,11 @@ class Memory(nn.Module):
         """Address, write and read once.
 
         Args:
-            out_BH: of the controller.
-            before: after the last token.
+            out_BH: output of the controller.
+            before: memory after the previous token.
 
         Returns:
-            What was read, `(B, R * M)`, and the memory after it.
+            The vectors read, `(B, R * M)`, and the memory after this token.
         """
         config, rows_BX = self.config, self.heads(out_BH)
         cut = config.heads * self.addressing
@@ -90,15 +90,15 @@ class Memory(nn.Module):
         return self.read(after), after
 
     def read(self, state: MemoryState) -> Tensor:
-        """What the heads that read see, `(B, R * M)`."""
+        """Vectors that the read heads see, `(B, R * M)`."""
         return (state.weights[:, : self.config.read_heads] @ state.contents).flatten(1)
 
     def address(self, rows_BKX: Tensor, before: MemoryState) -> Tensor:
-        """Where each head looks, `(B, K, N)`: by content, then from where it was.
+        """Attention of every head, `(B, K, N)`: by content first, then shifted by location.
 
         Args:
-            rows_BKX: `addressing` numbers for each head.
-            before: after the last token.
+            rows_BKX: `addressing` numbers per head.
+            before: memory after the previous token.
         """
         width = self.config.width
         key_BKM = torch.tanh(rows_BKX[..., :width])
@@ -114,21 +114,21 @@ class Memory(nn.Module):
         return sharp_BKN / sharp_BKN.sum(-1, keepdim=True)
 
     def begin(self, changes: MemoryState) -> MemoryState:
-        """The memory, from how it differs from that at the start of a text; zeros are that."""
+        """The memory for a difference from the initial memory; zeros mean the initial memory."""
         return MemoryState(changes.contents + self.initial, changes.weights + self._at_first())
 
     def changes(self, state: MemoryState) -> MemoryState:
-        """How a memory differs from that at the start of a text; the inverse of `begin`."""
+        """Difference of a memory from the initial memory; the inverse of `begin`."""
         return MemoryState(state.contents - self.initial, state.weights - self._at_first())
 
     def _at_first(self) -> Tensor:
-        """Every head at slot 0, `(N,)`."""
+        """Attention to slot 0, `(N,)`."""
         slots_N = torch.arange(self.config.slots, device=self.initial.device)
         return (slots_N == 0).to(self.initial.dtype)
 
 
 def rotate(weights_BKN: Tensor, shift_BKJ: Tensor) -> Tensor:
-    """A circular convolution: share `j` of J moves every weight by `j - (J - 1) / 2` slots."""
+    """Circular convolution: share `j` of J moves all weights by `j - (J - 1) / 2` slots."""
     reach = shift_BKJ.shape[-1] // 2
     around_BKX = torch.cat((weights_BKN[..., -reach:], weights_BKN, weights_BKN[..., :reach]), -1)
     slots = weights_BKN.shape[-1]
@@ -140,7 +140,7 @@ def rotate(weights_BKN: Tensor, shift_BKJ: Tensor) -> Tensor:
 
 
 def _cosine(key_BKM: Tensor, contents_BNM: Tensor) -> Tensor:
-    """The cosine of each key and each slot, `(B, K, N)`."""
+    """Cosine similarity of every key and slot, `(B, K, N)`."""
     keys_BK1 = (key_BKM.square().sum(-1, keepdim=True) + EPSILON).rsqrt()
     slots_B1N = (contents_BNM.square().sum(-1) + EPSILON).rsqrt()[:, None]
     return (key_BKM @ contents_BNM.transpose(1, 2)) * keys_BK1 * slots_B1N

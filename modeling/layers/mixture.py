@@ -1,6 +1,7 @@
-"""A mixture of experts in the place of a feed-forward layer.
+"""A mixture of experts, and the routing of tokens to experts.
 
-Shape letters: T tokens, E model width, I width of an expert, N experts, K experts of a token.
+Shape letters: T tokens, E model width, I expert width, N experts, K experts per token, G groups of
+experts.
 """
 
 import math
@@ -14,10 +15,10 @@ from ortolan.modeling.layers import lowering
 from ortolan.modeling.layers.feed_forward import GatedMLP
 
 NEVER = -1e4
-"""A logit that no softmax gives anything, in floats of 16 bits too."""
+"""A logit whose softmax is zero, also in float16."""
 
 SMALLEST = 1e-30
-"""Weights count as no less, so that they have a logarithm."""
+"""Lower bound of weights, so that they have a logarithm."""
 
 
 class Routing(NamedTuple):
@@ -33,11 +34,11 @@ class Routing(NamedTuple):
 
 
 class NodeRouting(NamedTuple):
-    """The same as a node takes it that softmaxes the K highest logits of each token.
+    """Routing for a node that takes the softmax of each token's K highest logits.
 
     Attributes:
         logits: `(T, N)`.
-        factor: `(T, 1)`, or a number, that multiplies what the node gives.
+        factor: multiplies the node's output; `(T, 1)` or a number.
     """
 
     logits: Tensor
@@ -45,7 +46,7 @@ class NodeRouting(NamedTuple):
 
 
 def route(logits_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> Routing:
-    """The experts of each token, from the router's logits and the bias of the selection."""
+    """Choose the experts of each token from router logits and the bias of the selection."""
     if config.score == "sparsemixer":
         return _mix_sparsely(logits_TN, config)
     scores_TN = _scores(logits_TN, config)
@@ -57,14 +58,14 @@ def route(logits_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> Ro
 
 
 def node_routing(logits_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> NodeRouting:
-    """What makes a node compute with the weights of `route`."""
+    """Inputs that make a node weigh the experts as `route` does."""
     if config.score == "sparsemixer":
         chosen_TK, weights_TK = _mix_sparsely(logits_TN, config)
         logs_TK = weights_TK.clamp(min=SMALLEST).log()
         logits_TN = torch.full_like(logits_TN, NEVER).scatter(-1, chosen_TK, logs_TK)
         return NodeRouting(logits_TN, weights_TK.sum(-1, keepdim=True))
     scores_TN = _scores(logits_TN, config)
-    # The logarithm of a softmax is its logits and a number that another softmax takes out again.
+    # A softmax's logarithm is its logits minus a constant, which another softmax cancels.
     if config.score == "sigmoid":
         logits_TN = scores_TN.clamp(min=SMALLEST).log()
     best_TN = scores_TN
@@ -84,7 +85,7 @@ def _scores(logits_TN: Tensor, config: MixtureConfig) -> Tensor:
 
 
 def _ranks(scores_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> Tensor:
-    """What experts are chosen by: of a group that is none of the best, no expert is."""
+    """Scores that experts are selected by; -inf in groups that were not selected."""
     ranks_TN = scores_TN if bias_N is None else scores_TN + bias_N
     if config.groups == 1:
         return ranks_TN
@@ -95,12 +96,12 @@ def _ranks(scores_TN: Tensor, bias_N: Tensor | None, config: MixtureConfig) -> T
 
 
 def _mix_sparsely(logits_TN: Tensor, config: MixtureConfig) -> Routing:
-    """SparseMixer as it computes without training: two experts, each the best of those left."""
+    """SparseMixer at inference: two experts, each the best of those left."""
     left_TN = logits_TN
     chosen, weights = [], []
     for _ in range(2):
         best_T1, expert_T1 = left_TN.max(-1, keepdim=True)
-        # The distance is that of all logits, those of the first expert too.
+        # The distance includes all logits, also that of the first expert.
         size_TN = torch.maximum(logits_TN.abs(), best_T1)
         is_far_TN = (best_T1 - logits_TN) / size_TN > 2 * config.jitter
         close_TN = left_TN.masked_fill(is_far_TN, -torch.inf)
@@ -114,13 +115,13 @@ def _mix_sparsely(logits_TN: Tensor, config: MixtureConfig) -> Routing:
 
 
 class Experts(nn.Module):
-    """The weights of all experts of a layer, and what they compute.
+    """Weights of all experts of a layer.
 
     Attributes:
-        gate_up: `(N, 2 * I, E)`; rows of the gate and of up alternate.
+        gate_up: `(N, 2 * I, E)`; gate and up rows alternate.
         down: `(N, E, I)`.
-        gate_up_bias: `(N, 2 * I)`, if there is one.
-        down_bias: `(N, E)`, if there is one.
+        gate_up_bias: `(N, 2 * I)`, if any.
+        down_bias: `(N, E)`, if any.
     """
 
     def __init__(self, config: MixtureConfig, width: int) -> None:
@@ -135,21 +136,21 @@ class Experts(nn.Module):
             self.gate_up_bias = nn.Parameter(torch.empty(count, 2 * size))
             self.down_bias = nn.Parameter(torch.empty(count, width))
         for parameter in self.parameters():
-            # As `nn.Linear`: by the number of inputs.
+            # The same bound as `nn.Linear`.
             bound = 1 / math.sqrt(size if parameter is self.down else width)
             nn.init.uniform_(parameter, -bound, bound)
 
     def forward(self, x_TE: Tensor, routing: Routing) -> Tensor:
-        """The weighted sum of what the experts of each token give, `(T, E)` to `(T, E)`."""
+        """Weighted sum of the outputs of each token's experts, `(T, E)` to `(T, E)`."""
         out_TE = torch.zeros_like(x_TE)
         for number in torch.unique(routing.chosen).tolist():
             token, place = (routing.chosen == number).nonzero(as_tuple=True)
-            given = self._compute(number, x_TE[token])
-            out_TE = out_TE.index_add(0, token, given * routing.weights[token, place, None])
+            out = self._compute(number, x_TE[token])
+            out_TE = out_TE.index_add(0, token, out * routing.weights[token, place, None])
         return out_TE
 
     def _compute(self, number: int, x: Tensor) -> Tensor:
-        """One expert, which is all that is read where weights are not in memory."""
+        """Compute one expert, reading only its weights: others may not be in memory."""
         gate_up_bias, down_bias = (
             None if bias is None else bias[number] for bias in (self.gate_up_bias, self.down_bias)
         )
@@ -163,7 +164,7 @@ class Experts(nn.Module):
 
 
 class Mixture(nn.Module):
-    """A router, experts, and perhaps one more for all tokens."""
+    """A router, its experts, and an optional expert that all tokens share."""
 
     def __init__(self, config: MixtureConfig, width: int) -> None:
         super().__init__()

@@ -8,7 +8,7 @@ from ortolan.modeling.config import NormConfig
 
 
 class WeightlessNorm(nn.Module):
-    """A norm without parameters, `(..., width)` to `(..., width)`."""
+    """A norm without weights."""
 
     def __init__(self, config: NormConfig, width: int) -> None:
         super().__init__()
@@ -17,7 +17,7 @@ class WeightlessNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`(..., width)` to `(..., width)`."""
-        # ONNX's norms take a weight; the exporter would make one of the shape of `x`.
+        # ONNX norms need a weight; for None, the exporter would emit one of the shape of `x`.
         ones = torch.ones(self.width, dtype=x.dtype, device=x.device)
         if self.config.kind == "rms":
             return F.rms_norm(x, (self.width,), ones, self.config.eps)
@@ -25,7 +25,7 @@ class WeightlessNorm(nn.Module):
 
 
 def norm(config: NormConfig, width: int) -> nn.Module:
-    """A norm over the last axis of `(..., width)`."""
+    """The norm of a config, over the last axis of `(..., width)`."""
     if not config.scale:
         return WeightlessNorm(config, width)
     if config.kind == "rms":

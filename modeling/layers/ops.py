@@ -1,12 +1,12 @@
-"""The attention ops: what they compute, and where a trace emits a node of `lowering.py` instead.
+"""Attention ops: plain PyTorch, or a node of `lowering.py` while `torch.onnx.export` traces.
 
-Each function is ordinary PyTorch, and that is its definition. While `torch.onnx.export` traces, it
-becomes one node if there is one that computes the same, and standard operators if there is none.
+The PyTorch code of a function is its definition. In a trace it becomes one node if ONNX Runtime has
+one that computes the same, and standard operators otherwise.
 
 Shape letters: B batch, S new tokens, T tokens attended to, C cache capacity, H query heads,
 K key/value heads, D head width, U value width (D unless the spec says otherwise), P rows of the
-rotary tables, R rotated channels of a head, M rows of a table of distances, E model width, N
-requested positions.
+rotary tables, R rotated channels per head, M rows of a distance table, E model width, N selected
+positions.
 """
 
 from collections.abc import Callable, Sequence
@@ -54,7 +54,7 @@ __all__ = [
 
 
 class Heads(NamedTuple):
-    """Projections apart, where queries and keys are normed before they are compared, say.
+    """Queries, keys and values as separate tensors.
 
     Attributes:
         query: `(B, S, H * D)`.
@@ -79,16 +79,16 @@ def attention(
     """Self-attention without a cache.
 
     Args:
-        qkv: projections side by side, `(B, S, H * D + K * D + K * U)`, or apart.
-        rotary: tables with `P >= S`, or None for other positions.
-        spec: heads, widths, scale, window, softcap, and whether it is causal.
-        relative: the part of distances in the scores, for T = S.
-        lengths: int `(B,)`; valid tokens of each row, right padded; None where all are. Causal
-            attention needs none: padding comes after the row.
-        sinks: `(H,)`; the score of one more key in each head, whose value is zero.
+        qkv: queries, keys and values, side by side `(B, S, H * D + K * D + K * U)` or separate.
+        rotary: tables with `P >= S`; None without rotary positions.
+        spec: heads, widths, scale, window, softcap, and whether attention is causal.
+        relative: contribution of distances to the scores, for T = S.
+        lengths: int `(B,)`; valid tokens per row, right padded; None if all are valid. Not needed
+            for causal attention, where padding comes after the row.
+        sinks: `(H,)`; per head, the score of an extra key whose value is zero.
 
     Returns:
-        `(B, S, H * U)`, without meaning at padded positions.
+        `(B, S, H * U)`; undefined at padded positions.
     """
     if _has_node(spec, rotary, relative):
         bias = _bias(qkv, relative, spec)
@@ -122,9 +122,9 @@ def attention_weights(
     lengths: Tensor | None = None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """How much each token takes of each, float32 `(B, H, S, S)`; arguments of `attention`.
+    """Attention weights, float32 `(B, H, S, S)`; arguments as for `attention`.
 
-    What a sink takes is not among them: with sinks a row sums to less than 1.
+    The weight of a sink is left out, so with sinks a row sums to less than 1.
     """
     q_BHSD, k_BKSD, _ = _split_heads(qkv, spec)
     length = q_BHSD.shape[2]
@@ -151,19 +151,18 @@ def cached_attention(
     """Causal self-attention over a buffer of fixed capacity, which it extends.
 
     Args:
-        qkv: projections of the new tokens, `(B, S, H * D + K * D + K * U)`, or apart; right
-            padded.
-        past: keys `(B, K, C, D)` and values `(B, K, C, U)` so far; what lies after a row's
-            length is ignored, as long as it is finite.
+        qkv: as for `attention`, for the new tokens; right padded.
+        past: keys `(B, K, C, D)` and values `(B, K, C, U)` so far. Slots after a row's length are
+            ignored but must be finite.
         step: lengths after this step, and T. With more than one new token and a past, B must
-            be 1 (the fused kernel's rule).
+            be 1; the fused kernel requires it.
         rotary: tables with a row for every position, or None.
         spec: heads, widths, scale, window and softcap.
-        relative: the part of distances in the scores, for the T of the step.
-        sinks: `(H,)`; the score of one more key in each head, whose value is zero.
+        relative: contribution of distances to the scores, for the T of the step.
+        sinks: as for `attention`.
 
     Returns:
-        `(B, S, H * U)`, without meaning at padded positions, and the extended buffers.
+        `(B, S, H * U)`, undefined at padded positions, and the extended buffers.
     """
     if _has_node(spec, rotary, relative):
         bias = _bias(qkv, relative, spec)
@@ -195,15 +194,15 @@ def shared_attention(
     spec: AttentionConfig,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """Self-attention to the keys and values of another layer, those of the new tokens included.
+    """Self-attention to the keys and values of another layer, including those of the new tokens.
 
     Args:
-        query: of the new tokens, `(B, S, H * D)`.
-        present: what `cached_attention` gave of the other layer in this step.
-        step: as there.
-        rotary: turns the queries only.
+        query: queries of the new tokens, `(B, S, H * D)`.
+        present: buffers that `cached_attention` returned for the other layer in this step.
+        step: as for `cached_attention`.
+        rotary: applied to the queries only.
         spec: heads, widths, scale, window and softcap.
-        sinks: see `cached_attention`.
+        sinks: as for `attention`.
 
     Returns:
         `(B, S, H * D)`.
@@ -223,15 +222,15 @@ def shared_attention(
 def cross_attention(
     q: Tensor, states: LayerCache, lengths: Tensor | None, *, spec: AttentionConfig
 ) -> Tensor:
-    """Attention to a source whose keys and values were computed before.
+    """Attention to a source whose keys and values are already computed.
 
-    Every new token sees all of the source, so several rows that continue one text (beams) are
-    as good as one longer row: the source is neither copied nor repeated for them.
+    Every query sees the whole source, so G rows that share a source (beams) are computed as one
+    longer row, without copying the source.
 
     Args:
-        q: queries, `(G * B, S, H * D)`; each of the B sources has G rows, one after the other.
+        q: queries, `(G * B, S, H * D)`; the G rows of a source are adjacent.
         states: keys `(B, K, T, D)` and values `(B, K, T, U)` of the sources.
-        lengths: int `(B,)`; valid tokens of each source, right padded; None where all are.
+        lengths: int `(B,)`; valid tokens per source, right padded; None if all are valid.
         spec: heads, widths, scale and softcap.
 
     Returns:
@@ -251,14 +250,14 @@ def cross_attention(
 def cross_attention_weights(
     q: Tensor, states: LayerCache, lengths: Tensor | None, *, spec: AttentionConfig
 ) -> Tensor:
-    """How much each token takes of a source's, float32 `(B, H, S, T)`, with one row a source."""
+    """Attention weights to a source, float32 `(B, H, S, T)`, for one row per source."""
     q_BHSD = torch.unflatten(q, -1, (spec.num_heads, -1)).transpose(1, 2)
     allowed = None if lengths is None else inside(lengths, states.key.shape[2])
     return weigh(q_BHSD, states.key, spec, None, allowed)
 
 
 def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
-    """Projections of a source, `(B, T, K * D + K * U)`, as the states of `cross_attention`."""
+    """Keys and values for `cross_attention` from `(B, T, K * D + K * U)`."""
     heads, widths = spec.num_kv_heads, (spec.head_dim, spec.value_width)
     parts = split(kv, [heads * width for width in widths], -1)
     key, value = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in parts)
@@ -266,11 +265,11 @@ def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
 
 
 def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
-    """Rows of each text, `(B, N, E)`."""
+    """Select positions int64 `(B, N)` of `(B, S, E)`, as `(B, N, E)`."""
     if is_one(x_BSE.shape[1]) and is_one(positions_BN.shape[1]):
         return x_BSE
     if torch.onnx.is_in_onnx_export():
-        # One node; `gather` would spell out an index for every channel.
+        # One node; `gather` would need an index for every channel.
         return torch.onnx.ops.symbolic(
             "GatherND",
             (x_BSE, positions_BN.unsqueeze(-1)),
@@ -283,7 +282,7 @@ def select(x_BSE: Tensor, positions_BN: Tensor) -> Tensor:
 
 
 def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
-    """Projections side by side, `(B, S, H * D + K * D + K * U)`, cut apart."""
+    """Split `(B, S, H * D + K * D + K * U)` into queries, keys and values."""
     widths = (
         spec.num_heads * spec.head_dim,
         spec.num_kv_heads * spec.head_dim,
@@ -293,21 +292,21 @@ def split_projections(qkv: Tensor, spec: AttentionConfig) -> Heads:
 
 
 def split_heads(x: Tensor, width: int, parts: tuple[int, ...]) -> Sequence[Tensor]:
-    """The parts of each head of `(B, S, N * width)`, `(B, S, N, part)` each."""
+    """Split every head of `(B, S, N * width)` into parts, `(B, S, N, part)` each."""
     tracing = torch.onnx.is_in_onnx_export()
     apart = lowering.split_channels(x, width) if tracing else torch.unflatten(x, -1, (-1, width))
     return split(apart, list(parts), -1)
 
 
 def over_heads(x: Tensor, function: Callable[[Tensor], Tensor], width: int) -> Tensor:
-    """What a function makes of each `width` channels of `(B, S, N * D)`, side by side."""
+    """Apply a function to every head of `(B, S, N * width)`."""
     if torch.onnx.is_in_onnx_export():
         return lowering.join_channels(function(lowering.split_channels(x, width)))
     return function(torch.unflatten(x, -1, (-1, width))).flatten(-2)
 
 
 def _apart(qkv: Tensor | Heads) -> lowering.Projections:
-    """The first three inputs of a node."""
+    """Inputs of a node: three tensors, or one and two None."""
     return qkv if isinstance(qkv, Heads) else (qkv, None, None)
 
 
@@ -334,7 +333,7 @@ def split(x: Tensor, sizes: list[int], axis: int) -> Sequence[Tensor]:
 
 
 def softplus(x: Tensor) -> Tensor:
-    """`log(1 + exp(x))`; one node, where the exporter would spell out PyTorch's linear part."""
+    """`log(1 + exp(x))`; one node, where the exporter would add PyTorch's linear branch."""
     if torch.onnx.is_in_onnx_export():
         return torch.onnx.ops.symbolic(
             "Softplus", (x,), dtype=x.dtype, shape=x.shape, version=lowering.OPSET
@@ -343,13 +342,13 @@ def softplus(x: Tensor) -> Tensor:
 
 
 def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:
-    """The angles of some positions, `(B, 1, S, R/2)`."""
+    """Angles at the given positions, `(B, 1, S, R/2)`."""
     cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
     return rotary._replace(cos=cos, sin=sin)
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:
-    """Whether this is a trace, and self-attention one node of it."""
+    """Whether a trace is running in which this self-attention is one node."""
     return torch.onnx.is_in_onnx_export() and lowering.fits_kernel(
         spec,
         rotated=0 if rotary is None else 2 * rotary[0].shape[-1],
@@ -358,7 +357,7 @@ def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative |
 
 
 def _bias(qkv: Tensor | Heads, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
-    """All that distances add to the scaled scores, `(B | 1, H, S, T)`."""
+    """Everything that distances add to the scaled scores, `(B | 1, H, S, T)`."""
     if relative is None:
         return None
     added = key_scores(_split_heads(qkv, spec)[0], relative, spec)
@@ -366,7 +365,7 @@ def _bias(qkv: Tensor | Heads, relative: Relative | None, spec: AttentionConfig)
 
 
 def extended(past: Tensor, new: Tensor, positions_BS: Tensor) -> Tensor:
-    """A buffer `(B, ..., C, D)` with `(B, ..., S, D)` at their positions."""
+    """Write `(B, ..., S, D)` to a buffer `(B, ..., C, D)` at positions int64 `(B, S)`."""
     if torch.onnx.is_in_onnx_export():
         return lowering.scatter(past, new, positions_BS[:, 0])
     slots = positions_BS.reshape(positions_BS.shape[0], *[1] * (past.dim() - 3), -1, 1)

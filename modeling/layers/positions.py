@@ -1,8 +1,8 @@
-"""The tables that every kind of position needs.
+"""Position tables: rotary, sinusoidal, ALiBi and relative buckets.
 
-`ops.py` applies the rotation and adds what distances change.
+`ops.py` applies the rotation, `scores.py` adds the contribution of distances.
 
-Shape letters: P positions (the context), R rotated channels of a head, E model width,
+Shape letters: P positions (the context), R rotated channels per head, E model width,
 H heads, M distances in a table, B batch, S tokens, T tokens attended to.
 """
 
@@ -27,13 +27,12 @@ from ortolan.modeling.config import (
 
 
 def tables(config: StackConfig) -> dict[str, Tensor]:
-    """The fixed tables of a stack, by the name of the buffer that holds each.
+    """Fixed tables of a stack, by the names of their buffers.
 
-    `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended where layers have
-    others (`rotary_names`); `position_table` is `(P, E)`, or as wide as the positions that are
-    joined to the embedding; `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
-    float32 but `relative_buckets`, int64 `(M,)`. A stack without fixed tables has none: learned
-    positions are a weight.
+    `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended for further rotary
+    positions (`rotary_names`). `position_table` is `(P, E)`, or as wide as positions that are
+    concatenated to the embedding. `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
+    float32 except `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
     """
     named: dict[str, Tensor] = {}
     for place, rotary in enumerate(config.rotaries):
@@ -43,13 +42,13 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
 
 
 def rotary_names(place: int) -> tuple[str, str]:
-    """The buffers of cosines and sines, by the place of their positions in `rotaries`."""
+    """Buffer names of cosines and sines, by index into `rotaries`."""
     suffix = f"_{place}" if place else ""
     return f"rotary_cos{suffix}", f"rotary_sin{suffix}"
 
 
 def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
-    """The tables that all layers of a stack share."""
+    """Tables that all layers of a stack share."""
     match config.positions:
         case SinusoidalPositions() as positions:
             table = sinusoidal_table(config.context_length, config.hidden_size, positions)
@@ -71,47 +70,48 @@ def _stack_tables(config: StackConfig) -> dict[str, Tensor]:
 
 
 def relative_index(positions_BS: Tensor, keys: int, most: int) -> Tensor:
-    """The distance from each query to each of `keys` keys, as a row of a table.
+    """Distance from each query to each of `keys` keys, as a row of a distance table.
 
     Args:
-        positions_BS: int `(B, S)`; of the queries.
+        positions_BS: int `(B, S)`; positions of the queries.
         keys: T; their positions are 0, 1, ...
-        most: distances beyond it count as it.
+        most: larger distances count as this one.
 
     Returns:
-        int64 `(B, S, T)`: 0 for `most` or more before the query, `2 * most` for as many after it.
+        int64 `(B, S, T)`: 0 for a key `most` or more before the query, `2 * most` for one as far
+        after it.
     """
     slots_T = torch.arange(keys, device=positions_BS.device)
     return (slots_T - positions_BS[..., None]).clamp(-most, most) + most
 
 
 def relative_buckets(positions: RelativeBiasPositions, *, causal: bool) -> Tensor:
-    """The bucket of every row of `relative_index`, int64 `(2 * max_distance + 1,)`.
+    """Bucket of every row of `relative_index`, int64 `(2 * max_distance + 1,)`.
 
-    A table, because the bounds of the buckets depend on how a logarithm is rounded: so every
-    runtime has those of PyTorch.
+    A table, because the bounds of the buckets depend on how a logarithm is rounded: this way
+    every runtime uses PyTorch's rounding.
 
     Source: Raffel et al. 2020, section 2.1; `_relative_position_bucket` of Mesh TensorFlow.
     """
     most = positions.max_distance
     offset = torch.arange(-most, most + 1)
-    # 1. The buckets of one side. A causal stack sees one side only, and the other is bucket 0.
+    # 1. Split by side. A causal stack sees one side only; the other becomes bucket 0.
     count = positions.buckets if causal else positions.buckets // 2
     side = torch.zeros_like(offset) if causal else (offset > 0).long() * count
     distance = -offset.clamp(max=0) if causal else offset.abs()
-    # 2. Half of them have one distance each, the others grow by a constant factor.
+    # 2. Half of the buckets hold one distance each; the others grow geometrically.
     exact = count // 2
-    # Distance 0 has a bucket of its own, so that its logarithm does not matter.
+    # Distance 0 is always exact, so clamping its logarithm changes nothing.
     ratio = (distance.clamp(min=1).float() / exact).log() / math.log(most / exact)
     wide = exact + (ratio * (count - exact)).long()
     return side + torch.where(distance < exact, distance, wide.clamp(max=count - 1))
 
 
 def alibi_slopes(heads: int) -> list[float]:
-    """How fast the scores of each head fall with distance (Press et al. 2022, section 3).
+    """Slopes by which the scores of each head fall with distance (Press et al. 2022, section 3).
 
-    A geometric series for a power of two; otherwise that of the power below, and of the power
-    above every other slope, as the paper's code does.
+    For a power of two, a geometric series. Otherwise the series of the power below, then every
+    other slope of the power above, as in the paper's code.
     """
     power = 1 << (heads.bit_length() - 1)
     series = [2.0 ** (-8.0 * (i + 1) / power) for i in range(power)]
@@ -120,16 +120,16 @@ def alibi_slopes(heads: int) -> list[float]:
 
 
 def rounded_alibi(heads: int, length: int) -> Tensor:
-    """How much the score of each key rises with its position, `(heads, length)`.
+    """ALiBi rounded to bfloat16: score added to the key at each position, `(heads, length)`.
 
-    Everything is rounded to bfloat16, so that far keys share a number.
+    Rounding makes distant keys share a value, as in the published models.
     """
     slopes_H = torch.tensor(alibi_slopes(heads)).bfloat16()
     return (slopes_H[:, None] * torch.arange(length).bfloat16()).float()
 
 
 def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) -> Tensor:
-    """The table of Vaswani et al. 2017, section 3.5: `(length, width)`."""
+    """Sinusoidal table of Vaswani et al. 2017, section 3.5: `(length, width)`."""
     steps = width // 2 - 1 if positions.endpoint else width / 2
     frequencies = 10_000.0 ** -(torch.arange((width + 1) // 2, dtype=torch.float64) / steps)
     rows = torch.arange(positions.offset, positions.offset + length, dtype=torch.float64)
@@ -156,7 +156,7 @@ def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tens
 
 
 def rotary_frequencies(positions: RotaryPositions, length: int) -> Tensor:
-    """Radians per position of each channel pair, `(R/2,)`, for a context of `length`."""
+    """Radians per position of each channel pair, `(R/2,)`, for a context of `length` tokens."""
     match positions.scaling:
         case None:
             return _inverse_frequencies(positions.dim, positions.theta)
@@ -181,7 +181,7 @@ def _inverse_frequencies(dim: int, theta: float) -> Tensor:
 
 
 def _dynamic_ntk(positions: RotaryPositions, scaling: DynamicNTKScaling, length: int) -> Tensor:
-    """The base grows so that the longest wavelength covers `length`."""
+    """NTK scaling: raise the base until the longest wavelength covers `length`."""
     longest = max(length, scaling.original_context)
     stretch = scaling.factor * longest / scaling.original_context - (scaling.factor - 1)
     theta = positions.theta * stretch ** (positions.dim / (positions.dim - 2))
@@ -189,7 +189,7 @@ def _dynamic_ntk(positions: RotaryPositions, scaling: DynamicNTKScaling, length:
 
 
 def _llama3(positions: RotaryPositions, scaling: Llama3Scaling) -> Tensor:
-    """Wavelengths above original / low are divided, below original / high kept."""
+    """Divide frequencies of long wavelengths, keep those of short ones, and blend in between."""
     frequencies = _inverse_frequencies(positions.dim, positions.theta)
     wavelengths = 2 * math.pi / frequencies
     turns = scaling.original_context / wavelengths
@@ -200,7 +200,7 @@ def _llama3(positions: RotaryPositions, scaling: Llama3Scaling) -> Tensor:
 
 
 def _yarn(positions: RotaryPositions, scaling: YarnScaling) -> Tensor:
-    """Channels that turn often are kept, those that never complete a turn are interpolated."""
+    """Keep channels that turn often, interpolate those that never complete a turn."""
     dim, frequencies = positions.dim, _inverse_frequencies(positions.dim, positions.theta)
 
     def channel_of(turns: float) -> float:
@@ -211,7 +211,7 @@ def _yarn(positions: RotaryPositions, scaling: YarnScaling) -> Tensor:
     if scaling.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, dim - 1)
-    # Equal bounds would divide by zero; the published code widens them by this much.
+    # Equal bounds would divide by zero; the published code widens them by 0.001.
     width = (high - low) or 0.001
     interpolated = ((torch.arange(dim // 2, dtype=torch.float32) - low) / width).clamp(0, 1)
     return frequencies / scaling.factor * interpolated + frequencies * (1 - interpolated)

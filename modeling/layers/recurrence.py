@@ -1,9 +1,9 @@
-"""A linear recurrence over the tokens of a text: linear attention, its gates and the delta rule.
+"""Linear recurrence over tokens: linear attention with optional decay and delta rule.
 
-Shape letters: B batch, S new tokens, H heads, K heads of queries and keys, D key width, U value
+Shape letters: B batch, S new tokens, H value heads, K query and key heads, D key width, U value
 width.
 
-Source: the operator LinearAttention of onnxruntime (com.microsoft, version 1).
+Source: the onnxruntime operator LinearAttention (com.microsoft, version 1).
 """
 
 from itertools import repeat
@@ -18,21 +18,22 @@ _RULES = {
     (False, True): "delta",
     (True, True): "gated_delta",
 }
-"""Names of the node's rules, by whether there is a decay and a rate."""
+"""Update rule of the node, by whether there is a decay and a rate."""
 
 
 class Recurrence(NamedTuple):
-    """What enters a recurrence.
+    """Inputs of a recurrence.
 
     Attributes:
-        query: `(B, S, K, D)`, K a divisor of H; as many heads of values in turn share each.
+        query: `(B, S, K, D)`, where K divides H; H / K adjacent value heads share each.
         key: `(B, S, K, D)`.
         value: `(B, S, H, U)`.
-        decay: logarithms of what the state is multiplied by before each token, `(B, S, H)` or for
-            each channel of the keys `(B, S, H, D)`; none by default.
-        rate: of the delta rule, `(B, S, H)`: what the state gives for the key already is taken from
-            the value, and so much of the rest is added; values are added as they are by default.
-        scale: of the queries.
+        decay: logarithm of the factor that the state is multiplied by before each token, per head
+            `(B, S, H)` or per key channel `(B, S, H, D)`; None keeps the state.
+        rate: step size of the delta rule, `(B, S, H)`: the state's prediction for the key is
+            subtracted from the value, and the difference is multiplied by the rate. None adds
+            the value itself.
+        scale: multiplies the queries.
     """
 
     query: Tensor
@@ -43,32 +44,32 @@ class Recurrence(NamedTuple):
     scale: float = 1.0
 
     def turned(self) -> "Recurrence":
-        """The same with heads in the place of tokens, and tokens in that of heads."""
-        query, key, value = (each.transpose(1, 2) for each in self[:3])
+        """The same inputs with the axes of tokens and heads swapped."""
+        query, key, value = (tensor.transpose(1, 2) for tensor in self[:3])
         decay, rate = (
             None if gate is None else gate.transpose(1, 2) for gate in (self.decay, self.rate)
         )
         return Recurrence(query, key, value, decay, rate, self.scale)
 
 
-def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
-    """Continue a recurrence by some tokens; one node while `torch.onnx.export` traces.
+def recur(inputs: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
+    """Continue a recurrence; one node while `torch.onnx.export` traces.
 
     Args:
-        given: of the new tokens.
-        state_BHDU: after the tokens before them; zeros at the start of a text.
+        inputs: the new tokens.
+        state_BHDU: state after the tokens before them; zeros at the start of a sequence.
 
     Returns:
         `(B, S, H, U)`, and the state after the last token.
     """
     if torch.onnx.is_in_onnx_export():
-        return _node(given, state_BHDU)
-    query, key, value, decay, rate, scale = given
+        return _node(inputs, state_BHDU)
+    query, key, value, decay, rate, scale = inputs
     times = value.shape[2] // key.shape[2]
     if times > 1:
-        query, key = (each.repeat_interleave(times, 2) for each in (query, key))
+        query, key = (tensor.repeat_interleave(times, 2) for tensor in (query, key))
     outputs = []
-    # unbound once: the gradient of an index is as large as what it is taken from, at every token
+    # Unbind once: the gradient of an index is as large as the whole tensor, at every token.
     for query_BHD, key_BHD, added_BHU, decay_BHX, rate_BH in zip(
         query.unbind(1),
         key.unbind(1),
@@ -79,7 +80,7 @@ def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     ):
         key_BHD1 = key_BHD[..., None]
         if decay_BHX is not None:
-            # of each head, or of each channel of its keys
+            # Per head, or per channel of the keys.
             widened = decay_BHX if decay_BHX.dim() == 3 else decay_BHX[..., None]
             state_BHDU = state_BHDU * widened[..., None]
         if rate_BH is not None:
@@ -89,20 +90,19 @@ def recur(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
     return torch.stack(outputs, 1), state_BHDU
 
 
-def _node(given: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
-    batch, length, heads, width = given.value.shape
-    inputs = (given.query, given.key, given.value)
-    gates = [None if gate is None else _joined(gate) for gate in (given.decay, given.rate)]
+def _node(inputs: Recurrence, state_BHDU: Tensor) -> tuple[Tensor, Tensor]:
+    batch, length, heads, width = inputs.value.shape
+    gates = [None if gate is None else _joined(gate) for gate in (inputs.decay, inputs.rate)]
     out, state = torch.onnx.ops.symbolic_multi_out(
         "com.microsoft::LinearAttention",
-        (*(_joined(each) for each in inputs), state_BHDU, *gates),
+        (*(_joined(tensor) for tensor in inputs[:3]), state_BHDU, *gates),
         {
-            "q_num_heads": given.query.shape[2],
+            "q_num_heads": inputs.query.shape[2],
             "kv_num_heads": heads,
-            "update_rule": _RULES[given.decay is not None, given.rate is not None],
-            "scale": given.scale,
+            "update_rule": _RULES[inputs.decay is not None, inputs.rate is not None],
+            "scale": inputs.scale,
         },
-        dtypes=(given.value.dtype, state_BHDU.dtype),
+        dtypes=(inputs.value.dtype, state_BHDU.dtype),
         shapes=((batch, length, heads * width), state_BHDU.shape),
         version=1,
     )

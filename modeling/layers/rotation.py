@@ -1,4 +1,4 @@
-"""Queries and keys turned by their positions (Su et al. 2021, "RoFormer").
+"""Rotary positions applied to queries and keys (Su et al. 2021, "RoFormer").
 
 Shape letters: B batch, S tokens, N heads, D head width, R rotated channels.
 """
@@ -26,13 +26,13 @@ def rotate(x: Tensor, angles: Rotary) -> Tensor:
 
 
 def turn(heads: Tensor, rotary: Rotary, step: StepLengths | None, *, width: int) -> Tensor:
-    """Rotate queries or keys, `(B, S, N * D)`, where that is not left to the attention.
+    """Rotate queries or keys, `(B, S, N * D)`, for layers where the attention op does not.
 
     Args:
-        heads: side by side.
+        heads: heads side by side.
         rotary: tables with a row for every position.
-        step: lengths after this step; None where the first token is at position 0.
-        width: channels of each.
+        step: lengths after this step; None if the first token is at position 0.
+        width: D.
     """
     batch, length, _ = heads.shape
     if step is None:

@@ -1,7 +1,7 @@
-"""Scores of queries and keys, and the softmax over them.
+"""Attention scores, and the softmax over them.
 
 Shape letters: B batch, S new tokens, T tokens attended to, H query heads, K key/value heads, D head
-width, U value width, M rows of a table of distances.
+width, U value width, M rows of a distance table.
 """
 
 from typing import NamedTuple
@@ -15,13 +15,13 @@ from ortolan.modeling.layers import lowering
 
 
 class Relative(NamedTuple):
-    """How the distance between two tokens changes their score.
+    """Contribution of the distance between two tokens to their score.
 
     Attributes:
         bias: added to the scaled scores, `(B, H, S, T)` or `(1, H, S, T)`.
-        rows: of a table of distances, by query and key, int64 `(B, S, T)` or `(1, S, T)`.
+        rows: row of a distance table per query and key, int64 `(B, S, T)` or `(1, S, T)`.
         keys: vectors added to the keys, `(M, D)`.
-        buckets: of each distance, the row of a table of biases, int64 `(M,)`.
+        buckets: row of a bias table per distance, int64 `(M,)`.
     """
 
     bias: Tensor | None = None
@@ -30,22 +30,22 @@ class Relative(NamedTuple):
     buckets: Tensor | None = None
 
     def by(self, table: nn.Embedding) -> "Relative":
-        """The same with the bias that a table `(buckets, heads)` gives each distance.
+        """Look up the bias of each distance in a table `(buckets, heads)`.
 
         Raises:
-            TypeError: these are no positions of buckets.
+            TypeError: the positions have no buckets.
         """
         if self.rows is None or self.buckets is None:
-            raise TypeError("a table of biases needs the bucket of each distance")
+            raise TypeError("a bias table needs the bucket of every distance")
         by_distance_MH = table(self.buckets)
         added = F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2)
         return Relative(bias=add(self.bias, added))
 
 
 def window_bias(positions_BS: Tensor, keys: int, window: int, dtype: torch.dtype) -> Tensor:
-    """What keeps tokens from seeing others `window` or more away, `(B, 1, S, keys)`.
+    """Bias that hides keys `window` or more tokens away, `(B, 1, S, keys)`.
 
-    It is finite: a row of padding may see nothing else, and must not become NaN.
+    It is finite: a row of padding may see nothing else, and -inf would make it NaN.
     """
     slots = torch.arange(keys, device=positions_BS.device)
     distance_BST = (positions_BS[..., None] - slots).abs()
@@ -71,11 +71,11 @@ def attend(
         q_BHSD: queries.
         k_BKTD: keys.
         v_BKTU: values.
-        spec: widths, scale, softcap.
-        relative: the part of distances.
-        allowed: bool `(B | 1, 1, S, T)`; None for all, or for plain causal.
-        lengths: int `(B,)`; valid keys of each row; None where all are.
-        sinks: `(H,)`; the score of one more key, whose value is zero.
+        spec: widths, scale and softcap.
+        relative: contribution of distances.
+        allowed: bool `(B | 1, 1, S, T)`; None for all keys, or for plain causal attention.
+        lengths: int `(B,)`; valid keys per row; None if all are valid.
+        sinks: `(H,)`; per head, the score of an extra key whose value is zero.
     """
     if spec.softcap is None and sinks is None:
         bias = None if relative is None else relative.bias
@@ -109,14 +109,14 @@ def weigh(
     allowed: Tensor | None,
     sinks: Tensor | None = None,
 ) -> Tensor:
-    """How much each query takes of each key, float32 `(B, H, S, T)`; see `attend`."""
+    """Attention weights, float32 `(B, H, S, T)`; see `attend`."""
     k_BHTD = k_BKTD.repeat_interleave(spec.num_heads // spec.num_kv_heads, 1)
     scores = q_BHSD.float() @ k_BHTD.float().transpose(2, 3) * spec.scale
     added = key_scores(q_BHSD, relative, spec)
     if added is not None:
         scores = scores + added.float()
     if spec.softcap is not None:
-        # The cap bounds the product of queries and keys; a bias is added after it.
+        # The cap applies to the product of queries and keys; a bias is added after it.
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     if relative is not None and relative.bias is not None:
         scores = scores + relative.bias.float()
@@ -129,14 +129,14 @@ def weigh(
 
 
 def _masked(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
-    """What to add to the scores, or where to look at them."""
+    """Combine a bias with the keys that may be seen."""
     if bias is None or allowed is None:
         return allowed if bias is None else bias
     return bias.masked_fill(~allowed, float("-inf"))
 
 
 def visible(positions_BS: Tensor, keys: int, spec: AttentionConfig) -> Tensor:
-    """Which of `keys` slots each new token may see, bool `(B, 1, S, keys)`."""
+    """Slots that each new token may see, bool `(B, 1, S, keys)`."""
     slots = torch.arange(keys, device=positions_BS.device)
     distance = positions_BS[:, None, :, None] - slots
     allowed = distance >= 0
@@ -146,25 +146,25 @@ def visible(positions_BS: Tensor, keys: int, spec: AttentionConfig) -> Tensor:
 
 
 def inside(lengths: Tensor, keys: int) -> Tensor:
-    """Which of `keys` slots are no padding, bool `(B, 1, 1, keys)`."""
+    """Slots that are not padding, bool `(B, 1, 1, keys)`."""
     return (torch.arange(keys, device=lengths.device) < lengths[:, None])[:, None, None]
 
 
 def key_scores(q_BHSD: Tensor, relative: Relative | None, spec: AttentionConfig) -> Tensor | None:
-    """What vectors added to the keys add to the scaled scores, `(B, H, S, T)`."""
+    """Scores of the vectors added to the keys, scaled, `(B, H, S, T)`."""
     if relative is None or relative.rows is None or relative.keys is None:
         return None
-    # One product with each distance, then a choice: a vector for each pair would be D times it.
+    # Multiply by every distance, then select: a vector per pair would be D times as large.
     by_distance_BHSM = q_BHSD @ relative.keys.T * spec.scale
     rows_BHST = relative.rows[:, None].expand(*q_BHSD.shape[:2], -1, -1)
     return by_distance_BHSM.gather(-1, rows_BHST)
 
 
 def has_kernel(spec: AttentionConfig) -> bool:
-    """Whether PyTorch's kernel serves; traces get operators instead of its decomposition."""
+    """Whether PyTorch's fused attention applies; a trace would decompose it."""
     return spec.softcap is None and not torch.onnx.is_in_onnx_export()
 
 
 def add(one: Tensor | None, other: Tensor | None) -> Tensor | None:
-    """The sum of what there is."""
+    """Sum of two tensors, either of which may be None."""
     return one if other is None else other if one is None else one + other

@@ -1,6 +1,6 @@
-"""Questions about sizes while a graph is traced, in which most are symbols.
+"""Questions about tensor sizes, most of which are symbols in a trace.
 
-A branch on a symbol would fix it or raise a guard; these ask only what is certain.
+Branching on a symbol would specialize it or add a guard; these functions answer only if certain.
 """
 
 import torch
@@ -10,7 +10,7 @@ Size = int | torch.SymInt
 
 
 def is_one(size: Size) -> bool:
-    """Whether a size is 1, and not only in the example of the trace."""
+    """Whether a size is always 1."""
     return isinstance(size, int) and size == 1
 
 

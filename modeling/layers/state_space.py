@@ -1,10 +1,10 @@
 """Selective state spaces: Mamba (Gu and Dao 2023) and Mamba 2 (Dao and Gu 2024).
 
-Both remember h' = exp(step A) h + step k x^T of each head, and give h'^T q + D x; the papers write
-B for the key k, and C for the query q. As linear attention, the decay is step A, the value step x.
+Both update h' = exp(step A) h + step k x^T per head and return h'^T q + D x. The papers write B for
+the key k, and C for the query q. As linear attention, the decay is step A and the value step x.
 
-Shape letters: B batch, S new tokens, E model width, H heads, U channels of each, I all channels,
-G groups, N numbers remembered of a channel.
+Shape letters: B batch, S new tokens, E model width, H heads, U channels per head, I all channels,
+G groups, N state size per channel.
 """
 
 import torch
@@ -23,13 +23,13 @@ from ortolan.modeling.layers.recurrence import Recurrence, recur
 
 
 class _StateSpace(FixedMemoryMixer):
-    """What both have: a product, a convolution, decays, and a product.
+    """Parts of both versions: projections, a convolution and decays.
 
     Args:
-        config: its sizes.
-        width: of the stream.
-        parts: rows of the first product.
-        decays: the shape of `decay`, the logarithms of -A.
+        config: sizes.
+        width: model width.
+        parts: rows of the first projection.
+        decays: shape of `decay`, the logarithm of -A.
     """
 
     def __init__(
@@ -47,53 +47,48 @@ class _StateSpace(FixedMemoryMixer):
         self.out = nn.Linear(config.channels, width, bias=config.bias)
 
     def _convolved(self, x: Tensor, before_BCX: Tensor) -> tuple[Tensor, Tensor]:
-        """`(B, S, C)` after the convolution, and the inputs that it needs of the next token."""
+        """Convolve `(B, S, C)`; also return the window for the next token."""
         out_BCS, window = convolve(x.transpose(1, 2), self.conv.weight, self.conv.bias, before_BCX)
         return self.activation(out_BCS).transpose(1, 2), window
 
     def _recurred(
         self, x_BSI: Tensor, step_BSH: Tensor, key: Tensor, query: Tensor, memory: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """What the recurrence gives, `(B, S, I)`, and its memory after the last token.
+        """Output of the recurrence, `(B, S, I)`, and its state after the last token.
 
         Args:
-            x_BSI: what leaves the convolution.
-            step_BSH: how far each token moves the memory.
+            x_BSI: output of the convolution.
+            step_BSH: step size per token and head.
             key: `(B, S, G * N)`.
             query: `(B, S, G * N)`.
-            memory: `(B, H, N, U)`.
+            memory: state, `(B, H, N, U)`.
         """
         x_BSHU = torch.unflatten(x_BSI, -1, (self.config.num_heads, -1))
         rates = -self.decay.exp()
         decay = step_BSH * rates if rates.dim() == 1 else step_BSH[..., None] * rates
         key_BSGN, query_BSGN = (
-            torch.unflatten(each, -1, (self.config.groups, -1)) for each in (key, query)
+            torch.unflatten(tensor, -1, (self.config.groups, -1)) for tensor in (key, query)
         )
-        given = Recurrence(
-            query_BSGN,
-            key_BSGN,
-            x_BSHU * step_BSH[..., None],
-            decay,
-        )
-        out_BSHU, after = recur(given, memory)
+        recurrence = Recurrence(query_BSGN, key_BSGN, x_BSHU * step_BSH[..., None], decay)
+        out_BSHU, after = recur(recurrence, memory)
         return (out_BSHU + x_BSHU * self.skip[:, None]).flatten(2), after
 
 
 class ChannelStateSpace(_StateSpace):
-    """The first Mamba: a step for every channel, made of what leaves the convolution."""
+    """Mamba 1: a step size per channel, computed from the output of the convolution."""
 
     def __init__(self, config: StateSpaceConfig, rank: int, width: int) -> None:
-        inner, kept = config.channels, config.state_dim
-        super().__init__(config, width, (inner, inner), (inner, kept))
-        self.select = PackedLinear(inner, (rank, kept, kept), bias=False)
+        inner, size = config.channels, config.state_dim
+        super().__init__(config, width, (inner, inner), (inner, size))
+        self.select = PackedLinear(inner, (rank, size, size), bias=False)
         self.step_size = nn.Linear(rank, inner)
         self.inner_norms = nn.ModuleList(
-            norm(config.inner_norm, size) if config.inner_norm else nn.Identity()
-            for size in self.select.parts
+            norm(config.inner_norm, part) if config.inner_norm else nn.Identity()
+            for part in self.select.parts
         )
 
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
-        """See `FixedMemoryMixer.mix`."""
+        """See the base class."""
         x, gate = split(self.project(x_BSE), list(self.project.parts), -1)
         x_BSI, window = self._convolved(x, memory[0])
         parts = split(self.select(x_BSI), list(self.select.parts), -1)
@@ -106,7 +101,7 @@ class ChannelStateSpace(_StateSpace):
 
 
 class HeadStateSpace(_StateSpace):
-    """Mamba 2: a step for every head, made of the stream like keys and queries."""
+    """Mamba 2: a step size per head, computed from the input like keys and queries."""
 
     def __init__(self, config: StateSpaceConfig, width: int) -> None:
         heads, inner = config.num_heads, config.channels
@@ -115,7 +110,7 @@ class HeadStateSpace(_StateSpace):
         self.norm = GroupedNorm(config.norm, inner, config.groups) if config.norm else None
 
     def mix(self, x_BSE: Tensor, memory: Memory, positions: Tensor) -> tuple[Tensor, Memory]:
-        """See `FixedMemoryMixer.mix`."""
+        """See the base class."""
         config = self.config
         gate, mixed, step = split(self.project(x_BSE), list(self.project.parts), -1)
         mixed, window = self._convolved(mixed, memory[0])
@@ -130,7 +125,7 @@ class HeadStateSpace(_StateSpace):
 
 
 class GroupedNorm(nn.Module):
-    """An RMS norm of each group of channels, `(..., I)` to `(..., I)`."""
+    """RMS norm of each group of channels."""
 
     def __init__(self, config: NormConfig, width: int, groups: int) -> None:
         super().__init__()
@@ -149,7 +144,7 @@ class GroupedNorm(nn.Module):
 
 
 def state_space(config: StateSpaceConfig, width: int) -> FixedMemoryMixer:
-    """The mixer that `config` names."""
+    """The state space of a config: Mamba 1 with a step rank, otherwise Mamba 2."""
     if config.step_rank is None:
         return HeadStateSpace(config, width)
     return ChannelStateSpace(config, config.step_rank, width)

@@ -1,4 +1,4 @@
-"""Where the heads of a Neural Turing Machine look, token by token."""
+"""Attention of a Neural Turing Machine's heads to its memory, token by token."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from ortolan.modeling.models.recurrent import RecurrentModel
 
 
 class Addressing(NamedTuple):
-    """How much each head looks at each of N slots after each of S tokens.
+    """Attention of every head to N slots after each of S tokens.
 
     Attributes:
         read: `(B, heads, S, N)`.
@@ -24,16 +24,13 @@ class Addressing(NamedTuple):
 
 @torch.no_grad()
 def addressing(model: RecurrentModel, input_ids: Tensor) -> Addressing:
-    """The weights of all heads while whole texts are read, int64 `(B, S)`.
+    """Attention of all heads while the model reads int64 `(B, S)`.
 
     Raises:
         ConfigError: the model has no memory.
     """
     if model.memory is None:
-        raise ConfigError(
-            "addressing: expected a model with a memory, got one without. Give a network whose "
-            "config has memory_slots."
-        )
+        raise ConfigError("This model has no memory. Pass a network whose config has memory_slots.")
     weights: list[Tensor] = []
 
     def record(_: nn.Module, __: object, result: tuple[Tensor, MemoryState]) -> None:
@@ -44,6 +41,6 @@ def addressing(model: RecurrentModel, input_ids: Tensor) -> Addressing:
         model(input_ids)
     finally:
         hook.remove()
-    reading = model.memory.config.read_heads
+    read_heads = model.memory.config.read_heads
     weights_BKSN = torch.stack(weights, 2)
-    return Addressing(weights_BKSN[:, :reading], weights_BKSN[:, reading:])
+    return Addressing(weights_BKSN[:, :read_heads], weights_BKSN[:, read_heads:])

@@ -1,4 +1,4 @@
-"""What each token attends to: the weights of every attention layer of a model."""
+"""Attention weights of every attention layer of a model."""
 
 from torch import Tensor, nn
 
@@ -14,17 +14,17 @@ def attention_maps(
     lengths: Tensor | None = None,
     target_ids: Tensor | None = None,
 ) -> list[Tensor]:
-    """The weights of each attention, `(B, H, queries, keys)` in float32, in the order of layers.
+    """Attention weights of all layers, float32 `(B, H, queries, keys)`, in the order of layers.
 
-    Of an encoder-decoder: those of the encoder, then each layer's of the decoder, to its own
-    text and to the source. Rows of padding have no meaning; no token attends to padding. Attention
-    of a recurrent network has one head.
+    For an encoder-decoder: the encoder's, then per layer of the decoder self-attention and
+    cross-attention. Attention of a recurrent network has one head. Rows of padding are
+    undefined; no token attends to padding.
 
     Args:
-        model: of any kind.
+        model: a model of any kind.
         inputs: ids `(B, T)`, or images.
-        lengths: int `(B,)`; valid tokens of each row, where the model takes lengths.
-        target_ids: the input of the decoder of an encoder-decoder, `(B, S)`.
+        lengths: int `(B,)`; valid tokens per row, for models that use lengths.
+        target_ids: decoder input of an encoder-decoder, `(B, S)`.
     """
     maps: list[Tensor] = []
 

@@ -6,11 +6,11 @@ from ortolan.modeling.config import ModelConfig
 
 
 class TransformerModel(nn.Module):
-    """A model: a config, and weights that have more than one name."""
+    """A model: its config and its weights."""
 
     config: ModelConfig
 
     @property
     def tied(self) -> dict[str, str]:
-        """Names that a checkpoint may use for a copy of a weight, and that weight's name."""
+        """Names under which a checkpoint may repeat a weight, and the name of that weight."""
         return {}

@@ -1,7 +1,7 @@
-"""Recurrent language models: cells, alone, with attention, or with a memory.
+"""Recurrent language models: cells alone, with attention, or with a memory.
 
 Shape letters: B batch, S new tokens, E width of the embedding and of every cell, V vocabulary,
-N slots, M numbers in a slot, K heads of a memory, X numbers that are read.
+N slots, M slot width, K memory heads, X width of the vectors read.
 """
 
 from collections.abc import Iterable
@@ -20,18 +20,18 @@ from ortolan.modeling.state import State
 from ortolan.modeling.weights import EMBEDDING, HEAD
 
 CONTENTS, WEIGHTS = "memory.contents", "memory.weights"
-"""Names of what a memory carries from step to step."""
+"""State names of a memory."""
 
 KEYS, VALUES = "attention.keys", "attention.values"
-"""Names of what attention looks back at."""
+"""State names of attention over past states."""
 
 
 class Carry(NamedTuple):
-    """What reaches from token to token.
+    """State carried from token to token.
 
     Attributes:
-        cells: of each layer.
-        memory: of a Neural Turing Machine; None without one.
+        cells: states of each layer.
+        memory: memory of a Neural Turing Machine; None without one.
     """
 
     cells: tuple[States, ...]
@@ -39,9 +39,9 @@ class Carry(NamedTuple):
 
 
 class RecurrentModel(TransformerModel):
-    """A language model that carries a state of a fixed size from token to token.
+    """A recurrent language model.
 
-    `module(ids)` gives the logits of whole texts; `module(ids, state)` continues texts.
+    `module(ids)` returns the logits of whole sequences; `module(ids, state)` continues them.
     """
 
     config: RecurrentConfig
@@ -54,7 +54,7 @@ class RecurrentModel(TransformerModel):
         seen = width if config.attention else read
         self.embedding = nn.Embedding(config.vocab_size, width)
         inputs = (width + read, *[width] * (config.num_layers - 1))
-        self.cells = nn.ModuleList(cell_of(config.cell, each, width) for each in inputs)
+        self.cells = nn.ModuleList(cell_of(config.cell, size, width) for size in inputs)
         self.attention = AdditiveAttention(config.attention, width) if config.attention else None
         self.memory = Memory(config.memory, width) if config.memory else None
         self.join = nn.Linear(width + seen, width) if seen else None
@@ -62,20 +62,20 @@ class RecurrentModel(TransformerModel):
 
     @property
     def tied(self) -> dict[str, str]:
-        """The head, where it is the embedding's table."""
+        """The head, if it is tied to the embedding."""
         return {HEAD: EMBEDDING} if self.head is None else {}
 
     @property
     def layers(self) -> Iterable[Cell]:
-        """The cells, from the first to the last."""
+        """The cells in order."""
         return cast(Iterable[Cell], self.cells)
 
     def forward(self, input_ids: Tensor, state: State | None = None) -> Tensor:
-        """Logits of each new token: int64 `(B, S)` to `(B, S, V)`.
+        """Logits of the new tokens: int64 `(B, S)` to `(B, S, V)`.
 
         Args:
-            input_ids: the tokens.
-            state: what came before them; nothing by default.
+            input_ids: new tokens.
+            state: state after the tokens before them; by default there are none.
         """
         state = State.whole() if state is None else state
         x_BSE = self.embedding(input_ids)
@@ -92,14 +92,14 @@ class RecurrentModel(TransformerModel):
         return F.linear(x_BSE, table.weight)
 
     def _run_cells(self, x_BSE: Tensor, state: State) -> Tensor:
-        """The output of the last cell, `(B, S, E)`; each cell reads the whole of its input."""
+        """Output of the last cell, `(B, S, E)`; each cell reads its whole input at once."""
         for number, cell in enumerate(cast(Iterable[RecurrentCell], self.cells)):
             x_BSE, after = cell(x_BSE, self._recall_cell(number, cell, x_BSE, state))
             _keep_cell(number, cell, after, state)
         return x_BSE
 
     def _run_machine(self, x_BSE: Tensor, state: State) -> Tensor:
-        """The output of the controller and what was read, `(B, S, E + X)`, token by token."""
+        """Output of the controller and the vectors read, `(B, S, E + X)`, token by token."""
         memory = cast(Memory, self.memory)
         slots, width, heads = memory.config.slots, memory.config.width, memory.config.heads
         carry = Carry(
@@ -123,14 +123,14 @@ class RecurrentModel(TransformerModel):
         return torch.stack(outputs, 1)
 
     def machine_step(self, x_BE: Tensor, before: Carry) -> tuple[Tensor, Carry]:
-        """One token of a Neural Turing Machine.
+        """Process one token of a Neural Turing Machine.
 
         Args:
-            x_BE: its embedding.
-            before: after the last token.
+            x_BE: embedding of the token.
+            before: state after the previous token.
 
         Returns:
-            The output of the controller and what was read, `(B, E + X)`, and what to carry on.
+            The controller's output and the vectors read, `(B, E + X)`, and the new state.
         """
         memory, state = cast(Memory, self.memory), cast(MemoryState, before.memory)
         x = torch.cat((x_BE, memory.read(state)), -1)
@@ -142,11 +142,11 @@ class RecurrentModel(TransformerModel):
         return torch.cat((x, read_BX), -1), Carry(tuple(after), state)
 
     def _look_back(self, attention: AdditiveAttention, x_BSE: Tensor, state: State) -> Tensor:
-        """What each state sees of those so far, `(B, S, E)`."""
+        """Attend from each state to the states so far, `(B, S, E)`."""
         keys, mask = state.extend(KEYS, attention.key(x_BSE))
         values, _ = state.extend(VALUES, x_BSE)
-        seen: Tensor = attention(x_BSE, keys, values, mask)
-        return seen
+        attended: Tensor = attention(x_BSE, keys, values, mask)
+        return attended
 
     def _recall_cell(self, number: int, cell: Cell, like: Tensor, state: State) -> States:
         width = (self.config.hidden_size,)

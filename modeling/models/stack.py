@@ -1,4 +1,4 @@
-"""What encoders and decoders share: an embedding, positions, blocks, a norm.
+"""The part that encoders and decoders share: embedding, positions, blocks and a final norm.
 
 Shape letters: B batch, S tokens, T tokens attended to, E model width, H heads, M distances.
 """
@@ -28,11 +28,11 @@ from ortolan.modeling.models.model import TransformerModel
 
 
 class Stack(TransformerModel):
-    """Embeddings, blocks and a final norm: what encoders and decoders share.
+    """Embedding, positions, blocks and a final norm.
 
     Args:
-        config: its parts.
-        embedding: makes vectors of its input.
+        config: parts of the stack.
+        embedding: maps the input to vectors.
     """
 
     config: StackConfig
@@ -66,7 +66,7 @@ class Stack(TransformerModel):
             self.register_buffer(name, table, persistent=False)
 
     def rotary(self, layer: int) -> Rotary | None:
-        """The rotary tables of a layer, if its positions are rotary."""
+        """Rotary tables of a layer; None without rotary positions."""
         positions = self.config.rotary_of(self.config.blocks[layer].mixer)
         if positions is None:
             return None
@@ -75,16 +75,16 @@ class Stack(TransformerModel):
 
     @property
     def layers(self) -> Iterable[Block]:
-        """The blocks in the order in which they run; one may run again and again."""
+        """The blocks in the order they run; a shared block occurs repeatedly."""
         blocks = list(cast(Iterable[Block], self.blocks))
         return blocks * (len(self.config.blocks) // len(blocks))
 
     def relative(self, positions_BS: Tensor, keys: int) -> Relative | None:
-        """What distances change in the scores, if the positions are relative.
+        """Contribution of distances to the scores; None without relative positions.
 
         Args:
-            positions_BS: int `(B, S)` or `(1, S)`; of the queries.
-            keys: tokens attended to; their positions are 0, 1, ...
+            positions_BS: int `(B, S)` or `(1, S)`; positions of the queries.
+            keys: number of keys; their positions are 0, 1, ...
         """
         match self.config.positions:
             case RelativeBiasPositions(max_distance=most):
@@ -108,12 +108,12 @@ class Stack(TransformerModel):
     def relatives(
         self, positions_BS: Tensor, keys: int, dtype: torch.dtype
     ) -> list[Relative | None]:
-        """`relative` for each layer, with the window of one that sees both sides.
+        """`relative` for each layer, including its window if attention is two-sided.
 
         Args:
             positions_BS: see `relative`.
             keys: see `relative`.
-            dtype: of the stream.
+            dtype: dtype of the residual stream.
         """
         shared = self.relative(positions_BS, keys)
         windows = [
@@ -124,16 +124,16 @@ class Stack(TransformerModel):
         for window in windows:
             if window is not None and window not in of_window:
                 bias = window_bias(positions_BS, keys, window, dtype)
-                given = Relative() if shared is None else shared
-                of_window[window] = given._replace(bias=add(given.bias, bias))
+                unwindowed = Relative() if shared is None else shared
+                of_window[window] = unwindowed._replace(bias=add(unwindowed.bias, bias))
         return [of_window[window] for window in windows]
 
     def embed(self, inputs: Tensor, positions: Tensor, added: Tensor | None = None) -> Tensor:
-        """Inputs at positions `(B, S)` or `(1, S)` to the stream that enters the blocks.
+        """Embed inputs, `(B, S, E)`.
 
         Args:
             inputs: int64 ids `(B, S)`, or pixels.
-            positions: int; of each token.
+            positions: positions of the tokens, `(B, S)` or `(1, S)`.
             added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
         """
         x_BSE: Tensor = self.embedding(inputs)
@@ -152,7 +152,7 @@ class Stack(TransformerModel):
         return out
 
     def _position_vectors(self, positions: Tensor) -> Tensor | None:
-        """The rows of the table of positions, learned or fixed, if there is one."""
+        """Rows of the position table, learned or fixed; None without a table."""
         if self.position_embedding is not None:
             match self.config.positions:
                 case LearnedPositions(offset=offset) if offset:

@@ -1,7 +1,7 @@
-"""The models: decoders, encoders, and an encoder with a decoder.
+"""Decoders, encoders and encoder-decoders.
 
-Shape letters: B batch, S new tokens, T tokens of a source or of an encoder's text, E model width,
-V vocabulary, N requested positions.
+Shape letters: B batch, S new tokens, T tokens of a source or of an encoder's input, E model width,
+V vocabulary, N selected positions.
 """
 
 from collections.abc import Sequence
@@ -42,12 +42,12 @@ from ortolan.modeling.weights import EMBEDDING, HEAD
 class DecoderModel(Stack):
     """A language model, alone or after an encoder.
 
-    `module(ids)` gives the logits of whole texts; `step` continues texts after a cache and is
-    what `export` traces.
+    `module(ids)` returns the logits of whole sequences. `step` continues sequences after a
+    cache; it is what `export` traces.
 
     Args:
-        config: its parts.
-        embedding: a table that it shares; one of its own by default.
+        config: parts of the model.
+        embedding: an embedding to share; by default the model has its own.
     """
 
     config: DecoderConfig
@@ -73,15 +73,15 @@ class DecoderModel(Stack):
 
     @property
     def tied(self) -> dict[str, str]:
-        """The head, where it is the embedding's table."""
+        """The head, if it is tied to the embedding."""
         return {HEAD: EMBEDDING} if self.head is None else {}
 
     def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits of whole texts: int64 `(B, S)` to `(B, S, V)`."""
+        """Logits of whole sequences: int64 `(B, S)` to `(B, S, V)`."""
         return self.with_source(None, input_ids)
 
     def with_source(self, source: CrossCache | None, input_ids: Tensor) -> Tensor:
-        """Logits of whole texts, given their sources: int64 `(B, S)` to `(B, S, V)`."""
+        """Logits of whole sequences after their sources: int64 `(B, S)` to `(B, S, V)`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x_BSE = self.embed(input_ids, positions)
         relative = self.relative(positions, input_ids.shape[1])
@@ -100,18 +100,18 @@ class DecoderModel(Stack):
         logit_positions: Tensor | None = None,
         source: CrossCache | None = None,
     ) -> tuple[Tensor, list[Memory]]:
-        """Continue texts.
+        """Continue sequences.
 
         Args:
-            input_ids: int64 `(B, S)`; right padded where every layer is attention, others would
-                remember the padding.
+            input_ids: int64 `(B, S)`. Right padding is allowed only if every layer is attention;
+                other mixers would carry it in their state.
             step: lengths after this step.
-            cache: what each layer carries; see `empty_cache` and `cached_attention`.
+            cache: state of each layer; see `empty_cache` and `cached_attention`.
             logit_positions: int64 `(B, N)`, indices into this step's S tokens; None for all.
-            source: what to attend to, for a decoder that does.
+            source: keys and values of the source, for a decoder with cross-attention.
 
         Returns:
-            Logits `(B, N, V)`, and what each layer carries after the step.
+            Logits `(B, N, V)`, and the state of each layer after the step.
         """
         positions = step.positions(input_ids.shape[1])
         x_BSE = self.embed(input_ids, positions)
@@ -129,18 +129,18 @@ class DecoderModel(Stack):
                 relative,
                 source=states,
                 source_lengths=lengths,
-                # After the keys and values of the last layer, only these tokens are needed.
+                # In the last layer, the other tokens are only needed for their keys and values.
                 pick=pick if number == len(self.config.blocks) - 1 else same,
             )
             present.append(extended)
         return self.logits(x_BSE), present
 
     def logits(self, x_BSE: Tensor) -> Tensor:
-        """The stream that leaves the blocks, `(B, S, E)`, to logits `(B, S, V)`."""
+        """Logits `(B, S, V)` from the output of the blocks, `(B, S, E)`."""
         return self.project(self.final_norm(x_BSE))
 
     def project(self, x_BSE: Tensor) -> Tensor:
-        """The normed stream, `(B, S, E)`, to logits `(B, S, V)`."""
+        """Logits `(B, S, V)` from the normalized stream, `(B, S, E)`."""
         head = self.embedding if self.head is None else self.head
         x_BSE = self.head_layer(x_BSE)
         if self.config.head_scale != 1.0:
@@ -150,16 +150,16 @@ class DecoderModel(Stack):
         return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
-        """The keys and values of the source for each layer."""
+        """Keys and values of the source for each layer."""
         return [None] * len(self.config.blocks) if source is None else source.layers
 
 
 class EncoderModel(Stack):
-    """Texts or images to a vector for each token, or to the output of its head.
+    """An encoder of sequences or images: one vector per token, or the output of its head.
 
     Args:
-        config: its parts.
-        embedding: a table that it shares; a layer of its own by default.
+        config: parts of the model.
+        embedding: an embedding to share; by default the model has its own.
     """
 
     config: EncoderConfig
@@ -174,7 +174,7 @@ class EncoderModel(Stack):
 
     @property
     def tied(self) -> dict[str, str]:
-        """The head, where it is the embedding's table."""
+        """The head, if it is tied to the embedding."""
         match self.config.head:
             case LanguageModelHead(tied=True):
                 return {HEAD: EMBEDDING}
@@ -184,17 +184,16 @@ class EncoderModel(Stack):
     def forward(
         self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """The output of the head for whole texts or images.
+        """Output of the head for whole sequences or images.
 
         Args:
             inputs: int64 ids `(B, T)`, right padded, or pixels `(B, channels, height, width)`.
-            lengths: int `(B,)`; valid tokens of each row, at least one; None where all are.
-            types: int64 `(B, T)`; the type of each token; 0 by default.
+            lengths: int `(B,)`; valid tokens per row, at least 1; None if all are valid.
+            types: int64 `(B, T)`; token types; 0 by default.
 
         Returns:
-            `(B, T, V)` from a language model's head, `(B, labels)` from a classifier,
-            `(B, E)` from an embedding, `(B, T, E)` without a head. Positions of padding hold
-            no meaning.
+            `(B, T, V)` for a language model head, `(B, labels)` for a classifier, `(B, E)` for an
+            embedding, `(B, T, E)` without a head. Positions of padding are undefined.
         """
         x_BTE = self.states(inputs, lengths, types)
         match self.head:
@@ -212,7 +211,7 @@ class EncoderModel(Stack):
     def states(
         self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """The vectors of every token, `(B, T, E)`, before the head; see `forward`."""
+        """Vectors of all tokens before the head, `(B, T, E)`; see `forward`."""
         added: Tensor | None = None
         if self.type_embedding is not None:
             first = self.type_embedding.weight[:1][None]
@@ -227,7 +226,7 @@ class EncoderModel(Stack):
         return out
 
     def _length(self, inputs: Tensor) -> int:
-        """Vectors that each row becomes."""
+        """Number of vectors per row."""
         match self.config.input:
             case TokenInput():
                 return inputs.shape[1]
@@ -236,10 +235,10 @@ class EncoderModel(Stack):
 
 
 class EncoderDecoderModel(TransformerModel):
-    """An encoder of the source, and a decoder that attends to it.
+    """An encoder, and a decoder with attention to it.
 
-    `module(source_ids, ids)` gives the logits of whole texts. To continue texts, `encode` and
-    `cross` run once for a source, and `step` at every step.
+    `module(source_ids, ids)` returns the logits of whole sequences. To continue sequences,
+    `encode` and `cross` run once per source, and `step` runs at every step.
     """
 
     config: EncoderDecoderConfig
@@ -248,7 +247,7 @@ class EncoderDecoderModel(TransformerModel):
         super().__init__()
         self.config = config
         decoder = config.decoder
-        # First, so that its weight goes by this name.
+        # Created first, so that the shared weight is registered under this name.
         self.shared: nn.Embedding | None = (
             nn.Embedding(decoder.vocab_size, decoder.embedding_width)
             if config.shared_embedding
@@ -259,7 +258,7 @@ class EncoderDecoderModel(TransformerModel):
 
     @property
     def tied(self) -> dict[str, str]:
-        """The embeddings where they are one table, and the head where it is that too."""
+        """Embeddings that are one table, and the head if it is tied to it."""
         shared = "shared.weight"
         ours = {f"decoder.{name}": f"decoder.{same}" for name, same in self.decoder.tied.items()}
         if self.shared is None:
@@ -271,12 +270,12 @@ class EncoderDecoderModel(TransformerModel):
         }
 
     def forward(self, inputs: Tensor, input_ids: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """Logits of whole texts, given whole sources (teacher forcing).
+        """Logits of whole sequences after whole sources (teacher forcing).
 
         Args:
-            inputs: of the encoder, `(B, T)`, right padded.
-            input_ids: int64 `(B, S)`; of the decoder, its start token first.
-            lengths: int `(B,)`; valid tokens of each source, at least one; None where all are.
+            inputs: encoder input, `(B, T)`, right padded.
+            input_ids: decoder input, int64 `(B, S)`, its start token first.
+            lengths: int `(B,)`; valid tokens per source, at least 1; None if all are valid.
 
         Returns:
             `(B, S, V)`.
@@ -284,11 +283,11 @@ class EncoderDecoderModel(TransformerModel):
         return self.decoder.with_source(self.source(inputs, lengths), input_ids)
 
     def source(self, inputs: Tensor, lengths: Tensor | None = None) -> CrossCache:
-        """All that the decoder needs of sources `(B, T)`: `encode`, then `cross`."""
+        """Encode sources `(B, T)` for the decoder: `encode`, then `cross`."""
         return CrossCache(self.cross(self.encode(inputs, lengths)), lengths)
 
     def encode(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
-        """The vectors of sources `(B, T)`, as `(B, T, E)`."""
+        """Encode sources `(B, T)` to vectors `(B, T, E)`."""
         return self.encoder.states(inputs, lengths)
 
     def cross(self, states_BTE: Tensor) -> list[LayerCache]:
@@ -306,15 +305,15 @@ class EncoderDecoderModel(TransformerModel):
         source: CrossCache,
         logit_positions: Tensor | None = None,
     ) -> tuple[Tensor, list[Memory]]:
-        """Continue texts, given their sources; see `DecoderModel.step`."""
+        """Continue sequences after their sources; see `DecoderModel.step`."""
         return self.decoder.step(input_ids, step, cache, logit_positions, source)
 
 
 def build(config: ModelConfig) -> TransformerModel:
-    """The model that a config describes, with random weights.
+    """Build the model of a config, with random weights.
 
     Raises:
-        TypeError: not the config of a model.
+        TypeError: `config` is not the config of a model.
     """
     match config:
         case DecoderConfig():
@@ -326,4 +325,4 @@ def build(config: ModelConfig) -> TransformerModel:
         case RecurrentConfig():
             return RecurrentModel(config)
         case _:
-            raise TypeError(f"expected the config of a model, got {type(config).__name__}")
+            raise TypeError(f"{type(config).__name__} is not the config of a model")

@@ -39,13 +39,13 @@ def named_object(source: object, folder: Path, table: str) -> Callable[..., Any]
             f"{table}.source must name a file and an object in it, such as 'data.py:read' (got "
             f"{source!r})."
         )
-    found = getattr(_module(folder / file, table), name, None)
-    if not callable(found):
+    value = getattr(_module(folder / file, table), name, None)
+    if not callable(value):
         raise RecipeError(
             f"{table}.source: {folder / file} has no function or class {name}. Write it, or "
             "correct the name."
         )
-    return typing.cast(Callable[..., Any], found)
+    return typing.cast(Callable[..., Any], value)
 
 
 def _module(path: Path, table: str) -> types.ModuleType:
@@ -82,15 +82,12 @@ def arguments_of(
     Raises:
         RecipeError: an option is unknown, missing or of the wrong type.
     """
-    annotated = function.__init__ if isinstance(function, type) else function
-    hints = typing.get_type_hints(annotated, include_extras=True)
-    fields = [
-        (name, hints.get(name, Any))
-        if parameter.default is parameter.empty
-        else (name, hints.get(name, Any), parameter.default)
-        for name, parameter in inspect.signature(function).parameters.items()
-        if name not in other
-    ]
+    fields: list[Any] = []
+    for name, parameter in inspect.signature(function, eval_str=True).parameters.items():
+        kind = Any if parameter.annotation is parameter.empty else parameter.annotation
+        if name not in other:
+            default = () if parameter.default is parameter.empty else (parameter.default,)
+            fields.append((name, kind, *default))
     struct = msgspec.defstruct(table, fields, kw_only=True, forbid_unknown_fields=True)
     try:
         return msgspec.structs.asdict(msgspec.convert(dict(options), struct))

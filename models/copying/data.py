@@ -1,4 +1,4 @@
-"""Symbols to copy once, or several times (Graves et al. 2014, sections 4.1 and 4.2).
+"""Symbols to copy once or several times (Graves et al. 2014, sections 4.1 and 4.2).
 
 copy c a f |                c a f
 repeat c a f 2 |            c a f c a f
@@ -15,14 +15,14 @@ SYMBOLS = "abcdefgh"
 def read(
     *, longest: int = 10, repeats: int = 3, texts: int = 60_000, held_out: int = 250, seed: int = 0
 ) -> Answers:
-    """Texts of every length to learn from; two sets held out of each kind.
+    """Training texts of all lengths, and two held-out sets per kind.
 
     Args:
-        longest: symbols of the longest prompt that is learned; twice as many in `*_double`.
-        repeats: the most that is asked for.
-        texts: to learn from, half of each kind.
-        held_out: texts of each set.
-        seed: of the random symbols.
+        longest: symbols of the longest training prompt; `*_double` has twice as many.
+        repeats: largest number of repetitions.
+        texts: number of training texts, half of each kind.
+        held_out: texts per held-out set.
+        seed: seed of the random symbols.
     """
     rng = random.Random(seed)
     kinds = ("copy", "repeat")
@@ -31,10 +31,10 @@ def read(
         for name, shortest, most in (("trained", 1, longest), ("double", 2 * longest, 2 * longest))
         for kind in kinds
     }
-    # Short ones are few, and are in both.
+    # There are few distinct short texts, so they occur in both.
     seen = {pair for pairs in measured.values() for pair in pairs if len(pair[1]) > 10}
-    made = (_text(rng, rng.choice(kinds), 1, longest, repeats) for _ in range(2 * texts))
-    train = list(islice((pair for pair in made if pair not in seen), texts))
+    drawn = (_text(rng, rng.choice(kinds), 1, longest, repeats) for _ in range(2 * texts))
+    train = list(islice((pair for pair in drawn if pair not in seen), texts))
     return Answers(train=train, held_out=measured)
 
 

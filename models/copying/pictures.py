@@ -1,9 +1,9 @@
-"""Draws what the recurrent networks look at while they copy.
+"""Draw where the recurrent networks look while they copy.
 
     python models/copying/pictures.py build/addressing.png build/attention.png
 
-The first is of the Neural Turing Machine: slots of its memory against tokens. The second is of the
-network with attention: its past states against tokens. Needs the extra `plot` beside `train`.
+The first picture shows the memory slots of the Neural Turing Machine against tokens, the second the
+past states of the network with attention. Needs the extras `plot` and `train`.
 """
 
 import sys
@@ -22,17 +22,17 @@ HERE = Path(__file__).parent
 PROMPTS = ("copy c a f e b a d g h a c e |", "repeat b e d c a 3 |")
 
 VISIBLE = 0.01
-"""Slots after the last that any head gives so much to are left out."""
+"""Hide slots after the last one with this much attention."""
 
 ATTENDED = ("copy c a f e b a d g |", "repeat b e d 3 |")
 
 
 def addressing_panels(prompt: str, checkpoint: Path = HERE / "ntm") -> list[Panel]:
-    """The weights of each head, slots against the tokens of the prompt and of the answer."""
+    """Attention of each head to the slots, by token of the prompt and of the answer."""
     model = load(checkpoint, RecurrentModel)
     ids, tokens = answered(model, checkpoint, prompt)
-    found = addressing(model, torch.tensor([ids]))
-    used = int((torch.cat((found.read, found.write), 1) > VISIBLE).nonzero()[:, 3].max()) + 1
+    heads = addressing(model, torch.tensor([ids]))
+    used = int((torch.cat((heads.read, heads.write), 1) > VISIBLE).nonzero()[:, 3].max()) + 1
     return [
         Panel(
             row=f"{kind} {head}",
@@ -41,14 +41,14 @@ def addressing_panels(prompt: str, checkpoint: Path = HERE / "ntm") -> list[Pane
             queries=tuple(map(str, range(used))),
             keys=tokens,
         )
-        for kind, weights in (("write", found.write), ("read", found.read))
+        for kind, weights in (("write", heads.write), ("read", heads.read))
         for head, weights_SN in enumerate(weights[0])
     ]
 
 
 @torch.no_grad()
 def attention_panel(prompt: str, checkpoint: Path = HERE / "attentive-rnn") -> Panel:
-    """How much of its state after each token (columns) the network sees after others (rows)."""
+    """Attention of each state (rows) to the past states (columns)."""
     model = load(checkpoint, RecurrentModel)
     ids, tokens = answered(model, checkpoint, prompt)
     (weights,) = attention_maps(model, torch.tensor([ids]))
@@ -60,7 +60,7 @@ def attention_panel(prompt: str, checkpoint: Path = HERE / "attentive-rnn") -> P
 def answered(
     model: RecurrentModel, checkpoint: Path, prompt: str
 ) -> tuple[list[int], tuple[str, ...]]:
-    """A prompt with its greedy answer, without the token that ends it: ids, and their names."""
+    """A prompt with its greedy answer, without EOS: ids, and the tokens."""
     tokenizer = Tokenizer.from_file(str(checkpoint / "tokenizer.json"))
     ids = tokenizer.encode(prompt).ids
     while len(ids) < model.config.context_length:

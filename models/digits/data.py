@@ -16,18 +16,18 @@ from ortolan.modeling.training import Images, LabelledImages
 LABELS = tuple("0123456789")
 
 DARKEST = 16
-"""The largest value of a scan: the inked ones of 4 x 4 points."""
+"""Largest value of a scan: the number of black points of 4 x 4."""
 
 MOST_DEGREES, MOST_SHIFT, MOST_SCALE = 12.0, 0.8, 0.1
-"""How far images to learn from are turned, moved (in pixels) and made smaller or larger."""
+"""Limits of augmentation: rotation, shift in pixels, and change of scale."""
 
 
 def read(*, held_out: float = 0.25, seed: int = 0) -> LabelledImages:
-    """The scans as bytes: 0 where there is no ink and 255 where all is ink.
+    """Read the scans as bytes, from 0 without ink to 255.
 
     Args:
-        held_out: part of the images that is measured on.
-        seed: of the shuffle that splits them.
+        held_out: share of the images to hold out.
+        seed: seed of the split.
     """
     bunch = load_digits()
     pixels = np.rint(bunch.images * (255 / DARKEST)).astype(np.uint8)[..., None]
@@ -48,25 +48,25 @@ def read(*, held_out: float = 0.25, seed: int = 0) -> LabelledImages:
 
 
 def distorted(pixels_B1YX: Tensor, generator: torch.Generator) -> Tensor:
-    """Images turned, moved and scaled, each by another random amount; empty at the edges."""
+    """Rotate, shift and scale each image at random; the edges are filled with no ink."""
     batch, _, height, width = pixels_B1YX.shape
     angle, scale, right, down = torch.rand(4, batch, generator=generator) * 2 - 1
     angle = angle * math.radians(MOST_DEGREES)
     scale = 1 + scale * MOST_SCALE
-    # The grid runs from -1 to 1, so that a pixel is 2 / width of it.
+    # The grid runs from -1 to 1, so a pixel measures 2 / width.
     right, down = right * MOST_SHIFT * 2 / width, down * MOST_SHIFT * 2 / height
     rows = [
         torch.stack((angle.cos() * scale, -angle.sin() * scale, right), -1),
         torch.stack((angle.sin() * scale, angle.cos() * scale, down), -1),
     ]
     grid = F.affine_grid(torch.stack(rows, 1), [batch, 1, height, width], align_corners=False)
-    # Places outside the image read as 0, which has to mean no ink.
+    # Places outside of the image read as 0, which must mean no ink.
     ink = F.grid_sample((pixels_B1YX + 1) / 2, grid, align_corners=False)
     return ink * 2 - 1
 
 
 def logistic_regression(train: Images, held_out: Images) -> float:
-    """The accuracy of multinomial logistic regression on scaled pixels, a baseline."""
+    """Baseline: accuracy of multinomial logistic regression on scaled pixels."""
     inputs = [part.pixels.reshape(len(part), -1).astype(np.float64) for part in (train, held_out)]
     model = make_pipeline(StandardScaler(), LogisticRegression(max_iter=2000))
     model.fit(inputs[0], train.labels)

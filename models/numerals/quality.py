@@ -1,4 +1,4 @@
-"""How good translations are, and a baseline without a model."""
+"""Quality of translations, and a baseline without a model."""
 
 from collections.abc import Sequence
 
@@ -8,27 +8,27 @@ from sklearn.feature_extraction.text import TfidfVectorizer
 
 
 def bleu(translated: Sequence[str], references: Sequence[str]) -> float:
-    """BLEU of a corpus with one reference each, 0 to 100 (Post 2018: sacrebleu, its defaults)."""
+    """Corpus BLEU with one reference, 0 to 100 (Post 2018: sacrebleu with its defaults)."""
     return float(corpus_bleu(list(translated), [list(references)]).score)
 
 
 def nearest_translations(
     known: Sequence[tuple[str, str]], sources: Sequence[str], *, at_once: int = 50
 ) -> list[str]:
-    """For each source the translation of the known source nearest to it, a baseline.
+    """Baseline: for each source, the translation of the most similar training source.
 
-    Nearest is the largest cosine of TF-IDF vectors of words and pairs of words.
+    Similarity is the cosine of TF-IDF vectors of words and word pairs.
 
     Args:
-        known: pairs of a source and its translation.
-        sources: to look up.
-        at_once: sources whose distances to all known ones are in memory together.
+        known: training pairs.
+        sources: sources to translate.
+        at_once: sources compared at once, to limit memory.
     """
     vectorizer = TfidfVectorizer(ngram_range=(1, 2), token_pattern=r"\w+", dtype=np.float32)
     table = vectorizer.fit_transform([source for source, _ in known]).T.tocsr()
-    found: list[str] = []
+    translations: list[str] = []
     for start in range(0, len(sources), at_once):
         rows = vectorizer.transform(sources[start : start + at_once])
         nearest = (rows @ table).toarray().argmax(axis=1)
-        found.extend(known[index][1] for index in nearest)
-    return found
+        translations.extend(known[index][1] for index in nearest)
+    return translations

@@ -1,4 +1,4 @@
-"""Text that is on every machine: the source of Python's standard library."""
+"""Text that every machine has: the source of Python's standard library."""
 
 import fnmatch
 import lzma
@@ -10,11 +10,11 @@ from ortolan.modeling.training import Texts
 
 
 def read(*, held_out: tuple[str, ...], exclude: tuple[str, ...] = ()) -> Texts:
-    """Read the files of the running Python's standard library, sorted by path.
+    """Read the standard library of the running Python, sorted by path.
 
     Args:
-        held_out: folders that are measured on.
-        exclude: glob patterns of files that are left out.
+        held_out: folders to hold out.
+        exclude: glob patterns of files to leave out.
     """
     root = Path(sysconfig.get_path("stdlib"))
     train: list[str] = []
@@ -26,14 +26,14 @@ def read(*, held_out: tuple[str, ...], exclude: tuple[str, ...] = ()) -> Texts:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # the standard library tests its own decoder with such files
+            continue  # the standard library tests decoding with such files
         is_held_out = any(name.startswith(f"{folder}/") for folder in held_out)
         (measured if is_held_out else train).append(text)
     return Texts(train=train, held_out=measured, figures=lambda: xz_bits_per_byte(measured))
 
 
 def xz_bits_per_byte(texts: Sequence[str]) -> dict[str, float]:
-    """What `xz -9` needs for the same bytes: file by file, and all of them at once."""
+    """Bits per byte of `xz -9`, file by file and for all files together."""
     files = [text.encode() for text in texts]
     total = sum(map(len, files))
     single = sum(len(lzma.compress(file, preset=9)) for file in files)

@@ -1,4 +1,4 @@
-"""A baseline by scikit-learn."""
+"""A baseline with scikit-learn."""
 
 from collections.abc import Sequence
 
@@ -12,26 +12,26 @@ from sklearn.multiclass import OneVsRestClassifier
 from .snippets import Snippet
 
 STRENGTHS = (10.0, 100.0, 300.0)
-"""Strengths of the regularisation (scikit-learn's C) that are tried."""
+"""Regularization strengths to try (scikit-learn's C)."""
 
 FOLDS = 3
 
 WORDS = r"[A-Za-z_]\w*|\d+|[^\w\s]"
-"""Names, numbers and signs of Python."""
+"""Names, numbers and punctuation of Python."""
 
 
 def tfidf_guesses(train: Sequence[Snippet], held_out: Sequence[Snippet]) -> NDArray[np.int64]:
-    """The labels of the held-out snippets by logistic regression on TF-IDF.
+    """Predict the labels of held-out snippets by logistic regression on TF-IDF.
 
-    Single words and pairs count, by the logarithm of how often they occur. The strength of the
-    regularisation is chosen by cross-validation over the files of `train`.
+    Features are words and word pairs, with logarithmic counts. Cross-validation over the files of
+    `train` chooses the regularization strength.
     """
     vectors = TfidfVectorizer(
         token_pattern=WORDS, lowercase=False, ngram_range=(1, 2), min_df=2, sublinear_tf=True
     )
     inputs = vectors.fit_transform([snippet.text for snippet in train])
     search = GridSearchCV(
-        # One model for each label against the others: much faster on this many columns.
+        # One model per label against the rest: much faster on this many columns.
         OneVsRestClassifier(
             LogisticRegression(
                 solver="liblinear",

@@ -1,4 +1,4 @@
-"""Pieces of the source of Python's standard library, for pre-training and for classification."""
+"""Source of Python's standard library, for pretraining and for classification."""
 
 from ortolan.modeling.training import LabelledTexts, Texts
 from ortolan.modeling.training.tasks.text_classification import accuracies
@@ -8,30 +8,30 @@ from .snippets import PACKAGES, Snippets, names_package, read_snippets
 
 
 def read_texts(*, exclude: tuple[str, ...] = (), seed: int = 0) -> Texts:
-    """Whole files; none of them has a held-out snippet."""
-    found = read_snippets(exclude=exclude, seed=seed)
-    return Texts(train=found.texts, held_out=found.held_out_texts)
+    """Whole files; held-out files contain the held-out snippets."""
+    snippets = read_snippets(exclude=exclude, seed=seed)
+    return Texts(train=snippets.texts, held_out=snippets.held_out_texts)
 
 
 def read_labelled(*, exclude: tuple[str, ...] = (), seed: int = 0) -> LabelledTexts:
-    """Snippets, and the package that each of them comes from."""
-    found = read_snippets(exclude=exclude, seed=seed)
+    """Snippets and their packages."""
+    snippets = read_snippets(exclude=exclude, seed=seed)
     train, held_out = (
         [(snippet.text, snippet.label) for snippet in part]
-        for part in (found.train, found.held_out)
+        for part in (snippets.train, snippets.held_out)
     )
     return LabelledTexts(
         labels=PACKAGES,
         train=train,
         held_out=held_out,
-        unlabelled=found.texts,
-        figures=lambda: figures(found),
+        unlabelled=snippets.texts,
+        figures=lambda: figures(snippets),
     )
 
 
-def figures(found: Snippets) -> dict[str, object]:
-    """Counts of files, and what TF-IDF with logistic regression reaches."""
-    train, held_out = found.train, found.held_out
+def figures(snippets: Snippets) -> dict[str, object]:
+    """Numbers of files, and the accuracy of TF-IDF with logistic regression."""
+    train, held_out = snippets.train, snippets.held_out
     labels = [snippet.label for snippet in held_out]
     baseline = accuracies(labels, tfidf_guesses(train, held_out).tolist())
     return {

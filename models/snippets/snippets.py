@@ -1,4 +1,4 @@
-"""Snippets of the standard library's source, and the package that each comes from."""
+"""Snippets of the standard library's source, labeled with their packages."""
 
 import fnmatch
 import re
@@ -33,7 +33,7 @@ PACKAGES = (
     "xmlrpc",
     "zoneinfo",
 )
-"""The labels. Each has several files, and no version of Python has dropped one since 3.9."""
+"""The labels. Each has several files, and no version of Python since 3.9 has dropped one."""
 
 TESTS = {
     "html": ("test_htmlparser.py",),
@@ -49,28 +49,28 @@ TESTS = {
     ),
     "xmlrpc": ("test_xmlrpc_*.py",),
 }
-"""Tests of a package in `test/`, besides those that are named after it."""
+"""Tests in `test/` that belong to a package but are not named after it."""
 
 LINES = 10
-"""Lines of a snippet, blank ones not counted."""
+"""Lines per snippet, blank ones not counted."""
 
 STRIDE = 5
-"""Lines between the starts of two snippets to learn from; those to measure on do not overlap."""
+"""Lines between the starts of training snippets; held-out snippets do not overlap."""
 
 HELD_OUT = 0.25
-"""The largest part of a package's lines that is held out."""
+"""Largest share of a package's lines to hold out."""
 
 MOST_HELD_OUT = 75
-"""Snippets of one package to measure on, so that large packages do not decide the figure."""
+"""Limit of held-out snippets per package, so that large packages do not dominate."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippet:
-    """Some lines of a file.
+    """Adjacent lines of a file.
 
     Attributes:
         label: index into `PACKAGES`.
-        file: below the folder of the standard library.
+        file: path below the standard library.
     """
 
     text: str
@@ -80,11 +80,11 @@ class Snippet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snippets:
-    """Snippets to learn from and to measure on, and whole files to learn from without labels.
+    """Labeled snippets, and whole files without labels.
 
     Attributes:
-        texts: every file, of any package or of none, that is not held out; no blank lines.
-        held_out_texts: the files that `held_out` is from.
+        texts: files that are not held out, of any package or none, without blank lines.
+        held_out_texts: files that `held_out` comes from.
     """
 
     train: tuple[Snippet, ...]
@@ -94,16 +94,16 @@ class Snippets:
 
 
 def read_snippets(*, exclude: tuple[str, ...] = (), seed: int = 0) -> Snippets:
-    """Read and split the files of the running Python's standard library.
+    """Read and split the standard library of the running Python.
 
     No file is on both sides of the split.
 
     Args:
-        exclude: glob patterns of files that are left out.
-        seed: of the split.
+        exclude: glob patterns of files to leave out.
+        seed: seed of the split.
 
     Raises:
-        RecipeError: a package has less than two files.
+        RecipeError: a package has fewer than two files.
     """
     files = dict(_files(exclude))
     by_package: defaultdict[str, list[str]] = defaultdict(list)
@@ -139,7 +139,7 @@ def read_snippets(*, exclude: tuple[str, ...] = (), seed: int = 0) -> Snippets:
 
 
 def package_of(name: str) -> str | None:
-    """The package that a file of the standard library belongs to, or is a test of."""
+    """Package that a file of the standard library belongs to or tests."""
     first, _, rest = name.partition("/")
     if first != "test":
         return first if first in PACKAGES and rest else None
@@ -152,15 +152,15 @@ def package_of(name: str) -> str | None:
 
 
 def cut(lines: list[str], package: str, *, stride: int) -> list[str]:
-    """Snippets of `LINES` lines each, without the lines that import from the package itself."""
+    """Snippets of `LINES` lines, without lines that import from the package itself."""
     own = re.compile(rf"\s*(from\s+\.|(from|import)\s.*(?<![a-z]){package}(?![a-z]))")
-    kept = [line for line in lines if not own.match(line)]
-    starts = range(0, len(kept) - LINES + 1, stride)
-    return ["\n".join(kept[start : start + LINES]) + "\n" for start in starts]
+    others = [line for line in lines if not own.match(line)]
+    starts = range(0, len(others) - LINES + 1, stride)
+    return ["\n".join(others[start : start + LINES]) + "\n" for start in starts]
 
 
 def names_package(snippet: Snippet) -> bool:
-    """Whether a snippet has the name of its package somewhere, as a word or a part of a name."""
+    """Whether a snippet contains the name of its package, as a word or as part of a name."""
     name = PACKAGES[snippet.label]
     spellings = "|".join((name, name.upper(), name.capitalize()))
     # JSONDecodeError names json; RESULT does not name re.
@@ -169,7 +169,7 @@ def names_package(snippet: Snippet) -> bool:
 
 
 def _files(exclude: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
-    """Names and lines of the files that are not left out, sorted; blank lines are dropped."""
+    """Names and lines of the files, sorted; without blank lines."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
         name = path.relative_to(root).as_posix()
@@ -178,16 +178,16 @@ def _files(exclude: tuple[str, ...]) -> Iterator[tuple[str, list[str]]]:
         try:
             text = path.read_text(encoding="utf-8")
         except UnicodeDecodeError:
-            continue  # the standard library tests its own decoder with such files
+            continue  # the standard library tests decoding with such files
         yield name, [line.rstrip() for line in text.splitlines() if line.strip()]
 
 
 def _held_out_files(package: str, sizes: dict[str, int], *, seed: int) -> set[str]:
-    """Files in a random order, each taken if it leaves enough to learn from."""
+    """Files in random order, held out as long as enough training lines are left."""
     if len(sizes) < 2:
         raise RecipeError(
-            f"data: expected files of {package} to learn from and to measure on, got "
-            f"{len(sizes)}. Install the source of the standard library, with its tests."
+            f"data: {package} needs at least two files (got {len(sizes)}). Install the source of "
+            "the standard library, with its tests."
         )
     room = HELD_OUT * sum(sizes.values())
     chosen: set[str] = set()
@@ -199,7 +199,7 @@ def _held_out_files(package: str, sizes: dict[str, int], *, seed: int) -> set[st
 
 
 def _thinned(snippets: list[Snippet], most: int) -> list[Snippet]:
-    """At most so many of them, evenly spread."""
+    """At most `most` snippets, evenly spaced."""
     if len(snippets) <= most:
         return snippets
     return [snippets[i * len(snippets) // most] for i in range(most)]

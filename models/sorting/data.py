@@ -12,23 +12,23 @@ SYMBOLS = "abcdefgh"
 
 
 def read(*, longest: int = 10, texts: int = 60_000, held_out: int = 500, seed: int = 0) -> Answers:
-    """Texts of every length to learn from, and two held-out sets.
+    """Training texts of all lengths, and two held-out sets.
 
     Args:
-        longest: symbols of the longest prompt that is learned; twice as many in `double`.
-        texts: to learn from.
-        held_out: texts of each set.
-        seed: of the random symbols.
+        longest: symbols of the longest training prompt; `double` has twice as many.
+        texts: number of training texts.
+        held_out: texts per held-out set.
+        seed: seed of the random symbols.
     """
     rng = random.Random(seed)
     measured = {
         "trained": [_text(rng, 1, longest) for _ in range(held_out)],
         "double": [_text(rng, 2 * longest, 2 * longest) for _ in range(held_out)],
     }
-    # Short ones are few, and are in both.
+    # There are few distinct short texts, so they occur in both.
     seen = {pair for pair in measured["trained"] if len(pair[1]) > 10}
-    made = (_text(rng, 1, longest) for _ in range(2 * texts))
-    train = list(islice((pair for pair in made if pair not in seen), texts))
+    drawn = (_text(rng, 1, longest) for _ in range(2 * texts))
+    train = list(islice((pair for pair in drawn if pair not in seen), texts))
     return Answers(train=train, held_out=measured)
 
 

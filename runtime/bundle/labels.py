@@ -54,12 +54,8 @@ def _sigmoid(logits_L: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.where(logits_L >= 0, 1.0, small_L) / (1.0 + small_L)
 
 
-def _unchanged(numbers_L: NDArray[np.float64]) -> NDArray[np.float64]:
-    return numbers_L
-
-
 _FUNCTIONS: Mapping[ScoreFunction, Callable[[NDArray[np.float64]], NDArray[np.float64]]] = {
     "softmax": _softmax,
     "sigmoid": _sigmoid,
-    "none": _unchanged,
+    "none": lambda numbers_L: numbers_L,
 }

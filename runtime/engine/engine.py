@@ -41,8 +41,9 @@ _EXPERTS = frozenset({"com.microsoft::MoE", "com.microsoft::QMoE"})
 class Engine:
     """The sessions of one bundle on one device. Several threads may use it at once.
 
-    Results do not depend on `packed`, which only saves memory. If the bundle keeps its files
-    (`Bundle.keeping`), the weights are read here and nothing is read later.
+    Methods that run a session raise `ForkedError` in a child of `os.fork()`. Results do not depend
+    on `packed`, which only saves memory. If the bundle keeps its files (`Bundle.keeping`), the
+    weights are read here and nothing is read later.
 
     Attributes:
         device: the device in use.
@@ -157,18 +158,11 @@ class Engine:
 
         Returns:
             Outputs by name, batch first.
-
-        Raises:
-            ForkedError: the process was forked after the engine was created.
         """
         return self._run(ENCODER, inputs)
 
     def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
-        """Compute what the decoder reads of its sources; same inputs as `encode`.
-
-        Raises:
-            ForkedError: the process was forked after the engine was created.
-        """
+        """Compute what the decoder reads of its sources; same inputs as `encode`."""
         self.check_process()
         # arrays: calls with OrtValues cost more than the encoder of a small model
         names = [state.output for state in self.source_states]
@@ -187,9 +181,6 @@ class Engine:
         An encoder with 8-bit products rounds all activations of a call on one scale, padding and
         other sources included. Such an encoder runs once per source, without padding; a small
         batch fills its kernel already.
-
-        Raises:
-            ForkedError: the process was forked after the engine was created.
         """
         count = len(next(iter(inputs.values())))
         if count == 1 or self.manifest.prefill_precision is None:
@@ -210,7 +201,6 @@ class Engine:
 
         Raises:
             InputError: the bundle has no such graph.
-            ForkedError: the process was forked after the engine was created.
         """
         if MAPS_ROLE not in self.manifest.graphs:
             raise InputError(

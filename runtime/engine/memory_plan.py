@@ -131,7 +131,8 @@ def plan_memory(
     if is_copied:  # onnxruntime copies the weights, then packs the copies
         packed, copied = 2 * packed, packed
     is_decoder = manifest.output is None
-    source = manifest.state_bytes("source") * _source_tokens(manifest)
+    row = context * manifest.state_bytes("append") + manifest.state_bytes("replace")
+    source = manifest.source.max_tokens if isinstance(manifest.source, TextSource) else 0
     return MemoryPlan(
         device=device,
         context=context,
@@ -140,8 +141,8 @@ def plan_memory(
         resident=weights if is_copied or device != "cpu" else 0,
         packed=packed,
         copied=copied,
-        cache=batch * _cache_bytes(manifest, context),
-        source=batch * source,
+        cache=batch * row,
+        source=batch * source * manifest.state_bytes("source"),
         logits=batch * 4 * manifest.vocab_size if is_decoder else 0,
         workspace=(GRID if is_decoder else BATCH_TOKENS)
         * _ACTIVATION_BYTES[device]
@@ -253,15 +254,6 @@ def _check(
             f"Not enough memory to {what}: it needs {size(needed)} and {size(left)} is free. "
             f"{remedy}"
         )
-
-
-def _cache_bytes(manifest: Manifest, context: int) -> int:
-    return context * manifest.state_bytes("append") + manifest.state_bytes("replace")
-
-
-def _source_tokens(manifest: Manifest) -> int:
-    source = manifest.source
-    return source.max_tokens if isinstance(source, TextSource) else 0
 
 
 def _read_bytes(graph: GraphSummary) -> int:

@@ -4,7 +4,7 @@ Never loads a library of custom operators, and takes no session option from a bu
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -89,12 +89,11 @@ def open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None
         data = packed.attach(graph.file, data)
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
-    session = _load(
-        graph.file,
-        data,
-        _options(bundle, threads=threads),
-        attention_kernel=_attention_kernel(bundle, role),
+    # the tiled attention kernel is faster for small translators and 8-bit keys (docs/adr/0018)
+    is_tiled = (role != ENCODER and is_small_translator(bundle.manifest)) or any(
+        state.dtype == "int8" for state in bundle.manifest.states
     )
+    session = _load(graph.file, data, _options(bundle, threads=threads), is_tiled=is_tiled)
     check_names(
         role,
         bundle.manifest,
@@ -155,14 +154,6 @@ def share(array: NDArray[Any]) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(array)
 
 
-def _attention_kernel(bundle: Bundle, role: str) -> Callable[[], AbstractContextManager[None]]:
-    """The context in which onnxruntime picks the faster attention kernel for this graph."""
-    is_short = role != ENCODER and is_small_translator(bundle.manifest)
-    # with 8-bit keys the tiled kernel is faster (docs/adr/0018)
-    is_coded = any(state.dtype == "int8" for state in bundle.manifest.states)
-    return nullcontext if is_short or is_coded else whole_scores
-
-
 def _options(bundle: Bundle, *, threads: int) -> Any:
     options = ort.SessionOptions()
     options.log_severity_level = _ERRORS_ONLY
@@ -183,15 +174,9 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
     return options
 
 
-def _load(
-    name: str,
-    data: bytes,
-    options: Any,
-    *,
-    attention_kernel: Callable[[], AbstractContextManager[None]] = whole_scores,
-) -> OrtSession:
+def _load(name: str, data: bytes, options: Any, *, is_tiled: bool = False) -> OrtSession:
     try:
-        with attention_kernel():
+        with nullcontext() if is_tiled else whole_scores():
             return OrtSession(
                 data, options, ["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
             )

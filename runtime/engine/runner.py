@@ -60,6 +60,7 @@ class Runner:
 
     A step stays bound to its buffers: the next one writes a few numbers, runs the graph, and finds
     its logits in place. So anything that moves buffers of the slots has to go through the runner.
+    Methods that run the model raise `ForkedError` in a child of `os.fork()`.
 
     Args:
         engine: the sessions to run.
@@ -123,7 +124,6 @@ class Runner:
 
         Raises:
             ContextLengthError: the row would exceed the context; nothing has changed.
-            ForkedError: the process was forked after the engine was created.
         """
         if self._engine.manifest.takes_one:
             if logits_RV is None:
@@ -215,7 +215,6 @@ class Runner:
 
         Raises:
             ContextLengthError: the row would exceed the context; nothing has changed.
-            ForkedError: the process was forked after the engine was created.
         """
         self.reserve(self.slots.lengths[row] + len(ids))
         logits_RV = np.empty((1, self._engine.manifest.vocab_size), np.float32)
@@ -232,7 +231,6 @@ class Runner:
         Raises:
             ContextLengthError: the row would exceed the context.
             NumericError: the logits are not finite.
-            ForkedError: the process was forked after the engine was created.
         """
         self.reserve(self.slots.lengths[0] + len(ids))
         logits_SV = np.empty((len(ids), self._engine.manifest.vocab_size), np.float32)
@@ -266,7 +264,6 @@ class Runner:
 
         Raises:
             ContextLengthError: the row would exceed the context; nothing has changed.
-            ForkedError: the process was forked after the engine was created.
         """
         lengths, size = self.slots.lengths, len(tokens) + len(tokens) % 2
         end = lengths[row] + size
@@ -318,7 +315,6 @@ class Runner:
 
         Raises:
             ContextLengthError: a row would exceed the context; nothing has changed.
-            ForkedError: the process was forked after the engine was created.
         """
         if not self._rows:
             raise ValueError("step: select rows first")

@@ -16,39 +16,14 @@ from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
 
 __all__ = ["Outline", "read_outline"]
 
-_KNOWN = frozenset(
-    [
-        "BPEDecoder",
-        "BertNormalizer",
-        "BertPreTokenizer",
-        "ByteFallback",
-        "ByteLevel",
-        "CTC",
-        "CharDelimiterSplit",
-        "Digits",
-        "FixedLength",
-        "Fuse",
-        "Lowercase",
-        "Metaspace",
-        "NFC",
-        "NFD",
-        "NFKC",
-        "NFKD",
-        "Nmt",
-        "Precompiled",
-        "Prepend",
-        "Punctuation",
-        "Replace",
-        "Sequence",
-        "Split",
-        "Strip",
-        "StripAccents",
-        "UnicodeScripts",
-        "Whitespace",
-        "WhitespaceSplit",
-        "WordPiece",
-    ]
-)
+# fmt: off
+_KNOWN = frozenset([
+    "BPEDecoder", "BertNormalizer", "BertPreTokenizer", "ByteFallback", "ByteLevel", "CTC",
+    "CharDelimiterSplit", "Digits", "FixedLength", "Fuse", "Lowercase", "Metaspace", "NFC", "NFD",
+    "NFKC", "NFKD", "Nmt", "Precompiled", "Prepend", "Punctuation", "Replace", "Sequence", "Split",
+    "Strip", "StripAccents", "UnicodeScripts", "Whitespace", "WhitespaceSplit", "WordPiece",
+])
+# fmt: on
 """Types of components with a known growth: all that the library has."""
 
 

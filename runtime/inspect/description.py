@@ -120,7 +120,7 @@ def describe(
         device=_device_of(manifest) if device is None else device,
     )
     reads = {role: graph.places for role, graph in bundle.graphs.items()}
-    others = set().union(*(places for role, places in reads.items() if role != "prefill"))
+    elsewhere = set().union(*(places for role, places in reads.items() if role != "prefill"))
     return Description(
         kind=manifest.kind,
         takes=manifest.takes,
@@ -136,7 +136,7 @@ def describe(
         vocab_size=manifest.vocab_size,
         total_bytes=sum(files.values()),
         weight_bytes=plan.weights,
-        prefill_only_bytes=sum(length for _, _, length in reads.get("prefill", set()) - others),
+        prefill_only_bytes=sum(length for _, _, length in reads.get("prefill", set()) - elsewhere),
         cache_bytes_per_token=manifest.state_bytes("append"),
         source_bytes_per_token=manifest.state_bytes("source"),
         memory=plan,

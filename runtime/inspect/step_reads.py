@@ -157,7 +157,7 @@ def _matrix(
     if reader.operator == _BLOCK_PRODUCT:
         bits = reader.attributes.get("bits", 4)
         stored, elements = f"int{bits}", main.length * 8 // bits
-    beside = [tensor for tensor in tensors if tensor is not main]
+    small = [tensor for tensor in tensors if tensor is not main]
     return MatrixRead(
         name=main.name,
         format="fp32" if wider > 1 else stored,
@@ -165,9 +165,9 @@ def _matrix(
         group=group,
         inputs=reader.attributes.get("K", next(iter(main.dims), 1)),
         elements=elements,
-        bytes=main.length * wider + sum(tensor.length for tensor in beside),
+        bytes=main.length * wider + sum(tensor.length for tensor in small),
         # a bias has one axis
-        grid_bytes=sum(tensor.length for tensor in beside if len(tensor.dims) > 1),
+        grid_bytes=sum(tensor.length for tensor in small if len(tensor.dims) > 1),
         is_head=is_head,
     )
 
@@ -175,7 +175,7 @@ def _matrix(
 def _expert_matrix(reader: Reader, tensors: Sequence[ExternalTensor], device: str) -> MatrixRead:
     """Count the experts of one token in a layer."""
     by_size = sorted(tensors, key=lambda tensor: tensor.length)
-    *beside, _, main = by_size
+    *small, _, main = by_size
     mains = by_size[-2:]  # gate and up, and down
     experts = max(1, next(iter(main.dims), 1))
     chosen = min(reader.attributes.get("k", 1), experts)
@@ -186,8 +186,8 @@ def _expert_matrix(reader: Reader, tensors: Sequence[ExternalTensor], device: st
     elements = sum(
         tensor.length * 8 // bits if is_coded else math.prod(tensor.dims) for tensor in mains
     )
-    grid = [tensor.length for tensor in beside if len(tensor.dims) > 2]
-    whole = sum(tensor.length for tensor in mains) * wider + sum(t.length for t in beside)
+    grid = [tensor.length for tensor in small if len(tensor.dims) > 2]
+    whole = sum(tensor.length for tensor in mains) * wider + sum(t.length for t in small)
     return MatrixRead(
         name=main.name,
         format="fp32" if wider > 1 else stored,

@@ -92,14 +92,14 @@ class Budget:
                 )
         return characters
 
-    def made(self, value: Any) -> Any:
+    def pay_result(self, value: Any) -> Any:
         """Pay for a result and return it, with generators exhausted.
 
         Raises:
             ChatTemplateError: too long, or an integer with too many bits.
         """
         if isinstance(value, Iterator):
-            return iter(self.made([*value]))
+            return iter(self.pay_result([*value]))
         if isinstance(value, str):
             self.text(len(value))
         elif isinstance(value, list | tuple | dict):

@@ -136,7 +136,7 @@ def _paid_filter(name: str) -> Callable[..., Any]:
             budget.walk(value, 16 if name in _SORTING else 1)
         if pay is not None:
             pay(budget, value, *args, **named)
-        return budget.made(_LIBRARY.call_filter(name, value, args, named, context))
+        return budget.pay_result(_LIBRARY.call_filter(name, value, args, named, context))
 
     return filtered
 

@@ -96,12 +96,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.budget.walk((args, own))
         else:
             raise SecurityError(f"a call of {name or type(called).__name__}")
-        return self.budget.made(super().call(context, called, *args, **named))
+        return self.budget.pay_result(super().call(context, called, *args, **named))
 
     def call_binop(self, context: Context, operator: str, left: Any, right: Any) -> Any:
         """Compute an arithmetic operation."""
         pay_operator(self.budget, operator, left, right)
-        return self.budget.made(super().call_binop(context, operator, left, right))
+        return self.budget.pay_result(super().call_binop(context, operator, left, right))
 
     def getitem(self, obj: Any, argument: Any) -> Any:
         """Get an item. Its key is hashed, and printed if the item is missing."""
@@ -147,7 +147,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def sliced(self, value: Any) -> Any:
         """Pay for a slice."""
-        return self.budget.made(value)
+        return self.budget.pay_result(value)
 
 
 class _Payments(NodeTransformer):

@@ -197,13 +197,13 @@ def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
     if arrays["lengths"].tolist() != lengths:
         raise damaged(f"the lengths {lengths}", f"{arrays['lengths'].tolist()}")
     kind = Logits if document.top_k is not None else Vectors
-    kept: dict[str, Any] = {entry.name: arrays.get(entry.name) for entry in fields(kind)}
+    values: dict[str, Any] = {entry.name: arrays.get(entry.name) for entry in fields(kind)}
     empty = np.empty(0, np.int32)
     return Certificate(
         probes=document.probes,
         thresholds=document.thresholds,
         measured=document.measured,
-        reference=kind(**kept),
+        reference=kind(**values),
         token_ids=arrays.get("token_ids", empty),
         source_ids=arrays.get("source_ids", empty),
         images=arrays.get("images"),
@@ -233,12 +233,13 @@ def _check_document(document: _Document, manifest: Manifest) -> None:
     ):
         raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{actual[1]} of {actual[0]!r}")
     wanted = ("top_k", "mean_kl") if output.are_logits else ("width", "mean_cosine")
-    kept = {"top_k": document.top_k, "width": document.width}
-    bounds = {
+    values = {
+        "top_k": document.top_k,
+        "width": document.width,
         "mean_kl": document.thresholds.mean_kl,
         "mean_cosine": document.thresholds.mean_cosine,
     }
-    present = tuple(name for name, value in (kept | bounds).items() if value is not None)
+    present = tuple(name for name, value in values.items() if value is not None)
     if present != wanted:
         raise damaged(" and ".join(wanted), " and ".join(present) or "neither")
     if manifest.output is not None and document.width not in (None, manifest.output.size):

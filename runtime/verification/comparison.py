@@ -41,23 +41,19 @@ _LEAST_SQUARE = 1e-12
 Numbers = NDArray[np.float32]
 
 
-def summarize(
-    logits_RV: NDArray[Any], top_k: int
-) -> tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]:
+def summarize(logits_RV: NDArray[Any], top_k: int) -> Logits:
     """Return the part of logits that a certificate keeps. Ties go to the lower id.
 
     Args:
         logits_RV: any float type.
         top_k: `K`, at least 2 and at most `V`.
-
-    Returns:
-        `top_ids (R, K)`, `top_logits (R, K)` and `log_sum_exp (R,)`.
     """
     top_ids = np.argsort(-logits_RV, axis=-1, kind="stable")[:, :top_k]
-    return (
-        top_ids.astype(np.int32),
-        np.take_along_axis(logits_RV, top_ids, axis=-1).astype(np.float32),
-        log_sum_exp(logits_RV).astype(np.float32),
+    return Logits(
+        top_ids=top_ids.astype(np.int32),
+        top_logits=np.take_along_axis(logits_RV, top_ids, axis=-1).astype(np.float32),
+        log_sum_exp=log_sum_exp(logits_RV).astype(np.float32),
+        next_logits=None,
     )
 
 
@@ -242,15 +238,15 @@ def _errors(values_RE: Numbers, part: slice, got_RE: Numbers) -> NDArray[np.floa
     return errors
 
 
-def _negative_logs(kept: Logits, rows: Rows) -> NDArray[np.float64]:
+def _negative_logs(reference: Logits, rows: Rows) -> NDArray[np.float64]:
     """Return the cost of each next token in nats, `(tokens, 2)`: by outputs and by reference."""
     count = min(len(rows.next_ids), len(rows.outputs))
-    if kept.next_logits is None or count == 0:
+    if reference.next_logits is None or count == 0:
         return np.empty((0, 2))
     logits_RV, part = rows.outputs[:count], rows.part
     ours = log_sum_exp(logits_RV) - logits_RV[np.arange(count), rows.next_ids[:count]]
-    reference = (kept.log_sum_exp[part] - kept.next_logits[part])[:count]
-    both: NDArray[np.float64] = np.stack((ours, reference), axis=-1)
+    expected = (reference.log_sum_exp[part] - reference.next_logits[part])[:count]
+    both: NDArray[np.float64] = np.stack((ours, expected), axis=-1)
     return both[np.isfinite(ours)]
 
 
@@ -262,8 +258,8 @@ class Comparison:
         self._certificate = certificate
         self._are_logits = isinstance(reference, Logits)
         self._scores = OUTPUTS[certificate.output].scores
-        kept = reference.top_logits if isinstance(reference, Logits) else reference.values
-        self._largest = float(np.abs(kept).max())
+        values = reference.top_logits if isinstance(reference, Logits) else reference.values
+        self._largest = float(np.abs(values).max())
         self._max_delta = math.inf if bound is None else bound * max(1.0, self._largest)
         self._phases: dict[PhaseName, list[Differences]] = {}
         self._negative_logs: list[NDArray[np.float64]] = [np.empty((0, 2))]

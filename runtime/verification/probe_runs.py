@@ -82,7 +82,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def total_positions(certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
-        return 2 * sum(len(kept) for kept in _kept(certificate))
+        return 2 * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     return len(_pair(certificate)) * _steps(certificate) + sum(
         min(lengths[number], TAIL) if phase == "decode" else lengths[number]
@@ -243,12 +243,12 @@ def _encoded(
     else:
         inputs = {PIXELS: _pixels(engine, certificate, group)}
     outputs = engine.encode(inputs)[OUTPUT]
-    kept = _kept(certificate)
-    offsets = _offsets([len(positions) for positions in kept])
+    all_positions = _positions(certificate)
+    offsets = _offsets([len(positions) for positions in all_positions])
     for number, output in zip(group, outputs, strict=True):
         rows = output if output.ndim > 1 else output[None]
-        for start in range(0, len(kept[number]), BLOCK):
-            positions = kept[number][start : start + BLOCK]
+        for start in range(0, len(all_positions[number]), BLOCK):
+            positions = all_positions[number][start : start + BLOCK]
             first = offsets[number] + start
             yield Rows(
                 phase=phase,
@@ -260,7 +260,7 @@ def _encoded(
             )
 
 
-def _kept(certificate: Certificate) -> list[list[int]]:
+def _positions(certificate: Certificate) -> list[list[int]]:
     return [kept_positions(probe.length, certificate.output) for probe in certificate.probes]
 
 

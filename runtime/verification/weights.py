@@ -43,20 +43,13 @@ _LOOKED_UP = 1 << 22
 """Numbers of a table in memory at once."""
 
 
-def check_weights(
-    bundle: Bundle,
-    expected: ExpectedWeights,
-    *,
-    threads: int,
-    progress: Callable[[int, int], None] | None = None,
-) -> WeightsReport:
+def check_weights(bundle: Bundle, expected: ExpectedWeights, *, threads: int) -> WeightsReport:
     """Compute with each weight of a bundle alone, one at a time in memory.
 
     Args:
         bundle: its files were checked.
         expected: from its certificate.
         threads: within one operator.
-        progress: called with the numbers of products done and in total.
 
     Raises:
         CertificateError: the certificate lacks a tensor that the graphs read.
@@ -68,13 +61,11 @@ def check_weights(
     sums = expected.of_weights()
     _check_complete(tensors, read, {product.weight for product in all_products}, expected)
     wrong, largest, bound = [], 0.0, 0.0
-    for number, product in enumerate(all_products):
+    for product in all_products:
         error, most = _error(bundle, product, *sums[product.weight], threads), BOUNDS[product.dtype]
         largest, bound = max(largest, error), max(bound, most)
         if not error <= most:
             wrong.append(product.weight)
-        if progress is not None:
-            progress(number + 1, len(all_products))
     stored = [tensors[name] for name in expected.stored]
     wrong += [t.name for t in stored if _digest(bundle, t) != expected.stored[t.name]]
     return WeightsReport(

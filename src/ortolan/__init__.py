@@ -1,4 +1,4 @@
-"""Ortolan: a transformer trained in PyTorch, generating on a small machine.
+"""Ortolan exports PyTorch transformers to ONNX and runs them anywhere.
 
     import ortolan
 
@@ -8,8 +8,8 @@
     ortolan.load("translator/").generate("I live in Paris.", beams=4)
     ortolan.load("classifier/").classify(["a text", "another"])
 
-Importing this module loads none of the rooms: `modeling`, `export` and `runtime` come on
-first use, so that a device without PyTorch never asks for it.
+`modeling`, `export` and `runtime` are imported on first use, so that a device that only runs
+bundles does not need PyTorch.
 """
 
 from importlib import import_module
@@ -106,15 +106,15 @@ _ELSEWHERE = {
 _missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
 if _missing:
     raise ImportError(
-        f"ortolan: expected the folders {', '.join(_ROOMS)} beside this file, "
-        f"missing {', '.join(_missing)}. This checkout has no symbolic links. "
-        "Run `git config core.symlinks true` and `git checkout -- src`, or install a wheel."
+        f"ortolan: the folders {', '.join(_missing)} are missing next to this file, because this "
+        "checkout has no symbolic links. Run `git config core.symlinks true` and "
+        "`git checkout -- src`, or install a wheel."
     )
 del _missing
 
 
 def __getattr__(name: str) -> Any:
-    """Import a room, or a name of one, when it is first used."""
+    """Import a package, or a name from one, on first use."""
     if name in _ROOMS:
         return import_module(f"ortolan.{name}")
     if name in __all__:

@@ -1,4 +1,4 @@
-"""`python -m ortolan` is the command line."""
+"""`python -m ortolan` runs the command line."""
 
 from ortolan.cli import main
 

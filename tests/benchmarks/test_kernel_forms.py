@@ -33,7 +33,7 @@ def test_forms_that_differ_are_an_error() -> None:
     case = kernel_forms.norm(2, 8)
     wrong = deepcopy(case.forms[1])
     wrong[0].op_type = "Sub"
-    with pytest.raises(ValueError, match="2x8: x16: expected equal outputs"):
+    with pytest.raises(ValueError, match="2x8: x16: the forms differ by"):
         kernel_forms.row(replace(case, forms=(case.forms[0], wrong)), threads=1, rounds=1)
 
 
@@ -50,7 +50,7 @@ def test_attention_writes_keys_into_the_cache_it_reads(form: int) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "1"])
-def test_switch_is_put_back(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_is_restored(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernel_forms.SWITCH, raising=False)
     if before is not None:
         monkeypatch.setenv(kernel_forms.SWITCH, before)

@@ -111,7 +111,7 @@ DAMAGED: dict[str, tuple[Damage, str]] = {
     "no weights": (without("model.safetensors"), "model.safetensors"),
     "weights cut short": (cut("model.safetensors", 0.5), "model.safetensors"),
     "header cut short": (cut("model.safetensors", 0.001), "model.safetensors"),
-    "pointer in place of weights": (contents("model.safetensors", POINTER), "never fetched"),
+    "pointer in place of weights": (contents("model.safetensors", POINTER), "LFS pointer"),
     "missing shard": (missing_shard, "model-00002-of-00002.safetensors"),
     "missing tensor": (missing_tensor, "layers.1.mlp.down_proj.weight"),
     "weights of another model": (weights_of_another_model, "shape"),

@@ -109,7 +109,7 @@ def test_attention_draws_the_chosen_maps(ortolan: Run, bundles: Path, tmp_path: 
         ("bench embedding", "ortolan embed"),
         ("classify labels a --device cuda", "device 'cuda'"),
         ("embed embedding a --device cuda", "device 'cuda'"),
-        ("classify labels " + "a" * 30, f"{MAX_TOKENS} tokens"),
+        ("classify labels " + "a" * 30, f"{MAX_TOKENS}"),
         ("classify images {notes}", "notes.png"),
         ("classify images nowhere.png", "nowhere.png"),
     ],
@@ -124,7 +124,7 @@ def test_a_mistake_is_one_line(command: str, message: str, bundles: Path, tmp_pa
 
 
 def test_empty_and_undecodable_texts_are_one_line(bundles: Path) -> None:
-    assert "at least one token" in error_line("classify", bundles / "labels", "")
+    assert "no tokens" in error_line("classify", bundles / "labels", "")
     assert "0xff at 1" in error_line("embed", bundles / "embedding", "-", stdin=b"a\xff")
 
 

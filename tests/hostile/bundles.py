@@ -14,8 +14,6 @@ from tests.runtime import packed_bundles, tiny_decoder, tiny_encoder
 
 from ortolan.runtime.bundle.manifest import Tokens
 
-__all__ = ["EXPORTED", "HANDMADE", "KINDS", "Files", "read", "write"]
-
 Files = dict[str, bytes]
 """Contents of a bundle by path within its folder."""
 
@@ -56,7 +54,6 @@ def write(folder: Path, kinds: tuple[str, ...]) -> None:
 
 
 def read(folder: Path, kind: str) -> Files:
-    """Read the files of a bundle, including those in its subfolders."""
     root = folder / kind
     paths = sorted(path for path in root.rglob("*") if path.is_file())
     return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}

@@ -16,8 +16,6 @@ from typing import Any
 
 from ortolan.errors import OrtolanError
 
-__all__ = ["OUTCOMES", "Outcome", "Say", "run", "run_stages"]
-
 ADDRESS_BYTES = 6 << 30
 FILE_BYTES = 1 << 30
 SLOW_S, HUNG_S = 5.0, 12

@@ -6,8 +6,6 @@ import secrets
 from pathlib import Path
 from typing import Any
 
-__all__ = ["ROOT", "add_finding", "parser", "pick_seed"]
-
 ROOT = Path(__file__).parents[2]
 
 

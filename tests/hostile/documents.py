@@ -8,8 +8,6 @@ from typing import Any
 
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
-__all__ = ["change_document", "flip_bytes", "logarithmic"]
-
 _TWICE, _DEEP = "@twice@", "@deep@"
 
 
@@ -50,7 +48,6 @@ def _place(random: Random, document: Any) -> tuple[Any, Any]:
 
 
 def _replaced(random: Random, parent: Any, key: Any) -> str:
-    """Replace by another value of the same type."""
     parent[key] = _like(random, parent[key])
     return f"now {parent[key]!r:.60}"
 

@@ -73,7 +73,6 @@ MAKES: dict[str, Make] = {
 
 
 def main(folder: Path) -> None:
-    """Export missing bundles."""
     with tempfile.TemporaryDirectory(dir=folder) as work:
         logging.getLogger("torch.__trace").disabled = True  # `quick_exports` would let it propagate
         quick_exports.install(Path(work, "traces"))

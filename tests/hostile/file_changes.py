@@ -11,8 +11,6 @@ from tests.hostile.bundles import Files
 from tests.hostile.documents import change_document, flip_bytes, logarithmic
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
-__all__ = ["change_arrays", "change_bytes", "change_template", "change_tokenizer", "change_weights"]
-
 TEMPLATES = (
     "{{ 'a' * 2000000000 }}",
     "{% set n = 2000000000 %}{{ 'a' * n }}",

@@ -71,11 +71,9 @@ class Fork:
         os.close(written)
 
     def kill(self) -> None:
-        """Kill the process."""
         os.kill(self._child, signal.SIGKILL)
 
     def outcome(self) -> Outcome:
-        """Wait for the end."""
         with os.fdopen(self._report, "rb") as stream:
             report = stream.read()
         status = os.waitstatus_to_exitcode(os.waitpid(self._child, 0)[1])
@@ -134,7 +132,6 @@ class _Operations:
         self._written: set[int] = set()  # descriptors
 
     def install(self) -> None:
-        """Replace the functions for the rest of this process."""
         for name in _CALLS:
             setattr(os, name, self._faulty(name, getattr(os, name)))
         setattr(os, "open", self._faulty("open", os.open))  # noqa: B010 - as above

@@ -30,7 +30,11 @@ from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.pack import write as packing
 
-State = Literal["old", "new"] | None
+Version = Literal["old", "new"]
+
+State = Version | None
+
+VERSIONS: tuple[Version, Version] = ("old", "new")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,110 +42,100 @@ class Work:
     """Work that replaces old files in a folder by new ones.
 
     Attributes:
-        old: writes the old files.
-        new: writes the new files.
-        state: reads all files and returns which are there; `None` for neither.
+        write: writes a version to a folder.
+        state: reads all files and returns their version; `None` for neither.
         has_gap: a killed process may leave neither.
         is_optional: a cache, which works without files it cannot write.
     """
 
-    old: Callable[[Path], object]
-    new: Callable[[Path], object]
+    write: Callable[[Path, Version], object]
     state: Callable[[Path], State]
     has_gap: bool = False
     is_optional: bool = False
 
 
+CONTEXTS: dict[Version, int] = {"old": 500, "new": 400}
+
+
+def _context_state(place: Path) -> State:
+    try:
+        length = open_bundle(place / "bundle", full_check=True).manifest.context_length
+    except BundleNotFoundError:
+        return None
+    return next(version for version in VERSIONS if CONTEXTS[version] == length)
+
+
 def _export(folder: Path) -> Work:
     module = tiny_models.decoder(tiny_models.llama(1))
     source = tiny_models.write_checkpoint(folder / "checkpoint", module)
-    contexts: dict[State, int] = {"old": 500, "new": 400}
 
-    def export(state: State) -> Callable[[Path], object]:
-        def write(place: Path) -> None:
-            ortolan.export(source, place / "bundle", max_context=contexts[state], force=True)
+    def write(place: Path, version: Version) -> None:
+        ortolan.export(source, place / "bundle", max_context=CONTEXTS[version], force=True)
 
-        return write
-
-    return Work(old=export("old"), new=export("new"), state=_bundle_state(contexts))
-
-
-def _folder(folder: Path) -> Work:
-    """Replace a folder as an export does."""
-    return Work(old=_staged(b"old"), new=_staged(b"new"), state=_marker)
-
-
-def _renamed_folder(folder: Path) -> Work:
-    """The same on a system that cannot exchange two folders."""
-
-    def new(place: Path) -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(staging, "exchange", lambda one, other: False)
-            _staged(b"new")(place)
-
-    return Work(old=_staged(b"old"), new=new, state=_marker, has_gap=True)
-
-
-def _staged(marker: bytes) -> Callable[[Path], object]:
-    def write(place: Path) -> None:
-        contents = tiny_bundle.files_of(tiny_bundle.model()) | {"certificate.npz": marker}
-        with staged_bundle(place / "bundle", force=True) as new:
-            for name, data in contents.items():
-                files.write(new / name, data)
-            write_manifest(new, tiny_bundle.manifest_of(contents))
-
-    return write
-
-
-def _marker(place: Path) -> State:
-    try:
-        bundle = open_bundle(place / "bundle", full_check=True)
-    except BundleNotFoundError:
-        return None
-    return _STATES[bundle.read("certificate.npz").decode()]
+    return Work(write=write, state=_context_state)
 
 
 def _auto(folder: Path) -> Work:
     torch.manual_seed(0)
     module = DecoderModel(tiny_models.gpt2()).eval()
-    contexts: dict[State, int] = {"old": 500, "new": 400}
 
-    def export(state: State) -> Callable[[Path], object]:
-        def write(place: Path) -> None:
-            ortolan.export(
-                module,
-                place / "bundle",
-                precision=ortolan.Auto(target_size=400_000),
-                options=ExportOptions(allow_poor=True),
-                max_context=contexts[state],
-                force=True,
-            )
+    def write(place: Path, version: Version) -> None:
+        ortolan.export(
+            module,
+            place / "bundle",
+            precision=ortolan.Auto(target_size=400_000),
+            options=ExportOptions(allow_poor=True),
+            max_context=CONTEXTS[version],
+            force=True,
+        )
 
-        return write
-
-    return Work(old=export("old"), new=export("new"), state=_bundle_state(contexts))
+    return Work(write=write, state=_context_state)
 
 
-def _bundle_state(contexts: dict[State, int]) -> Callable[[Path], State]:
-    def state(place: Path) -> State:
-        try:
-            length = open_bundle(place / "bundle", full_check=True).manifest.context_length
-        except BundleNotFoundError:
-            return None
-        return next(state for state, context in contexts.items() if context == length)
+def _stage(place: Path, version: Version) -> None:
+    """Replace a folder as an export does, with the version in a file."""
+    contents = tiny_bundle.files_of(tiny_bundle.model()) | {"certificate.npz": version.encode()}
+    with staged_bundle(place / "bundle", force=True) as folder:
+        for name, data in contents.items():
+            files.write(folder / name, data)
+        write_manifest(folder, tiny_bundle.manifest_of(contents))
 
-    return state
+
+def _staged_state(place: Path) -> State:
+    try:
+        bundle = open_bundle(place / "bundle", full_check=True)
+    except BundleNotFoundError:
+        return None
+    return _version(bundle.read("certificate.npz").decode())
+
+
+def _version(text: str) -> Version:
+    return next(version for version in VERSIONS if text.startswith(version))
+
+
+def _folder(folder: Path) -> Work:
+    return Work(write=_stage, state=_staged_state)
+
+
+def _renamed_folder(folder: Path) -> Work:
+    """The same on a system that cannot exchange two folders."""
+
+    def write(place: Path, version: Version) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            if version == "new":
+                patch.setattr(staging, "exchange", lambda one, other: False)
+            _stage(place, version)
+
+    return Work(write=write, state=_staged_state, has_gap=True)
 
 
 def _pack(folder: Path) -> Work:
-    def old(place: Path) -> None:
-        packed_bundles.write(place / "bundle", "int4")
+    def write(place: Path, version: Version) -> None:
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(packing, "__version__", "0.0.1")
+            if version == "old":
+                packed_bundles.write(place / "bundle", "int4")
+                patch.setattr(packing, "__version__", "0.0.1")
             packing.pack(open_bundle(place / "bundle"))
-
-    def new(place: Path) -> None:
-        packing.pack(open_bundle(place / "bundle"))
 
     def state(place: Path) -> State:
         bundle = open_bundle(place / "bundle", full_check=True)
@@ -150,16 +144,18 @@ def _pack(folder: Path) -> Work:
             return None
         return "old" if packed.manifest.ortolan == "0.0.1" else "new"
 
-    return Work(old=old, new=new, state=state)
+    return Work(write=write, state=state)
+
+
+_no_model: Any = SimpleNamespace(forget=lambda: None)
+
+LENGTHS = {"old": 9000, "new": 5000}
 
 
 def _conversation(folder: Path) -> Work:
-    def saved(content: str) -> Callable[[Path], object]:
-        def write(place: Path) -> None:
-            conversation = Conversation(_no_model, "bundle", system=content)
-            conversation.save(place / "saved.json")
-
-        return write
+    def write(place: Path, version: Version) -> None:
+        conversation = Conversation(_no_model, "bundle", system=version * LENGTHS[version])
+        conversation.save(place / "saved.json")
 
     def state(place: Path) -> State:
         conversation = Conversation(_no_model, "bundle")
@@ -168,47 +164,53 @@ def _conversation(folder: Path) -> Work:
         except StateFileError:
             return None
         (message,) = conversation.messages
-        return _STATES[message["content"][:3]]
+        return _version(message["content"])
 
-    return Work(old=saved("old" * 9000), new=saved("new" * 5000), state=state)
+    return Work(write=write, state=state)
 
 
 def _history(folder: Path) -> Work:
+    def write(place: Path, version: Version) -> None:
+        add_to_history(place / "state" / "history", f"{version}\n" * LENGTHS[version])
+
     def state(place: Path) -> State:
         entries = read_history(place / "state" / "history")
-        return _STATES[entries[-1][:3]] if entries else None
+        return _version(entries[-1]) if entries else None
 
-    def typed(text: str) -> Callable[[Path], object]:
-        return lambda place: add_to_history(place / "state" / "history", text)
-
-    return Work(old=typed("old\n" * 9000), new=typed("new\n" * 5000), state=state)
+    return Work(write=write, state=state)
 
 
 def _session(folder: Path) -> Work:
     tiny_decoder.write_bundle(folder / "bundle")
     model = ortolan.load(folder / "bundle", ortolan.Decoder, threads=1)
     ids = {"old": list(range(20)), "new": list(range(5, 40))}
-
-    def saved(name: str) -> Callable[[Path], object]:
-        session = model.session()
-        session.append(ids[name])
-        return lambda place: session.save(place / "saved")
+    sessions = {}
+    for version in VERSIONS:
+        sessions[version] = model.session()
+        sessions[version].append(ids[version])
 
     def state(place: Path) -> State:
         try:
             tokens = list(model.load_session(place / "saved").tokens)
         except StateFileError:
             return None
-        return _STATES[next(name for name in ids if ids[name] == tokens)]
+        return next(version for version in VERSIONS if ids[version] == tokens)
 
-    return Work(old=saved("old"), new=saved("new"), state=state)
+    return Work(write=lambda place, version: sessions[version].save(place / "saved"), state=state)
+
+
+_SLOTS = Slots((KEY, SUM), count=1, context_length=100, identity="bundle")
+_BLOCK = filled(Slots((KEY, SUM), count=1, context_length=100, identity="bundle"), 16).snapshot()
+_IDS = np.arange(16, dtype="<i4").tobytes()
+_KEY, _ROOT = bytes(range(32)), bytes(32)
 
 
 def _prefix(folder: Path) -> Work:
-    def new(place: Path) -> None:
-        prefixes = PrefixFiles(place, most_bytes=1 << 20)
-        prefixes.write([_KEY], _IDS, _BLOCK, after=_ROOT)
-        prefixes.close()
+    def write(place: Path, version: Version) -> None:
+        if version == "new":
+            prefixes = PrefixFiles(place, most_bytes=1 << 20)
+            prefixes.write([_KEY], _IDS, _BLOCK, after=_ROOT)
+            prefixes.close()
 
     def state(place: Path) -> State:
         block = PrefixFiles(place, most_bytes=1 << 20).read(_KEY, _IDS, _SLOTS, after=_ROOT)
@@ -218,41 +220,47 @@ def _prefix(folder: Path) -> Work:
             np.testing.assert_array_equal(buffer, expected)
         return "new"
 
-    return Work(old=lambda place: None, new=new, state=state, has_gap=True, is_optional=True)
+    return Work(write=write, state=state, has_gap=True, is_optional=True)
 
 
 def _checkpoint(folder: Path) -> Work:
     """Models of different shapes, so that a config does not fit the other's weights."""
-    models = {"old": tiny_models.decoder(tiny_models.llama(1))}
-    models["new"] = tiny_models.decoder(tiny_models.llama(2))
-
-    def saved(name: str) -> Callable[[Path], object]:
-        return lambda place: save(models[name], place / "saved")
+    models = {
+        version: tiny_models.decoder(tiny_models.llama(layers))
+        for layers, version in enumerate(VERSIONS, 1)
+    }
 
     def state(place: Path) -> State:
         try:
             weights = load(place / "saved").state_dict()
         except CheckpointError:
             return None
-        return next(_STATES[name] for name, model in models.items() if _equal(model, weights))
+        return next(version for version in VERSIONS if _equal(models[version], weights))
 
-    return Work(old=saved("old"), new=saved("new"), state=state, has_gap=True)
+    return Work(
+        write=lambda place, version: save(models[version], place / "saved"),
+        state=state,
+        has_gap=True,
+    )
+
+
+def _equal(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> bool:
+    own = model.state_dict()
+    return own.keys() == weights.keys() and all(torch.equal(own[n], weights[n]) for n in own)
 
 
 def _training(folder: Path) -> Work:
     """Recipes with different tokenizers, without gradients."""
-    recipes = {"old": folder / "old", "new": folder / "new"}
-    for name, size in (("old", "290"), ("new", "300")):
-        recipes[name].mkdir()
-        write_recipe(recipes[name], LANGUAGE_MODEL, "vocab_size = 300", f"vocab_size = {size}")
+    sizes = {"old": 290, "new": 300}
+    for version, size in sizes.items():
+        (folder / version).mkdir()
+        new = f"vocab_size = {size}"
+        write_recipe(folder / version, LANGUAGE_MODEL, "vocab_size = 300", new)
 
-    def trained(name: str) -> Callable[[Path], object]:
-        def write(place: Path) -> None:
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(torch.Tensor, "backward", lambda _: None)
-                trainer.train(recipes[name] / "recipe.toml", place / "saved")
-
-        return write
+    def write(place: Path, version: Version) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(torch.Tensor, "backward", lambda _: None)
+            trainer.train(folder / version / "recipe.toml", place / "saved")
 
     def state(place: Path) -> State:
         try:
@@ -262,24 +270,9 @@ def _training(folder: Path) -> Work:
         tokenizer = Tokenizer.from_file(str(place / "saved" / "tokenizer.json"))
         size = tokenizer.get_vocab_size()
         assert size == model.config.vocab_size
-        return "old" if size == 290 else "new"
+        return "old" if size == sizes["old"] else "new"
 
-    return Work(old=trained("old"), new=trained("new"), state=state, has_gap=True)
-
-
-_SLOTS = Slots((KEY, SUM), count=1, context_length=100, identity="bundle")
-_BLOCK = filled(Slots((KEY, SUM), count=1, context_length=100, identity="bundle"), 16).snapshot()
-_IDS = np.arange(16, dtype="<i4").tobytes()
-_KEY, _ROOT = bytes(range(32)), bytes(32)
-
-_no_model: Any = SimpleNamespace(forget=lambda: None)
-
-_STATES: dict[str, State] = {"old": "old", "new": "new"}
-
-
-def _equal(model: torch.nn.Module, weights: dict[str, torch.Tensor]) -> bool:
-    own = model.state_dict()
-    return own.keys() == weights.keys() and all(torch.equal(own[n], weights[n]) for n in own)
+    return Work(write=write, state=state, has_gap=True)
 
 
 WORKS: dict[str, Callable[[Path], Work]] = {

@@ -55,7 +55,6 @@ class Fuzzer:
         return mutants.mutant(self.original(name.partition("/")[0]), name)
 
     def run(self, mutant: mutants.Mutant) -> child.Outcome:
-        """Use a mutant in a child."""
         folder = self._work / "bundle"
         shutil.rmtree(folder, ignore_errors=True)
         mutants.write(mutant.files, folder)
@@ -109,7 +108,6 @@ def _print_table(table: dict[str, Counter[str]]) -> None:
 
 
 def main() -> int:
-    """Return 1 if something was found."""
     parser = command.parser(__doc__, count=20_000)
     parser.add_argument("--kinds", nargs="*", default=bundles.KINDS, choices=bundles.KINDS)
     parser.add_argument("--only", help="name of one mutant")

@@ -30,8 +30,6 @@ from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.rules import read
 from ortolan.runtime.graph.vocabulary import vocabulary
 
-__all__ = ["fuzz"]
-
 
 def fuzz(seed: int, count: int) -> list[dict[str, Any]]:
     """Check graphs, print counts, and return the findings."""
@@ -120,7 +118,6 @@ def _insert(random: Random, model: ModelProto, node: NodeProto) -> None:
 
 
 def main() -> int:
-    """Return 1 if something was found."""
     options = command.parser(__doc__, count=10_000).parse_args()
     return int(bool(fuzz(command.pick_seed(options.seed), options.count)))
 

@@ -88,7 +88,6 @@ def fuzz(folder: Path, names: dict[str, list[str]], log: Path) -> list[dict[str,
 
 
 def main() -> int:
-    """Return 1 if something was found."""
     parser = command.parser(__doc__, count=50_000)
     parser.add_argument("--targets", nargs="*", default=list(TARGETS), choices=TARGETS)
     parser.add_argument("--only", help="name of one request")

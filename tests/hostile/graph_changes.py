@@ -9,8 +9,6 @@ from tests.hostile.tensor_changes import change_initializer, random_tensor
 from tests.hostile.traps import TRAPS
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
-__all__ = ["change_graph"]
-
 Change = Callable[[Random, ModelProto], str]
 
 
@@ -145,7 +143,6 @@ def _nodes_reordered(random: Random, model: ModelProto) -> str:
 
 
 def _value_type(random: Random, model: ModelProto) -> str:
-    """Change the type or shape of an input or output."""
     entry = random.choice([*model.graph.input, *model.graph.output])
     tensor = entry.type.tensor_type
     if random.random() < 0.4:
@@ -164,7 +161,6 @@ def _value_type(random: Random, model: ModelProto) -> str:
 
 
 def _values_changed(random: Random, model: ModelProto) -> str:
-    """Add, remove, repeat or rename an input or output."""
     side = random.choice(["input", "output"])
     entries = getattr(model.graph, side)
     entry = random.choice(entries)

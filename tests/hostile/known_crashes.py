@@ -24,8 +24,6 @@ from tests.hostile.mutants import mend, write
 from tests.hostile.traps import join
 from tests.hostile.usage import use
 
-__all__ = ["CRASHES"]
-
 Change = Callable[[ModelProto], None]
 
 GIGABYTES = 1 << 30
@@ -33,7 +31,6 @@ GIGABYTES = 1 << 30
 
 
 def _operator(op_type: str, *inputs: NDArray[Any], domain: str = "", **attributes: Any) -> Change:
-    """Add a node over constants."""
 
     def change(model: ModelProto) -> None:
         names = [f"crash.{place}" for place in range(len(inputs))]
@@ -45,7 +42,6 @@ def _operator(op_type: str, *inputs: NDArray[Any], domain: str = "", **attribute
 
 
 def _without_end(op_type: str) -> Change:
-    """Add a quantized activation without its last input."""
 
     def change(model: ModelProto) -> None:
         values: list[NDArray[Any]] = [np.array([1, 2], np.uint8), np.array(1, np.float32)]
@@ -91,7 +87,6 @@ def _reversed(change: Change) -> Change:
 
 
 def _readers(count: int) -> Change:
-    """Add many readers of one value."""
 
     def change(model: ModelProto) -> None:
         value = model.graph.node[0].output[0]
@@ -164,7 +159,6 @@ def crashing(original: bundles.Files, name: str) -> bundles.Files:
 
 
 def main(folder: Path) -> None:
-    """Print how the use of each bundle ends."""
     bundles.write(folder, ("decoder",))
     original = bundles.read(folder, "decoder")
     outcomes = {}

@@ -21,8 +21,6 @@ from ortolan.runtime.bundle import seal
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.rules import read
 
-__all__ = ["Mutant", "mend", "mutant", "write"]
-
 MANIFEST = "manifest.json"
 
 
@@ -42,7 +40,6 @@ class Mutant:
 
     @property
     def kind(self) -> str:
-        """Kind of the bundle."""
         return self.name.partition("/")[0]
 
 
@@ -88,7 +85,6 @@ def _foreign_operators(files: Files) -> Iterator[str]:
 
 
 def write(files: Files, folder: Path) -> None:
-    """Write a bundle to a new folder."""
     for name, data in files.items():
         path = folder / name
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -5,8 +5,6 @@ from random import Random
 
 import onnx.defs
 
-__all__ = ["attribute_names", "known_operators", "random_operator"]
-
 _DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft.nchwc", "x", "\ud7ff", "com.m")
 
 
@@ -24,7 +22,6 @@ def attribute_names() -> dict[tuple[str, str], list[str]]:
 
 @cache
 def known_operators() -> tuple[tuple[str, str], ...]:
-    """Return the domain and name of every operator."""
     return tuple(sorted(attribute_names()))
 
 

@@ -11,8 +11,6 @@ from tests.nonsense import ARRAYS, NUMBERS, PROMPTS
 
 from ortolan.runtime import Grammar, PromptLookup, Sampling
 
-__all__ = ["CallersError", "anything", "maybe", "options", "prompt", "sampling_fields"]
-
 
 class CallersError(Exception):
     """Raised by a function in the arguments; must reach the caller."""
@@ -27,7 +25,6 @@ def _generator(random: Random) -> Iterator[int]:
 
 
 def anything(random: Random, depth: int = 0) -> Any:
-    """Return a value of any type."""
     match random.randrange(8 if depth < 3 else 4):
         case 0:
             return random.choice(NUMBERS)
@@ -70,7 +67,6 @@ def prompt(random: Random) -> Any:
 
 
 def sampling_fields(random: Random) -> dict[str, Any]:
-    """Return some fields of `Sampling`."""
     fields: dict[str, Callable[[], Any]] = {
         "temperature": lambda: random.choice([0, 0.5, 1, 2.0, 1e-30, 1e30]),
         "top_k": lambda: random.choice([0, 1, 5, 97, 10**9]),

@@ -16,8 +16,6 @@ import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
 
-__all__ = ["TARGETS", "Target"]
-
 Request = Callable[[Any, Random], object]
 
 

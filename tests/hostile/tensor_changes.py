@@ -8,8 +8,6 @@ from onnx import TensorProto, numpy_helper
 from tests.hostile.documents import flip_bytes
 from tests.nonsense import INTEGERS, STRINGS
 
-__all__ = ["change_initializer", "random_tensor"]
-
 _SMALL = 1 << 12
 """Elements of a new array, at most."""
 

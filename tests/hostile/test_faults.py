@@ -42,7 +42,7 @@ class Faults:
         self._work: Work = WORKS[name](folder / "needed")
         self._before = folder / "before"
         self._before.mkdir()
-        self._work.old(self._before)
+        self._work.write(self._before, "old")
         shutil.copytree(self._before, self._place)
         whole = self._attempt()
         assert (whole.error, self._state()) == ("", "new")
@@ -62,7 +62,7 @@ class Faults:
         return sorted(f"{path.relative_to(self._place)}" for path in self._place.rglob("*"))
 
     def _attempt(self, fault: Fault = "EIO", at: int = 0) -> Outcome:
-        return Fork(lambda: self._work.new(self._place), fault=fault, at=at).outcome()
+        return Fork(lambda: self._work.write(self._place, "new"), fault=fault, at=at).outcome()
 
     def check(self, fault: Fault, at: int) -> str | None:
         """Let an operation fail, check the files, and repeat the work without a fault.
@@ -85,7 +85,7 @@ class Faults:
             assert state in (old, "new"), where
         elif not self._work.is_optional:
             assert state == "new", where
-        self._work.new(self._place)
+        self._work.write(self._place, "new")
         assert (self._state(), self._names()) == ("new", self._after), where
         return state
 

@@ -85,7 +85,6 @@ def test_a_mutant_is_determined_by_its_name(tmp_path: Path) -> None:
 
 
 def counts(table: str) -> dict[str, int]:
-    """Read the total of a table."""
     (line,) = re.findall(r"^all +\|(.*)$", table, re.MULTILINE)
     return dict(zip(COLUMNS, map(int, line.split("|")), strict=True))
 

@@ -9,11 +9,8 @@ from onnx import ModelProto, NodeProto, helper, numpy_helper
 from tests.hostile.documents import logarithmic
 from tests.nonsense import INTEGERS
 
-__all__ = ["TRAPS", "join"]
-
 
 def _crowd(random: Random, model: ModelProto) -> str:
-    """Add many readers of one value."""
     count, value = logarithmic(random, 49_000), random.choice(_float_values(model))
     operator = random.choice(["Identity", "Identity", "Tanh", "Neg"])
     _append(
@@ -37,7 +34,6 @@ def _doubling(random: Random, model: ModelProto) -> str:
 
 
 def _growing(random: Random, model: ModelProto) -> str:
-    """Add an operator with a large output."""
     size = 2 ** random.randint(8, 40)
     one = _constant(model, "one", np.ones(1, np.float32))
     shape = _constant(model, "huge", np.array([size], np.int64))

@@ -25,8 +25,6 @@ for name in WARM:
     import_module(f"ortolan.runtime.{name}")
 import_module("onnxruntime")
 
-__all__ = ["use"]
-
 VERIFIED = 0.12
 """Share of bundles to verify, which takes ten times as long."""
 

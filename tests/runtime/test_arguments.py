@@ -1,4 +1,4 @@
-"""What callers give: anything that is not what it should be is a typed error, and loses nothing."""
+"""Nonsense in any argument is accepted or a typed error, and changes nothing."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -101,7 +101,7 @@ def _served(model: Any, **options: Any) -> Any:
 
 
 @pytest.mark.parametrize("name", CALLS)
-def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
+def test_nonsense_is_accepted_or_a_typed_error(
     model: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # "x" is a path
@@ -118,14 +118,14 @@ def test_nonsense_is_taken_or_a_typed_error_and_changes_nothing(
     "name",
     ["max_new_tokens", "min_new_tokens", "n", "logprobs", "priority", "slots", "rewind", "threads"],
 )
-def test_numbers_of_numpy_are_numbers_and_booleans_are_none(model: Any, name: str) -> None:
+def test_numpy_integers_are_accepted_and_booleans_refused(model: Any, name: str) -> None:
     CALLS[name](model, np.int64(1))
     with pytest.raises(InputError, match="must be"):
         CALLS[name](model, True)
 
 
 @pytest.mark.parametrize("name", ENCODER_CALLS)
-def test_nonsense_for_an_encoder_is_taken_or_a_typed_error(name: str, tmp_path: Path) -> None:
+def test_nonsense_for_an_encoder_is_accepted_or_a_typed_error(name: str, tmp_path: Path) -> None:
     tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")
     encoder = ortolan.load(tmp_path / "bundle", threads=1)
     expected = encoder.embed("a b")
@@ -137,7 +137,7 @@ def test_nonsense_for_an_encoder_is_taken_or_a_typed_error(name: str, tmp_path: 
         np.testing.assert_array_equal(encoder.embed("a b"), expected)
 
 
-def test_errors_quote_what_they_got_in_short() -> None:
+def test_errors_quote_any_value_briefly() -> None:
     class Silent:
         def __repr__(self) -> str:
             raise RuntimeError
@@ -151,7 +151,7 @@ def test_errors_quote_what_they_got_in_short() -> None:
 @pytest.mark.parametrize(
     "value", [True, "1", None, [], 1j, float("nan"), 1e300, pytest.param(10**5000, id="long")]
 )
-def test_seconds_are_numbers_that_a_clock_counts(value: object) -> None:
+def test_seconds_must_be_a_number_a_lock_can_wait(value: object) -> None:
     with pytest.raises(InputError, match="timeout must be"):
         checked_seconds("timeout", value)
 
@@ -167,7 +167,7 @@ def test_refused_rewind_leaves_a_sequence_as_it_was(model: Any, length: Any) -> 
     np.testing.assert_array_equal(session.append([3]), other.append([3]))
 
 
-def test_numbers_of_numpy_count_as_others_do(model: Any) -> None:
+def test_numpy_integers_give_the_same_result(model: Any) -> None:
     tokens = model.generate([1], max_new_tokens=np.uint8(2), logprobs=np.int8(1)).tokens
     session = _after_two(model)
     session.rewind(np.uint8(1))
@@ -176,7 +176,7 @@ def test_numbers_of_numpy_count_as_others_do(model: Any) -> None:
     assert session.tokens == (1,)
 
 
-def test_what_a_kernel_refuses_is_an_error_of_ortolan(model: Any) -> None:
+def test_an_error_of_a_kernel_is_typed(model: Any) -> None:
     session = model._engine.ort_session(1)
     names = [value.name for value in session.get_inputs()]
 

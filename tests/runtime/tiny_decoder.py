@@ -24,7 +24,7 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.verification.certificate import Certificate, Logits, Probe
+from ortolan.runtime.verification.certificate import Certificate, Probe
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
 from ortolan.runtime.verification.comparison import summarize
 from ortolan.runtime.verification.report import Thresholds
@@ -369,7 +369,6 @@ def _certificate(weights: dict[str, NDArray[np.float32]], *, recurrent: bool) ->
     ends = np.cumsum(PROBES)
     probes = np.split(token_ids, ends[:-1])
     logits = [reference_logits(weights, ids.tolist(), recurrent=recurrent) for ids in probes]
-    top_ids, top_logits, log_sum_exp = summarize(np.concatenate(logits), TOP_K)
     next_ids = np.concatenate([np.roll(ids, -1) for ids in probes])
     next_logits = np.concatenate(logits)[np.arange(len(next_ids)), next_ids]
     return Certificate(
@@ -378,10 +377,7 @@ def _certificate(weights: dict[str, NDArray[np.float32]], *, recurrent: bool) ->
         measured=None,
         token_ids=token_ids,
         text="random ids",
-        reference=Logits(
-            top_ids=top_ids,
-            top_logits=top_logits,
-            log_sum_exp=log_sum_exp,
-            next_logits=next_logits.astype(np.float32),
+        reference=replace(
+            summarize(np.concatenate(logits), TOP_K), next_logits=next_logits.astype(np.float32)
         ),
     )

@@ -1,1 +1,1 @@
-"""GGUF files: a config, a tokenizer and tensors in one."""
+"""GGUF files: config, tokenizer and tensors in one file."""

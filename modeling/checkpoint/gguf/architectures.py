@@ -1,7 +1,7 @@
-"""Architectures of GGUF files as the families of Hugging Face.
+"""GGUF architectures, and the Hugging Face families they correspond to.
 
-What is not in this table but in a file stays under its own key, and so is a key of the config that
-nobody knows: an error, unless it is accepted.
+A GGUF key that is not in this table keeps its own name. It is then an unknown key of the config,
+which is an error unless it is accepted.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ SIZES = {
     "attention.key_length": "head_dim",
     "rope.freq_base": "rope_theta",
 }
-"""Keys below the name of an architecture, and those of a config."""
+"""GGUF keys below the architecture's name, and the config keys they become."""
 
 RMS = SIZES | {"attention.layer_norm_rms_epsilon": "rms_norm_eps"}
 
@@ -47,20 +47,20 @@ GELU_TANH = "gelu_pytorch_tanh"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Architecture:
-    """How a file of an architecture reads as a checkpoint of Hugging Face.
+    """How to read GGUF files of one architecture as a Hugging Face checkpoint.
 
     Attributes:
-        model_type: of the config.
-        model_class: of transformers.
-        names: of tensors.
-        keys: of the config, by those below the architecture's name; None where shapes say it.
-        implied: values of the config that every such file stands for.
+        model_type: model type of the config.
+        model_class: class of transformers.
+        names: names of tensors.
+        keys: config keys by GGUF keys below the architecture's name; None if shapes imply it.
+        implied: config values that every such file implies.
         turns_pairs: rows of queries and keys alternate between the halves of a head.
-        groups_qkv: queries, keys and values follow each other, where the checkpoint has them
-            together for each group of heads.
+        groups_qkv: the file stores all queries, then keys, then values; the checkpoint stores them
+            per group of heads.
         transposed: tensors that the checkpoint stores as `(in, out)`.
-        norm_offset: what the file adds to the gains of norms.
-        partial: key of the config for the share of a head that is rotated.
+        norm_offset: added by the file to the weights of norms.
+        partial: config key for the rotated share of a head.
     """
 
     model_type: str

@@ -1,6 +1,6 @@
-"""Blocks of quantized numbers in a GGUF file, and what they stand for.
+"""Quantized blocks of a GGUF file, and their values.
 
-The package `gguf` knows the formats; it comes with `ortolan[gguf]`.
+The formats come from the package `gguf`, which `ortolan[gguf]` installs.
 """
 
 from functools import cache
@@ -17,13 +17,13 @@ from ortolan.modeling.weights import CodedRows, CodeFormat
 
 
 class BlockFormat(NamedTuple):
-    """How numbers are stored.
+    """A block format.
 
     Attributes:
         name: such as `Q4_0`.
-        kind: the number of the type in a file.
-        width: values of a row that share a block.
-        block_bytes: of one block.
+        kind: number of the type in a file.
+        width: values per block.
+        block_bytes: bytes per block.
     """
 
     name: str
@@ -32,12 +32,12 @@ class BlockFormat(NamedTuple):
     block_bytes: int
 
     def bytes_of(self, values: int) -> int:
-        """Bytes of that many values, a whole number of blocks."""
+        """Bytes of `values` values, which must fill whole blocks."""
         return values // self.width * self.block_bytes
 
 
 FLOATS = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-"""Formats that are types of PyTorch."""
+"""Formats that are dtypes of PyTorch."""
 
 CODE_FORMATS = {
     "Q4_0": CodeFormat(4, 32, True),
@@ -45,40 +45,39 @@ CODE_FORMATS = {
     "Q4_K": CodeFormat(4, 32, True, minimums=True),
     "Q8_0": CodeFormat(8, 32, True),
 }
-"""Formats whose codes kernels take as they are."""
+"""Formats whose codes kernels can use unchanged."""
 
 HALF = 2
-"""Bytes of a scale or a minimum: a float of 16 bits."""
+"""Bytes of a scale or a minimum, a float16."""
 
 K_SCALES = 12
-"""Bytes of the scales and minimums of a block of Q4_K, each of 6 bits."""
+"""Bytes of the 6-bit scales and minimums of a Q4_K block."""
 
-NO_PACKAGE = 'GGUF: expected the package gguf, got none. Run: pip install "ortolan[export,gguf]"'
+NO_PACKAGE = 'Reading GGUF needs the package gguf. Run: pip install "ortolan[export,gguf]"'
 
 
 def block_format(kind: int, name: str, path: Path) -> BlockFormat:
-    """The format of a type of a file.
+    """The format of a type number in a file.
 
     Args:
-        kind: the number of the type.
-        name: of the tensor, for messages.
-        path: of the file, for messages.
+        kind: type number.
+        name: name of the tensor, for messages.
+        path: path of the file, for messages.
 
     Raises:
-        CheckpointError: there is none of that number, its values are not weights, or the package
-            gguf is absent.
+        CheckpointError: the type is unknown or does not hold weights, or gguf is not installed.
     """
-    found = _known().get(kind)
-    if found is None:
+    form = _formats().get(kind)
+    if form is None:
         raise CheckpointError(
-            f"{path}: expected {name} in a format that the package gguf dequantizes, got one of "
-            f"number {kind}. Get the model in another format, such as Q8_0."
+            f"{path}: {name} has the type {kind}, which the package gguf cannot dequantize. Get "
+            "the model in another format, such as Q8_0."
         )
-    return found
+    return form
 
 
 @cache
-def _known() -> dict[int, BlockFormat]:
+def _formats() -> dict[int, BlockFormat]:
     """The formats that can be read, by their numbers."""
     try:
         from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
@@ -98,14 +97,14 @@ def _known() -> dict[int, BlockFormat]:
 
 
 def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
-    """What the bytes of some rows stand for.
+    """Dequantize rows.
 
     Args:
-        data: uint8 `(rows, bytes of a row)`.
-        form: of the blocks.
+        data: uint8 `(rows, bytes per row)`.
+        form: format of the blocks.
 
     Returns:
-        `(rows, columns)`, float32 unless the format is a float of 16 bits.
+        `(rows, columns)`; float32, or the stored dtype for 16-bit floats.
     """
     from gguf.constants import GGMLQuantizationType
     from gguf.quants import dequantize as by_library
@@ -117,40 +116,40 @@ def dequantize(data: NDArray[np.uint8], form: BlockFormat) -> Tensor:
 
 
 def read_codes(data: NDArray[np.uint8], form: BlockFormat) -> CodedRows:
-    """The codes of some rows in one of `CODE_FORMATS`.
+    """Read rows in one of `CODE_FORMATS` as codes.
 
     Args:
-        data: uint8 `(rows, bytes of a row)`.
-        form: of the blocks.
+        data: uint8 `(rows, bytes per row)`.
+        form: format of the blocks.
     """
     blocks = torch.from_numpy(data).view(len(data), -1, form.block_bytes)
     scales, rest = _half(blocks), blocks[..., HALF:]
     middle = 1 << (CODE_FORMATS[form.name].bits - 1)
     minimums = torch.zeros(scales.shape)
     if form.name == "Q8_0":
-        values = rest ^ middle  # signed, as counted from 0
+        values = rest ^ middle  # from signed to unsigned
     elif form.name == "Q4_K":
         values, scales, minimums = _k_codes(scales, rest)
     else:
         if form.name == "Q4_1":
             minimums, rest = _half(rest) + middle * scales, rest[..., HALF:]
-        # The first half of a block is in the low halves of its bytes.
+        # The low nibbles hold the first half of a block, the high nibbles the second.
         values = torch.cat([rest & 15, rest >> 4], dim=-1)
     zeros = torch.full(scales.shape, middle, dtype=torch.uint8)
     return CodedRows(values.flatten(1), scales, zeros, minimums)
 
 
 def _half(blocks: Tensor) -> Tensor:
-    """The float of 16 bits with which blocks begin."""
+    """The float16 at the start of each block."""
     return blocks[..., :HALF].contiguous().view(torch.float16)[..., 0].float()
 
 
 def _k_codes(scales: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Codes, scales and minimums of blocks of Q4_K, each of eight groups of 32.
+    """Codes, scales and minimums of Q4_K blocks, each of eight groups of 32.
 
     Args:
-        scales: of the scales of each block, `(rows, blocks)`.
-        rest: the bytes of a block after that.
+        scales: scale of the scales, `(rows, blocks)`.
+        rest: bytes of each block after that.
     """
     lowest, packed = _half(rest), rest[..., HALF : HALF + K_SCALES].long()
     first, second, third = torch.split(packed, 4, dim=-1)
@@ -158,7 +157,7 @@ def _k_codes(scales: Tensor, rest: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     depths = torch.cat([second & 63, (third >> 4) | ((second >> 6) << 4)], dim=-1)
     groups = scales.unsqueeze(-1) * steps
     minimums = 8 * groups - lowest.unsqueeze(-1) * depths
-    # 32 bytes hold a group in their low halves, and the next in their high ones.
+    # 32 bytes hold one group in their low nibbles, and the next in their high nibbles.
     codes = rest[..., HALF + K_SCALES :]
     stored = codes.reshape(*codes.shape[:-1], -1, 1, 32)
     values = torch.cat([stored & 15, stored >> 4], dim=-2).flatten(-3)

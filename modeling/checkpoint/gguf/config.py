@@ -1,10 +1,13 @@
-"""The config of Hugging Face that a GGUF file stands for."""
+"""The Hugging Face config equivalent to the metadata of a GGUF file."""
 
 from collections.abc import Mapping
 
+import torch
+from torch import Tensor
+
 from ortolan.modeling.checkpoint.gguf.architectures import ARCHITECTURES, Architecture
 from ortolan.modeling.checkpoint.gguf.header import Header, Value
-from ortolan.modeling.checkpoint.gguf.rope import rope_values
+from ortolan.modeling.checkpoint.gguf.tensors import FACTOR_TENSORS, read_stored
 from ortolan.modeling.errors import CheckpointError
 
 ARCHITECTURE = "general.architecture"
@@ -16,46 +19,46 @@ SPECIAL_IDS = {
     "eos_token_id": ("eos_token_id", "eot_token_id", "eom_token_id"),
     "pad_token_id": ("padding_token_id",),
 }
-"""Ids of a config, and their keys below `tokenizer.ggml`."""
+"""Token ids of a config, and their keys below `tokenizer.ggml`."""
 
 DERIVED = ("vocab_size", "attention.value_length", "rope.dimension_count", "tensor_data_layout")
-"""Keys that say what shapes say, or that are read for other values."""
+"""Keys that repeat what shapes imply, or that other values are derived from."""
 
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
-"""Of these, each head has its share of the width for a scale, not its own width."""
+"""Layers of the 27B models, which scale by width per head instead of the head width."""
 
 
 def architecture_of(header: Header) -> Architecture:
-    """The architecture of a file.
+    """Architecture of a file.
 
     Raises:
-        CheckpointError: one that Ortolan does not read.
+        CheckpointError: Ortolan does not read the architecture.
     """
     name = header.metadata.get(ARCHITECTURE)
     if not isinstance(name, str) or name not in ARCHITECTURES:
         raise CheckpointError(
-            f"{header.path}: expected {ARCHITECTURE} to be one of {', '.join(ARCHITECTURES)}, got "
-            f"{name!r:.40}. Export the checkpoint that the file was made from."
+            f"{header.path}: {ARCHITECTURE} must be one of {', '.join(ARCHITECTURES)} (got "
+            f"{name!r:.40}). Export the checkpoint that the file was made from."
         )
     return ARCHITECTURES[name]
 
 
 def hf_values(header: Header) -> dict[str, object]:
-    """The values of the config.json that a file stands for.
+    """Values of the config.json equivalent to a file's metadata.
 
     Raises:
-        CheckpointError: an architecture that Ortolan does not read, a file that is one of several,
-            or one without its table of tokens.
+        CheckpointError: Ortolan does not read the architecture, the file is one of several, or it
+            has no token embedding.
     """
     architecture = architecture_of(header)
     if header.metadata.get("split.count", 1) not in (0, 1):
         raise CheckpointError(
-            f"{header.path}: expected a whole model, got one file of "
-            f"{header.metadata['split.count']}. Merge them with llama.cpp's gguf-split."
+            f"{header.path}: one of {header.metadata['split.count']} files of a model. Merge them "
+            "with llama.cpp's gguf-split."
         )
     if VOCABULARY not in header.tensors:
         raise CheckpointError(
-            f"{header.path}: expected the tensor {VOCABULARY}, got none. Is this a language model?"
+            f"{header.path}: no tensor {VOCABULARY}. This is not a language model."
         )
     own = own_values(header)
     values: dict[str, object] = {
@@ -88,17 +91,17 @@ def own_values(header: Header) -> dict[str, Value]:
 
 
 def special_ids(metadata: Mapping[str, Value]) -> dict[str, object]:
-    """Ids with a meaning, under the keys of a config."""
-    found: dict[str, object] = {}
+    """Special token ids, under the keys of a config."""
+    ids_by_name: dict[str, object] = {}
     for name, keys in SPECIAL_IDS.items():
-        ids = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
-        known = list(dict.fromkeys(i for i in ids if isinstance(i, int)))
-        found[name] = known if len(known) > 1 else next(iter(known), None)
-    return found
+        values = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
+        ids = list(dict.fromkeys(i for i in values if isinstance(i, int)))
+        ids_by_name[name] = ids if len(ids) > 1 else next(iter(ids), None)
+    return ids_by_name
 
 
 def _of_family(values: Mapping[str, object], header: Header) -> dict[str, object]:
-    """Values that a family has and no key of a file says."""
+    """Values of a family that no GGUF key states."""
     has = header.tensors.keys()
     match values["model_type"]:
         case "llama" | "smollm3" | "granite" | "arcee" | "nemotron" | "seed_oss":
@@ -132,3 +135,98 @@ def _of_gemma(values: Mapping[str, object], layers_of_27b: int) -> dict[str, obj
     if values.get("num_hidden_layers") == layers_of_27b and isinstance(width, int):
         scalar = width // heads if isinstance(heads, int) and heads else scalar
     return {"query_pre_attn_scalar": scalar}
+
+
+FACTORS, LONG, SHORT = FACTOR_TENSORS
+
+LLAMA3 = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192,
+}
+"""Values of all models of Llama 3.1 to 3.3; a file contains only the resulting factors."""
+
+
+def rope_values(header: Header, own: Mapping[str, Value], *, partial: str) -> dict[str, object]:
+    """Config keys for rotary positions.
+
+    Args:
+        header: header of the file.
+        own: values below the architecture's name.
+        partial: config key for the rotated share of a head.
+
+    Raises:
+        CheckpointError: Ortolan cannot express the scaling.
+    """
+    values: dict[str, object] = {}
+    heads, width = own.get("attention.head_count"), own.get("embedding_length")
+    rotated = own.get("rope.dimension_count")
+    if isinstance(rotated, int) and isinstance(heads, int) and isinstance(width, int) and heads:
+        head_dim = own.get("attention.key_length", width // heads)
+        if isinstance(head_dim, int) and rotated != head_dim:
+            values[partial] = rotated / head_dim
+    scaling = _scaling(header, own)
+    if scaling is not None:
+        values["rope_scaling"] = scaling
+        if "original_max_position_embeddings" in scaling and scaling["rope_type"] == "longrope":
+            original = scaling["original_max_position_embeddings"]
+            values["original_max_position_embeddings"] = original
+    return values
+
+
+def _scaling(header: Header, own: Mapping[str, Value]) -> dict[str, object] | None:
+    scaling = {
+        key.removeprefix("rope.scaling."): value
+        for key, value in own.items()
+        if key.startswith("rope.scaling.")
+    }
+    kind = scaling.pop("type", "none")
+    original = scaling.pop("original_context_length", None)
+    if FACTORS in header.tensors:
+        return _llama3(header, own)
+    if LONG in header.tensors:
+        attention = scaling.pop("attn_factor", None)
+        return {
+            "rope_type": "longrope",
+            "long_factor": read_stored(header, LONG).tolist(),
+            "short_factor": read_stored(header, SHORT).tolist(),
+            "original_max_position_embeddings": original,
+            **({} if attention is None else {"attention_factor": attention}),
+            **scaling,
+        }
+    if kind == "none":
+        return None
+    renamed = {"finetuned": None, "attn_factor": "attention_factor"} | {
+        f"yarn_{name}": name for name in ("beta_fast", "beta_slow")
+    }
+    values = {renamed.get(key, key): value for key, value in scaling.items()}
+    values.pop(None, None)
+    before = {} if original is None else {"original_max_position_embeddings": original}
+    return {"rope_type": kind, **{str(key): value for key, value in values.items()}, **before}
+
+
+def _llama3(header: Header, own: Mapping[str, Value]) -> dict[str, object]:
+    """Recover the parameters that the frequency factors result from."""
+    factors = read_stored(header, FACTORS)
+    factor = round(float(factors.max()), 4)
+    theta = own.get("rope.freq_base", 10_000.0)
+    theta = float(theta) if isinstance(theta, int | float) else 10_000.0
+    if not torch.allclose(_llama3_factors(len(factors), theta, factor), factors, rtol=1e-4):
+        raise CheckpointError(
+            f"{header.path}: the frequency factors are not those of Llama 3. Export the checkpoint "
+            "that the file was made from."
+        )
+    return {"rope_type": "llama3", "factor": factor, **LLAMA3}
+
+
+def _llama3_factors(count: int, theta: float, factor: float) -> Tensor:
+    """Divisors of `count` frequencies.
+
+    Source: Llama 3.1 (Meta 2024): stretch long waves, keep short ones, blend in between.
+    """
+    low, high = LLAMA3["low_freq_factor"], LLAMA3["high_freq_factor"]
+    turns = LLAMA3["original_max_position_embeddings"] / (
+        2 * torch.pi * theta ** (torch.arange(count, dtype=torch.float64) / count)
+    )
+    share = ((turns - low) / (high - low)).clamp(0, 1)
+    return (1 / (share + (1 - share) / factor)).float()

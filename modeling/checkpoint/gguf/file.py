@@ -1,4 +1,4 @@
-"""A GGUF file as a checkpoint: its config, its tensors, and the files that would lie beside it."""
+"""A GGUF file as a checkpoint: its tensors, and the files that a folder would contain."""
 
 import json
 from collections.abc import Callable, Mapping
@@ -13,30 +13,30 @@ TEMPLATE = "tokenizer.chat_template"
 QUERIES = ("num_attention_heads", "n_head")
 
 KEYS = ("num_key_value_heads", "num_kv_heads", *QUERIES)
-"""Where configs have the numbers of heads."""
+"""Config keys for the number of heads."""
 
 
 def open_tensors(header: Header, values: Mapping[str, object]) -> GgufTensors:
-    """The tensors of a file whose config has some values."""
+    """Open the tensors of a file with a config."""
     heads = Heads(_first(values, QUERIES), _first(values, KEYS))
     return GgufTensors(header, architecture_of(header), heads)
 
 
-def made_files(header: Header, values: Mapping[str, object]) -> dict[str, Callable[[], str]]:
-    """What a folder of Hugging Face would have beside the weights, by name, made when asked for."""
+def derived_files(header: Header, values: Mapping[str, object]) -> dict[str, Callable[[], str]]:
+    """Files that a Hugging Face folder would contain next to the weights, generated on demand."""
     metadata = header.metadata
-    made = {
+    files = {
         "config.json": lambda: json.dumps(values),
         "generation_config.json": lambda: json.dumps(special_ids(metadata)),
     }
     template = metadata.get(TEMPLATE)
     if isinstance(template, str):
-        made["chat_template.jinja"] = lambda: template
+        files["chat_template.jinja"] = lambda: template
     if metadata.get("tokenizer.ggml.model", "none") != "none":
-        made["tokenizer.json"] = lambda: tokenizer_json(header)
-    return made
+        files["tokenizer.json"] = lambda: tokenizer_json(header)
+    return files
 
 
 def _first(values: Mapping[str, object], keys: tuple[str, ...]) -> int:
-    """The first number under some keys; 0 without one."""
+    """The first integer under some keys; 0 if there is none."""
     return next((value for key in keys if isinstance(value := values.get(key), int)), 0)

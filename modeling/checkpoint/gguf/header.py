@@ -1,4 +1,4 @@
-"""What a GGUF file says before its tensors: metadata, and where each tensor is.
+"""Header of a GGUF file: metadata, and the location of every tensor.
 
 Spec: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md, versions 2 and 3.
 """
@@ -17,14 +17,14 @@ MAGIC = b"GGUF"
 VERSIONS = (2, 3)
 
 MAX_ENTRIES = 1 << 20
-"""Keys, tensors, and values of one array: more than any vocabulary has."""
+"""Limit of keys, tensors and array items; larger than any vocabulary."""
 
 MAX_STRING_BYTES = 1 << 24
 
 MAX_AXES = 4
 
 SCALARS = ("B", "b", "H", "h", "I", "i", "f", "?", None, None, "Q", "q", "d")
-"""Of `struct`, by the number of a type; strings and arrays are read otherwise."""
+"""`struct` codes of scalar types, by type number."""
 
 STRING, ARRAY = 8, 9
 
@@ -35,12 +35,12 @@ Value = int | float | bool | str | list["Value"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stored:
-    """A tensor in a file.
+    """Location of a tensor in a file.
 
     Attributes:
-        shape: rows first, as PyTorch has it.
-        format: of its blocks.
-        offset: of its first byte in the file.
+        shape: rows first, as in PyTorch.
+        format: format of its blocks.
+        offset: offset of its first byte in the file.
     """
 
     shape: tuple[int, ...]
@@ -49,13 +49,13 @@ class Stored:
 
     @property
     def row_bytes(self) -> int:
-        """Bytes of one row: the values of the last axis."""
+        """Bytes per row, the values of the last axis."""
         return self.format.bytes_of(self.shape[-1])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, weakref_slot=True)
 class Header:
-    """What a file says before its tensors."""
+    """Metadata and tensor locations of a file."""
 
     path: Path
     metadata: dict[str, Value]
@@ -63,33 +63,31 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read the metadata of a file, and check that it holds all of its tensors.
+    """Read the header of a file, and check that the file holds all of its tensors.
 
     Raises:
-        CheckpointError: this is no GGUF file, of another version, or cut short.
+        CheckpointError: this is not a GGUF file, its version is unsupported, or it is truncated.
     """
     size = path.stat().st_size
     with path.open("rb") as stream:
         if stream.read(4) != MAGIC:
-            raise CheckpointError(
-                f"{path}: expected a GGUF file, got one that does not begin so. Fetch it again."
-            )
+            raise CheckpointError(f"{path}: not a GGUF file. Download it again.")
         (version,) = struct.unpack("<I", stream.read(4).ljust(4, b"\0"))
         if version not in VERSIONS:
             raise CheckpointError(
-                f"{path}: expected version 2 or 3 of GGUF, little-endian, got {version}. "
+                f"{path}: GGUF version {version} is not supported, only 2 and 3, little-endian. "
                 "Convert the model again."
             )
         reader = _Reader(stream, path)
         tensor_count, key_count = reader.count(), reader.count()
         metadata = {reader.string(): reader.value() for _ in range(key_count)}
-        found = [_tensor(reader) for _ in range(tensor_count)]
+        locations = [_tensor(reader) for _ in range(tensor_count)]
         alignment = metadata.get("general.alignment", DEFAULT_ALIGNMENT)
         if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20:
             raise reader.torn(f"an alignment of {alignment!r:.40}")
         start = -(-stream.tell() // alignment) * alignment
     tensors = {}
-    for name, shape, kind, offset in found:
+    for name, shape, kind, offset in locations:
         stored = Stored(shape=shape, format=block_format(kind, name, path), offset=start + offset)
         _check(path, name, stored, size)
         tensors[name] = stored
@@ -97,7 +95,7 @@ def read_header(path: Path) -> Header:
 
 
 def _tensor(reader: "_Reader") -> tuple[str, tuple[int, ...], int, int]:
-    """Name, shape, type and offset of the next tensor."""
+    """Name, shape, type number and offset of the next tensor."""
     name, axes = reader.string(), reader.number("I")
     if not 1 <= axes <= MAX_AXES:
         raise reader.torn(f"a tensor of {axes} axes")
@@ -106,53 +104,53 @@ def _tensor(reader: "_Reader") -> tuple[str, tuple[int, ...], int, int]:
 
 
 def _check(path: Path, name: str, stored: Stored, size: int) -> None:
-    """Raise CheckpointError unless a tensor is made of whole blocks within the file."""
+    """Raise CheckpointError unless a tensor consists of whole blocks inside the file."""
     if not all(0 < n <= 1 << 40 for n in stored.shape) or stored.shape[-1] % stored.format.width:
         raise CheckpointError(
-            f"{path}: expected {name} to have rows of whole blocks of {stored.format.width}, got "
-            f"shape {stored.shape}. Fetch it again."
+            f"{path}: rows of {name} must be whole blocks of {stored.format.width} (got shape "
+            f"{stored.shape}). Download it again."
         )
     end = stored.offset + math.prod(stored.shape[:-1]) * stored.row_bytes
     if end > size:
         raise CheckpointError(
-            f"{path}: expected at least {end} bytes, for {name}, got {size}. The file was cut "
-            "short: fetch it again."
+            f"{path}: {name} needs {end} bytes, but the file has {size}. It was truncated: "
+            "download it again."
         )
 
 
 class _Reader:
-    """Values of a header, in order."""
+    """Reads the values of a header in order."""
 
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream, self._path = stream, path
 
-    def torn(self, got: str) -> CheckpointError:
-        """An error of a header that makes no sense."""
+    def torn(self, reason: str) -> CheckpointError:
+        """Error for an invalid header."""
         return CheckpointError(
-            f"{self._path}: expected a whole GGUF file, got {got}. Fetch it again."
+            f"{self._path}: not a complete GGUF file: {reason}. Download it again."
         )
 
     def number(self, kind: str) -> int:
-        """The next number of a type of `struct`."""
+        """Read a number by its `struct` code."""
         (value,) = struct.unpack(f"<{kind}", self._bytes(struct.calcsize(f"<{kind}")))
         return int(value)
 
     def count(self) -> int:
-        """The next number of things."""
+        """Read a number of items."""
         value = self.number("Q")
         if value > MAX_ENTRIES:
             raise self.torn(f"a count of {value}")
         return value
 
     def string(self) -> str:
-        """The next text."""
+        """Read a string."""
         size = self.number("Q")
         if size > MAX_STRING_BYTES:
             raise self.torn(f"a text of {size} bytes")
         return self._bytes(size).decode("utf-8", errors="replace")
 
     def value(self) -> Value:
-        """The next value of the metadata."""
+        """Read a metadata value."""
         return self._value(self.number("I"))
 
     def _value(self, kind: int) -> Value:
@@ -182,7 +180,7 @@ class _Reader:
     def _bytes(self, count: int) -> bytes:
         data = self._stream.read(count)
         if len(data) != count:
-            raise self.torn("the end of the file within its header")
+            raise self.torn("the file ends within its header")
         return data
 
 

@@ -1,6 +1,6 @@
-"""Names of tensors in a GGUF file, by architecture, and those that Hugging Face gives them.
+"""Tensor names in GGUF files, by architecture, and their Hugging Face names.
 
-Names are without `.weight` and `.bias`; `{}` is the number of a layer.
+Names leave out `.weight` and `.bias`; `{}` is the layer number.
 
 Source: the tables MODEL_TENSORS and TENSOR_NAMES of the package gguf.
 """
@@ -50,7 +50,7 @@ EXPERTS: Names = {
     "blk.{}.ffn_up_exps": "model.layers.{}.mlp.experts.{}.up_proj",
     "blk.{}.ffn_down_exps": "model.layers.{}.mlp.experts.{}.down_proj",
 }
-"""The second `{}` is the number of an expert: the file has those of a layer in one tensor."""
+"""The second `{}` is the number of an expert; the file stacks the experts of a layer."""
 
 PHI3: Names = {
     "blk.{}.attn_qkv": "model.layers.{}.self_attn.qkv_proj",

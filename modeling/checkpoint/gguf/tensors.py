@@ -1,4 +1,4 @@
-"""The tensors of a GGUF file under the names of Hugging Face, read a few rows at a time."""
+"""Tensors of a GGUF file under Hugging Face names, read a few rows at a time."""
 
 import math
 from collections.abc import Iterator
@@ -14,31 +14,34 @@ from ortolan.modeling.checkpoint.gguf.architectures import Architecture
 from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, dequantize, read_codes
 from ortolan.modeling.checkpoint.gguf.header import Header
 from ortolan.modeling.checkpoint.gguf.names import FALCON_ONE_NORM, FALCON_TWO_NORMS, Names
-from ortolan.modeling.weights import CodedRows, CodeFormat, join_codes, name_template
+from ortolan.modeling.weights import (
+    CodedRows,
+    CodeFormat,
+    join_codes,
+    name_template,
+    row_spans,
+)
 
 FACTOR_TENSORS = ("rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight")
-"""Tensors that are values of a config."""
-
-GAP = 16
-"""Rows of no use between others that are read with them, which is faster than a read for each."""
+"""Tensors that hold values of the config."""
 
 
 class Heads(NamedTuple):
-    """Heads of a model: of queries, and of keys and values."""
+    """Number of query heads, and of key/value heads."""
 
     queries: int
     keys: int
 
 
 class Placed(NamedTuple):
-    """A tensor of a file as a checkpoint has it.
+    """A tensor of a file, and how to convert it to the checkpoint's.
 
     Attributes:
-        name: in the file.
-        order: the row of the file that holds each row, int64; None where it is the same.
-        transposed: the checkpoint has `(in, out)`.
-        offset: what the file adds to it.
-        expert: of those that the tensor of the file holds; None where it holds none.
+        name: name in the file.
+        order: row of the file for each row of the checkpoint, int64; None if they are the same.
+        transposed: the checkpoint stores `(in, out)`.
+        offset: added by the file.
+        expert: index into the experts stacked in the file; None if they are not.
     """
 
     name: str
@@ -49,21 +52,21 @@ class Placed(NamedTuple):
 
 
 def read_stored(header: Header, name: str) -> Tensor:
-    """A whole tensor by its name in the file, float32."""
+    """Read a whole tensor by its name in the file, float32."""
     rows = math.prod(header.tensors[name].shape[:-1])
     return _rows(header, name, 0, rows).view(header.tensors[name].shape).float()
 
 
 class GgufTensors:
-    """The tensors of a file by the names that Hugging Face gives them."""
+    """Tensors of a file by their Hugging Face names."""
 
     def __init__(self, header: Header, architecture: Architecture, heads: Heads) -> None:
-        """Place every tensor.
+        """Locate every tensor.
 
         Args:
-            header: of the file.
-            architecture: that the file has.
-            heads: of the model.
+            header: header of the file.
+            architecture: architecture of the file.
+            heads: numbers of heads.
         """
         self._header = header
         self._placed: dict[str, Placed] = {}
@@ -91,7 +94,7 @@ class GgufTensors:
         return [self._header.path]
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, dequantized to float32."""
+        """Slice `[start:stop]` of a tensor along `axis`, dequantized to float32."""
         placed = self._placed[name]
         shape = self._shape(placed)
         if len(shape) == 1:
@@ -99,20 +102,20 @@ class GgufTensors:
             return (whole if placed.order is None else whole[placed.order])[start:stop]
         turned = axis ^ placed.transposed
         if turned:
-            found = self._rows(placed, 0, shape[0])[:, start:stop]
+            rows = self._rows(placed, 0, shape[0])[:, start:stop]
         else:
-            found = self._rows(placed, start, stop)
-        return (found.T if placed.transposed else found).contiguous()
+            rows = self._rows(placed, start, stop)
+        return (rows.T if placed.transposed else rows).contiguous()
 
     def code_format(self, name: str) -> CodeFormat | None:
-        """The format of a matrix whose codes kernels take as they are."""
+        """Format of a matrix whose codes kernels can use unchanged; None for others."""
         placed = self._placed[name]
         stored = self._header.tensors[placed.name]
         is_matrix = len(stored.shape) == 2 and not placed.transposed and not placed.offset
         return CODE_FORMATS.get(stored.format.name) if is_matrix else None
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]` of a matrix that has some."""
+        """Codes of rows `[start:stop]` of a matrix that has a format."""
         parts = [
             CodedRows(*(part[rows] for part in self._codes(name, first, last)))
             for first, last, rows in self._spans(self._placed[name], start, stop)
@@ -120,7 +123,7 @@ class GgufTensors:
         return join_codes(parts)
 
     def _shape(self, placed: Placed) -> tuple[int, ...]:
-        """The shape of a tensor of the file, or of one of its experts."""
+        """Shape of a tensor of the file, or of one of its experts."""
         shape = self._header.tensors[placed.name].shape
         return shape if placed.expert is None else shape[1:]
 
@@ -132,7 +135,7 @@ class GgufTensors:
         )
 
     def _rows(self, placed: Placed, start: int, stop: int) -> Tensor:
-        """Rows of a matrix, in the order of the checkpoint."""
+        """Rows of a matrix in the checkpoint's order."""
         spans = [
             _rows(self._header, placed.name, first, last)[rows]
             for first, last, rows in self._spans(placed, start, stop)
@@ -142,29 +145,24 @@ class GgufTensors:
     def _spans(
         self, placed: Placed, start: int, stop: int
     ) -> Iterator[tuple[int, int, Tensor | slice]]:
-        """Rows of the file to read, and which of them are those of the checkpoint."""
+        """Ranges of rows of the file to read, and which rows of each range to use."""
         if placed.order is None:
             first = (placed.expert or 0) * self._shape(placed)[0]
             yield first + start, first + stop, slice(None)
-            return
-        wanted = placed.order[start:stop]
-        step = wanted.diff()
-        cuts = ((step < 1) | (step > GAP)).nonzero().flatten() + 1
-        for span in torch.tensor_split(wanted, cuts):
-            first, last = int(span[0]), int(span[-1]) + 1
-            yield first, last, span - first
+        else:
+            yield from row_spans(placed.order[start:stop])
 
 
 def published_name(name: str, architecture: Architecture, header: Header) -> str:
-    """What Hugging Face calls a tensor; its own name if nothing does."""
+    """Hugging Face name of a tensor; its GGUF name if it is unknown."""
     stem, dot, kind = name.rpartition(".")
     template, layer = name_template(stem)
-    found = {**_norms_of_falcon(header), **architecture.names}.get(template)
-    return name if found is None else f"{found.replace('{}', layer, 1)}{dot}{kind}"
+    published = {**_norms_of_falcon(header), **architecture.names}.get(template)
+    return name if published is None else f"{published.replace('{}', layer, 1)}{dot}{kind}"
 
 
 def _norms_of_falcon(header: Header) -> Names:
-    """Falcon calls the same norm by two names: with a second one, it is that of the mlp."""
+    """GGUF has one name for two norms of Falcon: with a second norm, it is that of the MLP."""
     has_two = "blk.0.attn_norm_2.weight" in header.tensors
     return FALCON_TWO_NORMS if has_two else FALCON_ONE_NORM
 
@@ -188,14 +186,14 @@ def _place(name: str, header: Header, architecture: Architecture, heads: Heads) 
 
 
 def _halves(rows: int, heads: int) -> Tensor:
-    """Rows of each head: the first half of them, then the other; the file has them in turn."""
+    """Row order of heads whose halves alternate in the file."""
     if heads < 1 or rows % (2 * heads):
         return torch.arange(rows)
     return torch.arange(rows).view(heads, -1, 2).transpose(1, 2).flatten()
 
 
 def _grouped(rows: int, heads: Heads) -> Tensor:
-    """Rows of each group of heads, its queries, key and value; the file has all queries first."""
+    """Row order by group of heads (queries, key, value), for a file that has all queries first."""
     if heads.keys < 1 or rows % (heads.queries + 2 * heads.keys):
         return torch.arange(rows)
     dim = rows // (heads.queries + 2 * heads.keys)
@@ -205,12 +203,12 @@ def _grouped(rows: int, heads: Heads) -> Tensor:
 
 
 def _rows(header: Header, name: str, start: int, stop: int) -> Tensor:
-    """Rows of a tensor, `(rows, columns)`."""
+    """Dequantized rows of a tensor, `(rows, columns)`."""
     return dequantize(_bytes(header, name, start, stop), header.tensors[name].format)
 
 
 def _bytes(header: Header, name: str, start: int, stop: int) -> NDArray[np.uint8]:
-    """The bytes of some rows, uint8 `(rows, bytes of a row)`."""
+    """Bytes of rows, uint8 `(rows, bytes per row)`."""
     stored = header.tensors[name]
     data = np.fromfile(
         header.path,

@@ -1,10 +1,9 @@
-"""The tokenizer.json that a GGUF file stands for.
+"""The tokenizer.json equivalent to the tokenizer of a GGUF file.
 
-A file names the kind of its vocabulary and, for bytes, a kind of words that text is cut into before
-any merge. Which words those are is known by name alone: the tables below.
+A file names the type of its vocabulary and, for byte-level BPE, the pre-tokenizer that splits text
+before merging. The tables below define the pre-tokenizers by name.
 
-Source of the cuts: llama.cpp, src/llama-vocab.cpp, which quotes them from the tokenizers that
-were published.
+Source of the patterns: llama.cpp, src/llama-vocab.cpp, which quotes published tokenizers.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,10 +24,10 @@ from ortolan.modeling.checkpoint.gguf.header import Header
 from ortolan.modeling.errors import CheckpointError
 
 CONTROL, USER_DEFINED, UNKNOWN = 3, 4, 2
-"""Kinds of tokens: those that no text contains, and those that are never cut."""
+"""Token types: control tokens, tokens that are never split, and the unknown token."""
 
 SPACE = "\N{LOWER ONE EIGHTH BLOCK}"
-"""What SentencePiece writes for a space."""
+"""SentencePiece's mark for a space."""
 
 _CASED = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 _REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,14 +45,14 @@ GPT4O = (
 
 
 class Words(NamedTuple):
-    """How text is cut before bytes are merged.
+    """A pre-tokenizer: how text is split before merging bytes.
 
     Attributes:
-        pattern: of a word; None for that of GPT-2.
-        digits: each digit is a word.
-        composed: of characters in their composed form.
-        keeps_words: a word that is a token is not merged from its parts.
-        begins: the text begins with a special token, unless the file says otherwise.
+        pattern: regular expression of a word; None for GPT-2's.
+        digits: split numbers into digits.
+        composed: normalize text to NFC.
+        keeps_words: do not merge a word that is a token itself.
+        begins: text starts with a special token unless the file says otherwise.
     """
 
     pattern: str | None = None
@@ -100,10 +99,11 @@ WORDS: Mapping[str, Words] = {
 
 
 def tokenizer_json(header: Header) -> str:
-    """The content of a tokenizer.json.
+    """Content of a tokenizer.json.
 
     Raises:
-        CheckpointError: a kind of vocabulary or of words that is not known, or a damaged one.
+        CheckpointError: the type of the vocabulary or the pre-tokenizer is unknown, or the file is
+            damaged.
     """
     kind = header.metadata.get("tokenizer.ggml.model")
     builders = {"gpt2": _of_bytes, "llama": _of_pieces}
@@ -118,15 +118,15 @@ def tokenizer_json(header: Header) -> str:
         return tokenizer.to_str()
     except CheckpointError:
         raise
-    except Exception as error:  # the library raises nothing more narrow
+    except Exception as error:  # the library raises nothing more specific
         raise CheckpointError(
-            f"{header.path}: expected a whole tokenizer, got {error!s:.100}. Fetch it again, or "
-            "give the model's own: --tokenizer FILE."
+            f"{header.path}: the tokenizer is damaged: {error!s:.100}. Download the file again, or "
+            "pass the model's own tokenizer: --tokenizer FILE."
         ) from error
 
 
 def _of_bytes(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
-    """Byte pairs, of words of bytes."""
+    """Byte-level BPE."""
     name = header.metadata.get("tokenizer.ggml.pre")
     if not isinstance(name, str) or name not in WORDS:
         raise _unknown(header, "tokenizer.ggml.pre", WORDS, name)
@@ -147,7 +147,7 @@ def _of_bytes(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
 
 
 def _of_pieces(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
-    """Pieces of SentencePiece, merged in the order of their scores, with bytes for the rest."""
+    """SentencePiece BPE with byte fallback; pieces merge in the order of their scores."""
     pieces = [_spelled(token) for token in tokens]
     vocabulary = _vocabulary(pieces)
     scores = header.metadata.get("tokenizer.ggml.scores")
@@ -176,33 +176,34 @@ def _of_pieces(header: Header, tokens: Sequence[str]) -> tuple[Tokenizer, bool]:
 
 
 def _is_gemma(header: Header) -> bool:
-    """Whether the order of merges is that of the tokens: Gemma's scores are another's."""
+    """Whether to merge in the order of token ids: Gemma's scores belong to another algorithm."""
     return str(header.metadata.get("general.architecture")).startswith("gemma")
 
 
 def _spelled(token: str) -> str:
-    """A piece of spaces alone, as the others write spaces."""
+    """Write pieces of spaces as SentencePiece does."""
     return SPACE * len(token) if token and not token.strip(" ") else token
 
 
 def _merges(
     vocabulary: Mapping[str, int], ranks: Mapping[str, float], kinds: Sequence[int]
 ) -> Iterator[tuple[str, str]]:
-    """All pairs of pieces that make a piece, best first."""
-    found = []
+    """All pairs of pieces that merge to a piece, best first."""
+    pairs = []
     for piece, token in vocabulary.items():
         if kinds[token] in (CONTROL, UNKNOWN):
             continue
         for cut in range(1, len(piece)):
             if piece[:cut] in vocabulary and piece[cut:] in vocabulary:
-                # Of two ways to the same piece, that with the longer first part.
-                found.append((-ranks[piece], -cut, piece))
-    return ((piece[:-cut], piece[-cut:]) for _, cut, piece in sorted(found))
+                # Of two splits of the same piece, prefer the longer first part.
+                pairs.append((-ranks[piece], -cut, piece))
+    return ((piece[:-cut], piece[-cut:]) for _, cut, piece in sorted(pairs))
 
 
 def _enclose(tokenizer: Tokenizer, header: Header, tokens: Sequence[str], *, begins: bool) -> None:
-    """Put the special tokens around a text that the file asks for."""
-    before, after = _asked(header, tokens, "bos", begins), _asked(header, tokens, "eos", False)
+    """Add the special tokens that the file puts around a text."""
+    before = _special(header, tokens, "bos", begins)
+    after = _special(header, tokens, "eos", False)
     if not before and not after:
         return
 
@@ -217,32 +218,32 @@ def _enclose(tokenizer: Tokenizer, header: Header, tokens: Sequence[str], *, beg
     )
 
 
-def _asked(header: Header, tokens: Sequence[str], side: str, default: bool) -> dict[str, int]:
-    """The special token of a side of a text, with its id; nothing where there is none."""
+def _special(header: Header, tokens: Sequence[str], side: str, default: bool) -> dict[str, int]:
+    """Special token at one side of a text, with its id; empty if there is none."""
     number = header.metadata.get(f"tokenizer.ggml.{side}_token_id")
-    wanted = header.metadata.get(f"tokenizer.ggml.add_{side}_token", default)
-    return {tokens[number]: number} if wanted is True and isinstance(number, int) else {}
+    is_added = header.metadata.get(f"tokenizer.ggml.add_{side}_token", default)
+    return {tokens[number]: number} if is_added is True and isinstance(number, int) else {}
 
 
 def _added(
-    header: Header, tokens: Sequence[str], wanted: int, *, special: bool
+    header: Header, tokens: Sequence[str], token_type: int, *, special: bool
 ) -> list[AddedToken]:
     kinds = _kinds(header, len(tokens))
     return [
         AddedToken(token, normalized=False, special=special)
         for token, kind in zip(tokens, kinds, strict=True)
-        if kind == wanted
+        if kind == token_type
     ]
 
 
 def _kinds(header: Header, count: int) -> list[int]:
-    """The kind of each token; all alike in a file that does not say."""
+    """Type of each token; all the same if the file does not say."""
     kinds = header.metadata.get("tokenizer.ggml.token_type")
     return [1] * count if kinds is None else cast(list[int], _list(header, "token_type", int))
 
 
 def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
-    """Ids by tokens; the first of equal ones."""
+    """Ids by token; the first one for duplicates."""
     return {token: number for number, token in reversed(list(enumerate(tokens)))}
 
 
@@ -256,14 +257,16 @@ def _list(header: Header, name: str, kind: type) -> list[str]:
     values = header.metadata.get(f"tokenizer.ggml.{name}")
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
         raise CheckpointError(
-            f"{header.path}: expected tokenizer.ggml.{name} to be an array, got "
-            f"{type(values).__name__}. Give the model's own tokenizer: --tokenizer FILE."
+            f"{header.path}: tokenizer.ggml.{name} must be an array of {kind.__name__}. Pass the "
+            "model's own tokenizer: --tokenizer FILE."
         )
     return cast(list[str], values)
 
 
-def _unknown(header: Header, key: str, known: Mapping[str, object], got: object) -> CheckpointError:
+def _unknown(
+    header: Header, key: str, choices: Mapping[str, object], value: object
+) -> CheckpointError:
     return CheckpointError(
-        f"{header.path}: expected {key} to be one of {', '.join(known)}, got {got!r:.40}. Give the "
+        f"{header.path}: {key} must be one of {', '.join(choices)} (got {value!r:.40}). Pass the "
         "model's own tokenizer: --tokenizer FILE."
     )

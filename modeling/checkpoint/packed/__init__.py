@@ -1,1 +1,1 @@
-"""Checkpoints whose tensors are stored in few bits, by the method that their config names."""
+"""Low-bit checkpoints, by the quantization method that their config names."""

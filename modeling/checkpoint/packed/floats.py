@@ -1,4 +1,4 @@
-"""Weights as floats of 8 or 4 bits with scales: FP8, MXFP4, NF4; and integers of 8 bits by rows.
+"""Weights as 8-bit or 4-bit floats with scales (FP8, MXFP4, NF4), and as 8-bit integers.
 
 Shape letters: N outputs, K inputs, E experts.
 """
@@ -8,21 +8,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.packed.packing import Uncoded
 from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-"""The numbers of 4 bits of the Open Compute Project's format E2M1, by their codes."""
+"""Values of the 4-bit format E2M1 of the Open Compute Project, by code."""
 
 SCALE_BIAS = 127
-"""Of a scale in 8 bits without a sign, which is an exponent of 2."""
+"""Bias of an 8-bit scale, which is an exponent of 2."""
 
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
-    """Numbers of 4 bits in blocks of 32 that share a scale.
+    """Dequantize 4-bit floats in blocks of 32 with a shared scale.
 
     Args:
-        blocks: uint8 `(..., G, 16)`, two codes a byte, the first in the low half.
+        blocks: uint8 `(..., G, 16)`, two codes per byte, low nibble first.
         scales: uint8 `(..., G)`, exponents of 2 plus 127.
 
     Returns:
@@ -36,28 +35,41 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return (table[pairs.long()] * factors.unsqueeze(-1)).flatten(-2)
 
 
+class Uncoded:
+    """A packing whose numbers no kernel supports."""
+
+    def code_format(self, source: TensorSource) -> CodeFormat | None:
+        """None."""
+        del source
+        return None
+
+    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
+        """Not supported."""
+        raise NotImplementedError(f"rows {start} to {stop} of {source} have no codes")
+
+
 @dataclass(frozen=True)
 class Scaled(Uncoded):
-    """A matrix of floats or integers of 8 bits, with a scale for each block.
+    """A matrix of 8-bit floats or integers with a scale per block.
 
     Attributes:
-        name: of the stored numbers.
-        scale: name of the scales: `(N / block, K / block)`, rounded up; `(N, 1)`, or one.
+        name: name of the stored numbers.
+        scale: name of the scales: `(N / block, K / block)`, rounded up; `(N, 1)`, or a scalar.
         shape: `(N, K)`.
         block: rows and columns that share a scale.
-        beside: other tensors that belong to it, which are not read.
+        unused: further stored tensors of the weight, which are not read.
     """
 
     name: str
     scale: str
     shape: tuple[int, int]
     block: tuple[int, int]
-    beside: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of."""
-        return (self.name, self.scale, *self.beside)
+        """Names of its stored tensors."""
+        return (self.name, self.scale, *self.unused)
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
@@ -75,12 +87,12 @@ class Scaled(Uncoded):
 
 @dataclass(frozen=True)
 class Mxfp4:
-    """Products of experts as MXFP4, each `(N, K)` as stored and `(K, N)` as published.
+    """Expert matrices as MXFP4, each stored `(N, K)` and published `(K, N)`.
 
-    Twice the numbers of 4 bits are integers of at most 12: as codes of 8 bits they are exact.
+    Doubled, the 4-bit values are integers of at most 12, which 8-bit codes represent exactly.
 
     Attributes:
-        stem: of the names.
+        stem: prefix of the names.
         shape: `(E, K, N)`.
     """
 
@@ -89,7 +101,7 @@ class Mxfp4:
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of."""
+        """Names of its stored tensors."""
         return f"{self.stem}_blocks", f"{self.stem}_scales"
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
@@ -98,12 +110,12 @@ class Mxfp4:
         return dequantize_mxfp4(blocks, scales).transpose(1, 2)
 
     def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """Integers of 8 bits in groups of 32."""
+        """8-bit integers in groups of 32."""
         del source
         return CodeFormat(bits=8, group=32, symmetric=True)
 
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """The codes of experts `[start:stop]`, row by row as stored: `((stop - start) * N, K)`."""
+        """Codes of experts `[start:stop]` as stored, `((stop - start) * N, K)`."""
         blocks, scales = (source.read(name, start, stop).flatten(0, 1) for name in self.parts)
         table = (2 * torch.tensor(FP4) + 128).to(torch.uint8)
         pairs = torch.stack([blocks & 15, blocks >> 4], dim=-1).flatten(-3)
@@ -117,15 +129,15 @@ class Mxfp4:
 
 @dataclass(frozen=True)
 class Blockwise(Uncoded):
-    """A matrix of bitsandbytes: codes of 4 bits, and the largest number of each block.
+    """A matrix of bitsandbytes: 4-bit codes, and the absolute maximum of each block.
 
     Attributes:
-        name: of the codes, uint8 `(N * K / 2, 1)`; the names of the others begin with it.
+        name: name of the codes, uint8 `(N * K / 2, 1)`, and prefix of the other names.
         shape: `(N, K)`.
-        size: values of a block, in the order of the matrix.
-        state: name of the tensor that says so.
-        nested_size: blocks whose largest numbers are stored together; None where they are floats.
-        nested_offset: of those numbers.
+        size: values per block, in row-major order.
+        state: name of the tensor that describes the format.
+        nested_size: number of maximums quantized together; None if they are floats.
+        nested_offset: offset of quantized maximums.
     """
 
     name: str
@@ -137,7 +149,7 @@ class Blockwise(Uncoded):
 
     @property
     def parts(self) -> tuple[str, ...]:
-        """Names of the tensors that it is made of."""
+        """Names of its stored tensors."""
         nested = ("nested_absmax", "nested_quant_map") if self.nested_size else ()
         return (
             self.name,
@@ -150,7 +162,7 @@ class Blockwise(Uncoded):
         columns = self.shape[1]
         first, last = start * columns, stop * columns
         block, end = first // self.size, -(-last // self.size)
-        # Two codes a byte, the first in the high half.
+        # Two codes per byte, high nibble first.
         half = self.shape[0] * columns // 2
         stored = source.read(self.name, block * self.size // 2, min(end * self.size // 2, half))
         pairs = stored.flatten()
@@ -162,7 +174,7 @@ class Blockwise(Uncoded):
         return values[skipped : skipped + last - first].view(stop - start, columns)
 
     def _largest(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """The largest number of blocks `[start:stop]`."""
+        """Absolute maximums of blocks `[start:stop]`."""
         stored = source.read(f"{self.name}.absmax", start, stop)
         if self.nested_size is None:
             return stored.float()

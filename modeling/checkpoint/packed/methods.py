@@ -1,40 +1,67 @@
-"""Which stored tensors make which published ones, by the method that a config names.
+"""Quantization methods: which stored tensors make up which published ones.
 
-Sources: the formats that AutoGPTQ, AutoAWQ, compressed-tensors, bitsandbytes and transformers
-write (`quantization_config` in config.json).
+Sources: the formats written by AutoGPTQ, AutoAWQ, compressed-tensors, bitsandbytes and transformers
+(`quantization_config` in config.json).
 """
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from typing import Protocol
 
 import torch
+from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.floats import Blockwise, Mxfp4, Scaled
 from ortolan.modeling.checkpoint.packed.integers import AWQ_ORDER, WORD_BITS, Columns, Rows
-from ortolan.modeling.checkpoint.packed.packing import Packing
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import Shapes, TensorSource
+from ortolan.modeling.weights import CodedRows, CodeFormat, Shapes, TensorSource
 
 Values = Mapping[str, object]
+
+
+class Packing(Protocol):
+    """Decodes a published tensor from stored ones."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the published tensor."""
+        ...
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of its stored tensors."""
+        ...
+
+    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Rows `[start:stop]`, dequantized."""
+        ...
+
+    def code_format(self, source: TensorSource) -> CodeFormat | None:
+        """Format of its codes; None if kernels cannot use them unchanged."""
+        ...
+
+    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
+        """Codes of rows `[start:stop]` in that format."""
+        ...
+
 
 Found = Iterator[tuple[str, Packing]]
 
 WEIGHT = ".weight"
 
 IDLE = ("input_scale", "activation_scale", "input_zero_point", "output_scale")
-"""Tensors beside a weight that are about the type of its inputs, which are floats here."""
+"""Tensors that describe the quantization of inputs, which stay floats here."""
 
 
 def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
-    """The tensors that a checkpoint stores as others, by their published names.
+    """Packed tensors of a checkpoint, by their published names.
 
     Args:
         values: `quantization_config` of its config.
-        source: the stored tensors.
+        source: stored tensors.
 
     Raises:
-        CheckpointError: a method that Ortolan does not read, or tensors that are not as it stores
-            them.
+        CheckpointError: Ortolan does not read the method, or the tensors do not match it.
     """
     method = values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
@@ -44,7 +71,7 @@ def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
         return dict(read(values, source))
     except (KeyError, ValueError, TypeError, IndexError) as error:
         raise CheckpointError(
-            f"quantization_config: expected tensors as {method} stores them, got none or others: "
+            f"quantization_config: tensors of the method {method} are missing or malformed: "
             f"{str(error).strip()!r:.120}. The download is incomplete."
         ) from error
 
@@ -66,9 +93,9 @@ def _gptq(values: Values, source: TensorSource) -> Found:
                     shape=(outputs, shape[0] * WORD_BITS // bits),
                     bits=bits,
                     groups=groups,
-                    order=None,
+                    index=f"{stem}g_idx" if f"{stem}g_idx" in source.shapes() else None,
+                    columns=None,
                     less_one=less_one[version],
-                    has_order=f"{stem}g_idx" in source.shapes(),
                 ),
             )
 
@@ -88,15 +115,15 @@ def _awq(values: Values, source: TensorSource) -> Found:
                     shape=(shape[1] * WORD_BITS // bits, shape[0]),
                     bits=bits,
                     groups=source.shapes()[f"{stem}scales"][0],
-                    order=AWQ_ORDER,
+                    index=None,
+                    columns=AWQ_ORDER,
                     less_one=False,
-                    has_order=False,
                 ),
             )
 
 
 def _compressed(values: Values, source: TensorSource) -> Found:
-    """Packed integers by the bits of their group of the config; floats and integers of 8 bits."""
+    """Integers packed by the bits of the config's groups; 8-bit floats and integers."""
     shapes = source.shapes()
     groups = values.get("config_groups")
     schemes = [
@@ -117,17 +144,17 @@ def _compressed(values: Values, source: TensorSource) -> Found:
                     shape=(shape[0], inputs),
                     bits=bits,
                     groups=shapes[f"{stem}_scale"][1],
+                    index=f"{stem}_g_idx" if f"{stem}_g_idx" in shapes else None,
                     symmetric=f"{stem}_zero_point" not in shapes,
-                    has_order=f"{stem}_g_idx" in shapes,
-                    beside=(f"{stem}_shape", *_idle(stem, shapes)),
+                    unused=(f"{stem}_shape", *_idle(stem, shapes)),
                 ),
             )
         elif name.endswith(WEIGHT) and f"{name}_scale" in shapes:
             if f"{name}_zero_point" in shapes and source.read(f"{name}_zero_point", 0, 1).any():
                 raise _unknown(f"{name}_zero_point", "zeros", "others")
             _check_dtype(name, source, (torch.int8, torch.float8_e4m3fn))
-            beside = [zero for zero in (f"{name}_zero_point",) if zero in shapes]
-            yield name, _scaled(name, f"{name}_scale", shapes, (*beside, *_idle(name, shapes)))
+            unused = [zero for zero in (f"{name}_zero_point",) if zero in shapes]
+            yield name, _scaled(name, f"{name}_scale", shapes, (*unused, *_idle(name, shapes)))
 
 
 def _fp8(values: Values, source: TensorSource) -> Found:
@@ -152,8 +179,8 @@ def _mxfp4(values: Values, source: TensorSource) -> Found:
 def _bitsandbytes(values: Values, source: TensorSource) -> Found:
     del values
     for name, shape in source.shapes().items():
-        stem, found, kind = name.partition(".quant_state.bitsandbytes__")
-        if found:
+        stem, separator, kind = name.partition(".quant_state.bitsandbytes__")
+        if separator:
             _one_of("quant_type", kind, ("nf4", "fp4"))
             state = json.loads(bytes(source.read(name, 0, shape[0]).tolist()))
             rows, columns = state["shape"]
@@ -182,26 +209,26 @@ METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
 """By `quant_method`."""
 
 
-def _check_dtype(name: str, source: TensorSource, known: tuple[torch.dtype, ...]) -> None:
-    """Raise CheckpointError unless a tensor holds numbers of one byte each."""
-    got = source.read(name, 0, 1).dtype
-    if got not in known:
-        raise _unknown(name, f"of type {' or '.join(map(str, known))}", got)
+def _check_dtype(name: str, source: TensorSource, dtypes: tuple[torch.dtype, ...]) -> None:
+    """Raise CheckpointError unless a tensor has one of the dtypes."""
+    dtype = source.read(name, 0, 1).dtype
+    if dtype not in dtypes:
+        raise _unknown(name, f"of type {' or '.join(map(str, dtypes))}", dtype)
 
 
-def _scaled(name: str, scale: str, shapes: Shapes, beside: tuple[str, ...]) -> Scaled:
-    """A matrix and its scales, whose shape says what share each of them has."""
+def _scaled(name: str, scale: str, shapes: Shapes, unused: tuple[str, ...]) -> Scaled:
+    """A matrix and its scales; their shapes determine the block size."""
     shape, count = shapes[name], shapes[scale]
     if len(shape) != 2:
         raise _unknown(name, "a matrix", f"shape {shape}")
     rows, columns = shape
     high, wide = (*count, 1, 1)[:2]
     block = (_share(rows, high), _share(columns, wide))
-    return Scaled(name, scale, (rows, columns), block, beside)
+    return Scaled(name, scale, (rows, columns), block, unused)
 
 
 def _share(size: int, count: int) -> int:
-    """Rows or columns of each of so many blocks: a power of 2, or all."""
+    """Rows or columns per block if there are `count` blocks: a power of 2, or all."""
     if count == 1:
         return size
     share = -(-size // count)
@@ -213,14 +240,14 @@ def _idle(name: str, shapes: Shapes) -> tuple[str, ...]:
     return tuple(f"{layer}.{kind}" for kind in IDLE if f"{layer}.{kind}" in shapes)
 
 
-def _one_of(key: str, got: object, known: tuple[object, ...]) -> int:
-    if got not in known:
-        raise _unknown(key, f"one of {', '.join(map(str, known))}", got)
-    return got if isinstance(got, int) else 0
+def _one_of(key: str, value: object, choices: tuple[object, ...]) -> int:
+    if value not in choices:
+        raise _unknown(key, f"one of {', '.join(map(str, choices))}", value)
+    return value if isinstance(value, int) else 0
 
 
-def _unknown(key: str, expected: str, got: object) -> CheckpointError:
+def _unknown(key: str, expected: str, value: object) -> CheckpointError:
     return CheckpointError(
-        f"quantization_config: expected {key} to be {expected}, got {got!r:.80}. Export the "
-        "checkpoint that this one was quantized from."
+        f"quantization_config: {key} must be {expected} (got {value!r:.80}). Export the checkpoint "
+        "that this one was quantized from."
     )

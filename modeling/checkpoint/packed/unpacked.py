@@ -1,4 +1,4 @@
-"""Tensors as floating point numbers, however their files hold them."""
+"""Tensors as floating-point numbers, however their files store them."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,11 +12,11 @@ from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""What weights may be stored in; anything else is quantized, and means nothing by itself."""
+"""Dtypes of unquantized weights."""
 
 
 class FileTensors(TensorSource, Protocol):
-    """Published tensors that lie in files."""
+    """Published tensors stored in files."""
 
     def files(self) -> list[Path]:
         """The files, sorted by name."""
@@ -24,19 +24,19 @@ class FileTensors(TensorSource, Protocol):
 
 
 class Unpacked:
-    """The tensors of some files, all in floating point."""
+    """Tensors of files, all as floating-point numbers."""
 
     def __init__(
         self, stored: FileTensors, quantization: Mapping[str, object] | None = None
     ) -> None:
-        """Find the tensors that are stored as others.
+        """Find the packed tensors.
 
         Args:
-            stored: what the files hold.
+            stored: tensors of the files.
             quantization: `quantization_config` of the config.
 
         Raises:
-            CheckpointError: a method that Ortolan does not read, or one without its parts.
+            CheckpointError: Ortolan does not read the method, or parts are missing.
         """
         self._stored = stored
         self._packings = {} if quantization is None else packings(quantization, stored)
@@ -45,8 +45,7 @@ class Unpacked:
         for part, name in parts.items():
             if part not in shapes:
                 raise CheckpointError(
-                    f"{name}: expected it to be stored as {part} and others, got none of that "
-                    "name. The download is incomplete."
+                    f"{name}: its stored part {part} is missing. The download is incomplete."
                 )
         self._shapes = {name: shape for name, shape in shapes.items() if name not in parts}
         self._shapes |= {name: packing.shape for name, packing in self._packings.items()}
@@ -60,10 +59,10 @@ class Unpacked:
         return self._stored.files()
 
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
-        """The slice `[start:stop]` along `axis` of one tensor, dequantized or as it is stored.
+        """Slice `[start:stop]` of a tensor along `axis`, dequantized if it is packed.
 
         Raises:
-            CheckpointError: it is stored in something other than floating point.
+            CheckpointError: it is neither packed nor floating-point.
         """
         packing = self._packings.get(name)
         if packing is not None:
@@ -73,16 +72,16 @@ class Unpacked:
         piece = self._stored.read(name, start, stop, axis=axis)
         if piece.dtype not in FLOATS:
             raise CheckpointError(
-                f"{name}: expected bf16, fp16 or fp32, got {piece.dtype}. "
-                "Export the checkpoint that this one was quantized from."
+                f"{name}: the dtype must be bf16, fp16 or fp32 (got {piece.dtype}). Export the "
+                "checkpoint that this one was quantized from."
             )
         return piece
 
     def code_format(self, name: str) -> CodeFormat | None:
-        """The format of a tensor's codes; None where it has none that kernels take."""
+        """Format of a tensor's codes; None if it has none that kernels support."""
         packing = self._packings.get(name)
         return None if packing is None else packing.code_format(self._stored)
 
     def codes(self, name: str, start: int, stop: int) -> CodedRows:
-        """The codes of rows `[start:stop]` of a tensor that has some."""
+        """Codes of rows `[start:stop]` of a tensor that has a format."""
         return self._packings[name].codes(self._stored, start, stop)

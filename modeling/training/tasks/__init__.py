@@ -46,13 +46,14 @@ def task_of(recipe: Recipe, folder: Path) -> Task:
             "'task.py:MyTask'."
         )
     if source is not None:
-        task = named_object(source, folder, "task")
+        build = named_object(source, folder, "task")
     elif name in TASKS:
-        task = TASKS[name]
+        build = TASKS[name]
     else:
         raise RecipeError(
             f"task.name must be one of {', '.join(TASKS)} (got {name!r}). For another task, name "
             "its class with task.source."
         )
-    options = arguments_of(task, options, "task", other=("recipe", "folder"))
-    return task(recipe, folder, **options)
+    arguments = arguments_of(build, options, "task", other=("recipe", "folder"))
+    task: Task = build(recipe, folder, **arguments)
+    return task

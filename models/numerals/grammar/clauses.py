@@ -1,14 +1,15 @@
-"""The clauses and additions that sentences with numbers are put together from.
+"""Clauses and additions that form sentences with numbers.
 
-`{SLOT}` is filled by `slots.py`. `[a|b]` is a verb: in English its form and that of he or she, or
-five forms; in French the forms of je, vous, il, nous and ils. `{E}` is the ending of a participle.
+`slots.py` fills `{SLOT}`. `[a|b]` is a verb: in English the plain form and the third person
+singular, or five forms; in French the forms for je, vous, il, nous and ils. `{E}` is the ending of
+a participle.
 """
 
 from typing import NamedTuple
 
 
 class Clause(NamedTuple):
-    """The same clause in both languages, and the additions that may follow, with + between."""
+    """A clause in both languages, and the additions that may follow, combined by +."""
 
     english: str
     french: str
@@ -132,7 +133,7 @@ PERSONAL = {
         "finished in {PLACE} place", f"{_AVOIR} terminé à la {{PLACE}} place", ("yesterday", "city")
     ),
 }
-"""What somebody does; the subject precedes it."""
+"""Personal clauses, which follow a subject."""
 
 GENDERED = {
     "born": Clause(
@@ -142,7 +143,7 @@ GENDERED = {
         "{WAS} born on {DATE}", "[suis|êtes|est|sommes|sont] né{E} le {DATE}", ("city", "time")
     ),
 }
-"""The same, where French has to know who it is."""
+"""Personal clauses whose French depends on the gender of the subject."""
 
 IMPERSONAL = {
     "number": Clause("{NUMBER}", "{NUMBER}"),
@@ -180,25 +181,25 @@ IMPERSONAL = {
     ),
     "built": Clause("{BUILDING} built in {YEAR}", "{BUILDING} en {YEAR}"),
 }
-"""What needs no subject."""
+"""Clauses without a subject."""
 
 JOINED = ("age", "have", "want", "live", "work", "leave", "rise", "weigh", "tall", "earn", "owe")
-"""Personal clauses of which two can follow each other."""
+"""Personal clauses that can be joined in pairs."""
 
 JOINERS = {"and": (" and ", " et "), "but": (" but ", " mais ")}
 
 HELD_OUT = frozenset(
     {
-        # A known clause with an addition that it never has.
+        # A known clause with an addition that it never has in training.
         "have:with", "see:table", "need:tomorrow", "sold:price+city", "bought:city+year",
         "counted:city+yesterday", "lost:date", "read:with", "live:floor+with", "lived:with",
         "address:city", "leave:from", "arrive:from+date", "eat:kitchen", "waited:city",
         "paid:year", "owe:today", "finished:yesterday", "birthday:time", "cost:today",
         "there:city", "trip:to+date", "landing:tomorrow", "degrees:kitchen", "event:time+city",
         "start:tomorrow+city", "fell:year",
-        # Two known clauses that never stand together.
+        # Two known clauses that are never joined in training.
         "age and earn", "have but want", "live and weigh", "work but leave", "tall and have",
         "rise and age", "earn but owe", "leave and live",
     }
 )  # fmt: skip
-"""Templates that training never sees, by name."""
+"""Names of templates that training never sees."""

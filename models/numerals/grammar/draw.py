@@ -1,4 +1,4 @@
-"""Random choices for one sentence, and which numbers training never sees."""
+"""Random choices for a sentence, and numbers that training never sees."""
 
 import random
 from bisect import bisect_left, bisect_right
@@ -15,13 +15,13 @@ T = TypeVar("T")
 LARGEST = 1_000_000
 
 SMALLEST_HELD_OUT = 21
-"""Below, numbers have names of their own, which cannot be put together from others."""
+"""Smaller numbers have irregular names, which cannot be derived from others."""
 
 HELD_OUT_PART = 10
 
 
 def is_held_out(number: int) -> bool:
-    """Whether a number is one of the tenth that training never sees."""
+    """Whether a number belongs to the tenth that training never sees."""
     return number >= SMALLEST_HELD_OUT and crc32(b"%d" % number) % HELD_OUT_PART == 0
 
 
@@ -31,19 +31,19 @@ def _held_out() -> list[int]:
 
 
 def _held_out_within(least: int, most: int) -> range:
-    """Where the held-out numbers of a span stand in `_held_out`."""
-    known = _held_out()
-    return range(bisect_left(known, least), bisect_right(known, most))
+    """Indices into `_held_out` of the held-out numbers of a span."""
+    numbers = _held_out()
+    return range(bisect_left(numbers, least), bisect_right(numbers, most))
 
 
 @dataclass(kw_only=True, slots=True)
 class Draw:
-    """Random choices for one sentence, and the numbers that it came to hold.
+    """Random choices for a sentence, and the numbers it contains.
 
     Attributes:
-        rng: where they come from.
-        prefers_held_out: take numbers that training never sees, wherever there are any.
-        numbers: those drawn so far.
+        rng: source of randomness.
+        prefers_held_out: choose numbers that training never sees, where possible.
+        numbers: numbers drawn so far.
     """
 
     rng: random.Random
@@ -51,7 +51,7 @@ class Draw:
     numbers: list[int] = field(default_factory=list)
 
     def number(self, least: int, most: int) -> int:
-        """A number; all counts of digits are as likely as each other, and round numbers more."""
+        """Draw a number: every count of digits is equally likely, and round numbers more so."""
         spans = [
             (max(least, 10 ** (digits - 1) if digits > 1 else 0), min(most, 10**digits - 1))
             for digits in range(len(str(least)), len(str(most)) + 1)
@@ -59,8 +59,8 @@ class Draw:
         if self.prefers_held_out:
             spans = [span for span in spans if _held_out_within(*span)] or spans
         low, high = self.of(spans)
-        if self.prefers_held_out and (known := _held_out_within(low, high)):
-            return self.note(_held_out()[self.of(known)])
+        if self.prefers_held_out and (indices := _held_out_within(low, high)):
+            return self.note(_held_out()[self.of(indices)])
         number = self.rng.randint(low, high)
         if number >= 100 and self.rng.random() < 0.15:
             round_to = 10 ** self.rng.randint(1, len(str(number)) - 1)
@@ -68,16 +68,16 @@ class Draw:
         return self.note(number)
 
     def note(self, number: int) -> int:
-        """Remember a number that the sentence holds."""
+        """Record a number of the sentence."""
         self.numbers.append(number)
         return number
 
     def style(self, number: int) -> Style:
-        """Words or digits for the English side."""
+        """Choose words or digits for the English side."""
         if self.rng.random() < 0.5:
             return "words"
         return "grouped" if number >= 1000 and self.rng.random() < 0.5 else "digits"
 
     def of(self, choices: Sequence[T]) -> T:
-        """One of some."""
+        """Choose one item."""
         return self.rng.choice(choices)

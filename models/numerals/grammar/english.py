@@ -6,7 +6,7 @@ from typing import Literal
 from num2words import num2words
 
 Style = Literal["words", "digits", "grouped"]
-"""`grouped` has a comma in front of the last three digits of thousands."""
+"""`grouped` separates thousands with a comma."""
 
 MONTHS = (
     "January",
@@ -61,12 +61,12 @@ def ordinal(number: int, style: Style = "words") -> str:
 
 @cache
 def year(number: int, style: Style = "words") -> str:
-    """A year as it is said, or its digits."""
+    """A year in spoken form, or its digits."""
     return str(num2words(number, lang="en", to="year")) if style == "words" else str(number)
 
 
 def date(day: int, month: int, of_year: str | None, *, form: int) -> str:
-    """A day of a year in one of six forms; `month` is 1 to 12."""
+    """A date in one of six forms; `month` is 1 to 12."""
     name = MONTHS[month - 1]
     comma, plain = (f", {of_year}", f" {of_year}") if of_year else ("", "")
     return (
@@ -83,7 +83,7 @@ DATE_FORMS = 6
 
 
 def clock(hour: int, minute: int, *, form: Literal["24", "12", "words"]) -> str:
-    """A time on a clock's face: 17:30, 5:30 p.m., five thirty in the afternoon."""
+    """A time of day: 17:30, 5:30 p.m., five thirty p.m."""
     if form == "24":
         return f"{hour}:{minute:02}"
     half = "a.m." if hour < 12 else "p.m."

@@ -1,6 +1,6 @@
 """French numbers, dates, times and prices, in words.
 
-The spelling is that before the reform of 1990: hyphens only below a hundred.
+Spelled as before the reform of 1990: hyphens only below one hundred.
 """
 
 import re
@@ -25,7 +25,7 @@ MONTHS = (
 
 WEEKDAYS = ("lundi", "mardi", "mercredi", "jeudi", "vendredi", "samedi", "dimanche")
 
-# Vowels, and the words with a mute h that these sentences have; `huit` and `onze` are none.
+# Vowels, and the words with a mute h in these sentences; `huit` and `onze` are not elided.
 _ELIDED = re.compile(
     r"\b([jdlJDL])e (?!onze)(?=[aeiouàâéèêëîïôùûœAEIOUÉ]|h(?:abit|eure|omme|ôtel))"
 )
@@ -41,7 +41,7 @@ def cardinal(number: int, *, feminine: bool = False) -> str:
     if number == 1_000_000:
         return "un million"
     thousands, rest = divmod(number, 1000)
-    # `vingt` and `cent` take no s in front of `mille`: deux cent mille.
+    # `vingt` and `cent` lose their s before `mille`: deux cent mille.
     words = [numbered(thousands), "mille"] if thousands > 1 else ["mille"] * thousands
     if rest or not thousands:
         words.append(_below_thousand(rest))
@@ -50,7 +50,7 @@ def cardinal(number: int, *, feminine: bool = False) -> str:
 
 
 def numbered(number: int) -> str:
-    """A number that names one thing: page deux cent, l'an mille neuf cent quatre-vingt."""
+    """A number used as a label: page deux cent, l'an mille neuf cent quatre-vingt."""
     text = cardinal(number)
     return text.removesuffix("s") if text.endswith(("cents", "vingts")) else text
 
@@ -62,13 +62,13 @@ def ordinal(number: int, *, feminine: bool = False) -> str:
         return "première" if feminine else "premier"
     text = numbered(number)
     if text.endswith(("cent", "vingt")):
-        # The library keeps the plural's s.
+        # The library keeps the plural s.
         return f"{text}ième"
     return str(num2words(number, lang="fr", to="ordinal"))
 
 
 def counted(number: int, one: str, many: str, *, feminine: bool = False) -> str:
-    """A number of things: `une pomme`, `zéro pomme`, `un million de pommes`."""
+    """A counted noun: `une pomme`, `zéro pomme`, `un million de pommes`."""
     words = cardinal(number, feminine=feminine)
     if number == 1_000_000:
         words += " de"
@@ -76,14 +76,14 @@ def counted(number: int, one: str, many: str, *, feminine: bool = False) -> str:
 
 
 def date(day: int, month: int, of_year: int | None) -> str:
-    """A day of a year without its article: `premier mai deux mille vingt`."""
+    """A date without its article: `premier mai deux mille vingt`."""
     spoken = "premier" if day == 1 else cardinal(day)
     year = f" {numbered(of_year)}" if of_year else ""
     return f"{spoken} {MONTHS[month - 1]}{year}"
 
 
 def clock(hour: int, minute: int) -> str:
-    """A time of 24 hours: `dix-sept heures trente`, `vingt et une heures`, `midi`."""
+    """A time on a 24-hour clock: `dix-sept heures trente`, `vingt et une heures`, `midi`."""
     if minute == 0 and hour in (0, 12):
         return "minuit" if hour == 0 else "midi"
     hours = counted(hour, "heure", "heures", feminine=True)
@@ -91,9 +91,9 @@ def clock(hour: int, minute: int) -> str:
 
 
 def spoken_clock(hour: int, minute: int) -> str:
-    """A time of conversation: `trois heures et demie`, `quatre heures moins le quart`.
+    """A colloquial time: `trois heures et demie`, `quatre heures moins le quart`.
 
-    The hour is 1 to 11, so that it is neither noon nor midnight.
+    The hour is 1 to 11, neither noon nor midnight.
     """
     start = hour if minute <= 30 else hour + 1
     hours = "midi" if start == 12 else counted(start, "heure", "heures", feminine=True)
@@ -108,5 +108,5 @@ def spoken_clock(hour: int, minute: int) -> str:
 
 
 def elided(text: str) -> str:
-    """`je habite` as `j'habite`, `de avril` as `d'avril`."""
+    """Elide: `je habite` to `j'habite`, `de avril` to `d'avril`."""
     return _ELIDED.sub(r"\1'", text)

@@ -1,4 +1,4 @@
-"""What fills the slots of a clause, at random, in both languages at once."""
+"""Random values for the slots of a clause, in both languages at once."""
 
 from collections.abc import Callable
 
@@ -26,7 +26,7 @@ _SIGNS = (("plus", "plus"), ("minus", "moins"), ("times", "fois"))
 
 
 def _counted(draw: Draw, noun: Noun, number: int) -> Wording:
-    """A number of things."""
+    """A counted noun."""
     written = english.cardinal(number, draw.style(number))
     return Wording(
         f"{written} {noun.english if number == 1 else noun.english_plural}",
@@ -58,7 +58,7 @@ def _count(draw: Draw) -> Wording:
 
 
 def _things(draw: Draw) -> Wording:
-    """More than one, after `there are`."""
+    """A count above one, after `there are`."""
     return _counted(draw, draw.of(NOUNS), draw.number(2, LARGEST))
 
 
@@ -160,7 +160,7 @@ def _time(draw: Draw) -> Wording:
 
 
 def _date(draw: Draw) -> Wording:
-    """A day, half of them with a year and a quarter with a weekday."""
+    """A date; half have a year, a quarter a weekday."""
     month = draw.rng.randint(1, 12)
     day = draw.number(1, 30 if month in (4, 6, 9, 11) else 28 if month == 2 else 31)
     year = draw.number(1800, 2050) if draw.rng.random() < 0.5 else None
@@ -220,4 +220,4 @@ SLOTS: dict[str, Slot] = {
     "VEHICLE": _one_of(VEHICLES),
     "YEAR": _year,
 }
-"""Slots by the name that clauses give them."""
+"""Slots by their names in clauses."""

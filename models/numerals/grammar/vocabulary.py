@@ -1,17 +1,17 @@
-"""The people, places and things that sentences with numbers speak of, in both languages."""
+"""People, places and things in sentences with numbers, in both languages."""
 
 from typing import NamedTuple
 
 
 class Wording(NamedTuple):
-    """The same in both languages."""
+    """A phrase in both languages."""
 
     english: str
     french: str
 
 
 class Noun(NamedTuple):
-    """A thing to count."""
+    """A countable noun."""
 
     english: str
     english_plural: str
@@ -21,14 +21,14 @@ class Noun(NamedTuple):
 
 
 class Subject(NamedTuple):
-    """Who does something.
+    """Subject of a clause.
 
     Attributes:
-        english: as within a sentence.
-        french: the same.
-        person: of the verb: 0 je, 1 vous, 2 il or elle, 3 nous, 4 ils or elles.
-        pronoun: how a second clause speaks of the same.
-        ending: of a participle after `être`; None where the English does not tell.
+        english: form within a sentence.
+        french: form within a sentence.
+        person: form of the verb: 0 je, 1 vous, 2 il or elle, 3 nous, 4 ils or elles.
+        pronoun: pronoun in a second clause.
+        ending: ending of a participle after `être`; None if the English does not determine it.
     """
 
     english: str
@@ -96,7 +96,7 @@ THINGS = tuple(
     for noun in NOUNS
     for article in ("l'" if noun.french[0] in "aeoœ" else ("la " if noun.feminine else "le "),)
 )
-"""One of each."""
+"""The nouns with a definite article."""
 
 _HE, _SHE, _THEY = Wording("he", "il"), Wording("she", "elle"), Wording("they", "ils")
 
@@ -163,7 +163,7 @@ BUILDINGS = (
     Wording("the church was", "l'église a été construite"),
     Wording("the school was", "l'école a été construite"),
 )
-"""With the participle of `built`, which agrees."""
+"""Include the beginning of the verb `built`, whose participle agrees."""
 
 ROOMS = (
     Wording("the office", "le bureau"),

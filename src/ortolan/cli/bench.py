@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.output import Row, print_json, print_table, size
 from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:
@@ -112,11 +112,12 @@ def _share(reads: "Generation") -> str:
     return "" if reads.bandwidth_share is None else f"{reads.bandwidth_share:.0%}"
 
 
-def _about(result: "Result") -> list[tuple[str, str]]:
+def _about(result: "Result") -> list[Row]:
     """Rows about the model and the machine."""
     weights = result.weights
     formats = ", ".join(f"{size(count)} in {name}" for name, count in weights.formats.items())
-    rows = [
+    peak, bandwidth = result.peak_memory_bytes, result.bandwidth
+    return [
         ("model", f"{result.model_type}, {result.precision}"),
         (
             "run",
@@ -128,12 +129,13 @@ def _about(result: "Result") -> list[tuple[str, str]]:
             f"{size(weights.bytes)} per token: {formats} (head {size(weights.head_bytes)})",
         ),
         ("cache", f"{size(result.cache_bytes_per_token)} per token of context"),
+        (
+            "bandwidth",
+            f"{size(bandwidth.bytes_per_second)}/s read from memory" if bandwidth else None,
+        ),
+        ("memory", f"{size(peak)} at the peak" if peak is not None else None),
+        *(("note", note) for note in result.notes),
     ]
-    if result.bandwidth is not None:
-        rows.append(("bandwidth", f"{size(result.bandwidth.bytes_per_second)}/s read from memory"))
-    if result.peak_memory_bytes is not None:
-        rows.append(("memory", f"{size(result.peak_memory_bytes)} at the peak"))
-    return rows + [("note", note) for note in result.notes]
 
 
 def _print_rows(rows: Sequence[Sequence[str]]) -> None:

@@ -203,6 +203,7 @@ def command(
         )
     measured = read_certificate(bundle).measured
     unverified = bundle.manifest.unverified
+    origin = bundle.manifest.provenance
     total = sum(file.size for file in bundle.manifest.files)
     if as_json:
         print_json(
@@ -210,7 +211,7 @@ def command(
                 "bundle": str(bundle.path),
                 "bytes": total,
                 "unverified": unverified,
-                "left_out": list(bundle.manifest.provenance.left_out),
+                "left_out": list(origin.left_out),
                 **{name: getattr(measured, name, None) for name in _FIGURES},
                 "weights": msgspec.to_builtins(measured and measured.weights),
                 "quality": msgspec.to_builtins(bundle.manifest.quality),
@@ -220,12 +221,10 @@ def command(
     print_table(
         [
             ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
-            *_weights(bundle.manifest),
-            *_left_out(bundle.manifest),
-            (
-                "device",
-                f"not verified: {unverified}" if measured is None else measured.device_summary,
-            ),
+            ("weights", _weights(bundle.manifest)),
+            ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
+            ("left out", ", ".join(origin.left_out) or None),
+            ("device", measured.device_summary if measured else f"not verified: {unverified}"),
             *quality_rows(bundle.manifest.quality),
         ]
     )
@@ -239,7 +238,7 @@ def _precision(name: str, values: dict[str, Any]) -> choices.Precision:
     """
     is_auto = name == "auto"
     own = {key: values.pop(key) for key in _OF_PRECISION if key != "max_kl" or is_auto}
-    own = {key: value for key, value in own.items() if value not in (None, False, ())}
+    own = {k: v for k, v in own.items() if v is not None and v is not False and v != ()}
     for key in {"group_size", "head_bits"} & own.keys():
         own[key] = int(own[key])
     if name == "int8" and own.get("head_bits") == 8:
@@ -255,16 +254,8 @@ def _precision(name: str, values: dict[str, Any]) -> choices.Precision:
     return name if kind is None else kind(**own)  # type: ignore[return-value]
 
 
-def _weights(manifest: Manifest) -> list[tuple[str, str]]:
+def _weights(manifest: Manifest) -> str | None:
     """How low-bit weights were made; the default depends on the checkpoint."""
     counts = Counter((tensor.bits, tensor.method) for tensor in manifest.quantized)
     kinds = [f"{count} in {bits} bits by {method}" for (bits, method), count in counts.items()]
-    rows = [("weights", ", ".join(kinds))] if kinds else []
-    origin = manifest.provenance.calibrated_on
-    return rows if origin is None else [*rows, ("calibrated", f"on {origin}")]
-
-
-def _left_out(manifest: Manifest) -> list[tuple[str, str]]:
-    """Parts of the checkpoint for inputs other than text."""
-    names = manifest.provenance.left_out
-    return [("left out", ", ".join(names))] if names else []
+    return ", ".join(kinds) or None

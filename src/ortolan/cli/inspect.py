@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
-from ortolan.cli.output import print_json, print_table, quality_rows, size
+from ortolan.cli.output import Row, print_json, print_table, quality_rows, size
 from ortolan.cli.preview import print_preview
 from ortolan.runtime.bundle.kinds import KINDS
 
@@ -102,16 +102,18 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
         [
             ("model", f"{about.model_type} {about.kind}, {about.precision}"),
             ("devices", ", ".join(about.devices)),
-            *([("device", f"not verified: {about.unverified}")] if about.unverified else []),
-            *_first_load(trial),
+            ("device", f"not verified: {about.unverified}" if about.unverified else None),
+            ("first load", _first_load(trial)),
             *quality_rows(about.quality),
-            *([("calibrated", f"on {about.calibrated_on}")] if about.calibrated_on else []),
+            ("calibrated", f"on {about.calibrated_on}" if about.calibrated_on else None),
             ("input", about.takes),
-            ("output", f"{about.gives}{_first_names(about.labels)}"),
-            *_tokens(about),
-            *_sampling(about),
+            ("output", ": ".join(filter(None, (about.gives, _first_names(about.labels))))),
+            ("context", _context(about)),
+            ("maps", _maps(about)),
+            ("sampling", "none: invalid" if about.sampling_error else _pairs(about.sampling)),
+            ("not applied", about.sampling_error or _pairs(about.not_applied)),
             ("on disk", f"{size(about.total_bytes)}, weights {size(about.weight_bytes)}"),
-            *_prefill(about),
+            ("for prefill", _prefill(about)),
             *_memory(about),
         ]
     )
@@ -124,66 +126,61 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
         _print_placement(placed)
     if about.quantized:
         print("\nlow-bit weights, largest error first")
-        print_table([(f"  {tensor.name}", _format(tensor)) for tensor in about.quantized])
+        print_table([(f"  {tensor.name}", _low_bit(tensor)) for tensor in about.quantized])
     print("\nfiles")
     print_table([(f"  {name}", size(count)) for name, count in about.files.items()])
 
 
-def _first_load(trial: Trial | None) -> list[tuple[str, str]]:
+def _first_load(trial: Trial | None) -> str | None:
     if trial is None:
-        return []
+        return None
     words = {"refused": f"refused: {trial.text}", "ended": "FAILED, see below"}
-    return [("first load", words.get(trial.outcome, trial.text))]
+    return words.get(trial.outcome, trial.text)
 
 
 def _first_names(names: tuple[str, ...]) -> str:
-    if not names:
-        return ""
     more = "" if len(names) <= 8 else f" and {len(names) - 8} more"
-    return f": {', '.join(names[:8])}{more}"
+    return f"{', '.join(names[:8])}{more}"
 
 
-def _tokens(about: Description) -> list[tuple[str, str]]:
-    rows = []
-    if about.vocab_size > 1:
-        rows.append(("context", f"{about.context_length} tokens, vocabulary of {about.vocab_size}"))
-    if about.attention_maps:
-        rows.append(("maps", f"{len(about.attention_maps)}{_first_names(about.attention_maps)}"))
-    return rows
+def _context(about: Description) -> str | None:
+    if about.vocab_size <= 1:
+        return None
+    return f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
 
 
-def _sampling(about: Description) -> list[tuple[str, str]]:
-    rows = {
-        "sampling": _pairs(about.sampling) if about.sampling_error is None else "none: invalid",
-        "not applied": about.sampling_error or _pairs(about.not_applied),
-    }
-    return [(name, text) for name, text in rows.items() if text]
+def _maps(about: Description) -> str | None:
+    maps = about.attention_maps
+    return f"{len(maps)}: {_first_names(maps)}" if maps else None
 
 
-def _pairs(values: Mapping[str, object]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in values.items())
+def _pairs(values: Mapping[str, object]) -> str | None:
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or None
 
 
-def _memory(about: Description) -> list[tuple[str, str]]:
+def _prefill(about: Description) -> str | None:
+    """Cost of weights that only prefill uses."""
+    cost = about.prefill_only_bytes
+    return f"{size(cost)} of these, and the same again in memory once packed" if cost else None
+
+
+def _memory(about: Description) -> list[Row]:
     """Estimated memory of the weights, and of a context if there is a decoder."""
-    plan = about.memory
+    plan, has_decoder = about.memory, KINDS[about.kind].has_decoder
+    per_token = about.source_bytes_per_token
+    source = f", {size(per_token)} per token of the source" if per_token else ""
+    times = f"{plan.batch} x " if plan.batch > 1 else ""
+    scope = f"{times}{plan.context} tokens: " if has_decoder else ""
     parts = [f"weights {size(plan.weights)} {'mapped' if plan.device == 'cpu' else 'copied'}"]
     if plan.device == "cpu":
         parts.append(f"packed copies {size(plan.packed)}")
-    rows = []
-    if not KINDS[about.kind].has_decoder:
-        scope = "at most "
-    else:
-        per_token = about.source_bytes_per_token
-        source = f", {size(per_token)} per token of the source" if per_token else ""
-        rows.append(("cache", f"{size(about.cache_bytes_per_token)} per token{source}"))
-        times = f"{plan.batch} x " if plan.batch > 1 else ""
-        scope = f"{times}{plan.context} tokens: at most "
+    if has_decoder:
         parts += [f"cache {size(plan.cache + plan.source)}", f"logits {size(plan.logits)}"]
     parts.append(f"activations {size(plan.workspace)}")
+    cache = f"{size(about.cache_bytes_per_token)} per token{source}" if has_decoder else None
     return [
-        *rows,
-        (f"memory of {plan.device}", f"{scope}{size(plan.total)}"),
+        ("cache", cache),
+        (f"memory of {plan.device}", f"{scope}at most {size(plan.total)}"),
         ("", ", ".join(parts)),
     ]
 
@@ -215,15 +212,7 @@ def _print_placement(placed: Placement) -> None:
         print("  none without a kernel")
 
 
-def _prefill(about: Description) -> list[tuple[str, str]]:
-    """Cost of weights that only prefill uses."""
-    if about.prefill_only_bytes == 0:
-        return []
-    cost = size(about.prefill_only_bytes)
-    return [("for prefill", f"{cost} of these, and the same again in memory once packed")]
-
-
-def _format(tensor: QuantizedTensor) -> str:
+def _low_bit(tensor: QuantizedTensor) -> str:
     groups = "one group per row" if tensor.group is None else f"groups of {tensor.group}"
     kind = "" if tensor.symmetric else ", asymmetric"
     return f"{tensor.bits} bits, {groups}{kind}, {tensor.method}, error {tensor.error:.4f}"

@@ -1,7 +1,7 @@
 """JSON, tables and sizes on standard output."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -13,20 +13,28 @@ def print_json(value: dict[str, Any]) -> None:
     print(json.dumps(value, indent=2))
 
 
-def print_table(rows: Sequence[tuple[str, str]]) -> None:
+Row = tuple[str, str | None]
+"""Name and value of a table; a row without a value is not printed."""
+
+
+def print_table(rows: Iterable[Row]) -> None:
     """Print names and values in two columns, one line per row."""
-    rows = [(" ".join(name.splitlines()), value) for name, value in rows]
-    width = max(len(name) for name, _ in rows)
-    for name, value in rows:
-        print(f"{name:<{width}}  {' '.join(value.splitlines())}".rstrip())
+    lines = [(_one_line(name), _one_line(value)) for name, value in rows if value is not None]
+    width = max(len(name) for name, _ in lines)
+    for name, value in lines:
+        print(f"{name:<{width}}  {value}".rstrip())
 
 
-def quality_rows(quality: "Quality | None") -> list[tuple[str, str]]:
-    """Table rows: how far the bundle is from the trained model, and what would help."""
+def _one_line(text: str) -> str:
+    return " ".join(text.splitlines())
+
+
+def quality_rows(quality: "Quality | None") -> list[Row]:
+    """Rows: the distance from the trained model, and what would reduce it."""
     if quality is None:
         return []
-    nearer = [("", f"nearer with {' or '.join(quality.advice)}")] if quality.advice else []
-    return [("quality", quality.summary), *nearer]
+    nearer = f"nearer with {' or '.join(quality.advice)}" if quality.advice else None
+    return [("quality", quality.summary), ("", nearer)]
 
 
 def size(count: float) -> str:

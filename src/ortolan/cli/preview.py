@@ -34,9 +34,9 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
             ("exported as", f"{about.kind}, {_WAYS[about.way]}{_measured(about.measured)}"),
             ("layers", layers if about.width is None else f"{layers}, {about.width} wide"),
             ("parameters", f"{about.parameters:,}"),
-            *_context(about),
+            ("context", _context(about)),
             ("config", _keys(about)),
-            *([("left out", ", ".join(about.left_out))] if about.left_out else []),
+            ("left out", ", ".join(about.left_out) or None),
             *[("missing", f"{name}: {loss}") for name, loss in about.missing.items()],
             *[("note", risk) for risk in (*about.notes, *about.risks)],
         ]
@@ -51,12 +51,12 @@ def _measured(row: Row | None) -> str:
     return f"; error of this type in tests: {row.error:.1e}"
 
 
-def _context(about: Preview) -> list[tuple[str, str]]:
+def _context(about: Preview) -> str | None:
     if about.vocab_size == 1:
-        return []
+        return None
     cache = f", cache {size(about.cache_bytes_per_token)} per token"
     context = f"{about.context_length} tokens, vocabulary of {about.vocab_size}"
-    return [("context", context + (cache if about.cache_bytes_per_token else ""))]
+    return context + (cache if about.cache_bytes_per_token else "")
 
 
 def _keys(about: Preview) -> str:

@@ -1,7 +1,7 @@
-"""Standard output and error that a bundle cannot steer a terminal with.
+"""Standard streams that print control characters as escapes.
 
-Labels, names and generated text come from strangers. An escape sequence among them could hide a
-line, or write one that no command wrote; so control characters are printed as their escapes.
+Labels, names and generated text are untrusted. An escape sequence in them could hide a line of the
+terminal, or imitate one.
 """
 
 import io
@@ -14,7 +14,7 @@ __all__ = ["guarded_streams", "visible"]
 
 _CONTROL = (*range(0x20), *range(0x7F, 0xA0))
 _DIRECTION = (0x061C, 0x200E, 0x200F, *range(0x202A, 0x202F), *range(0x2066, 0x206A))
-"""Characters that change the order in which others are shown (Unicode Standard Annex 9)."""
+"""Characters that change the display order of others (Unicode Standard Annex 9)."""
 _SEPARATORS = (0x2028, 0x2029)
 
 _ESCAPES = {
@@ -26,32 +26,32 @@ _ESCAPES_OF_PROGRESS = {code: text for code, text in _ESCAPES.items() if chr(cod
 
 
 def visible(text: str) -> str:
-    """A text as a guarded stream writes it."""
+    """Escape the control characters of a text."""
     return text.translate(_ESCAPES)
 
 
 class _Guarded(io.TextIOWrapper):
-    """A text stream whose control characters are visible."""
+    """A text stream that escapes control characters."""
 
     escapes = _ESCAPES
 
     def write(self, text: str) -> int:
-        """Write a text; see the module."""
+        """Write a text with its control characters escaped."""
         super().write(text.translate(self.escapes))
         return len(text)
 
 
 class _GuardedProgress(_Guarded):
-    """One on which bars of progress are drawn over themselves."""
+    """The same, but a progress bar may return to the start of its line."""
 
     escapes = _ESCAPES_OF_PROGRESS
 
 
 @contextmanager
 def guarded_streams() -> Iterator[None]:
-    """Put guarded streams in place of `sys.stdout` and `sys.stderr`, for the time of a command.
+    """Replace `sys.stdout` and `sys.stderr` by guarded streams for the duration of a command.
 
-    What cannot be encoded is escaped as well.
+    Characters that cannot be encoded are escaped too.
     """
     before = sys.stdout, sys.stderr
     sys.stdout, sys.stderr = _guarded(sys.stdout, _Guarded), _guarded(sys.stderr, _GuardedProgress)
@@ -60,7 +60,7 @@ def guarded_streams() -> Iterator[None]:
     finally:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, _Guarded):
-                stream.detach()  # or it would close what it has of the other
+                stream.detach()  # or it would close the original's buffer
         sys.stdout, sys.stderr = before
 
 

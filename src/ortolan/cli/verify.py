@@ -48,11 +48,11 @@ def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_js
     print_table(
         [
             ("device", report.device_summary),
-            *([("batch", report.surroundings.summary)] if report.surroundings else []),
-            *([("exact", report.exact.summary)] if report.exact else []),
+            ("batch", report.surroundings.summary if report.surroundings else None),
+            ("exact", report.exact.summary if report.exact else None),
             ("quality", report.quality.summary),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),
-            *([("near ties", f"{report.near_ties}")] if report.near_ties else []),
+            ("near ties", f"{report.near_ties}" if report.near_ties else None),
             ("run", f"{report.device}, onnxruntime {report.onnxruntime}, {report.seconds:.1f} s"),
         ]
     )

@@ -1,4 +1,4 @@
-"""What a model is calibrated on where nobody gives anything."""
+"""Synthetic calibration inputs."""
 
 import re
 from dataclasses import replace
@@ -31,12 +31,12 @@ KINDS: dict[str, tuple[Any, str]] = {
 }
 
 
-def export(config: Any, out: Path, **given: Any) -> Bundle:
-    """In few bits; how far a random model ends up from itself says nothing."""
+def export(config: Any, out: Path, **options_of_export: Any) -> Bundle:
+    """Low-bit, without a quality limit: that of a random model means nothing."""
     module = kinds.module_of(kinds.one_layer(config))
     is_decoder = hasattr(config, "decoder") or hasattr(config, "vocab_size")
     options = ExportOptions(max_kl=50.0 if is_decoder else None)
-    return ortolan.export(module, out, precision=LITTLE, options=options, **given)
+    return ortolan.export(module, out, precision=LITTLE, options=options, **options_of_export)
 
 
 @pytest.mark.parametrize(
@@ -49,13 +49,13 @@ def test_int4_without_data_is_calibrated(kind: str, tmp_path: Path) -> None:
     bundle = export(
         make(), tmp_path / "out", progress=lambda *step_done_total: told.append(step_done_total)
     )
-    found = {tensor.method for tensor in bundle.manifest.quantized if "blocks." in tensor.name}
-    assert found == {"gptq"}
+    methods = {tensor.method for tensor in bundle.manifest.quantized if "blocks." in tensor.name}
+    assert methods == {"gptq"}
     assert re.fullmatch(origin, bundle.manifest.provenance.calibrated_on or "")
     written = [(done, total) for step, done, total in told if step == "write text"]
     assert bool(written) == ("own writing" in origin)
     assert all(done == total for done, total in written[-1:])
-    # Nothing is left of the draft.
+    # The draft is gone.
     names = {file.name for file in bundle.manifest.files} | {"manifest.json"}
     assert {path.name for path in (tmp_path / "out").iterdir()} == names
     assert [path.name for path in tmp_path.iterdir()] == ["out"]
@@ -63,7 +63,7 @@ def test_int4_without_data_is_calibrated(kind: str, tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A decoder that never ends a text, with a file beside it for each exchange."""
+    """A decoder that never ends a text."""
     out = tmp_path_factory.mktemp("bundle") / "bundle"
     module = kinds.module_of(kinds.one_layer(kinds.decoder_config()))
     ortolan.export(module, out, precision="int8", options=ExportOptions(max_kl=50.0))
@@ -84,21 +84,21 @@ def test_texts_are_written_until_there_are_enough(bundle: Path) -> None:
     assert told[-1] == ("write text", 160, 160)
 
 
-def test_texts_with_one_beginning_are_draws(bundle: Path) -> None:
+def test_texts_with_one_beginning_are_random(bundle: Path) -> None:
     same = [np.array([5])] * 80
     texts = writer.let_write(bundle, same, tokens=400, length=9, progress=silent)
     assert len({tuple(text) for text in texts}) > 20
 
 
 def test_another_process_writes_the_same(bundle: Path) -> None:
-    given: dict[str, Any] = {"tokens": 40, "length": 5, "progress": silent}
-    here = writer.let_write(bundle, BEGINNINGS, **given)
-    there = writer.write(bundle, BEGINNINGS, **given)
+    limits: dict[str, Any] = {"tokens": 40, "length": 5, "progress": silent}
+    here = writer.let_write(bundle, BEGINNINGS, **limits)
+    there = writer.write(bundle, BEGINNINGS, **limits)
     np.testing.assert_equal(there, here)
 
 
 def test_a_draft_that_does_not_run_is_one_line(tmp_path: Path) -> None:
-    with pytest.raises(ExportError, match=r"^calibration: expected the model to write .* got: Bun"):
+    with pytest.raises(ExportError, match=r"cannot write text.*Bundle"):
         writer.write(tmp_path / "none", BEGINNINGS, tokens=40, length=5, progress=silent)
 
 
@@ -120,10 +120,10 @@ def test_an_interrupted_export_leaves_nothing(
 def test_a_model_without_finite_logits_is_an_error(kind: str) -> None:
     model = kinds.source_of(KINDS[kind][0]())
 
-    def nothing(given: Any, **_: Any) -> list[NDArray[np.int64]]:
-        return [np.array([], np.int64) for _ in given]
+    def nothing(beginnings: Any, **_: Any) -> list[NDArray[np.int64]]:
+        return [np.array([], np.int64) for _ in beginnings]
 
-    with pytest.raises(ExportError, match="got logits that are not finite"):
+    with pytest.raises(ExportError, match="not finite"):
         synthetic_inputs(model, nothing, count=1)
 
 
@@ -148,12 +148,12 @@ def test_amplitudes_of_noise_fall_as_one_over_the_frequency() -> None:
     assert images.shape == (32, 64, 64, 1)
     amplitudes = np.abs(np.fft.rfft(images[..., 0], axis=2)).mean(axis=(0, 1))
     octaves = amplitudes[[4, 8, 16]] / amplitudes[[8, 16, 32]]
-    # A line across the image sums the other axis: the fall is half a power less.
+    # A line across the image sums the other axis, so the slope is half a power less.
     assert (octaves > 1.3).all()
     assert 110 < images.mean() < 146
 
 
-def test_texts_begin_with_the_token_for_it_and_with_words() -> None:
+def test_texts_begin_with_bos_or_a_word() -> None:
     begun: list[list[int]] = []
 
     def remember(given: Any, **_: Any) -> list[NDArray[np.int64]]:

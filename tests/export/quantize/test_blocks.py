@@ -28,13 +28,11 @@ from ortolan.export.quantize.blocks import (
     Codes,
     check_finite,
     dequantize,
-    from_groups,
     into_groups,
     nearest,
     pack,
     pack_columns,
     pack_zeros,
-    relative_error,
 )
 from ortolan.export.scheme import Scheme
 
@@ -225,24 +223,6 @@ def test_scheme_without_kernels_is_rejected(bits: int, group: int) -> None:
         Scheme(bits=bits, group=group)  # type: ignore[arg-type]
 
 
-def test_relative_error_is_that_of_the_frobenius_norm() -> None:
-    scheme = Scheme(bits=4, group=32)
-    codes = random_codes(scheme, rows=ROWS, inputs=40)
-    exact = dequantize(codes)
-    assert relative_error(exact, codes) == 0
-    assert relative_error(2 * exact, codes) == pytest.approx(0.5)
-    weight = exact.clone()
-    weight[0, 0] += 3
-    assert relative_error(weight, codes) == pytest.approx(3 / float(weight.norm()))
-
-
-def test_relative_error_of_zeros_is_zero() -> None:
-    scheme = Scheme(bits=4, group=32)
-    zeros = torch.zeros(2, 32)
-    codes = from_groups(zeros[:, None], zeros[:, :1], torch.full((2, 1), 8.0), scheme, inputs=32)
-    assert relative_error(zeros, codes) == 0
-
-
 def test_nearest_code_is_rounded_and_stays_in_range() -> None:
     scheme = Scheme(bits=4, group=32)
     numbers = torch.tensor([-100.0, -4.1, -0.9, 0.0, 0.4, 0.6, 3.4, 100.0])
@@ -271,5 +251,5 @@ def test_groups_follow_the_inputs(inputs: int) -> None:
 def test_weight_that_is_not_finite_is_refused_with_its_place(number: float, text: str) -> None:
     weight = torch.ones(3, 4)
     weight[2, 1] = number
-    with pytest.raises(ExportError, match=rf"^weight: expected finite numbers, got {text} at \[2,"):
+    with pytest.raises(ExportError, match=rf"{text} at \[2,"):
         check_finite(weight)

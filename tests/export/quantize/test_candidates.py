@@ -1,4 +1,4 @@
-"""Codes that were put aside, and the weights that they stand for."""
+"""Codes in files, and their dequantized weights."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -11,7 +11,7 @@ from torch import Tensor
 from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.quantize import gptq, rounding
 from ortolan.export.quantize.blocks import dequantize
-from ortolan.export.quantize.candidates import Candidates, fit
+from ortolan.export.quantize.candidates import Candidates, fit_with_loss
 from ortolan.export.quantize.rounding import QuantizedWeight, round_rows
 from ortolan.export.scheme import Scheme
 from ortolan.export.streamed import RoundsInputs
@@ -24,7 +24,7 @@ SCHEMES = [
 
 
 class Source:
-    """Two matrices of few columns, one of them transposed, and three experts."""
+    """Small matrices, one of them transposed, and three experts."""
 
     tensors: ClassVar = {
         "q": gaussian(6, 40, seed=1),
@@ -83,7 +83,7 @@ def test_loss_is_the_error_of_what_the_weight_computes() -> None:
     weight, x = gaussian(16, 64), correlated_inputs(400, 64)
     factor = gptq.factorize(x.T @ x, damping=1e-5)
     for scheme in SCHEMES:
-        part = fit(weight, factor, scheme)
+        part = fit_with_loss(weight, factor, scheme)
         error = float((x @ (weight - dequantize(part.codes)).T).square().sum())
         assert part.loss == pytest.approx(error, rel=0.01)
 

@@ -1,4 +1,4 @@
-"""Adapters of PEFT: what is read is what `merge_and_unload` gives."""
+"""PEFT adapters, merged on reading, against `merge_and_unload` of PEFT."""
 
 import json
 import math
@@ -9,10 +9,11 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.packed_files import METHODS, write_packed
+from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
-from ortolan.modeling import CheckpointError, load
+from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.weights import Coded
 
@@ -51,7 +52,7 @@ def factors(shape: tuple[int, int], rank: int = 4, seed: int = 0) -> tuple[Tenso
 def write_adapter(
     folder: Path, products: dict[str, tuple[Tensor, Tensor]], **more: Any
 ) -> dict[str, Tensor]:
-    """Write an adapter of some modules; the tensors that it stores."""
+    """Write an adapter of some modules; return the tensors that it stores."""
     folder.mkdir(exist_ok=True)
     tensors = dict(more.pop("tensors", {}))
     for module, (a, b) in products.items():
@@ -82,7 +83,7 @@ def stored(base: Path, name: str) -> Tensor:
         ({"alpha_pattern": {"layers.1.self_attn.q_proj": 20}}, 2.0),
     ],
 )
-def test_products_are_added_as_the_config_scales_them(
+def test_updates_are_scaled_as_the_config_says(
     base: Path, tmp_path: Path, more: dict[str, Any], scale: float
 ) -> None:
     products = {module: factors(shape) for module, shape in SHAPES.items()}
@@ -98,7 +99,7 @@ def test_products_are_added_as_the_config_scales_them(
     assert torch.equal(source.read(other, 0, 48), stored(base, other))
 
 
-def test_the_rank_is_that_of_each_product(base: Path, tmp_path: Path) -> None:
+def test_the_rank_is_taken_from_each_update(base: Path, tmp_path: Path) -> None:
     products = {Q: factors(SHAPES[Q], 2), UP: factors(SHAPES[UP], 4)}
     write_adapter(tmp_path / "adapter", products, rank_pattern={"q_proj": 2})
     for module, scale in ((Q, 4.0), (UP, 2.0)):
@@ -107,7 +108,7 @@ def test_the_rank_is_that_of_each_product(base: Path, tmp_path: Path) -> None:
         torch.testing.assert_close(merged(base, tmp_path / "adapter", f"{module}.weight"), expected)
 
 
-def test_products_of_transposed_matrices_are_transposed(tmp_path: Path) -> None:
+def test_updates_of_transposed_matrices_are_transposed(tmp_path: Path) -> None:
     reference_model(GPT2).save_pretrained(tmp_path / "base")
     module = "transformer.h.1.attn.c_attn"
     a, b = factors((96, 32))
@@ -138,7 +139,7 @@ def test_embeddings_and_whole_modules_are_read_from_the_adapter(base: Path, tmp_
     assert torch.equal(merged(base, tmp_path / "adapter", "model.norm.weight"), norm)
 
 
-def test_an_adapted_model_computes_what_the_merged_one_does(base: Path, tmp_path: Path) -> None:
+def test_an_adapted_model_equals_the_merged_one(base: Path, tmp_path: Path) -> None:
     products = {module: factors(shape) for module, shape in SHAPES.items()}
     write_adapter(tmp_path / "adapter", products)
     ours = load(open_checkpoint(base, adapter=tmp_path / "adapter"))
@@ -159,7 +160,7 @@ def test_a_change_of_the_adapter_changes_the_hash(base: Path, tmp_path: Path) ->
     assert len(hashes) == 4
 
 
-def test_codes_that_an_adapter_changes_are_none(tmp_path: Path) -> None:
+def test_weights_that_an_adapter_changes_have_no_codes(tmp_path: Path) -> None:
     write_packed(tmp_path / "base", METHODS["gptq-4"])
     write_adapter(tmp_path / "adapter", {Q: factors((64, 64))})
     source = open_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter").tensors
@@ -173,36 +174,27 @@ def test_codes_that_an_adapter_changes_are_none(tmp_path: Path) -> None:
 # --- refused ------------------------------------------------------------------------------------
 
 
-def refused(base: Path, adapter: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        load(open_checkpoint(base, adapter=adapter))
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_an_adapter_of_another_model_is_refused_by_names(base: Path, tmp_path: Path) -> None:
+def test_an_adapter_for_another_model_is_refused(base: Path, tmp_path: Path) -> None:
     products = {f"model.layers.{i}.self_attn.q_proj": factors((32, 32)) for i in range(9)}
     write_adapter(tmp_path / "adapter", products)
     message = refused(base, tmp_path / "adapter")
-    assert "expected an adapter of this model, got one with model.layers.2" in message
-    assert "which it does not have" in message
+    assert "model.layers.2.self_attn.q_proj" in message
     assert "and 4 more" in message
-
-
-def test_an_adapter_of_another_model_is_refused_by_shapes(base: Path, tmp_path: Path) -> None:
     write_adapter(tmp_path / "adapter", {UP: factors((64, 48))})
-    message = refused(base, tmp_path / "adapter")
-    assert f"got one with {UP}.weight of shape (64, 48), not (48, 32)" in message
+    assert f"{UP}.weight has shape (64, 48), not (48, 32)" in refused(base, tmp_path / "adapter")
+
+
+MAGNITUDE = {f"base_model.model.{Q}.lora_magnitude_vector.weight": torch.ones(32)}
 
 
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"peft_type": "IA3"}, "expected peft_type LORA, got 'IA3'"),
-        ({"use_dora": True}, "expected use_dora off, got True"),
-        ({"init_lora_weights": "pissa"}, "got 'pissa'"),
-        ({"lora_alpha": "8"}, "expected lora_alpha to be a number, got '8'"),
+        ({"peft_type": "IA3"}, "'IA3'"),
+        ({"use_dora": True}, "use_dora"),
+        ({"init_lora_weights": "pissa"}, "'pissa'"),
+        ({"lora_alpha": "8"}, "lora_alpha"),
+        ({"tensors": MAGNITUDE}, "lora_magnitude_vector"),
     ],
 )
 def test_another_kind_of_adapter_is_refused(
@@ -210,14 +202,6 @@ def test_another_kind_of_adapter_is_refused(
 ) -> None:
     write_adapter(tmp_path / "adapter", {Q: factors(SHAPES[Q])}, **change)
     assert message in refused(base, tmp_path / "adapter")
-
-
-def test_parts_of_other_kinds_are_refused(base: Path, tmp_path: Path) -> None:
-    tensors = {f"base_model.model.{Q}.lora_magnitude_vector.weight": torch.ones(32)}
-    write_adapter(tmp_path / "adapter", {Q: factors(SHAPES[Q])}, tensors=tensors)
-    assert "expected a factor A or B of LoRA, got another part" in refused(
-        base, tmp_path / "adapter"
-    )
 
 
 @pytest.mark.parametrize("name", ["adapter_config.json", "adapter_model.safetensors"])
@@ -232,4 +216,4 @@ def test_one_factor_alone_is_refused(base: Path, tmp_path: Path) -> None:
     tensors = write_adapter(adapter, {Q: factors(SHAPES[Q])})
     del tensors[f"base_model.model.{Q}.lora_B.weight"]
     save_file(tensors, adapter / "adapter_model.safetensors")
-    assert "lora_B.weight beside it, got none" in refused(base, adapter)
+    assert "lora_B.weight" in refused(base, adapter)

@@ -1,4 +1,4 @@
-"""Experts as checkpoints store them, and as ours."""
+"""Experts as checkpoints store them, and as the model does."""
 
 import pytest
 import torch
@@ -82,7 +82,7 @@ STORED = {
 
 
 class Tensors:
-    """Tensors in memory, and how many of their numbers were read."""
+    """Tensors in memory that count the elements read."""
 
     def __init__(self, tensors: dict[str, Tensor]) -> None:
         self.tensors = tensors
@@ -102,7 +102,7 @@ def mapped(table: Table, source: Tensors) -> MappedWeights:
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_experts_are_stacked_with_gate_and_up_in_turn(name: str) -> None:
+def test_experts_are_stacked_with_alternating_gate_and_up_rows(name: str) -> None:
     table, tensors = STORED[name]
     weights = mapped(table, Tensors(tensors))
     for ours, expected in OURS.items():
@@ -128,7 +128,7 @@ def test_an_expert_that_is_missing_or_misshapen_is_named() -> None:
     assert "layers.1.experts.0.down.weight: expected shape (5, 4), got (4, 5)" in str(raised.value)
 
 
-def test_an_expert_too_many_is_unexpected() -> None:
+def test_a_surplus_expert_is_unexpected() -> None:
     tensors = apart() | {"layers.1.experts.3.down.weight": DOWNS[0]}
     with pytest.raises(WeightError, match=r"unexpected layers\.1\.experts\.3\.down\.weight"):
         mapped(APART, Tensors(tensors))

@@ -1,11 +1,12 @@
-"""Folders of the hub's cache as sources."""
+"""Folders of the Hugging Face cache as sources."""
 
 from pathlib import Path
 
 import pytest
+from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 
-from ortolan.modeling import CheckpointError, load, read_config
+from ortolan.modeling import load, read_config
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 
 OLD, NEW = "1" * 40, "2" * 40
@@ -13,7 +14,7 @@ OLD, NEW = "1" * 40, "2" * 40
 
 @pytest.fixture
 def cache(tmp_path: Path) -> Path:
-    """As huggingface_hub lays it out: links into blobs, and a reference."""
+    """The layout of huggingface_hub: links to blobs, and a reference."""
     path = tmp_path / "models--an-org--a-name"
     for revision, values in ((OLD, LLAMA), (NEW, GPT2)):
         blobs, snapshot = path / "blobs" / revision, path / "snapshots" / revision
@@ -39,30 +40,28 @@ def test_a_snapshot_is_a_folder_like_any_other(cache: Path) -> None:
     assert open_checkpoint(cache).sha256() == open_checkpoint(snapshot).sha256()
 
 
-def test_of_one_snapshot_nothing_has_to_say_which(cache: Path) -> None:
+def test_a_single_snapshot_needs_no_reference(cache: Path) -> None:
     (cache / "refs/main").unlink()
-    with pytest.raises(CheckpointError, match=f"no such file and {OLD}, {NEW}"):
-        load(cache)
+    message = refused(cache)
+    assert OLD in message
+    assert NEW in message
     for link in (cache / "snapshots" / NEW).iterdir():
         link.unlink()
     (cache / "snapshots" / NEW).rmdir()
     assert load(cache).config.model_type == "llama"
 
 
-def test_a_snapshot_that_is_not_there_is_named(cache: Path) -> None:
+def test_an_absent_snapshot_is_named(cache: Path) -> None:
     (cache / "refs/main").write_text("3" * 40)
-    with pytest.raises(CheckpointError, match=f"expected snapshots/{'3' * 40}, which refs/main"):
-        load(cache)
+    assert f"snapshots/{'3' * 40}" in refused(cache)
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors"])
 def test_a_file_whose_blob_is_absent_is_named(cache: Path, name: str) -> None:
     (cache / "blobs" / NEW / name).unlink()
-    with pytest.raises(CheckpointError, match=f"expected .*{name}.*, got n"):
-        load(cache)
+    assert name in refused(cache)
 
 
 def test_an_empty_cache_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "snapshots").mkdir()
-    with pytest.raises(CheckpointError, match="got no such file and none"):
-        load(tmp_path)
+    assert "refs/main" in refused(tmp_path)

@@ -1,4 +1,4 @@
-"""Tables of weights: rows in another order, tensors shared by several weights, and back."""
+"""Weight tables: rows in another order, tensors shared by several weights, and back."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,7 +22,7 @@ HALVES = (((0, 1),), ((1, 2),))
 
 @dataclass
 class Tensors:
-    """A checkpoint in memory that notes how many rows are read at once."""
+    """A checkpoint in memory that records the most rows read at once."""
 
     tensors: dict[str, Tensor]
     most: int = field(default=0)
@@ -48,7 +48,7 @@ def mapped(
 
 
 def first_column(weights: MappedWeights, name: str, *, step: int) -> list[int]:
-    """Which published row each of our rows is, read `step` at a time."""
+    """Published row numbers of a weight, read `step` rows at a time."""
     count = weights.shape(name)[0]
     parts = [weights.rows(name, i, min(i + step, count)) for i in range(0, count, step)]
     return torch.cat(parts)[:, 0].long().tolist()
@@ -163,7 +163,7 @@ TOWERS: Table = {
 
 
 @pytest.mark.parametrize("name", ["model.norm.weight", "language_model.model.norm.weight"])
-def test_a_tower_beside_the_text_is_dropped_and_the_text_found(name: str) -> None:
+def test_another_tower_is_dropped_and_the_text_is_found(name: str) -> None:
     stored = {name: torch.ones(2), "vision_tower.blocks.0.norm.weight": torch.ones(3)}
 
     weights, _ = mapped(stored, TOWERS, {NORM: (2,)})

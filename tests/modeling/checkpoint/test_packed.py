@@ -1,6 +1,7 @@
-"""Checkpoints in few bits: what is read is what their codes stand for."""
+"""Low-bit checkpoints: tensors equal their dequantized codes."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
+from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
 from tests.tiny import FAMILY_CONFIGS
 
@@ -34,7 +36,7 @@ KEPT = {
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_every_tensor_is_what_its_codes_stand_for(name: str, tmp_path: Path) -> None:
+def test_every_tensor_equals_its_dequantized_codes(name: str, tmp_path: Path) -> None:
     meant = write_packed(tmp_path, METHODS[name])
     source = open_checkpoint(tmp_path).tensors
     assert source.shapes() == {tensor: tuple(value.shape) for tensor, value in meant.items()}
@@ -49,25 +51,25 @@ def test_every_tensor_is_what_its_codes_stand_for(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", METHODS)
-def test_codes_are_given_where_kernels_take_them(name: str, tmp_path: Path) -> None:
+def test_codes_are_available_if_kernels_support_them(name: str, tmp_path: Path) -> None:
     meant = write_packed(tmp_path, METHODS[name])
     source = open_checkpoint(tmp_path).tensors
     assert isinstance(source, Coded)
-    found = source.code_format(DOWN)
-    assert found == KEPT.get(name)
+    result = source.code_format(DOWN)
+    assert result == KEPT.get(name)
     assert source.code_format("model.norm.weight") is None
-    if found is None:
+    if result is None:
         return
     codes = source.codes(DOWN, 5, 21)
     assert codes.values.shape == (16, 96)
     groups = torch.arange(96) // GROUP
     values = codes.values.float() - codes.zeros.float()[:, groups]
     torch.testing.assert_close(values * codes.scales[:, groups], meant[DOWN][5:21])
-    assert found.symmetric == bool((codes.zeros == 1 << (found.bits - 1)).all())
+    assert result.symmetric == bool((codes.zeros == 1 << (result.bits - 1)).all())
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])
-def test_the_codes_of_joined_projections_are_joined_by_rows(name: str, tmp_path: Path) -> None:
+def test_codes_of_joined_projections_are_concatenated(name: str, tmp_path: Path) -> None:
     meant = write_packed(tmp_path, METHODS[name])
     config = read_config(tmp_path)
     weights = open_weights(tmp_path, config)
@@ -82,7 +84,7 @@ def test_the_codes_of_joined_projections_are_joined_by_rows(name: str, tmp_path:
     assert weights.code_format("embedding.weight") is None
 
 
-def test_a_packed_model_computes_what_its_weights_stand_for(tmp_path: Path) -> None:
+def test_a_packed_model_equals_its_dequantized_one(tmp_path: Path) -> None:
     meant = write_packed(tmp_path, METHODS["awq"])
     packed = load(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
@@ -95,7 +97,7 @@ def test_a_packed_model_computes_what_its_weights_stand_for(tmp_path: Path) -> N
         torch.testing.assert_close(packed(ids), plain(ids))
 
 
-def test_experts_in_mxfp4_are_as_published(tmp_path: Path) -> None:
+def test_mxfp4_experts_follow_the_published_format(tmp_path: Path) -> None:
     generator = torch.Generator().manual_seed(0)
     blocks = torch.randint(0, 256, (3, 10, 2, 16), dtype=torch.uint8, generator=generator)
     scales = torch.randint(110, 140, (3, 10, 2), dtype=torch.uint8, generator=generator)
@@ -121,7 +123,7 @@ def test_experts_in_mxfp4_are_as_published(tmp_path: Path) -> None:
     assert torch.equal(dequantize_mxfp4(blocks, scales).mT, expected)
 
 
-def test_scales_without_a_sign_are_exponents(tmp_path: Path) -> None:
+def test_unsigned_scales_are_exponents(tmp_path: Path) -> None:
     values = torch.randn(8, 64).to(torch.float8_e4m3fn)
     scales = torch.randint(120, 130, (8, 2), dtype=torch.uint8)
     file = tmp_path / "model.safetensors"
@@ -131,7 +133,7 @@ def test_scales_without_a_sign_are_exponents(tmp_path: Path) -> None:
     assert torch.equal(source.read("a.weight", 0, 8), values.float() * factors)
 
 
-def test_a_mixture_in_mxfp4_computes_what_its_weights_stand_for(tmp_path: Path) -> None:
+def test_an_mxfp4_mixture_equals_its_dequantized_one(tmp_path: Path) -> None:
     model = reference_model(
         FAMILY_CONFIGS["gpt_oss"] | {"hidden_size": 32, "intermediate_size": 64}
     )
@@ -160,35 +162,27 @@ def test_a_mixture_in_mxfp4_computes_what_its_weights_stand_for(tmp_path: Path) 
 # --- refused ------------------------------------------------------------------------------------
 
 
-def refused(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        load(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    ("name", "change", "error"),
     [
-        ("gptq-4", {"quant_method": "hqq"}, "expected quant_method to be gptq, awq, .*, got 'hqq'"),
-        ("gptq-4", {"quant_method": None}, "got None"),
-        ("gptq-4", {"bits": 3}, "expected bits to be one of 2, 4, 8, got 3"),
-        ("gptq-4", {"checkpoint_format": "marlin"}, "gptq or gptq_v2, got 'marlin'"),
-        ("awq", {"version": "gemv"}, "expected version to be gemm, got 'gemv'"),
-        ("compressed-4", {"config_groups": {}}, "groups of one width"),
+        ("gptq-4", {"quant_method": "hqq"}, "quant_method .*gptq, awq, .*'hqq'"),
+        ("gptq-4", {"quant_method": None}, "None"),
+        ("gptq-4", {"bits": 3}, "bits .*2, 4, 8 .*3"),
+        ("gptq-4", {"checkpoint_format": "marlin"}, "gptq_v2 .*'marlin'"),
+        ("awq", {"version": "gemv"}, "gemm .*'gemv'"),
+        ("compressed-4", {"config_groups": {}}, "config_groups"),
     ],
 )
-def test_a_method_that_is_not_known_is_refused(
-    name: str, change: dict[str, Any], message: str, tmp_path: Path
+def test_an_unknown_method_is_refused(
+    name: str, change: dict[str, Any], error: str, tmp_path: Path
 ) -> None:
     write_packed(tmp_path, METHODS[name])
     config = json.loads((tmp_path / "config.json").read_text())
     config["quantization_config"] |= change
     (tmp_path / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=message):
-        load(tmp_path)
-    assert "Export the checkpoint that this one was quantized from" in refused(tmp_path)
+    message = refused(tmp_path)
+    assert re.search(error, message)
+    assert "Export the checkpoint that this one was quantized from" in message
 
 
 @pytest.mark.parametrize(
@@ -217,16 +211,14 @@ def test_an_absent_part_is_named(name: str, part: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("method", "dtype"), [("fp8", torch.int8), ("compressed-tensors", torch.uint8)]
 )
-def test_numbers_of_another_type_are_refused(
-    method: str, dtype: torch.dtype, tmp_path: Path
-) -> None:
+def test_other_dtypes_are_refused(method: str, dtype: torch.dtype, tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a.weight": torch.ones(4, 4).to(dtype), "a.weight_scale": torch.ones(4, 1)}, file)
-    with pytest.raises(CheckpointError, match=rf"expected a.weight to be of type .*, got {dtype}"):
+    with pytest.raises(CheckpointError, match=rf"a.weight .*{dtype}"):
         Unpacked(Safetensors([file]), {"quant_method": method})
 
 
-def test_codes_without_a_config_that_says_so_are_unexpected(tmp_path: Path) -> None:
+def test_codes_without_a_quantization_config_are_unexpected(tmp_path: Path) -> None:
     write_packed(tmp_path, METHODS["gptq-4"])
     config = json.loads((tmp_path / "config.json").read_text())
     del config["quantization_config"]

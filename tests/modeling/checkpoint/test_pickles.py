@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.modeling.checkpoint.refusals import refused
 from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
 from torch import Tensor
 
-from ortolan.modeling import CheckpointError, load
+from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.pickles import Pickles
 
@@ -22,7 +23,7 @@ INDEX = f"{PICKLE}.index.json"
 
 @pytest.fixture
 def tensors(tmp_path: Path) -> dict[str, Tensor]:
-    """Those of a checkpoint whose weights were taken away."""
+    """The tensors of a checkpoint whose weight files were removed."""
     reference_model(LLAMA).save_pretrained(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     (tmp_path / "model.safetensors").unlink()
@@ -30,7 +31,7 @@ def tensors(tmp_path: Path) -> dict[str, Tensor]:
 
 
 class Code:
-    """What runs when a pickle is loaded."""
+    """Runs code when a pickle is loaded."""
 
     def __reduce__(self) -> tuple[Callable[[str], object], tuple[str]]:
         return os.system, ("exit 1",)
@@ -56,27 +57,25 @@ def assert_same_as_safetensors(folder: Path, tensors: dict[str, Tensor]) -> None
         assert torch.equal(read.read(name, 0, tensor.shape[0]), tensor), name
 
 
-def test_a_pickle_gives_what_safetensors_give(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_a_pickle_equals_safetensors(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     torch.save(tensors, tmp_path / PICKLE)
     assert_same_as_safetensors(tmp_path, tensors)
     assert load(tmp_path).config.model_type == "llama"
 
 
-def test_shards_of_pickles_give_what_safetensors_give(
-    tmp_path: Path, tensors: dict[str, Tensor]
-) -> None:
+def test_sharded_pickles_equal_safetensors(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     shards = write_shards(tmp_path, tensors)
     assert_same_as_safetensors(tmp_path, tensors)
     assert open_checkpoint(tmp_path).tensors.files() == shards
 
 
-def test_safetensors_are_preferred_to_a_pickle_beside_them(tmp_path: Path) -> None:
+def test_safetensors_are_preferred_to_a_pickle(tmp_path: Path) -> None:
     reference_model(GPT2).save_pretrained(tmp_path)
     torch.save({"a": Code()}, tmp_path / PICKLE)
     assert load(tmp_path).config.model_type == "gpt2"
 
 
-def test_views_parameters_and_types_are_read_as_they_were_written(tmp_path: Path) -> None:
+def test_views_parameters_and_dtypes_are_read_unchanged(tmp_path: Path) -> None:
     base = torch.arange(60.0).view(6, 10)
     tensors = {
         "transposed": base.T,
@@ -97,7 +96,7 @@ def test_views_parameters_and_types_are_read_as_they_were_written(tmp_path: Path
     assert torch.equal(read.read("transposed", 2, 5, axis=1), base.T[:, 2:5])
 
 
-def test_a_change_of_the_file_changes_the_hash(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_the_hash_depends_on_the_content(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     torch.save(tensors, tmp_path / PICKLE)
     before = open_checkpoint(tmp_path).sha256()
     tensors["model.norm.weight"] += 1
@@ -108,67 +107,55 @@ def test_a_change_of_the_file_changes_the_hash(tmp_path: Path, tensors: dict[str
 # --- refused ------------------------------------------------------------------------------------
 
 
-def refused(folder: Path) -> str:
-    with pytest.raises(CheckpointError) as caught:
-        load(folder)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
 def test_code_in_a_pickle_is_not_run(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     torch.save({**tensors, "a": Code()}, tmp_path / PICKLE)
     message = refused(tmp_path)
-    assert f"{PICKLE}: expected tensors by name, got a pickle that would run code" in message
+    assert PICKLE in message
+    assert "would run code, " in message
     assert "system" in message
 
 
-def test_a_whole_module_is_refused(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
-    del tensors
-    torch.save(torch.nn.Linear(2, 2), tmp_path / PICKLE)
-    assert "got a pickle that would run code" in refused(tmp_path)
-
-
-@pytest.mark.parametrize("content", [[1, 2], {"a": 1}, {"model": {"a": torch.ones(2)}}])
-def test_other_objects_are_refused(
-    tmp_path: Path, tensors: dict[str, Tensor], content: object
-) -> None:
-    del tensors
+@pytest.mark.usefixtures("tensors")
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (torch.nn.Linear(2, 2), "would run code"),
+        ([1, 2], "tensors by name"),
+        ({"a": 1}, "tensors by name"),
+        ({"model": {"a": torch.ones(2)}}, "tensors by name"),
+    ],
+)
+def test_other_objects_are_refused(tmp_path: Path, content: object, message: str) -> None:
     torch.save(content, tmp_path / PICKLE)
-    assert "expected tensors by name, got other objects" in refused(tmp_path)
+    assert message in refused(tmp_path)
 
 
-def test_the_old_format_is_refused_with_the_way_to_write_it_again(
-    tmp_path: Path, tensors: dict[str, Tensor]
-) -> None:
+def test_the_old_format_is_refused_with_advice(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     torch.save(tensors, tmp_path / PICKLE, _use_new_zipfile_serialization=False)
     message = refused(tmp_path)
-    assert "expected the format of PyTorch 1.6 or later" in message
+    assert "PyTorch before 1.6" in message
     assert "torch.save(torch.load(FILE, weights_only=True), FILE)" in message
 
 
-@pytest.mark.parametrize("kept", [0, 3, 4, 100, 5000, -1])
-def test_a_torn_pickle_is_named(tmp_path: Path, tensors: dict[str, Tensor], kept: int) -> None:
+@pytest.mark.parametrize("size", [0, 3, 4, 100, 5000, -1])
+def test_a_torn_pickle_is_refused(tmp_path: Path, tensors: dict[str, Tensor], size: int) -> None:
     torch.save(tensors, tmp_path / PICKLE)
-    (tmp_path / PICKLE).write_bytes((tmp_path / PICKLE).read_bytes()[:kept])
-    assert f"{PICKLE}: expected" in refused(tmp_path)
+    (tmp_path / PICKLE).write_bytes((tmp_path / PICKLE).read_bytes()[:size])
+    assert PICKLE in refused(tmp_path)
 
 
-def test_an_absent_shard_is_named(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
-    shard = write_shards(tmp_path, tensors)[1]
-    shard.unlink()
-    assert f"expected {shard.name} beside it, got no such file" in refused(tmp_path)
-
-
-def test_an_index_of_pickles_names_no_other_files(
+def test_an_absent_shard_and_an_invalid_index_are_refused(
     tmp_path: Path, tensors: dict[str, Tensor]
 ) -> None:
-    write_shards(tmp_path, tensors)
+    shard = write_shards(tmp_path, tensors)[1]
+    shard.unlink()
+    assert shard.name in refused(tmp_path)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../pytorch_model.bin"}}))
-    assert "expected names of .bin files beside it" in refused(tmp_path)
+    assert ".bin files" in refused(tmp_path)
 
 
 def test_a_pickle_of_integers_is_refused(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     name = "model.layers.0.mlp.up_proj.weight"
     torch.save(tensors | {name: tensors[name].to(torch.int8)}, tmp_path / PICKLE)
-    assert f"{name}: expected bf16, fp16 or fp32, got torch.int8" in refused(tmp_path)
+    assert f"{name}: " in (message := refused(tmp_path))
+    assert "torch.int8" in message

@@ -1,4 +1,4 @@
-"""Folders of sentence-transformers: a checkpoint, and which vector embeds a text."""
+"""Folders of sentence-transformers: pooling, projections, prompts, and their errors."""
 
 import json
 import math
@@ -42,7 +42,7 @@ MINI_LM_POOLING = {
     "pooling_mode_max_tokens": False,
     "pooling_mode_mean_sqrt_len_tokens": False,
 }
-"""As sentence-transformers/all-MiniLM-L6-v2 has it."""
+"""The config of sentence-transformers/all-MiniLM-L6-v2."""
 
 FIRST = MINI_LM_POOLING | {"pooling_mode_cls_token": True, "pooling_mode_mean_tokens": False}
 
@@ -68,7 +68,7 @@ def written(folder: Path, listed: object = ALL, pooling: object = MINI_LM_POOLIN
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("normalised", [True, False])
-def test_a_folder_gives_the_embeddings_of_its_model_card(
+def test_embeddings_equal_those_of_the_model_card(
     pooling: str, normalised: bool, tmp_path: Path
 ) -> None:
     listed = ALL if normalised else ALL[:2]
@@ -86,7 +86,7 @@ def test_a_folder_gives_the_embeddings_of_its_model_card(
 
 @pytest.mark.parametrize("pooling", [MINI_LM_POOLING, FIRST])
 @pytest.mark.parametrize("listed", [ALL, ALL[:2]])
-def test_an_embedding_reads_the_same_after_we_wrote_it(
+def test_a_saved_embedding_model_is_read_back(
     pooling: object, listed: object, tmp_path: Path
 ) -> None:
     module = load(written(tmp_path / "source", listed, pooling), EncoderModel)
@@ -103,7 +103,7 @@ def test_an_embedding_reads_the_same_after_we_wrote_it(
 
 
 def pooled(states_TE: Tensor, mode: str) -> Tensor:
-    """One text without padding by one mode, as sentence-transformers 6.2 defines it."""
+    """Pool one text without padding, as sentence-transformers 6.2 defines the mode."""
     count = len(states_TE)
     match mode:
         case "cls":
@@ -160,7 +160,7 @@ DENSE = {
 
 
 def with_dense(folder: Path, *configs: dict[str, Any]) -> list[dict[str, Tensor]]:
-    """A folder with these dense modules, and the weights of each."""
+    """A folder with dense modules; returns their weights."""
     names = ["Transformer", "Pooling", *["Dense"] * len(configs), "Normalize"]
     written(folder, modules(*names))
     generator = torch.Generator().manual_seed(0)
@@ -206,33 +206,14 @@ def test_projections_follow_the_pooling(tmp_path: Path) -> None:
         assert torch.equal(again(TEXTS.ids, TEXTS.lengths), module(TEXTS.ids, TEXTS.lengths))
 
 
-def test_the_activation_of_a_projection_is_tanh_where_it_has_none(tmp_path: Path) -> None:
+def test_the_default_activation_of_a_projection_is_tanh(tmp_path: Path) -> None:
     with_dense(tmp_path, {"in_features": 32, "out_features": 24})
     head = read_config(tmp_path, EncoderConfig).head
     assert isinstance(head, EmbeddingHead)
     assert head.projections == (Projection(width=24, bias=True, activation="tanh"),)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"in_features": 31},
-        {"activation_function": "mine.Activation"},
-        {"use_residual": True},
-        {"module_output_name": "token_embeddings"},
-        {"normalize": True},
-    ],
-)
-def test_a_projection_that_is_not_served_is_an_error(
-    change: dict[str, Any], tmp_path: Path
-) -> None:
-    with_dense(tmp_path, DENSE)
-    (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | change))
-    with pytest.raises(ConfigError, match=r"2_Dense/config\.json: expected "):
-        read_config(tmp_path, EncoderConfig)
-
-
-def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
+def test_a_projection_of_another_shape_is_an_error(tmp_path: Path) -> None:
     with_dense(tmp_path, DENSE)
     (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | {"out_features": 25}))
     with pytest.raises(WeightError, match=r"projections\.0\.weight: expected shape \(25, 32\)"):
@@ -240,7 +221,7 @@ def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "expected"),
+    ("files", "expected"),
     [
         ({}, None),
         ({"sentence_bert_config.json": {"max_seq_length": 30}}, 30),
@@ -255,17 +236,17 @@ def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_a_folder_says_how_long_texts_are(
-    said: dict[str, Any], expected: int | None, tmp_path: Path
+def test_a_folder_states_the_maximum_length(
+    files: dict[str, Any], expected: int | None, tmp_path: Path
 ) -> None:
-    for name, values in said.items():
+    for name, values in files.items():
         (tmp_path / name).write_text(json.dumps(values))
     assert max_tokens(tmp_path) is None
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     assert max_tokens(tmp_path) == expected
 
 
-def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
+def test_prompts_are_read(tmp_path: Path) -> None:
     values = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
     assert read_prompts(tmp_path) == Prompts()
@@ -276,24 +257,11 @@ def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "values", [{"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "query"}]
 )
-def test_prompts_that_are_no_texts_are_an_error(values: object, tmp_path: Path) -> None:
+def test_invalid_prompts_are_an_error(values: object, tmp_path: Path) -> None:
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="expected prompts to be texts by name"):
+    with pytest.raises(ConfigError, match=r"config_sentence_transformers\.json"):
         read_prompts(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}]
-)
-def test_lower_case_that_the_tokenizer_does_not_make_is_an_error(
-    normalizer: object, tmp_path: Path
-) -> None:
-    written(tmp_path)
-    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-    with pytest.raises(ConfigError, match="expected do_lower_case false"):
-        read_config(tmp_path, EncoderConfig)
 
 
 @pytest.mark.parametrize(
@@ -303,90 +271,112 @@ def test_lower_case_that_the_tokenizer_does_not_make_is_an_error(
         {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
     ],
 )
-def test_lower_case_that_the_tokenizer_makes_is_served(normalizer: object, tmp_path: Path) -> None:
+def test_lower_case_of_the_tokenizer_is_accepted(normalizer: object, tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
     assert isinstance(read_config(tmp_path, EncoderConfig).head, EmbeddingHead)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"transformer_task": "text-generation"},
-        {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
-    ],
-)
-def test_other_states_than_the_last_are_an_error(values: object, tmp_path: Path) -> None:
-    written(tmp_path)
-    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="expected feature-extraction"):
-        read_config(tmp_path, EncoderConfig)
-
-
-def test_vectors_of_tokens_written_over_an_embedding_are_read_as_such(tmp_path: Path) -> None:
+def test_saving_over_an_embedding_model_removes_its_head(tmp_path: Path) -> None:
     ENCODERS["bert"].reference().save_pretrained(tmp_path / "plain")
     plain = load(tmp_path / "plain", EncoderModel)
     save(plain, written(tmp_path / "sentence"))
     assert read_config(tmp_path / "sentence", EncoderConfig).head is None
 
 
-def test_a_classifier_does_not_mind_the_file(tmp_path: Path) -> None:
+def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
     ENCODERS["bert-classifier"].reference().save_pretrained(tmp_path)
     before = read_config(tmp_path, EncoderConfig)
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     assert read_config(tmp_path, EncoderConfig) == before
 
 
-@pytest.mark.parametrize(
-    "listed",
-    [
-        modules("Transformer"),
-        modules("Transformer", "Normalize"),
-        modules("Transformer", "Pooling", "LSTM"),
-        modules("Transformer", "Pooling", "Normalize", "Dense"),
-        modules("WordEmbeddings", "Pooling"),
-        [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
-        {},
-        [1, 2],
-        None,
-    ],
-)
-def test_modules_that_are_not_served_are_an_error(listed: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"modules\.json: expected Transformer, Pooling"):
-        read_config(written(tmp_path, listed), EncoderConfig)
+UNSUPPORTED: list[tuple[dict[str, object], str]] = [
+    *(
+        ({"modules.json": listed}, r"modules\.json: ")
+        for listed in [
+            modules("Transformer"),
+            modules("Transformer", "Normalize"),
+            modules("Transformer", "Pooling", "LSTM"),
+            modules("Transformer", "Pooling", "Normalize", "Dense"),
+            modules("WordEmbeddings", "Pooling"),
+            [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
+            {},
+            [1, 2],
+            None,
+        ]
+    ),
+    *(
+        ({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ")
+        for pooling in [
+            {},
+            {"pooling_mode": "attention"},
+            {"pooling_mode": ["mean", 3]},
+            {"pooling_mode": []},
+            MINI_LM_POOLING | {"include_prompt": False},
+            MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
+        ]
+    ),
+    *(
+        ({"2_Dense/config.json": DENSE | change}, r"2_Dense/config\.json: ")
+        for change in [
+            {"in_features": 31},
+            {"activation_function": "mine.Activation"},
+            {"use_residual": True},
+            {"module_output_name": "token_embeddings"},
+            {"normalize": True},
+        ]
+    ),
+    *(
+        ({"sentence_bert_config.json": values}, "last_hidden_state")
+        for values in [
+            {"transformer_task": "text-generation"},
+            {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
+        ]
+    ),
+    *(
+        (
+            {
+                "sentence_bert_config.json": {"do_lower_case": True},
+                "tokenizer.json": {"normalizer": normalizer},
+            },
+            "do_lower_case",
+        )
+        for normalizer in [
+            None,
+            {"type": "NFC"},
+            {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+        ]
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        {},
-        {"pooling_mode": "attention"},
-        {"pooling_mode": ["mean", 3]},
-        {"pooling_mode": []},
-        MINI_LM_POOLING | {"include_prompt": False},
-        MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
-    ],
-)
-def test_a_pooling_that_is_not_served_is_an_error(pooling: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json: expected "):
-        read_config(written(tmp_path, ALL, pooling), EncoderConfig)
+@pytest.mark.parametrize(("files", "message"), UNSUPPORTED)
+def test_an_unsupported_folder_is_an_error(
+    files: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with_dense(tmp_path, DENSE)
+    for name, values in files.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path, EncoderConfig)
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "..", "", "/etc", "1_Pooling/", "."])
 def test_a_pooling_outside_of_the_folder_is_an_error(path: str, tmp_path: Path) -> None:
     listed = modules("Transformer", "Pooling", path=path)
-    with pytest.raises(CheckpointError, match="expected the name of a folder beside it"):
+    with pytest.raises(CheckpointError, match=r"modules\.json"):
         read_config(written(tmp_path, listed), EncoderConfig)
 
 
-def test_a_pooling_that_was_not_fetched_is_an_error(tmp_path: Path) -> None:
+def test_an_absent_pooling_config_is_an_error(tmp_path: Path) -> None:
     (written(tmp_path) / "1_Pooling/config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"expected 1_Pooling/config\.json beside it"):
+    with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json"):
         read_config(tmp_path, EncoderConfig)
 
 
-def test_the_hash_of_a_checkpoint_knows_its_embedding(tmp_path: Path) -> None:
+def test_the_hash_of_a_checkpoint_covers_its_pooling(tmp_path: Path) -> None:
     digests = {open_checkpoint(written(tmp_path / "source")).sha256()}
     (tmp_path / "source/1_Pooling/config.json").write_text(json.dumps(FIRST))
     digests.add(open_checkpoint(tmp_path / "source").sha256())

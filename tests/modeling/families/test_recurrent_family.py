@@ -30,7 +30,7 @@ def test_a_saved_network_is_loaded_as_it_was(name: str, tmp_path: Path) -> None:
 
 def test_a_network_is_not_taken_for_a_transformer(tmp_path: Path) -> None:
     save(model_of("gru"), tmp_path)
-    with pytest.raises(ConfigError, match="expected a decoder, got a recurrent network"):
+    with pytest.raises(ConfigError, match="a recurrent network, not a decoder"):
         load(tmp_path)
 
 

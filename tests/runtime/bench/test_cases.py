@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 import pytest
 
 from ortolan.runtime.bench.cases import Case, cases, check_context
@@ -27,22 +29,25 @@ def test_cases_that_fill_the_context_pass() -> None:
     check_context([Case(kind="pp", tokens=64), Case(kind="tg", tokens=4, depth=60)], 64)
 
 
-def test_a_case_beyond_the_context_is_named_with_what_fits() -> None:
-    with pytest.raises(ContextLengthError, match=r"^tg5 @ d60 .* 64 tokens, got 65\. .* -n 4\.$"):
-        check_context([Case(kind="pp", tokens=4), Case(kind="tg", tokens=5, depth=60)], 64)
-
-
-def test_both_kinds_beyond_the_context_are_refused_at_once() -> None:
-    with pytest.raises(ContextLengthError, match="Choose at most -p 64 -n 64"):
-        check_context(cases([512], [128]), 64)
-
-
-def test_a_depth_beyond_the_context_is_the_thing_to_change() -> None:
-    with pytest.raises(ContextLengthError, match="Choose a depth below 64"):
-        check_context([Case(kind="pp", tokens=1, depth=64)], 64)
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        (
+            [Case(kind="pp", tokens=4), Case(kind="tg", tokens=5, depth=60)],
+            r"^tg5 @ d60 .* 64 tokens, got 65\. .* -n 4\.$",
+        ),
+        (cases([512], [128]), "at most -p 64 -n 64"),
+        ([Case(kind="pp", tokens=1, depth=64)], "a depth below 64"),
+    ],
+)
+def test_a_case_beyond_the_context_is_named_with_what_fits(
+    chosen: Sequence[Case], message: str
+) -> None:
+    with pytest.raises(ContextLengthError, match=message):
+        check_context(chosen, 64)
 
 
 @pytest.mark.parametrize(("tokens", "depth"), [(0, 0), (-1, 0), (1, -1)])
-def test_numbers_out_of_range_are_refused(tokens: int, depth: int) -> None:
+def test_numbers_out_of_range_are_rejected(tokens: int, depth: int) -> None:
     with pytest.raises(InputError, match="at least 1 token"):
         check_context([Case(kind="pp", tokens=tokens, depth=depth)], 64)

@@ -40,54 +40,37 @@ def generation(bandwidth: float | None, cache_bytes: int | None) -> Generation:
     return read
 
 
-def test_speeds_are_of_each_run_and_not_of_the_mean_time() -> None:
+def test_speeds_are_those_of_each_run_and_not_of_the_mean_time() -> None:
     case = Case(kind="pp", tokens=12)
     result = case_result(case, [1.0, 2.0, 4.0], READS, bandwidth=None, cache_bytes=None)
     speed = result.speed
     assert speed.runs == (12.0, 6.0, 3.0)
     assert (speed.mean, speed.median) == (7.0, 6.0)
     assert speed.deviation == pytest.approx(((25 + 1 + 16) / 2) ** 0.5)
-
-
-def test_a_single_run_has_no_deviation() -> None:
+    assert result.generation is None
     speed = case_result(GENERATE, [2.0], READS, bandwidth=None, cache_bytes=None).speed
     assert (speed.mean, speed.deviation) == (4.5, 0.0)
 
 
-def test_a_prompt_has_no_bytes_per_token() -> None:
-    case = Case(kind="pp", tokens=12)
-    result = case_result(case, [1.0], READS, bandwidth=1e6, cache_bytes=1)
-    assert result.generation is None
-
-
-def test_the_share_is_of_the_bytes_that_all_tokens_read() -> None:
-    read = generation(bandwidth=9 * BYTES * 2, cache_bytes=1)
+@pytest.mark.parametrize(
+    ("bandwidth", "cache", "share", "in_cache"),
+    [
+        (9 * BYTES * 2, 1, 0.5, False),
+        (9 * BYTES * 4, None, 0.25, None),
+        (9 * BYTES, 1, 1, False),
+        (9 * BYTES - 1, 1, None, False),  # faster than memory
+        (9 * BYTES * 2, BYTES - 1, 0.5, False),
+        (9 * BYTES * 2, BYTES, None, True),
+        (None, 1, None, False),
+    ],
+)
+def test_share_of_the_bandwidth(
+    bandwidth: float | None, cache: int | None, share: float | None, in_cache: bool | None
+) -> None:
+    read = generation(bandwidth, cache)
     assert (read.bytes_per_token, read.bytes_per_second) == (BYTES, 9 * BYTES)
-    assert read.bandwidth_share == pytest.approx(0.5)
-    assert read.in_cache is False
-
-
-@pytest.mark.parametrize(("cache", "is_in"), [(BYTES - 1, False), (BYTES, True)])
-def test_what_fits_in_the_cache_has_no_share(cache: int, is_in: bool) -> None:
-    read = generation(bandwidth=1e9, cache_bytes=cache)
-    assert read.in_cache is is_in
-    assert (read.bandwidth_share is None) is is_in
-
-
-def test_more_than_the_bandwidth_is_no_share() -> None:
-    assert generation(bandwidth=9 * BYTES - 1, cache_bytes=1).bandwidth_share is None
-    assert generation(bandwidth=9 * BYTES, cache_bytes=1).bandwidth_share == 1
-
-
-def test_an_unknown_cache_leaves_the_share() -> None:
-    read = generation(bandwidth=9 * BYTES * 4, cache_bytes=None)
-    assert read.in_cache is None
-    assert read.bandwidth_share == pytest.approx(0.25)
-
-
-def test_an_unknown_bandwidth_leaves_the_bytes() -> None:
-    read = generation(bandwidth=None, cache_bytes=1)
-    assert (read.bytes_per_token, read.bandwidth_share) == (BYTES, None)
+    assert read.bandwidth_share == (None if share is None else pytest.approx(share))
+    assert read.in_cache is in_cache
 
 
 def test_weights_are_summed_by_format() -> None:

@@ -56,7 +56,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 CASES = cases([8], [2], [0, 4])
 
 
-def test_runs_go_round_over_the_cases_between_two_looks_at_the_memory(
+def test_repetitions_alternate_over_the_cases_between_two_bandwidth_measurements(
     model: Decoder, events: list[str]
 ) -> None:
     measure(model, CASES, repetitions=2)
@@ -80,7 +80,7 @@ def test_the_fastest_of_both_measurements_counts(
     assert found.bytes_per_second == 3e15
 
 
-def test_a_state_of_fixed_size_is_computed_anew_for_every_run(
+def test_replaced_states_are_recomputed_for_every_run(
     tmp_path_factory: pytest.TempPathFactory, events: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("benchmark") / "recurrent"
@@ -90,18 +90,16 @@ def test_a_state_of_fixed_size_is_computed_anew_for_every_run(
     assert result.cases[0].speed.mean > 0
 
 
-def test_the_first_run_of_each_does_not_count(model: Decoder, events: list[str]) -> None:
-    result = measure(model, CASES, repetitions=3)
+def test_the_first_run_of_each_case_does_not_count(model: Decoder, events: list[str]) -> None:
+    seen: list[tuple[int, int]] = []
+    result = measure(
+        model, CASES, repetitions=3, progress=lambda done, total: seen.append((done, total))
+    )
+    assert seen == [(done, 16) for done in range(1, 17)]
     assert [case.name for case in result.cases] == ["pp8", "tg2", "pp8 @ d4", "tg2 @ d4"]
     for case in result.cases:
         assert len(case.speed.runs) == 3
         assert min(case.speed.runs) <= case.speed.median <= max(case.speed.runs)
-
-
-def test_progress_reaches_the_end(model: Decoder, events: list[str]) -> None:
-    seen: list[tuple[int, int]] = []
-    measure(model, CASES, repetitions=1, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(done, 8) for done in range(1, 9)]
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -126,7 +124,7 @@ def test_bytes_per_token_are_those_of_the_graph_that_decodes(
     assert read.bandwidth_share == pytest.approx(read.bytes_per_second / SPEED)
 
 
-def test_where_the_peak_cannot_be_forgotten_memory_is_measured_last(
+def test_bandwidth_is_measured_last_if_the_peak_cannot_be_reset(
     model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_memory, "reset_peak", lambda: False)
@@ -156,40 +154,28 @@ def test_the_peak_is_that_of_loading_or_of_running(
 GENERATE = [Case(kind="tg", tokens=2)]
 
 
-def notes(model: Decoder) -> str:
-    return "\n".join(measure(model, GENERATE, repetitions=1).notes)
-
-
-def test_nothing_special_needs_no_note(model: Decoder, events: list[str]) -> None:
-    assert notes(model) == ""
-
-
-def test_a_measurement_over_less_memory_says_so(
-    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("name", "value", "note"),
+    [
+        ("last_level_cache", 1, ""),
+        ("last_level_cache", 1 << 30, "tg2: everything that a token reads fits"),
+        ("available_memory", 800_000_000, "bandwidth measured over 200 MB, not 537 MB"),
+        ("available_memory", 1, "bandwidth not measured"),
+        ("read_bandwidth", 1.0, "tg2: reads faster than memory"),
+    ],
+)
+def test_notes_explain_unusual_figures(
+    model: Decoder,
+    events: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
+    value: float,
+    note: str,
 ) -> None:
-    monkeypatch.setattr(bandwidth, "available_memory", lambda: 800_000_000)
-    assert notes(model).startswith("bandwidth measured over 200 MB, not 537 MB")
-
-
-def test_no_measurement_says_so(
-    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bandwidth, "available_memory", lambda: 1)
-    assert notes(model).startswith("bandwidth not measured")
-
-
-def test_a_model_within_the_cache_says_so(
-    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bandwidth, "last_level_cache", lambda: 1 << 30)
-    assert notes(model).startswith("tg2: everything that a token reads fits")
-
-
-def test_reading_faster_than_memory_says_so(
-    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads, size: 1.0)
-    assert notes(model).startswith("tg2: reads faster than memory")
+    monkeypatch.setattr(bandwidth, name, lambda *_: value)
+    notes = measure(model, GENERATE, repetitions=1).notes
+    assert len(notes) == (note != "")
+    assert all(text.startswith(note) for text in notes)
 
 
 def test_advice_is_about_the_run(
@@ -206,22 +192,13 @@ def test_advice_is_about_the_run(
     assert [advice.rule for advice in prompts.advice] == ["idle cores", "not packed"]
 
 
-# --- what is refused --------------------------------------------------------------------------
-
-
-def test_no_cases_are_refused(model: Decoder) -> None:
-    with pytest.raises(InputError, match="no case"):
-        measure(model, cases([0], [0]), repetitions=1)
-
-
-def test_no_repetitions_are_refused(model: Decoder) -> None:
-    with pytest.raises(InputError, match="repetitions"):
-        measure(model, GENERATE, repetitions=0)
-
-
-def test_cases_beyond_the_context_are_refused_before_anything_runs(
+def test_wrong_requests_are_rejected_before_anything_runs(
     model: Decoder, events: list[str]
 ) -> None:
+    with pytest.raises(InputError, match="no case"):
+        measure(model, cases([0], [0]), repetitions=1)
+    with pytest.raises(InputError, match="repetitions"):
+        measure(model, GENERATE, repetitions=0)
     with pytest.raises(ContextLengthError, match=f"-p {CONTEXT}"):
         measure(model, [*GENERATE, Case(kind="pp", tokens=CONTEXT + 1)], repetitions=1)
     assert events == []

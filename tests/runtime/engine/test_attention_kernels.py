@@ -1,4 +1,4 @@
-"""The kernel that attention runs by, and the parts that prompts are cut into for it."""
+"""The choice of the attention kernel, and the chunks that bound its memory."""
 
 import os
 from contextlib import ExitStack
@@ -58,7 +58,7 @@ def test_heads_are_those_of_the_widest_attention(bundle: Bundle) -> None:
     assert query_heads(graphs, []) == 1  # it has no scores
 
 
-def test_a_prompt_in_parts_gives_what_it_gives_whole(
+def test_small_chunks_compute_the_same_prompt(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, ids = Engine(bundle, threads=1), [7 * index % 50 for index in range(60)]
@@ -71,10 +71,9 @@ def test_a_prompt_in_parts_gives_what_it_gives_whole(
     np.testing.assert_allclose(in_parts, whole, rtol=0, atol=1e-5)
 
 
-def test_the_plan_of_memory_counts_them(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_plan_counts_the_scores(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     def workspace(device: str = "cpu") -> int:
-        made = plan_memory(bundle.manifest, bundle.graphs, context=64, device=device)
-        return made.workspace
+        return plan_memory(bundle.manifest, bundle.graphs, context=64, device=device).workspace
 
     heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
     counted = workspace()
@@ -83,7 +82,7 @@ def test_the_plan_of_memory_counts_them(bundle: Bundle, monkeypatch: pytest.Monk
     assert workspace("cuda") < workspace()
 
 
-def test_the_switch_is_set_for_our_sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_is_only_set_while_sessions_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     with whole_scores():
         assert os.environ[SWITCH] == "1"
@@ -102,7 +101,7 @@ def test_the_switch_is_set_for_our_sessions_alone(monkeypatch: pytest.MonkeyPatc
     assert os.environ[SWITCH] == "0"
 
 
-def test_the_switch_stays_as_long_as_anybody_opens_sessions(
+def test_the_switch_stays_while_any_thread_opens_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
@@ -115,14 +114,16 @@ def test_the_switch_stays_as_long_as_anybody_opens_sessions(
         assert SWITCH not in os.environ
 
 
-def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_opens_its_sessions_with_the_switch(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     seen: list[str | None] = []
-    made = ort_session.OrtSession
+    original = ort_session.OrtSession
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(os.environ.get(SWITCH))
-        return made(*args, **options)
+        return original(*args, **options)
 
     monkeypatch.setattr(ort_session, "OrtSession", watched)
     Engine(bundle, threads=1)

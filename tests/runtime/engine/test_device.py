@@ -1,3 +1,6 @@
+import re
+from collections.abc import Callable
+
 import pytest
 
 from ortolan.cuda_setup import Part
@@ -6,6 +9,8 @@ from ortolan.runtime.errors import DeviceError
 
 CPU, CUDA = ("CPUExecutionProvider",), ("CUDAExecutionProvider", "CPUExecutionProvider")
 BOTH = ("cpu", "cuda")
+
+Missing = Callable[[], Part | None]
 
 
 def whole() -> None:
@@ -20,51 +25,51 @@ def never() -> Part | None:
     raise AssertionError("the machine was examined")
 
 
-def test_cpu_is_taken_without_looking_for_a_gpu() -> None:
-    choice = choose_device("cpu", BOTH, CPU, missing=never)
-    assert (choice.device, choice.reason) == ("cpu", "requested")
-
-
-def test_auto_for_a_bundle_of_the_cpu_says_so_without_looking_for_a_gpu() -> None:
-    choice = choose_device("auto", ("cpu",), CUDA, missing=never)
-    assert (choice.device, choice.reason) == ("cpu", "the bundle was made for the CPU")
-
-
-def test_auto_names_what_is_missing_for_the_gpu() -> None:
-    choice = choose_device("auto", BOTH, CPU, missing=without_driver)
+@pytest.mark.parametrize(
+    ("device", "offered", "providers", "missing", "reason"),
+    [
+        ("cpu", BOTH, CPU, never, "requested"),
+        ("auto", ("cpu",), CUDA, never, "made for the CPU"),
+        ("auto", BOTH, CPU, without_driver, "NVIDIA driver is missing. Install it."),
+        ("auto", BOTH, CUDA, whole, "on the CPU only"),
+    ],
+)
+def test_the_cpu_is_chosen_with_a_reason(
+    device: str,
+    offered: tuple[str, ...],
+    providers: tuple[str, ...],
+    missing: Missing,
+    reason: str,
+) -> None:
+    choice = choose_device(device, offered, providers, missing=missing)
     assert choice.device == "cpu"
-    assert "NVIDIA driver" in choice.reason
-    assert "Install it." in choice.reason
-
-
-def test_auto_with_all_parts_says_that_this_version_has_no_cuda() -> None:
-    assert "on the CPU only" in choose_device("auto", BOTH, CUDA, missing=whole).reason
+    assert reason in choice.reason
 
 
 @pytest.mark.parametrize("device", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:0\n"])
-def test_an_unknown_device_is_an_error_that_names_the_known(device: str) -> None:
+def test_an_unknown_device_is_an_error_that_names_the_others(device: str) -> None:
     with pytest.raises(DeviceError, match="auto, cpu, cuda or cuda:N"):
         choose_device(device, BOTH, CPU, missing=never)
 
 
-def test_a_bundle_for_cuda_alone_does_not_run_on_the_cpu() -> None:
-    with pytest.raises(DeviceError, match="made for cuda, not for cpu"):
-        choose_device("cpu", ("cuda",), CPU, missing=never)
-
-
-@pytest.mark.parametrize("device", ["auto", "cuda"])
-def test_a_bundle_for_cuda_alone_names_what_is_missing(device: str) -> None:
-    with pytest.raises(DeviceError, match="NVIDIA driver"):
-        choose_device(device, ("cuda",), CPU, missing=without_driver)
-
-
-@pytest.mark.parametrize("device", ["cuda", "cuda:1"])
-def test_cuda_names_the_first_obstacle(device: str) -> None:
-    with pytest.raises(DeviceError, match=f"device '{device}': .*NVIDIA driver"):
-        choose_device(device, ("cpu",), CPU, missing=without_driver)
-    with pytest.raises(DeviceError, match=r'pip install "ortolan\[cuda\]"'):
-        choose_device(device, ("cpu",), CPU, missing=whole)
-    with pytest.raises(DeviceError, match="made for cpu, not for cuda"):
-        choose_device(device, ("cpu",), CUDA, missing=whole)
-    with pytest.raises(DeviceError, match="on the CPU only"):
-        choose_device(device, BOTH, CUDA, missing=whole)
+@pytest.mark.parametrize(
+    ("device", "offered", "providers", "missing", "reason"),
+    [
+        ("cpu", ("cuda",), CPU, never, "made for cuda, not for cpu"),
+        ("auto", ("cuda",), CPU, without_driver, "device 'auto': NVIDIA driver"),
+        ("cuda", ("cuda",), CPU, without_driver, "device 'cuda': NVIDIA driver"),
+        ("cuda:1", ("cpu",), CPU, without_driver, "device 'cuda:1': NVIDIA driver"),
+        ("cuda", ("cpu",), CPU, whole, 'pip install "ortolan[cuda]"'),
+        ("cuda", ("cpu",), CUDA, whole, "made for cpu, not for cuda"),
+        ("cuda", BOTH, CUDA, whole, "on the CPU only"),
+    ],
+)
+def test_the_first_obstacle_is_named(
+    device: str,
+    offered: tuple[str, ...],
+    providers: tuple[str, ...],
+    missing: Missing,
+    reason: str,
+) -> None:
+    with pytest.raises(DeviceError, match=re.escape(reason)):
+        choose_device(device, offered, providers, missing=missing)

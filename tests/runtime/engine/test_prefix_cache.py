@@ -1,5 +1,6 @@
-"""A prompt whose beginning is known gives what it gives without, to the bit."""
+"""Results with cached prefixes are bit-identical to results without."""
 
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,7 @@ LIMIT = 4
 
 
 class RecordedText(SampledSequence):
-    """A text that keeps the logits of each of its tokens."""
+    """A sequence that records the logits of each of its tokens."""
 
     def __init__(self, prompt: list[int]) -> None:
         request = Request(prompt=prompt, prompt_tokens=len(prompt), limit=LIMIT)
@@ -59,7 +60,7 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Engine]:
 
 @pytest.fixture
 def new_cache(engines: dict[str, Engine]) -> Iterator[Callable[..., PrefixCache]]:
-    made: list[PrefixCache] = []
+    caches: list[PrefixCache] = []
 
     def new(
         kind: str = "fp32",
@@ -77,11 +78,11 @@ def new_cache(engines: dict[str, Engine]) -> Iterator[Callable[..., PrefixCache]
             folder=folder,
             most_file_bytes=int(file_blocks * (size + 2048)),
         )
-        made.append(cache)
+        caches.append(cache)
         return cache
 
     yield new
-    for cache in made:
+    for cache in caches:
         cache.close()
 
 
@@ -107,7 +108,7 @@ def generated(
 
 
 def assert_same(texts: Sequence[RecordedText], expected: Sequence[RecordedText]) -> None:
-    """Compare to the bit."""
+    """Compare bit by bit."""
     for text, wanted in zip(texts, expected, strict=True):
         assert text.tokens == wanted.tokens
         for got, want in zip(text.logits, wanted.logits, strict=True):
@@ -115,8 +116,8 @@ def assert_same(texts: Sequence[RecordedText], expected: Sequence[RecordedText])
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("length", [1, 127, 128, 129, 256, 300, 600])
-def test_cold_and_cached_and_from_files_and_evicted_are_the_same_to_the_bit(
+@pytest.mark.parametrize("length", [1, 127, 128, 129, 256, 300, 600, CONTEXT - LIMIT])
+def test_cold_cached_read_and_evicted_prefixes_are_bit_identical(
     engines: dict[str, Engine],
     new_cache: Callable[..., PrefixCache],
     tmp_path: Path,
@@ -125,7 +126,7 @@ def test_cold_and_cached_and_from_files_and_evicted_are_the_same_to_the_bit(
 ) -> None:
     engine, prompt = engines[kind], random_ids(length)
     cold = generated(engine, [prompt], None)
-    cache, known = new_cache(kind, folder=tmp_path), GRID * ((length - 1) // GRID)
+    cache, shared = new_cache(kind, folder=tmp_path), GRID * ((length - 1) // GRID)
     filled = generated(engine, [prompt], cache)
     cached = generated(engine, [prompt], cache)
     cache.close()
@@ -135,13 +136,13 @@ def test_cold_and_cached_and_from_files_and_evicted_are_the_same_to_the_bit(
         entry.unlink()
     later.clear()
     evicted = generated(engine, [prompt], later)
-    for texts, tokens in ((filled, 0), (cached, known), (from_files, known), (evicted, 0)):
+    for texts, tokens in ((filled, 0), (cached, shared), (from_files, shared), (evicted, 0)):
         assert_same(texts, cold)
         assert texts[0].cached_tokens == tokens
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_share_what_they_have_in_common_in_whole_blocks(
+def test_prompts_share_whole_blocks_of_their_common_prefix(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], kind: str
 ) -> None:
     system, cache = random_ids(300), new_cache(kind)
@@ -160,7 +161,7 @@ def test_prompts_share_what_they_have_in_common_in_whole_blocks(
     )
 
 
-def test_prompts_that_come_together_share_what_the_first_of_them_computes(
+def test_concurrent_prompts_share_what_the_first_computes(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
 ) -> None:
     prompts = [[*random_ids(256), token] for token in range(2)]
@@ -172,7 +173,7 @@ def test_prompts_that_come_together_share_what_the_first_of_them_computes(
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_prompts_with_any_budget_give_what_they_give_cold_within_the_budget(
+def test_any_prompts_match_cold_results_within_any_memory_limit(
     engines: dict[str, Engine],
     alone: Callable[[str, tuple[int, ...]], RecordedText],
     kind: str,
@@ -183,34 +184,33 @@ def test_any_prompts_with_any_budget_give_what_they_give_cold_within_the_budget(
     cache = PrefixCache(engines[kind], exact=True, most_bytes=most_bytes)
     parts = st.lists(st.integers(0, 2), min_size=1, max_size=4)
     together = st.lists(parts, min_size=1, max_size=3)  # more than there are slots
-    for asked in data.draw(st.lists(together, min_size=1, max_size=4), "prompts"):
-        texts = generated(engines[kind], [ids_of(prompt) for prompt in asked], cache)
-        assert_same(texts, [alone(kind, tuple(prompt)) for prompt in asked])
+    for prompts in data.draw(st.lists(together, min_size=1, max_size=4), "prompts"):
+        texts = generated(engines[kind], [ids_of(prompt) for prompt in prompts], cache)
+        assert_same(texts, [alone(kind, tuple(prompt)) for prompt in prompts])
         assert cache.counts.bytes <= most_bytes
         assert_chains_are_whole(cache)
 
 
 @pytest.fixture(scope="module")
 def alone(engines: dict[str, Engine]) -> Callable[[str, tuple[int, ...]], RecordedText]:
-    """What a prompt gives without a cache, computed once."""
-    known: dict[tuple[str, tuple[int, ...]], RecordedText] = {}
+    """The result of a prompt without a cache, computed once."""
 
+    @functools.cache
     def run(kind: str, parts: tuple[int, ...]) -> RecordedText:
-        if (kind, parts) not in known:
-            (known[kind, parts],) = generated(engines[kind], [ids_of(parts)], None)
-        return known[kind, parts]
+        (text,) = generated(engines[kind], [ids_of(parts)], None)
+        return text
 
     return run
 
 
 def ids_of(parts: Sequence[int]) -> list[int]:
-    """A prompt of blocks of three kinds, and a rest."""
+    """A prompt of whole blocks of three kinds, and three more tokens."""
     return [*(token for part in parts for token in random_ids(GRID, seed=part)), 5, 6, 7]
 
 
 def assert_chains_are_whole(cache: PrefixCache) -> None:
-    """Each block in memory follows one that is there and more recent, or is a first one."""
-    order = {key: place for place, key in enumerate(cache._blocks)}
+    """Every block in memory is a first one, or follows one in memory that is more recent."""
+    order = {key: index for index, key in enumerate(cache._blocks)}
     sizes = [block.size for block in cache._blocks.values()]
     assert (cache.counts.blocks, cache.counts.bytes) == (len(sizes), sum(sizes))
     for key, block in cache._blocks.items():
@@ -223,7 +223,7 @@ def assert_chains_are_whole(cache: PrefixCache) -> None:
         assert parents[0] == cache._root or order[parents[0]] > order[key]
 
 
-def test_the_end_of_a_chain_goes_before_its_beginning(
+def test_the_end_of_a_chain_is_evicted_before_its_beginning(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
 ) -> None:
     cache = new_cache(blocks=4)
@@ -234,7 +234,7 @@ def test_the_end_of_a_chain_goes_before_its_beginning(
     assert text.cached_tokens == 2 * GRID
 
 
-def test_answers_never_enter_in_exact_mode(
+def test_completions_are_not_cached_in_exact_mode(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
 ) -> None:
     cache, prompt = new_cache(), random_ids(GRID - 2)
@@ -244,7 +244,16 @@ def test_answers_never_enter_in_exact_mode(
     assert cache.counts == PrefixCounts(prompts=2)
 
 
-def test_blocks_of_other_bundles_and_of_other_modes_are_never_taken(
+def test_a_cache_without_memory_and_folder_caches_nothing(
+    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
+) -> None:
+    cache = new_cache(blocks=0)
+    for _ in range(2):
+        generated(engines["fp32"], [random_ids(300)], cache)
+    assert cache.counts == PrefixCounts(prompts=2)
+
+
+def test_blocks_of_other_bundles_and_modes_are_not_used(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], tmp_path: Path
 ) -> None:
     prompt = random_ids(300)
@@ -257,7 +266,7 @@ def test_blocks_of_other_bundles_and_of_other_modes_are_never_taken(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_prompts_whose_hashes_collide_are_told_apart_by_their_ids(
+def test_prompts_with_colliding_hashes_are_told_apart(
     engines: dict[str, Engine],
     new_cache: Callable[..., PrefixCache],
     tmp_path: Path,
@@ -274,16 +283,7 @@ def test_prompts_whose_hashes_collide_are_told_apart_by_their_ids(
         assert cache.counts.blocks == 1
 
 
-def test_a_cache_without_memory_and_without_a_folder_keeps_nothing(
-    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
-) -> None:
-    cache = new_cache(blocks=0)
-    for _ in range(2):
-        generated(engines["fp32"], [random_ids(300)], cache)
-    assert cache.counts == PrefixCounts(prompts=2)
-
-
-def test_files_serve_where_memory_has_no_room(
+def test_files_are_used_when_memory_is_full(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], tmp_path: Path
 ) -> None:
     prompt, cache = random_ids(600), new_cache(blocks=2, folder=tmp_path)
@@ -296,33 +296,21 @@ def test_files_serve_where_memory_has_no_room(
     assert counts == PrefixCounts(prompts=2, hits=1, tokens=512, blocks=2, read=2)
 
 
-def test_a_whole_context_of_blocks_is_known(
-    engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
-) -> None:
-    prompt, cache = random_ids(CONTEXT - LIMIT), new_cache()
-    cold = generated(engines["fp32"], [prompt], cache)
-    text = generated(engines["fp32"], [prompt], cache)
-    assert_same(text, cold)
-    assert text[0].cached_tokens == (CONTEXT - LIMIT - 1) // GRID * GRID
-
-
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_later_service_finds_what_an_earlier_one_kept_in_a_folder(
+def test_a_later_service_uses_the_files_of_an_earlier_one(
     engines: dict[str, Engine], tmp_path: Path, kind: str
 ) -> None:
     model, prompt = load(engines[kind]._bundle.path, Decoder, threads=1), random_ids(300)
     with model.serve(cache_bytes=0) as service:
         cold = service.submit(prompt, max_new_tokens=9).completion()
-    found = []
-    for _ in range(2):
-        with model.serve(cache_folder=tmp_path / "kept") as service:
+    for expected in ((0, 0), (256, 2)):
+        with model.serve(cache_folder=tmp_path / "cache") as service:
             completion = service.submit(prompt, max_new_tokens=9).completion()
-            found.append((completion.timings.cached_tokens, service.stats().cache.read))
+            assert (completion.timings.cached_tokens, service.stats().cache.read) == expected
         assert completion.tokens == cold.tokens
-    assert found == [(0, 0), (256, 2)]
 
 
-def test_a_service_without_room_in_its_folder_keeps_nothing_there(
+def test_a_service_with_a_file_limit_of_0_writes_no_files(
     engines: dict[str, Engine], tmp_path: Path
 ) -> None:
     model = load(engines["fp32"]._bundle.path, Decoder, threads=1)

@@ -39,13 +39,13 @@ SUM = State(
 
 
 def buffers(slots: Slots, row: int | None = None) -> list[Buffer]:
-    """What a graph reads, of all rows or of one."""
+    """The input buffers of all rows, or of one."""
     rows = slice(None) if row is None else slice(row, row + 1)
     return [read for _, read, _ in slots.bound(rows)]
 
 
 def filled(slots: Slots, *lengths: int) -> Slots:
-    """Fill every row with numbers that say where they stand."""
+    """Fill every row with numbers that depend on their position."""
     slots.reserve(max(lengths))
     for buffer in buffers(slots):
         buffer[...] = np.arange(buffer.size).reshape(buffer.shape) % 1009
@@ -54,7 +54,7 @@ def filled(slots: Slots, *lengths: int) -> Slots:
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=6), st.integers(1, 5000))
-def test_capacity_is_a_step_or_the_context_and_never_far_above_what_was_asked_for(
+def test_capacity_is_a_multiple_of_the_step_or_the_context_and_never_far_above_the_need(
     lengths: list[int], context: int
 ) -> None:
     slots = Slots((VALUE,), count=1, context_length=context)
@@ -89,6 +89,7 @@ def test_growing_keeps_the_valid_part_of_every_row_and_every_state() -> None:
     before = [[buffer.copy() for buffer in buffers(slots, row)] for row in range(3)]
     slots.reserve(257)
     assert slots.capacity == 512
+    assert not buffers(slots)[0][:, :, 256:].any()
     for row, length in enumerate(slots.lengths):
         key, value, total = buffers(slots, row)
         np.testing.assert_array_equal(key[:, :, :length], before[row][0][:, :, :length])
@@ -96,13 +97,7 @@ def test_growing_keeps_the_valid_part_of_every_row_and_every_state() -> None:
         np.testing.assert_array_equal(total, before[row][2])
 
 
-def test_what_stands_behind_the_valid_part_of_a_grown_buffer_is_zero() -> None:
-    slots = filled(Slots((KEY,), count=1, context_length=2000), 100)
-    slots.reserve(300)
-    assert not buffers(slots)[0][:, :, 100:].any()
-
-
-def test_an_allocation_that_fails_leaves_the_cache_as_it_was(
+def test_a_failed_allocation_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots = filled(Slots((KEY, VALUE), count=1, context_length=2000), 200)
@@ -137,16 +132,12 @@ def test_rewinding_changes_a_length_and_no_memory() -> None:
     assert slots.lengths == [50, 10]
     assert np.shares_memory(buffers(slots)[0], buffer)
     np.testing.assert_array_equal(buffer, before)
+    for length in (-1, 51):
+        with pytest.raises(InputError, match="0 to 50"):
+            slots.rewind(length)
 
 
-@pytest.mark.parametrize("length", [-1, 51])
-def test_rewinding_to_where_the_row_never_was_is_an_error(length: int) -> None:
-    slots = filled(Slots((KEY,), count=1, context_length=100), 50)
-    with pytest.raises(InputError, match="0 to 50"):
-        slots.rewind(length)
-
-
-def test_a_state_of_fixed_size_cannot_be_rewound_but_cleared() -> None:
+def test_replaced_states_cannot_be_rewound_but_cleared() -> None:
     slots = filled(Slots((KEY, SUM), count=2, context_length=100), 50, 60)
     with pytest.raises(InputError, match="'sum'"):
         slots.rewind(49)
@@ -159,29 +150,22 @@ def test_a_state_of_fixed_size_cannot_be_rewound_but_cleared() -> None:
     assert buffers(slots, 1)[1].any()
 
 
-def test_a_snapshot_holds_copies_of_the_valid_part() -> None:
-    slots = filled(Slots((KEY, VALUE, SUM), count=2, context_length=300), 50, 60)
-    kept = slots.snapshot(row=1)
-    assert [buffer.shape for buffer in kept.buffers] == [(1, 2, 60, 4), (1, 60, 3), (1, 5)]
-    expected = [buffer.copy() for buffer in kept.buffers]
+def test_a_snapshot_is_a_copy_and_restores_into_another_row_of_a_smaller_cache() -> None:
+    slots = filled(Slots((KEY, VALUE, SUM), count=2, context_length=1000), 50, 600)
+    snapshot = slots.snapshot(row=1)
+    assert [buffer.shape for buffer in snapshot.buffers] == [(1, 2, 600, 4), (1, 600, 3), (1, 5)]
+    expected = [buffer.copy() for buffer in snapshot.buffers]
     for buffer in buffers(slots):
         buffer.fill(1)
-    for got, want in zip(kept.buffers, expected, strict=True):
-        np.testing.assert_array_equal(got, want)
-
-
-def test_a_snapshot_restores_into_another_row_of_a_smaller_cache() -> None:
-    slots = filled(Slots((KEY, VALUE, SUM), count=2, context_length=1000), 50, 600)
-    kept = slots.snapshot(row=1)
     other = Slots((KEY, VALUE, SUM), count=3, context_length=700)
-    other.restore(kept, row=2)
+    other.restore(snapshot, row=2)
     assert other.lengths == [0, 0, 600]
-    for got, want in zip(other.snapshot(row=2).buffers, kept.buffers, strict=True):
+    for got, want in zip(other.snapshot(row=2).buffers, expected, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
 @pytest.mark.parametrize("cuts", [(0, 60), (0, 20, 60), (0, 1, 2, 59, 60)])
-def test_parts_of_a_row_in_turn_extend_another_to_the_same(cuts: tuple[int, ...]) -> None:
+def test_a_row_extended_part_by_part_equals_the_original(cuts: tuple[int, ...]) -> None:
     slots, other = (Slots((KEY, VALUE, SUM), count=3, context_length=400) for _ in range(2))
     filled(slots, 50, 60, 70)
     for start, end in pairwise(cuts):
@@ -192,7 +176,7 @@ def test_parts_of_a_row_in_turn_extend_another_to_the_same(cuts: tuple[int, ...]
     assert not any(buffer[:2].any() for buffer in buffers(other))
 
 
-def test_a_view_shares_the_memory_of_its_row_and_has_the_announced_layout() -> None:
+def test_a_view_shares_the_memory_of_its_row_and_has_its_layout() -> None:
     slots = filled(Slots((KEY, VALUE, SUM), count=2, context_length=400), 50, 60)
     view = slots.view(row=1, start=20, end=50)
     assert [(buffer.shape, buffer.dtype) for buffer in view.buffers] == slots.layout(30)
@@ -201,30 +185,30 @@ def test_a_view_shares_the_memory_of_its_row_and_has_the_announced_layout() -> N
     assert not any(map(np.shares_memory, view.copy().buffers, buffers(slots)))
 
 
-def test_a_row_is_not_extended_beyond_the_context() -> None:
+def test_a_snapshot_beyond_the_context_is_rejected_and_changes_nothing() -> None:
     slots = filled(Slots((KEY,), count=1, context_length=100), 60)
     with pytest.raises(ContextLengthError, match="at most 100 tokens, got 120"):
         slots.extend(slots.snapshot(), row=0)
     assert slots.lengths == [60]
-
-
-def test_a_snapshot_beyond_the_context_is_refused_and_changes_nothing() -> None:
-    kept = filled(Slots((KEY,), count=1, context_length=1000), 600).snapshot()
-    other = Slots((KEY,), count=1, context_length=500)
-    with pytest.raises(ContextLengthError, match="500"):
-        other.restore(kept)
+    other = Slots((KEY,), count=1, context_length=50)
+    with pytest.raises(ContextLengthError, match="50"):
+        other.restore(slots.snapshot())
     assert other.lengths == [0]
 
 
-def test_a_snapshot_of_other_states_is_refused() -> None:
-    kept = filled(Slots((KEY,), count=1, context_length=100), 10).snapshot()
-    for states in ((VALUE,), (KEY, KEY)):
-        with pytest.raises(InputError, match="another bundle"):
-            Slots(states, count=1, context_length=100).restore(kept)
+@pytest.mark.parametrize(
+    ("states", "identity"), [((VALUE,), "one"), ((KEY, KEY), "one"), ((KEY,), "other")]
+)
+def test_a_snapshot_of_other_states_or_another_bundle_is_rejected(
+    states: tuple[State, ...], identity: str
+) -> None:
+    slots = filled(Slots((KEY,), count=1, context_length=100, identity="one"), 10)
+    with pytest.raises(InputError, match="another bundle"):
+        Slots(states, count=1, context_length=100, identity=identity).restore(slots.snapshot())
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_an_error_takes_back_lengths_and_fixed_states(kind: type[BaseException]) -> None:
+def test_an_error_restores_lengths_and_replaced_states(kind: type[BaseException]) -> None:
     slots = filled(Slots((KEY, SUM), count=1, context_length=1000), 50)
     before = buffers(slots)[1].copy()
 
@@ -241,7 +225,7 @@ def test_an_error_takes_back_lengths_and_fixed_states(kind: type[BaseException])
     np.testing.assert_array_equal(buffers(slots)[1], before)
 
 
-def test_rows_are_copied_all_at_once_up_to_the_longest_and_no_further() -> None:
+def test_rows_are_copied_simultaneously_up_to_the_longest() -> None:
     slots = filled(Slots((VALUE, KEY, SUM), count=4, context_length=900), 300, 5, 7, 6)
     before = [buffer.copy() for buffer in buffers(slots)]
     slots.copy_rows([1, 2, 3], [2, 1, 0])
@@ -267,28 +251,19 @@ def test_a_released_slot_forgets_tokens_and_sums_and_keeps_the_memory() -> None:
     assert total[2:].any()
 
 
-def test_a_snapshot_of_another_bundle_is_refused() -> None:
-    kept = filled(Slots((KEY,), count=1, context_length=100, identity="one"), 10).snapshot()
-    with pytest.raises(InputError, match="another bundle"):
-        Slots((KEY,), count=1, context_length=100, identity="other").restore(kept)
-
-
 # --- states that are replaced -----------------------------------------------------------------
 
 
 def written(slots: Slots) -> NDArray[Any]:
-    """What a graph writes of the sum, of all rows."""
+    """The output buffer of the sum, all rows."""
     return next(out for state, _, out in slots.bound(slice(None)) if state.name == "sum")
 
 
-def test_a_graph_reads_one_buffer_of_a_replaced_state_and_writes_another() -> None:
+def test_buffers_take_turns_where_every_live_row_took_part() -> None:
     slots = filled(Slots((KEY, SUM), count=2, context_length=100), 3, 4)
     key, total = slots.bound(slice(0, 2))
     assert np.shares_memory(key[1], key[2])
     assert not np.shares_memory(total[1], total[2])
-
-
-def test_buffers_take_turns_where_every_live_row_took_part() -> None:
     slots = filled(Slots((SUM,), count=3, context_length=100), 3, 4, 0)
     new = written(slots)
     new[...] = [[1], [2], [3]]
@@ -300,7 +275,7 @@ def test_buffers_take_turns_where_every_live_row_took_part() -> None:
 
 
 @pytest.mark.parametrize("part", [[0], [1], [0, 2]])
-def test_a_row_that_took_no_part_keeps_what_it_had(part: list[int]) -> None:
+def test_a_row_that_took_no_part_keeps_its_state(part: list[int]) -> None:
     slots = filled(Slots((KEY, SUM), count=3, context_length=100), 3, 4, 5)
     before = buffers(slots)[1].copy()
     written(slots)[...] = -1
@@ -323,7 +298,7 @@ CROSS = State(
 
 
 def encoded(*lengths: int) -> Encoded:
-    """Sources of these lengths: each number is its length, the padding 0."""
+    """Sources of these lengths: each value is the length, padding is 0."""
     values = np.zeros((len(lengths), 2, max(lengths), 3), np.float32)
     for index, length in enumerate(lengths):
         values[index, :, :length] = length
@@ -331,7 +306,7 @@ def encoded(*lengths: int) -> Encoded:
 
 
 def held(slots: Slots, slot: int) -> NDArray[Any]:
-    """The valid part of a source; what follows it is zero."""
+    """The valid part of a source, after checking that its padding is zero."""
     source = slots.sources(slice(slot, slot + 1))
     assert source is not None
     (values,) = source.states
@@ -341,7 +316,7 @@ def held(slots: Slots, slot: int) -> NDArray[Any]:
     return valid
 
 
-def test_sources_of_all_slots_are_taken_as_they_are() -> None:
+def test_sources_for_all_slots_are_not_copied() -> None:
     slots, given = Slots((KEY, CROSS), count=2, context_length=100), encoded(3, 5)
     slots.put_sources([0, 1], given)
     source = slots.sources(slice(0, 2))
@@ -349,7 +324,7 @@ def test_sources_of_all_slots_are_taken_as_they_are() -> None:
     assert np.shares_memory(source.states[0], given.states[0])
 
 
-def test_a_source_joins_others_whatever_their_lengths() -> None:
+def test_sources_of_any_lengths_can_be_set_one_by_one() -> None:
     slots = Slots((KEY, CROSS), count=4, beams=2, context_length=100)
     slots.put_sources([0, 1], encoded(3, 5))
     slots.put_sources([2], encoded(9))

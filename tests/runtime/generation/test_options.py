@@ -1,38 +1,24 @@
-"""The options of a request: what each does to a text, and which are refused."""
+"""Options of a request: their effects, and what is rejected before anything is computed."""
 
-from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
+from tests.runtime.tiny_decoder import BOS, CONTEXT, EOS
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.errors import ContextLengthError, InputError, SamplingError, TokenizerError
 from ortolan.runtime.generation.options import Options, checked_options
+from ortolan.runtime.generation.request import Constraints
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.loading import load
 
 SAMPLING = Sampling(temperature=3.0, seed=3)
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("options")
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Decoder:
-    tokens = Tokens(bos=BOS, eos=(EOS,))
-    bundle = write_bundle(folder / "bundle", tokenizer=tokenizer_json(), tokens=tokens)
-    return load(bundle.path, Decoder)
-
-
-# --- what each does ---------------------------------------------------------------------------
-
-
-def test_a_stop_token_ends_the_text_and_is_a_token_but_no_text(model: Decoder) -> None:
+def test_a_stop_token_ends_the_sequence_and_is_not_text(model: Decoder) -> None:
     whole = model.generate("hello", max_new_tokens=9, ignore_eos=True)
     last = whole.tokens[5]
     end = whole.tokens.index(last) + 1
@@ -42,66 +28,83 @@ def test_a_stop_token_ends_the_text_and_is_a_token_but_no_text(model: Decoder) -
 
 
 @pytest.mark.parametrize("fewest", [0, 1, 7])
-def test_a_text_ends_no_sooner_than_after_its_fewest_tokens(model: Decoder, fewest: int) -> None:
+def test_eos_is_not_allowed_before_min_new_tokens(model: Decoder, fewest: int) -> None:
     ends = Sampling(logit_bias={EOS: 1000.0})
     done = model.generate("hello", max_new_tokens=9, min_new_tokens=fewest, sampling=ends)
     assert EOS not in done.tokens[:-1]
     assert (done.tokens[-1], len(done.tokens), done.finish_reason) == (EOS, fewest + 1, "stop")
 
 
-def test_n_completions_are_those_of_the_prompt_as_often(model: Decoder) -> None:
+def test_n_repeats_each_prompt(model: Decoder) -> None:
     options: Options = {"max_new_tokens": 9, "sampling": SAMPLING, "ignore_eos": True}
-    several = model.generate(["hello", "a"], n=2, **options)
+    repeated = model.generate(["hello", "a"], n=2, **options)
     listed = model.generate(["hello", "hello", "a", "a"], **options)
-    assert [done.tokens for done in several] == [done.tokens for done in listed]
+    assert [done.tokens for done in repeated] == [done.tokens for done in listed]
     assert [done.tokens for done in model.generate("hello", n=2, **options)] == [
-        done.tokens for done in several[:2]
+        done.tokens for done in repeated[:2]
     ]
     assert len(model.generate("hello", n=1, **options)) == 1
 
 
-def test_requests_are_read_without_a_model(model: Decoder) -> None:
-    reader = RequestReader(model.manifest, model.tokenizer)
+def test_temperature_is_short_for_a_sampling(model: Decoder) -> None:
+    greedy = model.generate("hello", temperature=0.0, max_new_tokens=9)
+    assert greedy.tokens == model.generate("hello", max_new_tokens=9).tokens
+    draws = {model.generate("hello", temperature=2.0, max_new_tokens=9).tokens for _ in range(4)}
+    assert len(draws) > 1
+
+
+def test_requests_are_read_without_computing(model: Decoder) -> None:
+    reader = RequestReader(model.bundle, model.tokenizer)
     first, second = reader.prompts(["hello", []], {"max_new_tokens": 4, "sampling": SAMPLING})
     assert (len(first.prompt), second.prompt, first.limit) == (5, [BOS], 4)
     assert (first.sampling.seed, second.sampling.seed) == (3, 4)
     assert reader.sequence(first).finish_reason is None
+    with pytest.raises(ContextLengthError):
+        reader.prompts([[1] * CONTEXT], {})
 
 
-# --- what is refused --------------------------------------------------------------------------
+INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"max_tokens": 3}, InputError, "'max_tokens'. Did you mean max_new_tokens"),
+    ({"frob": 3}, InputError, "'frob'. Use .*max_new_tokens"),
+    ({"max_new_tokens": 0}, InputError, "max_new_tokens must be"),
+    ({"max_new_tokens": True}, InputError, "max_new_tokens"),
+    ({"max_new_tokens": CONTEXT}, ContextLengthError, f"{CONTEXT}"),
+    ({"min_new_tokens": -1}, InputError, "min_new_tokens must be"),
+    ({"min_new_tokens": True}, InputError, "min_new_tokens"),
+    ({"min_new_tokens": 4, "max_new_tokens": 3}, InputError, "min_new_tokens must be"),
+    ({"stop_tokens": [97]}, InputError, "97"),
+    ({"stop_tokens": "a"}, InputError, "stop_tokens must"),
+    ({"stop_tokens": [1] * 65}, InputError, "stop_tokens must be"),
+    ({"sampling": {}}, InputError, "sampling must be"),
+    ({"sampling": "mine"}, InputError, "sampling must be .*'mine'"),
+    ({"sampling": Sampling(), "temperature": 1.0}, InputError, "exclude each other"),
+    ({"sampling": Sampling(logit_bias={97: 1.0})}, SamplingError, "logit_bias"),
+    ({"temperature": -1.0}, SamplingError, "temperature must be"),
+    ({"stop": 5}, InputError, "stop must be a list"),
+    ({"stop": "text"}, InputError, "stop must be a list"),
+    ({"stop": [""]}, InputError, "stop text"),
+    ({"cancel": True}, InputError, "cancel must be"),
+    ({"logprobs": 21}, InputError, "logprobs must be"),
+    ({"grammar": {}}, InputError, "grammar must be"),
+]
 
 
-def test_an_unknown_option_is_an_error_that_names_the_known(model: Decoder) -> None:
-    unknown: Any = {"max_tokens": 3}
-    said = "'max_tokens'.*max_new_tokens"
-    for refuse in (model.generate, model.stream):
-        with pytest.raises(InputError, match=said):
-            refuse("hello", **unknown)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"min_new_tokens": -1}, "min_new_tokens must be"),
-        ({"min_new_tokens": True}, "min_new_tokens"),
-        ({"min_new_tokens": 4, "max_new_tokens": 3}, "min_new_tokens must be"),
-        ({"stop_tokens": [97]}, "97"),
-        ({"stop_tokens": "a"}, "stop_tokens must"),
-        ({"stop_tokens": [1] * 65}, "stop_tokens must be"),
-        ({"sampling": {}}, "sampling must be"),
-        ({"stop": 5}, "stop must be a list"),
-        ({"max_new_tokens": 0}, "max_new_tokens must be"),
-    ],
-)
-def test_what_an_option_cannot_be_is_an_error(
-    model: Decoder, options: dict[str, Any], said: str
+@pytest.mark.parametrize(("options", "error", "words"), INVALID)
+def test_an_invalid_option_is_an_error_before_anything_is_computed(
+    model: Decoder,
+    monkeypatch: pytest.MonkeyPatch,
+    options: dict[str, Any],
+    error: type[Exception],
+    words: str,
 ) -> None:
-    with pytest.raises(InputError, match=said):
-        model.generate("hello", **options)
+    monkeypatch.setattr(Runner, "step", lambda _: pytest.fail("computed"))
+    for call in (model.generate, model.stream):
+        with pytest.raises(error, match=words):
+            call("hello", **options)
 
 
 @pytest.mark.parametrize("n", [0, True, "2", 257])
-def test_a_count_of_completions_that_is_none_is_an_error(model: Decoder, n: Any) -> None:
+def test_an_invalid_number_of_completions_is_an_error(model: Decoder, n: Any) -> None:
     with pytest.raises(InputError):
         model.generate("hello", n=n, max_new_tokens=1)
 
@@ -111,7 +114,31 @@ def test_stop_texts_need_a_tokenizer(model: Decoder) -> None:
         checked_options({"stop": ["a"]}, model.manifest, None)
 
 
-def test_a_prompt_beyond_the_context_is_refused_by_the_reader(model: Decoder) -> None:
-    reader = RequestReader(model.manifest, model.tokenizer)
-    with pytest.raises(ContextLengthError):
-        reader.prompts([[1] * model.manifest.context_length], {})
+# --- constraints ------------------------------------------------------------------------------
+
+BOTH = Constraints(first=5, last=2)
+
+
+@pytest.mark.parametrize(
+    ("constraints", "index", "limit", "expected"),
+    [
+        (BOTH, 0, 4, 5),
+        (BOTH, 1, 4, None),
+        (BOTH, 3, 4, 2),
+        (BOTH, 0, 1, 2),
+        (Constraints(), 0, 1, None),
+        (Constraints(first=0, last=0), 0, 9, 0),
+    ],
+)
+def test_the_first_and_the_last_token_are_forced(
+    constraints: Constraints, index: int, limit: int, expected: int | None
+) -> None:
+    assert constraints.forced(index, limit) == expected
+
+
+def test_suppressed_tokens_of_a_manifest_cannot_be_chosen() -> None:
+    constraints = Constraints.of(Tokens(forced_first=1, forced_last=2, suppressed=(0, 3)))
+    logits = np.ones((2, 5), np.float32)
+    constraints.suppress(logits)
+    assert np.isneginf(logits).nonzero()[1].tolist() == [0, 3, 0, 3]
+    assert (constraints.first, constraints.last) == (1, 2)

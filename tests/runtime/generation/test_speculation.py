@@ -1,27 +1,25 @@
-"""A text is the same whichever drafts were made, greedy and drawn, alone and after another."""
+"""A sequence does not depend on its drafts, greedy or sampled, alone or after another."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime import packed_bundles
-from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, tokenizer_json, write_bundle
+from tests.runtime.conftest import Models
+from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.drafts import Drafter, DraftModel, PromptLookup
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.loading import load
 
 PROMPT = [5, 6, 7, 8, 9] * 6
 
 
 class Fixed:
-    """Guesses that are known before, right or wrong; `None` never guesses."""
+    """Guesses that are given, right or wrong; `None` never guesses."""
 
     def __init__(self, guesses: Sequence[int] | None) -> None:
         self._guesses = guesses
@@ -41,17 +39,9 @@ class _FixedDrafter:
         return list(self._guesses[self._place : self._place + most])
 
 
-def loaded(folder: Path) -> Decoder:
-    return load(folder, Decoder, threads=1)
-
-
-@pytest.fixture(scope="module")
-def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    folder = tmp_path_factory.mktemp("speculation")
-    kinds = ("fp32", "split", "int4", "int8-prefill", "recurrent")
-    return {
-        kind: loaded(packed_bundles.write(folder / kind, kind, group=64).path) for kind in kinds
-    }
+def generate(model: Decoder, draft: Any, count: int = 40, **options: Any) -> Any:
+    prompt = options.pop("prompt", PROMPT)
+    return model.generate(prompt, draft=draft, max_new_tokens=count, ignore_eos=True, **options)
 
 
 @pytest.mark.parametrize("kind", ["fp32", "split", "int4", "int8-prefill"])
@@ -63,105 +53,67 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
     wrong=st.sets(st.integers(0, 39)),
     count=st.integers(1, 40),
 )
-def test_right_and_wrong_guesses_give_the_text_of_no_guesses(
-    models: dict[str, Decoder], kind: str, sampling: Sampling, wrong: set[int], count: int
+def test_right_and_wrong_guesses_do_not_change_the_sequence(
+    models: Models, kind: str, sampling: Sampling, wrong: set[int], count: int
 ) -> None:
-    model = models[kind]
-    plain = model.generate(
-        PROMPT, draft=Fixed(None), sampling=sampling, max_new_tokens=count, ignore_eos=True
-    )
+    plain = generate(models[kind], Fixed(None), count, sampling=sampling)
     guesses = [(token + (place in wrong)) % VOCABULARY for place, token in enumerate(plain.tokens)]
-    drafted = model.generate(
-        PROMPT, draft=Fixed(guesses), sampling=sampling, max_new_tokens=count, ignore_eos=True
-    )
+    drafted = generate(models[kind], Fixed(guesses), count, sampling=sampling)
     assert drafted.tokens == plain.tokens
     assert drafted.finish_reason == "length"
     assert drafted.timings.accepted_tokens <= drafted.timings.drafted_tokens <= 64 * count
 
 
-def test_guesses_that_are_right_take_fewer_calls(models: dict[str, Decoder]) -> None:
-    plain = models["fp32"].generate(PROMPT, draft=Fixed(None), max_new_tokens=40, ignore_eos=True)
-    told = models["fp32"].generate(
-        PROMPT, draft=Fixed(plain.tokens), max_new_tokens=40, ignore_eos=True
-    )
-    assert told.tokens == plain.tokens
-    assert told.timings.accepted_tokens >= 19  # of a call of two, every second one at the least
-
-
-@pytest.mark.parametrize("kind", ["fp32", "int4"])
-def test_lookup_and_a_model_that_guesses_give_the_same(
-    models: dict[str, Decoder], kind: str
-) -> None:
-    plain, *others = [
-        models[kind].generate(PROMPT, draft=draft, max_new_tokens=60, ignore_eos=True)
-        for draft in (Fixed(None), PromptLookup(), DraftModel(models["fp32"]))
-    ]
-    assert [other.tokens for other in others] == [plain.tokens] * 2
-
-
-def test_a_model_that_guesses_for_itself_is_right(models: dict[str, Decoder]) -> None:
+def test_right_guesses_save_calls(models: Models) -> None:
     model = models["fp32"]
-    timings = model.generate(
-        PROMPT, draft=DraftModel(model), max_new_tokens=30, ignore_eos=True
-    ).timings
+    plain = generate(model, Fixed(None))
+    drafted = generate(model, Fixed(plain.tokens))
+    assert drafted.tokens == plain.tokens
+    assert drafted.timings.accepted_tokens >= 19  # every second token, in calls of two
+    timings = generate(model, DraftModel(model), 30).timings
     assert timings.accepted_tokens >= 0.9 * timings.drafted_tokens > 0
 
 
-def test_several_prompts_go_on_one_after_the_other(models: dict[str, Decoder]) -> None:
+@pytest.mark.parametrize("kind", ["fp32", "int4"])
+def test_every_kind_of_draft_gives_the_same_sequence(models: Models, kind: str) -> None:
+    drafts = (Fixed(None), PromptLookup(), DraftModel(models["fp32"]))
+    assert len({generate(models[kind], draft, 60).tokens for draft in drafts}) == 1
+
+
+def test_a_batch_continues_one_prompt_after_the_other(models: Models) -> None:
     prompts = [PROMPT, PROMPT[1:], [1, 2]]
-    together = models["int4"].generate(
-        prompts, draft=PromptLookup(), max_new_tokens=9, ignore_eos=True
-    )
+    together = generate(models["int4"], PromptLookup(), 9, prompt=prompts)
     for prompt, completion in zip(prompts, together, strict=True):
-        alone = models["int4"].generate(
-            prompt, draft=PromptLookup(), max_new_tokens=9, ignore_eos=True
-        )
+        alone = generate(models["int4"], PromptLookup(), 9, prompt=prompt)
         assert alone.tokens == completion.tokens
 
 
-def test_a_stream_has_the_same_text(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "bundle", tokenizer=tokenizer_json())
-    model, draft = loaded(tmp_path / "bundle"), PromptLookup()
-    whole = model.generate(PROMPT, draft=draft, max_new_tokens=40, ignore_eos=True)
+def test_a_stream_has_the_same_text(model: Decoder) -> None:
+    draft = PromptLookup()
     pieces = model.stream(PROMPT, draft=draft, max_new_tokens=40, ignore_eos=True)
-    assert "".join(pieces) == whole.text != ""
+    assert "".join(pieces) == generate(model, draft).text != ""
 
 
-def test_an_end_within_a_draft_ends_the_text(models: dict[str, Decoder]) -> None:
-    model = models["fp32"]
-    free = model.generate(PROMPT, draft=Fixed(None), max_new_tokens=40, ignore_eos=True)
+def test_an_end_within_a_draft_ends_the_sequence(models: Models) -> None:
+    free = generate(models["fp32"], Fixed(None))
     stop = free.tokens[20]
-    ended = model.generate(
-        PROMPT, draft=Fixed(free.tokens), max_new_tokens=40, ignore_eos=True, stop_tokens=[stop]
-    )
+    ended = generate(models["fp32"], Fixed(free.tokens), stop_tokens=[stop])
     assert ended.tokens == free.tokens[: free.tokens.index(stop) + 1]
     assert ended.finish_reason == "stop"
 
 
-def test_the_whole_context_can_be_used(models: dict[str, Decoder]) -> None:
+def test_the_whole_context_can_be_used(models: Models) -> None:
     prompt = (PROMPT * 40)[: CONTEXT - 30]
-    plain, drafted = [
+    plain, drafted = (
         models["int4"].generate(prompt, draft=draft, ignore_eos=True)
         for draft in (Fixed(None), PromptLookup())
-    ]
+    )
     assert drafted.tokens == plain.tokens
     assert len(plain.tokens) == 30
 
 
-def test_states_that_cannot_go_back_are_refused(models: dict[str, Decoder]) -> None:
-    with pytest.raises(InputError, match="recurrent state"):
-        models["recurrent"].generate(PROMPT, draft=PromptLookup(), max_new_tokens=2)
-    with pytest.raises(InputError, match="'sum'"):
-        models["fp32"].generate(PROMPT, draft=DraftModel(models["recurrent"]), max_new_tokens=2)
-
-
-def test_a_draft_has_to_be_one(models: dict[str, Decoder]) -> None:
-    with pytest.raises(InputError, match="draft must be"):
-        models["fp32"].generate(PROMPT, draft="lookup", max_new_tokens=2)  # type: ignore[call-overload]
-
-
-class Proposing(Fixed):
-    """A user's own draft, whose drafter proposes one value."""
+class Proposing:
+    """A caller's own draft, whose drafter proposes one value."""
 
     def __init__(self, value: Any) -> None:
         self.value = value
@@ -176,27 +128,29 @@ class Proposing(Fixed):
         return self.value
 
 
+def test_invalid_drafts_are_rejected(models: Models, monkeypatch: pytest.MonkeyPatch) -> None:
+    for kind, draft, words in (
+        ("recurrent", PromptLookup(), "recurrent state"),
+        ("fp32", DraftModel(models["recurrent"]), "'sum'"),
+        ("fp32", "lookup", "draft must be"),
+    ):
+        with pytest.raises(InputError, match=words):
+            generate(models[kind], draft, 2)
+    monkeypatch.setattr(Proposing, "begin", lambda *_: 5)
+    with pytest.raises(InputError, match=r"Proposing\.begin must return"):
+        generate(models["fp32"], Proposing(None), 5)
+
+
 @pytest.mark.parametrize(
     "value",
     [[VOCABULARY], [-1], [True], [1.0], ["a"], None, 5, "ab", [1] * 64, np.array([0.5]), [2**70]],
 )
-def test_guesses_that_are_no_ids_of_the_model_are_refused(
-    models: dict[str, Decoder], value: Any
-) -> None:
-    with pytest.raises(InputError, match=r"draft: Proposing\.propose\(\d+\): expected"):
-        models["fp32"].generate(PROMPT, draft=Proposing(value), max_new_tokens=40)
+def test_invalid_guesses_are_rejected(models: Models, value: Any) -> None:
+    with pytest.raises(InputError, match=r"draft: Proposing\.propose\(\d+\)"):
+        generate(models["fp32"], Proposing(value))
 
 
 @pytest.mark.parametrize("value", [np.array([3]), [np.int64(3)], (3,), []])
-def test_guesses_may_be_any_sequence_of_ids(models: dict[str, Decoder], value: Any) -> None:
-    asked: Any = {"max_new_tokens": 5, "ignore_eos": True}
-    done = models["fp32"].generate(PROMPT, draft=Proposing(value), **asked)
-    assert done.tokens == models["fp32"].generate(PROMPT, draft=Fixed(None), **asked).tokens
-
-
-def test_a_draft_has_to_begin_a_drafter(
-    models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Proposing, "begin", lambda *_: 5)
-    with pytest.raises(InputError, match=r"Proposing\.begin must return"):
-        models["fp32"].generate(PROMPT, draft=Proposing(None), max_new_tokens=5)
+def test_guesses_may_be_any_sequence_of_ids(models: Models, value: Any) -> None:
+    expected = generate(models["fp32"], Fixed(None), 5).tokens
+    assert generate(models["fp32"], Proposing(value), 5).tokens == expected

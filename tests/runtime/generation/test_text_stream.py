@@ -1,46 +1,21 @@
 import gc
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.tiny_decoder import (
-    BOS,
-    EOS,
-    TinyDecoder,
-    tokenizer_json,
-    write_bundle,
-)
 
-from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Slots
-from ortolan.runtime.errors import (
-    InputError,
-)
-from ortolan.runtime.loading import load
-
-
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
-    return write_bundle(
-        tmp_path_factory.mktemp("stream") / "bundle",
-        tokenizer=tokenizer_json(),
-        tokens=Tokens(bos=BOS, eos=(EOS,)),
-    )
-
-
-@pytest.fixture(scope="module")
-def model(tiny: TinyDecoder) -> Decoder:
-    return load(tiny.path, Decoder)
+from ortolan.runtime.errors import InputError
 
 
 @settings(max_examples=8, deadline=None)
 @given(text=st.text(st.characters(min_codepoint=32, max_codepoint=126), min_size=1, max_size=20))
-def test_a_stream_gives_what_generate_gives(model: Decoder, text: str) -> None:
+def test_a_stream_equals_generate(model: Decoder, text: str) -> None:
     whole = model.generate(text, max_new_tokens=25, stop=["H>", "zz"])
     stream = model.stream(text, max_new_tokens=25, stop=["H>", "zz"])
     pieces = list(stream)
@@ -50,7 +25,7 @@ def test_a_stream_gives_what_generate_gives(model: Decoder, text: str) -> None:
     assert stream.completion.finish_reason == whole.finish_reason
 
 
-def test_a_held_back_piece_of_a_stop_text_comes_out_at_the_end(model: Decoder) -> None:
+def test_text_held_back_for_a_stop_text_comes_out_at_the_end(model: Decoder) -> None:
     whole = model.generate("hello", max_new_tokens=10, ignore_eos=True)
     held = whole.text[-2:] + "never"
     stream = model.stream("hello", max_new_tokens=10, ignore_eos=True, stop=[held])
@@ -60,29 +35,29 @@ def test_a_held_back_piece_of_a_stop_text_comes_out_at_the_end(model: Decoder) -
     assert "".join(cancelled) == whole.text
 
 
-def test_a_stream_gives_its_first_piece_before_the_last_step(
+def test_each_piece_takes_one_call_of_the_model(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    runs: list[str] = []
-    run: Callable[[Runner, Any], None] = Runner.step
+    calls: list[str] = []
 
-    def count(runner: Runner, tokens: Any) -> None:
-        runs.append("step")
-        run(runner, tokens)
+    def count(name: str) -> None:
+        method = getattr(Runner, name)
 
-    def count_chunk(runner: Runner, *given: Any, **options: Any) -> Any:
-        runs.append("chunk")
-        return chunk(runner, *given, **options)
+        def counted(*args: Any, **options: Any) -> Any:
+            calls.append(name)
+            return method(*args, **options)
 
-    chunk = Runner.chunk
-    monkeypatch.setattr(Runner, "step", count)
-    monkeypatch.setattr(Runner, "chunk", count_chunk)
+        monkeypatch.setattr(Runner, name, counted)
+
+    count("chunk")
+    count("step")
     stream = model.stream("hello", max_new_tokens=10)
-    assert runs == []
+    assert calls == []
     next(stream)
-    assert runs == ["chunk"]
+    assert calls == ["chunk"]
     next(stream)
-    assert runs == ["chunk", "step"]
+    assert calls == ["chunk", "step"]
+    assert stream.prompt_progress == (5, 5)
 
 
 @pytest.mark.parametrize("steps", [0, 3])
@@ -97,8 +72,8 @@ def test_a_closed_stream_is_cancelled(model: Decoder, steps: int) -> None:
 
 
 @pytest.mark.parametrize("way", ["close", "drop"])
-def test_the_memory_of_a_stream_comes_back(
-    tiny: TinyDecoder, monkeypatch: pytest.MonkeyPatch, way: str
+def test_the_memory_of_a_stream_is_released(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     made: list[weakref.ref[Slots]] = []
     make = Slots.__init__
@@ -108,7 +83,6 @@ def test_the_memory_of_a_stream_comes_back(
         make(slots, *args, **options)
 
     monkeypatch.setattr(Slots, "__init__", note)
-    model = load(tiny.path)
     stream: Iterator[str] | None = model.stream("hello", max_new_tokens=9)
     assert stream is not None
     next(stream)

@@ -66,7 +66,7 @@ def facts(
 
 
 @pytest.mark.parametrize(
-    ("given", "rule", "at_most", "words"),
+    ("situation", "rule", "at_most", "words"),
     [
         (
             facts(FLOAT, FLOAT_HEAD, other=37_500),
@@ -142,16 +142,16 @@ def facts(
     ],
 )
 def test_advice_names_the_finding_and_bounds_the_speedup(
-    given: Facts, rule: str, at_most: float | None, words: str
+    situation: Facts, rule: str, at_most: float | None, words: str
 ) -> None:
-    (advice,) = advise(given)
+    (advice,) = advise(situation)
     assert advice.rule == rule
     assert advice.at_most == (None if at_most is None else pytest.approx(at_most, rel=1e-4))
     assert advice.text.startswith(words)
 
 
 @pytest.mark.parametrize(
-    "given",
+    "situation",
     [
         facts(INT4, HEAD, share=0.5),
         facts(INT4, HEAD, share=0.79),
@@ -166,8 +166,8 @@ def test_advice_names_the_finding_and_bounds_the_speedup(
         facts(INT4, HEAD, is_packed=False, in_cache=True),
     ],
 )
-def test_no_advice_without_a_gain(given: Facts) -> None:
-    assert advise(given) == ()
+def test_no_advice_without_a_gain(situation: Facts) -> None:
+    assert advise(situation) == ()
 
 
 def test_int8_in_small_groups_gets_two_pieces_of_advice() -> None:

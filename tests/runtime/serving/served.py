@@ -4,18 +4,14 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
 
 import numpy as np
-from tests.runtime import packed_bundles
-from tests.runtime.tiny_decoder import BOS, EOS, VOCABULARY, tokenizer_json, write_bundle
+from tests.runtime.tiny_decoder import VOCABULARY
 
-from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.loading import load
 from ortolan.runtime.serving.service import Service
 from ortolan.runtime.serving.ticket import Ticket
 
@@ -23,7 +19,7 @@ KINDS = ("fp32", "recurrent", "by-token", "int4", "int8-prefill")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Spec:
     """What a request is made from. A text that is cancelled in between is not compared whole."""
 
     prompt: int
@@ -49,33 +45,13 @@ class Asked:
         )
 
 
-def write_texts(folder: Path, *, poisoned: int | None = None) -> Decoder:
-    """A model with a tokenizer."""
-    path = write_bundle(
-        folder,
-        poisoned=poisoned,
-        tokenizer=tokenizer_json(),
-        tokens=Tokens(bos=BOS, eos=(EOS,)),
-    ).path
-    return load(path, Decoder, threads=1)
-
-
-def write_models(folder: Path) -> dict[str, Decoder]:
-    """A model of each kind; kernels take rows in pairs where groups are longer than 32."""
-    bundles = [packed_bundles.write(folder / kind, kind, group=64, has_text=True) for kind in KINDS]
-    return {
-        kind: load(bundle.path, Decoder, threads=1)
-        for kind, bundle in zip(KINDS, bundles, strict=True)
-    }
-
-
-def alone_in(models: dict[str, Decoder]) -> Callable[[str, Asked], Completion]:
+def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
     """What a request gives in a service of its own."""
 
     @cache
-    def run(kind: str, asked: Asked) -> Completion:
+    def run(kind: str, spec: Spec) -> Completion:
         with models[kind].serve(slots=2, cache_bytes=0) as service:
-            return asked.submit(service).completion()
+            return spec.submit(service).completion()
 
     return run
 

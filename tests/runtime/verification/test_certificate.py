@@ -150,8 +150,8 @@ def swapped(certificate: Certificate, position: int, gap: float) -> Certificate:
     top_ids, top_logits = reference.top_ids.copy(), reference.top_logits.copy()
     top_ids[position, :2] = top_ids[position, 1::-1]
     top_logits[position, 0] = top_logits[position, 1] + np.float32(gap)
-    kept = replace(reference, top_ids=top_ids, top_logits=top_logits)
-    return replace(certificate, reference=kept)
+    swapped = replace(reference, top_ids=top_ids, top_logits=top_logits)
+    return replace(certificate, reference=swapped)
 
 
 @pytest.mark.parametrize(
@@ -268,8 +268,10 @@ def test_rounding_of_stored_numbers_adds_no_divergence() -> None:
 
 
 def test_a_summary_keeps_the_highest_logits_and_breaks_ties_by_id() -> None:
-    top_ids, top_logits, sums = summarize(np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3)
-    assert top_ids.tolist() == [[1, 2, 3], [0, 1, 2]]
-    assert top_logits.tolist() == [[3, 3, 2], [0, 0, 0]]
-    assert sums.tolist() == pytest.approx([np.log(np.exp([1, 3, 3, 2]).sum()), np.log(4)])
-    assert (top_ids.dtype, top_logits.dtype, sums.dtype) == (np.int32, np.float32, np.float32)
+    summary = summarize(np.array([[1.0, 3.0, 3.0, 2.0], [0.0, 0.0, 0.0, 0.0]]), 3)
+    assert summary.top_ids.tolist() == [[1, 2, 3], [0, 1, 2]]
+    assert summary.top_logits.tolist() == [[3, 3, 2], [0, 0, 0]]
+    sums = [np.log(np.exp([1, 3, 3, 2]).sum()), np.log(4)]
+    assert summary.log_sum_exp.tolist() == pytest.approx(sums)
+    assert summary.top_ids.dtype == np.int32
+    assert summary.top_logits.dtype == summary.log_sum_exp.dtype == np.float32

@@ -74,18 +74,14 @@ def certified(tiny: tiny_encoder.TinyEncoder, *, is_image: bool) -> Certificate:
             for output, length in zip(outputs, lengths, strict=True)
         ]
     )
+    are_logits = OUTPUTS[tiny.kind].are_logits
     reference: Logits | Vectors = Vectors(values=rows.astype(np.float32))
-    if OUTPUTS[tiny.kind].are_logits:
-        top_ids, top_logits, sums = summarize(widened(rows), 3)
-        reference = Logits(
-            top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None
-        )
+    if are_logits:
+        reference = summarize(widened(rows), 3)
     return Certificate(
         text="random ids",
-        probes=tuple(
-            Probe(name=f"probe {number}", length=length) for number, length in enumerate(lengths)
-        ),
-        thresholds=LOGITS if OUTPUTS[tiny.kind].are_logits else VECTORS,
+        probes=tuple(Probe(name=f"probe {n}", length=length) for n, length in enumerate(lengths)),
+        thresholds=LOGITS if are_logits else VECTORS,
         measured=None,
         reference=reference,
         token_ids=token_ids,
@@ -221,15 +217,15 @@ def test_a_mean_distance_beyond_the_tolerance_fails(
 def test_nearly_tied_labels_may_change_places(tmp_path: Path) -> None:
     path = tmp_path / "bundle"
     certificate = write_bundle(path, "labels", is_image=False)
-    kept = certificate.reference
-    assert isinstance(kept, Logits)
-    top_ids, top_logits = kept.top_ids.copy(), kept.top_logits.copy()
+    reference = certificate.reference
+    assert isinstance(reference, Logits)
+    top_ids, top_logits = reference.top_ids.copy(), reference.top_logits.copy()
     top_ids[2, :2] = top_ids[2, 1::-1]
     top_logits[2, 0] = top_logits[2, 1] + np.float32(0.01)
     loose = Thresholds(mean_kl=10.0, max_abs_delta=10.0, near_tie=0.05)
     swapped = replace(
         certificate,
-        reference=replace(kept, top_ids=top_ids, top_logits=top_logits),
+        reference=replace(reference, top_ids=top_ids, top_logits=top_logits),
         thresholds=loose,
     )
     report = replay(Engine(open_bundle(path)), swapped)
@@ -320,9 +316,9 @@ def test_batches_are_as_large_as_memory_allows_and_at_least_two(
 
 
 def test_the_distance_of_vectors_ignores_their_length() -> None:
-    kept = Vectors(values=np.array([[3, 0], [1, 1], [0, 0], [0, 0], [2, 0]], np.float32))
+    reference = Vectors(values=np.array([[3, 0], [1, 1], [0, 0], [0, 0], [2, 0]], np.float32))
     outputs = np.array([[5, 0], [1, -1], [0, 0], [1, 0], [-2, 0]], np.float32)
-    differences = compare(kept, slice(0, 5), outputs)
+    differences = compare(reference, slice(0, 5), outputs)
     assert differences.distance.tolist() == pytest.approx([0, 1, 0, 1, 2])
     assert differences.delta.tolist() == [2, 2, 0, 1, 4]
 
@@ -330,28 +326,28 @@ def test_the_distance_of_vectors_ignores_their_length() -> None:
 def test_independent_labels_are_compared_one_by_one() -> None:
     """A shift of all logits changes every sigmoid but no softmax."""
     logits = np.array([[2.0, 1.0, -3.0]])
-    top_ids, top_logits, sums = summarize(logits, 3)
-    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
+    reference = summarize(logits, 3)
     shifted = (logits + 1.5).astype(np.float32)
-    assert compare(kept, slice(0, 1), shifted, "softmax").distance == pytest.approx(0, abs=1e-6)
+    assert compare(reference, slice(0, 1), shifted, "softmax").distance == pytest.approx(
+        0, abs=1e-6
+    )
     p, q = (1 / (1 + np.exp(-x)) for x in (logits, logits + 1.5))
     expected = (p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))).sum()
-    distance = compare(kept, slice(0, 1), shifted, "sigmoid").distance
+    distance = compare(reference, slice(0, 1), shifted, "sigmoid").distance
     np.testing.assert_allclose(distance, expected, rtol=1e-5)
 
 
 def test_the_distance_of_scores_is_their_relative_error() -> None:
-    kept = Vectors(values=np.array([[3.0], [-4.0]], np.float32))
-    differences = compare(kept, slice(0, 2), np.array([[3.5], [-4.0]], np.float32), "none")
+    reference = Vectors(values=np.array([[3.0], [-4.0]], np.float32))
+    differences = compare(reference, slice(0, 2), np.array([[3.5], [-4.0]], np.float32), "none")
     assert differences.distance.tolist() == pytest.approx([0.25 / 2 / 12.5, 0])
 
 
 def test_a_single_label_is_compared_with_its_absence() -> None:
     logits = widened(np.array([[2.0], [-1.0]]))
-    top_ids, top_logits, sums = summarize(logits, 2)
-    assert top_ids.tolist() == [[0, 1], [1, 0]]
-    kept = Logits(top_ids=top_ids, top_logits=top_logits, log_sum_exp=sums, next_logits=None)
-    differences = compare(kept, slice(0, 2), np.array([[0.5], [1.0]], np.float32))
+    reference = summarize(logits, 2)
+    assert reference.top_ids.tolist() == [[0, 1], [1, 0]]
+    differences = compare(reference, slice(0, 2), np.array([[0.5], [1.0]], np.float32))
     assert differences.same_top1.tolist() == [True, False]
     p, q = (1 / (1 + np.exp(-np.array(x))) for x in ([2.0, -1.0], [0.5, 1.0]))
     expected = p * np.log(p / q) + (1 - p) * np.log((1 - p) / (1 - q))
