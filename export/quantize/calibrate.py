@@ -34,7 +34,7 @@ from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
-NOTHING_KNOWN: Importance = MappingProxyType({})
+ALL_EQUAL: Importance = MappingProxyType({})
 
 TIED_DAMPING = 0.5
 """Damping of a head that is also the embedding, where errors count alike in every column."""
@@ -54,7 +54,7 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
-    importance: Importance = NOTHING_KNOWN,
+    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan by GPTQ, except embeddings (`rtn`) and experts (`hqq`).
@@ -76,7 +76,7 @@ def in_schemes(
     inputs: Inputs,
     fit: Fit,
     *,
-    importance: Importance = NOTHING_KNOWN,
+    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Like `calibrated_weights`, in several schemes per weight, one after the other."""

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.progress import Progress
-from ortolan.export.quantize.calibrate import NOTHING_KNOWN, calibrated_weights
+from ortolan.export.quantize.calibrate import ALL_EQUAL, calibrated_weights
 from ortolan.export.quantize.guide import importance, is_affordable
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
@@ -27,7 +27,7 @@ def find_codes(
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)
     elif rest:
-        known = NOTHING_KNOWN
+        weighting = ALL_EQUAL
         if is_affordable(model, sum(map(len, inputs.ids)), rest):
-            known = importance(model, inputs, progress)
-        yield from calibrated_weights(model, rest, inputs, importance=known, progress=progress)
+            weighting = importance(model, inputs, progress)
+        yield from calibrated_weights(model, rest, inputs, importance=weighting, progress=progress)

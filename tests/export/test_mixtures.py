@@ -56,7 +56,7 @@ def test_experts_are_stored_in_few_bits_and_routers_are_not(
     bundle = ortolan.export(
         model, tmp_path / "bundle", precision=Int4(method="hqq"), options=options
     )
-    # Products of integers have no form for experts.
+    # Experts have no form as products of integers.
     for role in bundle.manifest.graphs:
         assert "QMoE" in operators(bundle, role)
         assert "MoE" not in operators(bundle, role)

@@ -113,7 +113,7 @@ def test_only_folders_with_the_right_name_are_looked_at(
     assert caplog.records == []
 
 
-def test_packed_weights_for_another_machine_beside_ours_are_passed_over(
+def test_packed_weights_of_another_machine_are_ignored(
     bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = shutil.copytree(folder, bundle.path / ("packed-" + "0" * 16))

@@ -87,7 +87,7 @@ def test_kernels_use_the_packed_weights_and_not_a_bit_of_the_logits_changes(bund
     assert not np.array_equal(logits(bundle, weights), expected), "kernels read other weights"
 
 
-def test_a_model_is_loaded_with_them_and_generates_the_same(
+def test_a_model_with_packed_weights_generates_the_same_and_the_bundle_is_unchanged(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = contents(bundle.path)
@@ -262,9 +262,7 @@ def test_a_saved_file_that_is_too_short_is_an_error(
     refused(bundle, "bytes are missing")
 
 
-def test_other_logits_than_without_are_an_error(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_different_outputs_are_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     add: Callable[..., Any] = packing._Blob.add
 
     def swapped(self: packing._Blob, key: str, source: Any, spans: Any) -> Any:
@@ -277,7 +275,7 @@ def test_other_logits_than_without_are_an_error(
     refused(bundle, "outputs with packed weights differ")
 
 
-def test_packed_weights_beside_them_do_not_hinder_a_copy(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_packed_bundle_can_be_copied(bundle: Bundle, tmp_path: Path) -> None:
     pack(bundle)
     copy = Path(shutil.copytree(bundle.path, tmp_path / "copy"))
     opened = open_bundle(copy, full_check=True)
