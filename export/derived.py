@@ -65,14 +65,7 @@ def leaves_of(weights: Weights, name: str) -> list[Leaf]:
 def derive(
     graph: ir.Graph, parts: Sequence[ir.Value], *, transposed: bool = False, offset: float = 0.0
 ) -> ir.Value:
-    """The initializer of a recipe; created if it is missing.
-
-    Args:
-        graph: gets the initializer.
-        parts: initializers of one type that differ only in their number of rows.
-        transposed: see `Recipe`.
-        offset: see `Recipe`.
-    """
+    """The initializer of a recipe; created if it is missing."""
     names = tuple(part.name or "" for part in parts)
     shapes = [static_shape(part)[::-1] if transposed else static_shape(part) for part in parts]
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])

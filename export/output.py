@@ -42,7 +42,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
         with staged(place) as folder:
             _check_target(target, force)
             yield folder
-            # Again: somebody may have used the target during the export.
+            # Again: the target may have been used during the export.
             _check_target(target, force)
     except BusyError as error:
         raise OutputError(f"Another export is writing to {target}. Wait for it.") from error
@@ -53,20 +53,15 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
         ) from error
 
 
-def describe_files(folder: Path, known: tuple[File, ...] = ()) -> tuple[File, ...]:
-    """Size and hash of every file of a bundle except its manifest and seal, sorted by name.
-
-    Args:
-        folder: of the bundle.
-        known: files that need not be read again.
-    """
-    described = {file.name: file for file in known}
+def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File, ...]:
+    """Size and hash of every file of a bundle except its manifest and seal, sorted by name."""
+    files_by_name = {file.name: file for file in described}
     for path in folder.iterdir():
-        if path.name not in {manifest_file.NAME, trust.NAME, *described}:
+        if path.name not in {manifest_file.NAME, trust.NAME, *files_by_name}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
-            described[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
-    return tuple(described[name] for name in sorted(described))
+            files_by_name[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
+    return tuple(files_by_name[name] for name in sorted(files_by_name))
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:

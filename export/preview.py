@@ -117,10 +117,6 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
 def preview(source: Source, *, via: Via | None = None) -> Preview:
     """Inspect a checkpoint without reading its weights.
 
-    Args:
-        source: see `ortolan.modeling.checkpoint.checkpoint.open_checkpoint`.
-        via: see `ExportOptions`.
-
     Raises:
         OptionError: the source is a live model.
         OrtolanError: an export would fail to open this source.

@@ -4,8 +4,8 @@ The module's parameters lie on the device `meta`. Reading one fetches its values
 float32 and frees them again: a product reads a large weight a few rows at a time, an embedding only
 the rows it looks up.
 
-Every input runs in a thread of its own, but only one thread runs at a time. All wait for each other
-at every product, so each weight is read once for all inputs, and calibration sees what enters it:
+Every input has its own thread, but only one thread runs at a time. Inputs wait for each other at
+every product, so that a weight is read once for all, and calibration sees what enters it:
 
     input 0  ── forward ──▶ q ┐              ┌──▶ ... ──▶ k ┐
     input 1  ── forward ──▶ q ┤  read W_q,   ├──▶ ... ──▶ k ┤  read W_k, ...

@@ -76,7 +76,7 @@ def test_only_the_gpu_wheel_alone_is_usable(
     assert remedy in part.remedy
 
 
-def test_an_optional_part_is_not_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_optional_part_is_never_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     there = Part(name="a", found="yes", remedy="")
     optional = Part(name="b", found=None, remedy="", is_optional=True)
     needed = Part(name="c", found=None, remedy="")

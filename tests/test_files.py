@@ -80,9 +80,7 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(is_there: bool, tmp_path
 
 
 @pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
-def test_a_sequence_is_saved_to_files_only(
-    put: Put, model: ortolan.Decoder, tmp_path: Path
-) -> None:
+def test_a_session_is_saved_to_files_only(put: Put, model: ortolan.Decoder, tmp_path: Path) -> None:
     put(tmp_path / "place")
     before = _kinds(tmp_path)
     with pytest.raises(StateFileError, match="cannot be saved there"):

@@ -48,7 +48,7 @@ def test_leftovers_of_another_target_are_cleared_away(place: Place, tmp_path: Pa
     assert [path.name for path in tmp_path.iterdir()] == ["made"]
 
 
-def test_what_a_killed_process_was_about_to_replace_comes_back(place: Place) -> None:
+def test_the_folder_that_a_killed_process_was_replacing_comes_back(place: Place) -> None:
     write(place, "old")
     place.target.rename(place.beside("old"))
     settle(place)
@@ -101,7 +101,7 @@ def contents_of(folder: Path) -> dict[str, str]:
     }
 
 
-def test_placed_files_replace_those_of_their_names_and_leave_the_others(tmp_path: Path) -> None:
+def test_placed_files_replace_files_of_the_same_names_only(tmp_path: Path) -> None:
     place_files(tmp_path, {INDEX: "old", "a": "old", "within/b": "old"})
     (tmp_path / "notes").write_text("somebody's")
     place_files(tmp_path, {INDEX: "new", "within/b": "new"})
@@ -113,13 +113,13 @@ def test_placed_files_replace_those_of_their_names_and_leave_the_others(tmp_path
     }
 
 
-def test_placed_folder_loses_the_files_that_are_owned_and_not_written(tmp_path: Path) -> None:
+def test_owned_files_that_are_not_written_are_removed(tmp_path: Path) -> None:
     place_files(tmp_path, {INDEX: "same", "a": "same", "owned": "old"}, owned=("owned",))
     place_files(tmp_path, {INDEX: "same", "a": "same"}, owned=("owned",))
     assert contents_of(tmp_path) == {INDEX: "same", "a": "same"}
 
 
-def test_placed_files_that_are_the_same_stay_the_same_files(tmp_path: Path) -> None:
+def test_unchanged_files_are_not_replaced(tmp_path: Path) -> None:
     place_files(tmp_path, {INDEX: "same", "a": "same", "b": "old"})
     before = {name: (tmp_path / name).stat().st_ino for name in (INDEX, "a")}
     place_files(tmp_path, {INDEX: "same", "a": "same", "b": "new"})
@@ -127,7 +127,7 @@ def test_placed_files_that_are_the_same_stay_the_same_files(tmp_path: Path) -> N
     assert contents_of(tmp_path)["b"] == "new"
 
 
-def test_placed_files_of_a_block_that_fails_are_not_placed(tmp_path: Path) -> None:
+def test_files_of_a_failed_block_are_not_placed(tmp_path: Path) -> None:
     place_files(tmp_path, {INDEX: "old"})
     with pytest.raises(TypeError):
         place_files(tmp_path, {INDEX: "new", "a": None})  # type: ignore[dict-item]

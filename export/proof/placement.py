@@ -21,10 +21,6 @@ def check_placement(graphs: Mapping[str, ir.Model], plan: Plan) -> None:
 
     Nothing is checked for the CPU, where the export runs the graphs anyway.
 
-    Args:
-        graphs: final graphs, by role.
-        plan: has the device, and whether nodes may run on the CPU.
-
     Raises:
         PlacementError: lists the nodes without a kernel.
     """

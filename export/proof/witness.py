@@ -43,13 +43,7 @@ class Witness:
         return name in self._read
 
     def weight(self, name: str, start: int, values_NK: Tensor) -> None:
-        """Record rows of a product's weight; ignore any other initializer.
-
-        Args:
-            name: of the initializer.
-            start: first row.
-            values_NK: values that the kernel must compute with.
-        """
+        """Record rows of a product's weight; ignore any other initializer."""
         product = self._products.get(name)
         if product is not None:
             self._add(product, values_NK, rows=slice(start, start + len(values_NK)))

@@ -215,7 +215,7 @@ def _candidates(
             candidates.add(weight)
         for name in choice.keys() - stored.keys():
             schemes.setdefault(name, []).append(choice[name])
-    unique = {name: tuple(dict.fromkeys(several)) for name, several in schemes.items()}
+    unique = {name: tuple(dict.fromkeys(choices)) for name, choices in schemes.items()}
     for weight in in_schemes(model, unique, inputs, fit_with_loss, progress=progress):
         candidates.add(weight)
     return candidates

@@ -10,7 +10,7 @@ the last one may be shorter.
 import math
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -38,19 +38,6 @@ class Codes:
     zeros: Tensor | None
     scheme: Scheme
     minimums: Tensor | None = None
-
-    def rows(self, start: int, stop: int) -> "Codes":
-        """Codes of some rows, without copying."""
-        zeros, minimums = (
-            None if field is None else field[start:stop] for field in (self.zeros, self.minimums)
-        )
-        return replace(
-            self,
-            values=self.values[start:stop],
-            scales=self.scales[start:stop],
-            zeros=zeros,
-            minimums=minimums,
-        )
 
 
 class Columns(NamedTuple):
@@ -93,17 +80,6 @@ def joined(parts: Sequence[Codes]) -> Codes:
         minimums=along([part.minimums for part in parts]),
         scheme=parts[0].scheme,
     )
-
-
-def relative_error(weight: Tensor, codes: Codes) -> float:
-    """`||W - dequantized|| / ||W||` in the Frobenius norm; 0.0 for a weight of zeros.
-
-    Args:
-        weight: float32 `(N, K)`.
-        codes: of the weight.
-    """
-    error, norm = torch.linalg.norm(weight - dequantize(codes)), torch.linalg.norm(weight)
-    return float(error / norm) if float(norm) else float(error)
 
 
 def pack(codes: Codes) -> Tensor:

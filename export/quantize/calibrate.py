@@ -34,7 +34,7 @@ from ortolan.export.streamed import Product, Result, run
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.machine.memory import return_free_memory
 
-NOTHING_KNOWN: Importance = MappingProxyType({})
+ALL_EQUAL: Importance = MappingProxyType({})
 
 TIED_DAMPING = 0.5
 """Damping of a head that is also the embedding, where errors count alike in every column."""
@@ -54,17 +54,10 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
-    importance: Importance = NOTHING_KNOWN,
+    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan by GPTQ, except embeddings (`rtn`) and experts (`hqq`).
-
-    Args:
-        model: weights are read while they are used.
-        plan: schemes by weight.
-        inputs: to calibrate on.
-        importance: of each token; equal in products that it does not have.
-        progress: called after every weight.
 
     Yields:
         Each weight once; read its parts before the next weight.
@@ -83,19 +76,10 @@ def in_schemes(
     inputs: Inputs,
     fit: Fit,
     *,
-    importance: Importance = NOTHING_KNOWN,
+    importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
-    """Like `calibrated_weights`, in several schemes per weight, one after the other.
-
-    Args:
-        model: as above.
-        plan: lists of schemes by weight.
-        inputs: as above.
-        fit: finds codes.
-        importance: as above.
-        progress: as above.
-    """
+    """Like `calibrated_weights`, in several schemes per weight, one after the other."""
     embeddings, places = tables_of(model.module), places_of(model.weights, plan)
     # Weights that are not finished, with the parts of those that join several products.
     pending: dict[str, dict[int, list[list[Part]]]] = {name: {} for name in plan}

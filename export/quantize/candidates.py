@@ -51,12 +51,7 @@ class Candidates:
     """Weights in several schemes, in files; memory holds one part of a weight."""
 
     def __init__(self, folder: Path, weights: Weights) -> None:
-        """Start empty.
-
-        Args:
-            folder: for the files.
-            weights: that are rounded.
-        """
+        """Start empty."""
         self._folder = folder
         self._weights = weights
         self._candidates: dict[tuple[str, Scheme], _Candidate] = {}
@@ -142,13 +137,7 @@ class RoundedWeight:
     """A weight of the module, dequantized from the rounded weight that contains it."""
 
     def __init__(self, shape: tuple[int, ...], place: Place, values: Values) -> None:
-        """Prepare; reads nothing.
-
-        Args:
-            shape: of the weight.
-            place: in the rounded weight.
-            values: of the rounded weight.
-        """
+        """Prepare; reads nothing."""
         self._shape, self._place, self._values = shape, place, values
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -40,13 +40,7 @@ class Reference:
     """Outputs of the trained model for some inputs, in files."""
 
     def __init__(self, model: Exportable, inputs: Inputs, folder: Path) -> None:
-        """Compute the outputs.
-
-        Args:
-            model: weights are read while they are used.
-            inputs: of the model.
-            folder: an empty one for the files.
-        """
+        """Compute the outputs."""
         self._model, self._inputs, self._folder = model, inputs, folder
         for event in run(model.module, model.weights, calls(model, inputs)):
             if isinstance(event, Result):
@@ -54,10 +48,6 @@ class Reference:
 
     def distances(self, variants: Sequence[Rounded], progress: Progress = silent) -> list[float]:
         """Mean distance from the trained model, for each set of rounded weights.
-
-        Args:
-            variants: the rounded weights.
-            progress: called after every batch of variants.
 
         Returns:
             Mean KL divergence of logits in nats, or mean cosine distance of vectors.
@@ -84,13 +74,7 @@ class Reference:
 
 
 def distances(expected: Tensor, got: Tensor, kind: str) -> Tensor:
-    """Distance of each row from the expected one, float64.
-
-    Args:
-        expected: output of the trained model for one input (`ortolan.export.exportable.Forward`).
-        got: output of another model.
-        kind: of output (`runtime.bundle.kinds.OUTPUTS`).
-    """
+    """Distance of each row from the expected one, float64."""
     expected, got = (rows.reshape(-1, rows.shape[-1]) for rows in (expected, got))
     output = OUTPUTS[kind]
     if output.scores == "none":

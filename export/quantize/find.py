@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.progress import Progress
-from ortolan.export.quantize.calibrate import NOTHING_KNOWN, calibrated_weights
+from ortolan.export.quantize.calibrate import ALL_EQUAL, calibrated_weights
 from ortolan.export.quantize.guide import importance, is_affordable
 from ortolan.export.quantize.rounding import QuantizedWeight, round_weights
 from ortolan.export.quantize.stored import stored_schemes, stored_weights
@@ -20,22 +20,14 @@ def find_codes(
     inputs: Inputs,
     progress: Progress,
 ) -> Iterator[QuantizedWeight]:
-    """The codes of every weight that has a scheme.
-
-    Args:
-        model: source of the weights.
-        quantization: the settings.
-        schemes: by weight.
-        inputs: calibration inputs, if the method needs them.
-        progress: called after every text and every weight of a calibration.
-    """
+    """The codes of every weight that has a scheme."""
     stored = {} if quantization.reuse == "none" else stored_schemes(model.weights, schemes)
     yield from stored_weights(model.weights, stored)
     rest = {name: scheme for name, scheme in schemes.items() if name not in stored}
     if quantization.method != "gptq":
         yield from round_weights(model.weights, rest, quantization.method)
     elif rest:
-        known = NOTHING_KNOWN
+        weighting = ALL_EQUAL
         if is_affordable(model, sum(map(len, inputs.ids)), rest):
-            known = importance(model, inputs, progress)
-        yield from calibrated_weights(model, rest, inputs, importance=known, progress=progress)
+            weighting = importance(model, inputs, progress)
+        yield from calibrated_weights(model, rest, inputs, importance=weighting, progress=progress)

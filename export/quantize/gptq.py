@@ -18,6 +18,8 @@ Notes:
       `k` of `E L` is `L_kk (E_k + sum over j > k of E_j L_jk / L_kk)`. That takes a quarter of the
       work, and inverts nothing.
     * Scales are chosen first, from the original weight, so columns can be rounded in any order.
+
+Source: Frantar et al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323
 """
 
 import math
@@ -57,23 +59,6 @@ class Factor:
     hessian: Tensor
     feedback: Tensor
     order: Tensor
-
-
-def quantize(weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float = DAMPING) -> Codes:
-    """Choose the codes with the least error of the outputs.
-
-    Args:
-        weight: float32 `(N, K)`.
-        hessian: as for `factorize`, which changes it.
-        scheme: the format.
-        damping: as for `factorize`.
-
-    Raises:
-        ExportError: the weight or the Hessian is not finite, or the Hessian not positive definite.
-
-    Source: Frantar et al., "GPTQ", 2022, https://arxiv.org/abs/2210.17323
-    """
-    return round_columns(weight, factorize(hessian, damping=damping), scheme)
 
 
 def factorize(hessian: Tensor, *, damping: float = DAMPING) -> Factor:

@@ -38,13 +38,7 @@ Importance = Mapping[str, Sequence[Tensor]]
 
 
 def is_affordable(model: Exportable, tokens: int, names: Iterable[str]) -> bool:
-    """Whether gradients take minutes: the model has a decoder and is small enough.
-
-    Args:
-        model: to calibrate.
-        tokens: calibration tokens of its decoder.
-        names: of the weights to calibrate.
-    """
+    """Whether gradients take minutes: the model has a decoder and is small enough."""
     weights = sum(math.prod(model.weights.shape(name)) for name in names)
     # A model that reads tokens one by one runs every product once per token.
     is_quick = not model.takes_one and tokens * weights <= MOST_WORK
@@ -56,11 +50,6 @@ def importance(model: Exportable, inputs: Inputs, progress: Progress = silent) -
 
     Weights are read while they are used, forward and backward. Memory holds the activations of one
     text.
-
-    Args:
-        model: has a decoder.
-        inputs: texts to predict.
-        progress: called after every text.
 
     Raises:
         ExportError: PyTorch cannot differentiate the model.
@@ -111,7 +100,8 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
         x = request.entering
         entering = seen.setdefault(id(x), _Entering(x))
         named.setdefault(request.name, entering)
-        return streamed_product(request, lazy.weights, anchor=anchor, note=entering.add)
+        y = _Streamed.apply(x, anchor, request, lazy.weights, entering.add)  # type: ignore[no-untyped-call]
+        return cast(Tensor, y)
 
     try:
         with lazy.asking(ask):
@@ -126,34 +116,21 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
     return {name: entering.counts_S for name, entering in named.items()}
 
 
-def streamed_product(
-    request: Request,
-    weights: Weights,
-    *,
-    anchor: Tensor | None = None,
-    note: Callable[[Tensor], None] | None = None,
-) -> Tensor:
-    """A product that reads its weight in the forward and the backward pass, without keeping it.
-
-    Args:
-        request: the product.
-        weights: source of its weight.
-        anchor: a number that requires a gradient, so that the output does even if no input does.
-        note: called with the gradients of the output.
-    """
-    y = _Streamed.apply(request.entering, anchor, request, weights, note)  # type: ignore[no-untyped-call]
-    return cast(Tensor, y)
-
-
 class _Streamed(torch.autograd.Function):
+    """A product that reads its weight forward and backward, without keeping it.
+
+    `anchor` requires a gradient, so that the output does even if `x` does not. `note` is called
+    with the gradients of the output.
+    """
+
     @staticmethod
     def forward(
         ctx: Any,
         x: Tensor,
-        anchor: Tensor | None,
+        anchor: Tensor,
         request: Request,
         weights: Weights,
-        note: Callable[[Tensor], None] | None,
+        note: Callable[[Tensor], None],
     ) -> Tensor:
         ctx.request, ctx.weights, ctx.note = request, weights, note
         return product(weights, request, None)
@@ -161,8 +138,7 @@ class _Streamed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor | None, None, None, None, None]:
         (gradient,) = gradients
-        if ctx.note is not None:
-            ctx.note(gradient)
+        ctx.note(gradient)
         to_x = _back(gradient, ctx.weights, ctx.request) if ctx.needs_input_grad[0] else None
         return to_x, None, None, None, None
 

@@ -34,12 +34,6 @@ NUMBERS = 1 << 22
 def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS) -> Codes:
     """Reduce the error of the outputs by better scales and codes; zero points stay.
 
-    Args:
-        weight: float32 `(N, K)`.
-        codes: of the weight; unchanged.
-        factor: of the inputs.
-        sweeps: over all groups.
-
     Source: Behdin et al., "QuantEase", 2023, https://arxiv.org/abs/2309.01885, for the codes.
     """
     values, scales = codes.values.clone(), codes.scales.clone()

@@ -38,11 +38,6 @@ def assign_schemes(
     low-bit form. Both weights of the experts of a layer get the same scheme, or neither gets one.
     Codes that the checkpoint stores keep their scheme, if the options reuse them.
 
-    Args:
-        models: tidied graphs.
-        options: settings.
-        weights: of the checkpoint; None if it stores no codes.
-
     Raises:
         OptionError: a pattern of `exclude` matches nothing, or no group size divides the rows of
             experts.
@@ -86,16 +81,8 @@ def scheme_choices(
 
     The two weights of the experts of a layer are one choice.
 
-    Args:
-        models: as for `assign_schemes`.
-        options: settings with the fewest bytes.
-        weights: as for `assign_schemes`.
-
     Returns:
         Lists of schemes by name, by the names of the weights of a choice.
-
-    Raises:
-        OptionError: as for `assign_schemes`.
     """
     fine = replace(options.scheme, group=GROUP_SIZES[0])
     exact = replace(options.scheme, bits=8, group=options.head.group)

@@ -72,14 +72,7 @@ class BlobWriter:
         witness: Witness,
         progress: Progress = silent,
     ) -> None:
-        """Start the file.
-
-        Args:
-            folder: where to write.
-            total: bytes of all tensors, for `progress`.
-            witness: records what is written.
-            progress: called after every chunk.
-        """
+        """Start the file."""
         self.witness = witness
         self._folder = folder
         self._unnamed = folder / "weights.tmp"

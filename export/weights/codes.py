@@ -34,11 +34,6 @@ def write_codes(
 ) -> list[QuantizedTensor]:
     """Write codes, scales and zero points of weights, and describe them with their errors.
 
-    Args:
-        writer: of the weight file.
-        quantized: the weights.
-        dtype: of the scales.
-
     Raises:
         ExportError: a scale overflows in `dtype`.
     """
@@ -57,12 +52,6 @@ def write_portable(
     dtype: torch.dtype,
 ) -> list[QuantizedTensor]:
     """Like `write_codes`, in the layouts of standard operators, with one weight in memory.
-
-    Args:
-        writer: of the weight file.
-        quantized: the weights.
-        wanted: names of the initializers of the graphs.
-        dtype: of the scales.
 
     Raises:
         ExportError: a scale overflows in `dtype`.

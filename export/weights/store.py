@@ -43,16 +43,6 @@ def store(
 ) -> Stored:
     """Write the weights that graphs read.
 
-    Args:
-        folder: where to write.
-        lowered: the graphs.
-        model: source of the weights.
-        plan: settings of the export.
-        codes: every weight that is stored in groups, in any order.
-        witness: records what is written.
-        origin: of the calibration data, if any.
-        progress: called after every chunk.
-
     Raises:
         ExportError: a value does not fit the precision.
     """

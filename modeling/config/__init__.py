@@ -1,5 +1,6 @@
 """A transformer as data: frozen dataclasses, a field for every behaviour."""
 
+from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import (
     AttentionConfig,
     BlockConfig,
@@ -33,7 +34,6 @@ from ortolan.modeling.config.model import (
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
-    ModelConfig,
     PatchInput,
     StackConfig,
     TokenInput,

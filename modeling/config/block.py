@@ -1,4 +1,4 @@
-"""One layer as data: its mixer, its feed-forward, and the placement of their norms."""
+"""One layer as data: its mixer, its feed-forward part, and the placement of their norms."""
 
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -19,19 +19,19 @@ from ortolan.modeling.errors import ConfigError
 Placement = Literal[
     "pre", "post", "pre_residual", "inner_post", "sandwich", "parallel", "parallel_norms"
 ]
-"""Where a block has its norms; see `BlockConfig`."""
+"""Placement of a block's norms; see `BlockConfig`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentConfig:
-    """Queries, keys and values made of few numbers a token (DeepSeek-AI 2024, "MLA").
+    """Queries, keys and values projected from small latents (DeepSeek-AI 2024, "MLA").
 
     Attributes:
-        query_rank: numbers that queries are made of; None for the stream itself.
-        rank: numbers that keys and values are made of, those that are rotated not among them.
-        rotated: last channels of each query and key; all heads have the same ones in their keys.
-        norm: of both.
-        bias: of the products that make them of the stream.
+        query_rank: width of the latent of queries; None to project them from the stream.
+        rank: width of the latent of keys and values, without the rotated channels.
+        rotated: last channels of each query and key; the heads share those of the keys.
+        norm: of both latents.
+        bias: of the projections to the latents.
     """
 
     query_rank: int | None
@@ -47,25 +47,24 @@ class AttentionConfig:
 
     Attributes:
         scale: factor on the scores; usually `head_dim ** -0.5`.
-        sliding_window: tokens that each attends to, itself included, of those before it, and as
-            many of those after it where these are seen; None for all.
+        sliding_window: number of tokens that a token attends to, itself included; an encoder
+            attends to as many after it. None for all.
         softcap: scores become `softcap * tanh(scores / softcap)`; None for plain scores.
-        causal: tokens attend only to those before them; else to the whole text, or source.
-        value_dim: channels of each value; None for as many as a key's.
-        readout: `projection` maps the heads, side by side, by one more matrix. `sum` adds them
-            up: with values as wide as the model, the map of head h is `V_h X A_h`.
-        rotary: of this layer in place of the stack's positions in the scores, such as another
-            base, or none; None for the stack's own.
-        query_key_norm: of queries and keys, before their product; None without one.
-        norm_over: what it spans: the channels of each head, or of all heads.
-        norm_after_rotary: queries and keys are turned before it, not after it.
-        clip: bound of the magnitude of queries, keys and values; None without one.
-        out_norm: of the heads side by side, before their readout; None without one.
-        latent: how queries, keys and values are made of the stream; None for one product.
-        sinks: each head has a trained score of one more key, whose value is zero: it takes
-            a part of the weights (Xiao et al. 2024).
-        gate: every channel of the heads is multiplied by the sigmoid of a number that is linear in
-            the stream (Qiu et al. 2025).
+        causal: tokens attend to earlier tokens only, not to the whole sequence or source.
+        value_dim: channels of a value; None for those of a key.
+        readout: `projection` multiplies the concatenated heads by a matrix; `sum` adds the heads,
+            whose values are as wide as the model: the map of head h is `V_h X A_h`.
+        rotary: positions of this layer, if they differ from the stack's.
+        query_key_norm: norm of queries and keys, before their product.
+        norm_over: the norm spans the channels of each head, or those of all heads.
+        norm_after_rotary: the norm follows the rotation.
+        clip: bound of the magnitude of queries, keys and values.
+        out_norm: norm of the concatenated heads, before their readout.
+        latent: how queries, keys and values are projected; None for one matrix.
+        sinks: each head has a trained score for one more key, whose value is zero, which takes a
+            part of the weights (Xiao et al. 2024).
+        gate: the heads are multiplied, channel by channel, by sigmoids of a projection of the
+            stream (Qiu et al. 2025).
     """
 
     num_heads: int
@@ -91,7 +90,7 @@ class AttentionConfig:
 
     @property
     def value_width(self) -> int:
-        """Channels of each value."""
+        """Channels of a value."""
         return self.head_dim if self.value_dim is None else self.value_dim
 
     @property
@@ -105,24 +104,24 @@ class AttentionConfig:
     def __post_init__(self) -> None:
         if min(self.num_heads, self.num_kv_heads, self.head_dim, self.value_width) < 1:
             raise ConfigError(
-                f"attention: expected at least one head of at least one channel, got "
-                f"{self.num_heads} and {self.num_kv_heads} heads of {self.head_dim}. "
+                f"attention: needs at least one head of at least one channel (got "
+                f"{self.num_heads} and {self.num_kv_heads} heads of {self.head_dim}). "
                 "Check num_attention_heads, num_key_value_heads and head_dim."
             )
         if self.num_heads % self.num_kv_heads:
             raise ConfigError(
-                f"attention: expected num_heads divisible by num_kv_heads, got {self.num_heads} "
-                f"and {self.num_kv_heads}. Check num_key_value_heads."
+                f"attention: num_heads must be divisible by num_kv_heads (got {self.num_heads} "
+                f"and {self.num_kv_heads}). Check num_key_value_heads."
             )
         if self.sliding_window is not None and self.sliding_window < 1:
             raise ConfigError(
-                f"attention: expected a sliding window of at least 1, got {self.sliding_window}. "
+                f"attention: sliding_window must be at least 1 (got {self.sliding_window}). "
                 "Leave it out for full attention."
             )
         if self.clip is not None and not self.clip > 0:
             raise ConfigError(
-                f"attention: expected a positive bound of queries, keys and values, got "
-                f"{self.clip}. Check clip_qkv."
+                f"attention: the bound of queries, keys and values must be positive (got "
+                f"{self.clip}). Check clip_qkv."
             )
         if self.latent is not None and (
             self.num_kv_heads != self.num_heads
@@ -130,21 +129,17 @@ class AttentionConfig:
             or (self.query_key_norm, self.clip, self.qkv_bias) != (None, None, False)
         ):
             raise ConfigError(
-                "attention: expected keys for every head, at most all of its channels rotated, and "
-                "no norm, bound nor bias of queries and keys where they are made of latents, got "
-                "others. Correct it."
+                "attention: latents need a key for every head, at most all of its channels "
+                "rotated, and no norm, bound or bias of queries and keys. Correct the config."
             )
         if self.readout == "sum" and self.out_bias:
-            raise ConfigError(
-                "attention: expected no out_bias where the heads are added up, got one. "
-                "Leave it out."
-            )
+            raise ConfigError("attention: the sum of the heads has no out_bias. Leave it out.")
 
 
 Mixer = (
     AttentionConfig | ShortConvConfig | GatedDeltaConfig | StateSpaceConfig | LinearRecurrenceConfig
 )
-"""What mixes the tokens of a block."""
+"""The part of a block that mixes tokens."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -152,11 +147,11 @@ class FeedForwardConfig:
     """`mlp`: down(act(up(x))). `gated`: down(act(gate(x)) * up(x)) (Shazeer 2020).
 
     Attributes:
-        activation: `xielu` bends by two trained numbers of each layer (Huang and Schlag 2024).
-        bias: every product has one.
-        down_bias: the last product has one; None for as the others.
+        activation: `xielu` has two trained numbers in each layer (Huang and Schlag 2024).
+        bias: of every matrix.
+        down_bias: of the last matrix; None for `bias`.
         hidden_layers: of an mlp; the second one is `act(middle(act(up(x))))`.
-        inner_norm: of what enters the last product; None without one.
+        inner_norm: norm of the input of the last matrix.
     """
 
     kind: Literal["mlp", "gated"]
@@ -170,8 +165,8 @@ class FeedForwardConfig:
     def __post_init__(self) -> None:
         if self.hidden_layers not in (1, 2) or (self.kind == "gated" and self.hidden_layers == 2):
             raise ConfigError(
-                f"feed_forward: expected one hidden layer, or two of an mlp, got "
-                f"{self.hidden_layers} of kind {self.kind}. Correct it."
+                f"feed_forward: hidden_layers must be 1, or 2 in an mlp (got "
+                f"{self.hidden_layers} and {self.kind}). Correct it."
             )
 
 
@@ -180,17 +175,18 @@ class BlockConfig:
     """One layer.
 
     Attributes:
-        placement: `pre` normalises what enters a sublayer, x + f(norm(x)); `post` what leaves
-            its residual sum, norm(x + f(x)); `pre_residual` takes the residual from the
-            normed stream, norm(x) + f(norm(x)); `inner_post` normalises what leaves a sublayer,
-            x + norm(f(x)); `sandwich` what enters and what leaves it, x + norm(f(norm(x))), with
-            a norm each. `parallel` feeds both sublayers the same,
-            x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J");
-            `parallel_norms` gives each a norm of its own.
-        mixer: what tokens get from those before them by.
-        feed_forward: of each token by itself; None without one.
-        cross_attention: to a source, between the mixer and the mlp; None without one.
-        attention_norm: False where the self-attention alone has none.
+        placement: of the norms, where `f` is a sublayer:
+
+            `pre`            x + f(norm(x))
+            `post`           norm(x + f(x))
+            `pre_residual`   norm(x) + f(norm(x))
+            `inner_post`     x + norm(f(x))
+            `sandwich`       x + norm(f(norm(x))), two norms
+            `parallel`       x + mixer(norm(x)) + mlp(norm(x)) (Wang and Komatsuzaki 2021, "GPT-J")
+            `parallel_norms` the same with two norms
+
+        cross_attention: to the source of an encoder-decoder, between the mixer and the mlp.
+        attention_norm: False if the self-attention alone has no norm.
         residual_scale: multiplies what each sublayer adds to the stream.
     """
 
@@ -207,56 +203,56 @@ class BlockConfig:
         """The mixer, if it is attention.
 
         Raises:
-            ConfigError: it is another.
+            ConfigError: it is not.
         """
         if not isinstance(self.mixer, AttentionConfig):
             raise ConfigError(
-                f"mixer: expected attention, got {type(self.mixer).__name__}. "
-                "This has no place for it."
+                f"mixer: expected attention, got {type(self.mixer).__name__}, which is not "
+                "supported here."
             )
         return self.mixer
 
     @property
     def dense(self) -> FeedForwardConfig:
-        """The feed-forward layer, if there is one and it is no mixture of experts.
+        """The feed-forward part, if it is not a mixture of experts.
 
         Raises:
-            ConfigError: there is none, or a mixture.
+            ConfigError: it is missing, or a mixture.
         """
         if not isinstance(self.feed_forward, FeedForwardConfig):
-            got = "none" if self.feed_forward is None else "a mixture of experts"
+            got = "no MLP" if self.feed_forward is None else "a mixture of experts"
             raise ConfigError(
-                f"feed_forward: expected one for all tokens, got {got}. "
-                "This family's format has no place for it."
+                f"feed_forward: expected one MLP for all tokens, got {got}, which this family's "
+                "format cannot express."
             )
         return self.feed_forward
 
     @property
     def parallel(self) -> bool:
-        """Whether both sublayers read what enters the layer."""
+        """Whether both sublayers read the input of the layer."""
         return self.placement in ("parallel", "parallel_norms")
 
     def __post_init__(self) -> None:
         if self.parallel and (self.cross_attention is not None or self.feed_forward is None):
             raise ConfigError(
-                "block: expected an mlp and no cross-attention where attention and mlp are "
-                "parallel, got others. Choose another placement."
+                "block: a parallel block needs an mlp and no cross-attention. "
+                "Choose another placement."
             )
         cross = self.cross_attention
         if cross is not None and not isinstance(self.mixer, AttentionConfig):
             raise ConfigError(
-                f"block: expected attention beside cross-attention, got "
-                f"{type(self.mixer).__name__}. Leave one of them out."
+                f"block: cross-attention needs attention, not {type(self.mixer).__name__}. "
+                "Leave one of them out."
             )
         if cross is not None and cross != _of_a_source(cross):
             raise ConfigError(
-                "cross_attention: expected queries, keys and values as they are, got rotary "
-                "positions, a norm, a bound, sinks or a gate. Leave them out."
+                "cross_attention: rotary positions, norms, bounds, sinks and gates are for "
+                "self-attention. Leave them out."
             )
 
 
 def _of_a_source(cross: AttentionConfig) -> AttentionConfig:
-    """Attention without what only self-attention has."""
+    """Attention without the parts of self-attention."""
     return replace(
         cross,
         rotary=None,

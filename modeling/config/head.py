@@ -1,4 +1,4 @@
-"""The heads of a model, as data; and the names of norms and activations."""
+"""The heads of a model as data, with norms and activations."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -11,13 +11,13 @@ Activation = Literal["relu", "relu2", "gelu", "gelu_tanh", "quick_gelu", "silu",
 """
 
 ScoreFunction = Literal["softmax", "sigmoid", "none"]
-"""What turns the logits of labels into their scores: probabilities that add up to 1 (of a single
-label: the logistic function), a probability for each label on its own, or nothing."""
+"""From the logits of labels to their scores: probabilities that add up to 1 (the logistic function
+if there is one label), an independent probability for each label, or the logits themselves."""
 
 Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean"]
-"""One vector for the tokens that are no padding: the first one's, the last one's, their mean, the
-largest value of each channel, their sum over the root of their number, or a mean in which token
-`i` counts `i` times (Muennighoff 2022, "SGPT")."""
+"""One vector for the tokens without padding: the first, the last, their mean, the largest value of
+each channel, their sum over the root of their number, or a mean in which token `i` counts `i` times
+(Muennighoff 2022, "SGPT")."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,9 +25,8 @@ class NormConfig:
     """Layer norm (Ba et al. 2016) or RMS norm (Zhang and Sennrich 2019).
 
     Attributes:
-        kind: which of them.
         eps: added to the variance, or to the mean square.
-        scale: its output is multiplied by a trained weight.
+        scale: multiply the output by a trained weight.
         bias: of a layer norm; an RMS norm has none.
     """
 
@@ -38,9 +37,7 @@ class NormConfig:
 
     def __post_init__(self) -> None:
         if self.kind == "layer" and self.bias and not self.scale:
-            raise ConfigError(
-                "norm: expected no bias where there is no weight, got one. Set bias to False."
-            )
+            raise ConfigError("norm: a norm without a weight has no bias. Set bias to False.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,10 +47,10 @@ class LanguageModelHead:
     Attributes:
         tied: the last matrix is the embedding's table.
         bias: of the logits.
-        activation: of a layer `norm(act(dense(x)))` before it; None without one.
+        activation: of a layer `norm(act(dense(x)))` before the last matrix, if there is one.
         norm: of that layer.
-        width: channels that come out of that layer; None for as many as the stream has.
-        dense_bias: of the product in that layer.
+        width: output channels of that layer; None for those of the stream.
+        dense_bias: of the matrix in that layer.
     """
 
     tied: bool
@@ -66,12 +63,12 @@ class LanguageModelHead:
     def __post_init__(self) -> None:
         if (self.activation is None) != (self.norm is None):
             raise ConfigError(
-                "head: expected an activation and a norm, or neither, got one of them. Give both."
+                "head: the layer before the logits needs an activation and a norm. Give both."
             )
         if self.width is not None and self.activation is None:
             raise ConfigError(
-                f"head: expected a width of the layer before the logits, got {self.width} and no "
-                "such layer. Leave it out."
+                f"head: width {self.width} is for a layer before the logits, which needs an "
+                "activation. Leave it out."
             )
 
 
@@ -86,13 +83,13 @@ class HeadLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierHead:
-    """Logits of `labels` for the whole text or image.
+    """Logits of `labels` for the whole sequence or image.
 
     Attributes:
-        scores: what is applied to the logits; the module itself returns logits.
-        activation: of a layer `act(dense(x))` before the last; None without one.
-        dense_bias: of the product in that layer.
-        norm: of what comes out of that layer; None without one.
+        scores: the function that turns logits into scores; the module itself returns logits.
+        activation: of a layer `act(dense(x))` before the last matrix, if there is one.
+        dense_bias: of the matrix in that layer.
+        norm: of the output of that layer.
     """
 
     labels: tuple[str, ...]
@@ -104,7 +101,7 @@ class ClassifierHead:
 
     def __post_init__(self) -> None:
         if not self.labels:
-            raise ConfigError("head: expected at least one label, got none. Check id2label.")
+            raise ConfigError("head: needs at least one label. Check id2label.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,8 +109,8 @@ class Projection:
     """`act(dense(x))` of a pooled vector.
 
     Attributes:
-        width: channels that come out.
-        activation: None for the product alone.
+        width: output channels.
+        activation: None for the matrix alone.
     """
 
     width: int
@@ -123,19 +120,18 @@ class Projection:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ConfigError(
-                f"head: expected a projection to at least one channel, got {self.width}. "
-                "Correct it."
+                f"head: a projection must have at least one channel (got {self.width}). Correct it."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingHead:
-    """One vector for the whole text (Reimers and Gurevych 2019).
+    """One vector for the whole sequence (Reimers and Gurevych 2019).
 
     Attributes:
-        pooling: side by side, where there are several.
-        projections: of the pooled vector, one after the other.
-        normalised: the vector that comes out has length 1.
+        pooling: concatenated, if there are several.
+        projections: of the pooled vector, in order.
+        normalised: the embedding has length 1.
     """
 
     pooling: tuple[Pooling, ...]
@@ -150,9 +146,7 @@ class EmbeddingHead:
 
     def __post_init__(self) -> None:
         if not self.pooling:
-            raise ConfigError(
-                "head: expected at least one way of pooling, got none. Give one, such as mean."
-            )
+            raise ConfigError("head: needs at least one pooling, such as mean.")
 
 
 Head = LanguageModelHead | ClassifierHead | EmbeddingHead

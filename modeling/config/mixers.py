@@ -1,7 +1,7 @@
-"""What may mix the tokens of a block in place of attention, and what a block carries.
+"""Mixers other than attention, and the state that a layer carries.
 
-A mixer that is no attention has a memory of fixed size, which every token replaces: its rows are
-never padded, and cannot be rewound.
+These mixers have a state of fixed size that every token replaces, so it can be neither padded nor
+rewound.
 """
 
 from dataclasses import dataclass
@@ -11,7 +11,7 @@ from ortolan.modeling.config.head import Activation, NormConfig
 from ortolan.modeling.errors import ConfigError
 
 CAPACITY: Final = "capacity"
-"""The axis along which a state grows by a token."""
+"""The axis along which a state grows with each token."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,9 +19,9 @@ class LayerState:
     """A tensor that a layer carries from step to step.
 
     Attributes:
-        name: in its layer.
-        shape: of one text's; `CAPACITY` for the axis along which it grows.
-        update: `append` where it grows by each token, `replace` where each token replaces it.
+        name: unique in its layer.
+        shape: for one sequence; `CAPACITY` is the axis along which it grows.
+        update: `append` if it grows with each token, `replace` if each token replaces it.
     """
 
     name: str
@@ -29,7 +29,7 @@ class LayerState:
     update: Literal["append", "replace"] = "replace"
 
     def sizes(self, capacity: int) -> tuple[int, ...]:
-        """The shape where there is room for so many tokens."""
+        """The shape for `capacity` tokens."""
         return tuple(capacity if size == CAPACITY else size for size in self.shape)
 
 
@@ -37,12 +37,13 @@ class LayerState:
 class ShortConvConfig:
     """A convolution over a few tokens between two gates (Liquid AI 2025, "LFM2").
 
-    `out(after * convolve(before * x))`, all three linear in the stream.
+    `out(after * convolve(before * x))`, where `after`, `before` and `x` are projections of the
+    stream.
 
     Attributes:
-        channels: of each of the three; as many as the stream has in published models.
-        taps: tokens that the convolution spans, the token itself included.
-        bias: of both products and of the convolution.
+        channels: of each projection.
+        taps: tokens that the convolution spans, including the current one.
+        bias: of both matrices and of the convolution.
     """
 
     channels: int
@@ -63,12 +64,12 @@ class GatedDeltaConfig:
     """Linear attention by the delta rule, with a decay (Yang et al. 2024, "Gated DeltaNet").
 
     Attributes:
-        num_heads: of values, each with a memory of its own.
-        num_key_heads: of queries and keys; as many heads of values in turn share each.
-        key_dim: channels of each query and key.
-        value_dim: channels of each value.
-        taps: of the convolution that queries, keys and values pass.
-        norm: of what leaves each head, before its gate.
+        num_heads: heads of values, each with its own memory.
+        num_key_heads: heads of queries and keys; consecutive heads of values share one.
+        key_dim: channels of a query or key.
+        value_dim: channels of a value.
+        taps: of the convolution of queries, keys and values.
+        norm: of the output of each head, before its gate.
     """
 
     num_heads: int
@@ -85,7 +86,7 @@ class GatedDeltaConfig:
 
     @property
     def states(self) -> tuple[LayerState, ...]:
-        """The last inputs of the convolution, and the memory of each head."""
+        """The last inputs of the convolution, and the memory of every head."""
         memory = (self.num_heads, self.key_dim, self.value_dim)
         return _window(self.mixed, self.taps), LayerState(name="recurrent", shape=memory)
 
@@ -97,25 +98,25 @@ class GatedDeltaConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateSpaceConfig:
-    """A selective state space: a memory that decays by steps that the tokens choose.
+    """A selective state space, whose memory decays by steps that depend on the tokens.
 
-    With a `step_rank` it is the first Mamba (Gu and Dao 2023): steps, keys and queries are made of
-    what leaves the convolution, and every channel is a head. Without, it is Mamba 2 (Dao and Gu
-    2024), where they are made of the stream and a head has one step.
+    With a `step_rank` it is Mamba 1 (Gu and Dao 2023): steps, keys and queries are projected from
+    the output of the convolution, and every channel is a head. Without, it is Mamba 2 (Dao and Gu
+    2024): they are projected from the stream, and a head has one step.
 
     Attributes:
-        num_heads: with a memory each; the first Mamba's channels.
-        head_dim: channels of each; 1 in the first Mamba.
-        state_dim: numbers that are remembered of each channel.
+        num_heads: heads with their own memory; in Mamba 1, the channels.
+        head_dim: channels of a head; 1 in Mamba 1.
+        state_dim: numbers in the memory of a channel.
         taps: of the convolution.
-        groups: of heads that share keys and queries.
-        step_rank: numbers that the steps are made of; None for Mamba 2.
+        groups: groups of heads that share keys and queries.
+        step_rank: width that steps are projected from; None for Mamba 2.
         conv_bias: of the convolution.
-        bias: of the first and of the last product.
-        norm: of Mamba 2: of what leaves each group, after its gate.
-        inner_norm: of the first Mamba: of the numbers of the steps, keys and queries; None without.
-        steps: bounds of the steps of Mamba 2; None for none.
-        activation: of what leaves the convolution; gates have SiLU.
+        bias: of the first and the last matrix.
+        norm: Mamba 2: of the output of each group, after its gate.
+        inner_norm: Mamba 1: of the inputs of steps, keys and queries.
+        steps: Mamba 2: bounds of the steps.
+        activation: of the output of the convolution; gates have SiLU.
     """
 
     num_heads: int
@@ -133,12 +134,12 @@ class StateSpaceConfig:
 
     @property
     def channels(self) -> int:
-        """Of all heads."""
+        """Channels of all heads."""
         return self.num_heads * self.head_dim
 
     @property
     def mixed(self) -> int:
-        """Channels of the convolution; those of keys and queries among them in Mamba 2."""
+        """Channels of the convolution, including those of keys and queries in Mamba 2."""
         shared = 0 if self.step_rank else 2 * self.groups * self.state_dim
         return self.channels + shared
 
@@ -156,14 +157,11 @@ class StateSpaceConfig:
         first = self.step_rank is not None
         if first and (self.head_dim, self.groups, self.norm, self.steps) != (1, 1, None, None):
             raise ConfigError(
-                "state_space: expected channels that are a head each, of one group, without a norm "
-                "or bounds of their steps where these have a rank, got others. Correct it."
+                "state_space: with a step_rank, head_dim and groups must be 1, and norm and steps "
+                "absent. Correct the config."
             )
         if not first and self.inner_norm is not None:
-            raise ConfigError(
-                "state_space: expected no inner_norm where steps have no rank, got one. "
-                "Leave it out."
-            )
+            raise ConfigError("state_space: inner_norm needs a step_rank. Leave it out.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +170,9 @@ class LinearRecurrenceConfig:
 
     Attributes:
         channels: of the recurrence.
-        num_heads: blocks of channels, of each of which the gates are made.
+        num_heads: blocks of channels; a gate reads its own block.
         taps: of the convolution before it.
-        activation: of the branch that gates what leaves it.
+        activation: of the branch that gates the output.
     """
 
     channels: int
@@ -184,7 +182,7 @@ class LinearRecurrenceConfig:
 
     @property
     def states(self) -> tuple[LayerState, ...]:
-        """The last inputs of the convolution, and the memory: a number a channel."""
+        """The last inputs of the convolution, and the memory: one number per channel."""
         memory = LayerState(name="recurrent", shape=(self.channels, 1, 1))
         return _window(self.channels, self.taps), memory
 
@@ -198,17 +196,17 @@ def _window(channels: int, taps: int) -> LayerState:
     return LayerState(name="conv", shape=(channels, taps - 1))
 
 
-def _check(what: str, *sizes: int, taps: int) -> None:
-    """Raise ConfigError where there is nothing of something, or a convolution of one token."""
+def _check(mixer: str, *sizes: int, taps: int) -> None:
+    """Raise ConfigError for a size below 1 or a convolution of one token."""
     if min(sizes) < 1 or taps < 2:
         raise ConfigError(
-            f"{what}: expected sizes of at least 1, and a convolution of at least 2 taps, got "
-            f"{min(sizes)} and {taps}. Correct it."
+            f"{mixer}: sizes must be at least 1, and a convolution needs at least 2 taps (got "
+            f"{min(sizes)} and {taps}). Correct it."
         )
 
 
-def _check_shared(what: str, heads: int, shares: int, of: str) -> None:
+def _check_shared(mixer: str, heads: int, shares: int, name: str) -> None:
     if heads % shares:
         raise ConfigError(
-            f"{what}: expected {of} that share {heads} evenly, got {shares}. Correct one of them."
+            f"{mixer}: {name} must share {heads} evenly (got {shares}). Correct one of them."
         )

@@ -1,20 +1,15 @@
 """A transformer as data.
 
-`DecoderConfig` says everything about what a decoder computes, `EncoderConfig` about an
-encoder, and `EncoderDecoderConfig` joins one of each. A family (Llama, T5, ...) is a function
-from its published config to one of these; nothing else in Ortolan knows a family's name. New
-behaviour is a new value of a field.
+`DecoderConfig` defines what a decoder computes, `EncoderConfig` what an encoder computes, and
+`EncoderDecoderConfig` joins one of each. A family (Llama, T5, ...) reads a published config as one
+of these; nothing else in Ortolan knows a family's name. New behaviour is a new value of a field.
 """
 
 from dataclasses import dataclass, fields, replace
 
+from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
-from ortolan.modeling.config.head import (
-    Head,
-    HeadLayer,
-    LanguageModelHead,
-    NormConfig,
-)
+from ortolan.modeling.config.head import Head, HeadLayer, LanguageModelHead, NormConfig
 from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
@@ -25,21 +20,10 @@ from ortolan.modeling.config.positions import (
 )
 from ortolan.modeling.errors import ConfigError
 
-__all__ = [
-    "DecoderConfig",
-    "EncoderConfig",
-    "EncoderDecoderConfig",
-    "ModelConfig",
-    "PatchInput",
-    "StackConfig",
-    "TokenInput",
-    "as_encoder",
-]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInput:
-    """Ids of tokens, each with a type (a sentence of a pair, say) if there are `types`."""
+    """Token ids, each with a type (such as the sentence of a pair) if there are `types`."""
 
     vocab_size: int
     types: int = 0
@@ -47,19 +31,19 @@ class TokenInput:
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.types < 0:
             raise ConfigError(
-                f"input: expected at least one token, and types or none, got {self.vocab_size} "
-                f"and {self.types}. Check vocab_size and type_vocab_size."
+                "input: vocab_size must be at least 1, and types at least 0 (got "
+                f"{self.vocab_size} and {self.types}). Check vocab_size and type_vocab_size."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PatchInput:
-    """An image cut into patches, each a linear map of its pixels (Dosovitskiy et al. 2021).
+    """An image cut into patches, each projected to a vector (Dosovitskiy et al. 2021).
 
     Attributes:
         image_size: height and width in pixels.
-        patch_size: of each patch; pixels left over at the edges are ignored.
-        channels: numbers of each pixel.
+        patch_size: height and width in pixels; left-over pixels at the edges are ignored.
+        channels: numbers per pixel.
         class_token: a trained vector comes before the patches.
     """
 
@@ -70,34 +54,16 @@ class PatchInput:
 
     @property
     def length(self) -> int:
-        """Vectors that an image becomes."""
+        """Number of vectors for an image."""
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
         return (height // patch_height) * (width // patch_width) + int(self.class_token)
 
     def __post_init__(self) -> None:
         if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
             raise ConfigError(
-                f"input: expected patches that fit into the image, got {self.patch_size} in "
-                f"{self.image_size}. Check patch_size and image_size."
+                f"input: patches must fit into the image (got {self.patch_size} in "
+                f"{self.image_size}). Check patch_size and image_size."
             )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModelConfig:
-    """The fields of every model.
-
-    Attributes:
-        model_type: the family whose checkpoint format this model is saved in. It names a
-            format and never changes the computation.
-        bos_token_id: the token that starts a text, if there is one.
-        eos_token_ids: the tokens that end one.
-        pad_token_id: the token that pads batches; never changes the computation.
-    """
-
-    model_type: str
-    bos_token_id: int | None = None
-    eos_token_ids: tuple[int, ...] = ()
-    pad_token_id: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,13 +71,13 @@ class StackConfig(ModelConfig):
     """Blocks, their embeddings and their final norm, in encoders and decoders alike.
 
     Attributes:
-        context_length: tokens that fit; rows of every position table.
-        final_norm: the norm before the head; None where the blocks already end in one.
+        context_length: most tokens of a sequence; rows of every position table.
+        final_norm: the norm before the head; None if the blocks end in one.
         embedding_scale: multiplies the token embeddings, not the position embeddings.
-        embedding_norm: a norm of the input of the first block, positions included.
-        embedding_dim: channels of the embeddings and of their norm, which a matrix maps to those
-            of the stream; None where they are the same.
-        shared_block: the layers are one, whose weights are used again and again.
+        embedding_norm: norm of the input of the first block, positions included.
+        embedding_dim: channels of the embeddings and of their norm, which a matrix projects to
+            the stream; None if they are as wide as the stream.
+        shared_block: all layers share their weights.
     """
 
     hidden_size: int
@@ -126,12 +92,12 @@ class StackConfig(ModelConfig):
 
     @property
     def input_width(self) -> int:
-        """Channels of all that is added up before the blocks."""
+        """Channels of the sum of embeddings."""
         return self.hidden_size if self.embedding_dim is None else self.embedding_dim
 
     @property
     def embedding_width(self) -> int:
-        """Channels of a token's embedding: all of the input, or all but those of a position."""
+        """Channels of a token's embedding: the input's, without those of concatenated positions."""
         match self.positions:
             case ConcatenatedPositions(dim=dim):
                 return self.input_width - dim
@@ -139,7 +105,7 @@ class StackConfig(ModelConfig):
                 return self.input_width
 
     def rotary_of(self, mixer: Mixer) -> RotaryPositions | None:
-        """What turns the queries and keys of a layer: its own, or the stack's."""
+        """The rotary positions of a layer: its own, or the stack's."""
         if not isinstance(mixer, AttentionConfig):
             return None
         positions = mixer.rotary or self.positions
@@ -147,36 +113,34 @@ class StackConfig(ModelConfig):
 
     @property
     def attentions(self) -> tuple[AttentionConfig, ...]:
-        """The attention of each layer that has some."""
+        """The attention of each layer that has it."""
         mixers = (block.mixer for block in self.blocks)
         return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionConfig))
 
     @property
     def rotaries(self) -> tuple[RotaryPositions, ...]:
-        """The rotary positions of its layers, each once, in the order of their first layer."""
+        """The different rotary positions of the layers, in order."""
         of_layers = (self.rotary_of(block.mixer) for block in self.blocks)
         return tuple(dict.fromkeys(rotary for rotary in of_layers if rotary))
 
     @property
     def switches_after(self) -> int | None:
-        """Tokens after which the published angles of some layer change; see `RotaryPositions`."""
+        """The length beyond which the published angles of some layer change."""
         lengths = (rotary.switches_after for rotary in self.rotaries)
         return min((length for length in lengths if length is not None), default=None)
 
     def __post_init__(self) -> None:
         if not self.blocks:
-            raise ConfigError(
-                "blocks: expected at least one layer, got none. Check num_hidden_layers."
-            )
+            raise ConfigError("blocks: needs at least one layer. Check num_hidden_layers.")
         if self.shared_block and len(set(self.blocks)) > 1:
             raise ConfigError(
-                "blocks: expected one config where the layers are one, got several. "
+                "blocks: layers that share their weights must have one config. "
                 "Correct shared_block."
             )
         if self.embedding_width < 1:
             raise ConfigError(
-                f"positions: expected fewer channels than the {self.input_width} of the embedding, "
-                f"got {self.input_width - self.embedding_width}. Correct one of them."
+                f"positions: needs fewer channels than the {self.input_width} of the embedding "
+                f"(got {self.input_width - self.embedding_width}). Correct one of them."
             )
         _check_positions(self)
         _check_readouts(self.blocks, self.hidden_size)
@@ -188,8 +152,8 @@ class DecoderConfig(StackConfig):
 
     Attributes:
         tied_head: the head is the embedding's table.
-        head_bias: the logits have one.
-        head_layer: between the last norm and the logits; None without one.
+        head_bias: the logits are biased.
+        head_layer: a layer between the last norm and the logits.
         head_scale: multiplies the input of the head.
         final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
             plain logits.
@@ -206,22 +170,21 @@ class DecoderConfig(StackConfig):
         StackConfig.__post_init__(self)
         if not all(attention.causal for attention in self.attentions):
             raise ConfigError(
-                "blocks: expected causal attention in every layer of a decoder, got other. "
-                "A model that sees all of its text is an encoder."
+                "blocks: every layer of a decoder must be causal. Make it an encoder."
             )
         if self.tied_head and self.embedding_width != self.hidden_size:
             raise ConfigError(
-                "tied_head: expected a head of its own beside concatenated positions, whose "
-                "embedding is narrower than the stream, got a tied one. Set it to False."
+                "tied_head: concatenated positions leave an embedding that is narrower than the "
+                "stream, which cannot be the head. Set it to False."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(StackConfig):
-    """A stack without a cache: of texts or images, to one vector a token or to a head's output.
+    """A stack without a cache, for sequences or images.
 
     Attributes:
-        head: None for the vectors themselves.
+        head: None to return one vector per token.
     """
 
     input: TokenInput | PatchInput
@@ -230,27 +193,24 @@ class EncoderConfig(StackConfig):
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
         if any(block.cross_attention for block in self.blocks):
-            raise ConfigError(
-                "blocks: expected no cross-attention in an encoder, got some. "
-                "It has no source to attend to."
-            )
+            raise ConfigError("blocks: an encoder has no source for cross-attention. Leave it out.")
         if len(self.attentions) < len(self.blocks):
             raise ConfigError(
-                "blocks: expected attention in every layer of an encoder, got others. "
-                "They would remember the padding of shorter texts."
+                "blocks: every layer of an encoder needs attention: other mixers would remember "
+                "the padding of shorter sequences."
             )
         if isinstance(self.input, PatchInput) and self.context_length != self.input.length:
             raise ConfigError(
-                f"context_length: expected {self.input.length}, the patches of an image, got "
-                f"{self.context_length}. Correct it."
+                f"context_length: must be {self.input.length}, the patches of an image (got "
+                f"{self.context_length}). Correct it."
             )
         if not isinstance(self.head, LanguageModelHead):
             return
         narrow = self.embedding_width != (self.head.width or self.hidden_size)
         if isinstance(self.input, PatchInput) or (self.head.tied and narrow):
             raise ConfigError(
-                "head: expected a language model's over tokens, tied only to an embedding as "
-                "wide as what enters it, got another. Choose another head."
+                "head: a language model needs tokens, and a tied head an embedding as wide as its "
+                "input. Choose another head."
             )
 
 
@@ -261,7 +221,7 @@ def as_encoder(
 
     Args:
         config: the language model.
-        causal: tokens still see those before them alone.
+        causal: tokens still attend to earlier tokens only.
         head: see `EncoderConfig`.
     """
     shared = {field.name: getattr(config, field.name) for field in fields(StackConfig)}
@@ -278,7 +238,7 @@ class EncoderDecoderConfig(ModelConfig):
 
     Attributes:
         shared_embedding: both have the same table.
-        decoder_start_token_id: the first token of the decoder's text.
+        decoder_start_token_id: the first token of the decoder's sequence.
     """
 
     encoder: EncoderConfig
@@ -290,65 +250,62 @@ class EncoderDecoderConfig(ModelConfig):
         widths = self.encoder.hidden_size, self.decoder.hidden_size
         if widths[0] != widths[1] or self.encoder.head is not None:
             raise ConfigError(
-                f"encoder: expected no head, and the decoder's width of {widths[1]}, got a width "
-                f"of {widths[0]}. Correct it."
+                f"encoder: must have the decoder's width of {widths[1]} and no head (got a width "
+                f"of {widths[0]}). Correct it."
             )
         crosses = [block.cross_attention for block in self.decoder.blocks]
         if any(cross is None or cross.causal for cross in crosses):
             raise ConfigError(
-                "decoder: expected cross-attention to all of the source in every layer, got "
-                "others. Give each block a cross_attention that is not causal."
+                "decoder: every layer needs cross-attention to all of the source. Give each block "
+                "a cross_attention that is not causal."
             )
         match self.encoder.input:
             case TokenInput(vocab_size=size) if size == self.decoder.vocab_size:
                 return
             case source if self.shared_embedding:
                 raise ConfigError(
-                    f"shared_embedding: expected the decoder's {self.decoder.vocab_size} tokens "
-                    f"for the encoder too, got {source}. Set it to False."
+                    f"shared_embedding: the encoder must have the decoder's "
+                    f"{self.decoder.vocab_size} tokens (got {source}). Set it to False."
                 )
 
 
 def _check_positions(config: StackConfig) -> None:
-    """Raise ConfigError unless every layer can take its positions."""
+    """Raise ConfigError unless the positions fit every layer."""
     layers = config.attentions
     for attention in layers:
         rotary = config.rotary_of(attention)
         if rotary and (rotary.dim % 2 or not 0 < rotary.dim <= attention.head_dim):
             raise ConfigError(
-                f"positions: expected an even number of rotated channels up to "
-                f"{attention.head_dim} (the head's width), got {rotary.dim}. "
+                "positions: rotated channels must be an even number up to the "
+                f"{attention.head_dim} of a head (got {rotary.dim}). "
                 "Check partial_rotary_factor and head_dim."
             )
     if not isinstance(config.positions, RelativePositions):
         return
     if any(attention.rotary for attention in layers):
         raise ConfigError(
-            "attention: expected no rotary positions of its own where distances change the "
-            "scores of every layer, got some. Leave them out."
+            "attention: a layer cannot have rotary positions if the stack has biases of "
+            "distances. Leave them out."
         )
     shapes = {(attention.num_heads, attention.causal) for attention in layers}
     match config.positions:
         case AlibiPositions(rounded=True) if not all(causal for _, causal in shapes):
-            raise ConfigError(
-                "positions: expected causal attention where scores rise with the position of the "
-                "key, got other. Set rounded to False."
-            )
+            raise ConfigError("positions: rounded needs causal attention. Set it to False.")
     if isinstance(config.positions, RelativeBiasPositions | AlibiPositions) and len(shapes) != 1:
         raise ConfigError(
-            "positions: expected as many heads in every layer, all causal or none, where the "
-            "layers share a bias, got others. Choose other positions."
+            "positions: layers that share a bias must have the same number of heads, and be all "
+            "causal or none. Choose other positions."
         )
 
 
 def _check_readouts(blocks: tuple[BlockConfig, ...], width: int) -> None:
-    """Raise ConfigError where heads that are added up are not as wide as the stream."""
+    """Raise ConfigError if heads that are summed are not as wide as the stream."""
     for block in blocks:
         for attention in (block.mixer, block.cross_attention):
             if not isinstance(attention, AttentionConfig):
                 continue
             if attention.readout == "sum" and attention.value_width != width:
                 raise ConfigError(
-                    f"attention: expected values of the stream's {width} channels where the "
-                    f"heads are added up, got {attention.value_width}. Set value_dim."
+                    f"attention: heads that are summed need values of the stream's {width} "
+                    f"channels (got {attention.value_width}). Set value_dim."
                 )

@@ -1,4 +1,4 @@
-"""Positions, as data: every kind that a stack of blocks may have."""
+"""The positions of a stack, as data."""
 
 import math
 from dataclasses import dataclass
@@ -18,9 +18,9 @@ class LinearScaling:
 class DynamicNTKScaling:
     """A larger base when the context is longer than `original_context`.
 
-    The published rule takes the length of the text so far, and so changes the angles of keys
-    that a cache already holds. Here the length is the config's `context_length`, once and for
-    all: a cached step then equals an uncached one (docs/adr/0032).
+    The published rule depends on the current length, and so changes the angles of keys that are
+    already cached. Here it depends on the config's `context_length`, so that a cached step equals
+    an uncached one (docs/adr/0032).
     """
 
     factor: float
@@ -29,7 +29,7 @@ class DynamicNTKScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Llama3Scaling:
-    """Low frequencies divided by `factor`, high ones kept, a ramp between (Llama 3.1)."""
+    """Low frequencies divided by `factor`, high ones unchanged, a ramp between (Llama 3.1)."""
 
     factor: float
     low_freq_factor: float
@@ -56,16 +56,16 @@ class YarnScaling:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LongRopeScaling:
-    """Every wavelength times a factor of its own (Ding et al. 2024, "LongRoPE").
+    """A factor for each wavelength (Ding et al. 2024, "LongRoPE").
 
-    The published rule has two lists and takes the one for the length of the text so far, which
-    changes the angles of keys that a cache already holds. Here the config's `context_length`
-    chooses, once and for all: with a context of up to `original_context`, which is the default, all
-    texts have the short ones, as published (docs/adr/0032).
+    The published rule switches between two lists by the current length, and so changes the angles
+    of keys that are already cached. Here the config's `context_length` chooses: up to
+    `original_context`, the default, all sequences use the short factors, as published
+    (docs/adr/0032).
 
     Attributes:
-        short_factors: of each pair of channels, for contexts up to `original_context`.
-        long_factors: for longer ones.
+        short_factors: one per pair of channels, for contexts up to `original_context`.
+        long_factors: for longer contexts.
         attention_factor: multiplies cosines and sines.
     """
 
@@ -80,7 +80,7 @@ RotaryScaling = LinearScaling | DynamicNTKScaling | Llama3Scaling | YarnScaling 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoPositions:
-    """Order is known from the causal mask alone."""
+    """No positions: the causal mask alone tells the order."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,8 +88,8 @@ class LearnedPositions:
     """A trained table `(offset + context, hidden)` added to the embedding.
 
     Attributes:
-        offset: rows before that of the first position, which no token reads. Some published
-            tables have them: two in BART, one more than the padding id in RoBERTa.
+        offset: rows before the first position. Some published tables have them: two in BART, one
+            more than the padding id in RoBERTa.
     """
 
     offset: int = 0
@@ -97,7 +97,7 @@ class LearnedPositions:
     def __post_init__(self) -> None:
         if self.offset < 0:
             raise ConfigError(
-                f"positions: expected an offset of at least 0, got {self.offset}. Correct it."
+                f"positions: offset must be at least 0 (got {self.offset}). Correct it."
             )
 
 
@@ -106,11 +106,11 @@ class SinusoidalPositions:
     """A fixed table added to the embedding (Vaswani et al. 2017, section 3.5).
 
     Attributes:
-        layout: `interleaved` alternates sine and cosine, as the paper prints it; `halves` has
-            all sines before all cosines, as Marian does.
+        layout: `interleaved` alternates sine and cosine, as in the paper; `halves` has all sines
+            before all cosines, as in Marian.
         offset: the row of the first token.
-        endpoint: the longest wavelength is 10000 times the shortest, as in tensor2tensor;
-            else that of one more pair of channels would be.
+        endpoint: the last pair of channels has 10000 times the shortest wavelength, as in
+            tensor2tensor; else the pair after it would.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
@@ -123,12 +123,12 @@ class RotaryPositions:
     """Queries and keys rotated by their position (Su et al. 2021, "RoFormer").
 
     Attributes:
-        dim: channels of each head that are rotated; the first ones.
+        dim: channels of each head that are rotated, from the first on.
         theta: the base of the wavelengths.
-        scaling: how the wavelengths are stretched for long contexts.
-        interleaved: neighbouring channels are turned together, as in the paper; else those half
-            of `dim` apart.
-        backward: turned the other way.
+        scaling: for long contexts.
+        interleaved: neighbouring channels are rotated together, as in the paper; else channels
+            `dim / 2` apart.
+        backward: rotated the other way.
     """
 
     dim: int
@@ -139,10 +139,7 @@ class RotaryPositions:
 
     @property
     def switches_after(self) -> int | None:
-        """Tokens of the longest text before the published angles change with the length.
-
-        None where they are the same for texts of all lengths.
-        """
+        """The length beyond which the published angles change; None if they never do."""
         match self.scaling:
             case LongRopeScaling(short_factors=short, long_factors=long) if short == long:
                 return None
@@ -154,55 +151,55 @@ class RotaryPositions:
     def __post_init__(self) -> None:
         if not self.theta > 1:
             raise ConfigError(
-                f"positions: expected theta above 1, got {self.theta}. Check rope_theta."
+                f"positions: theta must be above 1 (got {self.theta}). Check rope_theta."
             )
         match self.scaling:
             case LongRopeScaling(short_factors=short, long_factors=long):
                 if {len(short), len(long)} != {self.dim // 2} or not min(*short, *long) > 0:
                     raise ConfigError(
-                        f"positions: expected two lists of {self.dim // 2} positive factors, one "
-                        f"for each pair of rotated channels, got {len(short)} and {len(long)} of "
-                        f"at least {min(*short, *long, math.inf)}. Check rope_scaling."
+                        f"positions: needs two lists of {self.dim // 2} positive factors, one "
+                        f"per pair of rotated channels (got {len(short)} and {len(long)} of at "
+                        f"least {min(*short, *long, math.inf)}). Check rope_scaling."
                     )
             case None:
                 pass
             case scaling if not scaling.factor > 0:
                 raise ConfigError(
-                    f"positions: expected a positive factor, got {scaling.factor}. "
+                    f"positions: factor must be positive (got {scaling.factor}). "
                     "Check rope_scaling."
                 )
         match self.scaling:
             case DynamicNTKScaling() if self.dim <= 2:
                 raise ConfigError(
-                    f"positions: expected more than 2 rotated channels, got {self.dim}. "
-                    "The dynamic scaling is not defined for them."
+                    "positions: dynamic scaling needs more than 2 rotated channels (got "
+                    f"{self.dim}). Check head_dim."
                 )
             case Llama3Scaling(low_freq_factor=low, high_freq_factor=high) if not low < high:
                 raise ConfigError(
-                    f"positions: expected low_freq_factor below high_freq_factor, got {low} and "
-                    f"{high}. Check rope_scaling."
+                    f"positions: low_freq_factor must be below high_freq_factor (got {low} and "
+                    f"{high}). Check rope_scaling."
                 )
             case YarnScaling(beta_fast=fast, beta_slow=slow) if not (fast > 0 and slow > 0):
                 raise ConfigError(
-                    f"positions: expected positive beta_fast and beta_slow, got {fast} and "
-                    f"{slow}. Check rope_scaling."
+                    f"positions: beta_fast and beta_slow must be positive (got {fast} and "
+                    f"{slow}). Check rope_scaling."
                 )
             case (
                 YarnScaling(attention_factor=factor) | LongRopeScaling(attention_factor=factor)
             ) if not 0 < factor < math.inf:
                 raise ConfigError(
-                    f"positions: expected a positive attention_factor, got {factor}. "
+                    f"positions: attention_factor must be positive (got {factor}). "
                     "Check attention_factor, mscale and mscale_all_dim in rope_scaling."
                 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConcatenatedPositions:
-    """A table joined to the embedding instead of added, which keeps the two apart.
+    """A table concatenated to the embedding instead of added.
 
     Attributes:
-        dim: channels of the stream that hold the position; the token's embedding has the rest.
-        table: the kind of its rows.
+        dim: channels of the stream that hold the position; the rest hold the embedding.
+        table: the kind of table.
     """
 
     dim: int
@@ -210,23 +207,21 @@ class ConcatenatedPositions:
 
     def __post_init__(self) -> None:
         if self.dim < 1:
-            raise ConfigError(
-                f"positions: expected at least one channel of position, got {self.dim}. Correct it."
-            )
+            raise ConfigError(f"positions: dim must be at least 1 (got {self.dim}). Correct it.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeBiasPositions:
     """A trained number per head and distance, added to the scores (Raffel et al. 2020, "T5").
 
-    Distances share buckets: near ones have one each, far ones ever wider ones, and those from
-    `max_distance` on the last.
+    Near distances have a bucket each, farther ones share ever wider buckets, and those from
+    `max_distance` on share the last.
 
     Attributes:
-        buckets: rows of the table; a bidirectional stack has half of them for each side.
+        buckets: rows of the table; a bidirectional stack uses half of them for each side.
         max_distance: where the last bucket begins.
-        each_layer: every layer has a table `(buckets, heads)`; else they share one.
-        absolute: a table of positions is added to the embedding as well.
+        each_layer: every layer has a table `(buckets, heads)`; else all share one.
+        absolute: a table of positions that is added to the embedding as well.
     """
 
     buckets: int = 32
@@ -235,11 +230,11 @@ class RelativeBiasPositions:
     absolute: LearnedPositions | None = None
 
     def __post_init__(self) -> None:
-        # A quarter of them is one row for the distances of one side that have their own.
+        # A quarter of the buckets are for the near distances of one side.
         if self.buckets < 4 or self.buckets % 2 or self.max_distance <= self.buckets // 2:
             raise ConfigError(
-                f"positions: expected an even number of at least 4 buckets, and a max_distance "
-                f"above half of it, got {self.buckets} and {self.max_distance}. Check "
+                "positions: buckets must be an even number of at least 4, and max_distance above "
+                f"half of it (got {self.buckets} and {self.max_distance}). Check "
                 "relative_attention_num_buckets and relative_attention_max_distance."
             )
 
@@ -248,10 +243,10 @@ class RelativeBiasPositions:
 class RelativeKeyPositions:
     """A trained vector per distance, added to the keys (Shaw et al. 2018, equation 4).
 
-    Every layer has its own table `(2 * max_distance + 1, head_dim)`, which its heads share.
+    Every layer has a table `(2 * max_distance + 1, head_dim)`, which its heads share.
 
     Attributes:
-        max_distance: distances beyond it count as it; `k` in the paper.
+        max_distance: bound of the distances; `k` in the paper.
     """
 
     max_distance: int
@@ -259,21 +254,20 @@ class RelativeKeyPositions:
     def __post_init__(self) -> None:
         if self.max_distance < 1:
             raise ConfigError(
-                f"positions: expected a max_distance of at least 1, got {self.max_distance}. "
-                "Correct it."
+                f"positions: max_distance must be at least 1 (got {self.max_distance}). Correct it."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AlibiPositions:
-    """Scores fall linearly with distance, each head at its rate (Press et al. 2022, "ALiBi").
+    """Scores that fall linearly with distance, at a rate per head (Press et al. 2022, "ALiBi").
 
-    A bidirectional stack takes the distance without its sign.
+    A bidirectional stack ignores the sign of the distance.
 
     Attributes:
-        scale: multiplies what is added to the scores.
-        rounded: the scores rise with the position of the key instead, and rates, positions and
-            their products have the precision of bfloat16, as in the first Falcons.
+        scale: multiplies the biases.
+        rounded: scores rise with the position of the key instead, and rates, positions and their
+            products are rounded to bfloat16, as in the first Falcon models.
     """
 
     scale: float = 1.0
@@ -281,10 +275,10 @@ class AlibiPositions:
 
 
 TablePositions = LearnedPositions | SinusoidalPositions
-"""Kinds that are rows of a table, added or joined to the embedding."""
+"""Positions that are rows of a table."""
 
 RelativePositions = RelativeBiasPositions | RelativeKeyPositions | AlibiPositions
-"""Kinds that change the scores by distance, and so reach texts of any length."""
+"""Positions that change the scores by distance, and so reach any length."""
 
 Positions = (
     NoPositions | TablePositions | ConcatenatedPositions | RotaryPositions | RelativePositions

@@ -1,9 +1,9 @@
-"""A recurrent network as data: cells, and what they may look back at."""
+"""A recurrent network as data: its cells, and their attention or memory."""
 
 from dataclasses import dataclass
 from typing import Literal
 
-from ortolan.modeling.config.model import ModelConfig
+from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.errors import ConfigError
 
 CellKind = Literal["rnn", "gru", "lstm", "feed_forward"]
@@ -11,7 +11,7 @@ CellKind = Literal["rnn", "gru", "lstm", "feed_forward"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AdditiveAttentionConfig:
-    """Attention of each state to those of the text so far, its own included.
+    """Attention of each state to all states so far, including itself.
 
     The score of two states is `v . tanh(W query + U key)` (Bahdanau et al. 2015).
 
@@ -24,8 +24,7 @@ class AdditiveAttentionConfig:
     def __post_init__(self) -> None:
         if self.width < 1:
             raise ConfigError(
-                f"attention: expected a width of at least 1, got {self.width}. "
-                "Check attention_size."
+                f"attention: width must be at least 1 (got {self.width}). Check attention_size."
             )
 
 
@@ -34,11 +33,11 @@ class MemoryConfig:
     """The memory of a Neural Turing Machine (Graves et al. 2014), and its heads.
 
     Attributes:
-        slots: N.
+        slots: number of slots, N.
         width: numbers in a slot, M.
-        read_heads: how many heads read at every step.
-        write_heads: how many erase and add.
-        shift_range: how far a head may move in a step, to either side.
+        read_heads: number of heads that read.
+        write_heads: number of heads that erase and add.
+        shift_range: slots that a head can move in a step, to either side.
     """
 
     slots: int
@@ -49,35 +48,34 @@ class MemoryConfig:
 
     @property
     def heads(self) -> int:
-        """All of them: those that read come first."""
+        """Number of heads; those that read come first."""
         return self.read_heads + self.write_heads
 
     @property
     def read_width(self) -> int:
-        """Numbers that are read in a step."""
+        """Numbers read in a step."""
         return self.read_heads * self.width
 
     def __post_init__(self) -> None:
         counts = self.slots, self.width, self.read_heads, self.write_heads, self.shift_range
         if min(counts) < 1 or 2 * self.shift_range >= self.slots:
             raise ConfigError(
-                "memory: expected slots, their width, heads of both kinds, and a shift_range of "
-                f"less than half of the slots, got {counts}. Correct them."
+                "memory: slots, width, read_heads, write_heads and shift_range must be at least 1, "
+                f"and shift_range below half of the slots (got {counts}). Correct them."
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecurrentConfig(ModelConfig):
-    """A language model that carries a state of a fixed size from token to token.
+    """A recurrent language model.
 
     Attributes:
         hidden_size: channels of the embedding and of every cell.
-        vocab_size: ids.
-        context_length: tokens that are meant to fit; only attention needs room for them.
-        cell: of every layer; `feed_forward` remembers nothing, and needs a memory.
-        num_layers: cells, each above the other.
-        attention: to the states of the last layer so far; None for none.
-        memory: which the cells control; None for none.
+        context_length: most tokens of a sequence; only attention needs room for them.
+        cell: kind of every cell; `feed_forward` remembers nothing, and needs a memory.
+        num_layers: number of stacked cells.
+        attention: to the states of the last layer so far.
+        memory: controlled by the cells.
         tied_head: the head is the embedding's table.
     """
 
@@ -93,16 +91,15 @@ class RecurrentConfig(ModelConfig):
     def __post_init__(self) -> None:
         if min(self.hidden_size, self.vocab_size, self.context_length, self.num_layers) < 1:
             raise ConfigError(
-                "recurrent: expected a width, tokens, a context and layers, got "
-                f"{self.hidden_size}, {self.vocab_size}, {self.context_length} and "
-                f"{self.num_layers}. Correct config.json."
+                "recurrent: hidden_size, vocab_size, context_length and num_layers must be at "
+                f"least 1 (got {self.hidden_size}, {self.vocab_size}, {self.context_length} and "
+                f"{self.num_layers}). Correct config.json."
             )
         if self.attention is not None and self.memory is not None:
             raise ConfigError(
-                "recurrent: expected attention or a memory, got both. Leave one of them out."
+                "recurrent: attention and memory exclude each other. Leave one of them out."
             )
         if self.cell == "feed_forward" and self.memory is None:
             raise ConfigError(
-                "cell: expected rnn, gru or lstm where there is no memory, got feed_forward, "
-                "which remembers nothing. Choose another, or give it a memory."
+                "cell: feed_forward needs a memory. Add one, or choose rnn, gru or lstm."
             )

@@ -1,4 +1,4 @@
-"""Hugging Face's names of activations, and ours."""
+"""Published names of activations."""
 
 from ortolan.modeling.config import Activation
 from ortolan.modeling.errors import ConfigError
@@ -17,29 +17,29 @@ NAMES: dict[str, Activation] = {
 
 
 def read_activation(name: str) -> Activation:
-    """Our name of an activation.
+    """Our name of a published activation.
 
     Raises:
-        ConfigError: an activation that Ortolan does not have.
+        ConfigError: Ortolan does not have this activation.
     """
     if name not in NAMES:
         raise ConfigError(
-            f"config.json: expected an activation of {', '.join(NAMES)}, got {name!r}. "
+            f"config.json: the activation must be one of {', '.join(NAMES)} (got {name!r}). "
             "This checkpoint cannot be loaded faithfully."
         )
     return NAMES[name]
 
 
 def write_activation(activation: str) -> str:
-    """Hugging Face's name, the first that `NAMES` has for it.
+    """The published name of an activation: the first in `NAMES`.
 
     Raises:
-        ConfigError: an activation that only one family has.
+        ConfigError: only one family has this activation.
     """
     for name, ours in NAMES.items():
         if ours == activation:
             return name
     raise ConfigError(
-        f"feed_forward: expected an activation of {', '.join(NAMES)}, got {activation}. "
-        "Save it as another family."
+        f"feed_forward: the activation must be one of {', '.join(NAMES)} (got {activation}). "
+        "Save the model as another family."
     )

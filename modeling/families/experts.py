@@ -6,6 +6,7 @@ from typing import Any
 
 from ortolan.modeling.config import DecoderConfig, MixtureConfig
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import llama
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
@@ -50,6 +51,25 @@ def shared(place: str) -> Table:
         f"{_LAYER}{place}.{part}_proj.weight": Target(f"{_OURS}.shared.{part}.weight")
         for part in ("gate", "up", "down")
     }
+
+
+QWEN3_MOE_WEIGHTS: Table = {
+    **llama.WEIGHTS,
+    **llama.QUERY_KEY_NORMS,
+    **router("mlp.gate.weight"),
+    **apart("mlp.experts"),
+}
+
+MIXTRAL_EXPERTS: Table = {
+    **router("block_sparse_moe.gate.weight"),
+    **apart("block_sparse_moe.experts", gate="w1", up="w3", down="w2"),
+}
+
+SIGMOID_WEIGHTS: Table = {
+    **QWEN3_MOE_WEIGHTS,
+    **shared("mlp.shared_experts"),
+    **selection_bias("mlp.gate.e_score_correction_bias"),
+}
 
 
 def with_experts(

@@ -1,7 +1,7 @@
-"""Keys of published configs that do not change what a model computes, with where each comes from.
+"""Keys of published configs that do not change what a model computes, and their sources.
 
-A family reads its own keys first: these tables are for what it leaves unread. What is in neither
-may matter, and is an error (`ortolan.modeling.families.reader`).
+They apply to keys that the family did not read. Any other key may matter, and is an error
+(`ortolan.modeling.families.reader`).
 """
 
 _BASE = """
@@ -74,20 +74,20 @@ _BY_WEIGHTS = """
 SOURCES: dict[str, frozenset[str]] = {
     source: frozenset(keys.split())
     for source, keys in {
-        "transformers: configuration_utils.py, of versions 2 to 5": _BASE,
+        "transformers: configuration_utils.py, versions 2 to 5": _BASE,
         "transformers: generation/configuration_utils.py; once in config.json": _GENERATION,
-        "tokenizers and processors: ids and texts with a meaning to them": _TOKENS,
-        "transformers: dropout, first values and losses, which only training has": _TRAINING,
-        "transformers: which of several kernels computes the same": _KERNELS,
+        "tokenizers and processors: their ids and strings": _TOKENS,
+        "transformers: dropout, initial values and losses, for training only": _TRAINING,
+        "transformers: choice between kernels that compute the same": _KERNELS,
         "training scripts: lengths that no computation reads": _LENGTHS,
         "transformers.js, transformers' reader of GGUF, sentence-transformers, unsloth": _TOOLS,
-        "transformers: the names of the weights say the same, and each is read": _BY_WEIGHTS,
+        "transformers: implied by the names of the weights, which are all read": _BY_WEIGHTS,
     }.items()
 }
-"""Where keys come from, and these keys."""
+"""Inert keys by their source."""
 
 INERT: frozenset[str] = frozenset().union(*SOURCES.values())
-"""Keys that change no forward pass of inference, whatever their value."""
+"""Keys that never change inference, whatever their value."""
 
 NEUTRAL: dict[str, object] = {
     "add_cross_attention": False,
@@ -107,13 +107,12 @@ NEUTRAL: dict[str, object] = {
     "use_qk_norm": False,
     "use_sliding_window": False,
 }
-"""Keys of switches and factors, and the value at which each does nothing.
+"""Switches and factors, with the value at which they do nothing.
 
-`attention_multiplier` is not among them: at 1 it leaves scores undivided, which is not the same as
-without it.
+`attention_multiplier` is not among them: at 1 it leaves scores unscaled, unlike its absence.
 """
 
 
 def is_inert(key: str, value: object) -> bool:
-    """Whether a key that no family reads changes nothing at this value; null is an absent key."""
+    """Whether an unread key changes nothing at this value; null counts as absent."""
     return value is None or key in INERT or (key in NEUTRAL and value == NEUTRAL[key])

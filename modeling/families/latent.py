@@ -12,6 +12,7 @@ from ortolan.modeling.config import DecoderConfig, LatentConfig, NormConfig
 from ortolan.modeling.families import llama
 from ortolan.modeling.families.decoder import DecoderFormat, altered, rms
 from ortolan.modeling.families.experts import (
+    SIGMOID_WEIGHTS,
     check_choice,
     read_mixture,
     read_mlp_kinds,
@@ -21,7 +22,6 @@ from ortolan.modeling.families.experts import (
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary
-from ortolan.modeling.families.sigmoid_mixtures import SIGMOID_WEIGHTS
 from ortolan.modeling.families.tables import linear, without
 from ortolan.modeling.weights import Entry, Table
 

@@ -11,7 +11,12 @@ from ortolan.modeling.config import DecoderConfig, LongRopeScaling, RotaryPositi
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import experts, granite, llama, llama_kin, olmo
 from ortolan.modeling.families.decoder import DecoderFormat, layer_norm, rms
-from ortolan.modeling.families.experts import read_mixture, with_experts
+from ortolan.modeling.families.experts import (
+    MIXTRAL_EXPERTS,
+    QWEN3_MOE_WEIGHTS,
+    read_mixture,
+    with_experts,
+)
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     FULL,
@@ -215,18 +220,6 @@ def _hunyuan_moe(hf: ConfigReader) -> DecoderConfig:
 
 
 _LLAMA = without(llama.WEIGHTS, ".mlp.")
-
-QWEN3_MOE_WEIGHTS: Table = {
-    **llama.WEIGHTS,
-    **llama.QUERY_KEY_NORMS,
-    **experts.router("mlp.gate.weight"),
-    **experts.apart("mlp.experts"),
-}
-
-MIXTRAL_EXPERTS: Table = {
-    **experts.router("block_sparse_moe.gate.weight"),
-    **experts.apart("block_sparse_moe.experts", gate="w1", up="w3", down="w2"),
-}
 
 _PHIMOE: Table = {
     **_LLAMA,

@@ -1,7 +1,7 @@
-"""Reads a Hugging Face `config.json` and notices the keys that were not read.
+"""Reads a Hugging Face `config.json`, and reports the keys that were not read.
 
-A key that is not understood may change what the model computes (a new kind of rope scaling,
-say), so it is an error, never dropped, unless it is known to be inert or accepted by name.
+An unknown key may change what the model computes (a new kind of rope scaling, say), so it is an
+error unless it is listed as inert or the caller accepts it by name.
 """
 
 import math
@@ -16,19 +16,20 @@ from ortolan.modeling.families.inert_keys import is_inert
 T = TypeVar("T")
 
 MAX_SIZE = 1 << 24
-"""Above every width, vocabulary and context that was ever published."""
+"""Bound of widths, vocabularies and contexts, above every published one."""
 
 MAX_LAYERS = 1 << 12
+"""Bound of the number of layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKeys:
-    """What became of the keys of a config; keys of an object in it are written `object.key`.
+    """The keys of a config by their fate; those of a nested object are written `object.key`.
 
     Attributes:
-        read: those that say what the model computes.
-        ignored: those that are known not to.
-        accepted: those that are unknown, and were accepted by name.
+        read: keys that define what the model computes.
+        ignored: keys that are known to change nothing.
+        accepted: unknown keys that the caller accepted by name.
     """
 
     read: tuple[str, ...]
@@ -41,10 +42,8 @@ class ConfigReader:
 
     Args:
         values: the parsed JSON object.
-
-    Attributes:
-        name: where it came from, for messages.
-        prefix: what the names of its keys begin with, for an object inside of a config.
+        name: the file, for messages.
+        prefix: of the names of its keys, for a nested object.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class ConfigReader:
                 )
             return default
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            # A number too large for a float is as wrong as one too large for JSON.
+            # A number that overflows a float is an error like infinity.
             value = float(value) if abs(value) < 1 << 1023 else math.inf
         if isinstance(value, float) and not math.isfinite(value):
             raise ConfigError(f"{self.name}: expected {key} to be finite, got {value}. Correct it.")
@@ -103,10 +102,10 @@ class ConfigReader:
     def size(
         self, key: str, default: int | EllipsisType | None = ..., *, most: int = MAX_SIZE
     ) -> int | None:
-        """The value of `key` as a number of something, from 1 to `most`; see `get`.
+        """The value of `key` as a size from 1 to `most`; see `get`.
 
         Raises:
-            ConfigError: absent without a default, or not such a number.
+            ConfigError: absent without a default, or not such a size.
         """
         if isinstance(default, EllipsisType):
             value: int | None = self.get(key, int)
@@ -125,20 +124,20 @@ class ConfigReader:
         return self.get(key, kind, None) if key in self else default
 
     def is_list(self, key: str) -> bool:
-        """Whether there is a list under `key`."""
+        """Whether the value of `key` is a list."""
         return isinstance(self._values.get(key), list)
 
     def is_text(self, key: str) -> bool:
-        """Whether there is a word under `key`, which counts as read then."""
+        """Whether the value of `key` is a string, which counts as read then."""
         if not isinstance(self._values.get(key), str):
             return False
         self._read.add(key)
         return True
 
     def nested(self, key: str) -> "ConfigReader | None":
-        """The object under `key` as a reader of its own; None where absent or null.
+        """A reader of the object under `key`; None if absent or null.
 
-        What is left unread of it is found by this reader's `finish`.
+        `finish` of this reader covers its keys too.
         """
         values = self.get(key, dict, None)
         if values is None:
@@ -148,7 +147,7 @@ class ConfigReader:
         return self._nested.setdefault(key, inner)
 
     def token_ids(self, key: str) -> tuple[int, ...]:
-        """The ids under `key`, which Hugging Face writes as null, a number or a list."""
+        """The ids under `key`: null, a number or a list."""
         self._read.add(key)
         value = self._values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
@@ -172,10 +171,10 @@ class ConfigReader:
         return tuple(map(float, values))
 
     def architecture(self, *known: str) -> str:
-        """The class whose weights these are, which says what head the model has.
+        """The model class in `architectures`, which determines the head.
 
         Raises:
-            ConfigError: not exactly one, or none of those known.
+            ConfigError: not exactly one class, or another than `known`.
         """
         names = self.get("architectures", list, [])
         if len(names) != 1 or names[0] not in known:
@@ -186,7 +185,7 @@ class ConfigReader:
         return str(names[0])
 
     def refuse(self, key: str) -> None:
-        """Raise ConfigError if a switch is on that changes the model in a way unknown to us."""
+        """Raise ConfigError if a switch is on that changes the model in an unsupported way."""
         if self.get(key, bool, False):
             raise ConfigError(
                 f"{self.name}: expected {key} false, got true. "
@@ -194,7 +193,7 @@ class ConfigReader:
             )
 
     def require(self, key: str) -> None:
-        """Raise ConfigError if a switch is off without which the model is unknown to us."""
+        """Raise ConfigError if a switch is off that every supported model has on."""
         if not self.get(key, bool, True):
             raise ConfigError(
                 f"{self.name}: expected {key} true, got false. "
@@ -202,22 +201,21 @@ class ConfigReader:
             )
 
     def skip(self, *keys: str) -> None:
-        """Declare keys that this family knows to be irrelevant."""
+        """Declare keys that change nothing in this family."""
         self._skipped.update(keys)
 
     def understood(self, *keys: str) -> None:
-        """Declare keys that something else than this reader has read."""
+        """Declare keys that were read elsewhere."""
         self._read.update(key for key in keys if not is_inert(key, self._values.get(key)))
 
     def finish(self, accept_unknown: Collection[str] = ()) -> ConfigKeys:
-        """What became of every key, those of nested objects included.
+        """The fate of every key, including those of nested objects.
 
         Args:
-            accept_unknown: keys to ignore although nothing is known of them.
+            accept_unknown: unknown keys to ignore.
 
         Raises:
-            ConfigError: a key was left unread that may matter; or one is accepted that is not
-                there, or that is understood.
+            ConfigError: a key that may matter was not read, or an accepted key is absent or known.
         """
         fates, unknown = dict(self._fates()), set(self.unknown())
         for key in accept_unknown:
@@ -237,11 +235,11 @@ class ConfigReader:
         )
 
     def unknown(self) -> tuple[str, ...]:
-        """The keys that were left unread, and that may matter."""
+        """The keys that were not read and may matter."""
         return tuple(sorted(key for key, fate in self._fates() if fate == "unknown"))
 
     def _fates(self) -> Iterator[tuple[str, Literal["read", "ignored", "unknown"]]]:
-        """What became of each key that has a value."""
+        """The fate of each key that has a value."""
         for key, value in self._values.items():
             name = f"{self._prefix}{key}"
             if value is None:
@@ -256,7 +254,7 @@ class ConfigReader:
                 yield name, "unknown"
 
     def _unknown(self, refused: list[str]) -> str:
-        """The message for keys whose effect is not known."""
+        """The message for unknown keys."""
         fates = dict(self._fates())
         read = [f"{key} {self._value(key)!r:.30}" for key, fate in fates.items() if fate == "read"]
         ignored = sum(fate == "ignored" for fate in fates.values())
@@ -268,7 +266,7 @@ class ConfigReader:
         )
 
     def _value(self, name: str) -> object:
-        """The value under a name that `finish` gives."""
+        """The value under a name that `finish` returns."""
         key = name.removeprefix(self._prefix)
         for outer, inner in self._nested.items():
             if key.startswith(f"{outer}."):

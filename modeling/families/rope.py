@@ -1,4 +1,4 @@
-"""Rotary positions as Hugging Face configs write them, both ways.
+"""Reads and writes the rotary positions of Hugging Face configs.
 
 Old configs have `rope_theta` and `rope_scaling`; since transformers 5 both are in
 `rope_parameters`.
@@ -20,7 +20,7 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "su", "yarn")
-"""Kinds of scaling by their published names; `su` is what the first Phi-3 called LongRoPE."""
+"""Published names of scalings; `su` is the name of LongRoPE in the first Phi-3."""
 
 
 def read_rotary(
@@ -38,30 +38,30 @@ def read_rotary(
     Args:
         hf: the config.
         head_dim: channels of a head.
-        context_length: tokens that fit.
-        theta: the base where the config has none.
-        fraction: of a head's channels that are rotated where the config does not say.
-        interleaved: whether the family turns neighbouring channels.
-        backward: whether it turns them the other way.
+        context_length: see `StackConfig`.
+        theta: default base of the wavelengths.
+        fraction: default share of a head's channels that is rotated.
+        interleaved: see `RotaryPositions`.
+        backward: see `RotaryPositions`.
 
     Raises:
         ConfigError: a kind of scaling that Ortolan does not have.
     """
-    # A config with both is ambiguous: the second stays unread, which is an error.
+    # If a config has both, the second stays unread, which is an error.
     rope = hf.nested("rope_scaling") or hf.nested("rope_parameters") or ConfigReader({})
-    # Keys beside the scaling are the defaults of those in it.
+    # Keys next to the scaling are the defaults of those in it.
     theta = rope.get("rope_theta", float, hf.get("rope_theta", float, theta))
     fraction = hf.get("partial_rotary_factor", float, fraction)
     fraction = rope.get("partial_rotary_factor", float, fraction)
     if not 0 < fraction <= 1:
         raise ConfigError(
-            f"config.json: expected partial_rotary_factor above 0 and up to 1, got {fraction}. "
+            f"{hf.name}: partial_rotary_factor must be above 0 and up to 1 (got {fraction}). "
             "Correct it."
         )
     return RotaryPositions(
         dim=int(head_dim * fraction),
         theta=theta,
-        # A length beside the scaling goes before the one in it.
+        # A length next to the scaling takes precedence over the one in it.
         scaling=_read_scaling(
             rope, context_length, hf.size("original_max_position_embeddings", None)
         ),
@@ -79,28 +79,28 @@ def read_rotaries(
 ) -> dict[str, RotaryPositions]:
     """The rotary positions of each kind of layer.
 
-    Since transformers 5 `rope_parameters` has an object for each kind. Before, each kind had a key
-    for its base, and a scaling was that of the first kind alone.
+    Since transformers 5, `rope_parameters` has an object for each kind. Before, each kind had a key
+    for its base, and a scaling was for the first kind alone.
 
     Args:
         hf: the config.
-        kinds: by its name, the key of the base and the base where the config has none.
+        kinds: for each kind, the key of its base, and the default base.
         head_dim: channels of a head, all of which are rotated.
-        context_length: tokens that fit.
+        context_length: see `StackConfig`.
 
     Raises:
         ConfigError: a kind of scaling that Ortolan does not have.
     """
     scaling, parameters = hf.nested("rope_scaling"), hf.nested("rope_parameters")
-    found = {}
+    rotaries = {}
     for place, (kind, (key, default)) in enumerate(kinds.items()):
         own = parameters.nested(kind) if parameters else scaling if place == 0 else None
         rope = own or ConfigReader({})
         theta = rope.get("rope_theta", float, hf.get(key, float, default))
-        found[kind] = RotaryPositions(
+        rotaries[kind] = RotaryPositions(
             dim=head_dim, theta=theta, scaling=_read_scaling(rope, context_length)
         )
-    return found
+    return rotaries
 
 
 def _read_scaling(
@@ -110,7 +110,7 @@ def _read_scaling(
     rope.skip("type")
     if kind not in KINDS:
         raise ConfigError(
-            f"rope_scaling: expected one of {', '.join(KINDS)}, got {kind!r}. "
+            f"rope_scaling: rope_type must be one of {', '.join(KINDS)} (got {kind!r}). "
             "This checkpoint cannot be loaded faithfully."
         )
     if kind == "default":
@@ -123,7 +123,7 @@ def _read_scaling(
     if kind == "linear":
         return LinearScaling(factor=factor)
     if kind == "dynamic":
-        # transformers ignores the original length here, so a faithful reader does too.
+        # transformers ignores the original length here.
         return DynamicNTKScaling(factor=factor, original_context=context_length)
     if kind == "llama3":
         return Llama3Scaling(
@@ -143,7 +143,7 @@ def _read_scaling(
 
 
 def _read_longrope(rope: ConfigReader, context_length: int, original: int) -> LongRopeScaling:
-    """Both lists of factors; the magnitude is what the paper recommends, if not given."""
+    """Both lists of factors; the default magnitude is the paper's recommendation."""
     stretch = rope.get("factor", float, context_length / original)
     recommended = 1.0
     if stretch > 1:
@@ -157,7 +157,7 @@ def _read_longrope(rope: ConfigReader, context_length: int, original: int) -> Lo
 
 
 def _yarn_attention_factor(rope: ConfigReader, factor: float) -> float:
-    """The paper's recommendation, unless the config says otherwise."""
+    """The config's value, or the paper's recommendation."""
 
     def recommended(weight: float) -> float:
         return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
@@ -182,7 +182,7 @@ def write_rotary(positions: RotaryPositions, *, head_dim: int) -> dict[str, obje
             keys["rope_scaling"] = {"rope_type": "linear", "factor": scaling.factor}
         case DynamicNTKScaling() as scaling:
             keys["rope_scaling"] = {"rope_type": "dynamic", "factor": scaling.factor}
-            # The length from which this kind stretches is the config's own.
+            # This kind stretches from the config's own length on.
             keys["max_position_embeddings"] = scaling.original_context
         case Llama3Scaling() as scaling:
             keys["rope_scaling"] = {

@@ -8,6 +8,9 @@ from ortolan.modeling.config import DecoderConfig, NoPositions
 from ortolan.modeling.families import experts, llama
 from ortolan.modeling.families.decoder import DecoderFormat, rms
 from ortolan.modeling.families.experts import (
+    MIXTRAL_EXPERTS,
+    QWEN3_MOE_WEIGHTS,
+    SIGMOID_WEIGHTS,
     read_mixture,
     read_mlp_kinds,
     read_sigmoid_mixture,
@@ -17,13 +20,12 @@ from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     FULL,
     SLIDING,
+    every,
     layers_of,
     read_layer_kinds,
     read_window,
     windows_of,
 )
-from ortolan.modeling.families.mixtures import MIXTRAL_EXPERTS, QWEN3_MOE_WEIGHTS
-from ortolan.modeling.families.olmo import exaone_kinds
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table
 
@@ -67,7 +69,12 @@ def _solar_open(hf: ConfigReader) -> DecoderConfig:
 
 def _exaone_moe(hf: ConfigReader) -> DecoderConfig:
     layers, window = layers_of(hf), read_window(hf, 4096)
-    kinds = read_layer_kinds(hf, exaone_kinds(hf, window))
+    default = [FULL] * layers
+    if "layer_types" in hf or window is None:
+        hf.skip("sliding_window_pattern")
+    else:
+        default = every(hf, hf.size("sliding_window_pattern", 4))
+    kinds = read_layer_kinds(hf, default)
     config = DecoderFormat(
         query_key_norm=True,
         windows=windows_of(kinds, window),
@@ -96,21 +103,14 @@ def _minimax_m2(hf: ConfigReader) -> DecoderConfig:
     return with_experts(config, mixture)
 
 
-_ROUTED: Table = {**QWEN3_MOE_WEIGHTS, **experts.shared("mlp.shared_experts")}
-
-SIGMOID_WEIGHTS: Table = {
-    **_ROUTED,
-    **experts.selection_bias("mlp.gate.e_score_correction_bias"),
-}
-
-
 def _glm4_moe_weights(config: DecoderConfig) -> Table:
     # Layers after the last one predict further tokens, for drafts.
     return {**SIGMOID_WEIGHTS, f"model.layers.{len(config.blocks)}.*": None}
 
 
 _EXAONE_MOE_WEIGHTS: Table = {
-    **_ROUTED,
+    **QWEN3_MOE_WEIGHTS,
+    **experts.shared("mlp.shared_experts"),
     **experts.selection_bias("mlp.e_score_correction_bias"),
     # A layer that predicts a further token, for drafts.
     "mtp.*": None,

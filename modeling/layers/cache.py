@@ -13,7 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ortolan.modeling.config import AttentionConfig, DecoderConfig, Mixer
+from ortolan.modeling.config.block import AttentionConfig, Mixer
+from ortolan.modeling.config.model import DecoderConfig
 from ortolan.modeling.layers.sizes import is_one
 
 

@@ -9,6 +9,7 @@ rendered, and the text around its name and arguments is the frame of every call:
 
 import re
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
 from ortolan.runtime.chat.call_syntax import json_calls, pair_calls, python_calls, xml_calls
@@ -103,8 +104,8 @@ def frame_of(template: "ChatTemplate", form: Format) -> Frame:
 
 def common_start(one: str, other: str) -> str:
     """Return the longest common prefix."""
-    pairs = enumerate(zip(one, other, strict=False))
-    return one[: next((n for n, (a, b) in pairs if a != b), min(len(one), len(other)))]
+    pairs = zip(one, other, strict=False)
+    return "".join(a for a, _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 class _Probe:
@@ -146,6 +147,7 @@ class _Probe:
         if match is None or not none:
             return None
         first, equals, following, _, last = match.groups()
+        # what an empty call ends with too comes after the arguments
         after = common_start(last[::-1], none[::-1])[::-1].lstrip(">")
         pairs = Pairs(
             first=first,
@@ -169,6 +171,7 @@ class _Probe:
 
     def _rendered(self, arguments: list[dict[str, Any]]) -> str:
         """The calls as the template shows them, from the first marker on; empty if it does not."""
+        # Mistral's templates require ids of nine letters; Kimi's write the id in place of the name
         for ids in ((ID, "probe4567"), (f"functions.{NAME}:0", f"functions.{NAME}:1")):
             calls = [
                 {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": own}}

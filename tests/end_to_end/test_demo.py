@@ -1,4 +1,4 @@
-"""What a newcomer types first, in a fresh clone with nothing set up."""
+"""`make demo` in a fresh clone, before anything is set up."""
 
 import os
 import shutil
@@ -15,10 +15,9 @@ REPOSITORY = Path(__file__).parents[2]
 def test_demo_of_a_fresh_clone_exports_verifies_writes_and_measures(tmp_path: Path) -> None:
     clone = tmp_path / "ortolan"
     subprocess.run(["git", "clone", "--quiet", str(REPOSITORY), str(clone)], check=True)
-    # Without the settings of this run's own environment.
-    kept = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
+    env = {name: os.environ[name] for name in ("PATH", "HOME") if name in os.environ}
     done = subprocess.run(
-        ["make", "demo"], cwd=clone, env=kept, capture_output=True, text=True, check=False
+        ["make", "demo"], cwd=clone, env=env, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
     assert "verdict" in done.stdout

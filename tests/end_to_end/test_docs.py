@@ -30,9 +30,9 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 NOT_RUN = {
     "pip install": "installs; tests/cli/test_install.py does it in a virtual environment",
-    "ortolan train": "takes an hour; tests/modeling/training trains smaller recipes",
+    "ortolan train": "needs an hour; tests/modeling/training trains smaller recipes",
 }
-"""Commands that other tests run, and why not here."""
+"""Commands that are not run here, and why."""
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -89,7 +89,7 @@ def defined(path: Path) -> set[str]:
 def test_files_and_functions_that_the_document_names_exist(document: str) -> None:
     text = (REPOSITORY / document).read_text()
     if "Superseded by" in text:
-        return  # about code that is gone
+        return  # its code is gone
     for path, name in NAMED.findall(text):
         assert (REPOSITORY / path).is_file(), path
         assert not name or name in defined(REPOSITORY / path), f"{path}:{name}"
@@ -116,8 +116,8 @@ def test_picture_of_the_architecture_has_the_rooms_of_the_contracts_floor_by_flo
 
 
 @pytest.mark.parametrize("document", SHOWN)
-def test_commands_of_the_document_are_understood(document: str) -> None:
-    made: set[str] = set()
+def test_commands_of_the_document_parse(document: str) -> None:
+    exported: set[str] = set()
     for name, *words in commands(document):
         if name != "ortolan":
             assert name in {"python", "pip"}, f"{name}: run by no test"
@@ -129,19 +129,17 @@ def test_commands_of_the_document_are_understood(document: str) -> None:
             if str(source).startswith("models/"):
                 assert (REPOSITORY / source).exists(), words
         if words[0] == "export":
-            made.add(str(parsed["out"]))
+            exported.add(str(parsed["out"]))
         bundle = str(parsed.get("bundle") or parsed.get("path"))
-        is_known = bundle in {"None", *made} or bundle.startswith("models/")
-        assert is_known, f"{words}: of a bundle not made before"
+        is_known = bundle in {"None", *exported} or bundle.startswith("models/")
+        assert is_known, f"{words}: the document exports no such bundle before"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("document", SHOWN)
-def test_everything_that_the_document_shows_runs_as_it_stands(
-    document: str, workspace: Path
-) -> None:
+def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
     for name, *words in commands(document):
-        if any(" ".join([name, *words]).startswith(known) for known in NOT_RUN):
+        if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
             continue
         execute([name, *words], workspace)
     for program in blocks(document, "python"):
@@ -164,7 +162,7 @@ def test_everything_that_the_document_shows_runs_as_it_stands(
         ),
     ],
 )
-def test_a_port_of_the_guide_computes_what_the_model_does(
+def test_a_ported_module_computes_what_the_original_does(
     package: str, original: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
@@ -175,7 +173,7 @@ def test_a_port_of_the_guide_computes_what_the_model_does(
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setattr(ortolan, "export", lambda module, *_, **__: ported.append(module))
     programs = blocks("docs/guides/own-modules.md", "python")
-    (program,) = [each for each in programs if f"\nfrom {package} import" in f"\n{each}"]
+    (program,) = [p for p in programs if f"\nfrom {package} import" in f"\n{p}"]
     names: dict[str, Any] = {}
     torch.manual_seed(0)
     exec(program, names)
@@ -183,7 +181,7 @@ def test_a_port_of_the_guide_computes_what_the_model_does(
     model = eval(original, names)
     ids = torch.randint(96, (2, 20))
     with torch.no_grad():
-        want = model.eval()(ids)
+        expected = model.eval()(ids)
         got = ported[0].eval()(ids, ortolan.State.whole())
-    want = want[0] if isinstance(want, tuple) else want
-    torch.testing.assert_close(got[:, -want.shape[1] :], want)
+    expected = expected[0] if isinstance(expected, tuple) else expected
+    torch.testing.assert_close(got[:, -expected.shape[1] :], expected)

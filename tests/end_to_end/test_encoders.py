@@ -1,7 +1,7 @@
-"""Encoders from a Hugging Face checkpoint to labels, vectors and maps, beside transformers."""
+"""Encoders from a Hugging Face checkpoint to labels, vectors and maps, like transformers."""
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from ortolan.modeling.config import EmbeddingHead
 from ortolan.runtime.attention_maps import attention_maps
 
 V = 97
-"""Ids of the tokenizer."""
+"""Vocabulary of the tokenizer."""
 
 TEXTS = ["def main(", "a", "for x in range(10): print(x)", "import os", "x = 1", "return", "def f("]
 
@@ -43,7 +43,7 @@ CASES = {
     "sentences": EncoderCase(architecture="BertModel", values=BERT | {"vocab_size": V} | ONE_LAYER),
     "roberta": EncoderCase(
         architecture="RobertaForSequenceClassification",
-        # transformers moves positions by this id, wherever it is
+        # transformers adds this id to every position
         values=ROBERTA | THREE_LABELS | {"vocab_size": V, "pad_token_id": 0} | ONE_LAYER,
     ),
     "distilbert": EncoderCase(
@@ -74,7 +74,7 @@ CASES = {
 WITH_MAPS = ("bert", "vit", "marian", "gpt2")
 
 Loaded = tuple[Path, Any]
-"""A bundle, and the model of transformers."""
+"""A bundle and its reference in transformers."""
 
 
 def image_processor() -> Any:
@@ -89,21 +89,20 @@ def image_processor() -> Any:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
-    """Bundles of `CASES`, each made once."""
+    """Export a case, once."""
 
     @cache
     def export(name: str) -> Loaded:
         checkpoint = tmp_path_factory.mktemp(name)
-        model = CASES[name].reference()
-        model.save_pretrained(checkpoint)
+        CASES[name].reference().save_pretrained(checkpoint)
         if name == "vit":
             image_processor().save_pretrained(checkpoint)
         else:
-            made = tokenizer()
-            made.post_processor = processors.TemplateProcessing(
+            with_ends = tokenizer()
+            with_ends.post_processor = processors.TemplateProcessing(
                 single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
             )
-            made.save(str(checkpoint / "tokenizer.json"))
+            with_ends.save(str(checkpoint / "tokenizer.json"))
         if name == "sentences":
             write_sentence_head(checkpoint, EmbeddingHead(pooling=("mean",), normalised=True), 32)
         out = checkpoint / "bundle"
@@ -117,161 +116,117 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded
     return export
 
 
+@pytest.fixture(autouse=True)
+def no_grad() -> Iterable[None]:
+    with torch.no_grad():
+        yield
+
+
+def encoder(path: Path) -> ortolan.Encoder:
+    return ortolan.load(path, ortolan.Encoder, threads=1)
+
+
 def ids_of(text: str) -> torch.Tensor:
     return torch.tensor([[1, *tokenizer().encode(text).ids, 2]])
 
 
-def assert_close(got: Any, expected: torch.Tensor) -> None:
-    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-4, atol=1e-5)
+def pixels_of(image: Image.Image) -> torch.Tensor:
+    pixels: torch.Tensor = image_processor()(image, return_tensors="pt")["pixel_values"]
+    return pixels
+
+
+def assert_close(got: Any, expected: torch.Tensor, atol: float = 1e-5) -> None:
+    np.testing.assert_allclose(got, expected.numpy(), rtol=1e-4, atol=atol)
+
+
+def assert_classified(path: Path, reference: Any, inputs: list[Any], tensors: list[Any]) -> None:
+    labels = reference.config.id2label
+    for result, tensor in zip(encoder(path).classify(inputs), tensors, strict=True):
+        probabilities = reference(tensor).logits[0].softmax(-1)
+        assert result.label == labels[int(probabilities.argmax())]
+        assert_close([result.probabilities[labels[index]] for index in range(3)], probabilities)
 
 
 @pytest.mark.parametrize("name", ["bert", "roberta"])
-@torch.no_grad()
-def test_texts_are_classified_as_by_transformers(
-    exported: Callable[[str], Loaded], name: str
-) -> None:
-    path, reference = exported(name)
-
-    found = ortolan.load(path, ortolan.Encoder, threads=1).classify(TEXTS)
-
-    for text, one in zip(TEXTS, found, strict=True):
-        shares = reference(ids_of(text)).logits[0].softmax(-1)
-        labels = reference.config.id2label
-        assert one.label == labels[int(shares.argmax())]
-        assert_close([one.probabilities[labels[index]] for index in range(3)], shares)
+def test_texts_are_classified(exported: Callable[[str], Loaded], name: str) -> None:
+    assert_classified(*exported(name), TEXTS, [ids_of(text) for text in TEXTS])
 
 
-@torch.no_grad()
-def test_sentences_are_embedded_as_by_mean_pooling(exported: Callable[[str], Loaded]) -> None:
+def test_image_files_are_classified(exported: Callable[[str], Loaded], tmp_path: Path) -> None:
+    random, files, tensors = np.random.default_rng(0), [], []
+    for index, size in enumerate([(8, 8), (31, 17), (5, 40)]):
+        files.append(tmp_path / f"{index}.png")
+        Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8)).save(files[-1])
+        with Image.open(files[-1]) as image:
+            tensors.append(pixels_of(image))
+    assert_classified(*exported("vit"), files, tensors)
+
+
+def test_sentences_are_embedded_by_mean_pooling(exported: Callable[[str], Loaded]) -> None:
     path, reference = exported("sentences")
-
-    vectors = ortolan.load(path, ortolan.Encoder, threads=1).embed(TEXTS)
-
-    for text, vector in zip(TEXTS, vectors, strict=True):
+    for text, vector in zip(TEXTS, encoder(path).embed(TEXTS), strict=True):
         mean = reference(ids_of(text)).last_hidden_state[0].mean(0)
         assert_close(vector, mean / mean.norm())
 
 
-@torch.no_grad()
-def test_states_are_those_of_transformers(exported: Callable[[str], Loaded]) -> None:
+def test_states_equal_those_of_transformers(exported: Callable[[str], Loaded]) -> None:
     path, reference = exported("distilbert")
-
-    states = ortolan.load(path, ortolan.Encoder, threads=1).states(TEXTS)
-
-    for text, rows in zip(TEXTS, states, strict=True):
-        np.testing.assert_allclose(
-            rows, reference(ids_of(text)).last_hidden_state[0].numpy(), rtol=1e-4, atol=1e-4
-        )
+    for text, rows in zip(TEXTS, encoder(path).states(TEXTS), strict=True):
+        assert_close(rows, reference(ids_of(text)).last_hidden_state[0], atol=1e-4)
 
 
-@torch.no_grad()
-def test_image_files_are_classified_as_by_transformers(
-    exported: Callable[[str], Loaded], tmp_path: Path
+@pytest.mark.parametrize(("name", "side"), [("bert", "encoder"), ("gpt2", "decoder")])
+def test_maps_of_a_text_equal_those_of_transformers(
+    exported: Callable[[str], Loaded], name: str, side: str
 ) -> None:
-    path, reference = exported("vit")
-    random = np.random.default_rng(0)
-    files = []
-    for index, size in enumerate([(8, 8), (31, 17), (5, 40)]):
-        files.append(tmp_path / f"{index}.png")
-        Image.fromarray(random.integers(0, 256, (*size, 3), np.uint8)).save(files[-1])
-
-    found = ortolan.load(path, ortolan.Encoder, threads=1).classify(files)
-
-    for file, one in zip(files, found, strict=True):
-        with Image.open(file) as image:
-            pixels = image_processor()(image, return_tensors="pt")["pixel_values"]
-        shares = reference(pixels).logits[0].softmax(-1)
-        labels = reference.config.id2label
-        assert_close([one.probabilities[labels[index]] for index in range(3)], shares)
+    path, reference = exported(name)
+    maps = attention_maps(path, "x = 1", threads=1)
+    expected = reference(ids_of("x = 1"), output_attentions=True).attentions
+    assert list(maps.maps) == [f"{side}.{layer}.self" for layer in range(len(expected))]
+    for got, shares in zip(maps.maps.values(), expected, strict=True):
+        assert_close(got, shares[0])
+    assert len(maps.keys[f"{side}.0.self"]) == expected[0].shape[-1]
+    assert maps.queries[f"{side}.0.self"][0] == "<s>"
+    if side == "decoder":
+        assert np.triu(maps.maps["decoder.1.self"], 1).max() == 0
 
 
-# --- maps -------------------------------------------------------------------------------------
-
-
-def assert_same(found: Any, expected: dict[str, torch.Tensor]) -> None:
-    assert list(found.maps) == list(expected)
-    for name, shares in expected.items():
-        assert_close(found.maps[name], shares[0])
-
-
-@torch.no_grad()
-def test_maps_of_a_text_are_those_of_transformers(exported: Callable[[str], Loaded]) -> None:
-    path, reference = exported("bert")
-
-    found = attention_maps(path, "x = 1", threads=1)
-
-    maps = reference(ids_of("x = 1"), output_attentions=True).attentions
-    assert_same(found, {f"encoder.{layer}.self": shares for layer, shares in enumerate(maps)})
-    assert len(found.keys["encoder.0.self"]) == maps[0].shape[-1]
-
-
-@torch.no_grad()
-def test_maps_of_a_decoder_are_those_of_transformers(exported: Callable[[str], Loaded]) -> None:
-    path, reference = exported("gpt2")
-
-    found = attention_maps(path, "x = 1", threads=1)
-
-    maps = reference(ids_of("x = 1"), output_attentions=True).attentions
-    assert_same(found, {f"decoder.{layer}.self": shares for layer, shares in enumerate(maps)})
-    assert found.queries["decoder.0.self"][0] == "<s>"
-    assert np.triu(found.maps["decoder.1.self"], 1).max() == 0
-
-
-@torch.no_grad()
-def test_maps_of_an_image_are_those_of_transformers(exported: Callable[[str], Loaded]) -> None:
+def test_maps_of_an_image_equal_those_of_transformers(exported: Callable[[str], Loaded]) -> None:
     path, reference = exported("vit")
     image = np.random.default_rng(0).integers(0, 256, (8, 8, 3), np.uint8)
-
-    found = attention_maps(path, image, threads=1)
-
-    pixels = image_processor()(Image.fromarray(image), return_tensors="pt")["pixel_values"]
-    maps = reference(pixels, output_attentions=True).attentions
-    assert_same(found, {f"encoder.{layer}.self": shares for layer, shares in enumerate(maps)})
-    assert found.keys["encoder.0.self"][-1] == "16"
+    maps = attention_maps(path, image, threads=1)
+    expected = reference(pixels_of(Image.fromarray(image)), output_attentions=True).attentions
+    assert list(maps.maps) == [f"encoder.{layer}.self" for layer in range(len(expected))]
+    for got, shares in zip(maps.maps.values(), expected, strict=True):
+        assert_close(got, shares[0])
+    assert maps.keys["encoder.0.self"][-1] == "16"
 
 
 @pytest.mark.slow  # the numbers: tests/export/test_families.py
-@torch.no_grad()
-def test_maps_of_a_translation_name_what_is_read_and_what_is_written(
-    exported: Callable[[str], Loaded],
-) -> None:
+def test_maps_of_a_translation_name_source_and_target(exported: Callable[[str], Loaded]) -> None:
     path, reference = exported("marian")
-
-    found = attention_maps(path, "x = 1", target=[5, 6, 2], threads=1)
-
+    maps = attention_maps(path, "x = 1", target=[5, 6, 2], threads=1)
     start = reference.config.decoder_start_token_id
-    done = reference(
-        ids_of("x = 1"),
-        decoder_input_ids=torch.tensor([[start, 5, 6]]),
-        output_attentions=True,
-    )
-    for side, kind, maps in (
-        ("encoder", "self", done.encoder_attentions),
-        ("decoder", "self", done.decoder_attentions),
-        ("decoder", "cross", done.cross_attentions),
+    target = torch.tensor([[start, 5, 6]])
+    outputs = reference(ids_of("x = 1"), decoder_input_ids=target, output_attentions=True)
+    for name, expected in (
+        ("encoder.{}.self", outputs.encoder_attentions),
+        ("decoder.{}.self", outputs.decoder_attentions),
+        ("decoder.{}.cross", outputs.cross_attentions),
     ):
-        for layer, shares in enumerate(maps):
-            assert_close(found.maps[f"{side}.{layer}.{kind}"], shares[0])
-    names = tokenizer()
-    five, six = names.id_to_token(5), names.id_to_token(6)
-    assert found.queries["decoder.0.cross"] == (five, six, "</s>")
-    assert found.queries["decoder.0.self"][1:] == (five, six)
-    assert found.keys["decoder.0.cross"] == found.keys["encoder.0.self"]
+        for layer, shares in enumerate(expected):
+            assert_close(maps.maps[name.format(layer)], shares[0])
+    five, six = map(tokenizer().id_to_token, (5, 6))
+    assert maps.queries["decoder.0.cross"] == (five, six, "</s>")
+    assert maps.queries["decoder.0.self"][1:] == (five, six)
+    assert maps.keys["decoder.0.cross"] == maps.keys["encoder.0.self"]
 
 
 @pytest.mark.slow  # as above
-@torch.no_grad()
-def test_target_that_is_not_given_is_what_the_model_writes(
-    exported: Callable[[str], Loaded],
-) -> None:
+def test_the_default_target_is_what_the_model_generates(exported: Callable[[str], Loaded]) -> None:
     path, reference = exported("marian")
-
-    found = attention_maps(path, "x = 1", threads=1)
-
-    written = reference.generate(ids_of("x = 1"), num_beams=1, do_sample=False, max_length=40)
-    count = written.shape[1] - 1
-    assert found.maps["decoder.0.cross"].shape[1] == count
-    maps = reference(
-        ids_of("x = 1"), decoder_input_ids=written[:, :-1], output_attentions=True
-    ).cross_attentions
-    assert_close(found.maps["decoder.0.cross"], maps[0][0])
+    cross = attention_maps(path, "x = 1", threads=1).maps["decoder.0.cross"]
+    target = reference.generate(ids_of("x = 1"), num_beams=1, do_sample=False, max_length=40)
+    assert cross.shape[1] == target.shape[1] - 1
+    outputs = reference(ids_of("x = 1"), decoder_input_ids=target[:, :-1], output_attentions=True)
+    assert_close(cross, outputs.cross_attentions[0][0])

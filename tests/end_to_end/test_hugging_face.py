@@ -1,6 +1,6 @@
-"""From a checkpoint that transformers wrote to tokens, against transformers itself.
+"""From a checkpoint of transformers to tokens, compared with transformers.
 
-The figures of each family are printed; `pytest -s` shows them.
+`pytest -s` shows the figures of each family.
 """
 
 from pathlib import Path
@@ -67,9 +67,9 @@ CONFIGS = {
 
 
 def random_model(family: str) -> PreTrainedModel:
-    """A model with weights large enough that its logits tell tokens apart."""
+    """A model whose weights are large enough for distinct logits."""
     torch.manual_seed(7)
-    auto: Any = AutoModelForCausalLM  # its classes carry no types
+    auto: Any = AutoModelForCausalLM  # untyped
     model: PreTrainedModel = auto.from_config(CONFIGS[family]).eval()
     for name, parameter in model.named_parameters():
         if parameter.dim() > 1:
@@ -88,10 +88,10 @@ def reference_logits(model: Any, ids: NDArray[np.int64]) -> NDArray[np.float32]:
 def same_but_near_ties(
     model: Any, prompt: NDArray[np.int64], ours: tuple[int, ...]
 ) -> tuple[int, int]:
-    """Tokens equal to transformers' greedy ones, and near ties after which texts part.
+    """Count tokens that equal transformers' greedy ones, and near ties.
 
-    After a near tie the two continuations are different texts, so what follows is judged by
-    the model's own logits behind our tokens.
+    After a near tie the two completions differ, so later tokens are compared with the logits of
+    transformers for our tokens.
     """
     with torch.inference_mode():
         output = model.generate(

@@ -1,4 +1,4 @@
-"""The trained model of this repository: real weights, real text."""
+"""models/pythonic: real weights, real text."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -44,7 +44,7 @@ def test_certificate_of_real_text_passes(portable: Bundle) -> None:
 
 
 def test_greedy_text_equals_hugging_face(portable: Bundle) -> None:
-    auto: Any = AutoModelForCausalLM  # its classes carry no types
+    auto: Any = AutoModelForCausalLM  # untyped
     reference = auto.from_pretrained(CHECKPOINT, dtype=torch.float32).eval()
     model = ortolan.load(portable.path)
     assert model.tokenizer is not None
@@ -54,7 +54,7 @@ def test_greedy_text_equals_hugging_face(portable: Bundle) -> None:
     print(f"pythonic: greedy {equal} of 256 equal, {ties} near ties")
 
 
-def test_portable_bundle_gives_the_same_tokens_in_onnx_reference(portable: Bundle) -> None:
+def test_a_portable_bundle_generates_the_same_tokens_in_onnx_reference(portable: Bundle) -> None:
     model = ortolan.load(portable.path)
     assert model.tokenizer is not None
     ids = list(model.tokenizer.encode(PROMPT))
@@ -64,18 +64,18 @@ def test_portable_bundle_gives_the_same_tokens_in_onnx_reference(portable: Bundl
 
 
 class CalibratedOnce:
-    """`calibrated_weights`, whose first result each later export of the same plan takes."""
+    """`calibrated_weights` that returns its first result again for exports of the same plan."""
 
     def __init__(self) -> None:
         self._plan: Mapping[str, Scheme] = {}
         self._weights: list[tuple[QuantizedWeight, tuple[Part, ...]]] = []
 
     def __call__(
-        self, model: Exportable, plan: Mapping[str, Scheme], inputs: Inputs, **given: Any
+        self, model: Exportable, plan: Mapping[str, Scheme], inputs: Inputs, **options: Any
     ) -> Iterator[QuantizedWeight]:
         if not self._weights:
-            found = calibrated_weights(model, plan, inputs, **given)
-            self._plan, self._weights = plan, [(each, tuple(each.parts)) for each in found]
+            weights = calibrated_weights(model, plan, inputs, **options)
+            self._plan, self._weights = plan, [(w, tuple(w.parts)) for w in weights]
         assert plan == self._plan
         for weight, parts in self._weights:
             yield replace(weight, parts=iter(parts))
@@ -83,7 +83,7 @@ class CalibratedOnce:
 
 @pytest.fixture(scope="module")
 def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
-    """The default of int4, by attention."""
+    """Default int4 bundles, by attention."""
     out = tmp_path_factory.mktemp("int4")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(find, "calibrated_weights", CalibratedOnce())
@@ -94,7 +94,7 @@ def int4(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Bundle]:
 
 
 @pytest.mark.slow  # calibrated on real text
-def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bundle]) -> None:
+def test_int4_is_calibrated_on_the_text_next_to_the_checkpoint(int4: dict[str, Bundle]) -> None:
     quantized = int4["fused"].manifest.quantized
     groups = {t.name: t.group for t in quantized}
     assert {t.method for t in quantized} == {"gptq"}
@@ -104,13 +104,13 @@ def test_int4_is_calibrated_on_the_text_beside_the_checkpoint(int4: dict[str, Bu
     assert measured.mean_kl is not None
     assert measured.perplexity is not None
     assert measured.reference_perplexity is not None
-    # Text that it was neither trained nor calibrated on.
+    # on text that it was neither trained nor calibrated on
     assert measured.mean_kl < 0.03
     assert measured.perplexity < 1.05 * measured.reference_perplexity
 
 
 @pytest.mark.slow  # calibrated on real text
-def test_portable_int4_gives_the_same_tokens(int4: dict[str, Bundle]) -> None:
+def test_portable_int4_generates_the_same_tokens(int4: dict[str, Bundle]) -> None:
     tokens = [
         ortolan.load(int4[kind].path).generate(PROMPT, max_new_tokens=256, ignore_eos=True).tokens
         for kind in ("fused", "portable")
@@ -120,7 +120,7 @@ def test_portable_int4_gives_the_same_tokens(int4: dict[str, Bundle]) -> None:
 
 @pytest.mark.slow  # as above
 @pytest.mark.parametrize("attention", get_args(Attention))
-def test_int4_gives_the_same_alone_and_among_others(
+def test_int4_is_bit_identical_alone_and_in_a_batch(
     int4: dict[str, Bundle], attention: str
 ) -> None:
     report = verify(int4[attention].path)
@@ -135,12 +135,12 @@ def test_portable_int4_runs_in_onnx_reference(int4: dict[str, Bundle]) -> None:
     ids = list(model.tokenizer.encode(PROMPT))
     expected = model.logits([*ids, ids[0]])[-2:]
     logits = np.stack(in_onnx_reference(int4["portable"], [ids, ids[:1]]))
-    # The kernel rounds activations to 8 bits, the standard operators do not.
+    # the kernel rounds activations to 8 bits, the standard operators do not
     np.testing.assert_allclose(logits, expected, atol=0.05 * np.abs(expected).max())
 
 
 def in_onnx_reference(bundle: Bundle, steps: list[list[int]]) -> list[Any]:
-    """Logits after each step, with nothing of onnxruntime: the onnx package alone."""
+    """Logits after each step, computed by the onnx package alone."""
     evaluator = ReferenceEvaluator(onnx.load(bundle.file("decoder.onnx")))
     states = bundle.manifest.states
     sizes = {"batch": 1, "capacity": 64}

@@ -1,4 +1,4 @@
-"""The trained models of models/, from their bundles: what their cards say must be true of these."""
+"""Bundles of the trained models in models/ are as accurate as their cards say."""
 
 import sys
 from pathlib import Path
@@ -33,8 +33,8 @@ PRECISIONS = ("fp32", pytest.param("int8", marks=pytest.mark.slow))
 def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
     held_out = digits.data.read().held_out
     ortolan.export(MODELS / "digits", tmp_path / "bundle", precision=precision)
-    named = ortolan.load(tmp_path / "bundle", Encoder).classify(list(held_out.pixels))
-    right = np.array([int(each.label) for each in named]) == held_out.labels
+    results = ortolan.load(tmp_path / "bundle", Encoder).classify(list(held_out.pixels))
+    right = np.array([int(result.label) for result in results]) == held_out.labels
     assert len(right) == 449
     assert right.mean() >= 0.97
 
@@ -44,15 +44,15 @@ def test_digits_are_named(precision: Precision, tmp_path: Path) -> None:
 def test_sentences_with_unseen_numbers_are_translated(precision: Precision, tmp_path: Path) -> None:
     held_out = numerals.data.read(pairs=1, held_out=100).held_out["numbers"]
     ortolan.export(MODELS / "numerals", tmp_path / "bundle", precision=precision)
-    done = ortolan.load(tmp_path / "bundle", Seq2Seq).generate([source for source, _ in held_out])
-    references = [target for _, target in held_out]
-    assert corpus_bleu([each.text for each in done], [references]).score >= 95
+    model = ortolan.load(tmp_path / "bundle", Seq2Seq)
+    texts = [completion.text for completion in model.generate([source for source, _ in held_out])]
+    assert corpus_bleu(texts, [[target for _, target in held_out]]).score >= 95
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(
     sys.version_info[:2] != (3, 11),
-    reason="another standard library: some of these files were learned from",
+    reason="other standard libraries contain files of the training data",
 )
 def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
     recipe = read_recipe(MODELS / "snippets" / "recipe.toml")
@@ -60,10 +60,10 @@ def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
     ortolan.export(MODELS / "snippets", tmp_path / "bundle")
     model = ortolan.load(tmp_path / "bundle", Encoder)
     labels = model.manifest.output.labels if model.manifest.output else ()
-    named = model.classify([text for text, _ in held_out], truncate=True)
-    right = [each.label == labels[label] for each, (_, label) in zip(named, held_out, strict=True)]
+    results = model.classify([text for text, _ in held_out], truncate=True)
+    right = [r.label == labels[label] for r, (_, label) in zip(results, held_out, strict=True)]
     card = msgspec.json.decode((MODELS / "snippets" / "training.json").read_bytes())
-    # Three standard deviations of a quarter of them.
+    # three standard deviations of a sample of this size
     leeway = 3 * (0.25 / len(right)) ** 0.5
     assert np.mean(right) == pytest.approx(card["held_out_accuracy"], abs=leeway)
 
@@ -76,15 +76,15 @@ def test_snippets_are_named_by_their_package(tmp_path: Path) -> None:
         for kind in ("attentive-rnn", "ntm", "transformer")
     ],
 )
-def test_prompts_are_answered_as_in_torch(task: str, kind: str, tmp_path: Path) -> None:
+def test_prompts_are_answered_as_in_pytorch(task: str, kind: str, tmp_path: Path) -> None:
     folder = MODELS / task / kind
     ortolan.export(folder, tmp_path / "bundle")
     bundle, model = ortolan.load(tmp_path / "bundle", Decoder), load(folder, TransformerModel)
     read = {"copying": copying.data.read, "sorting": sorting.data.read}[task]
     card = msgspec.json.decode((folder / "training.json").read_bytes())
     for name, pairs in read(texts=1, held_out=30).held_out.items():
-        done = bundle.generate([prompt for prompt, _ in pairs])
-        right = [each.text == answer for each, (_, answer) in zip(done, pairs, strict=True)]
+        completions = bundle.generate([prompt for prompt, _ in pairs])
+        right = [c.text == answer for c, (_, answer) in zip(completions, pairs, strict=True)]
         for (prompt, answer), is_right in zip(pairs, right, strict=True):
             ids = bundle.tokenizer.encode(f"{prompt} {answer}") if bundle.tokenizer else []
             answered = [*ids[-len(answer.split()) :], *bundle.manifest.tokens.eos]

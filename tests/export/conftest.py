@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.export import tiny_models
+from tests.export.models_of_kinds import write_plain_tokenizer, write_wrapping_tokenizer
 
 import ortolan
 from ortolan.modeling import DecoderModel
@@ -13,7 +14,7 @@ from ortolan.runtime import Bundle, load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A bundle, what it was made from, and what it has to compute."""
+    """A bundle, its source module, and the float32 reference."""
 
     module: DecoderModel
     reference: DecoderModel
@@ -28,10 +29,22 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer without special tokens around a text."""
+    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
+
+
+@pytest.fixture(scope="session")
+def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tokenizer that puts 1 before a text and 2 after it."""
+    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
+
+
+@pytest.fixture(scope="session")
 def exported(
     tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
 ) -> Callable[[str], Exported]:
-    """Bundles of `tiny_models.CASES`, each made once."""
+    """Exports a case of `tiny_models.CASES` once."""
 
     @cache
     def export(name: str) -> Exported:

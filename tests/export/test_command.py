@@ -11,12 +11,12 @@ from ortolan.export.options import Auto, ExportOptions, Int4, Int8
 
 
 class CalledError(Exception):
-    """In place of an export."""
+    """Replaces an export."""
 
 
 @pytest.fixture
 def called(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
-    """The arguments of the export that the command asks for."""
+    """Arguments of the export that the command starts."""
     given: dict[str, Any] = {}
 
     def export(source: Path, out: Path, **options: Any) -> None:
@@ -31,62 +31,31 @@ def run(*arguments: str) -> Any:
     return CliRunner().invoke(command, ["in", "out", *arguments])
 
 
-def flags(line: str) -> list[str]:
-    return line.split()
-
-
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], {"precision": "fp32", "device": "cpu", "force": False, "options": ExportOptions()}),
-        (["--precision", "fp16", "--device", "cuda"], {"precision": "fp16", "device": "cuda"}),
-        (["--precision", "int4"], {"precision": Int4()}),
+        ("", {"precision": "fp32", "device": "cpu", "force": False, "options": ExportOptions()}),
+        ("--precision fp16 --device cuda", {"precision": "fp16", "device": "cuda"}),
+        ("--precision int4", {"precision": Int4()}),
         (
-            [
-                "--precision",
-                "int4",
-                "--group-size",
-                "32",
-                "--method",
-                "rtn",
-                "--head-bits",
-                "8",
-                "--asymmetric",
-            ],
+            "--precision int4 --group-size 32 --method rtn --head-bits 8 --asymmetric",
             {"precision": Int4(group_size=32, method="rtn", head_bits=8, asymmetric=True)},
         ),
         (
-            [
-                "--precision",
-                "int8",
-                "--exclude",
-                "a*",
-                "--exclude",
-                "b",
-                "--calibration-sequences",
-                "3",
-            ],
+            "--precision int8 --exclude a* --exclude b --calibration-sequences 3",
             {"precision": Int8(exclude=("a*", "b"), calibration_sequences=3)},
         ),
-        (["--precision", "int8", "--head-bits", "8"], {"precision": Int8()}),
+        ("--precision int8 --head-bits 8", {"precision": Int8()}),
         (
-            flags("--precision auto --max-kl 0.05 --asymmetric --exclude a"),
+            "--precision auto --max-kl 0.05 --asymmetric --exclude a",
             {
                 "precision": Auto(max_kl=0.05, asymmetric=True, exclude=("a",)),
                 "options": ExportOptions(),
             },
         ),
-        (flags("--precision auto --target-size 1.5"), {"precision": Auto(target_size=1_500_000)}),
+        ("--precision auto --target-size 1.5", {"precision": Auto(target_size=1_500_000)}),
         (
-            [
-                "--graphs",
-                "split",
-                "--attention",
-                "portable",
-                "--prefill-precision",
-                "int8",
-                "--attention-maps",
-            ],
+            "--graphs split --attention portable --prefill-precision int8 --attention-maps",
             {
                 "options": ExportOptions(
                     graphs="split",
@@ -97,46 +66,43 @@ def flags(line: str) -> list[str]:
             },
         ),
         (
-            ["--allow-cpu-nodes", "--max-kl", "0.5"],
+            "--allow-cpu-nodes --max-kl 0.5",
             {"options": ExportOptions(allow_cpu_nodes=True, max_kl=0.5)},
         ),
         (
-            flags("--accept-unknown a --accept-unknown rope_scaling.b"),
+            "--accept-unknown a --accept-unknown rope_scaling.b",
             {"options": ExportOptions(accept_unknown=("a", "rope_scaling.b"))},
         ),
         (
-            ["--max-context", "7", "--calibration", "notes.txt", "--force"],
+            "--max-context 7 --calibration notes.txt --force",
             {"max_context": 7, "calibration": Path("notes.txt"), "force": True},
         ),
     ],
 )
 def test_every_option_reaches_the_export(
-    arguments: list[str], expected: dict[str, Any], called: dict[str, Any]
+    arguments: str, expected: dict[str, Any], called: dict[str, Any]
 ) -> None:
-    done = run(*arguments)
+    done = run(*arguments.split())
     assert isinstance(done.exception, CalledError)
     assert {name: called[name] for name in expected} == expected
     assert (called["source"], called["out"]) == (Path("in"), Path("out"))
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "words"),
     [
-        (["--method", "rtn"], "precision: expected int8 or int4 with --method, got fp32."),
-        (["--precision", "fp16", "--asymmetric", "--group-size", "32"], "--group-size, --asymm"),
-        (["--calibration-sequences", "8"], "int8 or int4 with --calibration-sequences, got fp32"),
-        (["--precision", "int8", "--head-bits", "4"], "head bits: expected 8 with int8, got 4."),
-        (flags("--target-size 9"), "precision: expected auto with --target-size, got fp32."),
-        (
-            flags("--precision auto --max-kl 1 --head-bits 4"),
-            "precision: expected int8 or int4 with --head-bits, got auto",
-        ),
+        ("--method rtn", ("--method", "fp32")),
+        ("--precision fp16 --asymmetric --group-size 32", ("--group-size", "--asymmetric", "fp16")),
+        ("--calibration-sequences 8", ("--calibration-sequences", "fp32")),
+        ("--precision int8 --head-bits 4", ("head", "int8")),
+        ("--target-size 9", ("--target-size", "auto")),
+        ("--precision auto --max-kl 1 --head-bits 4", ("--head-bits", "auto")),
     ],
 )
 def test_option_of_other_weights_is_an_error(
-    arguments: list[str], message: str, called: dict[str, Any]
+    arguments: str, words: tuple[str, ...], called: dict[str, Any]
 ) -> None:
-    done = run(*arguments)
+    done = run(*arguments.split())
     assert isinstance(done.exception, OptionError)
-    assert message in str(done.exception)
+    assert all(word in str(done.exception) for word in words)
     assert not called

@@ -1,8 +1,8 @@
-"""Tiny random models that between them use every switch of a config."""
+"""Tiny random models that together use every option of a config."""
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from ortolan.modeling.config import (
     LearnedPositions,
     NoPositions,
     NormConfig,
+    Positions,
     RotaryPositions,
     SinusoidalPositions,
 )
@@ -38,118 +39,78 @@ def attention(heads: int = 4, kv_heads: int = 2, head_dim: int = 16, **fields: A
     return AttentionConfig(num_heads=heads, num_kv_heads=kv_heads, head_dim=head_dim, **values)
 
 
-def llama(layers: int = 2) -> DecoderConfig:
-    """Grouped queries, biases everywhere, a head of its own."""
-    block = BlockConfig(
-        mixer=attention(qkv_bias=True, out_bias=True),
-        feed_forward=FeedForwardConfig(
-            kind="gated", intermediate_size=96, activation="silu", bias=True
-        ),
-        norm=RMS,
-    )
+def mlp(activation: Any, **fields: Any) -> FeedForwardConfig:
+    return FeedForwardConfig(kind="mlp", intermediate_size=96, activation=activation, **fields)
+
+
+def config(
+    model_type: str, positions: Positions, *blocks: BlockConfig, **fields: Any
+) -> DecoderConfig:
+    values: dict[str, Any] = {"context_length": CONTEXT, "final_norm": RMS, "tied_head": False}
     return DecoderConfig(
-        model_type="llama",
+        model_type=model_type,
         vocab_size=VOCAB,
         hidden_size=WIDTH,
-        context_length=CONTEXT,
-        positions=RotaryPositions(dim=16),
-        blocks=(block,) * layers,
-        final_norm=RMS,
-        tied_head=False,
-        bos_token_id=1,
-        eos_token_ids=(2,),
+        positions=positions,
+        blocks=blocks,
+        **(values | fields),
     )
+
+
+def llama(layers: int = 2) -> DecoderConfig:
+    """Grouped queries, biases everywhere, an untied head."""
+    block = BlockConfig(
+        mixer=attention(qkv_bias=True, out_bias=True),
+        feed_forward=replace(GATED, bias=True),
+        norm=RMS,
+    )
+    tokens: dict[str, Any] = {"bos_token_id": 1, "eos_token_ids": (2,)}
+    return config("llama", RotaryPositions(dim=16), *(block,) * layers, **tokens)
 
 
 def gpt2() -> DecoderConfig:
     """One key per query, learned positions, layer norm, a tied head."""
     block = BlockConfig(
         mixer=attention(4, 4, qkv_bias=True, out_bias=True),
-        feed_forward=FeedForwardConfig(
-            kind="mlp", intermediate_size=96, activation="gelu_tanh", bias=True
-        ),
+        feed_forward=mlp("gelu_tanh", bias=True),
         norm=LAYER_NORM,
     )
-    return DecoderConfig(
-        model_type="gpt2",
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        context_length=CONTEXT,
-        positions=LearnedPositions(),
-        blocks=(block, block),
-        final_norm=LAYER_NORM,
-        tied_head=True,
-        eos_token_ids=(2,),
-    )
+    fields: dict[str, Any] = {"final_norm": LAYER_NORM, "tied_head": True, "eos_token_ids": (2,)}
+    return config("gpt2", LearnedPositions(), block, block, **fields)
 
 
 def mistral() -> DecoderConfig:
     """A sliding window, one key for all queries, half of each head rotated."""
     block = BlockConfig(mixer=attention(4, 1, 32, sliding_window=7), feed_forward=GATED, norm=RMS)
-    return DecoderConfig(
-        model_type="mistral",
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        context_length=CONTEXT,
-        positions=RotaryPositions(dim=16),
-        blocks=(block,),
-        final_norm=RMS,
-        tied_head=False,
-    )
+    return config("mistral", RotaryPositions(dim=16), block)
 
 
 def qwen2() -> DecoderConfig:
     """Biased queries, capped scores, one of two layers windowed, positions that stretch."""
     full = BlockConfig(mixer=attention(qkv_bias=True, softcap=3.0), feed_forward=GATED, norm=RMS)
-    windowed = BlockConfig(
-        mixer=attention(qkv_bias=True, sliding_window=11), feed_forward=GATED, norm=RMS
-    )
+    windowed = replace(full, mixer=attention(qkv_bias=True, sliding_window=11))
     scaling = DynamicNTKScaling(factor=2.0, original_context=200)
-    return DecoderConfig(
-        model_type="qwen2",
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        context_length=200,
-        positions=RotaryPositions(dim=16, scaling=scaling),
-        blocks=(full, windowed),
-        final_norm=RMS,
-        tied_head=True,
-    )
+    positions = RotaryPositions(dim=16, scaling=scaling)
+    return config("qwen2", positions, full, windowed, context_length=200, tied_head=True)
 
 
 def post_norm() -> DecoderConfig:
     """Norms after the residuals, a sinusoidal table, a scaled embedding, relu."""
     block = BlockConfig(
         mixer=attention(4, 1, scale=0.3),
-        feed_forward=FeedForwardConfig(
-            kind="mlp", intermediate_size=96, activation="relu", bias=True
-        ),
+        feed_forward=mlp("relu", bias=True),
         norm=LAYER_NORM,
         placement="post",
     )
-    return DecoderConfig(
-        model_type="llama",
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        context_length=CONTEXT,
-        positions=SinusoidalPositions(),
-        blocks=(block,),
-        final_norm=None,
-        tied_head=False,
-        embedding_scale=8.0,
-    )
+    return config("llama", SinusoidalPositions(), block, final_norm=None, embedding_scale=8.0)
 
 
 def modern() -> DecoderConfig:
-    """What decoders of today have: norms on both sides of a sublayer and of queries and keys, soft
-    caps, sinks, a window with its own base in one layer, no positions in the other."""
+    """Norms on both sides of a sublayer and of queries and keys, soft caps, sinks, a window with
+    its own base in one layer, no positions in the other."""
+    rotary = RotaryPositions(dim=16, theta=100.0)
     windowed = BlockConfig(
-        mixer=attention(
-            query_key_norm=RMS,
-            sliding_window=9,
-            rotary=RotaryPositions(dim=16, theta=100.0),
-            sinks=True,
-        ),
+        mixer=attention(query_key_norm=RMS, sliding_window=9, rotary=rotary, sinks=True),
         feed_forward=GATED,
         norm=RMS,
         placement="sandwich",
@@ -157,24 +118,12 @@ def modern() -> DecoderConfig:
     )
     whole = BlockConfig(
         mixer=attention(query_key_norm=RMS, norm_over="all", rotary=NoPositions()),
-        feed_forward=FeedForwardConfig(
-            kind="mlp", intermediate_size=96, activation="relu2", inner_norm=RMS
-        ),
+        feed_forward=mlp("relu2", inner_norm=RMS),
         norm=RMS,
         placement="inner_post",
     )
-    return DecoderConfig(
-        model_type="llama",
-        vocab_size=VOCAB,
-        hidden_size=WIDTH,
-        context_length=CONTEXT,
-        positions=RotaryPositions(dim=16),
-        blocks=(windowed, whole),
-        final_norm=RMS,
-        tied_head=True,
-        embedding_scale=8.0,
-        final_softcap=6.0,
-    )
+    fields: dict[str, Any] = {"tied_head": True, "embedding_scale": 8.0, "final_softcap": 6.0}
+    return config("llama", RotaryPositions(dim=16), windowed, whole, **fields)
 
 
 def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> DecoderModel:
@@ -189,7 +138,7 @@ def decoder(config: DecoderConfig, dtype: torch.dtype = torch.float32) -> Decode
 
 
 def reference(module: DecoderModel, max_context: int | None) -> DecoderModel:
-    """What PyTorch computes for an export of `module` with `max_context`, in float32."""
+    """The float32 reference of an export of `module` with `max_context`."""
     longer = DecoderModel(limit_context(module.config, max_context)).eval()
     state = {name: value.float() for name, value in module.state_dict().items()}
     for name, parameter in longer.named_parameters():
@@ -226,22 +175,17 @@ CASES = {
 
 
 def tokenizer() -> Tokenizer:
-    """One token for each character of ASCII text."""
+    """One token per ASCII character."""
     characters = [chr(code) for code in range(32, 126)]
     tokens = ["<unk>", "<s>", "</s>", *characters]
-    made = Tokenizer(
-        models.BPE(
-            vocab={token: place for place, token in enumerate(tokens)},
-            merges=[],
-            unk_token="<unk>",
-        )
-    )
-    made.decoder = decoders.Fuse()
-    return made
+    vocab = {token: place for place, token in enumerate(tokens)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    tokenizer.decoder = decoders.Fuse()
+    return tokenizer
 
 
 def write_checkpoint(folder: Path, module: DecoderModel) -> Path:
-    """A checkpoint folder with everything that a bundle takes along."""
+    """A checkpoint folder with all companions of a bundle."""
     save(module, folder)
     tokenizer().save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))

@@ -9,7 +9,7 @@ from ortolan.modeling.families import FAMILIES
 
 @pytest.fixture(autouse=True)
 def _one_thread() -> Iterator[None]:
-    """Models this small are slower on several threads."""
+    """Tiny models are slower on more than one thread."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

@@ -1,7 +1,7 @@
-"""Families that Ortolan does not ship, added as CONTRIBUTING.md says.
+"""Families that Ortolan does not ship, added as CONTRIBUTING.md describes.
 
-They reach what no shipped family of decoders has together: norms after the residual, sinusoidal
-positions, a scaled embedding.
+No shipped family of decoders combines norms after the residual, sinusoidal positions and a scaled
+embedding.
 """
 
 import math
@@ -19,7 +19,7 @@ from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
-# The decoder of Marian (Junczys-Dowmunt et al. 2018) by itself, without an encoder.
+# The decoder of Marian (Junczys-Dowmunt et al. 2018) without an encoder.
 
 MARIAN_WEIGHTS: Table = {
     "model.decoder.embed_tokens.weight": Target("embedding.weight"),

@@ -16,8 +16,6 @@ from tests.export.models_of_kinds import (
     image_config,
     seq2seq_config,
     source_of,
-    write_plain_tokenizer,
-    write_wrapping_tokenizer,
 )
 
 import ortolan
@@ -39,16 +37,6 @@ from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 MODELS = Path(__file__).parents[3] / "models"
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
 
 
 @pytest.fixture(scope="module")
@@ -134,7 +122,7 @@ def test_pairs_to_calibrate_on_are_spread_and_begin_with_the_start_token(
 ) -> None:
     learn = [(f"source {i}", f"target {i}") for i in range(64)]
     data = CalibrationPairs(origin="pairs", learn=learn, held_out=[])
-    inputs = cut_inputs(data, seq2seq, count=2)  # eight pairs in place of a text
+    inputs = cut_inputs(data, seq2seq, count=2)  # eight pairs count as one text
     assert len(inputs.sources) == len(inputs.ids) == 16
     assert inputs.sources[3].tolist() == encoded(wrapping, "source 12")
     assert inputs.ids[3].tolist() == [2, *encoded(wrapping, "target 12")]

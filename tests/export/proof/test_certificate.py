@@ -1,41 +1,80 @@
+"""The reference of every kind of model: that of the whole module, computed a weight at a time."""
+
+import weakref
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.export import tiny_models
+from tests.export.models_of_kinds import (
+    decoder_config,
+    encoder_config,
+    image_config,
+    module_of,
+    seq2seq_config,
+    source_of,
+)
+from tests.modeling import kinds, tiny_encoders
+from torch import Tensor
 
 from ortolan.export import streamed
-from ortolan.export.errors import ExportError
+from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.exportable import Exportable
-from ortolan.export.proof.certificate import certify, thresholds
-from ortolan.export.proof.probes import make_probes
+from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
+from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.proof.reference import TOP_K
 from ortolan.export.source import open_exportable
-from ortolan.modeling import DecoderModel
-from ortolan.runtime.verification.certificate import Certificate, Logits
-from ortolan.runtime.verification.comparison import summarize
+from ortolan.modeling import load
+from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
+from ortolan.modeling.models.model import TransformerModel
+from ortolan.modeling.weights import read_weight
+from ortolan.runtime.verification.certificate import (
+    ROWS,
+    Certificate,
+    Logits,
+    Vectors,
+    kept_positions,
+)
+from ortolan.runtime.verification.report import Divergence, Report
 
-CONFIGS = {
-    config.__name__: config
-    for config in (
-        tiny_models.llama,
-        tiny_models.gpt2,
-        tiny_models.mistral,
-        tiny_models.qwen2,
-        tiny_models.post_norm,
-    )
+DECODERS = ("llama", "gpt2", "mistral", "qwen2", "post_norm")
+
+FAMILIES = {
+    **{name: tiny_encoders.ENCODERS[name] for name in ("bert-masked-values", "roberta-masked")},
+    **{name: tiny_encoders.ENCODERS[name] for name in ("distilbert-masked-untied", "bert")},
+    **{name: tiny_encoders.ENCODERS[name] for name in ("roberta-classifier", "bert-classifier")},
+    **{name: tiny_encoders.IMAGES[name] for name in ("vit", "vit-oblong")},
+    **{name: tiny_encoders.SEQ2SEQ[name] for name in ("marian-two-vocabularies", "bart-values")},
+    **{name: tiny_encoders.SEQ2SEQ[name] for name in ("marian", "t5", "t5-gated-silu")},
+}
+
+HEADS: dict[str, Head | None] = {
+    "states": None,
+    "logits": LanguageModelHead(tied=True, bias=True),
+    "labels": ClassifierHead(labels=("a", "b", "c"), pooling="mean", activation="tanh"),
+    "label": ClassifierHead(labels=("a",), pooling="first"),
+    "embedding": EmbeddingHead(pooling=("mean",)),
+}
+
+CONFIGS: dict[str, Callable[[], Any]] = {
+    "decoder": decoder_config,
+    "encoder": encoder_config,
+    "images": image_config,
+    "seq2seq": seq2seq_config,
 }
 
 
-def opened(source: DecoderModel | Path, max_context: int | None = None) -> Exportable:
+def opened(source: TransformerModel | Path, max_context: int | None = None) -> Exportable:
     return open_exportable(source, tokenizer=None, max_context=max_context)
 
 
-def certified(module: DecoderModel, max_context: int | None = None) -> Certificate:
-    source = opened(module, max_context)
-    return certify(source, make_probes(source), thresholds=thresholds("fp32"))
+def certified(model: Exportable) -> Certificate:
+    return certify(model, make_probes(model), thresholds=thresholds("fp32", output=model.output))
 
 
 def logits_of(certificate: Certificate) -> Logits:
@@ -43,93 +82,106 @@ def logits_of(certificate: Certificate) -> Logits:
     return certificate.reference
 
 
-def assert_is_what_the_module_computes(certificate: Certificate, module: DecoderModel) -> None:
-    offset, kept = 0, logits_of(certificate)
-    for probe in certificate.probes:
-        part = slice(offset, offset + probe.length)
-        ids = torch.from_numpy(certificate.token_ids[part].astype(np.int64))
+def outputs(model: Exportable, module: TransformerModel) -> list[NDArray[np.float32]]:
+    """Output of the whole module for each probe, in the rows that a certificate stores."""
+    inputs = inputs_of(model, make_probes(model))
+    rows = []
+    for place in range(max(len(inputs.sources), len(inputs.ids))):
+        sides = [side[place][None] for side in (inputs.sources, inputs.ids) if side]
         with torch.inference_mode():
-            logits = module(ids[None])[0].numpy()
-        expected = summarize(logits, TOP_K)
-        chosen = np.take_along_axis(logits, kept.top_ids[part].astype(np.int64), -1)
-        # The values at the ids, in the order of the ids: ties may be sorted either way.
-        np.testing.assert_allclose(kept.top_logits[part], chosen, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(kept.top_logits[part], expected.top_logits, rtol=1e-5, atol=2e-5)
-        np.testing.assert_allclose(kept.log_sum_exp[part], expected.log_sum_exp, rtol=1e-5)
-        followed = np.take_along_axis(logits[:-1], ids[1:, None].numpy(), -1)[:, 0]
-        assert kept.next_logits is not None
-        np.testing.assert_allclose(kept.next_logits[part][:-1], followed, atol=2e-5)
-        offset += probe.length
-    assert offset == len(certificate.token_ids)
+            output = module(*sides).numpy()
+        output = output[0] if output.ndim == 3 else output
+        rows.append(output[kept_positions(len(output), model.output)])
+    return rows
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_reference_is_what_the_module_computes(name: str) -> None:
-    module = tiny_models.decoder(CONFIGS[name]())
-    certificate = certified(module)
-    assert logits_of(certificate).top_ids.shape == (len(certificate.token_ids), TOP_K)
-    assert_is_what_the_module_computes(certificate, module)
-
-
-@pytest.mark.parametrize("rows", [1, 10, 96, 97])
-@pytest.mark.parametrize("name", ["llama", "gpt2"])
-def test_chunks_of_the_vocabulary_give_the_same_reference(
-    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+def assert_is_what_the_module_computes(
+    certificate: Certificate, model: Exportable, module: TransformerModel
 ) -> None:
-    module = tiny_models.decoder(CONFIGS[name]())
-    whole = certified(module)
-    monkeypatch.setattr(streamed, "READ_BYTES", rows * 4 * 32)
-    chunked = certified(module)
-    assert_is_what_the_module_computes(chunked, module)
-    one, other = logits_of(chunked), logits_of(whole)
-    assert (one.top_ids == other.top_ids).mean() > 0.999  # rounding may swap near ties
-    np.testing.assert_allclose(one.log_sum_exp, other.log_sum_exp, rtol=1e-6)
+    probes = outputs(model, module)
+    whole = np.concatenate(probes)
+    atol = 1e-5 * max(2.0, float(np.abs(whole).max()))
+    if isinstance(certificate.reference, Vectors):
+        np.testing.assert_allclose(certificate.reference.values, whole, rtol=1e-5, atol=atol)
+        return
+    stored = logits_of(certificate)
+    if whole.shape[1] == 1:
+        whole = np.concatenate((whole, np.zeros_like(whole)), 1)
+    assert stored.top_ids.shape == (len(whole), min(TOP_K, whole.shape[1]))
+    # The values at the ids, in the order of the ids: ties may be sorted either way.
+    chosen = np.take_along_axis(whole, stored.top_ids.astype(np.int64), -1)
+    np.testing.assert_allclose(stored.top_logits, chosen, rtol=1e-5, atol=atol)
+    highest = np.sort(whole, -1)[:, ::-1][:, : stored.top_ids.shape[1]]
+    np.testing.assert_allclose(stored.top_logits, highest, rtol=1e-5, atol=atol)
+    sums = np.log(np.exp(whole.astype(np.float64)).sum(-1))
+    np.testing.assert_allclose(stored.log_sum_exp, sums, rtol=1e-5)
+    if not model.sides.has_decoder:
+        assert stored.next_logits is None
+        return
+    assert stored.next_logits is not None
+    start = 0
+    for ids, logits in zip(inputs_of(model, make_probes(model)).ids, probes, strict=True):
+        next_logits = np.take_along_axis(logits[:-1], ids[1:, None].numpy(), -1)[:, 0]
+        got = stored.next_logits[start : start + len(ids) - 1]
+        np.testing.assert_allclose(got, next_logits, atol=atol)
+        start += len(ids)
+    assert start == len(certificate.token_ids)
 
 
-def test_of_equal_logits_the_lower_id_comes_first_across_chunks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    module = tiny_models.decoder(tiny_models.llama())
-    assert module.head is not None
-    module.head.weight.data[50] = module.head.weight.data[3]
-    monkeypatch.setattr(streamed, "READ_BYTES", 4 * 32)
-    for row in logits_of(certified(module)).top_ids.tolist():
-        assert (3 in row) or (50 not in row)
-        if 3 in row and 50 in row:
-            assert row.index(50) == row.index(3) + 1
+@pytest.mark.parametrize("name", DECODERS)
+def test_reference_of_a_decoder(name: str) -> None:
+    module = tiny_models.decoder(getattr(tiny_models, name)())
+    model = opened(module)
+    assert_is_what_the_module_computes(certified(model), model, module)
 
 
-@pytest.mark.parametrize("rows", [1, 50, 4096])
-def test_of_more_equal_logits_than_are_kept_the_lowest_ids_are(
-    rows: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    module = tiny_models.decoder(tiny_models.llama())
-    assert module.head is not None
-    module.head.weight.data[10:90] = 0
-    monkeypatch.setattr(streamed, "READ_BYTES", rows * 4 * 32)
-    for row in logits_of(certified(module)).top_ids.tolist():
-        equal = [token for token in row if 10 <= token < 90]
-        assert len(equal) > TOP_K / 3
-        assert equal == list(range(10, 10 + len(equal)))
+@pytest.mark.parametrize("name", FAMILIES)
+def test_reference_of_every_other_family(name: str, tmp_path: Path) -> None:
+    FAMILIES[name].reference().save_pretrained(tmp_path)
+    model = opened(tmp_path)
+    assert_is_what_the_module_computes(certified(model), model, load(tmp_path, TransformerModel))
 
 
-def test_vocabulary_smaller_than_the_kept_logits_is_kept_whole() -> None:
-    module = tiny_models.decoder(replace(tiny_models.llama(), vocab_size=9))
-    made = logits_of(certified(module))
-    assert np.sort(made.top_ids, axis=-1).tolist() == [list(range(9))] * len(made.top_ids)
+@pytest.mark.parametrize("positions", kinds.POSITIONS)
+def test_reference_with_every_kind_of_position(positions: str) -> None:
+    module = kinds.seq2seq(kinds.seq2seq_config(kinds.POSITIONS[positions]))
+    model = opened(module)
+    assert_is_what_the_module_computes(certified(model), model, module)
 
 
-def test_shorter_context_takes_the_first_rows_of_a_learned_table() -> None:
-    module = tiny_models.decoder(tiny_models.gpt2())
-    certificate = certified(module, 100)
-    assert max(probe.length for probe in certificate.probes) == 100
-    assert_is_what_the_module_computes(certificate, module)
+@pytest.mark.parametrize(
+    ("head", "source"),
+    [
+        *((head, "text") for head in HEADS),
+        *((head, "image") for head in ("states", "labels", "embedding")),
+    ],
+)
+def test_reference_of_every_head(head: str, source: str) -> None:
+    config = encoder_config if source == "text" else image_config
+    module = module_of(config(head=HEADS[head]))
+    model = opened(module)
+    certificate = certified(model)
+    assert_is_what_the_module_computes(certificate, model, module)
+    assert certificate.kind == "encoder"
+    assert certificate.output == ("labels" if head == "label" else head)
+    assert (certificate.images is None) == (source == "text")
 
 
-def test_longer_context_of_stretched_positions_turns_every_token_differently() -> None:
-    module = tiny_models.decoder(tiny_models.qwen2())
-    certificate = certified(module, 400)
-    assert_is_what_the_module_computes(certificate, tiny_models.reference(module, 400))
+@pytest.mark.parametrize(("config", "context"), [(tiny_models.gpt2, 100), (tiny_models.qwen2, 400)])
+def test_reference_with_another_context(config: Callable[[], Any], context: int) -> None:
+    # Fewer rows of a learned table, and positions that stretch.
+    model = opened(tiny_models.decoder(config()), context)
+    certificate = certified(model)
+    assert max(probe.length for probe in certificate.probes) == min(context, 512)
+    reference = tiny_models.reference(tiny_models.decoder(config()), context)
+    assert_is_what_the_module_computes(certificate, model, reference)
+
+
+def test_reference_of_bfloat16_weights_is_computed_in_float32() -> None:
+    module = tiny_models.decoder(tiny_models.llama(), torch.bfloat16)
+    model = opened(module)
+    # `module.float()` would not do: its rotary tables have been rounded as well.
+    assert_is_what_the_module_computes(certified(model), model, tiny_models.reference(module, None))
 
 
 def test_checkpoint_and_module_have_the_same_reference(checkpoint: Path) -> None:
@@ -143,32 +195,181 @@ def test_checkpoint_and_module_have_the_same_reference(checkpoint: Path) -> None
     assert read.thresholds == bounds != thresholds("fp32")
 
 
-def test_half_precision_weights_are_computed_with_in_float32() -> None:
-    module = tiny_models.decoder(tiny_models.llama(), torch.bfloat16)
-    certificate = certified(module)
-    # `module.float()` would not do: its rotary tables have been rounded as well.
-    assert_is_what_the_module_computes(certificate, tiny_models.reference(module, None))
+def test_states_of_long_texts_are_thinned_out() -> None:
+    assert kept_positions(ROWS, "states") == list(range(ROWS))
+    spread = kept_positions(512, "states")
+    assert (len(spread), spread[0], spread[-1]) == (ROWS, 0, 511)
+    assert sorted(set(spread)) == spread
+    assert kept_positions(512, "logits") == list(range(512))
+    assert kept_positions(512, "labels") == kept_positions(512, "embedding") == [0]
+
+
+# --- a weight at a time ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("rows", [1, 10, 96, 97])
+@pytest.mark.parametrize("name", ["llama", "gpt2", "encoder"])
+def test_chunks_of_the_vocabulary_give_the_same_reference(
+    name: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "encoder":
+        module = module_of(encoder_config(head=HEADS["logits"]))
+    else:
+        module = tiny_models.decoder(getattr(tiny_models, name)())
+    model = opened(module)
+    whole = logits_of(certified(model))
+    monkeypatch.setattr(streamed, "READ_BYTES", rows * 4 * 32)
+    chunked = certified(model)
+    assert_is_what_the_module_computes(chunked, model, module)
+    assert (logits_of(chunked).top_ids == whole.top_ids).mean() > 0.999  # but for near ties
+    np.testing.assert_allclose(logits_of(chunked).log_sum_exp, whole.log_sum_exp, rtol=1e-6)
+
+
+@pytest.mark.parametrize("rows", [1, 50, 4096])
+def test_ties_are_broken_by_the_lower_id_across_chunks(
+    rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    assert module.head is not None
+    module.head.weight.data[10:90] = 0  # more than a certificate stores
+    module.head.weight.data[95] = module.head.weight.data[3]
+    monkeypatch.setattr(streamed, "READ_BYTES", rows * 4 * 32)
+    for row in logits_of(certified(opened(module))).top_ids.tolist():
+        equal = [token for token in row if 10 <= token < 90]
+        assert len(equal) > TOP_K / 3
+        assert equal == list(range(10, 10 + len(equal)))
+        assert (3 in row) or (95 not in row)
+        if 3 in row and 95 in row:
+            assert row.index(95) == row.index(3) + 1
+
+
+def test_a_small_vocabulary_is_stored_whole() -> None:
+    module = tiny_models.decoder(replace(tiny_models.llama(), vocab_size=9))
+    top_ids = logits_of(certified(opened(module))).top_ids
+    assert np.sort(top_ids, axis=-1).tolist() == [list(range(9))] * len(top_ids)
+
+
+@pytest.mark.parametrize("config", ["encoder", "images", "seq2seq"])
+def test_one_matrix_is_in_memory_at_a_time(config: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    alive: list[tuple[str, weakref.ref[Tensor]]] = []
+    most = 0
+
+    def watched(weights: Any, name: str) -> Tensor:
+        nonlocal most
+        weight = read_weight(weights, name)
+        alive.append((name, weakref.ref(weight)))
+        held = [tensor() for _, tensor in alive]
+        most = max(most, sum(tensor is not None and tensor.ndim > 1 for tensor in held))
+        return weight
+
+    monkeypatch.setattr(streamed, "read_weight", watched)
+    certified(source_of(CONFIGS[config]()))
+    assert most == 1
+    assert any("blocks.1." in name for name, _ in alive)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_weights_that_are_not_finite_are_an_error(value: float) -> None:
-    module = tiny_models.decoder(tiny_models.llama())
-    module.blocks[1].get_parameter("attention.out.weight").data[3, 3] = value
-    with pytest.raises(ExportError, match="logits that are not finite"):
-        certified(module)
+@pytest.mark.parametrize("config", CONFIGS)
+def test_weights_that_are_not_finite_are_an_error(config: str, value: float) -> None:
+    module = module_of(CONFIGS[config]())
+    last = [name for name, _ in module.named_parameters() if name.endswith("down.weight")][-1]
+    module.get_parameter(last).data[3, 3] = value
+    with pytest.raises(ExportError, match=r"(states|logits) that are not finite"):
+        certified(opened(module))
 
 
-def test_progress_is_told_of_every_matrix() -> None:
-    module = tiny_models.decoder(tiny_models.llama())
-    told: list[tuple[int, int]] = []
-    source = opened(module)
+def test_progress_counts_every_matrix() -> None:
+    counts: list[tuple[str, int, int]] = []
+    model = opened(tiny_models.decoder(tiny_models.llama()))
     certify(
-        source,
-        make_probes(source),
+        model,
+        make_probes(model),
         thresholds=thresholds("fp32"),
-        progress=lambda step, done, total: told.append((done, total)),
+        progress=lambda *count: counts.append(count),
     )
-    done, total = zip(*told, strict=True)
-    assert done == tuple(sorted(done))
-    assert set(total) == {12}
-    assert done[-1] == 12
+    assert counts == sorted(counts)
+    assert counts[-1] == ("reference", 12, 12)
+    assert {total for _, _, total in counts} == {12}
+
+
+# --- thresholds and messages ------------------------------------------------------------------
+
+
+def test_limits_fit_the_output() -> None:
+    logits, states = (thresholds("int8", output=output) for output in ("labels", "states"))
+    assert (logits.mean_cosine, states.mean_kl) == (None, None)
+    assert logits.mean_kl == thresholds("int8").mean_kl
+    assert states.mean_cosine is not None
+    assert thresholds("fp32", output="embedding").near_tie is None
+    assert thresholds("int4", output="labels", max_kl=0.25).mean_kl == 0.25
+    with pytest.raises(OptionError, match=r"max_kl needs .* logits"):
+        thresholds("int4", output="states", max_kl=0.25)
+
+
+def report(**changes: Any) -> Report:
+    values: dict[str, Any] = {
+        "verdict": "FAIL",
+        "max_abs_delta": 0.5,
+        "max_abs_logit": 4.0,
+        "mean_kl": None,
+        "max_kl": None,
+        "top1_agreement": None,
+        "near_ties": 0,
+        "perplexity": None,
+        "reference_perplexity": None,
+        "non_finite": 0,
+        "first_divergence": Divergence(probe="3-16-tokens", position=7, phase="batch"),
+        "phases": {},
+        "device": "cpu",
+        "onnxruntime": "1",
+        "seconds": 0.0,
+        "text": "random ids",
+        "thresholds": thresholds("int4", output="states"),
+        "kind": "encoder",
+        "output": "states",
+        "mean_cosine": 0.02,
+        "max_cosine": 0.1,
+    }
+    return Report(**(values | changes))
+
+
+def test_bound_comes_down_to_what_was_measured_and_some_leeway() -> None:
+    model = source_of(encoder_config())
+    probes = make_probes(model)
+    for precision, bound in (("fp32", 1e-8), ("int4", 0.02), ("int8", 0.02)):
+        certificate = certify(model, probes, thresholds=thresholds(precision, output="states"))
+        limits = passed(certificate, report()).thresholds
+        assert limits.mean_cosine == pytest.approx(bound)
+        assert (limits.max_abs_delta is not None) == (precision == "fp32")
+
+
+@pytest.mark.parametrize(
+    ("precision", "given", "measured", "message"),
+    [
+        (
+            "fp32",
+            "states",
+            {},
+            "The bundle disagrees with PyTorch: expected states within 0.0004, a mean cosine "
+            "distance of at most 1e-08, got 0.5, 0.02 and 0 positions not finite. First at "
+            "3-16-tokens, position 7, batch. The bundle was deleted.",
+        ),
+        (
+            "int4",
+            "labels",
+            {"output": "labels", "mean_kl": 0.7, "top1_agreement": 0.5, "mean_cosine": None},
+            "Poor quality: the mean KL from the trained model must be at most 0.15 (got poor: mean "
+            "KL 0.7 (99 % below 0), top-1 50.0%, on random ids). The bundle was deleted. Try "
+            "--head-bits 8 or --precision int8. Or keep it with --allow-poor.",
+        ),
+    ],
+)
+def test_message_of_a_bundle_that_failed_fits_what_was_compared(
+    precision: str, given: Any, measured: dict[str, Any], message: str
+) -> None:
+    head = HEADS["labels"] if given == "labels" else None
+    model = source_of(encoder_config(head=head))
+    bounds = thresholds(precision, output=given)
+    certificate = certify(model, make_probes(model), thresholds=bounds)
+    advice = ("--head-bits 8", "--precision int8")
+    assert describe_failure(report(**measured), certificate, advice).startswith(message)

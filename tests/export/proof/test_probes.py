@@ -9,8 +9,6 @@ from tests.export.models_of_kinds import (
     image_config,
     seq2seq_config,
     source_of,
-    write_plain_tokenizer,
-    write_wrapping_tokenizer,
 )
 
 from ortolan.export.errors import OptionError
@@ -30,16 +28,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 def decoder(context: int = 600, tokenizer: Path | None = None) -> Exportable:
     return source_of(decoder_config(context), tokenizer)
-
-
-@pytest.fixture(scope="module")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_plain_tokenizer(tmp_path_factory.mktemp("plain"))
-
-
-@pytest.fixture(scope="module")
-def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_wrapping_tokenizer(tmp_path_factory.mktemp("wrapping"))
 
 
 def ids_of(probe: ProbeInput) -> list[int]:
@@ -75,7 +63,7 @@ def test_probes_are_cut_from_the_given_text(plain: Path) -> None:
     held_out = "".join(chr(65 + i % 26) for i in range(600))
     probes = make_probes(decoder(tokenizer=plain), text(held_out))
     assert ids_of(probes[3]) == encoded(plain, held_out)[8:24]
-    # The longest does not fit after the others: it starts over.
+    # The longest does not fit after the others, so it starts over.
     assert ids_of(probes[-1]) == encoded(plain, held_out)[:512]
 
 
@@ -87,7 +75,7 @@ def test_one_probe_of_an_own_module_reaches_over_its_context(
         *LENGTHS["quick"],
         600,
     ]
-    # Of a calibration text that is too short, several times.
+    # A calibration text that is too short repeats.
     assert len(ids_of(make_probes(own, text("x" * 520))[-1])) == 600
     size = sum(parameter.numel() for parameter in own.module.parameters())
     monkeypatch.setattr("ortolan.export.proof.probes.WHOLE_WORK", 550 * size)

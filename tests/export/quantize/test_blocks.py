@@ -28,13 +28,11 @@ from ortolan.export.quantize.blocks import (
     Codes,
     check_finite,
     dequantize,
-    from_groups,
     into_groups,
     nearest,
     pack,
     pack_columns,
     pack_zeros,
-    relative_error,
 )
 from ortolan.export.scheme import Scheme
 
@@ -223,24 +221,6 @@ def test_scheme_without_kernels_is_rejected(bits: int, group: int) -> None:
     wrong = group if bits in (4, 8) else bits
     with pytest.raises(OptionError, match=rf"\(got {wrong}\)"):
         Scheme(bits=bits, group=group)  # type: ignore[arg-type]
-
-
-def test_relative_error_is_that_of_the_frobenius_norm() -> None:
-    scheme = Scheme(bits=4, group=32)
-    codes = random_codes(scheme, rows=ROWS, inputs=40)
-    exact = dequantize(codes)
-    assert relative_error(exact, codes) == 0
-    assert relative_error(2 * exact, codes) == pytest.approx(0.5)
-    weight = exact.clone()
-    weight[0, 0] += 3
-    assert relative_error(weight, codes) == pytest.approx(3 / float(weight.norm()))
-
-
-def test_relative_error_of_zeros_is_zero() -> None:
-    scheme = Scheme(bits=4, group=32)
-    zeros = torch.zeros(2, 32)
-    codes = from_groups(zeros[:, None], zeros[:, :1], torch.full((2, 1), 8.0), scheme, inputs=32)
-    assert relative_error(zeros, codes) == 0
 
 
 def test_nearest_code_is_rounded_and_stays_in_range() -> None:

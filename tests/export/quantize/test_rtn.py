@@ -11,18 +11,17 @@ from tests.export.quantize.low_bit import FOUR_BITS, SCHEMES, label
 from tests.export.quantize.weights import (
     gaussian,
     heavy_tailed,
-    on_the_grid,
+    relative_error,
     squared_error,
 )
 
-from ortolan.export.errors import ExportError
 from ortolan.export.quantize import rtn
-from ortolan.export.quantize.blocks import Codes, dequantize, into_groups, relative_error
+from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
 from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 
-# Far from where float32 itself loses digits.
+# Far from underflow and overflow of float32.
 NUMBERS = st.builds(math.ldexp, st.floats(-1, 1, width=16), st.integers(-60, 100))
 
 MATRICES = hnp.arrays(
@@ -53,12 +52,6 @@ def test_zero_stays_zero(matrix: NDArray[np.float32], scheme: Scheme) -> None:
     assert not dequantize(rtn.quantize(weight, scheme))[weight == 0].any()
 
 
-@every_scheme
-def test_numbers_on_the_grid_are_exact(scheme: Scheme) -> None:
-    weight = on_the_grid(scheme, 5, 2 * scheme.group)
-    assert torch.equal(dequantize(rtn.quantize(weight, scheme)), weight)
-
-
 @pytest.mark.parametrize("sign", [1, -1])
 def test_symmetric_codes_are_exact_for_the_largest_magnitude(sign: int) -> None:
     weight = gaussian(4, 64)
@@ -66,30 +59,6 @@ def test_symmetric_codes_are_exact_for_the_largest_magnitude(sign: int) -> None:
     codes = rtn.quantize(weight, Scheme(bits=4, group=32))
     assert torch.equal(dequantize(codes)[:, [10, 40]], weight[:, [10, 40]])
     assert not codes.values[:, [10, 40]].any()
-
-
-@every_scheme
-def test_group_of_zeros_is_exact_and_leaves_its_neighbours_alone(scheme: Scheme) -> None:
-    weight = gaussian(3, 2 * scheme.group)
-    weight[:, : scheme.group] = 0
-    codes = rtn.quantize(weight, scheme)
-    assert not dequantize(codes)[:, : scheme.group].any()
-    alone = rtn.quantize(weight[:, scheme.group :], scheme)
-    assert torch.equal(codes.values[:, scheme.group :], alone.values)
-
-
-@pytest.mark.parametrize("importance", [None, torch.ones(256 + 5)])
-@every_scheme
-def test_short_last_group_is_rounded_like_a_weight_of_its_own(
-    scheme: Scheme, importance: torch.Tensor | None
-) -> None:
-    weight = gaussian(4, 256 + 5)
-    codes = rtn.quantize(weight, scheme, importance=importance)
-    if importance is not None:
-        importance = importance[256:]
-    alone = rtn.quantize(weight[:, 256:], scheme, importance=importance)
-    assert torch.equal(codes.values[:, 256:], alone.values)
-    assert torch.equal(codes.scales[:, -1:], alone.scales)
 
 
 @pytest.mark.parametrize("symmetric", [True, False])
@@ -139,34 +108,7 @@ def test_search_by_importance_lowers_the_error_where_it_matters(scheme: Scheme) 
     assert cost(importance) < 0.95 * cost(torch.ones(256))
 
 
-@pytest.mark.parametrize("size", [1e-30, 1.0, 1e30])
-def test_search_does_not_depend_on_the_size_of_the_weight(size: float) -> None:
-    scheme, ones = Scheme(bits=4, group=32), torch.ones(64)
-    weight = heavy_tailed(4, 64)
-    wanted = rtn.quantize(weight, scheme, importance=ones)
-    got = rtn.quantize(weight * size, scheme, importance=ones)
-    assert float((got.values != wanted.values).float().mean()) < 0.01
-    torch.testing.assert_close(got.scales / size, wanted.scales)
-
-
 def test_search_among_inputs_that_do_not_matter_keeps_the_extremes() -> None:
     scheme, weight = Scheme(bits=4, group=32), gaussian(4, 64)
     codes = rtn.quantize(weight, scheme, importance=torch.zeros(64))
     assert torch.equal(codes.scales, rtn.quantize(weight, scheme).scales)
-
-
-def test_search_in_chunks_gives_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    scheme, weight = Scheme(bits=4, group=32, symmetric=False), gaussian(7, 96)
-    wanted = rtn.quantize(weight, scheme, importance=torch.ones(96))
-    monkeypatch.setattr(rtn, "CHUNK", 200)
-    got = rtn.quantize(weight, scheme, importance=torch.ones(96))
-    assert torch.equal(got.values, wanted.values)
-    assert torch.equal(got.scales, wanted.scales)
-
-
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_weight_that_is_not_finite_is_refused(number: float) -> None:
-    weight = gaussian(2, 32)
-    weight[1, 1] = number
-    with pytest.raises(ExportError, match="cannot be quantized"):
-        rtn.quantize(weight, Scheme(bits=4, group=32))

@@ -1,8 +1,9 @@
-"""Weights and inputs of the tests of methods."""
+"""Weights, inputs and errors for the tests of rounding."""
 
 import torch
 from torch import Tensor
 
+from ortolan.export.quantize import gptq
 from ortolan.export.quantize.blocks import Codes, dequantize
 from ortolan.export.scheme import Scheme
 
@@ -12,7 +13,7 @@ def gaussian(rows: int, inputs: int, *, seed: int = 0) -> Tensor:
 
 
 def heavy_tailed(rows: int, inputs: int) -> Tensor:
-    """Student's t with three degrees of freedom: some numbers are far larger than the rest."""
+    """Student's t with three degrees of freedom, which has outliers."""
     chance = torch.Generator().manual_seed(1)
     normal = torch.randn(4, rows, inputs, generator=chance)
     return normal[0] / normal[1:].square().mean(0).sqrt() * 0.05
@@ -28,7 +29,7 @@ def correlated_inputs(tokens: int, inputs: int) -> Tensor:
 
 
 def on_the_grid(scheme: Scheme, rows: int, inputs: int) -> Tensor:
-    """Numbers that codes of the scheme stand for exactly, with both ends in every group."""
+    """Numbers that the scheme represents exactly, with both ends in every group."""
     chance = torch.Generator().manual_seed(3)
     groups = scheme.groups(inputs)
     shape = (rows, groups * scheme.group)
@@ -37,6 +38,16 @@ def on_the_grid(scheme: Scheme, rows: int, inputs: int) -> Tensor:
     zero = scheme.middle if scheme.symmetric else 3
     sizes = 2.0 ** torch.randint(-6, 3, (rows, groups, 1), generator=chance)
     return ((steps - zero) * sizes).view(rows, -1)[:, :inputs]
+
+
+def quantize_gptq(
+    weight: Tensor, hessian: Tensor, scheme: Scheme, *, damping: float = gptq.DAMPING
+) -> Codes:
+    return gptq.round_columns(weight, gptq.factorize(hessian, damping=damping), scheme)
+
+
+def relative_error(weight: Tensor, codes: Codes) -> float:
+    return float((weight - dequantize(codes)).norm() / weight.norm())
 
 
 def squared_error(weight: Tensor, codes: Codes) -> float:

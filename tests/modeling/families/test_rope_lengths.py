@@ -86,5 +86,5 @@ def test_a_dynamic_text_as_long_as_the_context_is_that_of_transformers(tmp_path:
 def test_a_scaling_that_is_not_known_is_an_error(tmp_path: Path) -> None:
     rope = {"rope_type": "proportional", "rope_theta": 500.0}
     reference_model(LLAMA | {"rope_parameters": rope}).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="rope_scaling: expected one of default, linear"):
+    with pytest.raises(ConfigError, match="rope_type must be one of default, linear"):
         load(tmp_path)

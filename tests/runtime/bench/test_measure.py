@@ -56,7 +56,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 CASES = cases([8], [2], [0, 4])
 
 
-def test_runs_go_round_over_the_cases_between_two_looks_at_the_memory(
+def test_repetitions_alternate_over_the_cases_between_two_bandwidth_measurements(
     model: Decoder, events: list[str]
 ) -> None:
     measure(model, CASES, repetitions=2)
@@ -80,7 +80,7 @@ def test_the_fastest_of_both_measurements_counts(
     assert found.bytes_per_second == 3e15
 
 
-def test_a_state_of_fixed_size_is_computed_anew_for_every_run(
+def test_replaced_states_are_recomputed_for_every_run(
     tmp_path_factory: pytest.TempPathFactory, events: list[str]
 ) -> None:
     folder = tmp_path_factory.mktemp("benchmark") / "recurrent"
@@ -124,7 +124,7 @@ def test_bytes_per_token_are_those_of_the_graph_that_decodes(
     assert read.bandwidth_share == pytest.approx(read.bytes_per_second / SPEED)
 
 
-def test_where_the_peak_cannot_be_forgotten_memory_is_measured_last(
+def test_bandwidth_is_measured_last_if_the_peak_cannot_be_reset(
     model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(process_memory, "reset_peak", lambda: False)

@@ -48,7 +48,7 @@ def flip(path: Path, offset: int) -> None:
     path.write_bytes(flipped(path.read_bytes(), offset, 0))
 
 
-def test_tiny_bundle_is_what_onnx_accepts(folder: Path) -> None:
+def test_tiny_bundle_is_valid_onnx(folder: Path) -> None:
     onnx.checker.check_model(folder / "decoder.onnx")
 
 
@@ -67,7 +67,7 @@ def test_opened_bundle_has_manifest_graphs_and_files(folder: Path, full_check: b
 
 
 @pytest.mark.parametrize("name", [NAME, "notes.txt", "../bundle/tokenizer.json", "", "."])
-def test_files_that_are_not_listed_are_not_given(folder: Path, name: str) -> None:
+def test_unlisted_files_cannot_be_read(folder: Path, name: str) -> None:
     (folder / "notes.txt").write_text("mine")
     bundle = open_bundle(folder)
     for get in (bundle.file, bundle.read):
@@ -75,7 +75,7 @@ def test_files_that_are_not_listed_are_not_given(folder: Path, name: str) -> Non
             get(name)
 
 
-def test_path_stays_right_when_the_working_directory_changes(
+def test_path_does_not_depend_on_the_working_directory(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder.parent)
@@ -84,7 +84,7 @@ def test_path_stays_right_when_the_working_directory_changes(
     assert bundle.read("tokenizer.json") == b'{"version": "1.0"}'
 
 
-def test_progress_counts_every_byte_that_is_checked(folder: Path) -> None:
+def test_progress_counts_every_checked_byte(folder: Path) -> None:
     sizes = {file.name: file.size for file in MANIFEST.files}
     counts: list[int] = []
     open_bundle(folder, progress=counts.append)
@@ -119,7 +119,7 @@ def test_weights_are_read_only_by_a_full_check(folder: Path) -> None:
     assert open_bundle(folder).manifest == MANIFEST
 
 
-def test_every_flip_in_the_list_of_files_is_refused(folder: Path) -> None:
+def test_every_flip_in_the_list_of_files_is_rejected(folder: Path) -> None:
     path = folder / NAME
     original = path.read_bytes()
     start, end = original.index(b'"files"'), original.index(b'"provenance"')
@@ -129,7 +129,7 @@ def test_every_flip_in_the_list_of_files_is_refused(folder: Path) -> None:
             open_bundle(folder, full_check=True)
 
 
-def test_flip_anywhere_in_the_manifest_raises_nothing_but_bundle_errors(folder: Path) -> None:
+def test_flip_anywhere_in_the_manifest_raises_only_bundle_errors(folder: Path) -> None:
     path = folder / NAME
     original = path.read_bytes()
     for offset in range(0, len(original), 5):
@@ -199,7 +199,7 @@ def to_socket(path: Path, outside: Path) -> None:
         (to_socket, "a socket"),
     ],
 )
-def test_what_is_not_a_plain_file_is_named(
+def test_other_things_than_plain_files_are_named(
     folder: Path, name: str, replace: Callable[[Path, Path], None], kind: str
 ) -> None:
     replace(folder / name, folder.parent / "outside")
@@ -233,7 +233,7 @@ def swap_while_opening(
 
 @pytest.mark.parametrize("name", EVERY)
 @pytest.mark.parametrize("replace", [to_symlink, to_hard_link, to_folder, to_pipe])
-def test_file_swapped_for_something_else_while_it_is_opened_is_refused(
+def test_file_swapped_for_something_else_while_it_is_opened_is_rejected(
     folder: Path,
     name: str,
     replace: Callable[[Path, Path], None],
@@ -244,7 +244,7 @@ def test_file_swapped_for_something_else_while_it_is_opened_is_refused(
     assert isinstance(error_of(folder, name), BundleFileError)
 
 
-def test_file_swapped_for_another_while_it_is_opened_is_refused(
+def test_file_swapped_for_another_while_it_is_opened_is_rejected(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "tokenizer.json"
@@ -335,7 +335,7 @@ def test_rejected_graph_is_named(tmp_path: Path) -> None:
     assert isinstance(error_of(tmp_path / "other", "decoder.onnx"), GraphError)
 
 
-def test_graph_with_weights_elsewhere_is_refused(tmp_path: Path) -> None:
+def test_graph_with_weights_elsewhere_is_rejected(tmp_path: Path) -> None:
     model = tiny_bundle.model()
     model.graph.initializer.append(tiny_bundle.external("more", (1,), "certificate.npz", 0, 4))
     tiny_bundle.write(tmp_path / "other", {"decoder.onnx": model.SerializeToString()})

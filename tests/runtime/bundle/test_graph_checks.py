@@ -90,7 +90,7 @@ def test_graph_that_fits_the_manifest_is_accepted(
         ("decoder", "decoder", replace(STEP, outputs=STEP.outputs[1:]), "logits"),
     ],
 )
-def test_graph_that_does_not_fit_the_manifest_is_refused(
+def test_graph_that_does_not_fit_the_manifest_is_rejected(
     kind: str, role: str, summary: GraphSummary, said: str
 ) -> None:
     with pytest.raises(GraphError, match=r"^x\.onnx") as caught:

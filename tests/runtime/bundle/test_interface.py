@@ -80,7 +80,7 @@ def test_names_of_a_graph_follow_from_its_role_and_the_kind(
     assert outputs_of(role, manifest) == outputs
 
 
-def test_a_name_too_many_and_one_too_few_are_both_named() -> None:
+def test_missing_and_unexpected_names_are_both_named() -> None:
     manifest = manifest_of("encoder-decoder", TEXT)
     check_names("encoder", manifest, inputs=["lengths", "input_ids"], outputs=["cross.0.key"])
     found = r"encoder\.onnx.*inputs.*missing: lengths; unexpected: size"

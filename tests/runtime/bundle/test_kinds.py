@@ -26,7 +26,7 @@ def manifest_of(kind: str, output: str | None = None, *, is_image: bool = False)
         ("encoder-decoder", True, True, True),
     ],
 )
-def test_sides_follow_from_the_graphs(
+def test_encoder_and_decoder_follow_from_the_graphs(
     kind: str, has_encoder: bool, has_decoder: bool, reads_source: bool
 ) -> None:
     found = KINDS[kind]
@@ -36,7 +36,7 @@ def test_sides_follow_from_the_graphs(
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_only_an_encoder_alone_is_described_by_its_output(kind: ModelKind) -> None:
+def test_only_encoders_are_described_by_their_output(kind: ModelKind) -> None:
     words = [bool(text) for text in (kind.gives, kind.description, kind.use)]
     assert words == [kind.has_decoder] * 3
 
@@ -67,19 +67,19 @@ def test_only_an_encoder_alone_is_described_by_its_output(kind: ModelKind) -> No
     ],
     ids=["decoder", "encoder-decoder", "embedding", "labels"],
 )
-def test_what_a_bundle_takes_and_gives_is_said_in_words(
+def test_inputs_and_outputs_are_described_in_words(
     manifest: Manifest, takes: str, gives: str
 ) -> None:
     assert (manifest.takes, manifest.gives) == (takes, gives)
 
 
 @pytest.mark.parametrize("output", OUTPUTS)
-def test_an_encoder_of_another_output_names_what_computes_it(output: str) -> None:
+def test_the_error_for_a_wrong_encoder_says_how_to_use_it(output: str) -> None:
     error = wrong_kind(manifest_of("encoder", output), what="translate", expected="a translator")
     assert f"{OUTPUTS[output].summary}. Use {OUTPUTS[output].use}." in str(error)
 
 
 @pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_another_kind_names_what_opens_it(kind: str) -> None:
+def test_the_error_for_a_wrong_kind_says_how_to_use_it(kind: str) -> None:
     error = wrong_kind(manifest_of(kind), what="embed", expected="an encoder")
     assert f"got {KINDS[kind].description}. Use {KINDS[kind].use}." in str(error)

@@ -69,7 +69,7 @@ def test_encoded_manifest_decodes_to_itself() -> None:
     assert decode(DATA) == MANIFEST
 
 
-def test_manifest_of_a_time_without_lists_of_keys_is_read() -> None:
+def test_manifest_without_the_newer_lists_of_keys_is_read() -> None:
     lists = ("accepted_keys", "ignored_keys", "left_out")
     data = changed(lambda document: [document["provenance"].pop(name) for name in lists])
     assert decode(data) == MANIFEST
@@ -94,12 +94,12 @@ def test_encoding_refuses_what_decoding_refuses() -> None:
 
 
 @pytest.mark.parametrize("length", range(0, len(DATA) - 2, 50))
-def test_torn_manifest_is_refused(length: int) -> None:
+def test_torn_manifest_is_rejected(length: int) -> None:
     error_of(DATA[:length])
 
 
 @pytest.mark.parametrize("keys", OBJECTS, ids=str)
-def test_unknown_field_is_refused(keys: tuple[str | int, ...]) -> None:
+def test_unknown_field_is_rejected(keys: tuple[str | int, ...]) -> None:
     data = changed(lambda document: reached(document, keys).update(command="rm"))
     assert "command" in error_of(data)
 
@@ -109,7 +109,7 @@ def without(keys: tuple[str | int, ...], field: str) -> Change:
 
 
 @pytest.mark.parametrize("keys", OBJECTS, ids=str)
-def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
+def test_missing_field_is_rejected(keys: tuple[str | int, ...]) -> None:
     optional = {
         *("sequence", "min_new_tokens", "bos", "eos", "pad"),
         *("start", "forced_first", "forced_last", "suppressed"),
@@ -122,14 +122,14 @@ def test_missing_field_is_refused(keys: tuple[str | int, ...]) -> None:
 
 
 @pytest.mark.parametrize("keys", OBJECTS, ids=str)
-def test_repeated_field_is_refused(keys: tuple[str | int, ...]) -> None:
+def test_repeated_field_is_rejected(keys: tuple[str | int, ...]) -> None:
     for field, value in reached(json.loads(DATA), keys).items():
         data = changed(put(*keys, "another", value=value))
         repeated = data.replace(b'"another"', json.dumps(field).encode())
         assert f"'{field}' twice" in error_of(repeated)
 
 
-def test_field_repeated_in_escaped_letters_or_deeper_down_is_refused() -> None:
+def test_field_repeated_in_escaped_letters_or_deeper_down_is_rejected() -> None:
     data = changed(lambda document: document.update(another=2))
     assert "'schema' twice" in error_of(data.replace(b'"another"', rb'"\u0073chema"'))
     data = changed(lambda document: document["provenance"]["versions"].update(another="9"))
@@ -175,7 +175,7 @@ def test_field_repeated_in_escaped_letters_or_deeper_down_is_refused() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_value_of_the_wrong_kind_is_refused(keys: tuple[str | int, ...], value: object) -> None:
+def test_value_of_the_wrong_kind_is_rejected(keys: tuple[str | int, ...], value: object) -> None:
     error_of(changed(put(*keys, value=value)))
 
 
@@ -186,13 +186,13 @@ def test_other_schema_is_named_before_anything_else(schema: int) -> None:
 
 
 @pytest.mark.parametrize("number", [b"NaN", b"Infinity", b"-Infinity", b"1e999", b"9" * 5000])
-def test_number_that_is_none_is_refused(number: bytes) -> None:
+def test_invalid_number_is_rejected(number: bytes) -> None:
     error_of(DATA.replace(b'"context_length": 16', b'"context_length": ' + number))
 
 
 @pytest.mark.parametrize("opening", [b"[", b'{"a":'])
 @pytest.mark.parametrize("before", [b"", b'{"x":', DATA.rstrip(b"}\n") + b',"x":'])
-def test_deep_nesting_is_refused(before: bytes, opening: bytes) -> None:
+def test_deep_nesting_is_rejected(before: bytes, opening: bytes) -> None:
     error_of(before + opening * 100_000)
 
 
@@ -210,7 +210,7 @@ def test_deep_nesting_is_refused(before: bytes, opening: bytes) -> None:
     ],
     ids=str,
 )
-def test_other_bytes_are_refused(data: bytes) -> None:
+def test_other_bytes_are_rejected(data: bytes) -> None:
     error_of(data)
 
 
@@ -238,7 +238,7 @@ def test_other_bytes_are_refused(data: bytes) -> None:
     [("tokenizer",), ("certificate",), ("weights", 0), ("graphs", "decoder", "file")],
     ids=str,
 )
-def test_path_tricks_in_names_are_refused(keys: tuple[str | int, ...], name: str) -> None:
+def test_path_tricks_in_names_are_rejected(keys: tuple[str | int, ...], name: str) -> None:
     def change(document: dict[str, Any]) -> None:
         put(*keys, value=name)(document)
         document["files"].append({"name": name, "size": 1, "sha256": "0" * 64})
@@ -278,7 +278,7 @@ def test_longest_name_is_accepted() -> None:
         (put("states", 0, "update", value="replace"), "capacity"),
     ],
 )
-def test_parts_that_disagree_are_refused(change: Change, part: str) -> None:
+def test_fields_that_disagree_are_rejected(change: Change, part: str) -> None:
     assert part in error_of(changed(change))
 
 
@@ -342,7 +342,7 @@ def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int],
     error_of(changed(make(limit + 1)))
 
 
-def test_manifest_over_its_size_is_refused_unread() -> None:
+def test_manifest_over_its_size_is_rejected_unread() -> None:
     spaces = limits.MAX_MANIFEST_BYTES - len(DATA)
     assert decode(DATA + b" " * spaces) == MANIFEST
     assert f"{limits.MAX_MANIFEST_BYTES} bytes" in error_of(DATA + b" " * (spaces + 1))

@@ -171,7 +171,7 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder-decoder", lambda document: document["graphs"].pop("attention"), "'attention'"),
     ],
 )
-def test_part_that_does_not_fit_the_kind_is_refused(kind: str, change: Change, part: str) -> None:
+def test_field_that_does_not_fit_the_kind_is_rejected(kind: str, change: Change, part: str) -> None:
     document = document_of(kind)
     change(document)
     with pytest.raises(ManifestError) as caught:

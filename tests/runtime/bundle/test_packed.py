@@ -2,7 +2,7 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -35,18 +35,7 @@ ADVICE = "Run `ortolan pack` again, or delete the folder."
 
 
 @pytest.fixture(scope="module")
-def state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Keys of these tests stay out of the user's folders."""
-    folder = tmp_path_factory.mktemp("state")
-    with pytest.MonkeyPatch.context() as patch:
-        for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
-            patch.setenv(name, str(folder))
-        yield folder
-
-
-@pytest.fixture(scope="module")
-def original(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    assert state.is_dir()
+def original(tmp_path_factory: pytest.TempPathFactory) -> Path:
     bundle = packed_bundles.write(tmp_path_factory.mktemp("packed") / "bundle", "int4")
     pack(bundle)
     return bundle.path
@@ -54,7 +43,7 @@ def original(state: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def bundle(original: Path, tmp_path: Path) -> Bundle:
-    """A packed bundle that a test may spoil."""
+    """A packed bundle that a test may damage."""
     return open_bundle(shutil.copytree(original, tmp_path / "bundle"))
 
 
@@ -64,7 +53,7 @@ def folder(bundle: Bundle) -> Path:
 
 
 def refusal(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> str:
-    """Load a bundle whose packed weights are not used, and give what is said about it."""
+    """Load a bundle whose packed weights are not usable, and return the warning."""
     caplog.clear()
     model = load(bundle.path)
     assert model.generate([1, 2], max_new_tokens=2).finish_reason == "length"
@@ -77,8 +66,15 @@ def refusal(bundle: Bundle, caplog: pytest.LogCaptureFixture) -> str:
     return message
 
 
+def usable(bundle: Bundle) -> Packed:
+    """The packed weights of a bundle, which must be usable."""
+    weights = find_packed(bundle, onnxruntime=VERSION)
+    assert weights is not None
+    return weights
+
+
 def reseal(folder: Path, change: Callable[[PackedManifest], PackedManifest]) -> None:
-    """Change a packed manifest as only its maker can."""
+    """Change a packed manifest and seal it again."""
     manifest = change(msgspec.json.decode((folder / NAME).read_bytes(), type=PackedManifest))
     (folder / NAME).write_bytes(packed.encode(manifest))
     (folder / SEAL).write_bytes(seal.make_seal((folder / NAME).read_bytes()))
@@ -87,17 +83,17 @@ def reseal(folder: Path, change: Callable[[PackedManifest], PackedManifest]) -> 
 # --- what is used -----------------------------------------------------------------------------
 
 
-def test_what_was_packed_here_is_used_and_nothing_is_said(
+def test_what_was_packed_here_is_used_without_a_warning(
     bundle: Bundle, caplog: pytest.LogCaptureFixture
 ) -> None:
-    made = find_packed(bundle, onnxruntime=VERSION, full_check=True)
-    assert made is not None
-    assert made.folder == folder_name(VERSION)
+    weights = find_packed(bundle, onnxruntime=VERSION, full_check=True)
+    assert weights is not None
+    assert weights.folder == folder_name(VERSION)
     load(bundle.path, full_check=True)
     assert caplog.records == []
 
 
-def test_a_bundle_that_was_not_packed_says_nothing(
+def test_a_bundle_that_was_not_packed_warns_of_nothing(
     bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     shutil.rmtree(folder)
@@ -117,7 +113,7 @@ def test_only_folders_with_the_right_name_are_looked_at(
     assert caplog.records == []
 
 
-def test_packed_weights_for_another_machine_beside_ours_are_passed_over(
+def test_packed_weights_of_another_machine_are_ignored(
     bundle: Bundle, folder: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = shutil.copytree(folder, bundle.path / ("packed-" + "0" * 16))
@@ -138,18 +134,15 @@ def test_the_name_of_the_folder_follows_version_and_processor(
     assert len(names) == 4
 
 
-def test_a_graph_is_told_of_packed_weights_and_stays_the_same_otherwise(bundle: Bundle) -> None:
-    made = find_packed(bundle, onnxruntime=VERSION)
-    assert made is not None
+def test_a_graph_refers_to_packed_weights_and_is_otherwise_unchanged(bundle: Bundle) -> None:
+    weights = usable(bundle)
     data = bundle.read("decoder.onnx")
-    own, told = (
-        onnx.load_from_string(data),
-        onnx.load_from_string(made.attach("decoder.onnx", data)),
-    )
-    (graph,) = made.manifest.graphs
-    (carrier,) = (item for item in told.graph.initializer if item.name == graph.carrier.name)
+    own = onnx.load_from_string(data)
+    attached = onnx.load_from_string(weights.attach("decoder.onnx", data))
+    (graph,) = weights.manifest.graphs
+    (carrier,) = (item for item in attached.graph.initializer if item.name == graph.carrier.name)
     entries = {entry.key: entry.value for entry in carrier.external_data}
-    assert entries.pop("location") == f"{made.folder}/{BLOB}"
+    assert entries.pop("location") == f"{weights.folder}/{BLOB}"
     assert int(entries.pop("offset")) == graph.carrier.span.offset
     assert int(entries.pop("length")) == graph.carrier.span.length
     first = graph.weights[0]
@@ -157,24 +150,19 @@ def test_a_graph_is_told_of_packed_weights_and_stays_the_same_otherwise(bundle: 
         [first.key, *(f"{span.offset};{span.length};0" for span in first.spans)]
     )
     assert len(entries) == len(graph.weights)
-    for model in (own, told):
+    for model in (own, attached):
         for item in model.graph.initializer:
             if item.name == graph.carrier.name:
                 del item.external_data[:]
-    assert told == own
+    assert attached == own
+
+    assert weights.attach("other.onnx", b"as it is") == b"as it is"
 
 
-def test_another_graph_is_told_nothing(bundle: Bundle) -> None:
-    made = find_packed(bundle, onnxruntime=VERSION)
-    assert made is not None
-    assert made.attach("other.onnx", b"as it is") == b"as it is"
-
-
-def test_a_bundle_may_not_bring_such_a_graph(bundle: Bundle) -> None:
-    made = find_packed(bundle, onnxruntime=VERSION)
-    assert made is not None
+def test_a_bundle_may_not_contain_such_a_graph(bundle: Bundle) -> None:
+    weights = usable(bundle)
     with pytest.raises(GraphError, match="got 'prepacked_0'"):
-        onnx_graph.read(made.attach("decoder.onnx", bundle.read("decoder.onnx")))
+        onnx_graph.read(weights.attach("decoder.onnx", bundle.read("decoder.onnx")))
 
 
 # --- what is not used -------------------------------------------------------------------------
@@ -190,7 +178,7 @@ def test_after_an_update_of_onnxruntime_the_old_folder_is_named(
     )
 
 
-def test_another_processor_is_said(
+def test_another_processor_is_named(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(packed, "processor_features", lambda: ("x86_64", "avx9"))
@@ -198,7 +186,7 @@ def test_another_processor_is_said(
     assert "expected packed weights for a processor with x86_64 avx9, got those for" in message
 
 
-def test_packed_weights_of_another_bundle_are_said(
+def test_packed_weights_of_another_bundle_are_not_used(
     folder: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     other = packed_bundles.write(tmp_path / "other", "int4", seed=1)
@@ -214,18 +202,18 @@ def test_a_bundle_that_was_exported_again_is_another_bundle(
     assert "expected packed weights for the bundle" in caplog.text
 
 
-def test_the_key_of_somebody_else_is_said(
+def test_a_seal_of_another_user_is_not_accepted(
     bundle: Bundle,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "theirs"))
-    said = "expected packed weights that this user made on this machine, got a packed.json with"
-    assert said in refusal(bundle, caplog)
+        monkeypatch.setenv(name, str(tmp_path / "other user"))
+    reason = "expected packed weights that this user made on this machine, got a packed.json with"
+    assert reason in refusal(bundle, caplog)
     seal.make_seal(b"another key")
-    assert said in refusal(bundle, caplog)
+    assert reason in refusal(bundle, caplog)
 
 
 def alter(folder: Path) -> None:
@@ -239,7 +227,7 @@ def link(folder: Path) -> None:
     (folder / BLOB).symlink_to("elsewhere")
 
 
-SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
+DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "altered": (alter, "with another seal"),
     "torn": (lambda folder: os.truncate(folder / NAME, 100), "with another seal"),
     "empty seal": (lambda folder: (folder / SEAL).write_bytes(b""), "with another seal"),
@@ -252,13 +240,13 @@ SPOILED: dict[str, tuple[Callable[[Path], object], str]] = {
 }
 
 
-@pytest.mark.parametrize("spoil", SPOILED)
-def test_a_spoiled_folder_is_said(
-    bundle: Bundle, folder: Path, spoil: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("damage", DAMAGED)
+def test_a_damaged_folder_is_not_used(
+    bundle: Bundle, folder: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    change, said = SPOILED[spoil]
+    change, reason = DAMAGED[damage]
     change(folder)
-    assert said in refusal(bundle, caplog)
+    assert reason in refusal(bundle, caplog)
 
 
 def with_span(offset: int, length: int) -> Callable[[PackedManifest], PackedManifest]:
@@ -278,8 +266,7 @@ def test_packed_weights_end_where_the_file_ends(
 ) -> None:
     size = (folder / BLOB).stat().st_size
     reseal(folder, with_span(0, size + beyond))
-    made = find_packed(bundle, onnxruntime=VERSION)
-    assert (made is None) is (beyond == 1)
+    assert (find_packed(bundle, onnxruntime=VERSION) is None) is (beyond == 1)
     assert (f"within the {size} bytes of packed.bin" in caplog.text) is (beyond == 1)
 
 
@@ -298,7 +285,7 @@ REFUSED: dict[str, tuple[Callable[[PackedManifest], PackedManifest], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_a_manifest_that_does_not_fit_is_said(
+def test_a_manifest_that_does_not_fit_is_not_used(
     bundle: Bundle, folder: Path, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     change, reason = REFUSED[name]
@@ -307,7 +294,7 @@ def test_a_manifest_that_does_not_fit_is_said(
 
 
 @pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": 2}', b"\xff", b"[" * 10000])
-def test_a_sealed_file_that_is_no_manifest_is_said(
+def test_a_sealed_file_that_is_no_manifest_is_not_used(
     bundle: Bundle, folder: Path, data: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (folder / NAME).write_bytes(data)
@@ -329,10 +316,7 @@ def test_an_altered_blob_is_found_by_a_full_check(
         load(bundle.path, full_check=True)
 
 
-def test_verify_checks_what_runs(
-    tmp_path: Path, state: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert state.is_dir()
+def test_verify_checks_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = packed_bundles.write(tmp_path / "bundle", "fp32")
     pack(bundle)
     attached: list[str] = []

@@ -14,7 +14,7 @@ def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "ortolan" / "seal.key"
 
 
-def test_a_seal_is_of_its_data_alone() -> None:
+def test_a_seal_fits_its_data_only() -> None:
     seal = make_seal(b"data")
     assert check_seal(b"data", seal)
     assert not check_seal(b"Data", seal)
@@ -37,19 +37,19 @@ def test_another_key_makes_another_seal(tmp_path: Path, monkeypatch: pytest.Monk
     assert make_seal(b"data") != seal
 
 
-def test_checking_makes_no_key(key: Path) -> None:
+def test_checking_creates_no_key(key: Path) -> None:
     assert not check_seal(b"data", b"0" * 64)
     assert not key.exists()
 
 
-def test_half_a_key_seals_nothing_and_is_replaced(key: Path) -> None:
+def test_an_incomplete_key_is_replaced(key: Path) -> None:
     key.parent.mkdir()
     key.write_bytes(b"short")
     assert not check_seal(b"data", b"0" * 64)
     assert check_seal(b"data", make_seal(b"data"))
 
 
-def test_a_folder_that_cannot_be_made_is_an_error(key: Path) -> None:
+def test_a_state_folder_that_cannot_be_created_is_an_error(key: Path) -> None:
     key.parent.write_text("in the way")
     with pytest.raises(OSError, match="ortolan"):
         make_seal(b"data")

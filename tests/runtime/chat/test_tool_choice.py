@@ -239,9 +239,9 @@ def test_an_invalid_choice_is_rejected(
         ("json", {"type": "string"}, "must be a schema of type 'object'"),
         ("json", {"properties": {}, "required": ["x"]}, "'x' is unsatisfiable"),
         ("xml", {"required": ["x"]}, "'x'"),
-        ("xml", {"required": True}, "grammar: expected"),
+        ("xml", {"required": True}, "grammar is invalid"),
         ("xml", {"anyOf": [{"properties": {"x": {}}}]}, "writes arguments one by one"),
-        ("python", {"properties": {"x": {"type": "strong"}}}, "grammar: expected"),
+        ("python", {"properties": {"x": {"type": "strong"}}}, "grammar is invalid"),
     ],
 )
 def test_a_schema_without_a_grammar_is_rejected(

@@ -58,7 +58,7 @@ def test_heads_are_those_of_the_widest_attention(bundle: Bundle) -> None:
     assert query_heads(graphs, []) == 1  # it has no scores
 
 
-def test_a_prompt_in_parts_gives_what_it_gives_whole(
+def test_small_chunks_compute_the_same_prompt(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     engine, ids = Engine(bundle, threads=1), [7 * index % 50 for index in range(60)]
@@ -71,7 +71,7 @@ def test_a_prompt_in_parts_gives_what_it_gives_whole(
     np.testing.assert_allclose(in_parts, whole, rtol=0, atol=1e-5)
 
 
-def test_the_plan_of_memory_counts_them(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_memory_plan_counts_the_scores(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     def workspace(device: str = "cpu") -> int:
         return plan_memory(bundle.manifest, bundle.graphs, context=64, device=device).workspace
 
@@ -82,7 +82,7 @@ def test_the_plan_of_memory_counts_them(bundle: Bundle, monkeypatch: pytest.Monk
     assert workspace("cuda") < workspace()
 
 
-def test_the_switch_is_set_for_our_sessions_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_switch_is_only_set_while_sessions_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     with whole_scores():
         assert os.environ[SWITCH] == "1"
@@ -114,7 +114,9 @@ def test_the_switch_stays_while_any_thread_opens_sessions(
         assert SWITCH not in os.environ
 
 
-def test_sessions_are_opened_with_it(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_opens_its_sessions_with_the_switch(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     seen: list[str | None] = []
     original = ort_session.OrtSession

@@ -36,14 +36,14 @@ def pages_in_memory(array: NDArray[Any]) -> int:
     return int((resident & 1).sum())
 
 
-def test_far_more_than_the_memory_can_be_reserved() -> None:
+def test_more_than_the_physical_memory_can_be_reserved() -> None:
     array = space_of(1 << 42).array
     array[1 << 41] = 7
     assert array[1 << 41] == 7
     assert not array[:PAGE].any()
 
 
-def test_only_what_is_written_to_takes_memory() -> None:
+def test_only_written_pages_take_memory() -> None:
     array = space_of(1000 * PAGE).array
     array[::PAGE][100:120] = 1
     assert pages_in_memory(array) == 20
@@ -59,7 +59,7 @@ def test_only_what_is_written_to_takes_memory() -> None:
         (4 * PAGE - 1, 7 * PAGE),
     ],
 )
-def test_what_is_given_back_is_zero_and_nothing_else_is(start: int, end: int) -> None:
+def test_returned_memory_reads_as_zeros_and_the_rest_is_unchanged(start: int, end: int) -> None:
     space = space_of(40 * PAGE)
     space.array[:] = 9
     space.give_back(space.array[start:end])
@@ -68,7 +68,7 @@ def test_what_is_given_back_is_zero_and_nothing_else_is(start: int, end: int) ->
     assert (space.array[end:] == 9).all()
 
 
-def test_what_is_given_back_takes_no_memory() -> None:
+def test_returned_memory_is_not_resident() -> None:
     space = space_of(40 * PAGE)
     space.array[:] = 9
     space.give_back(space.array[10 * PAGE + 8 : 30 * PAGE - 8])
@@ -101,7 +101,7 @@ def test_reserved_slots_have_room_for_the_context_and_never_move() -> None:
         slots.reserve(5001)
 
 
-def test_a_reserved_slot_that_is_released_is_zero_and_its_neighbours_are_as_they_were() -> None:
+def test_releasing_a_reserved_slot_zeroes_it_and_not_its_neighbors() -> None:
     slots = filled(
         Slots((KEY, VALUE, SUM), count=3, beams=2, context_length=999, reserved=True), *[999] * 6
     )
@@ -118,7 +118,7 @@ def test_a_reserved_slot_that_is_released_is_zero_and_its_neighbours_are_as_they
             np.testing.assert_array_equal(value, before[row][1])
 
 
-def test_where_nothing_can_be_reserved_slots_grow(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slots_grow_if_nothing_can_be_reserved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine_buffers, "reserved", lambda size: None)
     slots = Slots((KEY, VALUE), count=2, context_length=5000, reserved=True)
     assert slots.capacity == CAPACITY_STEP

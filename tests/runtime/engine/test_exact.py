@@ -46,7 +46,7 @@ def exact_runner(engine: Engine, slots: int = 2, chunk: int = CHUNK) -> Runner:
 @pytest.mark.parametrize("kind", ["fp32", "int4"])
 @settings(max_examples=25, deadline=None)
 @given(count=st.integers(1, 150), data=st.data())
-def test_exact_parts_give_what_the_whole_gives_wherever_they_are_cut(
+def test_exact_chunks_compute_the_same_wherever_they_are_cut(
     exact: dict[str, Engine], kind: str, count: int, data: st.DataObject
 ) -> None:
     tokens = random_ids(count)
@@ -66,7 +66,7 @@ def test_exact_parts_give_what_the_whole_gives_wherever_they_are_cut(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("count", [1, 2, 127, 128, 129, 301])
-def test_exact_prompts_are_cut_by_place_whatever_came_before(
+def test_exact_prompts_compute_the_same_after_any_history(
     exact: dict[str, Engine], kind: str, count: int
 ) -> None:
     tokens, engine = random_ids(count), exact[kind]
@@ -83,7 +83,7 @@ def test_exact_prompts_are_cut_by_place_whatever_came_before(
 
 
 @pytest.mark.parametrize("kind", ["recurrent", "int8-prefill"])
-def test_parts_are_those_of_the_grid_where_results_depend_on_them(
+def test_chunks_end_at_the_grid_if_results_depend_on_them(
     exact: dict[str, Engine], kind: str
 ) -> None:
     runner = exact_runner(exact[kind], chunk=32)
@@ -91,7 +91,9 @@ def test_parts_are_those_of_the_grid_where_results_depend_on_them(
     assert sizes == [128, 128, 44]
 
 
-def test_parts_that_do_not_matter_are_as_large_as_they_may_be(exact: dict[str, Engine]) -> None:
+def test_chunks_are_as_large_as_possible_if_results_do_not_depend_on_them(
+    exact: dict[str, Engine],
+) -> None:
     runner = exact_runner(exact["int4"], chunk=32)
     runner.prefill(0, random_ids(7))
     sizes = [len(part) for _, part in runner_parts(runner, random_ids(60))]
@@ -105,7 +107,7 @@ def runner_parts(runner: Runner, tokens: list[int]) -> Iterator[tuple[int, Seque
         yield start, part
 
 
-def test_logits_that_were_asked_for_come_alone_and_in_place(exact: dict[str, Engine]) -> None:
+def test_requested_logits_are_written_in_place(exact: dict[str, Engine]) -> None:
     runner = exact_runner(exact["int4"])
     given = np.zeros((3, VOCABULARY), np.float32)
     logits = runner.chunk(0, random_ids(9), positions=[0, 4, 8], logits_RV=given)

@@ -58,7 +58,7 @@ def test_packed_weights_are_mapped_and_copied_ones_are_copied_again_to_be_packed
     assert plan.certain == plan.weights + mapped.packed + plan.cache + plan.logits
 
 
-def test_floats_of_16_bits_are_held_in_float32(bundle: Bundle) -> None:
+def test_16_bit_floats_count_as_float32(bundle: Bundle) -> None:
     plan = plan_memory(bundle.manifest, bundle.graphs, context=10)
     graph = bundle.graphs["decoder"]
     halves = tuple(replace(tensor, dtype="float16") for tensor in graph.external)
@@ -66,7 +66,7 @@ def test_floats_of_16_bits_are_held_in_float32(bundle: Bundle) -> None:
     assert plan_memory(bundle.manifest, graphs, context=10).packed == 2 * plan.packed
 
 
-def test_on_a_gpu_weights_count_and_lie_there_once(bundle: Bundle) -> None:
+def test_weights_count_once_on_a_gpu(bundle: Bundle) -> None:
     states = tuple(
         msgspec.structs.replace(state, dtype="bfloat16") for state in bundle.manifest.states
     )
@@ -85,7 +85,7 @@ def state(shape: tuple[int | str, ...], update: Literal["replace", "source"]) ->
     return State(name="s", input="s", output="t", shape=shape, dtype="float16", update=update)
 
 
-def test_states_of_fixed_size_count_once_a_row_and_sources_by_their_length(bundle: Bundle) -> None:
+def test_replaced_states_count_per_row_and_sources_by_length(bundle: Bundle) -> None:
     fixed = state(("batch", 7), "replace")
     read = state(("batch", 2, "source", 5), "source")
     manifest = msgspec.structs.replace(
@@ -117,14 +117,12 @@ def test_free_swap_counts_and_a_control_group_bounds(tmp_path: Path, bundle: Bun
         check_request(bundle, 1.9, bounded)
 
 
-def test_small_requests_and_unknown_memory_refuse_nothing(tmp_path: Path, bundle: Bundle) -> None:
+def test_small_requests_and_unknown_memory_reject_nothing(tmp_path: Path, bundle: Bundle) -> None:
     check_request(bundle, 0.01, machine(tmp_path, available=0))
     check_request(bundle, 1000, tmp_path / "no such root")
 
 
-def test_states_of_fixed_size_count_for_each_row_of_a_request(
-    tmp_path: Path, bundle: Bundle
-) -> None:
+def test_replaced_states_count_for_every_row_of_a_request(tmp_path: Path, bundle: Bundle) -> None:
     manifest = msgspec.structs.replace(bundle.manifest, states=(state(("batch", GIB), "replace"),))
     memory, root = RequestMemory(manifest), machine(tmp_path, available=5 * GIB)
     memory.check(tokens=1, rows=2, root=root)
@@ -132,7 +130,7 @@ def test_states_of_fixed_size_count_for_each_row_of_a_request(
         memory.check(tokens=1, rows=3, root=root)
 
 
-def test_loading_refuses_copies_that_do_not_fit_and_not_mapped_ones(
+def test_loading_needs_memory_for_copied_weights_only(
     tmp_path: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(memory_plan, "SMALL_BYTES", 0)

@@ -117,7 +117,7 @@ def assert_same(texts: Sequence[RecordedText], expected: Sequence[RecordedText])
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 127, 128, 129, 256, 300, 600, CONTEXT - LIMIT])
-def test_cold_and_cached_and_from_files_and_evicted_are_the_same_to_the_bit(
+def test_cold_cached_read_and_evicted_prefixes_are_bit_identical(
     engines: dict[str, Engine],
     new_cache: Callable[..., PrefixCache],
     tmp_path: Path,
@@ -142,7 +142,7 @@ def test_cold_and_cached_and_from_files_and_evicted_are_the_same_to_the_bit(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_prompts_share_what_they_have_in_common_in_whole_blocks(
+def test_prompts_share_whole_blocks_of_their_common_prefix(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], kind: str
 ) -> None:
     system, cache = random_ids(300), new_cache(kind)
@@ -161,7 +161,7 @@ def test_prompts_share_what_they_have_in_common_in_whole_blocks(
     )
 
 
-def test_prompts_that_come_together_share_what_the_first_of_them_computes(
+def test_concurrent_prompts_share_what_the_first_computes(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
 ) -> None:
     prompts = [[*random_ids(256), token] for token in range(2)]
@@ -173,7 +173,7 @@ def test_prompts_that_come_together_share_what_the_first_of_them_computes(
 @settings(max_examples=20, deadline=None)
 @given(data=st.data())
 @pytest.mark.parametrize("kind", KINDS)
-def test_any_prompts_with_any_budget_give_what_they_give_cold_within_the_budget(
+def test_any_prompts_match_cold_results_within_any_memory_limit(
     engines: dict[str, Engine],
     alone: Callable[[str, tuple[int, ...]], RecordedText],
     kind: str,
@@ -223,7 +223,7 @@ def assert_chains_are_whole(cache: PrefixCache) -> None:
         assert parents[0] == cache._root or order[parents[0]] > order[key]
 
 
-def test_the_end_of_a_chain_goes_before_its_beginning(
+def test_the_end_of_a_chain_is_evicted_before_its_beginning(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
 ) -> None:
     cache = new_cache(blocks=4)
@@ -234,7 +234,7 @@ def test_the_end_of_a_chain_goes_before_its_beginning(
     assert text.cached_tokens == 2 * GRID
 
 
-def test_answers_never_enter_in_exact_mode(
+def test_completions_are_not_cached_in_exact_mode(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache]
 ) -> None:
     cache, prompt = new_cache(), random_ids(GRID - 2)
@@ -253,7 +253,7 @@ def test_a_cache_without_memory_and_folder_caches_nothing(
     assert cache.counts == PrefixCounts(prompts=2)
 
 
-def test_blocks_of_other_bundles_and_of_other_modes_are_never_taken(
+def test_blocks_of_other_bundles_and_modes_are_not_used(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], tmp_path: Path
 ) -> None:
     prompt = random_ids(300)
@@ -266,7 +266,7 @@ def test_blocks_of_other_bundles_and_of_other_modes_are_never_taken(
     assert len(list(tmp_path.iterdir())) == 2
 
 
-def test_prompts_whose_hashes_collide_are_told_apart_by_their_ids(
+def test_prompts_with_colliding_hashes_are_told_apart(
     engines: dict[str, Engine],
     new_cache: Callable[..., PrefixCache],
     tmp_path: Path,
@@ -283,7 +283,7 @@ def test_prompts_whose_hashes_collide_are_told_apart_by_their_ids(
         assert cache.counts.blocks == 1
 
 
-def test_files_serve_where_memory_has_no_room(
+def test_files_are_used_when_memory_is_full(
     engines: dict[str, Engine], new_cache: Callable[..., PrefixCache], tmp_path: Path
 ) -> None:
     prompt, cache = random_ids(600), new_cache(blocks=2, folder=tmp_path)
@@ -297,7 +297,7 @@ def test_files_serve_where_memory_has_no_room(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_later_service_finds_what_an_earlier_one_kept_in_a_folder(
+def test_a_later_service_uses_the_files_of_an_earlier_one(
     engines: dict[str, Engine], tmp_path: Path, kind: str
 ) -> None:
     model, prompt = load(engines[kind]._bundle.path, Decoder, threads=1), random_ids(300)
@@ -310,7 +310,7 @@ def test_a_later_service_finds_what_an_earlier_one_kept_in_a_folder(
         assert completion.tokens == cold.tokens
 
 
-def test_a_service_without_room_in_its_folder_keeps_nothing_there(
+def test_a_service_with_a_file_limit_of_0_writes_no_files(
     engines: dict[str, Engine], tmp_path: Path
 ) -> None:
     model = load(engines["fp32"]._bundle.path, Decoder, threads=1)

@@ -75,7 +75,7 @@ def test_another_process_reads_what_was_written(files: PrefixFiles, tmp_path: Pa
         np.testing.assert_array_equal(got, want)
 
 
-def test_what_is_not_there_is_none(files: PrefixFiles, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_missing_block_is_none(files: PrefixFiles, caplog: pytest.LogCaptureFixture) -> None:
     assert read(files, 1) is None
     written(files, 1).unlink()
     assert files.has(key_of(1))
@@ -100,7 +100,7 @@ def damaged(content: bytes) -> bytes:
         (lambda content: b"something else", "expected a file that Ortolan saved"),
     ],
 )
-def test_a_file_that_is_not_what_was_written_is_removed_with_the_reason(
+def test_a_damaged_file_is_removed_with_the_reason(
     files: PrefixFiles,
     caplog: pytest.LogCaptureFixture,
     change: Callable[[bytes], bytes],
@@ -132,7 +132,7 @@ def test_a_file_of_another_block_is_removed_with_the_reason(
         assert not files._path(key_of(1)).exists()
 
 
-def test_the_least_recent_files_go_first_and_the_ends_of_chains_before_their_beginnings(
+def test_the_least_recent_files_and_the_ends_of_chains_are_removed_first(
     files: PrefixFiles, tmp_path: Path
 ) -> None:
     written(files, 1, 2, 3, 4)
@@ -146,7 +146,7 @@ def test_the_least_recent_files_go_first_and_the_ends_of_chains_before_their_beg
     assert names(tmp_path) == [1, 6, 7, 8]
 
 
-def test_what_others_have_in_the_folder_stays_and_what_killed_processes_left_goes(
+def test_other_files_stay_and_leftovers_of_killed_processes_go(
     files: PrefixFiles, tmp_path: Path
 ) -> None:
     (tmp_path / "notes.block").write_bytes(bytes(10 * SIZE))
@@ -159,14 +159,14 @@ def test_what_others_have_in_the_folder_stays_and_what_killed_processes_left_goe
     assert read(files, 3) is not None
 
 
-def test_a_block_that_the_folder_has_no_room_for_is_not_written(tmp_path: Path) -> None:
+def test_a_block_larger_than_the_limit_is_not_written(tmp_path: Path) -> None:
     files = PrefixFiles(tmp_path, most_bytes=SIZE - 1)
     files.write([key_of(1)], IDS, STATES, after=ROOT)
     files.close()
     assert not list(tmp_path.iterdir())
 
 
-def test_blocks_beyond_what_may_wait_are_written_when_they_are_next_used(
+def test_blocks_beyond_the_pending_limit_are_written_when_next_used(
     files: PrefixFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prefix_files, "PENDING_BYTES", SIZE)
@@ -181,7 +181,7 @@ def test_blocks_beyond_what_may_wait_are_written_when_they_are_next_used(
     assert read(files, 2) is not None
 
 
-def test_a_disk_that_is_full_costs_nothing_but_a_warning(
+def test_a_full_disk_only_causes_a_warning(
     files: PrefixFiles, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: object) -> None:
@@ -197,7 +197,7 @@ def test_a_disk_that_is_full_costs_nothing_but_a_warning(
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path, place: str) -> None:
+def test_a_folder_that_cannot_be_created_is_an_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match="cache_folder"):
         PrefixFiles(tmp_path / place, most_bytes=SIZE)
@@ -216,7 +216,7 @@ files.close()
 """
 
 
-def test_two_processes_at_once_never_read_a_damaged_file_nor_exceed_the_bytes_for_long(
+def test_two_processes_at_once_read_no_damaged_file_and_stay_near_the_limit(
     tmp_path: Path,
 ) -> None:
     environment = {

@@ -60,7 +60,7 @@ def whole(engine: Engine, tokens: list[int]) -> NDArray[np.float32]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_one_call_gives_the_reference_at_every_position(tiny: Tiny, kind: str) -> None:
+def test_one_call_matches_the_reference_at_every_position(tiny: Tiny, kind: str) -> None:
     decoder, engine = tiny[kind]
     tokens = random_ids(70)
     assert_close(whole(engine, tokens), decoder.reference(tokens))
@@ -69,9 +69,7 @@ def test_one_call_gives_the_reference_at_every_position(tiny: Tiny, kind: str) -
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10, deadline=None)
 @given(tokens=st.lists(ids, min_size=1, max_size=40), chunk=st.integers(1, 12))
-def test_chunks_give_what_one_call_gives(
-    tiny: Tiny, kind: str, tokens: list[int], chunk: int
-) -> None:
+def test_chunks_match_one_call(tiny: Tiny, kind: str, tokens: list[int], chunk: int) -> None:
     _, engine = tiny[kind]
     got = new_runner(engine).prefill(0, tokens, most=chunk)
     assert_close(got, whole(engine, tokens)[-1])
@@ -80,7 +78,7 @@ def test_chunks_give_what_one_call_gives(
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10, deadline=None)
 @given(tokens=st.lists(ids, min_size=2, max_size=40), data=st.data())
-def test_decoding_after_a_prompt_gives_what_one_call_gives(
+def test_decoding_after_a_prompt_matches_one_call(
     tiny: Tiny, kind: str, tokens: list[int], data: st.DataObject
 ) -> None:
     _, engine = tiny[kind]
@@ -118,7 +116,7 @@ def test_decoding_across_every_growth_of_the_slots_up_to_the_context(tiny: Tiny,
     other=st.lists(ids, min_size=1, max_size=30),
     data=st.data(),
 )
-def test_a_rewound_row_gives_what_a_fresh_one_gives(
+def test_a_rewound_row_matches_a_fresh_one(
     tiny: Tiny, tokens: list[int], other: list[int], data: st.DataObject
 ) -> None:
     _, engine = tiny["unified"]
@@ -132,7 +130,7 @@ def test_a_rewound_row_gives_what_a_fresh_one_gives(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_row_gives_what_the_kept_one_gives(tiny: Tiny, kind: str) -> None:
+def test_a_restored_row_matches_the_original(tiny: Tiny, kind: str) -> None:
     _, engine = tiny[kind]
     runner = new_runner(engine)
     runner.prefill(0, random_ids(50))
@@ -171,7 +169,7 @@ def test_teacher_forced_logits_that_are_not_finite_are_an_error(tiny: Tiny) -> N
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_slot_that_was_released_gives_what_a_new_one_gives(tiny: Tiny, kind: str) -> None:
+def test_a_released_slot_matches_a_new_one(tiny: Tiny, kind: str) -> None:
     _, engine = tiny[kind]
     used = new_runner(engine)
     for _ in range(2):
@@ -184,7 +182,7 @@ def test_a_slot_that_was_released_gives_what_a_new_one_gives(tiny: Tiny, kind: s
         used.slots.release(0)
 
 
-def test_steps_are_bound_once_and_write_their_logits_to_one_place(
+def test_steps_are_bound_once_and_write_logits_in_place(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, engine = tiny["unified"]
@@ -212,7 +210,7 @@ def test_steps_are_bound_once_and_write_their_logits_to_one_place(
     rows=st.lists(st.lists(ids, min_size=1, max_size=20), min_size=2, max_size=4),
     tail=st.lists(ids, min_size=1, max_size=6),
 )
-def test_ragged_rows_decoded_together_give_what_each_gives_alone(
+def test_ragged_rows_decoded_together_match_single_rows(
     tiny: Tiny, rows: list[list[int]], tail: list[int]
 ) -> None:
     _, engine = tiny["unified"]
@@ -227,9 +225,7 @@ def test_ragged_rows_decoded_together_give_what_each_gives_alone(
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("length", [1, 30, 256])
-def test_a_row_that_rests_in_steps_stays_as_it_is_to_the_bit(
-    tiny: Tiny, kind: str, length: int
-) -> None:
+def test_a_row_that_rests_does_not_change_by_a_bit(tiny: Tiny, kind: str, length: int) -> None:
     _, engine = tiny[kind]
     runner = Runner(engine, engine.slots(4))
     resting = random_ids(length, seed=2)
@@ -246,9 +242,7 @@ def test_a_row_that_rests_in_steps_stays_as_it_is_to_the_bit(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_rows_give_to_the_bit_what_they_give_alone_whatever_joins_and_leaves(
-    tiny: Tiny, kind: str
-) -> None:
+def test_rows_are_bit_identical_whatever_rows_join_and_leave(tiny: Tiny, kind: str) -> None:
     _, engine = tiny[kind]
 
     def alone(row: int) -> list[NDArray[np.float32]]:
@@ -307,7 +301,7 @@ class OneBuffer(Slots):
         pass
 
 
-def test_one_buffer_for_both_would_be_wrong(tiny: Tiny) -> None:
+def test_replaced_states_need_two_buffers(tiny: Tiny) -> None:
     decoder, engine = tiny["recurrent"]
     tokens, states = random_ids(12), engine.manifest.states
     expected = decoder.reference(tokens)
@@ -321,7 +315,7 @@ def test_one_buffer_for_both_would_be_wrong(tiny: Tiny) -> None:
     assert np.abs(np.array([logits for _, logits in got]) - expected[4:]).max() > 0.1
 
 
-def test_forked_rows_go_on_from_the_replaced_state_of_their_parent(tiny: Tiny) -> None:
+def test_copied_rows_continue_from_the_replaced_state_of_their_parent(tiny: Tiny) -> None:
     decoder, engine = tiny["recurrent"]
     runner = new_runner(engine, 3)
     histories = [random_ids(6, seed=row) for row in range(3)]
@@ -336,7 +330,7 @@ def test_forked_rows_go_on_from_the_replaced_state_of_their_parent(tiny: Tiny) -
             assert_close(logits[row], decoder.reference(history)[-1])
 
 
-def test_a_replaced_state_is_restored_into_any_row_whichever_buffer_has_its_turn(
+def test_a_replaced_state_is_restored_on_either_turn(
     tiny: Tiny,
 ) -> None:
     decoder, engine = tiny["recurrent"]

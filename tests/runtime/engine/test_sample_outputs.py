@@ -11,7 +11,7 @@ from ortolan.runtime.engine.sample_outputs import sample_outputs
 
 
 @pytest.mark.parametrize("kind", ["decoder", "split", "encoder", "images", "encoder-decoder"])
-def test_every_kind_of_bundle_gives_the_same_sample_outputs_twice(
+def test_sample_outputs_of_every_kind_of_bundle_are_repeatable(
     kind: str, tmp_path: Path, exported: Callable[[str], Path]
 ) -> None:
     if kind == "encoder-decoder":

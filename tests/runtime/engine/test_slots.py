@@ -54,7 +54,7 @@ def filled(slots: Slots, *lengths: int) -> Slots:
 
 
 @given(st.lists(st.integers(1, 5000), min_size=1, max_size=6), st.integers(1, 5000))
-def test_capacity_is_a_step_or_the_context_and_never_far_above_what_was_asked_for(
+def test_capacity_is_a_multiple_of_the_step_or_the_context_and_never_far_above_the_need(
     lengths: list[int], context: int
 ) -> None:
     slots = Slots((VALUE,), count=1, context_length=context)
@@ -97,7 +97,7 @@ def test_growing_keeps_the_valid_part_of_every_row_and_every_state() -> None:
         np.testing.assert_array_equal(total, before[row][2])
 
 
-def test_an_allocation_that_fails_leaves_the_cache_as_it_was(
+def test_a_failed_allocation_changes_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     slots = filled(Slots((KEY, VALUE), count=1, context_length=2000), 200)
@@ -137,7 +137,7 @@ def test_rewinding_changes_a_length_and_no_memory() -> None:
             slots.rewind(length)
 
 
-def test_a_state_of_fixed_size_cannot_be_rewound_but_cleared() -> None:
+def test_replaced_states_cannot_be_rewound_but_cleared() -> None:
     slots = filled(Slots((KEY, SUM), count=2, context_length=100), 50, 60)
     with pytest.raises(InputError, match="'sum'"):
         slots.rewind(49)
@@ -165,7 +165,7 @@ def test_a_snapshot_is_a_copy_and_restores_into_another_row_of_a_smaller_cache()
 
 
 @pytest.mark.parametrize("cuts", [(0, 60), (0, 20, 60), (0, 1, 2, 59, 60)])
-def test_parts_of_a_row_in_turn_extend_another_to_the_same(cuts: tuple[int, ...]) -> None:
+def test_a_row_extended_part_by_part_equals_the_original(cuts: tuple[int, ...]) -> None:
     slots, other = (Slots((KEY, VALUE, SUM), count=3, context_length=400) for _ in range(2))
     filled(slots, 50, 60, 70)
     for start, end in pairwise(cuts):
@@ -176,7 +176,7 @@ def test_parts_of_a_row_in_turn_extend_another_to_the_same(cuts: tuple[int, ...]
     assert not any(buffer[:2].any() for buffer in buffers(other))
 
 
-def test_a_view_shares_the_memory_of_its_row_and_has_the_announced_layout() -> None:
+def test_a_view_shares_the_memory_of_its_row_and_has_its_layout() -> None:
     slots = filled(Slots((KEY, VALUE, SUM), count=2, context_length=400), 50, 60)
     view = slots.view(row=1, start=20, end=50)
     assert [(buffer.shape, buffer.dtype) for buffer in view.buffers] == slots.layout(30)
@@ -208,7 +208,7 @@ def test_a_snapshot_of_other_states_or_another_bundle_is_rejected(
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])
-def test_an_error_takes_back_lengths_and_fixed_states(kind: type[BaseException]) -> None:
+def test_an_error_restores_lengths_and_replaced_states(kind: type[BaseException]) -> None:
     slots = filled(Slots((KEY, SUM), count=1, context_length=1000), 50)
     before = buffers(slots)[1].copy()
 
@@ -225,7 +225,7 @@ def test_an_error_takes_back_lengths_and_fixed_states(kind: type[BaseException])
     np.testing.assert_array_equal(buffers(slots)[1], before)
 
 
-def test_rows_are_copied_all_at_once_up_to_the_longest_and_no_further() -> None:
+def test_rows_are_copied_simultaneously_up_to_the_longest() -> None:
     slots = filled(Slots((VALUE, KEY, SUM), count=4, context_length=900), 300, 5, 7, 6)
     before = [buffer.copy() for buffer in buffers(slots)]
     slots.copy_rows([1, 2, 3], [2, 1, 0])
@@ -275,7 +275,7 @@ def test_buffers_take_turns_where_every_live_row_took_part() -> None:
 
 
 @pytest.mark.parametrize("part", [[0], [1], [0, 2]])
-def test_a_row_that_took_no_part_keeps_what_it_had(part: list[int]) -> None:
+def test_a_row_that_took_no_part_keeps_its_state(part: list[int]) -> None:
     slots = filled(Slots((KEY, SUM), count=3, context_length=100), 3, 4, 5)
     before = buffers(slots)[1].copy()
     written(slots)[...] = -1
@@ -316,7 +316,7 @@ def held(slots: Slots, slot: int) -> NDArray[Any]:
     return valid
 
 
-def test_sources_of_all_slots_are_taken_as_they_are() -> None:
+def test_sources_for_all_slots_are_not_copied() -> None:
     slots, given = Slots((KEY, CROSS), count=2, context_length=100), encoded(3, 5)
     slots.put_sources([0, 1], given)
     source = slots.sources(slice(0, 2))
@@ -324,7 +324,7 @@ def test_sources_of_all_slots_are_taken_as_they_are() -> None:
     assert np.shares_memory(source.states[0], given.states[0])
 
 
-def test_a_source_joins_others_whatever_their_lengths() -> None:
+def test_sources_of_any_lengths_can_be_set_one_by_one() -> None:
     slots = Slots((KEY, CROSS), count=4, beams=2, context_length=100)
     slots.put_sources([0, 1], encoded(3, 5))
     slots.put_sources([2], encoded(9))

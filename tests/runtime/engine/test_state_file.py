@@ -39,7 +39,7 @@ def saved(tmp_path: Path) -> Path:
 
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(0, 600), number=st.integers(1, 4))
-def test_what_is_read_is_what_was_written(
+def test_written_states_are_read_unchanged(
     tmp_path_factory: pytest.TempPathFactory, length: int, number: int
 ) -> None:
     path = tmp_path_factory.mktemp("states") / "saved"
@@ -55,14 +55,14 @@ def test_what_is_read_is_what_was_written(
     assert [entry.name for entry in path.parent.iterdir()] == ["saved"]
 
 
-def test_a_file_with_any_byte_of_its_head_changed_is_refused(saved: Path) -> None:
+def test_a_change_of_any_byte_of_the_header_is_rejected(saved: Path) -> None:
     content = saved.read_bytes()
     head = content.index(b"}]}") + 64
     for place in range(head):
         assert_refused(saved, content, place, 1 + place % 255)
 
 
-def test_a_file_with_any_other_byte_changed_is_refused(saved: Path) -> None:
+def test_a_change_of_any_other_byte_is_rejected(saved: Path) -> None:
     content, random = saved.read_bytes(), np.random.default_rng(0)
     for place, bits in random.integers((0, 1), (len(content), 256), (200, 2)).tolist():
         assert_refused(saved, content, place, bits)
@@ -102,7 +102,7 @@ def test_longer_files_and_those_of_another_version_bundle_or_states_are_rejected
             read_states(saved, new_slots())
 
 
-def test_tokens_that_follow_others_are_not_taken_for_first_ones(tmp_path: Path) -> None:
+def test_tokens_that_follow_others_are_not_read_as_a_start(tmp_path: Path) -> None:
     slots = filled(new_slots(), 50, 0)
     write_states(tmp_path / "block", range(30), slots.view(start=20), after="abc")
     with pytest.raises(StateFileError, match="after abc"):
@@ -125,7 +125,7 @@ def test_tokens_that_follow_others_are_not_taken_for_first_ones(tmp_path: Path) 
         lambda header: b"",
     ],
 )
-def test_a_header_that_promises_what_is_not_there_is_refused_without_memory(
+def test_a_lying_header_is_rejected_without_allocating_memory(
     saved: Path, change: Callable[[bytes], bytes]
 ) -> None:
     content = saved.read_bytes()
@@ -142,7 +142,7 @@ def test_a_header_that_promises_what_is_not_there_is_refused_without_memory(
     assert peak < 200_000
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
+def test_a_failed_write_leaves_only_the_old_file(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     content, slots = saved.read_bytes(), filled(new_slots(), 50, 0)
@@ -157,7 +157,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_beside_it(
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
+def test_folders_and_missing_files_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(StateFileError, match="expected a file"):
         read_states(tmp_path, new_slots())
     with pytest.raises(FileNotFoundError):
@@ -165,5 +165,5 @@ def test_what_is_no_file_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
-def test_only_their_owner_reads_what_was_said(saved: Path) -> None:
+def test_only_the_owner_may_read_a_state_file(saved: Path) -> None:
     assert saved.stat().st_mode & 0o777 == 0o600

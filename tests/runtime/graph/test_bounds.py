@@ -53,9 +53,7 @@ def test_readers_of_one_value_are_bounded() -> None:
 
 @pytest.mark.parametrize("operator", ["Div", "Mod"])
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.int8, np.uint8])
-def test_whole_numbers_are_divided_by_constants_that_no_kernel_dies_on(
-    operator: str, dtype: Any
-) -> None:
+def test_integers_may_only_be_divided_by_harmless_constants(operator: str, dtype: Any) -> None:
     number = helper.np_dtype_to_tensor_dtype(np.dtype(dtype))
     divided = [node(operator, "x by")]
     small = dtype in (np.int8, np.uint8)
@@ -68,7 +66,7 @@ def test_whole_numbers_are_divided_by_constants_that_no_kernel_dies_on(
     refused(graph([node(operator, "x x")], number), "computed ones")
 
 
-def test_other_numbers_are_divided_by_anything() -> None:
+def test_floats_may_be_divided_by_anything() -> None:
     read(graph([node("Div", "x x")]))
     read(graph([node("Div", "x by")], by=np.float32(-1)))
 
@@ -95,7 +93,7 @@ MOST = limits.MAX_ASKED
     ],
     ids=["expand", "product", "constant", "tile", "concatenated"],
 )
-def test_elements_that_constants_ask_for_are_bounded(
+def test_sizes_from_constants_are_bounded(
     nodes: list[NodeProto], most: list[int], over: list[int]
 ) -> None:
     read(graph(nodes, sizes=np.array(most)))
@@ -116,14 +114,14 @@ def doublings(count: int) -> list[NodeProto]:
     return [node("Concat", f"v{index} v{index}", f"v{index + 1}", axis=0) for index in range(count)]
 
 
-def test_what_is_computed_while_loading_is_bounded() -> None:
+def test_work_at_load_is_bounded() -> None:
     # 2^16 * (2 + 4 + ... + 2^9) is just below 2^26
     read(graph(doublings(9), v0=(1 << 16,)))
     refused(graph(doublings(9), v0=(1 << 17,)), "elements computed from constants")
     refused(graph(doublings(4), v0=(1 << 30,)), "elements computed from constants")
 
 
-def test_what_a_request_joins_to_itself_is_bounded() -> None:
+def test_copies_of_a_value_that_are_joined_are_bounded() -> None:
     start = node("Abs", "x", "v0")
     read(graph([start, *doublings(9)]))
     refused(graph([start, *doublings(10)]), "at most 512 values joined into one")
@@ -131,7 +129,7 @@ def test_what_a_request_joins_to_itself_is_bounded() -> None:
     refused(graph([start, *doublings(9), *between]), "at most 512 values joined into one")
 
 
-def test_parts_of_a_value_may_be_joined_again_and_again() -> None:
+def test_parts_of_a_value_may_be_joined_repeatedly() -> None:
     layers = []
     for index in range(100):
         halves = node("Split", f"v{index}", f"a{index} b{index}", axis=0)
@@ -155,11 +153,13 @@ def test_parts_of_a_value_may_be_joined_again_and_again() -> None:
     ],
     ids=["scaled", "with a bias", "looked up", "reshaped", "cut and joined", "two steps"],
 )
-def test_what_an_export_leaves_to_compute_is_read(nodes: list[NodeProto], constants: Given) -> None:
+def test_constant_expressions_of_exports_are_accepted(
+    nodes: list[NodeProto], constants: Given
+) -> None:
     read(graph(nodes, **constants))
 
 
-def test_sizes_of_what_is_computed_while_loading_stand_in_the_graph() -> None:
+def test_computed_sizes_are_rejected_at_load() -> None:
     nodes = [node("Add", "sizes sizes", "twice"), node("ConstantOfShape", "twice", "z")]
     refused(graph(nodes, sizes=np.array([1 << 40])), "computed ones")
 
@@ -169,7 +169,7 @@ def test_sizes_of_what_is_computed_while_loading_stand_in_the_graph() -> None:
     ["Div", "Mod", "Expand", "OneHot", "Tile", "Pad", "Range", "Gather", "Concat", "Add"],
 )
 @pytest.mark.parametrize("takes", ["", "a", "x", "a a"])
-def test_nodes_without_their_inputs_are_read_or_refused(operator: str, takes: str) -> None:
+def test_nodes_without_inputs_are_read_or_rejected(operator: str, takes: str) -> None:
     with suppress(GraphError):
         read(graph([node(operator, takes)], a=np.array([2])))
 

@@ -163,11 +163,11 @@ def test_standard_domain_is_counted_once_under_both_names() -> None:
         (add_input("negative", TensorProto.FLOAT, -1), "'negative'"),
     ],
 )
-def test_structure_that_bundles_do_not_use_is_refused(change: Change, part: str) -> None:
+def test_structures_outside_the_rules_are_rejected(change: Change, part: str) -> None:
     assert part in error_of(changed(change))
 
 
-def test_nodes_beside_the_traps_of_kernels_are_accepted() -> None:
+def test_harmless_variants_of_kernel_crashes_are_accepted() -> None:
     for change in (
         add_node("GatherND", batch_dims=limits.MAX_TENSOR_RANK),
         add_node("Split", num_outputs=1),
@@ -183,7 +183,7 @@ def test_nodes_beside_the_traps_of_kernels_are_accepted() -> None:
     [0, -1, limits.MAX_HEADS + 1, 2**31, 2**32, 2**62, -(2**63), 2.0, [4], "4", None],
     ids=str,
 )
-def test_head_count_that_kills_a_kernel_is_refused(name: str, value: object) -> None:
+def test_head_counts_that_crash_a_kernel_are_rejected(name: str, value: object) -> None:
     assert f"'{name}'" in error_of(changed(set_attention(name, value)))
 
 
@@ -191,7 +191,7 @@ def linear(q_heads: int, kv_heads: int) -> Change:
     return add_node("LinearAttention", "com.microsoft", q_num_heads=q_heads, kv_num_heads=kv_heads)
 
 
-def test_heads_of_linear_attention_may_be_channels_that_share_keys() -> None:
+def test_heads_of_linear_attention_may_share_keys_either_way() -> None:
     most = limits.MAX_RECURRENCE_HEADS
     for q_heads, kv_heads in ((most, most), (1, most), (2, 8), (8, 2)):
         checked(changed(linear(q_heads, kv_heads)))
@@ -233,7 +233,7 @@ def function_bomb(levels: int) -> list[onnx.FunctionProto]:
     ]
 
 
-def test_functions_are_refused_in_a_fused_bundle_and_unknown_ones_in_a_portable_bundle() -> None:
+def test_functions_are_rejected_in_a_fused_bundle_and_unknown_ones_in_a_portable_bundle() -> None:
     data = changed(lambda model: model.functions.extend(function_bomb(3)))
     assert "no functions with 'fused' attention" in error_of(data)
     portable = msgspec.structs.replace(MANIFEST, attention="portable")
@@ -306,7 +306,7 @@ def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int],
     assert f"at most {limit}" in error_of(changed(make(limit + 1)))
 
 
-def test_graph_file_over_its_size_is_refused_unread() -> None:
+def test_graph_file_over_its_size_is_rejected_unread() -> None:
     assert f"{limits.MAX_GRAPH_BYTES}" in error_of(bytes(limits.MAX_GRAPH_BYTES + 1))
 
 
@@ -336,7 +336,7 @@ def cell_of(operator: str, inputs: list[str], outputs: int, **attributes: Any) -
     return change
 
 
-def test_cells_are_accepted_as_they_are_written() -> None:
+def test_recurrent_operators_are_accepted_as_exported() -> None:
     forms: list[tuple[str, int, int, dict[str, Any]]] = [
         ("RNN", 6, 2, {}),
         ("GRU", 6, 2, {"linear_before_reset": 1}),
@@ -366,5 +366,5 @@ def test_cells_are_accepted_as_they_are_written() -> None:
         cell_of("RNN", CELL[:6], 2, hidden_size=4, linear_before_reset=1),
     ],
 )
-def test_other_forms_of_cells_are_refused(change: Change) -> None:
+def test_other_forms_of_recurrent_operators_are_rejected(change: Change) -> None:
     error_of(changed(change))

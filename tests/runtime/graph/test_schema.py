@@ -50,7 +50,7 @@ def test_trimmed_schema_agrees_with_onnx() -> None:
 
 
 @pytest.mark.parametrize("bomb", ["empty nodes", "packed numbers", "empty attributes"])
-def test_small_file_that_would_fill_the_memory_is_refused(bomb: str) -> None:
+def test_small_file_that_would_fill_the_memory_is_rejected(bomb: str) -> None:
     def framed(*fields: int, data: bytes) -> bytes:
         for field in reversed(fields):
             # ModelProto fields, by their numbers, around the data
@@ -84,7 +84,7 @@ def test_deep_subgraphs_do_not_exhaust_the_stack() -> None:
 
 
 @pytest.mark.parametrize("length", range(0, len(DATA), 25))
-def test_torn_graph_is_refused(length: int) -> None:
+def test_torn_graph_is_rejected(length: int) -> None:
     error_of(DATA[:length])
 
 

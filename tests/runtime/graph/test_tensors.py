@@ -60,7 +60,7 @@ def test_element_types_and_their_sizes_agree_with_onnx(number: int) -> None:
         TensorProto.INT4,
     ],
 )
-def test_constant_inside_is_accepted_in_both_kinds_of_field(dtype: int, raw: bool) -> None:
+def test_constants_are_accepted_in_raw_and_typed_fields(dtype: int, raw: bool) -> None:
     values = np.arange(5).astype(helper.tensor_dtype_to_np_dtype(dtype))
     tensor = (
         onnx.numpy_helper.from_array(values)
@@ -88,7 +88,7 @@ def test_constant_inside_is_accepted_in_both_kinds_of_field(dtype: int, raw: boo
         "*/_ORT_MEM_ADDR_/*",
     ],
 )
-def test_weights_in_a_file_outside_the_manifest_are_refused(location: str) -> None:
+def test_weights_in_a_file_outside_the_manifest_are_rejected(location: str) -> None:
     assert "weights file of the manifest" in error_of(changed(set_external("location", location)))
 
 
@@ -110,7 +110,7 @@ def test_weights_in_a_file_outside_the_manifest_are_refused(location: str) -> No
         ("length", str(10**17), "3072 bytes"),
     ],
 )
-def test_weights_past_their_file_or_their_shape_are_refused(
+def test_weights_past_their_file_or_their_shape_are_rejected(
     key: str, value: str, part: str
 ) -> None:
     assert part in error_of(changed(set_external(key, value)))
@@ -147,11 +147,11 @@ def test_external_constant_of_a_node_is_checked_like_a_weight() -> None:
         (on("last_axis", lambda tensor: tensor.segment.SetInParent()), "segment"),
     ],
 )
-def test_tensor_whose_bytes_are_not_clear_is_refused(change: Change, part: str) -> None:
+def test_tensors_with_ambiguous_bytes_are_rejected(change: Change, part: str) -> None:
     assert part in error_of(changed(change))
 
 
-def test_unknown_place_of_data_is_refused() -> None:
+def test_unknown_place_of_data_is_rejected() -> None:
     def change(model: ModelProto) -> None:
         # onnx itself cannot set a place it does not know: field 14 as a number, 7
         initializer(model, "last_axis").MergeFromString(b"\x70\x07")

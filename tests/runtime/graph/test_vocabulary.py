@@ -17,7 +17,7 @@ def foreign(change: Change) -> tuple[str, ...]:
     return read(changed(change)).foreign
 
 
-def test_what_an_export_writes_is_known() -> None:
+def test_the_vocabulary_covers_an_export() -> None:
     assert foreign(lambda model: None) == ()
 
 
@@ -34,12 +34,12 @@ def test_what_an_export_writes_is_known() -> None:
     ],
     ids=["operator", "contrib", "domain", "text", "kind", "attribute", "arity"],
 )
-def test_what_no_export_writes_is_named(change: Change, said: str) -> None:
+def test_forms_outside_the_vocabulary_are_named(change: Change, said: str) -> None:
     (form,) = foreign(change)
     assert form.startswith(said)
 
 
-def test_a_type_that_no_export_writes_is_named() -> None:
+def test_a_type_outside_the_vocabulary_is_named() -> None:
     def change(model: ModelProto) -> None:
         extra = helper.make_tensor_value_info("extra", TensorProto.UINT16, ["batch"])
         model.graph.input.append(extra)
@@ -48,7 +48,7 @@ def test_a_type_that_no_export_writes_is_named() -> None:
     assert foreign(change) == ("ai.onnx::Relu: uint16 -> uint16",)
 
 
-def test_what_nothing_gives_is_of_no_type() -> None:
+def test_a_value_without_a_producer_has_no_type() -> None:
     def change(model: ModelProto) -> None:
         model.graph.node.append(helper.make_node("Relu", ["nothing"], ["more"]))
 
@@ -63,7 +63,7 @@ def test_any_number_of_inputs_of_one_type_is_one_form() -> None:
     assert foreign(change) == ()
 
 
-def test_a_form_is_refused_unless_the_manifest_names_it() -> None:
+def test_a_form_is_rejected_unless_the_manifest_names_it() -> None:
     summary = read(changed(add_node("Det")))
     with pytest.raises(GraphError, match=r"ai\.onnx::Det"):
         check_graph("decoder", summary, MANIFEST, file="decoder.onnx")
@@ -82,6 +82,6 @@ def test_every_operator_is_one_that_onnx_or_onnxruntime_defines() -> None:
             assert set(operator.attributes) <= set(schemas[name].attributes)
 
 
-def test_no_operator_holds_a_graph_or_makes_numbers_at_random() -> None:
+def test_no_operator_has_a_subgraph_or_is_random() -> None:
     names = {name.partition("::")[2] for name in vocabulary()}
     assert not names & {"If", "Loop", "Scan", "SequenceMap", "RandomNormal", "RandomUniform"}

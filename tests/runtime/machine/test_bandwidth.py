@@ -108,7 +108,7 @@ def test_reading_gives_a_speed(monkeypatch: pytest.MonkeyPatch, threads: int) ->
 
 
 @pytest.mark.parametrize(("available", "size"), [(1024 * MIB, 256 * MIB), (MIB, None)])
-def test_a_measurement_says_over_how_much_memory(
+def test_a_measurement_records_the_size_of_the_array(
     monkeypatch: pytest.MonkeyPatch, available: int, size: int | None
 ) -> None:
     calls = []

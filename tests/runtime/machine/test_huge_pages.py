@@ -43,14 +43,14 @@ def test_memory_in_use_is_found() -> None:
 
 
 @linux
-def test_memory_that_was_never_touched_is_left_alone() -> None:
+def test_untouched_memory_is_left_alone() -> None:
     # a stack or a reserve: huge pages would make it resident
     values = mapped(64)
     assert not huge_pages_of(values) & pages_in_use()
 
 
 @linux
-def test_memory_in_use_is_found_beside_memory_that_is_not() -> None:
+def test_memory_in_use_is_found_next_to_untouched_memory() -> None:
     # as where the kernel put weights against a thread's stack and made one mapping of both
     used, unused = np.split(mapped(16), 2)
     used[:] = 1
@@ -77,7 +77,7 @@ def kernel_collapses() -> bool:
 
 
 @linux
-def test_freed_memory_is_refused_without_harm() -> None:
+def test_collapsing_freed_memory_does_no_harm() -> None:
     values = resident(4)
     pages = huge_pages_of(values)
     del values
@@ -85,7 +85,7 @@ def test_freed_memory_is_refused_without_harm() -> None:
 
 
 @linux
-def test_only_what_came_later_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_newer_memory_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: "madvise")
     asked: set[int] = set()
     monkeypatch.setattr(huge_pages, "collapse", asked.update)

@@ -14,7 +14,7 @@ MIB = 1 << 20
 
 
 @linux
-def test_the_peak_holds_what_is_gone_until_it_is_reset() -> None:
+def test_the_peak_includes_freed_memory_until_it_is_reset() -> None:
     np.ones(64 * MIB, np.uint8)
     before = peak_memory()
     assert before is not None
@@ -79,7 +79,7 @@ def test_the_tightest_of_system_and_groups_holds(
 
 
 @linux
-def test_large_memory_is_given_back_when_it_is_freed() -> None:
+def test_large_blocks_are_returned_when_freed() -> None:
     script = """
 import ctypes
 from ortolan.runtime.machine.memory import LARGE_BYTES, return_large_memory

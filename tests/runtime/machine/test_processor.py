@@ -29,16 +29,16 @@ def test_instruction_sets_that_kernels_choose_by_are_listed(
     assert processor_features(root(tmp_path, cpuinfo)) == (platform.machine(), *expected)
 
 
-def test_of_cores_that_differ_what_all_have_counts(tmp_path: Path) -> None:
+def test_only_features_of_all_cores_count(tmp_path: Path) -> None:
     cpuinfo = ARM + "\n" + ARM.replace(" i8mm", " sve")
     assert processor_features(root(tmp_path, cpuinfo))[1:] == ("asimd", "asimddp")
 
 
 @pytest.mark.parametrize("cpuinfo", ["", "isa\t: rv64imafdc\n"])
-def test_elsewhere_the_name_of_the_processor_counts(tmp_path: Path, cpuinfo: str) -> None:
+def test_elsewhere_the_processor_name_is_used(tmp_path: Path, cpuinfo: str) -> None:
     expected = (platform.machine(), platform.processor())
     assert processor_features(root(tmp_path, cpuinfo)) == expected
 
 
-def test_this_processor_is_always_the_same() -> None:
+def test_features_are_repeatable() -> None:
     assert processor_features() == processor_features()

@@ -28,10 +28,8 @@ IDS = list(range(40))
 
 
 @pytest.fixture(autouse=True)
-def _state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keys of these tests stay out of the user's folders, and nothing waits for a disk."""
-    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
-        monkeypatch.setenv(name, str(tmp_path / "state"))
+def _no_fsync(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing here waits for a disk."""
     monkeypatch.setattr(os, "fsync", lambda _: None)
 
 
@@ -43,7 +41,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture
 def bundle(bundles: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequest) -> Bundle:
-    """A copy of its own; in int4 unless the test asks for others."""
+    """A copy that a test may change; int4 unless the test is parametrized."""
     kind = getattr(request, "param", "int4")
     return open_bundle(shutil.copytree(bundles[kind], tmp_path / "bundle"))
 
@@ -52,9 +50,15 @@ def found(bundle: Bundle) -> Packed | None:
     return find_packed(bundle, onnxruntime=onnxruntime_version())
 
 
-def logits(bundle: Bundle, made: Packed | None) -> NDArray[np.float32]:
-    """Of a prompt, and of tokens that are decoded after it."""
-    engine = Engine(bundle, packed=made)
+def packed_of(bundle: Bundle) -> Packed:
+    weights = found(bundle)
+    assert weights is not None
+    return weights
+
+
+def logits(bundle: Bundle, weights: Packed | None) -> NDArray[np.float32]:
+    """Logits of a prompt, and of tokens decoded after it."""
+    engine = Engine(bundle, packed=weights)
     runner = Runner(engine, engine.slots())
     rows = [runner.chunk(0, IDS, positions=range(len(IDS)))]
     rows += [runner.chunk(0, [token], positions=[0]) for token in IDS[:4]]
@@ -70,30 +74,23 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
 
 
 @pytest.mark.parametrize("bundle", KINDS, indirect=True)
-def test_packed_weights_change_no_bit_of_the_logits(bundle: Bundle) -> None:
+def test_kernels_use_the_packed_weights_and_not_a_bit_of_the_logits_changes(bundle: Bundle) -> None:
     pack(bundle)
-    made = found(bundle)
-    assert made is not None
-    np.testing.assert_array_equal(logits(bundle, made), logits(bundle, None))
-
-
-@pytest.mark.parametrize("bundle", KINDS, indirect=True)
-def test_kernels_compute_with_the_packed_weights(bundle: Bundle) -> None:
-    pack(bundle)
-    made = found(bundle)
-    assert made is not None
-    expected = logits(bundle, made)
-    with (bundle.path / made.folder / BLOB).open("r+b") as stream:
-        for graph in made.manifest.graphs:
+    weights = packed_of(bundle)
+    expected = logits(bundle, weights)
+    np.testing.assert_array_equal(expected, logits(bundle, None))
+    with (bundle.path / weights.folder / BLOB).open("r+b") as stream:
+        for graph in weights.manifest.graphs:
             for span in (span for weight in graph.weights for span in weight.spans):
                 stream.seek(span.offset)
                 stream.write(bytes(span.length))
-    assert not np.array_equal(logits(bundle, made), expected)
+    assert not np.array_equal(logits(bundle, weights), expected), "kernels read other weights"
 
 
-def test_a_model_is_loaded_with_them_and_generates_the_same(
+def test_a_model_with_packed_weights_generates_the_same_and_the_bundle_is_unchanged(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    before = contents(bundle.path)
     expected = load(bundle.path).generate([1, 2, 3], max_new_tokens=16)
     pack(bundle)
     attached: list[str] = []
@@ -107,27 +104,20 @@ def test_a_model_is_loaded_with_them_and_generates_the_same(
     model: Decoder = load(bundle.path, full_check=True)
     assert attached == ["decoder.onnx"]
     assert model.generate([1, 2, 3], max_new_tokens=16).tokens == expected.tokens
-
-
-def test_the_files_of_the_bundle_stay_untouched(bundle: Bundle) -> None:
-    before = contents(bundle.path)
-    pack(bundle)
-    load(bundle.path).generate([1], max_new_tokens=2)
     assert contents(bundle.path) == before
 
 
 @pytest.mark.parametrize("bundle", ["int4-split"], indirect=True)
 def test_graphs_that_share_weights_share_packed_ones(bundle: Bundle) -> None:
     report = pack(bundle)
-    made = found(bundle)
-    assert made is not None
-    one, other = made.manifest.graphs
+    weights = packed_of(bundle)
+    one, other = weights.manifest.graphs
     assert {one.file, other.file} == {"prefill.onnx", "decode.onnx"}
     assert one.weights == other.weights
     assert report.weights == 9  # four products in each of two layers, and the head
 
 
-def test_the_report_says_what_is_there(bundle: Bundle) -> None:
+def test_packed_weights_and_a_small_one_are_all_there_is(bundle: Bundle) -> None:
     report = pack(bundle)
     folder = Path(report.folder)
     weights = bundle.file(bundle.manifest.weights[0]).stat().st_size
@@ -135,24 +125,15 @@ def test_the_report_says_what_is_there(bundle: Bundle) -> None:
     assert report.bytes == sum(512 * path.stat().st_blocks for path in folder.iterdir())
     assert report.share == report.bytes / weights
     assert min(report.load_before_s, report.load_after_s) > 0
-
-
-def test_packed_weights_and_a_small_one_are_all_there_is(bundle: Bundle) -> None:
-    pack(bundle)
-    made = found(bundle)
-    assert made is not None
-    (graph,) = made.manifest.graphs
+    manifest = packed_of(bundle).manifest
+    (graph,) = manifest.graphs
     lengths = sorted(tensor.length for tensor in bundle.graphs["decoder"].external)
     assert graph.carrier.span.length == lengths[0]
     spans = [span for weight in graph.weights for span in weight.spans]
     ends = sorted((span.offset, span.offset + span.length) for span in [*spans, graph.carrier.span])
     assert all(one[1] <= next_[0] for one, next_ in pairwise(ends))
-    assert made.manifest.blob.size == ends[-1][1]
-    assert sorted(path.name for path in (bundle.path / made.folder).iterdir()) == [
-        "packed.bin",
-        "packed.json",
-        "packed.seal",
-    ]
+    assert manifest.blob.size == ends[-1][1]
+    assert {path.name for path in folder.iterdir()} == {"packed.bin", "packed.json", "packed.seal"}
 
 
 def test_packing_again_replaces_and_leaves_nothing_else(bundle: Bundle) -> None:
@@ -281,9 +262,7 @@ def test_a_saved_file_that_is_too_short_is_an_error(
     refused(bundle, "bytes are missing")
 
 
-def test_other_logits_than_without_are_an_error(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_different_outputs_are_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
     add: Callable[..., Any] = packing._Blob.add
 
     def swapped(self: packing._Blob, key: str, source: Any, spans: Any) -> Any:
@@ -296,10 +275,9 @@ def test_other_logits_than_without_are_an_error(
     refused(bundle, "outputs with packed weights differ")
 
 
-def test_packed_weights_beside_them_do_not_hinder_a_copy(bundle: Bundle, tmp_path: Path) -> None:
+def test_a_packed_bundle_can_be_copied(bundle: Bundle, tmp_path: Path) -> None:
     pack(bundle)
     copy = Path(shutil.copytree(bundle.path, tmp_path / "copy"))
     opened = open_bundle(copy, full_check=True)
-    made = found(opened)
-    assert made is not None
-    np.testing.assert_array_equal(logits(opened, made), logits(bundle, None))
+    weights = packed_of(opened)
+    np.testing.assert_array_equal(logits(opened, weights), logits(bundle, None))

@@ -1,0 +1,21 @@
+"""What every model has."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelConfig:
+    """The fields of every model.
+
+    Attributes:
+        model_type: the family whose checkpoint format the model is saved in. It names a format and
+            never changes the computation.
+        bos_token_id: the token that starts a sequence, if there is one.
+        eos_token_ids: the tokens that end a sequence.
+        pad_token_id: the token that pads batches; never changes the computation.
+    """
+
+    model_type: str
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+    pad_token_id: int | None = None

@@ -1,0 +1,462 @@
+"""Published configs, read as the models that they describe."""
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from tests.modeling.families.published import PUBLISHED
+from transformers import AutoConfig, PreTrainedConfig
+
+from ortolan.modeling import ConfigError
+from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
+from ortolan.modeling.config import (
+    AlibiPositions,
+    AttentionConfig,
+    ClassifierHead,
+    LearnedPositions,
+    LinearScaling,
+    Llama3Scaling,
+    LongRopeScaling,
+    ModelConfig,
+    NoPositions,
+    NormConfig,
+    RelativeBiasPositions,
+    RotaryPositions,
+    SinusoidalPositions,
+)
+from ortolan.modeling.families import FAMILIES, family_of, published_config, weights_of
+from ortolan.modeling.weights import targets
+
+PARAMETERS = {
+    "SmolLM2-135M": 134_515_008,
+    "Llama-3.2-1B": 1_235_814_400,
+    "TinyLlama-1.1B": 1_100_048_384,
+    "Qwen2.5-0.5B": 494_032_768,
+    "Mistral-7B-v0.1": 7_241_732_096,
+    "gpt2": 124_439_808,
+}
+"""Published numbers of parameters."""
+
+WITH_CLASS = [
+    name
+    for name, values in PUBLISHED.items()
+    if "architectures" in values and not name.startswith("nomic")
+]
+"""Those that transformers builds as published."""
+
+ABSENT = object()
+"""In place of the value of a key that a config does not have."""
+
+
+def read(name: str, **changes: object) -> ModelConfig:
+    values = {k: value for k, value in (PUBLISHED[name] | changes).items() if value is not ABSENT}
+    return config_from_hf(values, ModelConfig)
+
+
+def in_transformers(name: str) -> PreTrainedConfig:
+    values = {key: value for key, value in PUBLISHED[name].items() if key != "model_type"}
+    return AutoConfig.for_model(PUBLISHED[name]["model_type"], **values)
+
+
+def size(config: ModelConfig) -> int:
+    module = empty_model(config)
+    assert {p.device.type for p in module.parameters()} == {"meta"}
+    return sum(p.numel() for p in module.parameters())
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_model_has_the_published_size(name: str) -> None:
+    assert size(read(name)) == PARAMETERS[name]
+
+
+@pytest.mark.parametrize("name", WITH_CLASS)
+def test_a_model_has_its_size_in_transformers(name: str) -> None:
+    values = PUBLISHED[name]
+    architecture = values["architectures"][0].replace("MPT", "Mpt")
+    with torch.device("meta"):
+        theirs = getattr(transformers, architecture)(in_transformers(name))
+    expected = sum(p.numel() for p in theirs.parameters() if p.requires_grad)
+    # There, the bias of the logits is not a parameter, and the head is tied until weights are read.
+    bias = values["vocab_size"] if name == "opus-mt-en-de" else 0
+    head = values["vocab_size"] * values["d_model"] if name == "flan-t5-small" else 0
+    assert size(read(name)) == expected + bias + head
+
+
+# transformers writes that the head of flan-t5-small is tied, which its weights contradict.
+@pytest.mark.parametrize("name", sorted({*WITH_CLASS} - {"flan-t5-small"}))
+def test_a_config_reads_the_same_after_transformers_rewrote_it(name: str) -> None:
+    rewritten = in_transformers(name).to_dict()
+    assert config_from_hf(rewritten, ModelConfig) == read(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [name for name, values in PUBLISHED.items() if FAMILIES[values["model_type"]].hf_config],
+)
+def test_a_config_reads_the_same_after_we_wrote_it(name: str) -> None:
+    config = read(name)
+    assert config_from_hf(published_config(config), ModelConfig) == config
+
+
+@pytest.mark.parametrize("name", PARAMETERS)
+def test_a_decoder_has_a_head_and_an_embedding(name: str) -> None:
+    table = weights_of(read(name))
+    names = {target.name for entry in table for target in targets(table, entry)}
+    assert {"embedding.weight", "head.weight", "final_norm.weight"} <= names
+
+
+SST2 = "distilbert-base-uncased-finetuned-sst-2-english"
+
+WINDOWS = "blocks.*.attention.sliding_window"
+
+ROTARIES = "blocks.*.attention.rotary"
+
+QWEN2_ON: dict[str, object] = {
+    "num_hidden_layers": 3,
+    "use_sliding_window": True,
+    "sliding_window": 7,
+}
+
+KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+FACTS: list[tuple[str, dict[str, object], dict[str, object]]] = [
+    (
+        "Llama-3.2-1B",
+        {},
+        {
+            "positions": RotaryPositions(
+                dim=64,
+                theta=500_000.0,
+                scaling=Llama3Scaling(
+                    factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
+                ),
+            ),
+            "context_length": 131_072,
+            "eos_token_ids": (128_001, 128_008, 128_009),
+            "bos_token_id": 128_000,
+            "pad_token_id": None,
+            "blocks.*.attention": [
+                AttentionConfig(num_heads=32, num_kv_heads=8, head_dim=64, scale=0.125)
+            ]
+            * 16,
+        },
+    ),
+    (
+        "gpt2",
+        {},
+        {
+            "positions": LearnedPositions(),
+            "tied_head": True,
+            "blocks.0.dense.intermediate_size": 3072,
+            "blocks.0.dense.activation": "gelu_tanh",
+        },
+    ),
+    # Where the key is absent, transformers takes a default; null means no window.
+    ("Mistral-7B-v0.1", {"num_hidden_layers": 2, "sliding_window": 7}, {WINDOWS: [7, 7]}),
+    ("Mistral-7B-v0.1", {"num_hidden_layers": 1, "sliding_window": None}, {WINDOWS: [None]}),
+    ("Mistral-7B-v0.1", {"num_hidden_layers": 1, "sliding_window": ABSENT}, {WINDOWS: [4096]}),
+    ("Qwen2.5-0.5B", QWEN2_ON | {"use_sliding_window": False}, {WINDOWS: [None] * 3}),
+    ("Qwen2.5-0.5B", QWEN2_ON, {WINDOWS: [None] * 3}),
+    ("Qwen2.5-0.5B", QWEN2_ON | {"max_window_layers": 1}, {WINDOWS: [None, 7, 7]}),
+    ("Qwen2.5-0.5B", QWEN2_ON | {"max_window_layers": 0}, {WINDOWS: [7] * 3}),
+    (
+        "Qwen2.5-0.5B",
+        QWEN2_ON | {"max_window_layers": 2, "sliding_window": ABSENT},
+        {WINDOWS: [None, None, 4096]},
+    ),
+    ("Qwen2.5-0.5B", QWEN2_ON | {"layer_types": KINDS}, {WINDOWS: [7, None, 7]}),
+    (
+        "Qwen3-0.6B",
+        {},
+        {
+            "blocks.0.attention.query_key_norm": NormConfig(kind="rms", eps=1e-6),
+            "blocks.0.attention.head_dim": 128,
+            "blocks.0.attention.num_heads": 16,
+            "blocks.0.attention.qkv_bias": False,
+            "hidden_size": 1024,
+            "tied_head": True,
+        },
+    ),
+    # Old configs of Gemma say gelu and mean its approximation.
+    (
+        "gemma-2b",
+        {},
+        {
+            "blocks.0.dense.activation": "gelu_tanh",
+            "embedding_scale": 2048**0.5,
+            "tied_head": True,
+        },
+    ),
+    # Gemma 2 has two keys of its activation, and reads the later one.
+    (
+        "gemma-2-2b",
+        {"hidden_act": "silu"},
+        {
+            "blocks.0.dense.activation": "gelu_tanh",
+            WINDOWS: [4096, None] * 13,
+            "blocks.0.attention.softcap": 50.0,
+            "final_softcap": 30.0,
+        },
+    ),
+    (
+        "gemma-3-1b",
+        {},
+        {
+            WINDOWS: [None if (i + 1) % 6 == 0 else 512 for i in range(26)],
+            "blocks.4.attention.rotary": RotaryPositions(dim=256, theta=10_000.0),
+            "positions": RotaryPositions(dim=256, theta=1_000_000.0),
+            "final_softcap": None,
+        },
+    ),
+    # A scaling next to two bases is for the layers without a window.
+    (
+        "gemma-3-1b",
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "blocks.4.attention.rotary": RotaryPositions(dim=256, theta=10_000.0),
+            "positions.scaling": LinearScaling(factor=8.0),
+        },
+    ),
+    (
+        "Phi-4-mini",
+        {},
+        {
+            "positions": RotaryPositions(
+                dim=96,
+                scaling=LongRopeScaling(
+                    short_factors=(1.0,) * 48,
+                    long_factors=(2.0,) * 48,
+                    original_context=4096,
+                    attention_factor=1.1902380714238083,
+                ),
+            )
+        },
+    ),
+    (
+        "SmolLM3-3B",
+        {},
+        {ROTARIES: [None, None, None, NoPositions()] * 9, "tied_head": True},
+    ),
+    (
+        "granite-3.3-2b",
+        {},
+        {
+            "head_scale": 1 / 8,
+            "embedding_scale": 12.0,
+            "blocks.0.residual_scale": 0.22,
+            "blocks.0.attention.scale": 0.015625,
+        },
+    ),
+    (
+        "c4ai-command-r7b",
+        {"num_hidden_layers": 4},
+        {
+            WINDOWS: [4096, 4096, 4096, None],
+            ROTARIES: [None, None, None, NoPositions()],
+            "head_scale": 0.25,
+            "blocks.0.placement": "parallel",
+        },
+    ),
+    ("phi-2", {}, {"positions": RotaryPositions(dim=32)}),
+    ("gpt-j-6b", {}, {"positions": RotaryPositions(dim=64, interleaved=True)}),
+    ("pythia-70m", {}, {"positions": RotaryPositions(dim=16)}),
+    ("bloom-560m", {}, {"positions": AlibiPositions()}),
+    ("opt-125m", {}, {"positions": LearnedPositions(offset=2)}),
+    ("gpt-neo-125m", {}, {WINDOWS: [None, 256] * 6}),
+    (
+        "falcon-7b",
+        {},
+        {"blocks.0.placement": "parallel", "blocks.0.attention.num_kv_heads": 1},
+    ),
+    (
+        "falcon-40b",
+        {},
+        {"blocks.0.placement": "parallel_norms", "blocks.0.attention.num_kv_heads": 8},
+    ),
+    ("stablelm-2-1_6b", {}, {"blocks.0.dense.kind": "gated"}),
+    (
+        "opus-mt-en-de",
+        {},
+        {
+            "shared_embedding": True,
+            "decoder.tied_head": True,
+            "decoder.head_bias": True,
+            "decoder.positions": SinusoidalPositions(layout="halves"),
+            "decoder.embedding_scale": 512**0.5,
+            "encoder.embedding_norm": None,
+            "encoder.final_norm": None,
+            "encoder.blocks.*.placement": ["post"] * 6,
+            "decoder_start_token_id": 58100,
+            "eos_token_ids": (0,),
+        },
+    ),
+    (
+        "flan-t5-small",
+        {},
+        {
+            "encoder.positions": RelativeBiasPositions(buckets=32, max_distance=128),
+            "decoder.tied_head": False,
+            "decoder.head_scale": 1.0,
+            "decoder.blocks.0.attention.scale": 1.0,
+            "decoder.blocks.0.dense.activation": "gelu_tanh",
+        },
+    ),
+    (
+        "t5-small",
+        {},
+        {
+            "decoder.tied_head": True,
+            "decoder.head_scale": 512**-0.5,
+            "decoder.blocks.0.dense.kind": "mlp",
+        },
+    ),
+    ("roberta-base", {}, {"context_length": 512, "positions": LearnedPositions(offset=2)}),
+    ("vit-base-patch16-224", {}, {"context_length": 197, "blocks.0.placement": "pre"}),
+    (
+        SST2,
+        {},
+        {
+            "head": ClassifierHead(
+                labels=("NEGATIVE", "POSITIVE"), pooling="first", activation="relu"
+            )
+        },
+    ),
+    *(
+        (
+            name,
+            {},
+            {
+                "positions": RotaryPositions(dim=64, theta=1000.0),
+                "hidden_size": 768,
+                "context_length": 8192,
+                "blocks.*.dense.intermediate_size": [3072] * 12,
+            },
+        )
+        for name in ("nomic-embed-text-v1.5", "nomic-embed-text-v1.5-hf")
+    ),
+    (
+        "ModernBERT-base",
+        {},
+        {
+            WINDOWS: [None if i % 3 == 0 else 65 for i in range(22)],
+            "rotaries.*.theta": [160_000.0, 10_000.0],
+            "blocks.*.attention_norm": [False, *[True] * 21],
+        },
+    ),
+    (
+        "embeddinggemma-300m",
+        {},
+        {
+            "blocks.*.attention.causal": [False] * 24,
+            WINDOWS: ([257] * 5 + [None]) * 4,
+            "embedding_scale": 768**0.5,
+        },
+    ),
+]
+"""A published config, changes of it, and values of ours; `*` in a name stands for all items."""
+
+
+@pytest.mark.parametrize(("name", "changes", "facts"), FACTS)
+def test_what_a_config_says(
+    name: str, changes: dict[str, object], facts: dict[str, object]
+) -> None:
+    config = read(name, **changes)
+    assert {path: value_at(config, path.split(".")) for path in facts} == facts
+
+
+def value_at(value: Any, path: list[str]) -> object:
+    if not path:
+        return value
+    first, rest = path[0], path[1:]
+    if first == "*":
+        return [value_at(item, rest) for item in value]
+    return value_at(value[int(first)] if first.isdigit() else getattr(value, first), rest)
+
+
+NEO_TYPES: dict[str, object] = {"attention_layers": None}
+"""For a config of GPT-Neo that does not list the kinds of its layers."""
+
+REFUSED: list[tuple[str, dict[str, object], str]] = [
+    # transformers would not cap the scores.
+    ("gemma-3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
+    ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm"),
+    ("c4ai-command-r7b", {"use_parallel_block": False}, "use_parallel_block"),
+    ("c4ai-command-r7b", {"use_gated_activation": False}, "use_gated_activation"),
+    ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim .*768"),
+    ("gpt-neo-125m", NEO_TYPES | {"attention_types": [[["global"], 3]]}, "_types .*12 layers"),
+    ("gpt-neo-125m", NEO_TYPES | {"attention_types": [[["sparse"], 12]]}, "global or local"),
+    ("gpt-neo-125m", NEO_TYPES | {"attention_types": [3]}, "pairs of kinds and repeats"),
+    ("gpt-neo-125m", {"attention_layers": ["global"]}, "attention_layers .*12 layers"),
+    ("gpt-j-6b", {"n_head": 15}, "divisible by n_head"),
+    ("codegen-350m", {"n_head": 2}, "divisible by 4"),
+    ("falcon-40b", {"parallel_attn": False}, "needs parallel_attn"),
+    ("mpt-7b", {"expansion_ratio": 2}, "expansion_ratio"),
+    ("mpt-7b", {"logit_scale": 0.5}, "logit_scale"),
+    ("mpt-7b", {"no_bias": False}, "no_bias"),
+    ("mpt-7b", {"attn_config": {"alibi": False}}, "alibi"),
+    ("mpt-7b", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max"),
+    ("mpt-7b", {"attn_config": {"kv_n_heads": 8}}, "attn_config.kv_n_heads"),
+    ("apertus-8b", {"hidden_act": "silu"}, "xielu"),
+    ("apertus-8b", {"rope_scaling": None}, "rope_parameters"),
+    ("stablelm-2-1_6b", {"qk_layernorm": True}, "qk_layernorm"),
+    ("bert-base-uncased", {"architectures": None}, "BertModel"),
+    ("bert-base-uncased", {"architectures": ["BertForQuestionAnswering"]}, "architectures"),
+    ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "relative_key"),
+    ("bert-base-uncased", {"is_decoder": True}, "is_decoder"),
+    ("bert-base-uncased", {"add_cross_attention": True}, "add_cross_attention"),
+    ("bert-base-uncased", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ("bert-base-uncased", {"num_attention_heads": 7}, "divisible by num_attention_heads"),
+    ("bert-base-uncased", {"rotary_dim": 4}, "rotary_dim"),
+    ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings above 2"),
+    ("roberta-base", {"type_vocab_size": "1"}, "type_vocab_size"),
+    (SST2, {"id2label": {"1": "A", "2": "B"}}, "labels 0, 1, ..."),
+    (SST2, {"id2label": {"0": "A", "1": None}}, "labels 0, 1, ..."),
+    (SST2, {"n_heads": 5}, "divisible by n_heads"),
+    ("vit-base-patch16-224", {"image_size": [224]}, "image_size"),
+    ("vit-base-patch16-224", {"patch_size": [16, "x"]}, "patch_size"),
+    ("vit-base-patch16-224", {"patch_size": 300}, "patches must fit"),
+    ("vit-base-patch16-224", {"num_attention_heads": 5}, "divisible by num_attention_heads"),
+    ("opus-mt-en-de", {"normalize_before": True}, "normalize_before"),
+    ("opus-mt-en-de", {"static_position_embeddings": False}, "static_position_embeddings"),
+    ("opus-mt-en-de", {"decoder_vocab_size": 7}, "decoder_vocab_size"),
+    ("opus-mt-en-de", {"decoder_start_token_id": None}, "decoder_start_token_id"),
+    ("opus-mt-en-de", {"encoder_attention_heads": 7}, "divisible by encoder_attention_heads"),
+    ("bart-base", {"normalize_embedding": False}, "normalize_embedding"),
+    ("bart-base", {"architectures": ["BartForSequenceClassification"]}, "architectures"),
+    ("bart-base", {"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ("t5-small", {"feed_forward_proj": "double-gelu"}, "feed_forward_proj"),
+    ("t5-small", {"feed_forward_proj": "gated-xielu"}, "'xielu'"),
+    ("t5-small", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets"),
+    ("t5-small", {"is_encoder_decoder": False}, "is_encoder_decoder"),
+    ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm"),
+    ("nomic-embed-text-v1.5", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
+    ("nomic-embed-text-v1.5", {"rotary_emb_scale_base": 512.0}, "rotary_emb_scale_base"),
+    ("nomic-embed-text-v1.5", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor"),
+    ("nomic-embed-text-v1.5", {"scale_attn_weights": False}, "scale_attn_weights"),
+]
+"""A published config, a change that makes it another model, and a part of the message."""
+
+
+@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
+def test_a_config_of_another_model_is_refused(
+    name: str, changes: dict[str, object], message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read(name, **changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("bert-base-uncased", "an encoder"), ("t5-small", "an encoder-decoder")],
+)
+def test_a_model_of_another_kind_is_refused(name: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        config_from_hf(PUBLISHED[name])
+
+
+def test_an_unknown_family_is_an_error_that_names_similar_ones() -> None:
+    with pytest.raises(ConfigError, match=r"of the \d+ families .*got 'gpt-2', much like gpt2 or"):
+        family_of("gpt-2")
+    with pytest.raises(ConfigError, match=r"got 'zzz'\. `ortolan families` lists them"):
+        family_of("zzz")
