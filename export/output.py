@@ -42,7 +42,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
         with staged(place) as folder:
             _check_target(target, force)
             yield folder
-            # Again: somebody may have used the target during the export.
+            # Again: the target may have been used during the export.
             _check_target(target, force)
     except BusyError as error:
         raise OutputError(f"Another export is writing to {target}. Wait for it.") from error

@@ -20,7 +20,6 @@ from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
@@ -61,8 +60,7 @@ class Decoder(ChatModel, Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest)
-        self._recommended = cache(partial(recommended_sampling, bundle))
-        self._reader = cache(partial(RequestReader, bundle.manifest, recommended=self._recommended))
+        self._reader = cache(partial(RequestReader, bundle))  # by tokenizer
 
     @overload
     def generate(
@@ -227,7 +225,7 @@ class Decoder(ChatModel, Model):
         Raises:
             SamplingError: the file is invalid.
         """
-        return self._recommended()
+        return self._reader(self.tokenizer).recommended_sampling
 
     # --- for ChatModel ----------------------------------------------------------------------------
 

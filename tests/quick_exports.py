@@ -1,4 +1,4 @@
-"""Exports as most tests need them: a graph is traced once a run, and no process is started.
+"""Fast exports for tests: a graph is traced once per run, and no subprocess is started.
 
 A trace depends on nothing but what `trace_graph` takes. The processes in which a user's export
 verifies a bundle, or lets it write, run the same functions.
@@ -33,13 +33,13 @@ from ortolan.runtime.verification.replay import verify
 from ortolan.runtime.verification.report import Report
 
 GRAPHS = "ORTOLAN_TEST_GRAPHS"
-"""In the environment: the folder to keep the graphs of all exports in (`scripts/vocabulary.py`)."""
+"""Environment variable with a folder that keeps all exported graphs (`scripts/vocabulary.py`)."""
 
 _STEPS = ("prefill", "decode")
 
 
 def install(folder: Path) -> None:
-    """Make the exports of this process quick. A test about these steps sets the real ones.
+    """Make the exports of this process fast. Tests of the replaced steps restore them.
 
     Args:
         folder: of this run, for the traces; processes that run tests side by side share it.
@@ -59,14 +59,14 @@ _CHECKED: dict[type, bool] = {}
 
 
 def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> bool:
-    """The check of an own module, once for each class."""
+    """Check a user's own module once per class."""
     if type(module) not in _CHECKED:
         _CHECKED[type(module)] = check_locality(module, context=context, takes_one=takes_one)
     return _CHECKED[type(module)]
 
 
 def keep_graphs(folder: Path) -> None:
-    """Keep a copy of every graph that an export writes from now on, whatever is in it."""
+    """Copy every exported graph to a folder from now on."""
 
     def describe_and_keep(exported: Path, *given: Any) -> Manifest:
         for path in exported.glob("*.onnx"):
@@ -80,7 +80,7 @@ def keep_graphs(folder: Path) -> None:
 def _trace_once(
     folder: Path, config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype
 ) -> ir.Model:
-    # All steps are traced alike, but for the number of their tokens.
+    # Steps differ only in their number of tokens.
     role = "decoder" if role in _STEPS else role
     key = repr((config, role, graph.sequence, dtype))
     file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.onnx"
@@ -96,7 +96,7 @@ def _trace_once(
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The same graph, whose initializers have a type and a shape alone."""
+    """The same graph, with initializers reduced to type and shape."""
     for name, value in model.graph.initializers.items():
         if value.type is None or value.shape is None:
             raise ValueError(f"{name}: expected a type and a shape.")
@@ -106,7 +106,7 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
 
 
 def _describe_known(*given: Any) -> Manifest:
-    """The manifest, of operators that the runtime loads without being told to trust them."""
+    """The manifest; operators that need trust are an error."""
     manifest = describe(*given)
     if manifest.foreign_operators:
         raise AssertionError(
@@ -125,11 +125,11 @@ def _replay_here(folder: Path) -> Report:
 
 
 def _hasten_traces() -> None:
-    # While anybody listens to this logger, all that is traced is described to it; and pytest
-    # listens to every logger that does not propagate.
+    # Tracing is slow while this logger has a listener, and pytest listens to every logger that does
+    # not propagate.
     logging.getLogger("torch.__trace").propagate = True
-    # `torch.onnx.export` makes a table of some 500 functions at each call. Another version may
-    # make it elsewhere: then tests are slower, and not wrong.
+    # `torch.onnx.export` builds a table of 500 functions at each call. If another version builds it
+    # elsewhere, tests are only slower.
     with suppress(ImportError, AttributeError):
         registration = importlib.import_module("torch.onnx._internal.exporter._registration")
         table = registration.ONNXRegistry

@@ -1,1 +1,1 @@
-"""The certificate of a bundle, and what it is measured on."""
+"""Proves bundles: probes, references and certificates."""

@@ -1,5 +1,9 @@
 """Certificates: what PyTorch computes for the probes, and the limits for the bundle.
 
+    certify       probes through PyTorch          reference and the limits of the precision
+    replay        the same through the bundle     measured differences
+    passed        limits on means come down to what was measured, and some leeway
+
 The reference is an uncached float32 forward pass of every probe, with one weight in memory at a
 time. The runtime compares it with the bundle (`ortolan.runtime.verification`): a decoder with the
 whole probe, in chunks, and token by token with the cache; an encoder with one probe, and in a

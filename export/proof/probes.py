@@ -1,4 +1,10 @@
-"""Probes: the inputs on which a bundle must agree with PyTorch."""
+"""Probes: the inputs on which a bundle must agree with PyTorch.
+
+decoder, encoder of text    texts of 1, 2, 33 and 160 tokens; with `proof="full"` up to 512
+encoder of images           8 images, held out or noise of growing coarseness
+encoder-decoder             16 held-out pairs, or sources that grow while targets shrink
+a user's own module         one more text over its whole context
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

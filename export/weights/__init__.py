@@ -1,1 +1,1 @@
-"""Weights into the file of a bundle, some rows at a time."""
+"""Writes weights to the weight file of a bundle."""

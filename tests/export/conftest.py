@@ -14,7 +14,7 @@ from ortolan.runtime import Bundle, load
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exported:
-    """A bundle, what it was made from, and what it has to compute."""
+    """A bundle, its source module, and the float32 reference."""
 
     module: DecoderModel
     reference: DecoderModel
@@ -44,7 +44,7 @@ def wrapping(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def exported(
     tmp_path_factory: pytest.TempPathFactory, checkpoint: Path
 ) -> Callable[[str], Exported]:
-    """Bundles of `tiny_models.CASES`, each made once."""
+    """Exports a case of `tiny_models.CASES` once."""
 
     @cache
     def export(name: str) -> Exported:

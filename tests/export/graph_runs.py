@@ -1,4 +1,4 @@
-"""Graphs run with onnxruntime alone, their states bound as the runtime binds them."""
+"""Runs graphs with plain onnxruntime, with states bound as in the runtime."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -32,12 +32,12 @@ def opened(path: Path) -> Any:
 
 
 def sessions(bundle: Bundle) -> dict[str, Any]:
-    """A session of every graph of a bundle."""
+    """An onnxruntime session per graph of a bundle."""
     return {role: opened(bundle.file(g.file)) for role, g in bundle.manifest.graphs.items()}
 
 
 def sessions_of(module: TransformerModel, roles: Sequence[str], folder: Path) -> dict[str, Any]:
-    """Sessions of the float32 graphs of a module, without a bundle around them."""
+    """onnxruntime sessions of the float32 graphs of a module, without a bundle."""
     source = open_exportable(module, tokenizer=None, max_context=None)
     graphs: dict[str, ir.Model] = {
         role: tidy(source.trace(role, Graph(file=role), torch.float32)) for role in roles
@@ -58,7 +58,7 @@ def run(session: Any, inputs: Arrays) -> dict[str, NDArray[np.float32]]:
 
 
 class Steps:
-    """Texts that grow with a cache, whose buffers are inputs and outputs at once.
+    """Sequences that grow with a cache, whose buffers are both inputs and outputs.
 
     Args:
         session: of a decoder.
@@ -71,7 +71,7 @@ class Steps:
         self._lengths = np.zeros(batch, np.int32)
         self._source = dict(source or {})
         random = np.random.default_rng(3)
-        # What lies past a row's length must not matter, so it is not zero.
+        # Not zero, since values past the length of a row must not matter.
         self._cache = {
             value.name: ort.OrtValue.ortvalue_from_numpy(
                 random.normal(size=(batch, value.shape[1], CAPACITY, value.shape[3])).astype("f")
@@ -104,6 +104,6 @@ class Steps:
 
 
 def assert_close(got: NDArray[np.float32], wanted: NDArray[np.float32], *, delta: float) -> None:
-    """The bound of certificates: relative to the largest number where that is above 1."""
+    """Compare within the limit of certificates, relative to the largest number above 1."""
     bound = delta * max(1.0, float(np.abs(wanted).max()))
     np.testing.assert_allclose(got, wanted, rtol=0, atol=bound)

@@ -58,7 +58,7 @@ def seq2seq_config(positions: Positions = LEARNED) -> EncoderDecoderConfig:
 
 
 def one_layer(config: Any) -> Any:
-    """The same model with a layer of each kind: tracing is what takes the time here."""
+    """The same model with one layer per side, since tracing is slow."""
     if isinstance(config, EncoderDecoderConfig):
         sides = one_layer(config.encoder), one_layer(config.decoder)
         return replace(config, encoder=sides[0], decoder=sides[1])
@@ -74,14 +74,14 @@ def source_of(config: Config, tokenizer: Path | None = None) -> Exportable:
 
 
 def write_plain_tokenizer(folder: Path) -> Path:
-    """A tokenizer that adds nothing to a text."""
+    """A tokenizer without special tokens around a text."""
     path = folder / "tokenizer.json"
     tiny_models.tokenizer().save(str(path))
     return path
 
 
 def write_wrapping_tokenizer(folder: Path) -> Path:
-    """One that sets 1 before a text and 2 after it."""
+    """A tokenizer that puts 1 before a text and 2 after it."""
     path = folder / "tokenizer.json"
     made = tiny_models.tokenizer()
     made.post_processor = TemplateProcessing(

@@ -1,4 +1,4 @@
-"""A user's own module, as unusual as they come."""
+"""An unusual module of a user, and one with the common layers of PyTorch."""
 
 from collections.abc import Iterable
 from typing import cast
@@ -30,7 +30,7 @@ class Rotation(nn.Module):
 
 
 class Layer(nn.Module):
-    """Queries, perhaps keys and values of its own, and an mlp."""
+    """Queries, optional keys and values, and an mlp."""
 
     def __init__(self, heads: int, kv_heads: int, width: int) -> None:
         super().__init__()
@@ -55,7 +55,7 @@ class Layer(nn.Module):
 
 
 class Unusual(nn.Module):
-    """A convolution, a window, two widths of attention, and a layer with the keys of another."""
+    """A convolution, a window, two widths of attention, and a layer that shares keys."""
 
     context_length = 64
 
@@ -87,7 +87,7 @@ class Unusual(nn.Module):
 
 
 def unusual() -> Unusual:
-    """With weights large enough that each of them matters."""
+    """A module whose weights are large enough to matter."""
     torch.manual_seed(0)
     module = Unusual()
     for parameter in module.parameters():
@@ -96,7 +96,7 @@ def unusual() -> Unusual:
 
 
 class Ordinary(nn.Module):
-    """What modules of PyTorch are commonly made of, each once."""
+    """The common operators of PyTorch modules, once each."""
 
     context_length = 32
 

@@ -1,4 +1,4 @@
-"""Bits that an export chooses, by a bound on the divergence or on the size."""
+"""Bits chosen by an export, within a divergence or a size."""
 
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from ortolan.runtime import Bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 
 LARGER = 3.0
-"""Times what is drawn, so that the bits of this model matter to its logits."""
+"""Factor of random weights, so that bits matter to the logits."""
 
 
 def model() -> DecoderModel:

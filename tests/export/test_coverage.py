@@ -1,4 +1,4 @@
-"""The table of what can be exported: measured as it says, complete, and shown as it is."""
+"""The table of model types: complete, sorted, and as measured."""
 
 import json
 from pathlib import Path

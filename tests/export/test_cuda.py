@@ -1,4 +1,4 @@
-"""Bundles for CUDA, as far as they can be seen without one.
+"""Bundles for CUDA, checked without a GPU.
 
 In bfloat16 nothing runs here: its graphs are typed and placed by tables, and a twin of each, in
 which every bfloat16 is a float32 of the same value, computes what PyTorch computes.
@@ -68,7 +68,7 @@ DECODERS = ("llama", "gpt2", "mistral", "qwen2")
 IN_FLOAT32 = {
     # Pixels come in float32.
     "images": {"Cast", "CastLike", "Shape"},
-    # Sums of many, lengths, and what is squared.
+    # Long sums, lengths and squares.
     "encoder": {"ReduceSum", "Div", "Cast", "ReduceL2", "Clip", "Shape", "Expand"},
 }
 
@@ -123,7 +123,7 @@ def twin(bundle: Bundle, role: str, folder: Path) -> Any:
 
 
 def rounded(name: str) -> Any:
-    """What PyTorch computes in float32 with weights and tables of bfloat16."""
+    """The module in float32, with weights and tables rounded to bfloat16."""
     return MODULES[name]().to(torch.bfloat16).float().eval()
 
 
@@ -168,7 +168,7 @@ def test_twin_of_a_decoder_equals_pytorch_step_by_step(
     got = [steps(IDS[:, :4], [4] * 3), *(steps(IDS[:, i : i + 1], [1] * 3) for i in range(4, 9))]
     with torch.inference_mode():
         wanted: Tensor = rounded(name)(torch.from_numpy(IDS))
-    assert wanted.std() > 0.1  # not a model that says the same everywhere
+    assert wanted.std() > 0.1  # not a constant model
     assert_close(np.concatenate(got, 1), wanted.numpy(), delta=1e-4)
 
 
@@ -200,7 +200,7 @@ def test_twins_of_an_encoder_decoder_equal_pytorch(
     ids, lengths = torch.from_numpy(IDS), torch.from_numpy(LENGTHS)
     with torch.inference_mode():
         wanted: Tensor = rounded("seq2seq")(ids, ids, lengths)
-    assert wanted.std() > 0.1  # not a model that says the same everywhere
+    assert wanted.std() > 0.1  # not a constant model
     assert_close(np.concatenate(got, 1), wanted.numpy(), delta=1e-4)
 
 
@@ -241,7 +241,7 @@ def test_int4_for_cuda_has_float16_around_it_and_is_proven_on_the_cpu(tmp_path: 
 
 
 def codes(folder: Path, weight: Tensor, dtype: torch.dtype) -> float:
-    """Write a weight in 4 bits, and give its error."""
+    """Write a weight in 4 bits, and return its error."""
     scheme = Scheme(bits=4, group=32)
     parts = iter([Part(rows=weight, codes=quantize(weight, scheme))])
     with BlobWriter(folder, total=0, witness=Witness(())) as writer:

@@ -9,7 +9,7 @@ from ortolan.export.values import add_initializer, static_shape
 
 
 class Source:
-    """Weights in memory, which remembers the most elements that were read at once."""
+    """Weights in memory that record the largest read."""
 
     def __init__(self, **tensors: Tensor) -> None:
         self.tensors = tensors

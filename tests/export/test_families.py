@@ -37,7 +37,7 @@ SHALLOW = {
     "bart": {"encoder_layers": 1, "decoder_layers": 2},
     "t5": {"num_layers": 2, "num_decoder_layers": 2},  # later layers share the bias of the first
 }
-"""Traces of many layers are slow, and each layer is traced alike."""
+"""Fewer layers, since traces are slow."""
 
 CASES: dict[str, EncoderCase] = (
     ENCODERS
@@ -51,7 +51,7 @@ CASES: dict[str, EncoderCase] = (
 VISION = "vit-classifier"
 
 T5 = pytest.param("t5", marks=pytest.mark.slow)
-"""Its graphs take long to trace; tests/runtime/test_seq2seq_parity.py has its texts."""
+"""Slow to trace; tests/runtime/test_seq2seq_parity.py compares its texts."""
 
 MAPPED = ("bert", "vit-classifier", "marian", "t5")
 
@@ -61,7 +61,7 @@ TARGETS = ragged(12, 12, 12, seed=1).ids
 
 
 class Exported:
-    """A model of transformers, and the graphs of its bundle."""
+    """A transformers model, and the graphs of its bundle."""
 
     def __init__(self, name: str, folder: Path) -> None:
         self.checkpoint = folder / "checkpoint"
@@ -80,7 +80,7 @@ class Exported:
 
 @pytest.fixture(scope="module", autouse=True)
 def _traced_anew() -> Iterator[None]:
-    """What `tests.quick_exports` leaves out: a trace of its own for each export."""
+    """Trace for every export, which `tests.quick_exports` avoids."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(family, "trace_graph", trace_graph)
         yield
@@ -152,7 +152,7 @@ def sources() -> dict[str, NDArray[Any]]:
 
 
 def valid(values: NDArray[np.float32] | Tensor, row: int) -> NDArray[np.float32]:
-    """What an encoder gives for a row; what it gives for padding has no meaning."""
+    """Output of an encoder for a row, without padding."""
     found: NDArray[np.float32] = np.asarray(values)[row]
     return found[: SOURCES.lengths[row]] if found.ndim == 2 else found
 
@@ -184,7 +184,7 @@ def test_images_equal_hugging_face(exported: Callable[[str], Exported]) -> None:
 
 
 def translated(case: Exported) -> NDArray[np.float32]:
-    """Logits of transformers for every target after every source."""
+    """Logits of transformers for all targets."""
     return reference_output(
         case.theirs,
         input_ids=SOURCES.ids,
@@ -195,7 +195,7 @@ def translated(case: Exported) -> NDArray[np.float32]:
 
 
 def encoded(case: Exported) -> dict[str, NDArray[Any]]:
-    """What the decoder reads of the sources."""
+    """Inputs of the decoder from the encoder."""
     given = sources()
     return {**run(case.graphs["encoder"], given), "source_lengths": given["lengths"]}
 
@@ -232,7 +232,7 @@ def test_beams_that_share_a_source_equal_rows_with_one_each(
 
 
 def maps_of(case: Exported, names: list[str], **inputs: Tensor) -> list[NDArray[np.float32]]:
-    """The weights of transformers, of every layer of each kind."""
+    """Attention weights of transformers, by layer."""
     with torch.inference_mode():
         output = case.theirs(**inputs, output_attentions=True)
     return [layer.numpy() for name in names for layer in output[name]]
@@ -285,11 +285,11 @@ def test_maps_of_sources_and_targets_equal_hugging_face(
 
 
 def in_reference(bundle: Bundle, role: str) -> Callable[[dict[str, Any]], dict[str, Any]]:
-    """A graph of a bundle in `onnx.reference`, which has standard operators alone."""
+    """A graph of a bundle in `onnx.reference`, which has only standard operators."""
     file = bundle.file(bundle.manifest.graphs[role].file)
     model = onnx.load(str(file))
     for node in model.graph.node:
-        # What has no name, onnx.reference gives to every input that is left out.
+        # onnx.reference passes an unnamed output to every omitted input.
         for place, name in enumerate(node.output):
             node.output[place] = name or f"{node.output[0]}.{place}"
     evaluator = ReferenceEvaluator(model)

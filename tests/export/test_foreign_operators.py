@@ -1,4 +1,4 @@
-"""Modules that need operators which no other export writes."""
+"""Modules with operators that no other export needs."""
 
 import shutil
 from pathlib import Path
@@ -22,7 +22,7 @@ SINH = "ai.onnx::Sinh: float -> float"
 
 
 class Foreign(Unusual):
-    """With a function of which there is no test but this."""
+    """A module with a function that only this test uses."""
 
     def forward(self, ids: Tensor, state: State) -> Tensor:
         return torch.sinh(super().forward(ids, state) / 64)

@@ -1,4 +1,4 @@
-"""A decoder with every kind of mixer, as a bundle: what it carries, and rows that rest."""
+"""A bundle with every kind of mixer: its states, and idle rows."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,7 +27,7 @@ KINDS: tuple[Mixer, ...] = (CONV, DELTA, HEADS, CHANNELS, LRU)
 
 
 def every_kind() -> DecoderConfig:
-    """A layer of each kind, half of them without an mlp, and gated attention that is last."""
+    """A layer of each kind, half of them without an mlp, then gated attention."""
     blocks = [
         BlockConfig(mixer=kind, feed_forward=None if place % 2 else BLOCK.feed_forward, norm=RMS)
         for place, kind in enumerate(KINDS)
@@ -37,7 +37,7 @@ def every_kind() -> DecoderConfig:
 
 
 class Exported:
-    """A decoder, and what runs its bundle."""
+    """A decoder, and its bundle in the engine and in the runtime."""
 
     def __init__(
         self, config: DecoderConfig, folder: Path, *, attention: Attention = "fused"
@@ -119,7 +119,7 @@ def test_rows_that_rest_keep_every_state_to_the_bit(hybrid: Exported) -> None:
                 kept.buffers, runner.slots.snapshot(row=row).buffers, strict=True
             ):
                 np.testing.assert_array_equal(now, before)
-    # A chunk of one row between steps leaves the others as they are, too.
+    # A chunk of one row between steps also leaves the others unchanged.
     runner.chunk(1, texts[1][lengths[1] : lengths[1] + 5], positions=[4])
     runner.select([0])
     runner.step([texts[0][lengths[0]]])

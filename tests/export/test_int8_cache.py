@@ -1,4 +1,4 @@
-"""Bundles that cache keys and values in 8 bits compute what PyTorch does with rounded ones."""
+"""Bundles with an int8 KV cache, against PyTorch with rounded keys and values."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ LENGTH = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A model, and which layer's keys each of its attentions reads, in the order of a forward."""
+    """A model, and the layer whose keys each attention reads, in forward order."""
 
     module: nn.Module
     reads: Sequence[int]
@@ -84,7 +84,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Export
 
 
 def scales_of(bundle: Path) -> list[tuple[Tensor, Tensor]]:
-    """The scales of keys and of values, `(K, 1, D)`, of each layer."""
+    """Scales of keys and values, `(K, 1, D)`, per layer."""
     graph = onnx.load(bundle / "decoder.onnx").graph
     found = {
         each.name: torch.from_numpy(numpy_helper.to_array(each).copy())
@@ -104,7 +104,7 @@ def rounded(x: Tensor, scale: Tensor) -> Tensor:
 def torch_logits(
     case: Exported, ids: Sequence[int], monkeypatch: pytest.MonkeyPatch, *, rounds: bool
 ) -> NDArray[np.float32]:
-    """What PyTorch computes from keys and values as they are, or as the cache holds them."""
+    """Logits of PyTorch, with keys and values rounded as in the cache if `rounds`."""
     attend, calls = scores.attend, iter(case.source.reads)
 
     def attend_rounded(q: Tensor, k: Tensor, v: Tensor, *given: Any, **named: Any) -> Tensor:

@@ -1,4 +1,4 @@
-"""Classifiers of transformers: the scores of their bundles are those of its pipelines."""
+"""Scores of classifier bundles against the pipelines of transformers."""
 
 import hashlib
 import json
@@ -82,7 +82,7 @@ SLOW: dict[str, dict[str, Any]] = {
 
 
 def save(values: dict[str, Any], folder: Path) -> None:
-    """A classifier with random weights, and what reads its inputs."""
+    """Save a random classifier with its tokenizer or image processor."""
     values = dict(values)
     torch.manual_seed(0)
     kind = values.pop("model_type")
@@ -132,7 +132,7 @@ def by_pipeline(folder: Path, inputs: list[Any]) -> list[dict[str, float]]:
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
-    """The folder and the bundle of a case, made once."""
+    """Exports a case once; returns its source and bundle."""
     made: dict[str, tuple[Path, Path]] = {}
 
     def make(name: str) -> tuple[Path, Path]:
@@ -164,7 +164,7 @@ def test_scores_are_those_of_the_pipeline(
 
 
 def change(folder: Path, name: str, edit: Callable[[dict[str, Any]], object]) -> None:
-    """Change a file, and make what the manifest says of it right again."""
+    """Change a file, and update the manifest."""
     document = json.loads((folder / name).read_text())
     edit(document)
     data = json.dumps(document).encode()

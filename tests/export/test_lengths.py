@@ -1,4 +1,4 @@
-"""Rotary frequencies that depend on the length of a text: which texts a bundle is for."""
+"""Bundles of models whose rotary frequencies depend on the length of the text."""
 
 from pathlib import Path
 
@@ -61,7 +61,7 @@ def test_a_bundle_computes_the_texts_it_is_for_as_transformers_does(
             got = session.append([int(ids[0, length - 1])])
             wanted = reference_logits(model, ids[:, :length])[0, -1].numpy()
             close = np.abs(got - wanted).max() < 1e-4 * np.abs(wanted).max()
-            # A step gives what the whole text gives, however the prompt began.
+            # A step agrees with the whole text.
             assert close == (first <= length <= last)
 
 

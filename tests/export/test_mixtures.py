@@ -56,7 +56,7 @@ def test_experts_are_stored_in_few_bits_and_routers_are_not(
     bundle = ortolan.export(
         model, tmp_path / "bundle", precision=Int4(method="hqq"), options=options
     )
-    # Products of integers have no form for experts.
+    # Experts have no form as products of integers.
     for role in bundle.manifest.graphs:
         assert "QMoE" in operators(bundle, role)
         assert "MoE" not in operators(bundle, role)
@@ -79,7 +79,7 @@ def test_a_float_bundle_of_experts_is_exact(model: DecoderModel, tmp_path: Path)
 
 def test_portable_graphs_of_experts_are_refused(model: DecoderModel, tmp_path: Path) -> None:
     options = ExportOptions(attention="portable")
-    with pytest.raises(OptionError, match="attention: expected fused for a mixture of experts"):
+    with pytest.raises(OptionError, match="mixture of experts"):
         ortolan.export(model, tmp_path / "bundle", options=options)
     assert not (tmp_path / "bundle").exists()
 

@@ -51,7 +51,7 @@ def test_logits_of_a_text_equal_pytorch(name: str, exported: Export) -> None:
     case = exported(name)
     ids = random_ids(100)
     wanted = torch_logits(case.reference, ids)
-    assert wanted.std() > 0.1  # not a model that says the same everywhere
+    assert wanted.std() > 0.1  # not a constant model
     assert_close(case.model.logits(ids), wanted, case.model.manifest.precision)
 
 
@@ -113,7 +113,7 @@ def test_split_and_unified_graphs_give_the_same_logits(exported: Export) -> None
     unified, split = exported("llama").model, exported("llama-split-portable").model
     assert set(split.manifest.graphs) == {"prefill", "decode"}
     ids = random_ids(30)
-    # The portable one keeps sum and norm apart, which rounds differently in the last digit.
+    # The portable graph does not fuse sum and norm, which changes the last digit.
     np.testing.assert_allclose(split.logits(ids), unified.logits(ids), atol=1e-5)
     with unified.session() as one, split.session() as other:
         for token in ids:
@@ -124,7 +124,7 @@ def test_fp16_bundle_keeps_within_its_thresholds_at_half_the_size(exported: Expo
     half, full = exported("llama-fp16").bundle, exported("llama").bundle
     report = verify(half.path, threads=1)
     assert report.verdict != "FAIL"
-    # Far enough from float32 to show that half precision was used at all.
+    # Evidence that half precision was used.
     assert report.max_abs_delta > 1e-5
     assert {state.dtype for state in half.manifest.states} == {"float16"}
     sizes = [

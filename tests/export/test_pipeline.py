@@ -31,7 +31,7 @@ Export = Callable[[str], Exported]
 
 
 class Perturbed:
-    """Weights of which one row of one tensor is slightly off."""
+    """Weights with one row slightly off."""
 
     def __init__(self, weights: Weights, name: str) -> None:
         self._weights = weights
@@ -83,7 +83,7 @@ DAMAGES: dict[str, Callable[[pytest.MonkeyPatch], None]] = {
 
 @pytest.fixture
 def replayed_apart(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process of its own that `tests.quick_exports` leaves out."""
+    """Replay in a subprocess, which `tests.quick_exports` avoids."""
     monkeypatch.setattr(pipeline, "replay", replay)
 
 
@@ -132,7 +132,7 @@ def test_certificate_holds_what_the_export_measured(name: str, exported: Export)
     bundle = exported(name).bundle
     certificate = read_certificate(bundle)
     assert certificate.measured is not None
-    # Half precision may exchange two tokens that are nearly tied.
+    # Half precision may swap near ties.
     verdicts = {"fp32": ("PASS",), "fp16": ("PASS", "AMBIGUOUS")}
     assert certificate.measured.verdict in verdicts[bundle.manifest.precision]
     assert certificate.thresholds == thresholds(bundle.manifest.precision)
@@ -209,7 +209,7 @@ def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_see
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, other = tmp_path / "one", tmp_path / "another" / "place"
-    monkeypatch.setattr(family, "trace_graph", trace_graph)  # not its earlier result
+    monkeypatch.setattr(family, "trace_graph", trace_graph)  # without its cache
     ortolan.export(checkpoint, one)
     done = subprocess.run(
         [sys.executable, "-c", EXPORT, str(checkpoint), str(other)],

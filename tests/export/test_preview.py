@@ -1,4 +1,4 @@
-"""What is said of a checkpoint before an export, against what the export makes."""
+"""Previews of exports, against the exports."""
 
 import json
 import shutil
@@ -152,7 +152,7 @@ def test_missing_files_are_listed_with_what_the_bundle_lacks(folder: Path) -> No
     for name in ("tokenizer.json", "chat_template.jinja", "generation_config.json"):
         (folder / name).unlink()
     missing = preview(folder).missing
-    # A calibration file is of no use without a tokenizer.
+    # A calibration file cannot be read without a tokenizer.
     assert missing["tokenizer.json"] == "the bundle takes token ids, not text"
     assert set(missing) == {
         "tokenizer.json",

@@ -1,4 +1,4 @@
-"""Python in a process of its own."""
+"""Python in a subprocess."""
 
 import time
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Quantized bundles against PyTorch with the weights that the bundle's codes stand for.
+"""Low-bit bundles against PyTorch with the dequantized weights.
 
 The codes are read from the bundle's own files and dequantized by numpy: what is compared is the
 whole way from the plan to the kernel.
@@ -33,11 +33,11 @@ MODELS: dict[str, Callable[[], DecoderConfig]] = {
 }
 
 WIDE = 0.03
-"""Of the largest logit: the kernels round activations to 8 bits."""
+"""Tolerance relative to the largest logit, since kernels round activations to 8 bits."""
 
 
 def arrays(bundle: Bundle, file: str) -> dict[str, Array]:
-    """Initializers of a graph, by name, as they lie in the weights."""
+    """Initializers of a graph, by name, from the weight file."""
     graph = onnx.load(str(bundle.file(file)), load_external_data=False).graph
     read = {}
     for tensor in graph.initializer:
@@ -54,7 +54,7 @@ def nibbles(packed: Array) -> Array:
 
 
 def dequantize(stored: dict[str, Array], name: str, bits: int, columns: int) -> Array:
-    """The weight `(N, K)` of codes: of a product, or of a table that is only looked up."""
+    """The dequantized weight `(N, K)` of a product or a table."""
     scales = stored[f"{name}.scales"]
     codes = stored.get(f"{name}.codes", stored.get(f"{name}.table"))
     assert codes is not None
@@ -70,7 +70,7 @@ def dequantize(stored: dict[str, Array], name: str, bits: int, columns: int) -> 
 
 
 def stands_for(bundle: Bundle, module: DecoderModel) -> DecoderModel:
-    """The module with the weights that the bundle holds."""
+    """The module with the weights of the bundle."""
     file = next(iter(bundle.manifest.graphs.values())).file
     stored = arrays(bundle, file)
     schemes = {tensor.name: tensor for tensor in bundle.manifest.quantized}
@@ -120,13 +120,13 @@ def test_bundle_computes_what_its_codes_stand_for(
     expected = logits(stands_for(bundle, module), IDS)
     bound = WIDE * max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(loaded.logits(IDS), expected, atol=bound)
-    # The codes are not the weights: what is compared could have come out otherwise.
+    # Evidence that the codes differ from the weights.
     if integers is Int4:
         assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
 
 
 def hybrid(name: str) -> DecoderModel:
-    """A family with other mixers than attention, wide enough for groups of weights."""
+    """A family with other mixers than attention, wide enough for groups."""
     wide = {"hidden_size": 128, "intermediate_size": 192}
     return tiny_models.decoder(config_from_hf(FAMILY_CONFIGS[name] | wide | HYBRID_SIZES[name]))
 
@@ -165,8 +165,8 @@ def test_one_token_at_a_time_gives_what_the_whole_gives(model: str, tmp_path: Pa
     whole = loaded.logits(IDS)
     with loaded.session() as session:
         single = np.stack([session.append([token]) for token in IDS])
-    # Each row of activations has a scale of its own, however many rows there are. But sums in
-    # another order may move an activation across the middle between two steps of 8 bits.
+    # Every row of activations has its own scale, but sums in another order may move an activation
+    # to the next 8-bit step.
     largest = np.abs(whole).max()
     off = np.abs(single - whole).max(axis=-1) / largest
     assert (off < 1e-4).mean() > 0.8

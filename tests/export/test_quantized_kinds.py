@@ -1,4 +1,4 @@
-"""Encoders and encoder-decoders in few bits, on the CPU's kernels and by standard operators."""
+"""Low-bit encoders and encoder-decoders, with CPU kernels and standard operators."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -107,8 +107,8 @@ def test_few_bits_give_nearly_the_same_numbers(
     wanted = outputs(exported(name.partition("-")[0]))
     got = outputs(exported(name))
     off = np.linalg.norm(got - wanted) / np.linalg.norm(wanted)
-    # Random weights of large spread, in which 4 bits are off by a tenth in every layer; what is
-    # not quantized at all is off by 1e-6, and other weights by 1 and more.
+    # 4 bits of these random weights are off by a tenth in every layer; float weights by 1e-6, and
+    # wrong weights by 1 and more.
     assert 1e-4 < off < (0.6 if "int4" in name else 0.05)
 
 
@@ -161,7 +161,7 @@ def test_products_of_integers_are_all_that_an_encoder_reads(
     bundle = exported(name)
     operators = nodes(bundle, "encoder")
     assert operators["DynamicQuantizeMatMul"] == layers
-    # The tied head stays what it is; each bias is part of its product.
+    # The tied head is unchanged; each bias is part of its product.
     assert operators["MatMulNBits"] == (1 if name.startswith("encoder") else 0)
     held = [tensor.name for tensor in bundle.manifest.quantized]
     assert len(held) == len(set(held))
@@ -181,9 +181,9 @@ def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(
         ids, own_length = IDS[row : row + 1, :length], LENGTHS[row : row + 1]
         alone = engine.encode_source({"input_ids": ids, "lengths": own_length})
         for all_, own in zip(together.states, alone.states, strict=True):
-            # Computed over a copy of the same ids: not a bit differs.
+            # Identical to the bit, computed from a copy of the ids.
             assert (all_[row, :, :length] == own[0]).all()
-    # One call for all of them rounds on another scale, which is why it is not used.
+    # One call for all sources rounds with another scale, so it is not used.
     assert any(
         (one[1, :, :2] != other[1, :, :2]).any()
         for one, other in zip(mixed.states, together.states, strict=True)

@@ -1,4 +1,4 @@
-"""Bundles of recurrent networks: what PyTorch gives, however texts are cut, kept and mixed."""
+"""Bundles of recurrent networks against PyTorch: chunks, steps, snapshots and batches."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -42,7 +42,7 @@ CONFIGS = {
     "feed-forward machine": replace(PLAIN, cell="feed_forward", num_layers=1, memory=MEMORY),
 }
 LONG = ("lstm, split", "attentive, split", "feed-forward machine")
-"""They take long to trace, and differ little from others."""
+"""Slow to trace, and similar to others."""
 
 KINDS = [
     pytest.param(name, marks=pytest.mark.slow if name in LONG else ())
@@ -53,7 +53,7 @@ Tiny = tuple[RecurrentModel, Decoder]
 
 
 def model_of(name: str) -> RecurrentModel:
-    """With weights large enough that each of them matters."""
+    """A model whose weights are large enough to matter."""
     torch.manual_seed(0)
     model = RecurrentModel(CONFIGS[name]).eval()
     for parameter in model.parameters():
@@ -161,7 +161,7 @@ def test_there_is_no_graph_for_prompts_of_a_machine(tmp_path: Path) -> None:
     ],
 )
 def test_products_in_few_bits(name: str, precision: Int4 | Int8, tmp_path: Path) -> None:
-    """Cells that are nodes keep their weights; those of a machine are products like any other."""
+    """Recurrent operators keep float weights; the cells of a machine are products."""
     name, _, split = name.partition(", ")
     options = ExportOptions(graphs="split" if split else "unified", proof="quick", allow_poor=True)
     bundle = ortolan.export(model_of(name), tmp_path / "b", precision=precision, options=options)

@@ -1,4 +1,4 @@
-"""Two graphs, for prompts and for steps of one token, where attention is no node of its own."""
+"""Split graphs where attention is not a single node."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,11 +33,11 @@ BLOCKS = {
     "6 rotated": layer(16, 6, query_key_norm=RMS),
     "latent": layer(14, 6, value_dim=10, latent=LATENT, qkv_bias=False),
 }
-"""Of no layer does the fused kernel take the heads."""
+"""Layers whose heads the fused kernel does not support."""
 
 
 def assert_continues(folder: Path, whole: Tensor, ids: list[int]) -> None:
-    """Raise AssertionError unless a prompt and steps give what PyTorch gives for the text."""
+    """Compare a prompt and steps with the logits of PyTorch for the whole text."""
     model = ortolan.load(folder, ortolan.Decoder, threads=1)
     wanted = whole.numpy()
     limit = 1e-4 * float(np.abs(wanted).max())
@@ -62,7 +62,7 @@ def test_a_layer_without_a_kernel_continues_as_pytorch_computes_it(
 
 
 class Attentive(nn.Module):
-    """Attention of a width that the kernel does not take, perhaps token by token."""
+    """Attention with an unsupported head width, optionally token by token."""
 
     context_length = 32
 

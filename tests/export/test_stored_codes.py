@@ -1,4 +1,4 @@
-"""Bundles from checkpoints in few bits: their codes are kept, and nothing is rounded again."""
+"""Bundles from low-bit checkpoints, whose codes are copied."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,13 +20,13 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 
 QUICK = Int4(group_size=64, head_bits=8, calibration_sequences=1)
-"""What is not kept is fitted to what little the model writes."""
+"""Calibrates the other weights on a little text that the model writes."""
 
 
 def kept(bundle: Bundle) -> dict[str, tuple[int, int | None, bool]]:
-    """Bits, group and symmetry of the weights whose codes are those of the checkpoint."""
+    """Bits, group size and symmetry of the weights with codes of the checkpoint."""
     found = [weight for weight in bundle.manifest.quantized if weight.method == "kept"]
-    # What the codes stand for is what PyTorch computed with.
+    # PyTorch computed with the same values.
     assert all(weight.error < 1e-6 for weight in found)
     return {weight.name: (weight.bits, weight.group, weight.symmetric) for weight in found}
 
@@ -48,7 +48,7 @@ def test_codes_of_packed_checkpoints_are_kept(name: str, tmp_path: Path) -> None
 
 def test_codes_of_more_bits_than_asked_for_are_rounded(tmp_path: Path) -> None:
     write_packed(tmp_path / "source", METHODS["gptq-8"])
-    # Random weights of 4 bits compute something else.
+    # 4-bit random weights are poor.
     options = ExportOptions(max_kl=9.0)
     counts = {}
     for precision in (QUICK, Int8()):
@@ -112,7 +112,7 @@ def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
     model = reference_model(WIDE | {"model_type": "qwen2", "tie_word_embeddings": True})
     products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
     kinds = {f"blk.{i}.{part}.weight": "Q4_1" for i in (0, 1) for part in products}
-    # Look-ups have no minimums: these are rounded.
+    # Look-ups have no minimums, so the embedding is rounded.
     kinds["token_embd.weight"] = "Q4_1"
     file = tmp_path / "model.gguf"
     write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
@@ -125,7 +125,7 @@ def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
     sums = [node for node in graph.node if node.op_type == "ReduceSum"]
     # Products that read the same inputs share their sums: qkv, out, gate and up, down.
     assert len(sums) == 2 * 4
-    # All but the head is as PyTorch has it, but for activations of 8 bits.
+    # Exact except for the head and activations of 8 bits.
     precise = export(
         file,
         tmp_path / "precise",

@@ -1,4 +1,4 @@
-"""A module without memory for its weights, run over several inputs side by side."""
+"""A module on `meta`, run over several inputs side by side."""
 
 import threading
 from collections.abc import Callable
@@ -17,7 +17,7 @@ from ortolan.modeling.weights import ModuleWeights
 
 
 class Odd(nn.Module):
-    """Weights that are read in every way that modules have."""
+    """A module that reads its weights in every way."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Odd(nn.Module):
         x = x + self.down(self.norm(F.silu(self.up(x))))
         x = torch.addmm(self.up.bias[:8], x, self.stored_transposed)
         x = F.linear(x, self.experts[1]) + x @ self.experts[0].T
-        # One input takes another way than the others.
+        # One input takes another path.
         if len(ids) > 4:
             x = self.down(self.up(x))
         return F.linear(x * self.stored_transposed.T.sum(), self.table.weight)
@@ -43,7 +43,7 @@ TEXTS = [torch.arange(count) for count in (3, 5, 1)]
 
 
 def made() -> tuple[Odd, Odd]:
-    """A module, and the same without memory."""
+    """A module, and the same on `meta`."""
     torch.manual_seed(0)
     module = Odd()
     with torch.device("meta"):
@@ -87,7 +87,7 @@ def test_inputs_wait_for_each_other_at_every_product() -> None:
 
 
 class Rows:
-    """Weights of a module, and which of their rows were read one by one."""
+    """Weights of a module that record reads of single rows."""
 
     def __init__(self, module: nn.Module) -> None:
         self._weights = ModuleWeights(module)
@@ -103,7 +103,7 @@ class Rows:
 
 
 class Chosen(nn.Module):
-    """An input chooses some experts, each of two weights."""
+    """A module in which an input chooses experts of two weights each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ def test_an_expert_is_read_once_for_all_inputs_and_not_where_none_chose_it() -> 
         if isinstance(event, Result):
             expected = module(x, texts[event.index]).detach()
             torch.testing.assert_close(event.value, expected, rtol=1e-5, atol=1e-5)
-    # They go on together.
+    # All inputs continue together.
     (product,) = (event for event in events if isinstance(event, Product))
     assert len(product.inputs) == len(texts)
 
@@ -185,5 +185,5 @@ def test_inputs_that_read_some_weights_elsewhere_compute_with_those(
     for number, wanted in enumerate(expected):
         torch.testing.assert_close(results[number], wanted, rtol=1e-4, atol=1e-4)
         assert (number == 0) == torch.equal(wanted, expected[0])
-    # What is alike is computed once; a transposed weight that is read in parts counts twice.
+    # Equal products are computed once; a transposed weight that is read in parts counts twice.
     assert products.call_count < (4 if read_bytes > 100 else 5) * len(others)

@@ -1,4 +1,4 @@
-"""Bundles of every kind against their certificates: sound ones pass, others are found."""
+"""Bundles of every kind against their certificates: sound ones pass, damaged ones fail."""
 
 import shutil
 from collections.abc import Callable
@@ -57,7 +57,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
-    """Bundles of `CONFIGS`, each made once."""
+    """Exports a config of `CONFIGS` once."""
 
     @cache
     def export(name: str) -> Path:
@@ -69,7 +69,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def changed(bundle: Path, folder: Path, name: str) -> Path:
-    """A copy of a bundle in which a weight is 2 % larger, with a manifest that knows it."""
+    """A copy of a bundle with a weight that is 2 % larger, and a matching manifest."""
 
     def enlarge(values: NDArray[Any]) -> None:
         values *= 1.02
@@ -158,7 +158,7 @@ def test_source_of_another_probe_is_found(
 
 
 class Louder:
-    """Weights that are 5 % larger once the reference was computed."""
+    """Weights that grow by 5 % after the reference is computed."""
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights

@@ -122,7 +122,7 @@ def test_pairs_to_calibrate_on_are_spread_and_begin_with_the_start_token(
 ) -> None:
     learn = [(f"source {i}", f"target {i}") for i in range(64)]
     data = CalibrationPairs(origin="pairs", learn=learn, held_out=[])
-    inputs = cut_inputs(data, seq2seq, count=2)  # eight pairs in place of a text
+    inputs = cut_inputs(data, seq2seq, count=2)  # eight pairs count as one text
     assert len(inputs.sources) == len(inputs.ids) == 16
     assert inputs.sources[3].tolist() == encoded(wrapping, "source 12")
     assert inputs.ids[3].tolist() == [2, *encoded(wrapping, "target 12")]

@@ -1,4 +1,4 @@
-"""What a model is calibrated on where nobody gives anything."""
+"""Synthetic calibration inputs."""
 
 import re
 from dataclasses import replace
@@ -148,7 +148,7 @@ def test_amplitudes_of_noise_fall_as_one_over_the_frequency() -> None:
     assert images.shape == (32, 64, 64, 1)
     amplitudes = np.abs(np.fft.rfft(images[..., 0], axis=2)).mean(axis=(0, 1))
     octaves = amplitudes[[4, 8, 16]] / amplitudes[[8, 16, 32]]
-    # A line across the image sums the other axis: the fall is half a power less.
+    # A line across the image sums the other axis, so the slope is half a power less.
     assert (octaves > 1.3).all()
     assert 110 < images.mean() < 146
 

@@ -1,4 +1,4 @@
-"""Single damages of the weights that the default proof finds."""
+"""The quick proof finds damage to single weights."""
 
 import sys
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_every_kind_of_weight_is_proved_and_single_damages_are_found(
     assert sound.wrong == ()
     assert 30 * sound.largest_error < sound.bound
     if precision == "fp16":
-        return  # a damage of one value is below what such kernels round
+        return  # damage to one value is below the rounding of such kernels
     for kind, name in damages(bundle.path, count=4, seed=1):
         report = check_weights(open_bundle(bundle.path), expected, threads=1)
         (wrong,) = {each.rpartition(".")[0] for each in report.wrong}

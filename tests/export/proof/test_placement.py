@@ -1,4 +1,4 @@
-"""Whether the runtime's table of kernels speaks of everything that exports contain."""
+"""The runtime's table of kernels covers all exports."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,7 +51,7 @@ def test_int4_with_an_int8_prefill_leaves_cuda_in_known_places(tmp_path: Path) -
 
 @pytest.mark.parametrize("name", ["llama", "llama-fp16", "gpt2-portable"])
 def test_types_are_those_that_the_exporter_wrote(exported: Export, name: str) -> None:
-    """Each node's decisive type beside `value_info`, which the runtime does not read."""
+    """Compare decisive types with `value_info`, which the runtime ignores."""
     bundle = exported(name).bundle
     data = bundle.read("decoder.onnx")
     graph = onnx.load_from_string(data).graph

@@ -63,7 +63,7 @@ def test_probes_are_cut_from_the_given_text(plain: Path) -> None:
     held_out = "".join(chr(65 + i % 26) for i in range(600))
     probes = make_probes(decoder(tokenizer=plain), text(held_out))
     assert ids_of(probes[3]) == encoded(plain, held_out)[8:24]
-    # The longest does not fit after the others: it starts over.
+    # The longest does not fit after the others, so it starts over.
     assert ids_of(probes[-1]) == encoded(plain, held_out)[:512]
 
 
@@ -75,7 +75,7 @@ def test_one_probe_of_an_own_module_reaches_over_its_context(
         *LENGTHS["quick"],
         600,
     ]
-    # Of a calibration text that is too short, several times.
+    # A calibration text that is too short repeats.
     assert len(ids_of(make_probes(own, text("x" * 520))[-1])) == 600
     size = sum(parameter.numel() for parameter in own.module.parameters())
     monkeypatch.setattr("ortolan.export.proof.probes.WHOLE_WORK", 550 * size)

@@ -1,4 +1,4 @@
-"""Random codes, what they stand for in NumPy, and the small graphs that kernels are tried in."""
+"""Random codes, their values in NumPy, and small graphs for trying kernels."""
 
 import itertools
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def label(scheme: Scheme) -> str:
 
 
 def random_codes(scheme: Scheme, *, rows: int, inputs: int) -> Codes:
-    """Codes that no method has chosen, with scales of both signs."""
+    """Random codes, with scales of both signs."""
     chance = torch.Generator().manual_seed(inputs * rows + scheme.group + scheme.bits)
     shape = (rows, scheme.groups(inputs))
 
@@ -49,7 +49,7 @@ def random_codes(scheme: Scheme, *, rows: int, inputs: int) -> Codes:
 
 
 def meaning(codes: Codes) -> NDArray[np.float32]:
-    """The weight `(N, K)` that codes stand for, by the definition."""
+    """The weight `(N, K)` of codes, by definition."""
     rows, inputs = codes.values.shape
     weight = np.empty((rows, inputs), np.float32)
     for row, column in np.ndindex(rows, inputs):
@@ -60,7 +60,7 @@ def meaning(codes: Codes) -> NDArray[np.float32]:
 
 
 def packed(codes: Codes) -> dict[str, Array]:
-    """The inputs of kernels, by the names that nodes of these tests give them."""
+    """Inputs of kernels, by name."""
     zeros = pack_zeros(codes)
     arrays = {"codes": pack(codes).numpy(), "scales": codes.scales.numpy()}
     return arrays if zeros is None else arrays | {"zeros": zeros.numpy()}
@@ -116,7 +116,7 @@ def gather_block_quantized(codes: Codes, inputs: Sequence[str], output: str) -> 
 def graph(
     nodes: Sequence[NodeProto], constants: Sequence[TensorProto], feeds: Mapping[str, Array]
 ) -> onnx.ModelProto:
-    """A model whose outputs are those that no node reads."""
+    """A model whose outputs are the values that no node reads."""
     read = {name for node in nodes for name in node.input}
     outputs = [name for node in nodes for name in node.output if name not in read]
     made = helper.make_graph(
@@ -138,7 +138,7 @@ def run(
     optimized: Path | None = None,
     exact_products: bool = False,
 ) -> list[Array]:
-    """What onnxruntime computes; standard products with float inputs if they are to be exact."""
+    """Run a model in onnxruntime, with float activations if `exact_products`."""
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     if exact_products:

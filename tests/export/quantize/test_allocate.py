@@ -1,4 +1,4 @@
-"""Choices of forms against all combinations of small problems."""
+"""Greedy choices against all combinations of small problems."""
 
 import itertools
 import random
@@ -16,7 +16,7 @@ WEIGHTS = [
 
 
 def drawn(seed: int, count: int = 5) -> list[list[Form]]:
-    """Forms as bits make them: more bytes, less error."""
+    """Forms with more bytes and less error."""
     chance = random.Random(seed)
     weights = []
     for _ in range(count):
@@ -44,7 +44,7 @@ def combinations(weights: Sequence[Sequence[Form]]) -> list[Form]:
         (8.0, [1, 0, 0]),
         (3.2, [2, 0, 0]),
         (0.1, [2, 2, 2]),
-        (0.0, [2, 2, 2]),  # nothing keeps it: the least there is
+        (0.0, [2, 2, 2]),  # impossible: the least effect
     ],
 )
 def test_fewest_bytes_that_keep_a_bound(effect: float, expected: list[int]) -> None:
@@ -54,7 +54,7 @@ def test_fewest_bytes_that_keep_a_bound(effect: float, expected: list[int]) -> N
 @pytest.mark.parametrize(
     ("size", "expected"),
     [
-        (10, [0, 0, 0]),  # nothing keeps it: the fewest there are
+        (10, [0, 0, 0]),  # impossible: the fewest bytes
         (71, [0, 0, 0]),
         (72, [1, 0, 0]),
         (80, [2, 0, 0]),

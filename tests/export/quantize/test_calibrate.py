@@ -79,7 +79,7 @@ def run(module: TransformerModel, inputs: Inputs) -> None:
 def assert_is_calibrated(
     module: TransformerModel, inputs: Inputs, name: str, found: dict[str, Found]
 ) -> None:
-    """The codes of a weight are those of GPTQ, refined, for what the model computes before it."""
+    """Compare codes with refined GPTQ on the activations of the model."""
     weight = module.get_parameter(name).detach()
     seen: list[Tensor] = []
     layer = module.get_submodule(name.removesuffix(".weight"))

@@ -1,4 +1,4 @@
-"""Codes that were put aside, and the weights that they stand for."""
+"""Codes in files, and their dequantized weights."""
 
 from pathlib import Path
 from typing import ClassVar
@@ -24,7 +24,7 @@ SCHEMES = [
 
 
 class Source:
-    """Two matrices of few columns, one of them transposed, and three experts."""
+    """Small matrices, one of them transposed, and three experts."""
 
     tensors: ClassVar = {
         "q": gaussian(6, 40, seed=1),

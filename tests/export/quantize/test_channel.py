@@ -25,7 +25,7 @@ def product(codes: torch.Tensor, scales: torch.Tensor, x: Array) -> Array:
 
 
 def numbers(codes: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
-    """What codes stand for, `(N, K)`."""
+    """Dequantized codes, `(N, K)`."""
     return codes.T * scales[:, None]
 
 
@@ -42,7 +42,7 @@ def test_numbers_move_by_half_a_step_of_their_output() -> None:
 def test_steps_are_as_fine_as_they_can_be() -> None:
     weight = torch.zeros(3, 16)
     weight[0, 3] = -1  # alone
-    weight[1, 4:6] = torch.tensor([0.75, 0.25])  # neighbours that add up
+    weight[1, 4:6] = torch.tensor([0.75, 0.25])  # neighbors that add up
     weight[2, 4:6] = torch.tensor([1.0, -1.0])  # and that do not
     codes, scales = quantize_channels(weight)
     assert scales.tolist() == [np.float32(1 / LARGEST)] * 3
@@ -53,7 +53,7 @@ def test_steps_are_as_fine_as_they_can_be() -> None:
 
 @settings(max_examples=40, deadline=None)
 @given(seed=st.integers(0, 10**6), width=st.integers(1, 40), spread=st.floats(0, 4))
-def test_neighbours_never_add_up_to_what_saturates(seed: int, width: int, spread: float) -> None:
+def test_neighbors_never_add_up_to_what_saturates(seed: int, width: int, spread: float) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(4, width, generator=generator).abs() ** spread
     weight[1::2] *= -1
@@ -97,7 +97,7 @@ def test_product_with_activations_on_the_kernels_grid_is_exact() -> None:
 def test_pairs_of_the_largest_products_do_not_saturate(
     rows: int, pair: tuple[float, float]
 ) -> None:
-    # a kernel may add the products of two neighbours in 16 bits
+    # a kernel may add the products of two neighbors in 16 bits
     weight = torch.tensor(pair).repeat(8, 32)
     codes, scales = quantize_channels(weight)
     x = np.full((rows, 64), 255, np.float32)

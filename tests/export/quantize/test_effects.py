@@ -1,4 +1,4 @@
-"""Distances of a model with some weights rounded, against PyTorch with these weights."""
+"""Distances of models with rounded weights, against PyTorch."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -34,7 +34,7 @@ def opened() -> tuple[DecoderModel, Exportable]:
 def rounded(
     model: Exportable, names: list[str], folder: Path
 ) -> tuple[Candidates, dict[str, Tensor]]:
-    """Weights rounded to the nearest, and what their codes stand for."""
+    """Weights rounded to nearest, and their dequantized values."""
     made, values = Candidates(folder, model.weights), {}
     for name in names:
         parts = list(round_rows(model.weights, name, SCHEME, "rtn"))

@@ -22,7 +22,7 @@ def share_of_different_codes(one: Codes, other: Codes) -> float:
 
 
 def as_published(weight: Tensor, hessian: Tensor, scales: Codes, damping: float) -> Tensor:
-    """Codes by the paper's recipe in float64: one column at a time, the inverse's factor."""
+    """Codes by the recipe of the paper, column by column in float64."""
     damped = hessian.double()
     damped += damping * damped.diagonal().mean() * torch.eye(len(damped))
     order = damped.diagonal().argsort(descending=True, stable=True)
@@ -47,7 +47,7 @@ def test_codes_are_those_of_the_published_recipe(scheme: Scheme) -> None:
     hessian = x.T @ x
     codes = quantize_gptq(weight, hessian.clone(), scheme, damping=0.02)
     wanted = as_published(weight, hessian, codes, 0.02)
-    # A tie that falls the other way changes what is rounded after it.
+    # A tie that falls the other way changes all later columns.
     assert float((codes.values != wanted).float().mean()) < (0.002 if scheme.bits == 4 else 0.02)
 
 
@@ -133,7 +133,7 @@ def test_one_factor_serves_several_weights_and_some_rows_at_a_time() -> None:
     for rows in (slice(0, 6), slice(6, 10)):
         part = gptq.round_columns(weight[rows], factor, scheme)
         assert torch.equal(part.scales, wanted.scales[rows])
-        # Products of other shapes add up in another order.
+        # Products of other shapes sum in another order.
         assert float((part.values != wanted.values[rows]).float().mean()) < 0.005
 
 

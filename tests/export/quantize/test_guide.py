@@ -1,4 +1,4 @@
-"""What tokens count in the sums of GPTQ, against gradients that PyTorch gives by itself."""
+"""Importance of tokens, against plain gradients of PyTorch."""
 
 from collections.abc import Iterable
 
@@ -29,7 +29,7 @@ def opened(module: nn.Module) -> Exportable:
 
 
 def counted_by_hooks(module: nn.Module, ids: Tensor) -> dict[str, Tensor]:
-    """What the tokens of a text count, from an ordinary backward pass."""
+    """Importance of the tokens of a text, from an ordinary backward pass."""
     entering: dict[str, Tensor] = {}
     gradients: dict[str, Tensor] = {}
 
@@ -61,7 +61,7 @@ def test_tokens_count_by_the_gradients_of_all_products_that_read_them() -> None:
 
     expected = [counted_by_hooks(module, ids) for ids in TEXTS]
 
-    # The head counts every token alike.
+    # In the head, all tokens count alike.
     assert found.keys() == expected[0].keys() - {"head.weight"}
     up, gate = (f"blocks.0.feed_forward.{name}.weight" for name in ("up", "gate"))
     assert torch.equal(found[up][0], found[gate][0])
@@ -95,7 +95,7 @@ def test_a_text_that_counts_double_is_a_text_given_twice() -> None:
 
 
 class Undifferentiable(Unusual):
-    """PyTorch computes it, and has no gradients of it."""
+    """A function without gradients."""
 
     def __init__(self, how: str) -> None:
         super().__init__()

@@ -21,7 +21,7 @@ def test_error_on_a_heavy_tailed_weight_is_below_that_of_rounding(scheme: Scheme
 def test_errors_that_stand_help_the_rest(scheme: Scheme, monkeypatch: pytest.MonkeyPatch) -> None:
     weight = gaussian(64, 512)
     error = squared_error(weight, hqq.quantize(weight, scheme))
-    monkeypatch.setattr(hqq, "STIFFNESS", 1e-6)  # none stands: least squares
+    monkeypatch.setattr(hqq, "STIFFNESS", 1e-6)  # none is left: least squares
     assert error < 0.995 * squared_error(weight, hqq.quantize(weight, scheme))
 
 

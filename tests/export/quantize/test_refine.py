@@ -30,7 +30,7 @@ def prepared(scheme: Scheme, *, rows: int = 12) -> tuple[Tensor, Tensor, gptq.Fa
 
 
 def errors(weight: Tensor, codes: Codes, hessian: Tensor) -> Tensor:
-    """What is minimized, of each row."""
+    """The minimized error of each row."""
     difference = weight.double() - dequantize(codes).double()
     return ((difference @ hessian) * difference).sum(1)
 
@@ -100,5 +100,5 @@ def test_rows_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(refine, "NUMBERS", 3 * INPUTS)
     parts = refine.refine(weight, codes, factor)
     torch.testing.assert_close(parts.scales, whole.scales, rtol=1e-3, atol=1e-6)
-    # Products of other shapes add up in another order.
+    # Products of other shapes sum in another order.
     assert float((parts.values != whole.values).float().mean()) < 0.01

@@ -21,7 +21,7 @@ from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 
-# Far from where float32 itself loses digits.
+# Far from underflow and overflow of float32.
 NUMBERS = st.builds(math.ldexp, st.floats(-1, 1, width=16), st.integers(-60, 100))
 
 MATRICES = hnp.arrays(

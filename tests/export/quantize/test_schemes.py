@@ -1,4 +1,4 @@
-"""Which scheme each weight gets."""
+"""Schemes of weights."""
 
 import onnx_ir as ir
 import pytest
@@ -49,7 +49,7 @@ def test_short_rows_take_small_groups_in_4_bits(
     found = resolve(kind, precision=precision).quantization
     assert found is not None
     assert scheme_of("blocks.0.feed_forward.up.weight", columns, found).group == group
-    # The head is not one of them.
+    # Unlike blocks, the head keeps its group size.
     assert scheme_of("head.weight", columns, found).group == found.head.group
 
 

@@ -31,7 +31,7 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 
 class Named:
-    """Weights by name, from memory."""
+    """Weights in memory."""
 
     def __init__(self, **tensors: Tensor) -> None:
         self._tensors = tensors
@@ -44,7 +44,7 @@ class Named:
 
 
 def graph(shapes: Shapes, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
-    """A graph of nothing but initializers without data, as tracing leaves them."""
+    """A graph of initializers without data, as after tracing."""
     values = [
         ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
         for name, shape in shapes.items()
@@ -109,7 +109,7 @@ def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
 def test_chunks_smaller_than_a_tensor_give_the_same_file(
     chunk_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # GPT-2 stores some weights transposed: rows of ours are columns of theirs.
+    # GPT-2 stores some weights transposed.
     module = tiny_models.decoder(tiny_models.gpt2())
     folder = tmp_path / "checkpoint"
     save(module, folder)
