@@ -88,10 +88,10 @@ def divergences(
     runners = [Runner(engine, engine.slots()) for engine in engines]
     for start in range(0, len(ids), NEW_TOKENS):
         part = ids[start : start + NEW_TOKENS]
-        wanted, got = (
+        exact, other = (
             log_softmax(runner.chunk(0, part, positions=range(len(part)))) for runner in runners
         )
-        yield (np.exp(wanted) * (wanted - got)).sum(-1), wanted.argmax(-1) == got.argmax(-1)
+        yield (np.exp(exact) * (exact - other)).sum(-1), exact.argmax(-1) == other.argmax(-1)
 
 
 def print_divergence(engines: Engines, windows: list[tuple[int, ...]]) -> None:

@@ -41,11 +41,11 @@ class Turn:
     """One turn, with the seconds of each round.
 
     Attributes:
-        new: tokens that were not in the previous prompt; `known` tokens were.
+        new: tokens that were not in the previous prompt, unlike the `reused` tokens.
     """
 
     new: int
-    known: int
+    reused: int
     kept: list[float] = field(default_factory=list)
     served: list[float] = field(default_factory=list)
     anew: list[float] = field(default_factory=list)
@@ -69,15 +69,15 @@ def answer(
     return prepared_s + reply.completion.timings.time_to_first_token_s, reply
 
 
-def cost(model: ortolan.Decoder, prompt: Sequence[int], known: int) -> float:
-    """Seconds to append a prompt after its known tokens, on the second time."""
+def cost(model: ortolan.Decoder, prompt: Sequence[int], reused: int) -> float:
+    """Seconds to append a prompt after its reused tokens, measured the second time."""
     with model.session() as session:
-        if known:
-            session.append(prompt[:known])
+        if reused:
+            session.append(prompt[:reused])
         for _ in range(2):  # the first time touches new memory
-            session.rewind(known)
+            session.rewind(reused)
             begun_at = time.perf_counter()
-            session.append(prompt[known:])
+            session.append(prompt[reused:])
         return time.perf_counter() - begun_at
 
 
@@ -99,14 +99,14 @@ def measure(model: ortolan.Decoder, *, turns: int, limit: int, rounds: int) -> l
             if len({(done.tokens, done.logprobs) for done in completions}) > 1:
                 raise SystemExit(f"turn {number + 1}: the answers differ")
             prompt = model.chat_template.prompt(kept.messages[:-1]).ids
-            known = min(shared(before, prompt), len(prompt) - 1)
+            reused = min(shared(before, prompt), len(prompt) - 1)
             if number == len(results):
-                results.append(Turn(new=len(prompt) - known, known=known))
+                results.append(Turn(new=len(prompt) - reused, reused=reused))
             turn = results[number]
             turn.kept.append(answers[0][0])
             turn.served.append(answers[1][0])
             turn.anew.append(answers[2][0])
-            turn.cost.append(cost(model, prompt, known))
+            turn.cost.append(cost(model, prompt, reused))
             before = prompt
         service.close()
     return results
@@ -123,12 +123,12 @@ def main() -> int:
     args = parser.parse_args()
     model = ortolan.load(args.bundle, ortolan.Decoder, threads=args.threads)
     turns = measure(model, turns=args.turns, limit=args.max_new_tokens, rounds=args.rounds)
-    print("| turn | known | new | cost of new, ms | first token, ms | ratio ", end="")
+    print("| turn | reused | new | cost of new, ms | first token, ms | ratio ", end="")
     print("| served, ms | ratio | anew, ms |\n" + "| ---: " * 9 + "|")
     for number, turn in enumerate(turns, 1):
         price, kept, served, anew = map(min, (turn.cost, turn.kept, turn.served, turn.anew))
         print(
-            f"| {number} | {turn.known} | {turn.new} | {1e3 * price:.0f} | {1e3 * kept:.0f} "
+            f"| {number} | {turn.reused} | {turn.new} | {1e3 * price:.0f} | {1e3 * kept:.0f} "
             f"| {kept / price:.2f} | {1e3 * served:.0f} | {served / price:.2f} | {1e3 * anew:.0f} |"
         )
     return 0

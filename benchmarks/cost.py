@@ -80,9 +80,9 @@ class Kind:
     config: Mapping[str, Any]
     total: str
     token: str
-    sequential: str
-    path: str
-    powers: tuple[int, int]
+    sequential: str = "n"
+    path: str = "n"
+    powers: tuple[int, int] = (1, 0)
 
 
 KINDS = {
@@ -90,17 +90,11 @@ KINDS = {
         config=_CELLS | {"cell": "rnn", "hidden_size": 384},
         total="n d²",
         token="d²",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
     "lstm": Kind(
         config=_CELLS | {"cell": "lstm", "hidden_size": 200},
         total="n d²",
         token="d²",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
     "ntm": Kind(
         config=_CELLS
@@ -113,9 +107,6 @@ KINDS = {
         },
         total="n (d² + N M)",
         token="d² + N M",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
     "transformer": Kind(
         config=_BLOCKS,
@@ -131,7 +122,6 @@ KINDS = {
         token="w d",
         sequential="1",
         path="n / w",
-        powers=(1, 0),
     ),
     "gated-delta": Kind(
         config=_BLOCKS
@@ -146,9 +136,6 @@ KINDS = {
         },
         total="n d²",
         token="d²",
-        sequential="n",
-        path="n",
-        powers=(1, 0),
     ),
 }
 """Vaswani et al. 2017, table 1, for layers of recurrence, attention and restricted attention;

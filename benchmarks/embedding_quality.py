@@ -117,7 +117,7 @@ def ranks_of(values: Vectors) -> NDArray[np.float64]:
     return ranks
 
 
-def lines_of(files: Sequence[Path], wanted: int) -> list[str]:
+def lines_of(files: Sequence[Path], count: int) -> list[str]:
     """Distinct lines, evenly spaced over the files.
 
     Raises:
@@ -126,9 +126,9 @@ def lines_of(files: Sequence[Path], wanted: int) -> list[str]:
     text = "".join(without_separators(file.read_text(encoding="utf-8")) for file in files)
     lines = [line for line in map(str.strip, text.splitlines()) if len(line) in CHARACTERS]
     lines = list(dict.fromkeys(lines))
-    if len(lines) < wanted:
-        raise ValueError(f"--text: {wanted} lines are needed, but there are {len(lines)}.")
-    return [lines[number * len(lines) // wanted] for number in range(wanted)]
+    if len(lines) < count:
+        raise ValueError(f"--text: {count} lines are needed, but there are {len(lines)}.")
+    return [lines[number * len(lines) // count] for number in range(count)]
 
 
 def vectors_of(running: Program, texts: Sequence[Sequence[int]]) -> Vectors:

@@ -58,17 +58,17 @@ def make_prompt(checkpoint: Path, *, tokens: int, new_tokens: int) -> list[int]:
     return random.Random(0).choices(range(FIRST_ORDINARY_ID, config["vocab_size"]), k=tokens)
 
 
-def chosen(wanted: Sequence[str] | None, precision: str) -> tuple[Peer, ...]:
+def chosen(names: Sequence[str] | None, precision: str) -> tuple[Peer, ...]:
     """The named peers, or all that have a precision.
 
     Raises:
         ValueError: no peer of that name has this precision.
     """
     peers = {peer.name: peer for peer in PEERS if precision in peer.convert}
-    for name in wanted or ():
+    for name in names or ():
         if name not in peers:
             raise ValueError(f"--peers: unknown {name}; choose from {', '.join(peers)}.")
-    return tuple(peers[name] for name in wanted or peers)
+    return tuple(peers[name] for name in names or peers)
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:

@@ -56,9 +56,9 @@ def environment(peer: Peer) -> Path:
     constraints = constraints_for(peer.requirements)
     built = (f"{name}={value}" for name, value in peer.build.items())
     named = "\n".join((*peer.requirements, *peer.without, *built))
-    wanted = named + hashlib.sha256(constraints.encode()).hexdigest()
+    expected = named + hashlib.sha256(constraints.encode()).hexdigest()
     stamp = folder / "installed"
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != expected:
         say(f"{peer.name}: installing into {folder}")
         venv.create(folder, clear=True, with_pip=True)
         chosen = folder / "constraints.txt"
@@ -72,7 +72,7 @@ def environment(peer: Peer) -> Path:
         for command in commands:
             # Keep stdout for the table.
             subprocess.run(command, check=True, stdout=sys.stderr, env=variables)
-        stamp.write_text(wanted, encoding="utf-8")
+        stamp.write_text(expected, encoding="utf-8")
     return programs
 
 

@@ -130,7 +130,7 @@ def cut(text: Text) -> Iterator[Window]:
     for ids in text.documents:
         for start in range(0, max(len(ids) - 1, 0), stride):
             piece = ids[start : start + size + 1]
-            known = 0 if start == 0 else size - stride
-            if len(piece) - 1 <= known:
+            skip = 0 if start == 0 else size - stride
+            if len(piece) - 1 <= skip:
                 break
-            yield Window(ids=piece[:-1], targets=piece[1 + known :])
+            yield Window(ids=piece[:-1], targets=piece[1 + skip :])

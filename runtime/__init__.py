@@ -142,27 +142,27 @@ __all__ = [
 
 _HOMES = {
     "Bundle": "bundle.bundle",
+    "ChatTicket": "serving.chat_ticket",
     "Classification": "encoder",
     "Completion": "generation.completion",
     "Conversation": "chat.conversation",
-    "Encoder": "encoder",
     "Decoder": "decoder",
-    "Grammar": "generation.grammar",
     "DraftModel": "generation.drafts",
+    "Encoder": "encoder",
+    "Grammar": "generation.grammar",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
     "Model": "model",
+    "PrefixCounts": "engine.prefix_cache",
     "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",
-    "ChatTicket": "serving.chat_ticket",
-    "PrefixCounts": "engine.prefix_cache",
     "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
-    "Session": "generation.session",
     "Service": "serving.service",
     "ServiceStats": "serving.stats",
+    "Session": "generation.session",
     "TextStream": "generation.text_stream",
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",
@@ -173,6 +173,7 @@ _HOMES = {
     "open_bundle": "bundle.folder",
     "verify": "verification.replay",
 }
+"""Modules of the public names that are imported on first use."""
 
 _TELEMETRY_SWITCH = "ORT_DISABLE_TELEMETRY"
 
@@ -203,8 +204,7 @@ def __getattr__(name: str) -> Any:
     """Import a public name when it is first used."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
-    globals()[name] = value
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
     return value
 
 

@@ -20,7 +20,6 @@ from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
@@ -61,8 +60,7 @@ class Decoder(ChatModel, Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest)
-        self._recommended = cache(partial(recommended_sampling, bundle))
-        self._reader = cache(partial(RequestReader, bundle.manifest, recommended=self._recommended))
+        self._reader = cache(partial(RequestReader, bundle))  # by tokenizer
 
     @overload
     def generate(
@@ -94,12 +92,12 @@ class Decoder(ChatModel, Model):
     ) -> Completion | list[Completion]:
         """Continue one prompt or a batch.
 
-        Batches, and calls with `n`, are exact: prompt `b` of a batch with seed `s` gets
-        the same tokens and log-probabilities, to the bit, as in any other batch with seed `s + b`
-        and as from `serve`. A single prompt skips the cost of that (docs/adr/0021): with low-bit
-        weights its logits differ in the last bits, so a greedy text may continue differently where
-        two tokens are almost equally likely, and a sampled one usually does after a while. A
-        mixture of experts is never exact: prompts of a batch change each other's last bits.
+        Batches, and calls with `n`, are exact: prompt `b` of a batch with seed `s` gets the same
+        tokens and log-probabilities, to the bit, as in any other batch with seed `s + b` and as
+        from `serve`. A single prompt skips the cost of that (docs/adr/0021): with low-bit weights
+        its logits differ in the last bits, so greedy text may continue differently where two tokens
+        are almost equally likely, and sampled text usually does after a while. A mixture of experts
+        is never exact: prompts of a batch change each other's last bits.
 
         Args:
             prompt: text, token ids, or a list of these. Empty text stands for the BOS token.
@@ -227,9 +225,9 @@ class Decoder(ChatModel, Model):
         Raises:
             SamplingError: the file is invalid.
         """
-        return self._recommended()
+        return self._reader(self.tokenizer).recommended_sampling
 
-    # --- for ChatModel ----------------------------------------------------------------------------
+    # --- chats ------------------------------------------------------------------------------------
 
     @cached_property
     def _chat(self) -> "Chat":

@@ -1,7 +1,6 @@
 """`Seq2Seq`: an encoder-decoder, which generates text from sources."""
 
 from collections.abc import Sequence
-from functools import cache, partial
 from pathlib import Path
 from typing import Any, NoReturn, Unpack, overload
 
@@ -20,7 +19,6 @@ from ortolan.runtime.generation.beam_sequence import BeamSequence
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import BeamOptions, Options, checked_beams
-from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import Request, check_memory
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
@@ -64,8 +62,7 @@ class Seq2Seq(Model):
             )
         self._start = manifest.tokens.start
         self._memory = RequestMemory(manifest)
-        self._recommended = cache(partial(recommended_sampling, bundle))
-        self._requests = RequestReader(manifest, self.tokenizer, self._recommended)
+        self._requests = RequestReader(bundle, self.tokenizer)
         self._sources = SourceReader(manifest, self.tokenizer)
 
     @overload
@@ -181,7 +178,7 @@ class Seq2Seq(Model):
         Raises:
             SamplingError: the file is invalid.
         """
-        return self._recommended()
+        return self._requests.recommended_sampling
 
     def serve(self, **_: Any) -> NoReturn:
         """Raise: only a `Decoder` can be served.

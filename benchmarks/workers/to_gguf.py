@@ -72,15 +72,15 @@ def main() -> None:
     """Write FOLDER/model.gguf."""
     checkpoint, folder, kind = Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3]
     folder.mkdir()
-    wanted = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
+    file_type = getattr(llama_cpp, f"LLAMA_FTYPE_{kind}")
     path = folder / "model.gguf"
-    if wanted == llama_cpp.LLAMA_FTYPE_ALL_F32:
+    if file_type == llama_cpp.LLAMA_FTYPE_ALL_F32:
         write_float32(checkpoint, path)
         return
     source = folder / "float32.gguf"
     write_float32(checkpoint, source)
     params = llama_cpp.llama_model_quantize_default_params()
-    params.ftype = wanted
+    params.ftype = file_type
     status = llama_cpp.llama_model_quantize(
         str(source).encode(), str(path).encode(), ctypes.byref(params)
     )

@@ -146,13 +146,14 @@ def read_adapter_config(folder: Path) -> dict[str, object]:
         raise CheckpointError(f"{folder}: not a PEFT adapter; it has no {CONFIG}. Check the path.")
     values = read_json(file, MAX_CONFIG_BYTES)
     if values.get("peft_type") != "LORA":
-        raise _unknown(file, "peft_type LORA", values.get("peft_type"))
+        raise _unsupported(file, "peft_type", values.get("peft_type"))
     for key in SWITCHES:
         if values.get(key):
-            raise _unknown(file, f"{key} off", values[key])
+            raise _unsupported(file, key, values[key])
     start = values.get("init_lora_weights")
     if start not in STARTS:
-        raise _unknown(file, "init_lora_weights that leaves the checkpoint unchanged", start)
+        # The others change the weights of the checkpoint.
+        raise _unsupported(file, "init_lora_weights", start)
     return values
 
 
@@ -219,8 +220,8 @@ def _misfit(name: str, base: Mapping[str, tuple[int, ...]], shape: tuple[int, ..
     return [] if base[name] == shape else [f"{name} has shape {shape}, not {base[name]}"]
 
 
-def _unknown(file: Path, expected: str, got: object) -> CheckpointError:
+def _unsupported(file: Path, key: str, value: object) -> CheckpointError:
     return CheckpointError(
-        f"{file}: expected {expected}, got {got!r:.80}. Merge the adapter with PEFT first: "
+        f"{file}: {key} {value!r:.80} is not supported. Merge the adapter with PEFT first: "
         "merge_and_unload()."
     )

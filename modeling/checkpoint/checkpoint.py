@@ -16,7 +16,7 @@ from weakref import finalize
 from ortolan.modeling.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from ortolan.modeling.checkpoint.adapter import Adapted, read_adapter_config
 from ortolan.modeling.checkpoint.gguf.config import hf_values
-from ortolan.modeling.checkpoint.gguf.file import made_files
+from ortolan.modeling.checkpoint.gguf.file import derived_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
 from ortolan.modeling.checkpoint.gguf.header import read_header
 from ortolan.modeling.checkpoint.json_file import read_json
@@ -53,14 +53,14 @@ class Checkpoint:
         folder: folder of the files next to its weights, such as tokenizer.json.
         open_tensors: opens the weight files.
         described_by: files other than the weights that the model's outputs depend on.
-        made: files that a single file stands for, by name; written to the folder on demand.
+        derived: contents of files that a GGUF file replaces, by name; written on demand.
     """
 
     values: dict[str, object]
     folder: Path
     open_tensors: Callable[[], FileTensors]
     described_by: tuple[Path, ...] = ()
-    made: Mapping[str, Callable[[], str]] = field(default_factory=dict)
+    derived: Mapping[str, Callable[[], str]] = field(default_factory=dict)
 
     @cached_property
     def tensors(self) -> FileTensors:
@@ -86,8 +86,8 @@ class Checkpoint:
         path = self.folder / name
         if path.exists() and not path.is_file():
             raise CheckpointError(f"{path}: must be a file, but is something else. Remove it.")
-        if name in self.made and not path.is_file():
-            path.write_text(self.made[name]())
+        if name in self.derived and not path.is_file():
+            path.write_text(self.derived[name]())
         return path if path.is_file() else None
 
     def sha256(self) -> str:
@@ -184,7 +184,7 @@ def _open_gguf(file: Path) -> Checkpoint:
         values=values,
         folder=folder,
         open_tensors=partial(gguf_tensors, header, values),
-        made=made_files(header, values),
+        derived=derived_files(header, values),
     )
     for name in (CONFIG, GENERATION):
         checkpoint.companion(name)

@@ -133,9 +133,9 @@ def map_weights(
             table, ours, parts.get(ours, shape[:1])
         )
         for piece in pieces:
-            wanted = piece.stored_shapes(shape)
-            claimed |= wanted.keys()
-            problems += _differences(wanted, names, published)
+            stored = piece.stored_shapes(shape)
+            claimed |= stored.keys()
+            problems += _differences(stored, names, published)
         mapped[ours] = tuple(piece.renamed(names) for piece in pieces)
     unclaimed = {place: name for place, name in names.items() if place not in claimed}
     # A checkpoint may contain a copy of a head that is tied to the embedding.
@@ -170,10 +170,10 @@ def differing(problems: Iterable[str]) -> WeightError:
     )
 
 
-def _differences(wanted: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:
+def _differences(expected: Shapes, names: Mapping[str, str], published: Shapes) -> list[str]:
     """Missing and misshapen tensors among those that a piece reads."""
     problems: list[str] = []
-    for place, shape in wanted.items():
+    for place, shape in expected.items():
         if place in names:
             problems += _misshapen(names[place], published[names[place]], shape)
         else:
@@ -193,8 +193,8 @@ def _is_dropped(table: Table, name: str) -> bool:
     return entry is not None and all(target.spare for target in targets(table, entry))
 
 
-def _misshapen(name: str, got: tuple[int, ...], want: tuple[int, ...]) -> list[str]:
-    return [] if got == want else [f"{name}: expected shape {want}, got {got}"]
+def _misshapen(name: str, actual: tuple[int, ...], expected: tuple[int, ...]) -> list[str]:
+    return [] if actual == expected else [f"{name}: expected shape {expected}, got {actual}"]
 
 
 def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]:

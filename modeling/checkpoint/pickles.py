@@ -115,8 +115,8 @@ def _table(file: Path) -> dict[str, Tensor]:
 
 def _called(error: Exception) -> str:
     """Function that the pickle would call, if PyTorch's message names it."""
-    found = re.search(r"GLOBAL ([\w.]{1,80}\w)", str(error))
-    return f", {found.group(1)}" if found else ""
+    match = re.search(r"GLOBAL ([\w.]{1,80}\w)", str(error))
+    return f", {match.group(1)}" if match else ""
 
 
 def _first_line(error: Exception) -> str:

@@ -285,8 +285,8 @@ def _pooling(reader: ConfigReader) -> tuple[Pooling, ...]:
     switches = {f"pooling_mode_{name}": mode for name, mode in MODES.items()}
     on = [mode for key, mode in switches.items() if reader.get(key, bool, False)]
     if "pooling_mode" in reader:
-        several = reader.is_list("pooling_mode")
-        names = reader.get("pooling_mode", list) if several else [reader.get("pooling_mode", str)]
+        is_list = reader.is_list("pooling_mode")
+        names = reader.get("pooling_mode", list) if is_list else [reader.get("pooling_mode", str)]
         on = [NAMED_MODES[name] for name in names if name in NAMED_MODES]
         on = on if len(on) == len(names) else []
     reader.finish()

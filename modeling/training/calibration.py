@@ -1,4 +1,4 @@
-"""The calibration file beside a trained checkpoint, on which an export to int8 or int4 calibrates.
+"""The calibration file next to a trained checkpoint, for its export to int8 or int4.
 
 Its last quarter is held-out data, by which the export judges what it wrote.
 """

@@ -37,12 +37,12 @@ def greedy(
         Ids of each translation, without the tokens that start and end it.
     """
     order = sorted(range(len(sources)), key=lambda row: len(sources[row]))
-    found: dict[int, list[int]] = {}
+    translations: dict[int, list[int]] = {}
     for start in range(0, len(order), BATCH_SIZE):
         rows = order[start : start + BATCH_SIZE]
         texts = _greedy_batch(module, [sources[row] for row in rows], suppressed, max_tokens)
-        found.update(zip(rows, texts, strict=True))
-    return [found[row] for row in range(len(sources))]
+        translations.update(zip(rows, texts, strict=True))
+    return [translations[row] for row in range(len(sources))]
 
 
 @torch.inference_mode()

@@ -29,9 +29,9 @@ def bits_per_byte(
         for ids in documents:
             for start in range(0, max(len(ids) - 1, 0), stride):
                 piece = torch.tensor(ids[start : start + window + 1])
-                known = 0 if start == 0 else window - stride
-                if len(piece) - 1 <= known:
+                skip = 0 if start == 0 else window - stride
+                if len(piece) - 1 <= skip:
                     break
-                logits = module(piece[None, :-1])[0, known:]
-                nats += float(F.cross_entropy(logits, piece[1 + known :], reduction="sum"))
+                logits = module(piece[None, :-1])[0, skip:]
+                nats += float(F.cross_entropy(logits, piece[1 + skip :], reduction="sum"))
     return nats / math.log(2) / text_bytes

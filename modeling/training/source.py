@@ -39,13 +39,13 @@ def named_object(source: object, folder: Path, table: str) -> Callable[..., Any]
             f"{table}.source must name a file and an object in it, such as 'data.py:read' (got "
             f"{source!r})."
         )
-    found = getattr(_module(folder / file, table), name, None)
-    if not callable(found):
+    value = getattr(_module(folder / file, table), name, None)
+    if not callable(value):
         raise RecipeError(
             f"{table}.source: {folder / file} has no function or class {name}. Write it, or "
             "correct the name."
         )
-    return typing.cast(Callable[..., Any], found)
+    return typing.cast(Callable[..., Any], value)
 
 
 def _module(path: Path, table: str) -> types.ModuleType:

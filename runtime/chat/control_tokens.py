@@ -18,7 +18,7 @@ def user_spans(
     tokenizer: Tokenizer,
     control: Mapping[int, str],
     text: str,
-    found: tuple[str, list[Span]] | None,
+    again: tuple[str, list[Span]] | None,
     strings: Sequence[str],
 ) -> list[Span]:
     """Where the user's texts are in a prompt; empty if they cannot become control tokens.
@@ -32,22 +32,22 @@ def user_spans(
         tokenizer: tokenizer of the bundle.
         control: texts of the control tokens, by id.
         text: the prompt.
-        found: the prompt rendered with marks, without them, and the spans between them; `None` if
-            marks were lost.
+        again: the prompt rendered with marks, after their removal, and the spans between them;
+            `None` if marks were lost.
         strings: the user's texts.
 
     Raises:
         ChatError: the template splits the texts, and one contains a control token.
     """
-    if found is not None and found[0] == text:
-        return found[1]
+    if again is not None and again[0] == text:
+        return again[1]
 
     def outside(text: str, spans: list[Span]) -> list[int]:
         touches = _touches(spans)
         pairs = zip(*tokenizer.encode_with_offsets(text), strict=True)
         return [token for token, at in pairs if token in control and not touches(at)]
 
-    if found is not None and outside(*found) == outside(text, []):
+    if again is not None and outside(*again) == outside(text, []):
         return []
     joined = "".join(strings)
     suspect = next((token for token in control.values() if token in joined), None)

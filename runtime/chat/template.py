@@ -109,31 +109,31 @@ class ChatTemplate:
                 contain a control token and the template splits their texts.
             ChatTemplateError: the template is invalid or exceeds its limits.
         """
-        given: dict[str, Any] = {
+        data: dict[str, Any] = {
             "messages": check_messages(messages),
             "tools": None if tools is None else check_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
         }
         for name in ("tools", "documents"):
-            if given[name] and name not in self._template(given).names:
+            if data[name] and name not in self._template(data).names:
                 raise ChatError(
                     f"This chat template ignores {name}, so the model would not see them. Leave "
                     "them out."
                 )
         if variables is not None and not isinstance(variables, Mapping):
             raise ChatError(f"variables: expected a mapping, got {shown(variables)}.")
-        more = {} if variables is None else plain(variables, "variables")
-        taken = [name for name in more if name in {*given, "add_generation_prompt"}]
-        if taken:
-            raise ChatError(f"variables cannot contain {taken[0]}. Leave it out.")
+        extra = {} if variables is None else plain(variables, "variables")
+        for name in extra:
+            if name in {*data, "add_generation_prompt"}:
+                raise ChatError(f"variables cannot contain {name}. Leave it out.")
         tag, continues = "", ""
         if continue_final_message:
             add_generation_prompt = False
-            tag = f"{Marks.absent_from([*_strings(given), *_strings(more), self.source]).start} "
-            continues = _tagged(given["messages"], tag)
-        own = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
-        _check_keys(given, list(self.control.values()))
-        return replace(self._fit(own, {**given, **more}, tag), continues=continues)
+            tag = f"{Marks.absent_from([*_strings(data), *_strings(extra), self.source]).start} "
+            continues = _tagged(data["messages"], tag)
+        constants = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
+        _check_keys(data, list(self.control.values()))
+        return replace(self._fit(constants, {**data, **extra}, tag), continues=continues)
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -148,20 +148,20 @@ class ChatTemplate:
             text = self.prompt(messages, add_generation_prompt=False).text
         except (ChatError, ChatTemplateError):
             return None
-        _, found, rest = text.rpartition(_PROBE)
-        ids = self.tokenizer.encode(rest.lstrip(), add_special_tokens=False) if found else []
+        _, probe, rest = text.rpartition(_PROBE)
+        ids = self.tokenizer.encode(rest.lstrip(), add_special_tokens=False) if probe else []
         return ids[0] if ids and ids[0] in self.control else None
 
     def tokens(self, texts: Iterable[str]) -> list[int]:
         """The control tokens with these texts; others are left out."""
-        wanted = frozenset(texts)
-        return [token for token, text in self.control.items() if text in wanted]
+        texts = frozenset(texts)
+        return [token for token, text in self.control.items() if text in texts]
 
-    def _template(self, given: Mapping[str, Any]) -> Template:
-        name = "tool_use" if given["tools"] and "tool_use" in self._templates else "default"
+    def _template(self, data: Mapping[str, Any]) -> Template:
+        name = "tool_use" if data["tools"] and "tool_use" in self._templates else "default"
         return self._templates[name]
 
-    def _fit(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
+    def _fit(self, constants: Mapping[str, Any], data: dict[str, Any], tag: str) -> Prompt:
         """Render messages in the first form that the template accepts.
 
         Case 1: unchanged.
@@ -171,42 +171,40 @@ class ChatTemplate:
         Raises:
             ChatError: it does not accept a list of several parts.
         """
-        single = [*map(with_single_text, given["messages"])]
-        forms = [given["messages"]]
-        forms += [
-            form for form in (single, [*map(with_json_arguments, single)]) if form not in forms
-        ]
+        messages = data["messages"]
+        single = [*map(with_single_text, messages)]
+        with_json = [*map(with_json_arguments, single)]
         errors: list[ChatError | ChatTemplateError] = []
-        for form in forms:
+        for form in [messages, *(form for form in (single, with_json) if form != messages)]:
             try:
-                return self._encoded(own, {**given, "messages": form}, tag)
+                return self._encoded(constants, {**data, "messages": form}, tag)
             except (PartsError, ChatTemplateError) as error:
                 errors.append(error)
-        several = next((n for n, m in enumerate(single) if isinstance(m["content"], list)), None)
-        if several is None:
-            raise errors[0]
-        raise ChatError(
-            f"messages[{several}].content: this chat template needs text, not a list of "
-            f"{len(single[several]['content'])} parts. Join the parts."
-        ) from errors[0]
+        for number, message in enumerate(single):
+            if isinstance(message["content"], list):
+                raise ChatError(
+                    f"messages[{number}].content: this chat template needs text, not a list of "
+                    f"{len(message['content'])} parts. Join the parts."
+                ) from errors[0]
+        raise errors[0]
 
-    def _rendered(self, own: Mapping[str, Any], given: Mapping[str, Any], now: datetime) -> str:
-        functions = {"raise_exception": _refuse}
-        return self._template(given).render({**own, **given}, functions=functions, now=now)
-
-    def _encoded(self, own: Mapping[str, Any], given: dict[str, Any], tag: str) -> Prompt:
+    def _encoded(self, constants: Mapping[str, Any], data: dict[str, Any], tag: str) -> Prompt:
         """Render and encode up to the tag, without control tokens in the user's texts."""
         now = datetime.now()
-        text = self._rendered(own, given, now)
-        strings = [*_strings(given)]
+
+        def render(data: Mapping[str, Any]) -> str:
+            functions = {"raise_exception": _refuse}
+            return self._template(data).render({**constants, **data}, functions=functions, now=now)
+
+        text, strings = render(data), [*_strings(data)]
         marks = Marks.absent_from([*strings, self.source, text])
         try:
-            found = unmarked(self._rendered(own, marked(given, marks), now), marks)
+            again = unmarked(render(marked(data, marks)), marks)
         except (ChatError, ChatTemplateError):
-            found = None
-        spans = user_spans(self.tokenizer, self.control, text, found, strings)
+            again = None
+        spans = user_spans(self.tokenizer, self.control, text, again, strings)
         if tag:
-            text = _before(text, tag, given["messages"][-1])
+            text = _before(text, tag, data["messages"][-1])
             spans = [Span(at.start, min(at.end, len(text))) for at in spans if at.start < len(text)]
         return Prompt(encode(self.tokenizer, self.control, text, spans), text)
 

@@ -12,40 +12,28 @@ from ortolan.runtime.errors import NumericError
 from ortolan.runtime.generation.completion import TokenLogprobs
 from ortolan.runtime.generation.sampling import keep_top_k
 
-__all__ = ["Logprobs", "top_tokens"]
+__all__ = ["token_logprobs", "top_tokens"]
 
 
-class Logprobs:
-    """The log-probabilities of one row.
-
-    Args:
-        logits_V: `(V,)`, not to be overwritten before `of`.
-        count: number of top tokens.
+def token_logprobs(logits_V: NDArray[np.float32], token: int, count: int) -> TokenLogprobs:
+    """Log-probabilities of a token and of the `count` top tokens.
 
     Raises:
         NumericError: a logit is NaN or +inf, or all are -inf.
     """
-
-    def __init__(self, logits_V: NDArray[np.float32], count: int) -> None:
-        highest = float(logits_V.max())
-        if not math.isfinite(highest):
-            raise NumericError(
-                f"logprobs: the highest logit is {highest}, so the model overflows. "
-                "Run `ortolan verify` on this device, or export in fp32."
-            )
-        exponentials_V = np.subtract(logits_V, np.float32(highest))
-        np.exp(exponentials_V, out=exponentials_V)
-        self._log_sum = highest + math.log(float(exponentials_V.sum(dtype=np.float64)))
-        self._logits_V = logits_V
-        self._top = tuple(
-            (int(token), float(logits_V[token]) - self._log_sum)
-            for token in top_tokens(logits_V, count)
+    highest = float(logits_V.max())
+    if not math.isfinite(highest):
+        raise NumericError(
+            f"logprobs: the highest logit is {highest}, so the model overflows. "
+            "Run `ortolan verify` on this device, or export in fp32."
         )
-
-    def of(self, token: int) -> TokenLogprobs:
-        """Log-probabilities of the chosen token and of the top tokens."""
-        logprob = float(self._logits_V[token]) - self._log_sum
-        return TokenLogprobs(token=token, logprob=logprob, top=self._top)
+    exponentials_V = np.subtract(logits_V, np.float32(highest))
+    np.exp(exponentials_V, out=exponentials_V)
+    log_sum = highest + math.log(float(exponentials_V.sum(dtype=np.float64)))
+    top = tuple(
+        (int(other), float(logits_V[other]) - log_sum) for other in top_tokens(logits_V, count)
+    )
+    return TokenLogprobs(token=token, logprob=float(logits_V[token]) - log_sum, top=top)
 
 
 def top_tokens(logits_V: NDArray[np.float32], count: int) -> NDArray[np.intp]:

@@ -1,11 +1,11 @@
 """Options of a request: what callers pass to `generate`, `stream` and `submit`.
 
 Methods declare them as `**options: Unpack[Options]`. `checked_options` validates them against a
-bundle; `CheckedOptions.request` adds what depends on the prompt.
+bundle; a `RequestReader` adds what depends on the prompt.
 """
 
 from collections.abc import Callable, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from threading import Event
 from typing import Any, Literal, TypedDict
 
@@ -19,7 +19,7 @@ from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.beam_search import Beams, EarlyStopping
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.request import Constraints, Request, numbered
+from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.stop import checked_stop
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
@@ -29,7 +29,6 @@ from ortolan.runtime.limits import MAX_LOGPROBS, MAX_STOP_TOKENS
 __all__ = [
     "BeamOptions",
     "Cancel",
-    "CheckedOptions",
     "Options",
     "checked_beams",
     "checked_options",
@@ -98,63 +97,13 @@ class BeamOptions(Options, total=False):
     early_stopping: EarlyStopping
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class CheckedOptions:
-    """Options after validation. Attributes are those of a `Request`."""
-
-    max_new_tokens: int | None
-    min_new_tokens: int
-    sampling: Sampling
-    eos: frozenset[int]
-    stop: Sequence[str]
-    logprobs: int | None
-    grammar: Grammar | None
-    cancelled: Callable[[], bool] | None
-
-    def request(
-        self,
-        prompt: list[int],
-        *,
-        limit: int,
-        prompt_tokens: int,
-        constraints: Constraints,
-        index: int = 0,
-        source: Any = None,
-    ) -> Request:
-        """Make the request for the prompt or source at position `index` of a batch.
-
-        Raises:
-            InputError: `min_new_tokens` is more than `limit`.
-        """
-        if self.min_new_tokens > limit:
-            raise InputError(
-                f"min_new_tokens must be at most the limit of {limit} new tokens "
-                f"(got {self.min_new_tokens}). Lower it, or raise max_new_tokens."
-            )
-        return Request(
-            prompt=prompt,
-            limit=limit,
-            is_bounded=self.max_new_tokens is not None,
-            prompt_tokens=prompt_tokens,
-            source=source,
-            min_new_tokens=self.min_new_tokens,
-            sampling=numbered(self.sampling, index),
-            eos=self.eos,
-            stop=self.stop,
-            logprobs=self.logprobs,
-            grammar=self.grammar,
-            constraints=constraints,
-            cancelled=self.cancelled,
-        )
-
-
 def checked_options(
     options: Options,
     manifest: Manifest,
     tokenizer: Tokenizer | None,
     recommended: Callable[[], Sampling] = Sampling,
-) -> CheckedOptions:
-    """Validate options, except for what depends on the prompt.
+) -> Request:
+    """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0.
 
     Args:
         options: from the caller.
@@ -187,10 +136,11 @@ def checked_options(
     if tokenizer is None and grammar is not None:
         raise no_tokenizer("grammar")
     ignores_eos = checked_flag("ignore_eos", options.get("ignore_eos", False))
-    return CheckedOptions(
-        max_new_tokens=(
-            None if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens)
-        ),
+    return Request(
+        prompt=[],
+        prompt_tokens=0,
+        limit=0 if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens),
+        is_bounded=max_new_tokens is not None,
         min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
         sampling=_sampling(options.get("sampling"), options.get("temperature"), recommended),
         eos=frozenset((*(() if ignores_eos else manifest.tokens.eos), *stop_tokens)),
@@ -211,6 +161,7 @@ def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:
     Raises:
         InputError: an option is invalid, or combines a beam search with sampling options.
     """
+    refuse_unknown("options", options, BeamOptions.__optional_keys__)
     own = BeamOptions.__optional_keys__ - Options.__optional_keys__
     others: Any = {name: value for name, value in options.items() if name not in own}
     beams = checked_count("beams", options.get("beams", 1), most=MAX_BEAMS)
@@ -230,7 +181,7 @@ def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:
     checked_count("n_best", chosen.n_best, most=beams)
     for name, value in others.items():
         is_empty = value is None or value is False or (isinstance(value, Sized) and not len(value))
-        if name in Options.__optional_keys__ - {"max_new_tokens", "cancel"} and not is_empty:
+        if name not in ("max_new_tokens", "cancel") and not is_empty:
             raise InputError(
                 f"{name} does not apply to a beam search, which finds the most probable sequence. "
                 "Leave it out, or set beams to 1."

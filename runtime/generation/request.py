@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,14 +10,13 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.limits import MAX_SEED
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.memory_plan import RequestMemory
     from ortolan.runtime.generation.drafts import Draft
     from ortolan.runtime.generation.grammar import Grammar
 
-__all__ = ["Constraints", "Request", "check_memory", "numbered"]
+__all__ = ["Constraints", "Request", "check_memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +90,6 @@ class Request:
     draft: "Draft | None" = None
     conversation: bytes | None = None
     cancelled: Callable[[], bool] | None = None
-
-
-def numbered(sampling: Sampling, index: int) -> Sampling:
-    """Sampling options of prompt `index` of a batch: seeds count up from the first prompt's."""
-    if sampling.seed is None or index == 0:
-        return sampling
-    return replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
 
 
 def check_memory(

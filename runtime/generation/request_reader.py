@@ -1,24 +1,27 @@
 """From prompts and sources to checked requests, before anything is computed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
-from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
 from ortolan.runtime.generation.options import Options, checked_options
+from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.source import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
+from ortolan.runtime.limits import MAX_SEED
 
 __all__ = ["Prompt", "RequestReader"]
 
@@ -33,22 +36,21 @@ class RequestReader:
         sequence = reader.sequence(request)
 
     Args:
-        manifest: of the bundle.
+        bundle: with a decoder.
         tokenizer: reads and writes text; `None` for ids only.
-        recommended: returns the sampling that the model recommends.
     """
 
-    def __init__(
-        self,
-        manifest: Manifest,
-        tokenizer: Tokenizer | None,
-        recommended: Callable[[], Sampling] = Sampling,
-    ) -> None:
-        self._manifest = manifest
-        self._recommended = recommended
+    def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
+        manifest = self._manifest = bundle.manifest
+        self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
         self._tokenizer = tokenizer
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
+
+    @property
+    def recommended_sampling(self) -> Sampling:
+        """Sampling that the model recommends; read once."""
+        return self._recommended()
 
     def prompts(
         self, prompts: Sequence[Prompt], options: Options, *, draft: Draft | None = None
@@ -66,19 +68,12 @@ class RequestReader:
         """
         if draft is not None:
             check_draft(draft, self._manifest)
-        checked = checked_options(options, self._manifest, self._tokenizer, self._recommended)
+        template = replace(self._template(options), draft=draft)
         rows = [self._ids(prompt) for prompt in prompts]
-        requests = [
-            checked.request(
-                ids,
-                limit=self._limit(len(ids), checked.max_new_tokens),
-                prompt_tokens=len(ids),
-                constraints=self._constraints,
-                index=index,
-            )
+        return [
+            self._request(template, ids, index, prompt_tokens=len(ids))
             for index, ids in enumerate(rows)
         ]
-        return [replace(request, draft=draft) for request in requests]
 
     def sources(
         self,
@@ -100,19 +95,13 @@ class RequestReader:
             ContextLengthError: the new tokens exceed the context.
             InputError: an option or `first` is invalid.
         """
-        checked = checked_options(options, self._manifest, self._tokenizer, self._recommended)
-        limit = self._limit(1, checked.max_new_tokens)
-        constraints = self._constraints
+        template = self._template(options)
         if first is not None:
-            constraints = replace(constraints, first=self._token(first))
+            constraints = replace(template.constraints, first=self._token(first))
+            template = replace(template, constraints=constraints)
         return [
-            checked.request(
-                [start],
-                limit=limit,
-                prompt_tokens=source_length(source),
-                source=source,
-                constraints=constraints,
-                index=index,
+            self._request(
+                replace(template, source=source), [start], index, prompt_tokens=_length(source)
             )
             for index, source in enumerate(sources)
         ]
@@ -168,19 +157,36 @@ class RequestReader:
         (token,) = checked_ids(ids, vocab_size=self._manifest.vocab_size, what="first")
         return token
 
-    def _limit(self, prompt_tokens: int, max_new_tokens: int | None) -> int:
-        """Maximum number of new tokens after a prompt, or after a decoder's start token."""
+    def _template(self, options: Options) -> Request:
+        request = checked_options(options, self._manifest, self._tokenizer, self._recommended)
+        return replace(request, constraints=self._constraints)
+
+    def _request(
+        self, template: Request, prompt: list[int], index: int, *, prompt_tokens: int
+    ) -> Request:
+        """The request for the prompt or source at position `index` of a batch."""
         context = self._manifest.context_length
-        room, wanted = context - prompt_tokens, max_new_tokens or 1
+        room, wanted = context - len(prompt), template.limit or 1
         if wanted > room:
             raise ContextLengthError(
-                f"A prompt of {prompt_tokens} and {wanted} new tokens exceed the context of "
+                f"A prompt of {len(prompt)} and {wanted} new tokens exceed the context of "
                 f"{context} tokens. Shorten the prompt, or lower max_new_tokens"
                 f"{f' to {room}' if room > 0 else ''}."
             )
-        return room if max_new_tokens is None else max_new_tokens
+        limit = template.limit if template.is_bounded else room
+        if template.min_new_tokens > limit:
+            raise InputError(
+                f"min_new_tokens must be at most the limit of {limit} new tokens "
+                f"(got {template.min_new_tokens}). Lower it, or raise max_new_tokens."
+            )
+        sampling = template.sampling
+        if sampling.seed is not None and index > 0:  # seeds of a batch count up
+            sampling = replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
+        return replace(
+            template, prompt=prompt, limit=limit, prompt_tokens=prompt_tokens, sampling=sampling
+        )
 
 
-def source_length(source: Source) -> int:
+def _length(source: Source) -> int:
     """Tokens of a source; 1 for an image, since all images have the same size."""
     return len(source) if isinstance(source, list) else 1

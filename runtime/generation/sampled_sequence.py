@@ -10,7 +10,7 @@ from ortolan.runtime.errors import GrammarError, InputError
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.completion import Completion, FinishReason, TokenLogprobs
 from ortolan.runtime.generation.grammar import GrammarMatcher
-from ortolan.runtime.generation.logprobs import Logprobs
+from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.generation.stop import StopMatcher
@@ -86,13 +86,12 @@ class SampledSequence(ActiveSequence):
             GrammarError: no token continues the text.
         """
         count = self.request.logprobs
-        if count is not None:
-            raw_V = logits_V if self._is_free else logits_V.copy()
-            logprobs = Logprobs(raw_V, count)
+        # `_constrained` overwrites logits, and log-probabilities are those of the model
+        raw_V = logits_V.copy() if count is not None and not self._is_free else logits_V
         token = self._choose(logits_V)
         self.tokens.append(token)
         if count is not None:
-            self.logprobs.append(logprobs.of(token))
+            self.logprobs.append(token_logprobs(raw_V, token, count))
         self.next_tokens = (token,)
         self._tick(len(self.tokens))
         if token in self.request.eos:

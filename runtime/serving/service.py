@@ -148,8 +148,8 @@ class Service(ChatService):
             prompt: text or token ids. Empty text stands for the BOS token.
             priority: higher ones go first. If all slots are taken, a request suspends one of a
                 lower priority, which later continues where it was.
-            draft: as for `Decoder.generate`; the completion is the same, to the bit. Such a
-                sequence is computed in calls of its own.
+            draft: as for `Decoder.generate`, with the same completion, to the bit. Such a sequence
+                is computed in separate calls.
             **options: see `ortolan.runtime.generation.options.Options`.
 
         Raises:

@@ -1,4 +1,4 @@
-"""What a token costs, by the length of the text: slopes, tables, and points that are left out."""
+"""Cost of a token by sequence length: slopes, tables, and points over the time limit."""
 
 from pathlib import Path
 
@@ -27,7 +27,7 @@ def test_exponents_are_slopes_over_the_upper_half() -> None:
     assert cost.exponent([point("lstm", 64, 1.0), point("lstm", 128, None)], "train_s") is None
 
 
-def test_points_beyond_the_limit_are_said_to_be() -> None:
+def test_points_over_the_time_limit_are_left_out() -> None:
     points = [point("ntm", 64, 0.25), point("ntm", 128, None)]
     machine = {"processor": "P", "load_average": 0.5}
     text = cost.markdown(points, {"ntm": 1_000_000}, machine, limit=3)
@@ -35,7 +35,7 @@ def test_points_beyond_the_limit_are_said_to_be() -> None:
     assert "| ntm | 250 | - |" in text
 
 
-def test_models_have_about_as_many_weights() -> None:
+def test_models_have_about_the_same_number_of_weights() -> None:
     for kind in cost.KINDS:
         model = build(cost._config(kind, 64))
         assert 1.0e6 < sum(weight.numel() for weight in model.parameters()) < 1.2e6

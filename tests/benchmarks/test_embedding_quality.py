@@ -15,28 +15,28 @@ def vectors(seed: int) -> Vectors:
 
 
 def test_vectors_agree_with_themselves() -> None:
-    found = Agreement.of(vectors(0), vectors(0))
-    assert found.cosine == pytest.approx(1)
-    assert found.spearman == pytest.approx(1)
-    assert found.nearest == 1
+    result = Agreement.of(vectors(0), vectors(0))
+    assert result.cosine == pytest.approx(1)
+    assert result.spearman == pytest.approx(1)
+    assert result.nearest == 1
 
 
-def test_a_rotation_keeps_the_ranking_and_loses_the_cosine() -> None:
+def test_a_rotation_keeps_the_ranking_but_not_the_cosine() -> None:
     turn, _ = np.linalg.qr(np.random.default_rng(1).standard_normal((E, E)))
-    found = Agreement.of(vectors(0), (vectors(0) @ turn).astype(np.float32))
-    assert abs(found.cosine) < 0.5
-    assert found.worst_cosine < found.cosine
-    assert found.spearman > 0.999
-    assert found.nearest == 1
+    result = Agreement.of(vectors(0), (vectors(0) @ turn).astype(np.float32))
+    assert abs(result.cosine) < 0.5
+    assert result.worst_cosine < result.cosine
+    assert result.spearman > 0.999
+    assert result.nearest == 1
 
 
-def test_other_vectors_rank_otherwise() -> None:
-    found = Agreement.of(vectors(0), vectors(1))
-    assert abs(found.spearman) < 0.2
-    assert found.nearest < 0.2
+def test_random_vectors_do_not_agree() -> None:
+    result = Agreement.of(vectors(0), vectors(1))
+    assert abs(result.spearman) < 0.2
+    assert result.nearest < 0.2
 
 
-def test_ranks_are_counted_from_the_middle() -> None:
+def test_ranks_are_centered() -> None:
     assert ranks_of(np.array([0.5, -1.0, 2.0], np.float32)).tolist() == [0, -1, 1]
 
 
@@ -49,7 +49,7 @@ def test_lines_are_distinct_and_spread_over_the_files(tmp_path: Path) -> None:
         lines_of([file], 11)
 
 
-def test_settings_are_distinct_and_run_by_workers_of_encoders() -> None:
+def test_settings_are_distinct_and_have_encoder_workers() -> None:
     assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
     for setting in SETTINGS:
         assert setting.peer.worker.endswith("_encoder")

@@ -13,7 +13,7 @@ def turn(folder: Path, peer: str, round: int, vector: list[float], seconds: floa
     return Turn(peer=peer, round=round, request={}, answer={"path": str(path), "seconds": seconds})
 
 
-def test_row_has_speed_ratio_and_likeness(tmp_path: Path) -> None:
+def test_row_has_speed_ratio_and_cosine(tmp_path: Path) -> None:
     turns = [
         turn(tmp_path, "ortolan", 0, [1, 1], 0.5),
         turn(tmp_path, encoding.REFERENCE, 0, [1, 0], 1.0),

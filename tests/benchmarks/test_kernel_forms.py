@@ -50,7 +50,7 @@ def test_attention_writes_keys_into_the_cache_it_reads(form: int) -> None:
 
 
 @pytest.mark.parametrize("before", [None, "1"])
-def test_switch_is_put_back(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_switch_is_restored(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(kernel_forms.SWITCH, raising=False)
     if before is not None:
         monkeypatch.setenv(kernel_forms.SWITCH, before)

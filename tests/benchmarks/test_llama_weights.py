@@ -18,26 +18,26 @@ def test_tensors_are_read_as_float32(tmp_path: Path, dtype: torch.dtype) -> None
         "b.weight": torch.tensor([1.0, -0.0, 6e-8]).to(dtype),
     }
     save_file(written, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    found = {tensor.name: tensor.read() for tensor in tensors(tmp_path)}
-    assert set(found) == set(written)
+    result = {tensor.name: tensor.read() for tensor in tensors(tmp_path)}
+    assert set(result) == set(written)
     for name, values in written.items():
-        np.testing.assert_array_equal(found[name], values.float().numpy())
+        np.testing.assert_array_equal(result[name], values.float().numpy())
 
 
-def test_every_weight_of_a_llama_has_a_name_of_its_own() -> None:
+def test_every_weight_of_a_llama_has_a_distinct_name() -> None:
     names = tensor_shapes({**LLAMA, **SHAPES["tiny"]})
     assert len({gguf_name(name) for name in names}) == len(names)
     assert gguf_name("model.layers.5.mlp.down_proj.weight") == "blk.5.ffn_down.weight"
     assert gguf_name("model.norm.weight") == "output_norm.weight"
 
 
-def test_rotation_by_neighbours_is_rotation_by_halves() -> None:
-    # 2 heads of 6 rows: the partners i and i + 3 of a head come to stand side by side.
+def test_interleaved_rows_pair_the_halves_of_a_head() -> None:
+    # 2 heads of 6 rows: rows i and i + 3 of a head become neighbors.
     rows = np.arange(12, dtype=np.float32)[:, None]
     assert interleaved(rows, 2)[:, 0].tolist() == [0, 3, 1, 4, 2, 5, 6, 9, 7, 10, 8, 11]
 
 
-def test_rope_factors_match_those_of_transformers() -> None:
+def test_rope_factors_equal_transformers() -> None:
     config = {**LLAMA, **SHAPES["1b"]}
     reference = LlamaConfig(**config)
     scaled, _ = ROPE_INIT_FUNCTIONS["llama3"](reference, torch.device("cpu"))
@@ -48,7 +48,7 @@ def test_rope_factors_match_those_of_transformers() -> None:
     np.testing.assert_allclose(plain / factors, scaled.numpy(), rtol=1e-6)
 
 
-def test_no_scaling_means_no_factors_and_an_unknown_one_is_refused() -> None:
+def test_rope_without_scaling_has_no_factors_and_unknown_scaling_is_refused() -> None:
     assert rope_factors({"rope_theta": 1e4, "rope_scaling": None}) is None
     with pytest.raises(ValueError, match=r"must be llama3 or absent .got yarn"):
         rope_factors({"rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn"}})

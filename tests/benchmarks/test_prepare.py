@@ -19,14 +19,14 @@ def test_every_entry_has_a_worker_and_pinned_requirements(peer: Peer) -> None:
     assert set(peer.convert) <= set(PRECISIONS)
 
 
-def test_requirement_that_is_pinned_goes_before_the_constraint() -> None:
+def test_a_pinned_requirement_overrides_the_constraint() -> None:
     assert "transformers==" in prepare.constraints_for(["torch", "transformers"])
-    left = prepare.constraints_for(["torch", "transformers==5.5.4"])
-    assert "transformers==" not in left
-    assert "torch==" in left
+    constraints = prepare.constraints_for(["torch", "transformers==5.5.4"])
+    assert "transformers==" not in constraints
+    assert "torch==" in constraints
 
 
-def test_random_weights_are_not_calibrated_on() -> None:
+def test_random_weights_need_no_calibration() -> None:
     for peer in (catalog.ORTOLAN, catalog.ORTOLAN_SPLIT):
         assert "--method" not in peer.command("int4", random=False)
         assert peer.command("int4", random=True)[6:8] == ("--method", "rtn")
@@ -54,7 +54,7 @@ STAMP = "(out / 'made').write_text(str(time.time_ns()))"
 
 
 @pytest.mark.parametrize("reuse", [True, False])
-def test_converted_model_is_kept_only_if_the_peer_says_so(tmp_path: Path, reuse: bool) -> None:
+def test_converted_model_is_reused_only_if_the_peer_allows_it(tmp_path: Path, reuse: bool) -> None:
     peer = writer(MAKE, STAMP, reuse=reuse)
     first, second = ((convert(peer, tmp_path) / "made").read_text() for _ in range(2))
     assert (first == second) == reuse

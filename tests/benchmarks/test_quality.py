@@ -25,23 +25,23 @@ def logits(seed: int) -> NDArray[np.float32]:
 
 def test_divergence_matches_pytorch_in_float64() -> None:
     reference, other, targets = logits(0), logits(1), list(range(P))
-    found = Predictions.of(reference, other, targets)
+    result = Predictions.of(reference, other, targets)
     expected = torch.log_softmax(torch.tensor(reference, dtype=torch.float64), 1)
     actual = torch.log_softmax(torch.tensor(other, dtype=torch.float64), 1)
     kl = torch.nn.functional.kl_div(actual, expected, log_target=True, reduction="none").sum(1)
     nats = torch.nn.functional.nll_loss(actual, torch.tensor(targets), reduction="none")
-    np.testing.assert_allclose(found.kl, kl, rtol=1e-12)
-    np.testing.assert_allclose(found.nats, nats, rtol=1e-12)
-    assert found.agrees.tolist() == (expected.argmax(1) == actual.argmax(1)).tolist()
+    np.testing.assert_allclose(result.kl, kl, rtol=1e-12)
+    np.testing.assert_allclose(result.nats, nats, rtol=1e-12)
+    assert result.agrees.tolist() == (expected.argmax(1) == actual.argmax(1)).tolist()
 
 
-def test_a_model_does_not_diverge_from_itself() -> None:
-    found = Predictions.of(logits(0), logits(0), [0] * P)
-    assert not found.kl.any()
-    assert found.agrees.all()
+def test_equal_logits_do_not_diverge() -> None:
+    result = Predictions.of(logits(0), logits(0), [0] * P)
+    assert not result.kl.any()
+    assert result.agrees.all()
 
 
-def test_adding_a_constant_to_all_logits_of_a_position_changes_nothing() -> None:
+def test_log_softmax_ignores_a_constant() -> None:
     shifted = logits(0) + np.float32(512)
     np.testing.assert_allclose(log_softmax(shifted), log_softmax(logits(0)), atol=1e-4)
     assert np.isfinite(log_softmax(np.array([[0, 1e4, -1e4]], np.float32))).all()
@@ -50,23 +50,23 @@ def test_adding_a_constant_to_all_logits_of_a_position_changes_nothing() -> None
 def test_summary_counts_each_prediction_once() -> None:
     first = Predictions.of(logits(0), logits(1), [0] * P)
     second = Predictions.of(logits(2)[:2], logits(2)[:2], [3, 4])
-    found = Quality.of([first, second], text_bytes=20)
-    assert found.mean_kl == pytest.approx(first.kl.sum() / (P + 2))
-    assert found.max_kl == first.kl.max()
-    assert found.top1_agreement == pytest.approx((first.agrees.sum() + 2) / (P + 2))
+    result = Quality.of([first, second], text_bytes=20)
+    assert result.mean_kl == pytest.approx(first.kl.sum() / (P + 2))
+    assert result.max_kl == first.kl.max()
+    assert result.top1_agreement == pytest.approx((first.agrees.sum() + 2) / (P + 2))
     nats = first.nats.sum() + second.nats.sum()
-    assert found.bits_per_byte == pytest.approx(nats / math.log(2) / 20)
+    assert result.bits_per_byte == pytest.approx(nats / math.log(2) / 20)
 
 
 class Bigrams(torch.nn.Module):
-    """Logits that depend on the window's length as well: another cut would show."""
+    """Logits that also depend on the position, so that they change with the windows."""
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         steps = torch.arange(ids.shape[1])[None, :, None]
         return torch.sin(ids[:, :, None] + steps * torch.arange(V))
 
 
-def test_bits_per_byte_is_that_of_the_trainer() -> None:
+def test_bits_per_byte_equals_the_trainer() -> None:
     random = np.random.default_rng(0)
     text = Text(
         documents=tuple(tuple(random.integers(0, V, size).tolist()) for size in (30, 1, 8, 9)),
@@ -75,20 +75,20 @@ def test_bits_per_byte_is_that_of_the_trainer() -> None:
         window=8,
     )
     module = Bigrams()
-    found = []
+    results = []
     for piece in texts.cut(text):
         rows = module(torch.tensor([piece.ids]))[0, -len(piece.targets) :].numpy()
-        found.append(Predictions.of(rows, rows, piece.targets))
+        results.append(Predictions.of(rows, rows, piece.targets))
     expected = bits_per_byte(
         module,  # type: ignore[arg-type]  # anything that gives logits will do
         text.documents,
         text.size_bytes,
         window=8,
     )
-    assert Quality.of(found, text_bytes=100).bits_per_byte == pytest.approx(expected, rel=1e-6)
+    assert Quality.of(results, text_bytes=100).bits_per_byte == pytest.approx(expected, rel=1e-6)
 
 
-def test_settings_are_distinct_and_can_all_give_logits() -> None:
+def test_settings_are_distinct_and_return_logits() -> None:
     names = [setting.name for setting in SETTINGS]
     assert len(set(names)) == len(names)
     folders = [(setting.peer.name, setting.precision) for setting in SETTINGS]
@@ -106,8 +106,8 @@ def test_settings_are_chosen_by_tool_or_pattern() -> None:
         "int8",
         "int4",
     ]
-    found = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"], SETTINGS)
-    assert [setting.label for setting in found] == ["Q4_0", "Q4_1"]
+    result = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"], SETTINGS)
+    assert [setting.label for setting in result] == ["Q4_0", "Q4_1"]
     with pytest.raises(ValueError, match="nobody matches none of"):
         settings.chosen(["nobody"], SETTINGS)
 
@@ -130,27 +130,22 @@ def document(*rows: dict[str, object], source: str = "a text") -> dict[str, obje
     }
 
 
-def test_rows_of_earlier_runs_stay_unless_the_text_is_another(tmp_path: Path) -> None:
+def test_rows_and_note_of_earlier_runs_stay_unless_the_text_changes(tmp_path: Path) -> None:
     path = tmp_path / "quality-model.json"
 
-    def found() -> list[tuple[str, str, float]]:
+    def rows_of_file() -> list[tuple[str, str, float]]:
         rows = json.loads(path.read_text())["settings"]
         return [(row["tool"], row["label"], row["mean_kl"]) for row in rows]
 
-    quality.publish(document(row("a", "big", 3_000_000), row("b", "one", 10)), path)
+    first = document(row("a", "big", 3_000_000), row("b", "one", 10))
+    quality.publish({**first, "note": "Stored in 4 bits."}, path)
     quality.publish(document(row("b", "one", 10, 0.1), row("a", "small", 2_000_000)), path)
-    assert found() == [("a", "small", 0.02), ("a", "big", 0.02), ("b", "one", 0.1)]
+    assert rows_of_file() == [("a", "small", 0.02), ("a", "big", 0.02), ("b", "one", 0.1)]
     text = path.with_suffix(".md").read_text()
     assert "| a small | 2.0 | 2.0 | 0.02 | 0.5 | 1 | 0.9000 | 1.1000 |  |" in text
     assert "\na big: 1.5 MB of Q8_0, 0.0 MB of F32.\n" in text
     assert text.endswith("With engine 1.0.\n")
     assert path.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    assert "\n\nStored in 4 bits.\n\n| " in text
     quality.publish(document(row("c", "new", 10), source="another"), path)
-    assert found() == [("c", "new", 0.02)]
-
-
-def test_note_stands_above_the_table_and_stays(tmp_path: Path) -> None:
-    path = tmp_path / "quality-model.json"
-    quality.publish({**document(row("b", "one", 10)), "note": "Stored in 4 bits."}, path)
-    quality.publish(document(row("b", "two", 10)), path)
-    assert "\n\nStored in 4 bits.\n\n| " in path.with_suffix(".md").read_text()
+    assert rows_of_file() == [("c", "new", 0.02)]

@@ -49,68 +49,41 @@ def test_speeds_are_medians_and_the_first_token_belongs_to_the_prefill() -> None
         run("a", number, prefill_s=prefill_s, decode_s=0.5, prompt_tokens=100)
         for number, prefill_s in enumerate((0.1, 0.2, 9.9))
     ]
-    found = report.speed(runs, peer="a", prompt_tokens=100, new_tokens=4)
-    assert found.prefill_per_s == pytest.approx(500)
-    assert found.decode_per_s == pytest.approx(6)
+    result = report.speed(runs, peer="a", prompt_tokens=100, new_tokens=4)
+    assert result.prefill_per_s == pytest.approx(500)
+    assert result.decode_per_s == pytest.approx(6)
 
 
-def results(*lengths: int) -> tuple[report.Results, list[Run]]:
-    runs = [run(peer, 0, prompt_tokens=length) for length in lengths for peer in "abc"]
-    loaded = {peer: LOADED for peer in "abc"}
-    return report.summarize(runs, loaded, new_tokens=4), runs
-
-
-def test_first_peer_is_compared_with_each_other_at_each_length() -> None:
-    found, _ = results(8, 32)
-    assert [(each.peer, each.other, each.prompt_tokens) for each in found.comparisons] == [
+def test_report_compares_the_first_peer_with_the_others_at_each_length(tmp_path: Path) -> None:
+    runs = [run(peer, 0, prompt_tokens=length) for length in (8, 32) for peer in "abc"]
+    results = report.summarize(runs, {peer: LOADED for peer in "abc"}, new_tokens=4)
+    assert [(row.peer, row.other, row.prompt_tokens) for row in results.comparisons] == [
         *(("a", "b", 8), ("a", "c", 8)),
         *(("a", "b", 32), ("a", "c", 32)),
     ]
-    assert [(each.prompt_tokens, each.prefill_per_s) for each in found.speeds] == [
-        *[(8, 8)] * 3,
-        *[(32, 32)] * 3,
-    ]
-    assert found.footprints[2].model_bytes == 2**20
+    assert [row.prefill_per_s for row in results.speeds] == [8] * 3 + [32] * 3
+    # Peers of lower precision are not expected to generate the same tokens.
+    for exact, columns, last in ((True, 6, "| 4/4 |"), (False, 5, "| 1.00 (1.00-1.00) |")):
+        lines = report.speed_table(results, 8, new_tokens=4, exact=exact).splitlines()
+        assert [line.count("|") - 1 for line in lines] == [columns] * 5
+        assert lines[3].endswith(last)
 
-
-@pytest.mark.parametrize(("exact", "cells"), [(True, 6), (False, 5)])
-def test_same_tokens_are_shown_only_where_all_compute_the_same(exact: bool, cells: int) -> None:
-    found, _ = results(8)
-    lines = report.speed_table(found, 8, new_tokens=4, exact=exact).splitlines()
-    assert [line.count("|") - 1 for line in lines] == [cells] * 5
-    assert lines[3].endswith("| 4/4 |" if exact else "| 1.00 (1.00-1.00) |")
-
-
-def test_text_has_a_table_for_each_length_and_one_of_sizes() -> None:
-    found, _ = results(8, 32)
     setting = {
-        "checkpoint": "tiny",
-        "precision": "int4",
-        "threads": 2,
-        "new_tokens": 4,
-        "rounds": 1,
-        "starts": 2,
+        **{"checkpoint": "tiny", "precision": "int4", "threads": 2, "new_tokens": 4},
+        **{"rounds": 1, "starts": 2, "machine": {"processor": "CPU", "cores": 2}},
         "versions": {"a": {"engine": "1.0"}, "b": {"engine": "1.0", "builder": "2"}},
-        "machine": {"processor": "CPU", "cores": 2},
     }
-    text = report.markdown(found, setting)
+    text = report.markdown(results, setting)
     assert text.startswith("# tiny, int4, 2 threads\n")
     assert "2 starts with 1 rounds each." in text
     assert text.count("| a |") == 3
     assert "| c | 1.50 |  | 1 |" in text
     assert text.endswith("With builder 2, engine 1.0.\n")
 
-
-def test_document_is_json_without_tokens() -> None:
-    found, runs = results(8)
-    written = json.loads(json.dumps(report.document(found, runs)))
-    assert [entry["peer"] for entry in written["runs"]] == ["a", "b", "c"]
+    written = json.loads(json.dumps(report.document(results, runs)))
+    assert [entry["peer"] for entry in written["runs"]] == [*"abcabc"]
     assert "tokens" not in written["runs"][0]
     assert written["comparisons"][0]["prefill"]["median"] == 1
 
-
-def test_chart_is_a_png(tmp_path: Path) -> None:
-    found, _ = results(8, 32)
-    path = tmp_path / "chart.png"
-    chart.draw(found.speeds, path, title="tiny", highlighted="a")
-    assert path.read_bytes().startswith(b"\x89PNG")
+    chart.draw(results.speeds, tmp_path / "chart.png", title="tiny", highlighted="a")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")

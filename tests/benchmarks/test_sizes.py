@@ -19,9 +19,7 @@ def external(name: str, offset: int, length: int) -> TensorProto:
 
 
 @pytest.mark.parametrize(("head_at", "table_bytes"), [(0, 0), (200, 100)])
-def test_embedding_is_read_if_it_is_the_head_as_well(
-    tmp_path: Path, head_at: int, table_bytes: int
-) -> None:
+def test_a_tied_embedding_counts_as_read(tmp_path: Path, head_at: int, table_bytes: int) -> None:
     nodes = [
         helper.make_node("Gather", ["embedding", "ids"], ["x"]),
         helper.make_node("MatMul", ["x", "matrix"], ["y"]),
@@ -33,11 +31,11 @@ def test_embedding_is_read_if_it_is_the_head_as_well(
     onnx.save(helper.make_model(graph), tmp_path / "decoder.onnx")
     (tmp_path / "weights.bin").write_bytes(bytes(300))
     (tmp_path / "openvino_tokenizer.bin").write_bytes(bytes(50))
-    found = sizes.sizes_of(tmp_path)
-    assert found == sizes.Sizes(file_bytes=300, read_bytes=300 - table_bytes, formats={})
+    result = sizes.sizes_of(tmp_path)
+    assert result == sizes.Sizes(file_bytes=300, read_bytes=300 - table_bytes, formats={})
 
 
-def test_embedding_of_gguf_is_read_unless_there_is_a_head(tmp_path: Path) -> None:
+def test_the_embedding_of_gguf_counts_as_read_without_a_head(tmp_path: Path) -> None:
     writer = gguf.GGUFWriter(tmp_path / "model.gguf", "llama")
     writer.add_tensor("token_embd.weight", np.zeros((4, 8), np.float32))
     writer.add_tensor("output.weight", np.zeros((4, 8), np.float16))
@@ -45,9 +43,9 @@ def test_embedding_of_gguf_is_read_unless_there_is_a_head(tmp_path: Path) -> Non
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    found = sizes.sizes_of(tmp_path)
-    assert found.formats == {"F32": 128, "F16": 64}
-    assert found.file_bytes - found.read_bytes == 128
+    result = sizes.sizes_of(tmp_path)
+    assert result.formats == {"F32": 128, "F16": 64}
+    assert result.file_bytes - result.read_bytes == 128
 
 
 MODEL = """<net><layers>
@@ -65,7 +63,7 @@ MODEL = """<net><layers>
 @pytest.mark.parametrize(
     ("tied", "table_bytes"), [("", 100), ('<edge from-layer="1" to-layer="4"/>', 0)]
 )
-def test_constants_of_openvino_are_followed_past_their_unpacking(
+def test_constants_of_openvino_are_followed_through_conversions(
     tmp_path: Path, tied: str, table_bytes: int
 ) -> None:
     (tmp_path / "openvino_model.xml").write_text(MODEL.format(tied=tied), encoding="utf-8")

@@ -12,7 +12,7 @@ def turn(peer: str, texts: int, new_tokens: int, seconds: float, tokens: list[in
     return Turn(peer=peer, round=0, request=request, answer=answer)
 
 
-def test_steps_are_what_all_tokens_take_beyond_the_first() -> None:
+def test_step_time_excludes_the_first_token() -> None:
     turns = [
         turn("ours", 1, 1, 1.0, [7]),
         turn("ours", 1, 11, 2.0, [7] * 11),
@@ -35,9 +35,9 @@ def test_steps_are_what_all_tokens_take_beyond_the_first() -> None:
     assert rows[3].times == "5.00 (5.00-5.00)"
 
 
-def test_each_number_of_texts_is_asked_for_its_first_tokens_and_for_all() -> None:
+def test_requests_are_for_one_token_and_for_all_tokens() -> None:
     requests = streams.make_requests([[1], [2], [3]], [1, 3], 9)
-    assert [(len(each["streams"]), each["new_tokens"]) for each in requests] == [
+    assert [(len(request["streams"]), request["new_tokens"]) for request in requests] == [
         *((1, 1), (1, 9)),
         *((3, 1), (3, 9)),
     ]

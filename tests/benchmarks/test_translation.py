@@ -18,7 +18,7 @@ def turn(peer: str, round: int, outputs: list[str], seconds: float) -> Turn:
     )
 
 
-def test_every_setting_is_one_request_of_all_sentences() -> None:
+def test_every_setting_is_one_request_with_all_sentences() -> None:
     requests = translation.make_requests(["un", "deux"], [1, 2])
     assert [(request["beams"], request["batch"]) for request in requests] == [
         *((1, 1), (1, 2)),
@@ -43,6 +43,6 @@ def test_row_compares_speed_and_outputs() -> None:
     assert theirs.bleu < 90
 
 
-def test_recipe_of_another_kind_is_refused() -> None:
+def test_recipe_of_another_task_is_refused() -> None:
     with pytest.raises(RecipeError, match=r"learns from Pairs, but data\.py:read returned"):
         translation.held_out_pairs(ROOT / "models" / "pythonic" / "recipe.toml")

@@ -34,8 +34,8 @@ def maps(*names: str) -> AttentionMaps:
     )
 
 
-def chosen(found: AttentionMaps, **options: Any) -> list[Panel]:
-    return choose(found, **{"kind": None, "layers": None, "heads": None, "mean": False} | options)
+def chosen(maps: AttentionMaps, **options: Any) -> list[Panel]:
+    return choose(maps, **{"kind": None, "layers": None, "heads": None, "mean": False} | options)
 
 
 def panel(shares: Any, *, queries: tuple[str, ...], keys: tuple[str, ...]) -> Panel:
@@ -60,13 +60,13 @@ def test_panels_follow_the_options(options: dict[str, Any], titles: list[str]) -
 
 
 def test_a_panel_has_the_map_and_the_tokens_of_its_layer_and_head() -> None:
-    found = maps()
-    (one,) = chosen(found, layers=[1], heads=[3])
-    np.testing.assert_array_equal(one.shares, found.maps["decoder.1.cross"][3])
+    two = maps()
+    (one,) = chosen(two, layers=[1], heads=[3])
+    np.testing.assert_array_equal(one.shares, two.maps["decoder.1.cross"][3])
     assert (one.queries, one.keys) == (WRITTEN, SOURCE)
 
-    (mean,) = chosen(found, layers=[1], heads=[0, 2], mean=True)
-    expected = found.maps["decoder.1.cross"][[0, 2]].mean(0)
+    (mean,) = chosen(two, layers=[1], heads=[0, 2], mean=True)
+    expected = two.maps["decoder.1.cross"][[0, 2]].mean(0)
     np.testing.assert_allclose(mean.shares, expected, rtol=1e-6)
 
 

@@ -190,8 +190,8 @@ def test_grammar_constrains_a_text(environments: Path, tmp_path: Path, ortolan: 
     printed = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}")
     assert printed.splitlines()[0].isdigit()
     program = installed("cpu", environments) / "ortolan"
-    said = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}", code=2)
-    assert 'pip install "ortolan[grammar]"' in said
+    message = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}", code=2)
+    assert 'pip install "ortolan[grammar]"' in message
 
 
 def test_vision_reads_image_files(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
@@ -202,5 +202,5 @@ def test_vision_reads_image_files(environments: Path, tmp_path: Path, ortolan: O
     for row, file in zip(rows, files, strict=True):
         Image.fromarray(images.held_out.pixels[row, ..., 0]).save(file)
     program = installed("vision", environments) / "ortolan"
-    found = json.loads(run(program, "classify", tmp_path / "bundle", *files, "--json"))
-    assert str(found).count("'label': '7'") == 3
+    results = json.loads(run(program, "classify", tmp_path / "bundle", *files, "--json"))
+    assert str(results).count("'label': '7'") == 3

@@ -139,7 +139,7 @@ def test_commands_of_the_document_parse(document: str) -> None:
 @pytest.mark.parametrize("document", SHOWN)
 def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
     for name, *words in commands(document):
-        if any(" ".join([name, *words]).startswith(known) for known in NOT_RUN):
+        if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
             continue
         execute([name, *words], workspace)
     for program in blocks(document, "python"):

@@ -1,4 +1,4 @@
-"""Classifiers of texts beside those of transformers."""
+"""Comparison of text classifiers with transformers."""
 
 from pathlib import Path
 
@@ -13,7 +13,7 @@ from ortolan.modeling.training.tasks.text_classification import encode_texts, pa
 
 
 def assert_like_transformers(folder: Path, texts: list[str], *, window: int) -> None:
-    """The same logits from transformers, which reads the folder by itself."""
+    """Compares the logits with those of transformers for the checkpoint in `folder`."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     rows = encode_texts(tokenizer, texts, window)
     ids, lengths = padded(rows, max(map(len, rows)))

@@ -1,4 +1,4 @@
-"""Small random models of every kind that a config can describe."""
+"""Small random models with every feature that a config can describe."""
 
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -126,7 +126,7 @@ BLOCKS: dict[str, BlockConfig] = {
 
 
 def bidirectional(block: BlockConfig) -> BlockConfig:
-    """The same layer in an encoder."""
+    """The block with attention to all tokens, for an encoder."""
     return replace(block, mixer=replace(block.attention, causal=False))
 
 
@@ -146,12 +146,12 @@ Blocks = BlockConfig | tuple[BlockConfig, ...]
 
 
 def layers(block: Blocks) -> tuple[BlockConfig, ...]:
-    """Two of the same, or the layers themselves."""
+    """Two equal layers, or the tuple of layers itself."""
     return block if isinstance(block, tuple) else (block, block)
 
 
 def cross_of(block: BlockConfig) -> AttentionConfig:
-    """Attention like a layer's, to a source."""
+    """Cross-attention with the sizes of a block's self-attention."""
     return replace(
         block.attention,
         causal=False,
@@ -201,9 +201,9 @@ def encoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -
 def seq2seq_config(
     positions: Positions, block: Blocks = BLOCK, *, depth: int = 2
 ) -> EncoderDecoderConfig:
-    """An encoder and a decoder of so many layers each."""
+    """An encoder and a decoder with at most `depth` layers each."""
     blocks = layers(block)[:depth]
-    crossed = tuple(replace(each, cross_attention=cross_of(each)) for each in blocks)
+    crossed = tuple(replace(layer, cross_attention=cross_of(layer)) for layer in blocks)
     return EncoderDecoderConfig(
         model_type="none",
         encoder=encoder_config(positions, blocks),
@@ -214,7 +214,7 @@ def seq2seq_config(
 
 
 def randomised(module: M, *, seed: int = 0) -> M:
-    """The same module with weights, biases and norms that all matter."""
+    """The module with random weights, biases and norms, large enough to affect the outputs."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in module.named_parameters():

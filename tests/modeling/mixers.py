@@ -1,4 +1,4 @@
-"""A config of every kind of mixer with a memory of fixed size, and of its options."""
+"""Configs of mixers with a memory of fixed size that together use every option."""
 
 from dataclasses import replace
 
@@ -39,7 +39,7 @@ MIXERS: dict[str, Mixer] = {
 
 
 def hybrid(mixer: Mixer, *, depth: int = 2) -> DecoderConfig:
-    """The mixer by itself, the mixer with an mlp, and attention, so many times over."""
+    """`depth` times: the mixer alone, the mixer with an MLP, and attention."""
     kinds = (
         BlockConfig(mixer=mixer, feed_forward=None, norm=RMS),
         replace(BLOCK, mixer=mixer, norm=RMS),

@@ -1,4 +1,4 @@
-"""Mixtures of experts that between them use every field, and a plain form of what they compute."""
+"""Configs of mixtures of experts that together use every field, and the formula in NumPy."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -32,7 +32,7 @@ CHANGES: Mapping[str, dict[str, Any]] = {
     "shared": {"shared_size": 24},
     "shared, gated": {"shared_size": 24, "shared_gate": True, "normalised": False},
 }
-"""What differs from `FEW`, by name."""
+"""Fields that differ from `FEW`, by name."""
 
 
 def sigmoid(x: Array) -> Array:
@@ -47,9 +47,9 @@ def softmax(x: Array) -> Array:
 
 
 def weights_of(logits: Array, bias: Array, config: MixtureConfig) -> dict[int, float]:
-    """The weight of each expert of one token, spelled out."""
+    """Weights of the chosen experts of one token."""
     if config.score == "sparsemixer":
-        given = _mixed_sparsely(logits, config.jitter)
+        by_expert = _mixed_sparsely(logits, config.jitter)
     else:
         scores = softmax(logits) if config.score == "softmax" else sigmoid(logits)
         ranks = scores + bias
@@ -57,25 +57,27 @@ def weights_of(logits: Array, bias: Array, config: MixtureConfig) -> dict[int, f
         groups = [range(g * size, (g + 1) * size) for g in range(config.groups)]
         groups.sort(key=lambda group: -sum(sorted(ranks[i] for i in group)[-2:]))
         allowed = [i for group in groups[: config.groups_per_token] for i in group]
-        given = {i: scores[i] for i in sorted(allowed, key=lambda i: -ranks[i])[: config.per_token]}
-    total = sum(given.values()) if config.normalised else 1.0
-    return {expert: config.scale * weight / total for expert, weight in given.items()}
+        by_expert = {
+            i: scores[i] for i in sorted(allowed, key=lambda i: -ranks[i])[: config.per_token]
+        }
+    total = sum(by_expert.values()) if config.normalised else 1.0
+    return {expert: config.scale * weight / total for expert, weight in by_expert.items()}
 
 
 def _mixed_sparsely(logits: Array, jitter: float) -> dict[int, float]:
     left = list(range(len(logits)))
-    given = {}
+    by_expert = {}
     for _ in range(2):
         best = max(left, key=lambda i: logits[i])
         top = logits[best]
         close = [i for i in left if top - logits[i] <= 2 * jitter * max(abs(logits[i]), top)]
-        given[best] = float(1 / sum(np.exp(logits[i] - top) for i in close))
+        by_expert[best] = float(1 / sum(np.exp(logits[i] - top) for i in close))
         left.remove(best)
-    return given
+    return by_expert
 
 
 def mixed(x: Array, weights: Mapping[str, Array], config: MixtureConfig) -> Array:
-    """What a mixture gives for one token `(E,)`, from its parameters by name."""
+    """Output of a mixture for one token, `(E,)`, from its parameters by name."""
     logits = weights["router.weight"] @ x + weights.get("router.bias", 0.0)
     bias = weights.get("selection_bias", np.zeros(config.experts))
     out = np.zeros_like(x)

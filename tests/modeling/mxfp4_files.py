@@ -1,4 +1,4 @@
-"""gpt-oss as it is published: experts in MXFP4."""
+"""Tiny checkpoints of gpt-oss with experts in MXFP4, as published."""
 
 import json
 from pathlib import Path
@@ -14,7 +14,7 @@ VALUES = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6])
 
 
 def packed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Experts `(N, K, R)` as blocks and scales of their rows, and the numbers these stand for."""
+    """Blocks and scales of experts `(N, K, R)`, and the decoded experts."""
     by_row = torch.unflatten(weight.mT, -1, (-1, 32))
     exponents = (by_row.abs().amax(-1) / 6).log2().ceil()
     steps = by_row / torch.exp2(exponents)[..., None]
@@ -26,7 +26,7 @@ def packed(weight: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def save_gpt_oss(folder: Path) -> PreTrainedModel:
-    """Write a tiny checkpoint; the model of transformers with the numbers that it stands for."""
+    """Writes a tiny checkpoint and returns the transformers model with the decoded experts."""
     reference = reference_model(GPT_OSS)
     reference.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")

@@ -1,7 +1,6 @@
-"""The mixers with a memory of fixed size, token by token and head by head, in NumPy.
+"""Mixers with a memory of fixed size in NumPy, token by token and head by head.
 
-Written from the formulas of the papers that the configs name, and nothing of what they are compared
-with.
+Written from the formulas of the papers that the configs name, independently of the layers.
 
 Shape letters: S tokens, E model width, C channels, W taps.
 """
@@ -31,7 +30,7 @@ def weights_of(layer: nn.Module) -> dict[str, Array]:
 
 
 def mixed(config: Mixer, named: Named, x_SE: Array) -> Array:
-    """What a mixer gives for a whole text, `(S, E)`."""
+    """Output of a mixer for a sequence, `(S, E)`."""
     match config:
         case ShortConvConfig():
             return _short_conv(config, named, x_SE)
@@ -68,7 +67,7 @@ def _rms(x: Array, eps: float) -> Array:
 
 
 def _convolved(named: Named, x_SC: Array) -> Array:
-    """Each token from its own channels and those of the W - 1 tokens before it."""
+    """Convolution of the channels over each token and the W - 1 tokens before it."""
     weight_CW, out = named["conv.weight"][:, 0], np.zeros_like(x_SC)
     taps = weight_CW.shape[1]
     for token in range(len(x_SC)):
@@ -95,7 +94,7 @@ def _gated_delta(config: GatedDeltaConfig, named: Named, x_SE: Array) -> Array:
         memory = np.zeros((config.key_dim, config.value_dim))
         for token in range(len(x_SE)):
             q, k = query[token, of_key], key[token, of_key]
-            q, k = (each / np.sqrt(each @ each + 1e-6) for each in (q, k))
+            q, k = (x / np.sqrt(x @ x + 1e-6) for x in (q, k))
             b = _sigmoid(rate[token, head])
             a = np.exp(
                 -np.exp(named["decay"][head])
@@ -105,14 +104,14 @@ def _gated_delta(config: GatedDeltaConfig, named: Named, x_SE: Array) -> Array:
             # Equation 10 of the paper, transposed.
             memory = a * (identity - b * np.outer(k, k)) @ memory
             memory = memory + b * np.outer(k, value[token, of_value])
-            given = _rms(memory.T @ q / np.sqrt(config.key_dim), config.norm.eps)
-            out[token, of_value] = given * named["norm.weight"] * _silu(gate[token, of_value])
+            read = _rms(memory.T @ q / np.sqrt(config.key_dim), config.norm.eps)
+            out[token, of_value] = read * named["norm.weight"] * _silu(gate[token, of_value])
     return _linear(named, "out", out)
 
 
 def _state_space(config: StateSpaceConfig, named: Named, x_SE: Array) -> Array:
-    inner, kept = config.channels, config.state_dim
-    shared = config.groups * kept
+    inner, state_dim = config.channels, config.state_dim
+    shared = config.groups * state_dim
     projected = _linear(named, "project", x_SE)
     if config.step_rank is None:
         gate, entering, step = np.split(projected, [inner, inner + config.mixed], axis=-1)
@@ -125,20 +124,20 @@ def _state_space(config: StateSpaceConfig, named: Named, x_SE: Array) -> Array:
         entering, gate = np.split(projected, 2, axis=-1)
         x = _silu(_convolved(named, entering))
         rank, key, query = np.split(
-            _linear(named, "select", x), [config.step_rank, config.step_rank + kept], axis=-1
+            _linear(named, "select", x), [config.step_rank, config.step_rank + state_dim], axis=-1
         )
         if config.inner_norm is not None:
             eps = config.inner_norm.eps
             rank, key, query = (
-                np.stack([_rms(row, eps) for row in each]) for each in (rank, key, query)
+                np.stack([_rms(row, eps) for row in rows]) for rows in (rank, key, query)
             )
         step = _softplus(_linear(named, "step_size", rank))
     out = np.zeros_like(x)
     for channel in range(inner):
         head = channel // config.head_dim
         group = head * config.groups // config.num_heads
-        part = slice(group * kept, (group + 1) * kept)
-        rates, memory = -np.exp(named["decay"][head]), np.zeros(kept)
+        part = slice(group * state_dim, (group + 1) * state_dim)
+        rates, memory = -np.exp(named["decay"][head]), np.zeros(state_dim)
         for token in range(len(x_SE)):
             dt, value = step[token, head], x[token, channel]
             memory = np.exp(dt * rates) * memory + dt * key[token, part] * value

@@ -1,6 +1,6 @@
-"""A transformer written a second time: one text, one number after the other, in float64.
+"""A plain transformer in float64: one sequence, one head and one token at a time.
 
-From the published formulas, without masks, batches, caches or tensors of several heads.
+Written from the published formulas, without masks, batches or caches.
 """
 
 import math
@@ -29,7 +29,7 @@ Array = NDArray[np.float64]
 
 
 class Weights:
-    """The weights of a module below a prefix, in float64; zero where there is none."""
+    """Weights of a module below a prefix, in float64. A missing bias is zero."""
 
     def __init__(self, module: nn.Module, prefix: str = "") -> None:
         self._module, self._prefix = module, prefix
@@ -53,7 +53,7 @@ class Weights:
 
 
 def stack(weights: Weights, config: StackConfig, ids: Sequence[int], source: Array | None) -> Array:
-    """The vectors `(S, E)` that leave the blocks of a stack, normalised, for one text."""
+    """Outputs `(S, E)` of a stack for one sequence, after the final norm."""
     x = [vector(weights, config, i, position) for position, i in enumerate(ids)]
     if config.embedding_norm:
         x = [norm(weights, "embedding_norm", config.embedding_norm, row) for row in x]
@@ -65,7 +65,7 @@ def stack(weights: Weights, config: StackConfig, ids: Sequence[int], source: Arr
 
 
 def vector(weights: Weights, config: StackConfig, i: int, position: int) -> Array:
-    """What enters the first block for one token."""
+    """Input of the first block for one token."""
     token: Array = weights["embedding.weight"][i] * config.embedding_scale
     match config.positions:
         case LearnedPositions(offset=offset):
@@ -107,7 +107,7 @@ def layer(
     x: list[Array],
     source: Array | None,
 ) -> list[Array]:
-    """One block on a whole text."""
+    """Outputs of one block for a whole sequence."""
 
     def attend(rows: list[Array]) -> list[Array]:
         head = Head(
@@ -174,7 +174,7 @@ class Head:
         self.weights, self.shared, self.positions, self.spec = weights, shared, positions, spec
 
     def read(self, now: int, rows: list[Array]) -> Array:
-        """What the token at `now` reads from all that it sees."""
+        """Attention output of the token at `now`."""
         spec = self.spec
         packed = [self.weights.linear("qkv", row) for row in rows]
         if spec.clip is not None:
@@ -190,11 +190,11 @@ class Head:
                 for then, row in enumerate(packed)
             ]
             values = [cut(row, values_at, group, spec.value_width) for row in packed]
-            seen = range(now + 1 if spec.causal else len(rows))
+            positions = range(now + 1 if spec.causal else len(rows))
             if spec.sliding_window is not None:
-                seen = seen[max(0, now + 1 - spec.sliding_window) :]
-            scores = [self.score(h, query, now, keys[then], then) for then in seen]
-            visible = [values[then] for then in seen]
+                positions = positions[max(0, now + 1 - spec.sliding_window) :]
+            scores = [self.score(h, query, now, keys[then], then) for then in positions]
+            visible = [values[then] for then in positions]
             if spec.sinks:
                 scores.append(float(self.weights["sinks"][h]))
                 visible.append(np.zeros(spec.value_width))
@@ -204,7 +204,7 @@ class Head:
         return readout(self.weights, spec, heads)
 
     def prepared(self, name: str, row: Array, h: int, position: int) -> Array:
-        """The query or key of one head, normed and turned."""
+        """The query or key of one head, after its norm and rotation."""
         spec, kind = self.spec, self.spec.query_key_norm
         width = len(row) if spec.norm_over == "all" else spec.head_dim
 
@@ -216,15 +216,15 @@ class Head:
         if kind and not spec.norm_after_rotary:
             row = normed(row)
         heads = np.split(row, len(row) // spec.head_dim)
-        row = np.concatenate([self.turned_at(x, position) for x in heads])
+        row = np.concatenate([self.rotate_at(x, position) for x in heads])
         if kind and spec.norm_after_rotary:
             row = normed(row)
         return cut(row, 0, h, spec.head_dim)
 
-    def turned_at(self, x: Array, position: int) -> Array:
+    def rotate_at(self, x: Array, position: int) -> Array:
         match self.positions:
             case RotaryPositions() as rotary:
-                return turned(x, position, rotary)
+                return rotate(x, position, rotary)
             case _:
                 return x
 
@@ -268,7 +268,7 @@ def capped(score: float, softcap: float | None) -> float:
 
 
 def average(scores: list[float], values: list[Array]) -> Array:
-    """The values, weighted by the softmax of the scores."""
+    """Mean of the values, weighted by the softmax of the scores."""
     powers = [math.exp(score) for score in scores]
     total: Array = sum(
         (p / sum(powers) * v for p, v in zip(powers, values, strict=True)), np.zeros_like(values[0])
@@ -282,8 +282,8 @@ def readout(weights: Weights, spec: AttentionConfig, heads: list[Array]) -> Arra
     return weights.linear("out", np.concatenate(heads))
 
 
-def turned(x: Array, position: int, rotary: RotaryPositions) -> Array:
-    """Su et al. 2021: two channels are a complex number, turned by its angle."""
+def rotate(x: Array, position: int, rotary: RotaryPositions) -> Array:
+    """Su et al. 2021: rotates pairs of channels, as complex numbers, by an angle."""
     x, half = x.copy(), rotary.dim // 2
     for i in range(half):
         one, other = (2 * i, 2 * i + 1) if rotary.interleaved else (i, i + half)
@@ -307,14 +307,14 @@ def bucket(distance: int, buckets: int, most: int, *, causal: bool) -> int:
 
 
 def xielu(right: float, left: float) -> Callable[[float], float]:
-    """Huang and Schlag 2024, section 3, with both numbers before their softplus."""
+    """Huang and Schlag 2024, section 3, with both parameters before their softplus."""
     bend_right, bend_left = math.log1p(math.exp(right)), 0.5 + math.log1p(math.exp(left))
 
-    def bent(x: float) -> float:
+    def activation(x: float) -> float:
         curve = bend_right * x**2 if x > 0 else bend_left * (math.expm1(x) - x)
         return curve + 0.5 * x
 
-    return bent
+    return activation
 
 
 ACTIVATIONS: dict[str, Callable[[float], float]] = {

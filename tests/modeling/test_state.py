@@ -1,4 +1,4 @@
-"""What a user's own module attends to: whole texts as PyTorch has it, steps as whole texts."""
+"""`State` for modules written by users: against PyTorch, and steps against whole sequences."""
 
 import pytest
 import torch
@@ -22,60 +22,60 @@ def heads(seed: int = 0, *, values: int = D) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def test_attention_to_a_whole_text_is_that_of_pytorch() -> None:
+def test_attention_equals_pytorch() -> None:
     query, key, value = heads()
-    got = State.whole().attend(0, query, key, value)
-    want = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
-    torch.testing.assert_close(got, want)
+    actual = State.whole().attend(0, query, key, value)
+    expected = F.scaled_dot_product_attention(query, key, value, is_causal=True, enable_gqa=True)
+    torch.testing.assert_close(actual, expected)
 
 
 @pytest.mark.parametrize("values", [8, 24])
 @pytest.mark.parametrize("scale", [None, 0.3])
-def test_values_may_be_narrower_and_wider_than_keys(values: int, scale: float | None) -> None:
+def test_values_may_have_another_width_than_keys(values: int, scale: float | None) -> None:
     state, (query, key, value) = State.whole(), heads(values=values)
-    want = F.scaled_dot_product_attention(
+    expected = F.scaled_dot_product_attention(
         query, key, value, is_causal=True, enable_gqa=True, scale=scale
     )
-    torch.testing.assert_close(state.attend(0, query, key, value, scale=scale), want)
-    # And so for a layer that shares them.
-    torch.testing.assert_close(state.attend(0, query, scale=scale), want)
+    torch.testing.assert_close(state.attend(0, query, key, value, scale=scale), expected)
+    # The same with shared keys and values.
+    torch.testing.assert_close(state.attend(0, query, scale=scale), expected)
 
 
-def test_shared_keys_are_those_that_the_layer_got() -> None:
+def test_a_layer_may_share_the_keys_of_an_earlier_call() -> None:
     state, (query, key, value) = State.whole(), heads()
     state.attend(3, heads(1)[0], key, value)
-    got = state.attend(3, query, window=4)
-    want = State.whole().attend(0, query, key, value, window=4)
-    torch.testing.assert_close(got, want)
+    actual = state.attend(3, query, window=4)
+    expected = State.whole().attend(0, query, key, value, window=4)
+    torch.testing.assert_close(actual, expected)
 
 
-def test_a_convolution_is_causal_and_by_channel() -> None:
+def test_convolution_is_causal_and_depthwise() -> None:
     x, taps, bias = torch.randn(B, 5, S), torch.randn(5, 3), torch.randn(5)
-    got = State.whole().convolve("taps", x, taps, bias)
-    want = F.conv1d(F.pad(x, (2, 0)), taps[:, None], bias, groups=5)
-    torch.testing.assert_close(got, want)
+    actual = State.whole().convolve("taps", x, taps, bias)
+    expected = F.conv1d(F.pad(x, (2, 0)), taps[:, None], bias, groups=5)
+    torch.testing.assert_close(actual, expected)
 
 
-def test_vectors_of_all_tokens_so_far_are_in_their_places() -> None:
+def test_extend_returns_the_vectors_of_all_tokens_so_far() -> None:
     x = torch.randn(2, 5, 3)
-    whole, seen = WholeState().extend("x", x)
+    whole, mask = WholeState().extend("x", x)
     assert whole is x
-    assert torch.equal(seen[0], torch.ones(5, 5).tril().bool())
+    assert torch.equal(mask[0], torch.ones(5, 5).tril().bool())
     buffer = torch.full((2, 8, 3), 9.0)
-    # The second row is padded: its third token is none.
+    # The third token of the second row is padding.
     first = CachedState(
         StepLengths(torch.tensor([2, 1]), torch.tensor(3)), {}, {}, sequences={"x": buffer}
     )
     first.extend("x", x[:, :3])
     step = StepLengths(torch.tensor([3, 2]), torch.tensor(4))
     state = CachedState(step, {}, {}, sequences=first.extended)
-    found, seen = state.extend("x", x[:, 3:4])
-    assert torch.equal(found[0, :4], x[0, :4])
-    assert torch.equal(found[1, :3], torch.cat((x[1, :2], x[1, 3:4])))
-    assert seen.sum(-1).tolist() == [[4], [3]]
+    result, mask = state.extend("x", x[:, 3:4])
+    assert torch.equal(result[0, :4], x[0, :4])
+    assert torch.equal(result[1, :3], torch.cat((x[1, :2], x[1, 3:4])))
+    assert mask.sum(-1).tolist() == [[4], [3]]
 
 
-def test_a_module_is_trained_by_what_it_is_exported_from() -> None:
+def test_gradients_reach_every_weight_of_a_module() -> None:
     module = unusual()
     ids = torch.randint(61, (3, 12))
     module(ids, State.whole()).square().mean().backward()
@@ -84,29 +84,29 @@ def test_a_module_is_trained_by_what_it_is_exported_from() -> None:
 
 
 @pytest.mark.parametrize("chunks", [(12,), (5, 7), (4, 1, 1, 1, 1, 1, 3), (1,) * 12])
-def test_steps_after_a_cache_give_what_the_whole_text_gives(chunks: tuple[int, ...]) -> None:
+def test_chunks_equal_the_whole_sequence(chunks: tuple[int, ...]) -> None:
     module = unusual()
     ids = torch.randint(61, (1, 12), generator=torch.Generator().manual_seed(1))
-    found = WholeState()
+    result = WholeState()
     with torch.no_grad():
-        want = module(ids, found)
+        expected = module(ids, result)
         caches = {
             layer: LayerCache(
                 torch.zeros(1, spec.num_kv_heads, 16, spec.head_dim),
                 torch.zeros(1, spec.num_kv_heads, 16, spec.head_dim),
             )
-            for layer, spec in found.layers.items()
+            for layer, spec in result.layers.items()
         }
-        memory = {name: torch.zeros(shape) for name, shape in found.kept.items()}
-        got, done = [], 0
+        memory = {name: torch.zeros(shape) for name, shape in result.kept.items()}
+        actual, done = [], 0
         for count in chunks:
             part = ids[:, done : done + count]
             done += count
             step = StepLengths(torch.tensor([done - 1]), torch.tensor(done))
             state = CachedState(step, caches, memory)
-            got.append(module(part, state))
+            actual.append(module(part, state))
             caches, memory = state.presents, state.kept
-    torch.testing.assert_close(torch.cat(got, 1), want, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(torch.cat(actual, 1), expected, rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -116,14 +116,14 @@ def test_steps_after_a_cache_give_what_the_whole_text_gives(chunks: tuple[int, .
         (((B, H, S, D), (B, K, S, 8), (B, K, S, 8)), "16 and 8"),
     ],
 )
-def test_heads_that_do_not_belong_together_are_an_error(
+def test_heads_that_do_not_match_are_an_error(
     shapes: tuple[tuple[int, ...], ...], message: str
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         State.whole().attend(0, *(torch.zeros(shape) for shape in shapes))
 
 
-def test_keys_that_are_not_there_twice_or_half_are_an_error() -> None:
+def test_missing_or_repeated_keys_are_an_error() -> None:
     query, key, value = heads()
     state = State.whole()
     with pytest.raises(ConfigError, match="got none"):

@@ -1,4 +1,4 @@
-"""Tiny models of Hugging Face transformers with weights that make the logits discriminate."""
+"""Tiny models of transformers with weights large enough to make logits distinct."""
 
 from typing import Any
 
@@ -39,25 +39,6 @@ GPT2: dict[str, Any] = {
 
 STABLELM = LLAMA | {"model_type": "stablelm", "partial_rotary_factor": 0.5}
 
-MARIAN: dict[str, Any] = {
-    "model_type": "marian",
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48,
-    # The encoder is not built, but its size is how generation learns the number of layers.
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "max_position_embeddings": 96,
-    "activation_function": "relu",
-    "scale_embedding": True,
-    "forced_eos_token_id": None,
-    "decoder_start_token_id": 0,
-    **NO_TOKENS,
-}
-
 
 def reference_model(
     values: dict[str, Any],
@@ -67,10 +48,10 @@ def reference_model(
     spread: float = 0.3,
     attention: str = "eager",
 ) -> PreTrainedModel:
-    """A model of transformers with random weights, biases and norms, all of them large.
+    """A transformers model with large random weights, biases and norms.
 
-    It is the language model of its family, or of the class that `architecture` names. `spread`
-    is the standard deviation of its weights.
+    Its class is `architecture`, or the causal language model of `model_type`. `spread` is the
+    standard deviation of the weights.
     """
     values = dict(values)
     config = AutoConfig.for_model(values.pop("model_type"), **values)
@@ -102,14 +83,14 @@ def random_text(length: int, *, batch: int = 1, seed: int = 0) -> Tensor:
 
 
 def reference_logits(model: PreTrainedModel, ids: Tensor) -> Tensor:
-    """What transformers computes for whole texts, `(B, S, V)` float32."""
+    """Logits of a transformers model for whole sequences, `(B, S, V)` float32."""
     with torch.inference_mode():
         logits: Tensor = model(input_ids=ids, use_cache=False).logits
     return logits.float()
 
 
 def assert_same_logits(ours: Tensor, reference: Tensor) -> None:
-    """Raise AssertionError unless two sets of logits agree to rounding."""
+    """Asserts that logits agree up to rounding."""
     assert ours.shape == reference.shape
     delta = float((ours - reference).abs().max())
     limit = 1e-4 * max(1.0, float(reference.abs().max()))

@@ -1,15 +1,15 @@
-"""A standard library of a few small files for each package."""
+"""A standard library with a few small files per package."""
 
 from pathlib import Path
 
 from snippets.snippets import PACKAGES
 
 FILES = 4
-"""Of each package; one of them is held out."""
+"""Files per package; one of them is held out."""
 
 
 def write_stdlib(root: Path) -> Path:
-    """Files whose lines tell their package, with imports that give it away."""
+    """Writes files with lines and imports that identify their package."""
     for package in PACKAGES:
         for number in range(FILES):
             lines = [f"import {package}", f"from {package}.part import thing", "from . import near"]

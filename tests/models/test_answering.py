@@ -1,4 +1,4 @@
-"""Training a model that answers: batches, loss, accuracy, and a run of seconds."""
+"""models/copying/answering.py: batches, loss, accuracy, and a training of seconds."""
 
 import json
 from itertools import islice
@@ -41,7 +41,7 @@ def task_of(folder: Path, old: str = "", new: str = "") -> AnsweringTask:
     return AnsweringTask(recipe, folder, curriculum=recipe.task.get("curriculum", 0.0))
 
 
-def test_a_token_is_a_word_and_the_end_ends_a_text(tmp_path: Path) -> None:
+def test_tokens_are_words_and_a_text_ends_with_the_end_token(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     assert task.tokenizer.get_vocab() == {END: 0, "a": 1, "b": 2, "c": 3, "|": 4}
     assert task.module.config.eos_token_ids == (0,)
@@ -51,14 +51,14 @@ def test_a_token_is_a_word_and_the_end_ends_a_text(tmp_path: Path) -> None:
     assert ids[length - 1] == 4
 
 
-def test_answers_and_their_ends_alone_are_learned() -> None:
+def test_the_loss_is_of_answers_only() -> None:
     inputs, labels = padded([([5, 6, 4, 7, 8, 0], 3), ([6, 4, 7, 0], 2)])
     assert inputs.tolist() == [[5, 6, 4, 7, 8], [6, 4, 7, 0, 0]]
     no = IGNORED
     assert labels.tolist() == [[no, no, 7, 8, 0], [no, 7, 0, no, no]]
 
 
-def test_batches_hold_texts_of_about_one_length_and_are_the_same_again(tmp_path: Path) -> None:
+def test_batches_hold_texts_of_similar_length_and_are_reproducible(tmp_path: Path) -> None:
     task = task_of(tmp_path)
     batches = list(islice(task.batches(), 40))
     widths = {inputs.shape[1] for inputs, _ in batches}
@@ -80,7 +80,7 @@ def test_a_curriculum_begins_with_the_shortest_texts(tmp_path: Path) -> None:
 
 
 class _Oracle(TransformerModel):
-    """Says after each text of `known` what follows; after any other, nothing right."""
+    """Predicts the next token of the texts in `known`, and of other texts a wrong one."""
 
     def __init__(self, known: list[list[int]]) -> None:
         super().__init__()
@@ -96,7 +96,7 @@ class _Oracle(TransformerModel):
         return logits
 
 
-def test_an_answer_is_right_if_all_of_it_is() -> None:
+def test_an_answer_is_right_if_every_token_is() -> None:
     right, wrong_end, wrong = [5, 4, 5, 0], [6, 4, 6, 0], [7, 4, 7, 0]
     module = _Oracle([right, [6, 4, 6, 6]])
     assert right_share(module, [(right, 2)]) == 1
@@ -104,7 +104,7 @@ def test_an_answer_is_right_if_all_of_it_is() -> None:
     assert right_share(module, [(right, 2), (wrong_end, 2), (wrong, 2), (right, 2)]) == 0.5
 
 
-def test_texts_that_do_not_fit_are_an_error(tmp_path: Path) -> None:
+def test_texts_longer_than_the_context_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"max_position_embeddings .*18"):
         task_of(tmp_path, "max_position_embeddings = 32", "max_position_embeddings = 12")
 
@@ -116,7 +116,7 @@ def test_a_model_that_cannot_answer_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", OTHERS)
-def test_every_kind_learns_from_the_same_data(name: str, tmp_path: Path) -> None:
+def test_other_models_learn_from_the_same_data(name: str, tmp_path: Path) -> None:
     task: Task = task_of(tmp_path, MODEL, OTHERS[name])
     optimizer = torch.optim.Adam(task.module.parameters(), lr=1e-2)
     losses = []
@@ -129,7 +129,7 @@ def test_every_kind_learns_from_the_same_data(name: str, tmp_path: Path) -> None
     assert sum(losses[-5:]) < 0.85 * sum(losses[:5])
 
 
-def test_a_run_leaves_a_checkpoint_with_its_tokenizer_and_figures(tmp_path: Path) -> None:
+def test_a_training_writes_a_checkpoint_a_tokenizer_and_figures(tmp_path: Path) -> None:
     out = train(write_recipe(tmp_path, ANSWERING), tmp_path / "out")
     figures = json.loads((out / "training.json").read_text())
     assert figures["held_out_short_accuracy"] > 0.5

@@ -1,4 +1,4 @@
-"""The copying and the sorting models: their data, and what the trained ones answer."""
+"""models/copying and models/sorting: the data, and the trained models."""
 
 import json
 from itertools import pairwise
@@ -38,7 +38,7 @@ def every_pair(data: Answers) -> list[Pair]:
     return [*data.train, *(pair for pairs in data.held_out.values() for pair in pairs)]
 
 
-def test_answers_are_the_symbols_as_often_as_asked_for() -> None:
+def test_answers_repeat_the_symbols() -> None:
     for prompt, answer in every_pair(read("copying")):
         kind, *words, bar = prompt.split()
         times = int(words.pop()) if kind == "repeat" else 1
@@ -53,13 +53,13 @@ def test_answers_are_sorted() -> None:
 
 
 @pytest.mark.parametrize("task", ["copying", "sorting"])
-def test_data_is_the_same_again_and_no_long_text_is_held_out_and_learned(task: str) -> None:
+def test_data_is_reproducible_and_no_long_prompt_is_on_both_sides(task: str) -> None:
     data, again = read(task), read(task)
     assert (data.train, data.held_out) == (again.train, again.held_out)
-    learned = {prompt for prompt, _ in data.train}
-    assert max(len(symbols_of(prompt)) for prompt in learned) == 10
+    training = {prompt for prompt, _ in data.train}
+    assert max(len(symbols_of(prompt)) for prompt in training) == 10
     for name, pairs in data.held_out.items():
-        assert not any(prompt in learned for prompt, answer in pairs if len(answer) > 10)
+        assert not any(prompt in training for prompt, answer in pairs if len(answer) > 10)
         if "double" in name:
             assert {len(symbols_of(prompt)) for prompt, _ in pairs} == {20}
 
@@ -71,26 +71,26 @@ def answering_task(task: str, kind: str) -> AnsweringTask:
 
 
 @pytest.mark.parametrize(("task", "kind"), TRAINED)
-def test_a_trained_model_answers_as_its_figures_say(task: str, kind: str) -> None:
+def test_a_trained_model_is_as_accurate_as_its_figures(task: str, kind: str) -> None:
     folder = MODELS / task / kind
-    module, made = load(folder, TransformerModel), answering_task(task, kind)
+    module, task_of_recipe = load(folder, TransformerModel), answering_task(task, kind)
     figures = json.loads((folder / "training.json").read_text())
-    assert module.config == made.module.config
+    assert module.config == task_of_recipe.module.config
     assert sum(p.numel() for p in module.parameters()) == figures["parameters"]
     assert Tokenizer.from_file(str(folder / "tokenizer.json")).get_vocab() == (
-        made.tokenizer.get_vocab()
+        task_of_recipe.tokenizer.get_vocab()
     )
-    for name, texts in made.held_out.items():
+    for name, texts in task_of_recipe.held_out.items():
         share = figures[f"held_out_{name}_accuracy"]
         assert right_share(module, texts) == pytest.approx(share, abs=0.15)
 
 
-def test_the_machine_copies_without_an_error_at_trained_lengths() -> None:
+def test_the_turing_machine_copies_without_error_at_trained_lengths() -> None:
     figures = json.loads((MODELS / "copying" / "ntm" / "training.json").read_text())
     assert figures["held_out_copy_trained_accuracy"] == 1
 
 
-def test_the_machine_reads_slot_after_slot_what_it_wrote_slot_after_slot() -> None:
+def test_the_turing_machine_reads_the_slots_in_the_order_of_writing() -> None:
     prompt = "copy c a f e b a d |"
     write, read = copying.pictures.addressing_panels(prompt)
     assert list(write.keys) == [*prompt.split(), *symbols_of(prompt)]
@@ -101,10 +101,10 @@ def test_the_machine_reads_slot_after_slot_what_it_wrote_slot_after_slot() -> No
     assert {(after - before) % slots for before, after in pairwise(answered)} in ({1}, {slots - 1})
 
 
-def test_the_network_with_attention_sees_the_symbols_one_after_the_other() -> None:
+def test_the_attentive_network_attends_to_the_symbols_in_order() -> None:
     prompt = "copy c a f e b d |"
     panel = copying.pictures.attention_panel(prompt)
     assert panel.shares.shape == (len(panel.queries), len(panel.keys))
-    seen = panel.shares[7:13].argmax(1).tolist()
-    assert seen == sorted(seen)
-    assert len(set(seen)) > 3
+    positions = panel.shares[7:13].argmax(1).tolist()
+    assert positions == sorted(positions)
+    assert len(set(positions)) > 3

@@ -1,4 +1,4 @@
-"""Classification of images: batches, and a training of seconds."""
+"""models/digits/image_classification.py: batches, and a training of seconds."""
 
 import json
 from pathlib import Path
@@ -27,9 +27,9 @@ def task_of(path: Path) -> ImageClassificationTask:
 
 def test_pixels_become_channels_from_minus_one_to_one() -> None:
     pixels = np.arange(2 * 4 * 5 * 3).reshape(2, 4, 5, 3).astype(np.uint8)
-    found = normalized(pixels)
-    assert found.shape == (2, 3, 4, 5)
-    assert float(found[1, 2, 3, 4]) == pytest.approx(pixels[1, 3, 4, 2] / 127.5 - 1)
+    result = normalized(pixels)
+    assert result.shape == (2, 3, 4, 5)
+    assert float(result[1, 2, 3, 4]) == pytest.approx(pixels[1, 3, 4, 2] / 127.5 - 1)
 
 
 def test_the_same_seed_gives_the_same_batches(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_the_same_seed_gives_the_same_batches(tmp_path: Path) -> None:
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
-def test_images_to_learn_from_are_augmented_and_others_are_not(tmp_path: Path) -> None:
+def test_only_training_images_are_augmented(tmp_path: Path) -> None:
     plain = task_of(write_recipe(tmp_path / "plain", IMAGE_CLASSIFICATION))
     augmented = task_of(
         write_recipe(tmp_path / "other", IMAGE_CLASSIFICATION, ':read"', ':read"\naugmented = true')
@@ -50,7 +50,7 @@ def test_images_to_learn_from_are_augmented_and_others_are_not(tmp_path: Path) -
     assert augmented.measure() == plain.measure()
 
 
-def test_a_training_of_images_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
+def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
     folder = train(write_recipe(tmp_path, IMAGE_CLASSIFICATION), tmp_path / "out")
 
     assert {path.name for path in folder.iterdir()} == {
@@ -78,16 +78,17 @@ def test_a_training_of_images_writes_a_checkpoint_that_learned(tmp_path: Path) -
         assert_same_logits(module(images), reference(images).logits)
 
 
-def test_another_number_of_labels_is_an_error_before_any_work(tmp_path: Path) -> None:
-    labels = 'num_channels = 3\nid2label = { 0 = "a", 1 = "b", 2 = "c" }'
-    recipe = write_recipe(tmp_path, IMAGE_CLASSIFICATION, "num_channels = 3", labels)
-    with pytest.raises(ConfigError, match="2 labels"):
-        train(recipe, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
-
-
-def test_images_of_another_size_are_an_error_before_any_work(tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, IMAGE_CLASSIFICATION, "num_channels = 3", "num_channels = 1")
-    with pytest.raises(RecipeError, match=r"\(8, 8, 3\)"):
+@pytest.mark.parametrize(
+    ("values", "error", "message"),
+    [
+        ('num_channels = 3\nid2label = { 0 = "a", 1 = "b", 2 = "c" }', ConfigError, "2 labels"),
+        ("num_channels = 1", RecipeError, r"\(8, 8, 3\)"),
+    ],
+)
+def test_data_that_does_not_fit_the_model_is_an_error_before_any_work(
+    tmp_path: Path, values: str, error: type[Exception], message: str
+) -> None:
+    recipe = write_recipe(tmp_path, IMAGE_CLASSIFICATION, "num_channels = 3", values)
+    with pytest.raises(error, match=message):
         train(recipe, tmp_path / "out")
     assert not (tmp_path / "out").exists()

@@ -1,4 +1,4 @@
-"""Masked language modelling: what is hidden, and a training of seconds."""
+"""models/snippets/masked_language_model.py: masking, batches, and a training of seconds."""
 
 import json
 import math
@@ -40,7 +40,7 @@ def seeded(seed: int = 0) -> torch.Generator:
     return torch.Generator().manual_seed(seed)
 
 
-# --- hiding -------------------------------------------------------------------------------------
+# --- masking ------------------------------------------------------------------------------------
 
 
 def texts(rows: int, length: int) -> torch.Tensor:
@@ -49,37 +49,37 @@ def texts(rows: int, length: int) -> torch.Tensor:
     return ids
 
 
-def test_the_part_that_is_hidden_is_masked_replaced_and_kept_in_its_shares() -> None:
+def test_hidden_tokens_are_masked_replaced_or_left_by_the_shares_of_bert() -> None:
     ids = texts(400, 100)
     hidden = hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded())
     assert hidden.positions.shape == hidden.targets.shape == (400, 15)
-    seen = hidden.ids.gather(1, hidden.positions)
-    masked, kept = seen == MASK_ID, seen == hidden.targets
+    inputs = hidden.ids.gather(1, hidden.positions)
+    masked, unchanged = inputs == MASK_ID, inputs == hidden.targets
     # 6000 tokens: three standard deviations are 1.6 and 1.2 percent.
     assert float(masked.float().mean()) == pytest.approx(0.8, abs=0.016)
-    assert float(kept.float().mean()) == pytest.approx(0.1, abs=0.012)
-    others = seen[~masked & ~kept]
+    assert float(unchanged.float().mean()) == pytest.approx(0.1, abs=0.012)
+    others = inputs[~masked & ~unchanged]
     assert others.min() >= len(SPECIAL)
     assert others.float().mean() == pytest.approx(VOCABULARY / 2, rel=0.15)
 
 
-def test_no_place_is_hidden_twice_and_all_are_hidden_as_often() -> None:
+def test_positions_are_distinct_and_uniform() -> None:
     positions = hide(texts(3000, 20), part=0.2, vocab_size=9, generator=seeded()).positions
     assert all(len(set(row)) == 4 for row in positions.tolist())
     counts = positions.flatten().bincount(minlength=20)
-    # The first, the middle and the last are special.
+    # The first, middle and last tokens are special.
     assert counts[[0, 10, 19]].tolist() == [0, 0, 0]
     assert counts[counts > 0] / 3000 == pytest.approx(4 / 17, abs=0.03)
 
 
-def test_what_is_not_hidden_stays_and_targets_are_what_was_there() -> None:
+def test_other_tokens_stay_and_targets_are_the_hidden_tokens() -> None:
     ids = texts(50, 40)
     hidden = hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded())
     torch.testing.assert_close(hidden.ids.scatter(1, hidden.positions, hidden.targets), ids)
     assert not torch.equal(hidden.ids, ids)
 
 
-def test_the_same_seed_hides_the_same() -> None:
+def test_masking_is_reproducible() -> None:
     ids = texts(5, 40)
     one, same, other = (
         hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded(seed)) for seed in (1, 1, 2)
@@ -88,10 +88,10 @@ def test_the_same_seed_hides_the_same() -> None:
     assert not torch.equal(one.positions, other.positions)
 
 
-def test_windows_are_the_text_between_special_tokens() -> None:
+def test_windows_have_special_tokens_at_both_ends() -> None:
     tokens = torch.arange(100, 200, dtype=torch.int32)
-    found = windows(tokens, torch.tensor([0, 92]), 10)
-    assert found.tolist() == [
+    result = windows(tokens, torch.tensor([0, 92]), 10)
+    assert result.tolist() == [
         [START_ID, *range(100, 108), END_ID],
         [START_ID, *range(192, 200), END_ID],
     ]
@@ -103,19 +103,19 @@ def test_windows_grow_by_doubling() -> None:
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(50, 160), (4, 64), (320, 160), (41, 160)])
-def test_windows_that_do_not_grow_to_the_longest_are_an_error(shortest: int, longest: int) -> None:
+def test_windows_that_do_not_double_are_an_error(shortest: int, longest: int) -> None:
     with pytest.raises(RecipeError, match=f"must be {longest} halved .* {shortest}"):
         growing(shortest, longest)
 
 
-def test_batches_of_growing_windows_have_as_many_tokens(tmp_path: Path) -> None:
+def test_batches_of_growing_windows_have_the_same_number_of_tokens(tmp_path: Path) -> None:
     batches = task_of(write_recipe(tmp_path, MASKED, 'Task"', 'Task"\nshortest = 12')).batches()
     shapes = [tuple(next(batches)[0].shape) for _ in range(170)]
     expected = [(64, 12)] * 50 + [(32, 24)] * 50 + [(16, 48)] * 70
     assert shapes == expected
 
 
-def test_the_tokenizer_puts_special_tokens_around_a_text_and_gives_it_back() -> None:
+def test_the_tokenizer_adds_special_tokens_and_restores_the_text() -> None:
     tokenizer = bert_tokenizer(TokenizerRecipe(vocab_size=300), [TEXT * 4])
     encoding = tokenizer.encode(TEXT)
     assert (encoding.ids[0], encoding.ids[-1]) == (START_ID, END_ID)
@@ -127,7 +127,7 @@ def test_the_tokenizer_puts_special_tokens_around_a_text_and_gives_it_back() -> 
 # --- training -----------------------------------------------------------------------------------
 
 
-def test_a_masked_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
+def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
     folder = train(write_recipe(tmp_path, MASKED), tmp_path / "out")
 
     assert {path.name for path in folder.iterdir()} == {
@@ -142,7 +142,7 @@ def test_a_masked_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> N
     figures = json.loads((folder / "training.json").read_text())
     assert figures["tokens_seen"] == 150 * 16 * 48
     assert figures["held_out_masked_accuracy"] > figures["most_frequent_token_accuracy"] > 0
-    # Without any learning, each of 400 tokens is as likely.
+    # An untrained model assigns the same probability to each of 400 tokens.
     assert figures["held_out_masked_loss"] < 0.65 * math.log(400)
 
     module = load(folder, EncoderModel)
@@ -181,7 +181,7 @@ def test_the_loss_is_the_cross_entropy_of_the_hidden_tokens(tmp_path: Path) -> N
         ('"bert"', '"llama"', ConfigError, "expected|missing|unknown|must"),
     ],
 )
-def test_a_masked_recipe_that_cannot_be_followed_is_an_error_before_any_work(
+def test_an_invalid_recipe_is_an_error_before_any_work(
     tmp_path: Path, old: str, new: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

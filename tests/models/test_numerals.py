@@ -1,4 +1,4 @@
-"""Numbers, dates, times and prices in two languages, and what is held out of them."""
+"""models/numerals: numbers, dates, times and prices in two languages, and the hold-out."""
 
 import random
 import re
@@ -97,7 +97,7 @@ def test_only_the_first_has_a_feminine() -> None:
         (2_000, "deux mille"),
     ],
 )
-def test_a_number_that_names_one_thing_takes_no_s(number: int, expected: str) -> None:
+def test_a_number_used_as_an_ordinal_takes_no_s(number: int, expected: str) -> None:
     assert french.numbered(number) == expected
 
 
@@ -225,7 +225,7 @@ def test_dates_in_english() -> None:
 
 
 class Fixed(random.Random):
-    """Takes what it is told to, then the first of all choices."""
+    """Returns numbers of a list, then the smallest; and the first choice that `choose` accepts."""
 
     def __init__(self, *numbers: int, choose: Callable[[str], bool] = lambda _: False) -> None:
         super().__init__(0)
@@ -277,9 +277,9 @@ def said(name: str, *numbers: int, of: str = "'I'") -> tuple[str, str]:
 def test_sentences(
     name: str, numbers: tuple[int, ...], of: str, source: str | None, target: str | None
 ) -> None:
-    made = said(name, *numbers, of=of)
-    assert source is None or made[0] == source
-    assert target is None or made[1] == target
+    pair = said(name, *numbers, of=of)
+    assert source is None or pair[0] == source
+    assert target is None or pair[1] == target
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ def test_a_participle_agrees(of: str, english_verb: str, french_verb: str) -> No
     assert f" {french_verb} en mille neuf cent quatre-vingt-dix-neuf" in target
 
 
-def test_french_does_not_say_what_english_leaves_open() -> None:
+def test_french_needs_no_gender_that_english_leaves_open() -> None:
     rng = random.Random(0)
     sources = [make("born", Draw(rng=rng)).pair[0] for _ in range(200)]
     assert not any(re.match(r"(I|You|We) ", source) for source in sources)
@@ -323,7 +323,7 @@ def test_both_languages_have_the_same_slots_in_the_same_order() -> None:
         assert names[0] == names[1]
 
 
-# --- what is held out ----------------------------------------------------------------------------
+# --- hold-out ------------------------------------------------------------------------------------
 
 
 @cache
@@ -331,7 +331,7 @@ def corpus() -> Pairs:
     return read(pairs=4000, held_out=500, seed=3)
 
 
-def test_the_corpus_follows_from_its_recipe() -> None:
+def test_the_corpus_is_reproducible() -> None:
     again = read(pairs=4000, held_out=500, seed=3)
     assert (again.train, again.held_out) == (corpus().train, corpus().held_out)
     assert [len(part) for part in (corpus().train, corpus().held_out["numbers"])] == [4000, 500]
@@ -341,29 +341,29 @@ def test_the_corpus_follows_from_its_recipe() -> None:
     assert read(pairs=100, held_out=50, seed=4).train != fewer.train
 
 
-def test_no_sentence_is_learned_and_measured() -> None:
+def test_no_training_sentence_is_held_out() -> None:
     sources = {source for source, _ in corpus().train}
     for held_out in corpus().held_out.values():
         assert not sources & {source for source, _ in held_out}
 
 
-def test_a_tenth_of_the_numbers_is_held_out_but_none_that_is_a_word() -> None:
+def test_a_tenth_of_the_numbers_above_20_is_held_out() -> None:
     assert not any(map(is_held_out, range(21)))
     assert 0.05 < sum(map(is_held_out, range(21, 100))) / 79 < 0.25
     assert 0.09 < sum(map(is_held_out, range(100, 10_100))) / 10_000 < 0.11
 
 
 def test_training_never_sees_a_held_out_number() -> None:
-    """Checked on the text: a number that stands in digits is none of those held out."""
+    """Reads the numbers from the digits of the text."""
     for source, _ in corpus().train:
-        # Only what stands alone: 0:07 and £12.50 are two numbers, 12,345 is one.
+        # Only numbers with nothing around them: 0:07 and £12.50 are two, 12,345 is one.
         for text in re.findall(r"(?<![\d:.,])\d+(?:,\d{3})?(?![\d:.,]*\d)", source):
             assert not is_held_out(int(text.replace(",", ""))), source
 
 
-def test_every_sentence_of_held_out_numbers_has_one() -> None:
-    made = sentences("x", templates()[0], lambda _: True, held_out=True)
-    taken = [next(made) for _ in range(500)]
+def test_sentences_of_held_out_numbers_contain_one() -> None:
+    generated = sentences("x", templates()[0], lambda _: True, held_out=True)
+    taken = [next(generated) for _ in range(500)]
     share = sum(any(map(is_held_out, sentence.numbers)) for sentence in taken) / len(taken)
     assert share > 0.8  # some templates have no number above 20
     for source, target in corpus().held_out["numbers"]:
@@ -371,20 +371,20 @@ def test_every_sentence_of_held_out_numbers_has_one() -> None:
 
 
 def test_held_out_templates_are_whole_templates() -> None:
-    seen, unseen = templates()
-    assert set(unseen) == HELD_OUT
-    assert not set(seen) & HELD_OUT
-    made = sentences("x", unseen, lambda _: True)
-    assert {next(made).template for _ in range(2000)} == HELD_OUT
+    trained, held_out = templates()
+    assert set(held_out) == HELD_OUT
+    assert not set(trained) & HELD_OUT
+    generated = sentences("x", held_out, lambda _: True)
+    assert {next(generated).template for _ in range(2000)} == HELD_OUT
 
 
-def test_held_out_templates_need_no_word_that_training_lacks() -> None:
+def test_training_has_every_word_of_held_out_templates() -> None:
     data = read(pairs=20_000, held_out=500)
     for side in (0, 1):
         known = {word for pair in data.train for word in re.findall(r"[^\W\d]+", pair[side])}
-        asked = {
+        needed = {
             word
             for pair in data.held_out["templates"]
             for word in re.findall(r"[^\W\d]+", pair[side])
         }
-        assert asked <= known
+        assert needed <= known

@@ -1,4 +1,4 @@
-"""models/numerals: how translations are measured, its recipe, and the trained model."""
+"""models/numerals: BLEU, the baselines, the recipe, and the trained model."""
 
 import json
 from pathlib import Path
@@ -35,7 +35,7 @@ def test_bleu_of_the_references_is_100() -> None:
     assert bleu([texts[0], texts[0]], texts) < 60
 
 
-def test_the_nearest_translation_is_that_of_the_most_similar_source() -> None:
+def test_nearest_translation_is_that_of_the_most_similar_source() -> None:
     known = [("I have 12 apples.", "a"), ("Paul lives in Rome.", "b"), ("It is ten past two.", "c")]
     asked = ["I have 13 apples.", "It is ten past four.", "Anna lives in Rome."]
     assert nearest_translations(known, asked, at_once=2) == ["a", "c", "b"]
@@ -65,7 +65,7 @@ def test_the_recipe_trains_a_tiny_model(tmp_path: Path) -> None:
     assert "nearest_templates_bleu" in figures
 
 
-def test_the_published_checkpoint_translates_numbers_that_it_never_saw() -> None:
+def test_the_trained_model_translates_held_out_numbers() -> None:
     module = load(MODEL, EncoderDecoderModel)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     held_out = read(pairs=1, held_out=40).held_out["numbers"]

@@ -1,4 +1,4 @@
-"""The text of models/pythonic: the standard library's source."""
+"""models/pythonic: the text it is trained on, the standard library's source."""
 
 import sysconfig
 from pathlib import Path
@@ -29,19 +29,19 @@ def stdlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return root
 
 
-def test_the_texts_are_the_files_that_the_recipe_names(stdlib: Path) -> None:
+def test_texts_are_the_files_that_the_options_select(stdlib: Path) -> None:
     texts = read(held_out=("held",), exclude=("vendored/*",))
     read_files = [(stdlib / name).read_text() for name in ("a.py", "package/b.py", "held/c.py")]
     assert texts.train == read_files[:2]
     assert texts.held_out == read_files[2:]
 
 
-def test_a_folder_that_only_begins_with_the_name_is_not_held_out(stdlib: Path) -> None:
+def test_a_folder_whose_name_only_begins_with_a_held_out_name_is_not(stdlib: Path) -> None:
     (stdlib / "heldover").mkdir()
     (stdlib / "heldover/f.py").write_text("x = 1\n")
     assert "x = 1\n" in read(held_out=("held",)).train
 
 
-def test_xz_needs_less_for_all_files_than_for_each() -> None:
+def test_xz_compresses_all_files_together_better_than_each() -> None:
     single, together = xz_bits_per_byte([LINE * 10, LINE * 12]).values()
     assert 0 < together < single

@@ -54,42 +54,42 @@ def options_of(recipe: str) -> dict[str, Any]:
 
 @pytest.mark.usefixtures("stdlib")
 def test_no_file_is_on_both_sides_of_the_split() -> None:
-    found = read_snippets(exclude=EXCLUDE)
-    learned, measured = ({s.file for s in side} for side in (found.train, found.held_out))
+    result = read_snippets(exclude=EXCLUDE)
+    learned, measured = ({s.file for s in side} for side in (result.train, result.held_out))
     assert not learned & measured
-    assert {s.label for s in found.train} == set(range(20)) == {s.label for s in found.held_out}
+    assert {s.label for s in result.train} == set(range(20)) == {s.label for s in result.held_out}
     files = defaultdict(set)
-    for snippet in found.held_out:
+    for snippet in result.held_out:
         files[PACKAGES[snippet.label]].add(snippet.file)
-    # One of four files of the same size, two of which would be more than a quarter.
+    # One of four files of equal size: two would exceed a quarter.
     assert all(len(names) == 1 for names in files.values())
 
 
 def test_no_file_of_this_standard_library_is_on_both_sides() -> None:
-    found = read_snippets(**options_of("recipe.toml"))
-    assert not {s.file for s in found.train} & {s.file for s in found.held_out}
-    counts = Counter(s.label for s in found.held_out)
+    result = read_snippets(**options_of("recipe.toml"))
+    assert not {s.file for s in result.train} & {s.file for s in result.held_out}
+    counts = Counter(s.label for s in result.held_out)
     assert set(counts) == set(range(20))
     assert max(counts.values()) <= MOST_HELD_OUT
-    # No text of a held-out file is pre-trained on.
-    assert not set(found.texts) & {text for text in found.held_out_texts if len(text) > 200}
+    # Pre-training uses no text of a held-out file.
+    assert not set(result.texts) & {text for text in result.held_out_texts if len(text) > 200}
 
 
 @pytest.mark.usefixtures("stdlib")
-def test_the_split_of_files_is_that_of_the_seed() -> None:
+def test_the_split_depends_on_the_seed_only() -> None:
     one, same, other = (read_snippets(seed=seed) for seed in (1, 1, 2))
     assert one == same
     assert {s.file for s in one.held_out} != {s.file for s in other.held_out}
 
 
 @pytest.mark.usefixtures("stdlib")
-def test_texts_to_learn_from_are_all_files_but_the_held_out_ones() -> None:
-    found = read_snippets(exclude=EXCLUDE)
-    assert "value = 1\nother = 2\n" * 40 in found.texts
-    # 80 files of packages and three that are tests; one of each package is held out.
-    assert len(found.texts) + len(found.held_out_texts) == 80 + 4
-    assert len(found.held_out_texts) == len({s.file for s in found.held_out})
-    assert not any("import asyncio\n" * 5 in text for text in found.texts)
+def test_training_texts_are_all_files_that_are_not_held_out() -> None:
+    result = read_snippets(exclude=EXCLUDE)
+    assert "value = 1\nother = 2\n" * 40 in result.texts
+    # 80 files of packages, and tests; one file of each package is held out.
+    assert len(result.texts) + len(result.held_out_texts) == 80 + 4
+    assert len(result.held_out_texts) == len({s.file for s in result.held_out})
+    assert not any("import asyncio\n" * 5 in text for text in result.texts)
 
 
 def test_the_three_recipes_share_their_files() -> None:
@@ -197,17 +197,17 @@ def test_held_out_snippets_are_thinned_evenly(
 
 
 @pytest.mark.usefixtures("stdlib")
-def test_the_data_of_both_tasks_is_that_of_the_split() -> None:
-    found = read_snippets(exclude=EXCLUDE)
+def test_both_tasks_have_the_data_of_the_split() -> None:
+    result = read_snippets(exclude=EXCLUDE)
     labelled, texts = read_labelled(exclude=EXCLUDE), read_texts(exclude=EXCLUDE)
     assert labelled.labels == PACKAGES
-    assert labelled.train == [(snippet.text, snippet.label) for snippet in found.train]
-    assert labelled.held_out == [(snippet.text, snippet.label) for snippet in found.held_out]
-    assert labelled.unlabelled == texts.train == found.texts
-    assert texts.held_out == found.held_out_texts
+    assert labelled.train == [(snippet.text, snippet.label) for snippet in result.train]
+    assert labelled.held_out == [(snippet.text, snippet.label) for snippet in result.held_out]
+    assert labelled.unlabelled == texts.train == result.texts
+    assert texts.held_out == result.held_out_texts
     figures = labelled.figures()
     assert figures["held_out_files"] == 20
-    # A guess is right one time in twenty.
+    # A random guess is right one time in twenty.
     assert isinstance(accuracy := figures["tfidf_held_out_accuracy"], float)
     assert accuracy > 0.3
 
@@ -228,14 +228,14 @@ def test_the_baseline_tells_texts_apart_by_their_words() -> None:
 
 
 @pytest.mark.slow  # of its bundle: tests/end_to_end/test_trained_models.py
-def test_the_trained_model_names_packages_as_its_card_says() -> None:
+def test_the_trained_model_is_as_accurate_as_its_card_says() -> None:
     figures = json.loads((MODEL / "training.json").read_text())
     card = (MODEL / "README.md").read_text()
     assert f"{figures['held_out_accuracy']:.3f}" in card
     assert f"{figures['tfidf_held_out_accuracy']:.3f}" in card
     held_out = read_data(read_recipe(MODEL / "recipe.toml"), MODEL, LabelledTexts).held_out
     if sys.version_info[:2] != (3, 11):
-        pytest.skip("another standard library: some of these files were learned from")
+        pytest.skip("another Python: the model was trained on some of these files")
     part = held_out[::5]
     module = load(MODEL, EncoderModel)
     assert isinstance(module.config.head, ClassifierHead)
@@ -250,6 +250,6 @@ def test_the_trained_model_names_packages_as_its_card_says() -> None:
     assert accuracy == pytest.approx(figures["held_out_accuracy"], abs=3 * deviation)
 
 
-def test_the_trained_model_is_the_same_in_transformers() -> None:
+def test_the_trained_model_equals_transformers() -> None:
     texts = ["import os\nprint(os.getcwd())\n", "loop = get_event_loop()\nawait future\n" * 4]
     assert_like_transformers(MODEL, texts, window=160)

@@ -1,3 +1,5 @@
+"""`Encoder`: results against the reference, prompts, batches and rejections."""
+
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -57,64 +59,58 @@ def assert_close(got: Any, expected: Any) -> None:
     np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
 
 
-def test_embeddings_are_those_of_the_reference_in_the_order_of_the_inputs(
+def test_embeddings_equal_the_reference_in_the_order_of_the_inputs(
     tiny: dict[str, TinyEncoder],
 ) -> None:
-    vectors = load(tiny["embedding"].path).embed(TEXTS)
-
+    encoder = load(tiny["embedding"].path)
+    vectors = encoder.embed(TEXTS)
     assert vectors.dtype == np.float32
     assert vectors.shape == (5, WIDTH)
     assert_close(vectors, [tiny["embedding"].reference(ids_of(text)) for text in TEXTS])
+    assert encoder.embed([]).shape == (0, WIDTH)
 
 
-def test_classes_are_those_of_the_reference(tiny: dict[str, TinyEncoder]) -> None:
-    for text, found in zip(TEXTS, load(tiny["labels"].path).classify(TEXTS), strict=True):
-        assert found.score == found.probability
-        logits = tiny["labels"].reference(ids_of(text))
-        shares = np.exp(logits) / np.exp(logits).sum()
-        assert found.label == LABELS[int(logits.argmax())]
-        assert_close(found.probability, shares.max())
-        assert_close([found.probabilities[label] for label in LABELS], shares)
-        assert list(found.probabilities.values()) == sorted(found.probabilities.values())[::-1]
-        assert next(iter(found.probabilities)) == found.label
-
-
-def test_each_tag_has_a_probability_of_its_own(tiny: dict[str, TinyEncoder]) -> None:
-    for text, found in zip(TEXTS, load(tiny["tags"].path).classify(TEXTS), strict=True):
-        logits = tiny["tags"].reference(ids_of(text))
-        assert_close([found.probabilities[label] for label in LABELS], 1 / (1 + np.exp(-logits)))
-        assert found.label == LABELS[int(logits.argmax())]
-
-
-def test_scores_are_what_the_graph_returns_and_no_probabilities(
-    tiny: dict[str, TinyEncoder],
+@pytest.mark.parametrize(
+    ("kind", "function"),
+    [
+        ("labels", lambda logits: np.exp(logits) / np.exp(logits).sum()),
+        ("tags", lambda logits: 1 / (1 + np.exp(-logits))),
+        ("scores", lambda logits: logits),
+    ],
+)
+def test_scores_equal_the_reference(
+    tiny: dict[str, TinyEncoder], kind: str, function: Callable[[Any], Any]
 ) -> None:
-    for text, found in zip(TEXTS, load(tiny["scores"].path).classify(TEXTS), strict=True):
-        expected = tiny["scores"].reference(ids_of(text))
-        assert_close([found.scores[label] for label in LABELS], expected)
-        assert_close(found.score, expected.max())
-        with pytest.raises(BundleKindError, match="not probabilities"):
-            _ = found.probability
+    encoder = load(tiny[kind].path)
+    for text, result in zip(TEXTS, encoder.classify(TEXTS), strict=True):
+        logits = tiny[kind].reference(ids_of(text))
+        assert_close([result.scores[label] for label in LABELS], function(logits))
+        assert list(result.scores.values()) == sorted(result.scores.values(), reverse=True)
+        assert result.label == next(iter(result.scores)) == LABELS[int(logits.argmax())]
+        assert_close(result.score, function(logits).max())
+        if kind == "scores":
+            with pytest.raises(BundleKindError, match="not probabilities"):
+                _ = result.probability
+        else:
+            assert (result.probabilities, result.probability) == (result.scores, result.score)
+    assert encoder.classify([]) == []
 
 
 @pytest.mark.parametrize(("kind", "width"), [("states", WIDTH), ("logits", VOCABULARY)])
-def test_results_for_tokens_are_without_padding(
+def test_results_for_tokens_have_no_padding(
     tiny: dict[str, TinyEncoder], kind: str, width: int
 ) -> None:
     loaded = load(tiny[kind].path)
     compute: Callable[[list[str]], list[Any]] = getattr(loaded, kind)
-
     for text, rows in zip(TEXTS, compute(TEXTS), strict=True):
         assert rows.shape == (len(ids_of(text)), width)
         assert_close(rows, tiny[kind].reference(ids_of(text)))
 
 
-def test_ids_are_taken_as_they_are_and_mix_with_texts(tiny: dict[str, TinyEncoder]) -> None:
+def test_ids_are_not_changed_and_mix_with_texts(tiny: dict[str, TinyEncoder]) -> None:
     loaded = load(tiny["embedding"].path)
-
     mixed: list[Any] = [[4, 5], "a b", np.array([2, 4, 5, 3])]
     vectors = loaded.embed(mixed)
-
     assert_close(vectors[0], tiny["embedding"].reference([4, 5]))
     assert_close(vectors[1], vectors[2])
     assert np.abs(vectors[0] - vectors[1]).max() > 1e-2
@@ -123,13 +119,7 @@ def test_ids_are_taken_as_they_are_and_mix_with_texts(tiny: dict[str, TinyEncode
 @pytest.mark.parametrize("one", ["a b", [2, 4, 5, 3], np.array([2, 4, 5, 3])])
 def test_one_input_gives_one_result(tiny: dict[str, TinyEncoder], one: Any) -> None:
     expected = tiny["embedding"].reference(ids_of("a b"))
-
     assert_close(load(tiny["embedding"].path).embed(one), [expected])
-
-
-def test_no_inputs_give_no_results(tiny: dict[str, TinyEncoder]) -> None:
-    assert load(tiny["embedding"].path).embed([]).shape == (0, WIDTH)
-    assert load(tiny["labels"].path).classify([]) == []
 
 
 # --- prompts ----------------------------------------------------------------------------------
@@ -158,29 +148,22 @@ def test_a_prompt_of_the_model_goes_before_each_text(
     default: str | None, prompt: str | None, before: str, tmp_path: Path
 ) -> None:
     encoder = prompted(tmp_path, default)
-
     vectors = encoder.embed(["d e", "f"], prompt=prompt)
-
     assert_close(vectors, encoder.embed([f"{before}d e", f"{before}f"], prompt=""))
     assert_close(encoder.embed("f", prompt=prompt), vectors[1:])
 
 
 def test_a_default_prompt_leaves_ids_as_they_are(tmp_path: Path) -> None:
     encoder = prompted(tmp_path, "query")
-
     assert_close(encoder.embed([ids_of("d e")]), encoder.embed("d e", prompt=""))
 
 
-def test_a_prompt_that_the_model_has_not_is_an_error(tmp_path: Path) -> None:
+def test_a_missing_prompt_is_an_error(tmp_path: Path, tiny: dict[str, TinyEncoder]) -> None:
     encoder = prompted(tmp_path, None)
-
     with pytest.raises(InputError, match="'document', 'other', 'query'"):
         encoder.embed("a", prompt="passage")
     with pytest.raises(InputError, match="token ids"):
         encoder.embed([[4, 5]], prompt="query")
-
-
-def test_a_prompt_of_a_model_without_any_is_an_error(tiny: dict[str, TinyEncoder]) -> None:
     with pytest.raises(InputError, match="no prompt 'query'"):
         load(tiny["embedding"].path).embed("a", prompt="query")
 
@@ -190,21 +173,17 @@ def test_a_prompt_of_a_model_without_any_is_an_error(tiny: dict[str, TinyEncoder
 
 @given(st.lists(st.integers(1, 600), max_size=200))
 def test_batches_hold_every_index_once_and_keep_to_their_bounds(lengths: list[int]) -> None:
-    found = list(batches(lengths))
-
-    assert sorted(index for batch in found for index in batch) == list(range(len(lengths)))
-    for batch in found:
+    results = list(batches(lengths))
+    assert sorted(index for batch in results for index in batch) == list(range(len(lengths)))
+    for batch in results:
         sizes = [lengths[index] for index in batch]
         assert len(batch) <= encoders.MAX_BATCH_ROWS
         assert len(batch) * max(sizes) <= encoders.MAX_BATCH_TOKENS
         assert min(sizes) >= encoders.MIN_BATCH_SHARE * max(sizes)
 
 
-def test_texts_of_one_length_fill_whole_batches() -> None:
+def test_batches_are_filled_and_a_longer_text_is_a_batch_alone() -> None:
     assert [len(batch) for batch in batches([64] * 70)] == [32, 32, 6]
-
-
-def test_a_text_longer_than_a_batch_is_a_batch_of_its_own() -> None:
     assert list(batches([3, 100_000, 3])) == [[1], [0, 2]]
 
 
@@ -221,17 +200,15 @@ def test_texts_of_one_length_are_computed_in_one_call(
 
     monkeypatch.setattr(loaded._engine, "encode", counted)
     loaded.embed(["a b"] * 20 + ["a b c d e f g h"] * 3)
-
     assert calls == [3, 20]
 
 
-# --- what is refused --------------------------------------------------------------------------
+# --- rejections ------------------------------------------------------------------------------
 
 
-def test_text_over_the_limit_is_refused_with_both_figures(tiny: dict[str, TinyEncoder]) -> None:
+def test_text_over_the_limit_is_rejected_with_both_figures(tiny: dict[str, TinyEncoder]) -> None:
     loaded = load(tiny["embedding"].path)
     loaded.embed(" ".join("a" * (MAX_TOKENS - 2)))
-
     with pytest.raises(ContextLengthError, match="25 tokens"):
         loaded.embed(" ".join("a" * (MAX_TOKENS - 1)))
     with pytest.raises(ContextLengthError, match=r"^input 1: .*25 tokens"):
@@ -244,20 +221,14 @@ def test_truncated_text_keeps_its_start_and_the_special_tokens(
     loaded = load(tiny["embedding"].path)
     words = " ".join("abcdefghijkl" * 3)
     expected = tiny["embedding"].reference(ids_of(" ".join(words.split()[: MAX_TOKENS - 2])))
-
     assert_close(loaded.embed(words, truncate=True)[0], expected)
     cut = loaded.embed([ids_of(words)], truncate=True)[0]
     assert_close(cut, tiny["embedding"].reference(ids_of(words)[:MAX_TOKENS]))
-
-
-def test_truncating_what_fits_changes_nothing(tiny: dict[str, TinyEncoder]) -> None:
-    loaded = load(tiny["embedding"].path)
-
     assert_close(loaded.embed("a b c", truncate=True), loaded.embed("a b c"))
 
 
 @pytest.mark.parametrize("empty", ["", "   ", "\n"])
-def test_empty_text_is_refused(tiny: dict[str, TinyEncoder], empty: str) -> None:
+def test_empty_text_is_rejected(tiny: dict[str, TinyEncoder], empty: str) -> None:
     with pytest.raises(InputError, match="no tokens"):
         load(tiny["labels"].path).classify(empty)
     with pytest.raises(InputError, match=r"^input 1: .*no tokens"):
@@ -265,7 +236,7 @@ def test_empty_text_is_refused(tiny: dict[str, TinyEncoder], empty: str) -> None
 
 
 @pytest.mark.parametrize("wrong", [[[]], [[VOCABULARY]], [[-1]], [[1.5]], [None], 5, [{"a": 1}]])
-def test_what_is_neither_text_nor_ids_is_refused(tiny: dict[str, TinyEncoder], wrong: Any) -> None:
+def test_what_is_neither_text_nor_ids_is_rejected(tiny: dict[str, TinyEncoder], wrong: Any) -> None:
     with pytest.raises(InputError):
         load(tiny["labels"].path).classify(wrong)
 
@@ -282,70 +253,62 @@ def test_what_is_neither_text_nor_ids_is_refused(tiny: dict[str, TinyEncoder], w
         ("logits", "embed", "Encoder).logits"),
     ],
 )
-def test_output_of_another_kind_is_refused_with_what_fits(
+def test_output_of_another_kind_is_rejected_with_what_fits(
     tiny: dict[str, TinyEncoder], kind: str, method: str, named: str
 ) -> None:
     with pytest.raises(BundleKindError) as caught:
         getattr(load(tiny[kind].path), method)("a")
-
     assert named in str(caught.value)
     assert str(caught.value).startswith(f"{method}: expected an encoder ")
 
 
-def test_decoder_is_refused(tmp_path: Path) -> None:
+def test_decoder_is_rejected(tmp_path: Path) -> None:
     tiny_bundle.write(tmp_path / "decoder")
     engine: Any = None
-
     with pytest.raises(BundleKindError, match=r"got a decoder.*`ortolan run`"):
         Encoder(open_bundle(tmp_path / "decoder"), engine)
 
 
-def test_text_without_a_tokenizer_is_refused_and_ids_are_not(tmp_path: Path) -> None:
+def test_text_without_a_tokenizer_is_rejected_and_ids_are_not(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "ids", tokenizer=False).path
-
     with pytest.raises(TokenizerError, match="no tokenizer"):
         load(path).classify("a")
     assert load(path).classify([2, 4, 3])[0].label in LABELS
 
 
-def test_numbers_that_are_none_are_refused_with_the_input(tmp_path: Path) -> None:
+def test_output_that_is_not_finite_names_the_input(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "poisoned", poisoned=9).path
-
     with pytest.raises(NumericError, match="input 2"):
         load(path).classify([[4], [5, 6], [9]])
 
 
-def test_repeated_labels_are_told_apart_by_their_number(tmp_path: Path) -> None:
+def test_repeated_labels_get_a_number(tmp_path: Path) -> None:
     path = tiny_encoder.write_bundle(tmp_path / "twice", labels=("crane", "no", "crane")).path
-
-    found = load(path).classify("a")[0]
-
-    assert set(found.probabilities) == {"crane (0)", "no", "crane (2)"}
-    assert_close(sum(found.probabilities.values()), 1)
+    results = load(path).classify("a")[0]
+    assert set(results.probabilities) == {"crane (0)", "no", "crane (2)"}
+    assert_close(sum(results.probabilities.values()), 1)
 
 
 @pytest.mark.parametrize("kind", ["labels", "embedding", "states"])
-def test_output_of_another_size_than_the_manifest_says_is_refused(
+def test_output_of_another_size_than_the_manifest_says_is_rejected(
     tmp_path: Path, kind: OutputKind
 ) -> None:
     labels = ("a", "b", "c", "d")
     path = tiny_encoder.write_bundle(tmp_path / "wide", kind=kind, size=4, labels=labels).path
-
     with pytest.raises(GraphError, match="an array"):
         getattr(load(path), {"labels": "classify", "embedding": "embed"}.get(kind, kind))("a")
 
 
-def test_images_of_another_size_than_the_graph_takes_are_refused(tmp_path: Path) -> None:
+def test_images_of_another_size_than_the_graph_takes_are_rejected(tmp_path: Path) -> None:
     large = msgspec.structs.replace(tiny_encoder.IMAGE, width=7)
     path = tiny_encoder.write_bundle(
         tmp_path / "large", image=tiny_encoder.IMAGE, source=large
     ).path
-
     with pytest.raises(GraphError, match=r"encoder\.onnx: expected the input 'pixels'"):
         open_bundle(path)
 
 
-def test_forked_process_is_refused(tiny: dict[str, TinyEncoder]) -> None:
+def test_forked_process_is_rejected(tiny: dict[str, TinyEncoder]) -> None:
     loaded = load(tiny["labels"].path)
     child = os.fork()
     if child == 0:
@@ -365,10 +328,8 @@ def test_images_are_preprocessed_and_classified(tmp_path: Path) -> None:
     shape = (tiny_encoder.HEIGHT, tiny_encoder.WIDTH_PIXELS, 3)
     random = np.random.default_rng(1)
     images = [random.integers(0, 256, shape, np.uint8) for _ in range(40)]
-
-    found = load(tiny.path).classify(images)
-
-    for image, one in zip(images, found, strict=True):
+    results = load(tiny.path).classify(images)
+    for image, one in zip(images, results, strict=True):
         pixels = (image / 255 - tiny_encoder.IMAGE.mean) / tiny_encoder.IMAGE.std
         logits = tiny.image_reference(np.asarray(pixels.transpose(2, 0, 1), np.float32))
         assert one.label == LABELS[int(logits.argmax())]
@@ -376,10 +337,9 @@ def test_images_are_preprocessed_and_classified(tmp_path: Path) -> None:
         assert_close([one.probabilities[label] for label in LABELS], shares / shares.sum())
 
 
-def test_image_that_is_none_is_refused_with_its_number(tmp_path: Path) -> None:
+def test_an_invalid_image_is_rejected_with_its_number(tmp_path: Path) -> None:
     tiny = tiny_encoder.write_bundle(tmp_path / "images", image=tiny_encoder.IMAGE)
     image = np.zeros((4, 6, 3), np.uint8)
-
     mixed: list[Any] = [image, b"nothing"]
     with pytest.raises(InputError, match=r"^input 1: image "):
         load(tiny.path).classify(mixed)

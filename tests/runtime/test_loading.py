@@ -1,4 +1,4 @@
-"""What `load` makes of its options: weights that are copied."""
+"""`load`: copied weights."""
 
 import os
 import shutil
@@ -58,7 +58,7 @@ def test_copied_weights_of_a_decoder_outlive_their_folder(
     assert tokens(model) == tokens(mapped)
 
 
-def test_a_packed_folder_may_go_as_well(bundles: dict[str, Path], tmp_path: Path) -> None:
+def test_copied_weights_outlive_a_packed_folder(bundles: dict[str, Path], tmp_path: Path) -> None:
     folder = shutil.copytree(bundles["int4"], tmp_path / "bundle")
     expected = load(folder, threads=1).logits(PROMPT)
     pack(open_bundle(folder))
@@ -89,7 +89,7 @@ def test_copied_weights_of_a_translator_outlive_their_folder(
     assert model.generate("abc", max_new_tokens=8).tokens == expected
 
 
-def test_the_hash_is_compared_of_the_bytes_that_are_used(
+def test_copying_compares_the_hash_of_the_bytes_it_uses(
     bundles: dict[str, Path], tmp_path: Path
 ) -> None:
     folder = shutil.copytree(bundles["fp32"], tmp_path / "bundle")
@@ -102,7 +102,7 @@ def test_the_hash_is_compared_of_the_bytes_that_are_used(
         load(folder, threads=1, weights="copy")
 
 
-def test_copies_that_do_not_fit_are_refused(
+def test_copies_that_do_not_fit_are_rejected(
     bundles: dict[str, Path], memory_left: Callable[[int], None]
 ) -> None:
     (weights,) = bundles["int4"].glob("weights-*.bin")
@@ -112,7 +112,7 @@ def test_copies_that_do_not_fit_are_refused(
         load(bundles["int4"], threads=1, weights="copy")
 
 
-def test_a_tensor_that_onnxruntime_does_not_copy_is_refused(
+def test_a_tensor_too_large_to_copy_is_rejected(
     bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     largest = max(t.length for t in open_bundle(bundles["fp32"]).graphs["decoder"].external)
@@ -124,9 +124,22 @@ def test_a_tensor_that_onnxruntime_does_not_copy_is_refused(
     load(bundles["fp32"], threads=1)
 
 
-@pytest.mark.parametrize("weights", ["mapped", None, True, np.array(["map", "copy"])])
-def test_weights_are_mapped_or_copied_and_nothing_else(
-    weights: Any, bundles: dict[str, Path]
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"weights": "mapped"}, "^weights must be"),
+        ({"weights": None}, "^weights must be"),
+        ({"weights": True}, "^weights must be"),
+        ({"weights": np.array(["map", "copy"])}, "^weights must be"),
+        ({"isolate": 1}, "^isolate must be"),
+        ({"full_check": "yes"}, "^full_check must be"),
+        ({"trust": None}, "^trust must be"),
+        ({"kind": "decoder"}, "^kind must be"),
+        ({"thread": 2}, "'thread'. Did you mean threads"),
+    ],
+)
+def test_an_invalid_option_is_rejected(
+    options: dict[str, Any], words: str, bundles: dict[str, Path]
 ) -> None:
-    with pytest.raises(InputError, match=r"^weights must be"):
-        load(bundles["fp32"], weights=weights)
+    with pytest.raises(InputError, match=words):
+        load(bundles["fp32"], **options)

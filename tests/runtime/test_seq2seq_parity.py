@@ -1,4 +1,4 @@
-"""Bundles of encoder-decoders against transformers: the same texts, and the same whatever way."""
+"""Encoder-decoder bundles against transformers."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -46,7 +46,7 @@ def pair(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Pai
     return Pair(reference=reference(family_of(request.param)), engine=engine, bundle=model)
 
 
-def by_transformers(model: PreTrainedModel, source: list[int], **asked: Any) -> Any:
+def by_transformers(model: PreTrainedModel, source: list[int], **options: Any) -> Any:
     generate: Any = model.generate
     with torch.inference_mode():
         return generate(
@@ -56,7 +56,7 @@ def by_transformers(model: PreTrainedModel, source: list[int], **asked: Any) -> 
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
-            **asked,
+            **options,
         )
 
 
@@ -65,41 +65,43 @@ def without_padding(row: list[int]) -> tuple[int, ...]:
     return tuple(row[: ends[0] + 1] if ends else row)
 
 
-def test_greedy_texts_are_those_of_transformers(pair: Pair) -> None:
+def test_greedy_sequences_equal_transformers(pair: Pair) -> None:
     expected = [
         without_padding(by_transformers(pair.reference, source).sequences[0, 1:].tolist())
         for source in SOURCE_IDS
     ]
     alone = [pair.bundle.generate(source, max_new_tokens=NEW_TOKENS) for source in SOURCE_IDS]
-    assert [each.tokens for each in alone] == expected
+    assert [done.tokens for done in alone] == expected
     together = pair.bundle.generate(SOURCE_IDS, max_new_tokens=NEW_TOKENS)
-    assert [each.tokens for each in together] == expected
-    assert [each.finish_reason for each in together] == [
+    assert [done.tokens for done in together] == expected
+    assert [done.finish_reason for done in together] == [
         "stop" if tokens[-1] in EOS else "length" for tokens in expected
     ]
     assert len(set(expected)) > 12, "texts that do not depend on the source"
 
 
-def test_beams_find_the_texts_and_scores_of_transformers(pair: Pair) -> None:
-    asked = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 1.2}
-    found = [by_transformers(pair.reference, source, **asked) for source in SOURCE_IDS]
-    expected = [[without_padding(row) for row in each.sequences[:, 1:].tolist()] for each in found]
+def test_beam_sequences_and_scores_equal_transformers(pair: Pair) -> None:
+    options = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 1.2}
+    outputs = [by_transformers(pair.reference, source, **options) for source in SOURCE_IDS]
+    expected = [
+        [without_padding(row) for row in done.sequences[:, 1:].tolist()] for done in outputs
+    ]
     ours: Any = {"beams": 4, "n_best": 3, "length_penalty": 1.2, "max_new_tokens": NEW_TOKENS}
     alone = [pair.bundle.generate(source, **ours) for source in SOURCE_IDS]
-    assert [texts(each) for each in alone] == expected
+    assert [texts(done) for done in alone] == expected
     together = pair.bundle.generate(SOURCE_IDS, **ours)
-    assert [texts(each) for each in together] == expected
-    scores = [[each.score, *(other.score for other in each.alternatives)] for each in together]
+    assert [texts(done) for done in together] == expected
+    scores = [[done.score, *(other.score for other in done.alternatives)] for done in together]
     np.testing.assert_allclose(
-        scores, [each.sequences_scores.tolist() for each in found], rtol=1e-4, atol=1e-4
+        scores, [done.sequences_scores.tolist() for done in outputs], rtol=1e-4, atol=1e-4
     )
 
 
-def texts(found: Completion) -> list[tuple[int, ...]]:
-    return [found.tokens, *(other.tokens for other in found.alternatives)]
+def texts(outputs: Completion) -> list[tuple[int, ...]]:
+    return [outputs.tokens, *(other.tokens for other in outputs.alternatives)]
 
 
-def test_logits_of_a_whole_text_are_those_of_transformers(pair: Pair) -> None:
+def test_logits_equal_transformers(pair: Pair) -> None:
     ids = [START, *SOURCE_IDS[5], *SOURCE_IDS[8]][:30]
     with torch.inference_mode():
         expected = pair.reference(
@@ -117,7 +119,7 @@ def test_a_token_that_is_appended_changes_nothing_before_it(pair: Pair) -> None:
         assert_same(pair.bundle.logits(source, ids[:length]), whole[:length])
 
 
-def test_a_text_computed_token_by_token_gives_the_logits_of_the_whole(pair: Pair) -> None:
+def test_decode_steps_equal_teacher_forcing(pair: Pair) -> None:
     source, ids = SOURCE_IDS[4], [START, *SOURCE_IDS[8]]
     lengths = np.array([len(source)], np.int32)
     slots, stepped = pair.engine.slots(), []
@@ -138,16 +140,16 @@ def assert_same(got: NDArray[np.float32], expected: NDArray[np.float32]) -> None
     np.testing.assert_allclose(got, expected, rtol=0, atol=limit)
 
 
-def test_many_sources_of_any_length_give_what_each_gives_alone(pair: Pair) -> None:
+def test_a_batch_equals_its_sources_alone(pair: Pair) -> None:
     # more rows than are computed together, and searches that end one after the other
-    asked: Any = {"beams": 3, "early_stopping": True, "max_new_tokens": 12}
-    together = pair.bundle.generate(SOURCE_IDS * 2, **asked)
-    alone = [pair.bundle.generate(source, **asked) for source in SOURCE_IDS]
-    assert [each.tokens for each in together] == [each.tokens for each in alone] * 2
-    assert len({len(each.tokens) for each in alone}) > 1
+    options: Any = {"beams": 3, "early_stopping": True, "max_new_tokens": 12}
+    together = pair.bundle.generate(SOURCE_IDS * 2, **options)
+    alone = [pair.bundle.generate(source, **options) for source in SOURCE_IDS]
+    assert [done.tokens for done in together] == [done.tokens for done in alone] * 2
+    assert len({len(done.tokens) for done in alone}) > 1
 
 
-def test_one_row_a_source_has_a_graph_of_its_own(exported: Callable[[str], Path]) -> None:
+def test_one_row_per_source_has_its_own_graph(exported: Callable[[str], Path]) -> None:
     bundle = open_bundle(exported("marian-split") / "bundle")
     engine = Engine(bundle, threads=1)
     assert engine.ort_session(1) is not engine.ort_session(2)

@@ -1,4 +1,4 @@
-"""The Hugging Face config that a GGUF file stands for."""
+"""The Hugging Face config equivalent to the metadata of a GGUF file."""
 
 from collections.abc import Mapping
 
@@ -44,7 +44,7 @@ def architecture_of(header: Header) -> Architecture:
 
 
 def hf_values(header: Header) -> dict[str, object]:
-    """Values of the config.json that a file stands for.
+    """Values of the config.json equivalent to a file's metadata.
 
     Raises:
         CheckpointError: Ortolan does not read the architecture, the file is one of several, or it
@@ -92,12 +92,12 @@ def own_values(header: Header) -> dict[str, Value]:
 
 def special_ids(metadata: Mapping[str, Value]) -> dict[str, object]:
     """Special token ids, under the keys of a config."""
-    found: dict[str, object] = {}
+    ids_by_name: dict[str, object] = {}
     for name, keys in SPECIAL_IDS.items():
         values = [metadata.get(f"tokenizer.ggml.{key}") for key in keys]
         ids = list(dict.fromkeys(i for i in values if isinstance(i, int)))
-        found[name] = ids if len(ids) > 1 else next(iter(ids), None)
-    return found
+        ids_by_name[name] = ids if len(ids) > 1 else next(iter(ids), None)
+    return ids_by_name
 
 
 def _of_family(values: Mapping[str, object], header: Header) -> dict[str, object]:

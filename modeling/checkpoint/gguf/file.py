@@ -22,7 +22,7 @@ def open_tensors(header: Header, values: Mapping[str, object]) -> GgufTensors:
     return GgufTensors(header, architecture_of(header), heads)
 
 
-def made_files(header: Header, values: Mapping[str, object]) -> dict[str, Callable[[], str]]:
+def derived_files(header: Header, values: Mapping[str, object]) -> dict[str, Callable[[], str]]:
     """Files that a Hugging Face folder would contain next to the weights, generated on demand."""
     metadata = header.metadata
     files = {

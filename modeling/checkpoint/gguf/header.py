@@ -124,9 +124,11 @@ class _Reader:
     def __init__(self, stream: BinaryIO, path: Path) -> None:
         self._stream, self._path = stream, path
 
-    def torn(self, got: str) -> CheckpointError:
+    def torn(self, reason: str) -> CheckpointError:
         """Error for an invalid header."""
-        return CheckpointError(f"{self._path}: not a complete GGUF file: {got}. Download it again.")
+        return CheckpointError(
+            f"{self._path}: not a complete GGUF file: {reason}. Download it again."
+        )
 
     def number(self, kind: str) -> int:
         """Read a number by its `struct` code."""

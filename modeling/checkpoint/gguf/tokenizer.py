@@ -1,4 +1,4 @@
-"""The tokenizer.json that a GGUF file stands for.
+"""The tokenizer.json equivalent to the tokenizer of a GGUF file.
 
 A file names the type of its vocabulary and, for byte-level BPE, the pre-tokenizer that splits text
 before merging. The tables below define the pre-tokenizers by name.
@@ -226,13 +226,13 @@ def _special(header: Header, tokens: Sequence[str], side: str, default: bool) ->
 
 
 def _added(
-    header: Header, tokens: Sequence[str], wanted: int, *, special: bool
+    header: Header, tokens: Sequence[str], token_type: int, *, special: bool
 ) -> list[AddedToken]:
     kinds = _kinds(header, len(tokens))
     return [
         AddedToken(token, normalized=False, special=special)
         for token, kind in zip(tokens, kinds, strict=True)
-        if kind == wanted
+        if kind == token_type
     ]
 
 
@@ -263,8 +263,10 @@ def _list(header: Header, name: str, kind: type) -> list[str]:
     return cast(list[str], values)
 
 
-def _unknown(header: Header, key: str, known: Mapping[str, object], got: object) -> CheckpointError:
+def _unknown(
+    header: Header, key: str, choices: Mapping[str, object], value: object
+) -> CheckpointError:
     return CheckpointError(
-        f"{header.path}: {key} must be one of {', '.join(known)} (got {got!r:.40}). Pass the "
+        f"{header.path}: {key} must be one of {', '.join(choices)} (got {value!r:.40}). Pass the "
         "model's own tokenizer: --tokenizer FILE."
     )

@@ -57,19 +57,19 @@ class Scaled(Uncoded):
         scale: name of the scales: `(N / block, K / block)`, rounded up; `(N, 1)`, or a scalar.
         shape: `(N, K)`.
         block: rows and columns that share a scale.
-        beside: further tensors that belong to it and are not read.
+        unused: further stored tensors of the weight, which are not read.
     """
 
     name: str
     scale: str
     shape: tuple[int, int]
     block: tuple[int, int]
-    beside: tuple[str, ...] = ()
+    unused: tuple[str, ...] = ()
 
     @property
     def parts(self) -> tuple[str, ...]:
         """Names of its stored tensors."""
-        return (self.name, self.scale, *self.beside)
+        return (self.name, self.scale, *self.unused)
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""

@@ -5,8 +5,8 @@ A weight is `(code - zero) * scale`, with a scale and a zero per group of inputs
 Shape letters: N outputs, K inputs, G groups of inputs.
 """
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -32,32 +32,30 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> 
 
 
 @dataclass(frozen=True)
-class Columns:
-    """A weight of GPTQ or AWQ, stored with inputs first.
+class Grouped(ABC):
+    """A weight of integer codes.
 
     Attributes:
         stem: prefix of the names.
         shape: `(N, K)`.
         bits: bits per code.
         groups: number of groups.
-        order: output column of each code of a word; None if codes of inputs share a word.
-        less_one: stored zeros are one too low.
-        has_order: `g_idx` assigns inputs to groups.
+        index: name of a stored tensor that assigns inputs to groups, if there is one.
     """
 
     stem: str
     shape: tuple[int, int]
     bits: int
     groups: int
-    order: tuple[int, ...] | None
-    less_one: bool
-    has_order: bool
+    index: str | None
 
-    @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
-        names = ("qweight", "qzeros", "scales", *(("g_idx",) if self.has_order else ()))
-        return tuple(f"{self.stem}{name}" for name in names)
+    @abstractmethod
+    def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Codes `(n, K)`, scales and zeros `(n, G)` of rows `[start:stop]`."""
+
+    @abstractmethod
+    def _is_symmetric(self, source: TensorSource) -> bool | None:
+        """Whether all zeros are the middle code; None if a zero is not a code."""
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
@@ -67,30 +65,57 @@ class Columns:
     def code_format(self, source: TensorSource) -> CodeFormat | None:
         """Format of its codes; None unless groups consist of adjacent inputs."""
         size = -(-self.shape[1] // self.groups)
-        is_plain = self.bits in CODE_BITS and size in CODE_GROUPS
-        if not is_plain or not torch.equal(
-            self._groups(source), torch.arange(self.shape[1]) // size
-        ):
+        if self.bits not in CODE_BITS or size not in CODE_GROUPS:
             return None
-        zeros = self._zeros(source, 0, self.shape[0])
-        if int(zeros.max()) >= 1 << self.bits:
+        if not torch.equal(self._groups(source), torch.arange(self.shape[1]) // size):
             return None
-        is_symmetric = bool((zeros == 1 << (self.bits - 1)).all())
-        return CodeFormat(self.bits, size, is_symmetric)
+        symmetric = self._is_symmetric(source)
+        return None if symmetric is None else CodeFormat(self.bits, size, symmetric)
 
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
         """Codes of rows `[start:stop]`."""
         codes, scales, zeros = self._read(source, start, stop)
         return CodedRows(codes, scales.float(), zeros.to(torch.uint8), torch.zeros(scales.shape))
 
+    def _groups(self, source: TensorSource) -> Tensor:
+        """Group of each input, int64 `(K,)`."""
+        inputs = self.shape[1]
+        if self.index is not None:
+            return source.read(self.index, 0, inputs).long()
+        return torch.arange(inputs) // -(-inputs // self.groups)
+
+
+@dataclass(frozen=True)
+class Columns(Grouped):
+    """A weight of GPTQ or AWQ, stored with inputs first.
+
+    Attributes:
+        columns: output column of each code of a word; None if codes of inputs share a word.
+        less_one: stored zeros are one too low.
+    """
+
+    columns: tuple[int, ...] | None
+    less_one: bool
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """Names of its stored tensors."""
+        names = tuple(f"{self.stem}{name}" for name in ("qweight", "qzeros", "scales"))
+        return names if self.index is None else (*names, self.index)
+
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes `(n, K)`, scales and zeros `(n, G)`."""
         scales = source.read(f"{self.stem}scales", start, stop, axis=1).T
         zeros = self._zeros(source, start, stop)
-        if self.order is None:
+        if self.columns is None:
             words = source.read(f"{self.stem}qweight", start, stop, axis=1).T
             return unpack(words.contiguous(), self.bits)[:, : self.shape[1]], scales, zeros
         return self._outputs(source, "qweight", start, stop).T, scales, zeros
+
+    def _is_symmetric(self, source: TensorSource) -> bool | None:
+        zeros = self._zeros(source, 0, self.shape[0])
+        if int(zeros.max()) >= 1 << self.bits:
+            return None
+        return bool((zeros == 1 << (self.bits - 1)).all())
 
     def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Zeros, int16 `(n, G)`, since they may exceed the largest code by one."""
@@ -103,69 +128,33 @@ class Columns:
         first, last = start // share, -(-stop // share)
         words = source.read(f"{self.stem}{name}", first, last, axis=1)
         codes = unpack(words.contiguous(), self.bits)
-        if self.order is not None:
-            places = torch.tensor(self.order).argsort()
+        if self.columns is not None:
+            places = torch.tensor(self.columns).argsort()
             codes = codes.view(len(codes), -1, share)[..., places].flatten(1)
         return codes[:, start - first * share : stop - first * share]
 
-    def _groups(self, source: TensorSource) -> Tensor:
-        """Group of each input, int64 `(K,)`."""
-        inputs = self.shape[1]
-        if self.has_order:
-            return source.read(f"{self.stem}g_idx", 0, inputs).long()
-        return torch.arange(inputs) // -(-inputs // self.groups)
-
 
 @dataclass(frozen=True)
-class Rows:
+class Rows(Grouped):
     """A weight of compressed-tensors, stored with outputs first; codes of inputs share a word.
 
     Attributes:
-        stem: prefix of the names, such as `model.layers.0.mlp.up_proj.weight`.
-        shape: `(N, K)`.
-        bits: bits per code.
-        groups: number of groups.
         symmetric: zeros are not stored.
-        has_order: `weight_g_idx` assigns inputs to groups.
-        beside: further tensors that belong to it and are not read.
+        unused: further stored tensors of the weight, which are not read.
     """
 
-    stem: str
-    shape: tuple[int, int]
-    bits: int
-    groups: int
     symmetric: bool
-    has_order: bool
-    beside: tuple[str, ...]
+    unused: tuple[str, ...]
 
-    @cached_property
+    @property
     def parts(self) -> tuple[str, ...]:
         """Names of its stored tensors."""
         names = ["_packed", "_scale"]
         names += [] if self.symmetric else ["_zero_point"]
-        names += ["_g_idx"] if self.has_order else []
-        return (*(f"{self.stem}{name}" for name in names), *self.beside)
-
-    def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]`, float32."""
-        codes, scales, zeros = self._read(source, start, stop)
-        return dequantize(codes, scales, zeros, self._groups(source))
-
-    def code_format(self, source: TensorSource) -> CodeFormat | None:
-        """Format of its codes; None unless groups consist of adjacent inputs."""
-        size = -(-self.shape[1] // self.groups)
-        if self.bits not in CODE_BITS or size not in CODE_GROUPS:
-            return None
-        is_plain = torch.equal(self._groups(source), torch.arange(self.shape[1]) // size)
-        return CodeFormat(self.bits, size, self.symmetric) if is_plain else None
-
-    def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
-        """Codes of rows `[start:stop]`."""
-        codes, scales, zeros = self._read(source, start, stop)
-        return CodedRows(codes, scales.float(), zeros, torch.zeros(scales.shape))
+        index = () if self.index is None else (self.index,)
+        return (*(f"{self.stem}{name}" for name in names), *index, *self.unused)
 
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Codes `(n, K)`, scales and zeros `(n, G)`."""
         words = source.read(f"{self.stem}_packed", start, stop)
         codes = unpack(words, self.bits)[:, : self.shape[1]]
         scales = source.read(f"{self.stem}_scale", start, stop)
@@ -179,9 +168,6 @@ class Rows:
         zeros = unpack(words.T.contiguous(), self.bits).T
         return codes, scales, zeros[start - first * share : stop - first * share].contiguous()
 
-    def _groups(self, source: TensorSource) -> Tensor:
-        """Group of each input, int64 `(K,)`."""
-        inputs = self.shape[1]
-        if self.has_order:
-            return source.read(f"{self.stem}_g_idx", 0, inputs).long()
-        return torch.arange(inputs) // -(-inputs // self.groups)
+    def _is_symmetric(self, source: TensorSource) -> bool | None:
+        del source
+        return self.symmetric

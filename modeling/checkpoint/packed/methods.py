@@ -20,7 +20,7 @@ Values = Mapping[str, object]
 
 
 class Packing(Protocol):
-    """How a published tensor is made of stored ones."""
+    """Decodes a published tensor from stored ones."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,9 +93,9 @@ def _gptq(values: Values, source: TensorSource) -> Found:
                     shape=(outputs, shape[0] * WORD_BITS // bits),
                     bits=bits,
                     groups=groups,
-                    order=None,
+                    index=f"{stem}g_idx" if f"{stem}g_idx" in source.shapes() else None,
+                    columns=None,
                     less_one=less_one[version],
-                    has_order=f"{stem}g_idx" in source.shapes(),
                 ),
             )
 
@@ -115,9 +115,9 @@ def _awq(values: Values, source: TensorSource) -> Found:
                     shape=(shape[1] * WORD_BITS // bits, shape[0]),
                     bits=bits,
                     groups=source.shapes()[f"{stem}scales"][0],
-                    order=AWQ_ORDER,
+                    index=None,
+                    columns=AWQ_ORDER,
                     less_one=False,
-                    has_order=False,
                 ),
             )
 
@@ -144,17 +144,17 @@ def _compressed(values: Values, source: TensorSource) -> Found:
                     shape=(shape[0], inputs),
                     bits=bits,
                     groups=shapes[f"{stem}_scale"][1],
+                    index=f"{stem}_g_idx" if f"{stem}_g_idx" in shapes else None,
                     symmetric=f"{stem}_zero_point" not in shapes,
-                    has_order=f"{stem}_g_idx" in shapes,
-                    beside=(f"{stem}_shape", *_idle(stem, shapes)),
+                    unused=(f"{stem}_shape", *_idle(stem, shapes)),
                 ),
             )
         elif name.endswith(WEIGHT) and f"{name}_scale" in shapes:
             if f"{name}_zero_point" in shapes and source.read(f"{name}_zero_point", 0, 1).any():
                 raise _unknown(f"{name}_zero_point", "zeros", "others")
             _check_dtype(name, source, (torch.int8, torch.float8_e4m3fn))
-            beside = [zero for zero in (f"{name}_zero_point",) if zero in shapes]
-            yield name, _scaled(name, f"{name}_scale", shapes, (*beside, *_idle(name, shapes)))
+            unused = [zero for zero in (f"{name}_zero_point",) if zero in shapes]
+            yield name, _scaled(name, f"{name}_scale", shapes, (*unused, *_idle(name, shapes)))
 
 
 def _fp8(values: Values, source: TensorSource) -> Found:
@@ -209,14 +209,14 @@ METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
 """By `quant_method`."""
 
 
-def _check_dtype(name: str, source: TensorSource, known: tuple[torch.dtype, ...]) -> None:
+def _check_dtype(name: str, source: TensorSource, dtypes: tuple[torch.dtype, ...]) -> None:
     """Raise CheckpointError unless a tensor has one of the dtypes."""
-    got = source.read(name, 0, 1).dtype
-    if got not in known:
-        raise _unknown(name, f"of type {' or '.join(map(str, known))}", got)
+    dtype = source.read(name, 0, 1).dtype
+    if dtype not in dtypes:
+        raise _unknown(name, f"of type {' or '.join(map(str, dtypes))}", dtype)
 
 
-def _scaled(name: str, scale: str, shapes: Shapes, beside: tuple[str, ...]) -> Scaled:
+def _scaled(name: str, scale: str, shapes: Shapes, unused: tuple[str, ...]) -> Scaled:
     """A matrix and its scales; their shapes determine the block size."""
     shape, count = shapes[name], shapes[scale]
     if len(shape) != 2:
@@ -224,7 +224,7 @@ def _scaled(name: str, scale: str, shapes: Shapes, beside: tuple[str, ...]) -> S
     rows, columns = shape
     high, wide = (*count, 1, 1)[:2]
     block = (_share(rows, high), _share(columns, wide))
-    return Scaled(name, scale, (rows, columns), block, beside)
+    return Scaled(name, scale, (rows, columns), block, unused)
 
 
 def _share(size: int, count: int) -> int:
@@ -240,14 +240,14 @@ def _idle(name: str, shapes: Shapes) -> tuple[str, ...]:
     return tuple(f"{layer}.{kind}" for kind in IDLE if f"{layer}.{kind}" in shapes)
 
 
-def _one_of(key: str, got: object, known: tuple[object, ...]) -> int:
-    if got not in known:
-        raise _unknown(key, f"one of {', '.join(map(str, known))}", got)
-    return got if isinstance(got, int) else 0
+def _one_of(key: str, value: object, choices: tuple[object, ...]) -> int:
+    if value not in choices:
+        raise _unknown(key, f"one of {', '.join(map(str, choices))}", value)
+    return value if isinstance(value, int) else 0
 
 
-def _unknown(key: str, expected: str, got: object) -> CheckpointError:
+def _unknown(key: str, expected: str, value: object) -> CheckpointError:
     return CheckpointError(
-        f"quantization_config: {key} must be {expected} (got {got!r:.80}). Export the checkpoint "
+        f"quantization_config: {key} must be {expected} (got {value!r:.80}). Export the checkpoint "
         "that this one was quantized from."
     )

@@ -55,7 +55,7 @@ class Task(Protocol):
         ...
 
 
-KEPT = ("decay", "step_bias")
+SKIPPED = ("decay", "step_bias")
 """Parameters that set how fast a recurrent state forgets; they keep the values of their papers."""
 
 
@@ -63,13 +63,13 @@ def initialise(module: TransformerModel, *, layers: int, std: float = 0.02) -> N
     """Draw the weights from a normal distribution and set biases to zero (GPT-2).
 
     Args:
-        module: the model; norms and the parameters in `KEPT` do not change.
+        module: the model; norms and the parameters in `SKIPPED` do not change.
         layers: number of blocks; residual projections shrink with it.
         std: standard deviation of the other matrices.
     """
     for name, parameter in module.named_parameters():
         kind = name.rpartition(".")[2]
-        if kind in KEPT:
+        if kind in SKIPPED:
             continue
         if parameter.dim() == 2:
             is_residual = name.endswith((".out.weight", ".down.weight"))

@@ -25,8 +25,8 @@ def _numbers(
 @click.argument("text")
 @click.option("-o", "out", type=click.Path(path_type=Path), required=True, help="Picture to write.")
 @click.option("--target", help="Translation to show. Default: the model's own.")
-@click.option("--layers", callback=_numbers, help="Layers, such as 0,2. Default: all.")
-@click.option("--heads", callback=_numbers, help="Heads, such as 0,1. Default: all.")
+@click.option("--layers", metavar="N,N", callback=_numbers, help="Layers to draw. Default: all.")
+@click.option("--heads", metavar="N,N", callback=_numbers, help="Heads to draw. Default: all.")
 @click.option("--mean", is_flag=True, help="Draw the mean of the heads of each layer.")
 @click.option(
     "--kind",

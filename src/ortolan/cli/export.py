@@ -238,7 +238,7 @@ def _precision(name: str, values: dict[str, Any]) -> choices.Precision:
     """
     is_auto = name == "auto"
     own = {key: values.pop(key) for key in _OF_PRECISION if key != "max_kl" or is_auto}
-    own = {key: value for key, value in own.items() if value not in (None, False, ())}
+    own = {k: v for k, v in own.items() if v is not None and v is not False and v != ()}
     for key in {"group_size", "head_bits"} & own.keys():
         own[key] = int(own[key])
     if name == "int8" and own.get("head_bits") == 8:

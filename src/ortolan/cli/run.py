@@ -65,8 +65,8 @@ def command(
 ) -> None:
     """Continue PROMPT, or standard input if it is - or missing.
 
-    The bundle of an encoder-decoder writes a new text from it, such as its translation. The text
-    streams to standard output as it is generated; timings go to standard error.
+    An encoder-decoder generates a new text from it, such as a translation. Text streams to
+    standard output; timings go to standard error.
     """
     from ortolan.runtime import load
 

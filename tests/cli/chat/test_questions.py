@@ -1,4 +1,4 @@
-"""How lines become questions, and what is kept of them. Pastes are in test_chat_command.py."""
+"""How lines become questions and entries of the history. Pastes are tested in test_command.py."""
 
 import builtins
 import io
@@ -17,7 +17,7 @@ class Tty(io.StringIO):
 
 
 class Readline:
-    """What the module has of GNU readline that is asked for."""
+    """Stands in for the module of GNU readline."""
 
     def __init__(self, about: str) -> None:
         self.__doc__ = about
@@ -53,9 +53,10 @@ class Typist:
 
         def line(prompt: str) -> str:
             self.prompts.append(prompt)
-            for each in rest:
-                return each
-            raise EOFError
+            try:
+                return next(rest)
+            except StopIteration:
+                raise EOFError from None
 
         self._patch.setattr(sys, "stdin", Tty())
         self._patch.setattr(sys, "stdout", Tty())
@@ -82,7 +83,7 @@ def test_lines_blocks_and_backslashes_are_questions(typist: Typist) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no readline")
-def test_questions_come_back_in_the_next_session(typist: Typist, tmp_path: Path) -> None:
+def test_questions_are_recalled_in_the_next_chat(typist: Typist, tmp_path: Path) -> None:
     path = tmp_path / "ortolan" / "chat_history"
     typist.type("one", "", "two\\", "three")
     assert read_history(path) == ["one", "two\nthree"]
@@ -94,9 +95,7 @@ def test_questions_come_back_in_the_next_session(typist: Typist, tmp_path: Path)
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="has no readline")
-def test_history_that_is_something_else_is_said_once_and_stays(
-    typist: Typist, tmp_path: Path
-) -> None:
+def test_an_invalid_history_is_reported_once_and_kept(typist: Typist, tmp_path: Path) -> None:
     path = tmp_path / "ortolan" / "chat_history"
     add_to_history(path, "one")
     path.write_text("something else")
@@ -107,7 +106,7 @@ def test_history_that_is_something_else_is_said_once_and_stays(
 
 
 @pytest.mark.parametrize(
-    ("about", "terminal", "takes"),
+    ("about", "terminal", "reads_pastes"),
     [
         ("GNU readline", "xterm", True),
         ("GNU readline", "dumb", False),
@@ -115,14 +114,14 @@ def test_history_that_is_something_else_is_said_once_and_stays(
     ],
 )
 @pytest.mark.skipif(sys.platform == "win32", reason="has no readline")
-def test_terminal_that_takes_no_pastes_says_so(
+def test_a_terminal_without_pastes_says_so(
     about: str,
     terminal: str,
-    takes: bool,
+    reads_pastes: bool,
     typist: Typist,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("TERM", terminal)
     typist.type(about=about)
-    assert typist.readline.settings == ["set enable-bracketed-paste on"] * takes
-    assert any("Each pasted line" in text for text in typist.said) != takes
+    assert typist.readline.settings == ["set enable-bracketed-paste on"] * reads_pastes
+    assert any("Each pasted line" in text for text in typist.said) != reads_pastes

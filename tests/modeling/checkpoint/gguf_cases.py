@@ -1,4 +1,4 @@
-"""Tiny models of every architecture, and what a converter makes of them."""
+"""Tiny models of every GGUF architecture, converted as llama.cpp does."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -33,7 +33,7 @@ GPT2_KEYS = {
 NEOX_KEYS = LAYER_NORM | {"layer_norm_eps": "attention.layer_norm_epsilon"}
 
 HEADS = {"embed_out.weight": "lm_head.weight"}
-"""Names of checkpoints that transformers gives to others."""
+"""Names that transformers changes when it loads a checkpoint."""
 
 FALCON: dict[str, Any] = {
     "model_type": "falcon",
@@ -75,7 +75,7 @@ def transposed(name: str, tensor: Tensor) -> Tensor:
 
 
 def with_parts_apart(groups: int, group: int) -> Change:
-    """Queries, keys and values one after the other."""
+    """Moves all queries before all keys, and those before all values."""
 
     def change(name: str, tensor: Tensor) -> Tensor:
         if "attn_qkv" not in name:

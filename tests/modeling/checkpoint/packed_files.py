@@ -1,7 +1,7 @@
-"""Checkpoints in few bits, packed from the layouts that their methods publish.
+"""Checkpoints quantized by every method, in the published layouts.
 
-Each writer takes the matrices of a checkpoint `(N, K)`, and gives what is stored in their place and
-what that stands for, computed by numpy from the codes before they are packed.
+A writer packs a matrix `(N, K)` and returns the stored tensors and the dequantized matrix, which
+NumPy computes from the codes before they are packed.
 """
 
 import json
@@ -26,21 +26,21 @@ AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 
 
 class Packed(NamedTuple):
-    """What is stored for a matrix, by what follows its name, and what it stands for."""
+    """Stored tensors of a matrix by the suffixes of their names, and the dequantized matrix."""
 
     stored: dict[str, Tensor]
-    meant: Tensor
+    dequantized: Tensor
 
 
 class Method(NamedTuple):
-    """How a method packs a matrix, and what its config says."""
+    """A quantization method: its writer and its `quantization_config`."""
 
     pack: Callable[[Tensor], Packed]
     config: dict[str, Any]
 
 
 def words(codes: Array, bits: int) -> Tensor:
-    """Codes along the last axis into words of 32 bits, the first in the lowest bits."""
+    """Pack codes along the last axis into 32-bit words, the first into the lowest bits."""
     share = 32 // bits
     wide = codes.astype(np.uint64).reshape(*codes.shape[:-1], -1, share)
     shifted = wide << np.arange(0, 32, bits, dtype=np.uint64)
@@ -63,8 +63,8 @@ def rounded(weight: Tensor, bits: int, *, symmetric: bool) -> tuple[Array, Array
     return codes.clip(0, largest).reshape(len(weight), -1).astype(int), scales, zeros
 
 
-def meant(codes: Array, scales: Array, zeros: Array, groups: Array) -> Tensor:
-    """What codes stand for."""
+def dequantized(codes: Array, scales: Array, zeros: Array, groups: Array) -> Tensor:
+    """Dequantized codes."""
     values = (codes - zeros[:, groups]) * scales[:, groups].astype(np.float64)
     return torch.from_numpy(values.astype(np.float32))
 
@@ -81,7 +81,7 @@ def gptq(bits: int, *, symmetric: bool, version: str = "gptq", ordered: bool = F
             "scales": torch.from_numpy(scales.T),
             "g_idx": torch.from_numpy(groups.astype(np.int32)),
         }
-        return Packed(stored, meant(codes, scales, zeros, groups))
+        return Packed(stored, dequantized(codes, scales, zeros, groups))
 
     config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": ordered}
     return Method(pack, config | ({} if version == "gptq" else {"checkpoint_format": version}))
@@ -98,7 +98,7 @@ def awq() -> Method:
             "qzeros": interleaved(zeros.T),
             "scales": torch.from_numpy(scales.T),
         }
-        return Packed(stored, meant(codes, scales, zeros, np.arange(codes.shape[1]) // GROUP))
+        return Packed(stored, dequantized(codes, scales, zeros, np.arange(codes.shape[1]) // GROUP))
 
     return Method(pack, {"quant_method": "awq", "bits": 4, "group_size": GROUP, "version": "gemm"})
 
@@ -113,7 +113,7 @@ def compressed(bits: int, *, symmetric: bool) -> Method:
         }
         if not symmetric:
             stored["weight_zero_point"] = words(zeros.T, bits).mT
-        return Packed(stored, meant(codes, scales, zeros, np.arange(codes.shape[1]) // GROUP))
+        return Packed(stored, dequantized(codes, scales, zeros, np.arange(codes.shape[1]) // GROUP))
 
     weights = {"num_bits": bits, "group_size": GROUP, "strategy": "group", "symmetric": symmetric}
     config = {"config_groups": {"group_0": {"weights": weights}}, "format": "pack-quantized"}
@@ -203,7 +203,7 @@ METHODS: dict[str, Method] = {
 
 
 def write_packed(folder: Path, method: Method, values: dict[str, Any] = WIDE) -> dict[str, Tensor]:
-    """Write a tiny model whose layers are packed; what each tensor stands for."""
+    """Write a tiny model with packed layers; return the dequantized tensors by name."""
     reference_model(values).save_pretrained(folder)
     file = folder / "model.safetensors"
     stored: dict[str, Tensor] = {}
@@ -216,7 +216,7 @@ def write_packed(folder: Path, method: Method, values: dict[str, Any] = WIDE) ->
             stored |= {
                 f"{stem}{part}": value.clone().contiguous() for part, value in packed.stored.items()
             }
-            stands_for[name] = packed.meant
+            stands_for[name] = packed.dequantized
         else:
             stored[name] = tensor
     save_file(stored, file, metadata={"format": "pt"})

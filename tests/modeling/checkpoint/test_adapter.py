@@ -1,4 +1,4 @@
-"""PEFT adapters: merged weights equal those of `merge_and_unload`."""
+"""PEFT adapters, merged on reading, against `merge_and_unload` of PEFT."""
 
 import json
 import math

@@ -22,30 +22,30 @@ from ortolan.modeling.checkpoint.gguf.blocks import block_format
 def test_a_truncated_file_is_refused_wherever_it_ends(tmp_path: Path) -> None:
     file = written("llama", tmp_path)[1]
     content = file.read_bytes()
-    for kept in (4, 8, 20, 24, 100, 1000, 2500, len(content) // 2, len(content) - 4):
-        file.write_bytes(content[:kept])
-        assert str(file) in refused(file), kept
+    for size in (4, 8, 20, 24, 100, 1000, 2500, len(content) // 2, len(content) - 4):
+        file.write_bytes(content[:size])
+        assert str(file) in refused(file), size
 
 
-def test_another_file_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "model.gguf").write_bytes(b"<!doctype html>")
-    assert "not a GGUF file" in refused(tmp_path / "model.gguf")
-
-
-@pytest.mark.parametrize("version", [0, 1, 4, 3 << 24])
-def test_another_version_is_refused(tmp_path: Path, version: int) -> None:
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"<!doctype html>", "not a GGUF file"),
+        *(
+            (b"GGUF" + struct.pack("<IQQ", version, 0, 0), f"version {version}")
+            for version in (0, 1, 4, 3 << 24)
+        ),
+        # Numbers of tensors and of metadata values that the file does not contain.
+        *(
+            (b"GGUF" + struct.pack("<IQQ", 3, *counts), "complete GGUF file")
+            for counts in ((1 << 60, 0), (0, 1 << 60), (2, 0), (0, 2))
+        ),
+    ],
+)
+def test_an_invalid_header_is_refused(content: bytes, message: str, tmp_path: Path) -> None:
     file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF" + struct.pack("<IQQ", version, 0, 0))
-    assert f"version {version}" in refused(file)
-
-
-@pytest.mark.parametrize("counts", [(1 << 60, 0), (0, 1 << 60), (2, 0), (0, 2)])
-def test_a_header_that_promises_too_much_is_refused(
-    tmp_path: Path, counts: tuple[int, int]
-) -> None:
-    file = tmp_path / "model.gguf"
-    file.write_bytes(b"GGUF" + struct.pack("<IQQ", 3, *counts))
-    assert "complete GGUF file" in refused(file)
+    file.write_bytes(content)
+    assert message in refused(file)
 
 
 @pytest.mark.parametrize(

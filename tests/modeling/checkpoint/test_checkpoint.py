@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
+from tests.modeling.checkpoint.refusals import edit, reshape
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
-    MARIAN,
     MISTRAL,
     QWEN2,
     STABLELM,
@@ -48,7 +48,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": QWEN2,
     "qwen2-windowed": QWEN2
     | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    "marian": MARIAN,
     "stablelm": STABLELM,
 }
 
@@ -76,7 +75,6 @@ def loaded_by_transformers(folder: Path) -> PreTrainedModel:
 # --- written by us, read by transformers --------------------------------------------------------
 
 
-@pytest.mark.usefixtures("extra_families")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["as-it-is", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_reads_what_we_write(
@@ -99,7 +97,7 @@ def test_transformers_reads_what_we_write(
     )
 
 
-def test_a_written_checkpoint_keeps_its_special_tokens(tmp_path: Path) -> None:
+def test_a_saved_checkpoint_has_its_special_tokens(tmp_path: Path) -> None:
     save(load(written(MODELS["llama"], tmp_path / "source")), tmp_path / "saved")
     config = loaded_by_transformers(tmp_path / "saved").config
     assert config.bos_token_id == 1
@@ -120,7 +118,7 @@ def test_a_written_checkpoint_keeps_its_special_tokens(tmp_path: Path) -> None:
         (lambda config: replace(config, positions=SinusoidalPositions()), "rotary positions"),
     ],
 )
-def test_a_model_that_its_format_cannot_express_is_not_written(
+def test_a_model_that_its_format_cannot_express_is_not_saved(
     change: Callable[[DecoderConfig], DecoderConfig], field: str, tmp_path: Path
 ) -> None:
     config = read_config(written(LLAMA, tmp_path / "source"))
@@ -137,7 +135,7 @@ def with_attention(config: DecoderConfig, **changes: Any) -> DecoderConfig:
     return with_blocks(config, mixer=replace(config.blocks[0].attention, **changes))
 
 
-def test_layers_that_differ_are_written_where_the_format_allows(tmp_path: Path) -> None:
+def test_different_layers_are_saved_if_the_format_allows(tmp_path: Path) -> None:
     qwen2 = QWEN2 | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 2}
     config = read_config(written(qwen2, tmp_path / "source"))
     save(DecoderModel(config), tmp_path / "saved")
@@ -202,40 +200,22 @@ def test_a_base_model_without_the_head_it_needs_is_an_error(tmp_path: Path) -> N
 def test_weights_that_old_versions_saved_are_dropped(tmp_path: Path) -> None:
     gpt2, llama = written(GPT2, tmp_path / "gpt2"), written(LLAMA, tmp_path / "llama")
     expected = [load(gpt2), load(llama)]
-    edit(gpt2, lambda tensors: tensors.update(old_masks("transformer.h.{}.attn")))
-    frequencies = {"model.layers.1.self_attn.rotary_emb.inv_freq": torch.ones(4)}
-    edit(llama, lambda tensors: tensors.update(frequencies))
+    attention = [f"transformer.h.{layer}.attn" for layer in range(2)]
+    reshape(gpt2, {f"{name}.bias": (1, 1, 8, 8) for name in attention})
+    reshape(gpt2, {f"{name}.masked_bias": () for name in attention})
+    reshape(llama, {"model.layers.1.self_attn.rotary_emb.inv_freq": (4,)})
     with torch.inference_mode():
         for folder, module in zip((gpt2, llama), expected, strict=True):
             assert torch.equal(load(folder)(IDS), module(IDS))
 
 
-def old_masks(prefix: str) -> dict[str, torch.Tensor]:
-    return {
-        **{f"{prefix.format(i)}.bias": torch.ones(1, 1, 8, 8).bool() for i in range(2)},
-        **{f"{prefix.format(i)}.masked_bias": torch.tensor(-1e4) for i in range(2)},
-    }
-
-
-def edit(folder: Path, change: Callable[[dict[str, torch.Tensor]], object]) -> None:
-    """Change the tensors of a checkpoint."""
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-
-
-def test_a_copy_of_a_tied_embedding_is_accepted(tmp_path: Path) -> None:
+def test_a_copy_of_a_tied_embedding_must_equal_it(tmp_path: Path) -> None:
     folder = written(LLAMA | {"tie_word_embeddings": True}, tmp_path)
     expected = load(folder)
     table = "model.embed_tokens.weight"
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[table].clone()}))
     with torch.inference_mode():
         assert torch.equal(load(folder)(IDS), expected(IDS))
-
-
-def test_a_tied_head_with_other_values_is_an_error(tmp_path: Path) -> None:
-    folder = written(LLAMA | {"tie_word_embeddings": True}, tmp_path)
-    table = "model.embed_tokens.weight"
     edit(folder, lambda tensors: tensors.update({"lm_head.weight": tensors[table] * 2}))
     with pytest.raises(WeightError, match=r"lm_head\.weight: .*embedding"):
         load(folder)
@@ -293,7 +273,7 @@ def test_dynamic_positions_reach_any_context(tmp_path: Path) -> None:
 
 
 def test_a_stretched_context_cannot_be_written(tmp_path: Path) -> None:
-    # transformers would stretch the angles by the length of each text instead.
+    # transformers scales the angles by the length of the input instead.
     written(LLAMA | {"rope_parameters": DYNAMIC}, tmp_path / "source")
     with pytest.raises(ConfigError, match="context_length"):
         save(load(tmp_path / "source", max_context=200), tmp_path / "saved")

@@ -1,4 +1,4 @@
-"""Language models in sentence-transformers folders: their states embed texts."""
+"""Embedding models of sentence-transformers that are based on language models."""
 
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,7 @@ def written(folder: Path, values: dict[str, Any], head: EmbeddingHead = LAST) ->
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_last_state_of_a_language_model_is_its_embedding(tied: bool, tmp_path: Path) -> None:
-    # As Qwen3-Embedding is published, but for the padding, which is on the left there.
+    # Like Qwen3-Embedding, except that its padding is on the left.
     written(tmp_path, QWEN3 | {"tie_word_embeddings": tied})
     reference = AutoModel.from_pretrained(tmp_path, attn_implementation="eager").eval()
     rows = []
@@ -64,15 +64,15 @@ def test_the_last_state_of_a_language_model_is_its_embedding(tied: bool, tmp_pat
 
 
 def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Path) -> None:
-    # As Qwen3-Embedding is published.
+    # Like Qwen3-Embedding.
     written(tmp_path, QWEN3 | {"tie_word_embeddings": True})
     whole = load(tmp_path, EncoderModel)
     tensors = load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with torch.inference_mode():
-        got = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
-        assert torch.equal(got, whole(TEXTS.ids, TEXTS.lengths))
+        actual = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+        assert torch.equal(actual, whole(TEXTS.ids, TEXTS.lengths))
 
 
 def test_a_caller_can_ask_for_the_language_model(tmp_path: Path) -> None:
@@ -117,7 +117,7 @@ def test_padding_beyond_every_window_is_finite(tmp_path: Path) -> None:
 def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
     name: str, tmp_path: Path
 ) -> None:
-    # As all-mpnet-base-v2 and all-distilroberta-v1 are published.
+    # Like all-mpnet-base-v2 and all-distilroberta-v1.
     case = ENCODERS[f"{name}-masked"]
     reference = case.reference()
     reference.save_pretrained(tmp_path)
@@ -126,12 +126,12 @@ def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
         states = reference.base_model(TEXTS.ids, TEXTS.mask).last_hidden_state
     mean = (states * TEXTS.mask[..., None]).sum(1) / TEXTS.mask.sum(1, keepdim=True)
     with torch.inference_mode():
-        got = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
-    assert_same_logits(got, functional.normalize(mean, dim=1))
+        actual = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+    assert_same_logits(actual, functional.normalize(mean, dim=1))
 
 
 def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
-    # As folders of version 2 have it.
+    # As written by version 2 of sentence-transformers.
     ENCODERS["bert"].reference().save_pretrained(tmp_path)
     head = EmbeddingHead(pooling=("first",), projections=(Projection(width=20),))
     (dense,) = write_sentence_head(tmp_path, head, 32)
@@ -141,5 +141,5 @@ def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
     with torch.inference_mode():
         first = module.states(TEXTS.ids, TEXTS.lengths)[:, 0]
         hidden = torch.tanh(first @ weights["linear.weight"].T + weights["linear.bias"])
-        got = module(TEXTS.ids, TEXTS.lengths)
-    assert_same_logits(got, functional.normalize(hidden, dim=1))
+        actual = module(TEXTS.ids, TEXTS.lengths)
+    assert_same_logits(actual, functional.normalize(hidden, dim=1))

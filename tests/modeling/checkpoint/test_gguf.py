@@ -57,7 +57,7 @@ def rebuilt(checkpoint: Checkpoint) -> PreTrainedModel:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_file_equals_the_model_it_was_made_from(name: str, tmp_path: Path) -> None:
+def test_a_file_equals_the_original_model(name: str, tmp_path: Path) -> None:
     model, file = written(name, tmp_path)
     checkpoint = open_checkpoint(file)
     source = checkpoint.tensors
@@ -66,7 +66,7 @@ def test_a_file_equals_the_model_it_was_made_from(name: str, tmp_path: Path) -> 
         own = stored[HEADS.get(tensor, tensor)]
         assert shape == tuple(own.shape), tensor
         torch.testing.assert_close(source.read(tensor, 0, shape[0]), own, msg=tensor)
-    # By the reference's own forward: the config is whole, and no key is unknown to it.
+    # Computed by transformers, which knows all keys of the config.
     expected = reference_logits(model, IDS)
     assert_same_logits(reference_logits(rebuilt(checkpoint), IDS), expected)
     with torch.inference_mode():
@@ -74,7 +74,7 @@ def test_a_file_equals_the_model_it_was_made_from(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"])
-def test_every_slice_equals_the_library_s(kind: str, tmp_path: Path) -> None:
+def test_slices_equal_those_of_the_gguf_library(kind: str, tmp_path: Path) -> None:
     name = "blk.1.attn_q.weight"
     model, file = written("llama", tmp_path, kinds={name: kind})
     number = gguf.GGMLQuantizationType[kind]
@@ -119,7 +119,7 @@ def test_codes_equal_what_the_library_dequantizes(kind: str) -> None:
     torch.testing.assert_close(values.flatten(1), expected, rtol=1e-5, atol=1e-4)
 
 
-def test_stacked_experts_are_read_apart(tmp_path: Path) -> None:
+def test_stacked_experts_are_read_one_by_one(tmp_path: Path) -> None:
     model = reference_model(FAMILY_CONFIGS["qwen3_moe"])
     plain: dict[str, Tensor] = {}
     stacks: dict[str, Tensor] = {}

@@ -154,9 +154,9 @@ def pieces_metadata() -> dict[str, Any]:
     trainer = trainers.BpeTrainer(vocab_size=250, show_progress=False)
     learner.train_from_iterator(TEXTS * 5, trainer)
     vocabulary = learner.get_vocab()
-    found = sorted(vocabulary, key=lambda piece: vocabulary[piece])
+    result = sorted(vocabulary, key=lambda piece: vocabulary[piece])
     # As SentencePiece sorts them: pieces of several characters first, in order of their scores.
-    learnt = [piece for piece in found if len(piece) > 1] + [p for p in found if len(p) == 1]
+    learnt = [piece for piece in result if len(piece) > 1] + [p for p in result if len(p) == 1]
     kinds = [UNKNOWN, CONTROL, CONTROL, *[BYTE] * 256, CONTROL, USER_DEFINED]
     return {
         "tokenizer.ggml.model": "llama",
@@ -182,11 +182,11 @@ def merged(text: str, metadata: dict[str, Any]) -> list[int]:
             break
         place = min(pairs)[1]
         pieces[place : place + 2] = [pieces[place] + pieces[place + 1]]
-    found: list[int] = []
+    results: list[int] = []
     for piece in pieces:
         spelled = [ids[f"<0x{byte:02X}>"] for byte in piece.encode()]
-        found += [ids[piece]] if piece in ids else spelled
-    return found
+        results += [ids[piece]] if piece in ids else spelled
+    return results
 
 
 @pytest.mark.parametrize("prefixed", [True, False])

@@ -48,7 +48,7 @@ def mapped(
 
 
 def first_column(weights: MappedWeights, name: str, *, step: int) -> list[int]:
-    """Published row of each of our rows, read `step` rows at a time."""
+    """Published row numbers of a weight, read `step` rows at a time."""
     count = weights.shape(name)[0]
     parts = [weights.rows(name, i, min(i + step, count)) for i in range(0, count, step)]
     return torch.cat(parts)[:, 0].long().tolist()

@@ -55,17 +55,17 @@ def test_codes_are_available_if_kernels_support_them(name: str, tmp_path: Path) 
     meant = write_packed(tmp_path, METHODS[name])
     source = open_checkpoint(tmp_path).tensors
     assert isinstance(source, Coded)
-    found = source.code_format(DOWN)
-    assert found == KEPT.get(name)
+    result = source.code_format(DOWN)
+    assert result == KEPT.get(name)
     assert source.code_format("model.norm.weight") is None
-    if found is None:
+    if result is None:
         return
     codes = source.codes(DOWN, 5, 21)
     assert codes.values.shape == (16, 96)
     groups = torch.arange(96) // GROUP
     values = codes.values.float() - codes.zeros.float()[:, groups]
     torch.testing.assert_close(values * codes.scales[:, groups], meant[DOWN][5:21])
-    assert found.symmetric == bool((codes.zeros == 1 << (found.bits - 1)).all())
+    assert result.symmetric == bool((codes.zeros == 1 << (result.bits - 1)).all())
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])

@@ -96,7 +96,7 @@ def test_views_parameters_and_dtypes_are_read_unchanged(tmp_path: Path) -> None:
     assert torch.equal(read.read("transposed", 2, 5, axis=1), base.T[:, 2:5])
 
 
-def test_a_change_of_the_file_changes_the_hash(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_the_hash_depends_on_the_content(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
     torch.save(tensors, tmp_path / PICKLE)
     before = open_checkpoint(tmp_path).sha256()
     tensors["model.norm.weight"] += 1
@@ -137,23 +137,19 @@ def test_the_old_format_is_refused_with_advice(tmp_path: Path, tensors: dict[str
     assert "torch.save(torch.load(FILE, weights_only=True), FILE)" in message
 
 
-@pytest.mark.parametrize("kept", [0, 3, 4, 100, 5000, -1])
-def test_a_torn_pickle_is_named(tmp_path: Path, tensors: dict[str, Tensor], kept: int) -> None:
+@pytest.mark.parametrize("size", [0, 3, 4, 100, 5000, -1])
+def test_a_torn_pickle_is_refused(tmp_path: Path, tensors: dict[str, Tensor], size: int) -> None:
     torch.save(tensors, tmp_path / PICKLE)
-    (tmp_path / PICKLE).write_bytes((tmp_path / PICKLE).read_bytes()[:kept])
+    (tmp_path / PICKLE).write_bytes((tmp_path / PICKLE).read_bytes()[:size])
     assert PICKLE in refused(tmp_path)
 
 
-def test_an_absent_shard_is_named(tmp_path: Path, tensors: dict[str, Tensor]) -> None:
+def test_an_absent_shard_and_an_invalid_index_are_refused(
+    tmp_path: Path, tensors: dict[str, Tensor]
+) -> None:
     shard = write_shards(tmp_path, tensors)[1]
     shard.unlink()
     assert shard.name in refused(tmp_path)
-
-
-def test_an_index_of_pickles_names_no_other_files(
-    tmp_path: Path, tensors: dict[str, Tensor]
-) -> None:
-    write_shards(tmp_path, tensors)
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": {"a": "../pytorch_model.bin"}}))
     assert ".bin files" in refused(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Sentence-transformers folders: a checkpoint, and how it embeds texts."""
+"""Folders of sentence-transformers: pooling, projections, prompts, and their errors."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def written(folder: Path, listed: object = ALL, pooling: object = MINI_LM_POOLIN
 
 @pytest.mark.parametrize("pooling", ["mean", "first"])
 @pytest.mark.parametrize("normalised", [True, False])
-def test_a_folder_gives_the_embeddings_of_its_model_card(
+def test_embeddings_equal_those_of_the_model_card(
     pooling: str, normalised: bool, tmp_path: Path
 ) -> None:
     listed = ALL if normalised else ALL[:2]
@@ -86,7 +86,7 @@ def test_a_folder_gives_the_embeddings_of_its_model_card(
 
 @pytest.mark.parametrize("pooling", [MINI_LM_POOLING, FIRST])
 @pytest.mark.parametrize("listed", [ALL, ALL[:2]])
-def test_an_embedding_model_survives_saving(
+def test_a_saved_embedding_model_is_read_back(
     pooling: object, listed: object, tmp_path: Path
 ) -> None:
     module = load(written(tmp_path / "source", listed, pooling), EncoderModel)
@@ -213,24 +213,7 @@ def test_the_default_activation_of_a_projection_is_tanh(tmp_path: Path) -> None:
     assert head.projections == (Projection(width=24, bias=True, activation="tanh"),)
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"in_features": 31},
-        {"activation_function": "mine.Activation"},
-        {"use_residual": True},
-        {"module_output_name": "token_embeddings"},
-        {"normalize": True},
-    ],
-)
-def test_an_unsupported_projection_is_an_error(change: dict[str, Any], tmp_path: Path) -> None:
-    with_dense(tmp_path, DENSE)
-    (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | change))
-    with pytest.raises(ConfigError, match=r"2_Dense/config\.json: "):
-        read_config(tmp_path, EncoderConfig)
-
-
-def test_weights_of_a_projection_have_its_shape(tmp_path: Path) -> None:
+def test_a_projection_of_another_shape_is_an_error(tmp_path: Path) -> None:
     with_dense(tmp_path, DENSE)
     (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | {"out_features": 25}))
     with pytest.raises(WeightError, match=r"projections\.0\.weight: expected shape \(25, 32\)"):
@@ -263,7 +246,7 @@ def test_a_folder_states_the_maximum_length(
     assert max_tokens(tmp_path) == expected
 
 
-def test_prompts_are_those_of_the_folder(tmp_path: Path) -> None:
+def test_prompts_are_read(tmp_path: Path) -> None:
     values = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
     assert read_prompts(tmp_path) == Prompts()
@@ -282,47 +265,20 @@ def test_invalid_prompts_are_an_error(values: object, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "normalizer", [None, {"type": "NFC"}, {"type": "Sequence", "normalizers": [{"type": "NFC"}]}]
-)
-def test_lower_case_that_the_tokenizer_does_not_apply_is_an_error(
-    normalizer: object, tmp_path: Path
-) -> None:
-    written(tmp_path)
-    (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
-    (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
-    with pytest.raises(ConfigError, match="do_lower_case"):
-        read_config(tmp_path, EncoderConfig)
-
-
-@pytest.mark.parametrize(
     "normalizer",
     [
         {"type": "BertNormalizer", "lowercase": True},
         {"type": "Sequence", "normalizers": [{"type": "NFC"}, {"type": "Lowercase"}]},
     ],
 )
-def test_lower_case_that_the_tokenizer_applies_is_read(normalizer: object, tmp_path: Path) -> None:
+def test_lower_case_of_the_tokenizer_is_accepted(normalizer: object, tmp_path: Path) -> None:
     written(tmp_path)
     (tmp_path / "sentence_bert_config.json").write_text(json.dumps({"do_lower_case": True}))
     (tmp_path / "tokenizer.json").write_text(json.dumps({"normalizer": normalizer}))
     assert isinstance(read_config(tmp_path, EncoderConfig).head, EmbeddingHead)
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"transformer_task": "text-generation"},
-        {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
-    ],
-)
-def test_pooling_other_states_is_an_error(values: object, tmp_path: Path) -> None:
-    written(tmp_path)
-    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match="last_hidden_state"):
-        read_config(tmp_path, EncoderConfig)
-
-
-def test_token_vectors_saved_over_an_embedding_model_are_read_as_such(tmp_path: Path) -> None:
+def test_saving_over_an_embedding_model_removes_its_head(tmp_path: Path) -> None:
     ENCODERS["bert"].reference().save_pretrained(tmp_path / "plain")
     plain = load(tmp_path / "plain", EncoderModel)
     save(plain, written(tmp_path / "sentence"))
@@ -336,39 +292,75 @@ def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
     assert read_config(tmp_path, EncoderConfig) == before
 
 
-@pytest.mark.parametrize(
-    "listed",
-    [
-        modules("Transformer"),
-        modules("Transformer", "Normalize"),
-        modules("Transformer", "Pooling", "LSTM"),
-        modules("Transformer", "Pooling", "Normalize", "Dense"),
-        modules("WordEmbeddings", "Pooling"),
-        [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
-        {},
-        [1, 2],
-        None,
-    ],
-)
-def test_unsupported_modules_are_an_error(listed: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"modules\.json: "):
-        read_config(written(tmp_path, listed), EncoderConfig)
+UNSUPPORTED: list[tuple[dict[str, object], str]] = [
+    *(
+        ({"modules.json": listed}, r"modules\.json: ")
+        for listed in [
+            modules("Transformer"),
+            modules("Transformer", "Normalize"),
+            modules("Transformer", "Pooling", "LSTM"),
+            modules("Transformer", "Pooling", "Normalize", "Dense"),
+            modules("WordEmbeddings", "Pooling"),
+            [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
+            {},
+            [1, 2],
+            None,
+        ]
+    ),
+    *(
+        ({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ")
+        for pooling in [
+            {},
+            {"pooling_mode": "attention"},
+            {"pooling_mode": ["mean", 3]},
+            {"pooling_mode": []},
+            MINI_LM_POOLING | {"include_prompt": False},
+            MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
+        ]
+    ),
+    *(
+        ({"2_Dense/config.json": DENSE | change}, r"2_Dense/config\.json: ")
+        for change in [
+            {"in_features": 31},
+            {"activation_function": "mine.Activation"},
+            {"use_residual": True},
+            {"module_output_name": "token_embeddings"},
+            {"normalize": True},
+        ]
+    ),
+    *(
+        ({"sentence_bert_config.json": values}, "last_hidden_state")
+        for values in [
+            {"transformer_task": "text-generation"},
+            {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
+        ]
+    ),
+    *(
+        (
+            {
+                "sentence_bert_config.json": {"do_lower_case": True},
+                "tokenizer.json": {"normalizer": normalizer},
+            },
+            "do_lower_case",
+        )
+        for normalizer in [
+            None,
+            {"type": "NFC"},
+            {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
+        ]
+    ),
+]
 
 
-@pytest.mark.parametrize(
-    "pooling",
-    [
-        {},
-        {"pooling_mode": "attention"},
-        {"pooling_mode": ["mean", 3]},
-        {"pooling_mode": []},
-        MINI_LM_POOLING | {"include_prompt": False},
-        MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
-    ],
-)
-def test_an_unsupported_pooling_is_an_error(pooling: object, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=r"1_Pooling/config\.json: "):
-        read_config(written(tmp_path, ALL, pooling), EncoderConfig)
+@pytest.mark.parametrize(("files", "message"), UNSUPPORTED)
+def test_an_unsupported_folder_is_an_error(
+    files: dict[str, object], message: str, tmp_path: Path
+) -> None:
+    with_dense(tmp_path, DENSE)
+    for name, values in files.items():
+        (tmp_path / name).write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=message):
+        read_config(tmp_path, EncoderConfig)
 
 
 @pytest.mark.parametrize("path", ["../1_Pooling", "..", "", "/etc", "1_Pooling/", "."])

@@ -1,4 +1,4 @@
-"""Multimodal checkpoints: their language model alone gives the same logits."""
+"""The language model of a multimodal checkpoint against the whole model."""
 
 import json
 from pathlib import Path
@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from safetensors.torch import load_file, save_file
-from tests.modeling.checkpoint.refusals import refused
+from tests.modeling.checkpoint.refusals import refused, reshape, weight_error
 from tests.modeling.tiny_models import (
     VOCABULARY,
     assert_same_logits,
@@ -18,7 +17,7 @@ from tests.modeling.tiny_models import (
 )
 from transformers import PreTrainedModel
 
-from ortolan.modeling import WeightError, load
+from ortolan.modeling import load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.text_tower import text_values
 
@@ -69,115 +68,55 @@ QWEN3_5_TEXT: dict[str, Any] = {
     "linear_value_head_dim": 8,
 }
 
+LLAMA, QWEN2 = {"model_type": "llama"}, {"model_type": "qwen2"}
+
 MROPE = {"rope_type": "default", "rope_theta": 500.0, "mrope_section": [1, 1, 2]}
 
 SPECIAL = {"image_token_id": 5, "image_token_index": 5, "video_token_id": 6}
 
-CASES: dict[str, tuple[str, dict[str, Any]]] = {
+CASES: dict[str, tuple[str, dict[str, Any], dict[str, Any], dict[str, Any]]] = {
     "gemma3": (
-        "Gemma3ForConditionalGeneration",
+        "Gemma3",
         {
-            "model_type": "gemma3",
-            "text_config": TEXT
-            | {
-                "model_type": "gemma3_text",
-                "num_hidden_layers": 6,
-                "head_dim": 16,
-                "sliding_window": 5,
-                "query_pre_attn_scalar": 16,
-            },
-            "vision_config": IMAGES | {"model_type": "siglip_vision_model"},
-            "mm_tokens_per_image": 4,
+            **{"model_type": "gemma3_text", "num_hidden_layers": 6, "head_dim": 16},
+            **{"sliding_window": 5, "query_pre_attn_scalar": 16},
         },
+        IMAGES | {"model_type": "siglip_vision_model"},
+        {"mm_tokens_per_image": 4},
     ),
     "mistral3": (
-        "Mistral3ForConditionalGeneration",
-        {
-            "model_type": "mistral3",
-            "text_config": TEXT | {"model_type": "mistral", "head_dim": 8},
-            "vision_config": IMAGES | {"model_type": "pixtral", "head_dim": 16},
-        },
+        "Mistral3",
+        {"model_type": "mistral", "head_dim": 8},
+        IMAGES | {"model_type": "pixtral", "head_dim": 16},
+        {},
     ),
-    "llava": (
-        "LlavaForConditionalGeneration",
-        {
-            "model_type": "llava",
-            "text_config": TEXT | {"model_type": "llama"},
-            "vision_config": IMAGES | {"model_type": "clip_vision_model"},
-        },
-    ),
+    "llava": ("Llava", LLAMA, IMAGES | {"model_type": "clip_vision_model"}, {}),
     "llava_onevision": (
-        "LlavaOnevisionForConditionalGeneration",
-        {
-            "model_type": "llava_onevision",
-            "text_config": TEXT | {"model_type": "qwen2"},
-            "vision_config": IMAGES | {"model_type": "siglip_vision_model"},
-        },
+        "LlavaOnevision",
+        QWEN2,
+        IMAGES | {"model_type": "siglip_vision_model"},
+        {},
     ),
-    "idefics3": (
-        "Idefics3ForConditionalGeneration",
-        {
-            "model_type": "idefics3",
-            "text_config": TEXT | {"model_type": "llama"},
-            "vision_config": IMAGES,
-            "scale_factor": 1,
-        },
-    ),
-    "smolvlm": (
-        "SmolVLMForConditionalGeneration",
-        {
-            "model_type": "smolvlm",
-            "text_config": TEXT | {"model_type": "llama"},
-            "vision_config": IMAGES,
-            "scale_factor": 1,
-        },
-    ),
+    "idefics3": ("Idefics3", LLAMA, IMAGES, {"scale_factor": 1}),
+    "smolvlm": ("SmolVLM", LLAMA, IMAGES, {"scale_factor": 1}),
     "internvl": (
-        "InternVLForConditionalGeneration",
-        {
-            "model_type": "internvl",
-            "text_config": TEXT | {"model_type": "qwen2"},
-            "vision_config": IMAGES | {"image_size": [28, 28], "patch_size": [14, 14]},
-        },
+        "InternVL",
+        QWEN2,
+        IMAGES | {"image_size": [28, 28], "patch_size": [14, 14]},
+        {},
     ),
-    "qwen2_vl": (
-        "Qwen2VLForConditionalGeneration",
-        {
-            "model_type": "qwen2_vl",
-            "text_config": TEXT | {"rope_parameters": MROPE},
-            "vision_config": QWEN_IMAGES,
-        },
-    ),
-    "qwen2_5_vl": (
-        "Qwen2_5_VLForConditionalGeneration",
-        {
-            "model_type": "qwen2_5_vl",
-            "text_config": TEXT | {"rope_parameters": MROPE},
-            "vision_config": QWEN_IMAGES,
-        },
-    ),
-    "qwen3_5": (
-        "Qwen3_5ForConditionalGeneration",
-        {
-            "model_type": "qwen3_5",
-            "text_config": TEXT | QWEN3_5_TEXT,
-            "vision_config": QWEN_IMAGES,
-        },
-    ),
-    "qwen3_vl": (
-        "Qwen3VLForConditionalGeneration",
-        {
-            "model_type": "qwen3_vl",
-            "text_config": TEXT | {"head_dim": 16, "rope_parameters": MROPE},
-            "vision_config": QWEN_IMAGES,
-        },
-    ),
+    "qwen2_vl": ("Qwen2VL", {"rope_parameters": MROPE}, QWEN_IMAGES, {}),
+    "qwen2_5_vl": ("Qwen2_5_VL", {"rope_parameters": MROPE}, QWEN_IMAGES, {}),
+    "qwen3_5": ("Qwen3_5", QWEN3_5_TEXT, QWEN_IMAGES, {}),
+    "qwen3_vl": ("Qwen3VL", {"head_dim": 16, "rope_parameters": MROPE}, QWEN_IMAGES, {}),
 }
+"""By `model_type`: prefix of the class, and values of the text, of the images and of both."""
 
 
 def written(name: str, folder: Path) -> PreTrainedModel:
-    architecture, values = CASES[name]
-    assert hasattr(transformers, architecture)
+    prefix, text, images, both = CASES[name]
+    values = {"model_type": name, "text_config": TEXT | text, "vision_config": images, **both}
+    architecture = f"{prefix}ForConditionalGeneration"
     model = reference_model(values | SPECIAL, architecture=architecture)
     model.save_pretrained(folder)
     return model
@@ -187,7 +126,7 @@ def written(name: str, folder: Path) -> PreTrainedModel:
 def test_the_language_model_equals_the_whole_model(name: str, tmp_path: Path) -> None:
     model = written(name, tmp_path)
     ours = load(tmp_path)
-    ids = IDS.clamp(min=7)  # no image is in the text
+    ids = IDS.clamp(min=7)  # no ids of images
     with torch.inference_mode():
         assert_same_logits(ours(ids), reference_logits(model, ids))
     left_out = open_checkpoint(tmp_path).left_out
@@ -243,7 +182,5 @@ def test_an_unknown_language_model_is_refused(tmp_path: Path) -> None:
 
 def test_a_tensor_of_an_unknown_tower_is_unexpected(tmp_path: Path) -> None:
     written("llava", tmp_path)
-    file = tmp_path / "model.safetensors"
-    save_file({**load_file(file), "model.novel.weight": torch.ones(2)}, file)
-    with pytest.raises(WeightError, match=r"unexpected model\.novel\.weight"):
-        load(tmp_path)
+    reshape(tmp_path, {"model.novel.weight": (2,)})
+    assert "unexpected model.novel.weight" in weight_error(tmp_path)

@@ -1,4 +1,4 @@
-"""Recurrent cells compute what those of torch.nn do, with the same parameters."""
+"""Recurrent cells against those of torch.nn with the same parameters."""
 
 from collections.abc import Callable
 
@@ -28,19 +28,19 @@ def cell_and_reference(kind: CellKind) -> tuple[RecurrentCell, nn.RNNBase]:
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_a_cell_from_given_states_is_that_of_torch(kind: CellKind) -> None:
+def test_a_cell_equals_torch(kind: CellKind) -> None:
     cell, reference = cell_and_reference(kind)
     x, states = torch.randn(B, S, INPUTS), tuple(torch.randn(B, H) for _ in cell.states)
     out, after = cell(x, states)
-    given = tuple(each[None] for each in states)
-    want, last = reference(x, given if kind == "lstm" else given[0])
-    torch.testing.assert_close(out, want)
+    inputs = tuple(state[None] for state in states)
+    expected, last = reference(x, inputs if kind == "lstm" else inputs[0])
+    torch.testing.assert_close(out, expected)
     for mine, theirs in zip(after, last if kind == "lstm" else (last,), strict=True):
         torch.testing.assert_close(mine, theirs[0])
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_gradients_of_a_cell_are_those_of_torch(kind: CellKind) -> None:
+def test_gradients_equal_torch(kind: CellKind) -> None:
     cell, reference = cell_and_reference(kind)
     x = torch.randn(B, S, INPUTS)
     cell(x, tuple(torch.zeros(B, H) for _ in cell.states))[0].square().sum().backward()
@@ -50,19 +50,19 @@ def test_gradients_of_a_cell_are_those_of_torch(kind: CellKind) -> None:
 
 
 @pytest.mark.parametrize("kind", REFERENCES)
-def test_steps_of_a_cell_are_its_whole_text(kind: CellKind) -> None:
+def test_steps_equal_the_whole_sequence(kind: CellKind) -> None:
     cell, _ = cell_and_reference(kind)
     x = torch.randn(B, S, INPUTS)
     states = tuple(torch.zeros(B, H) for _ in cell.states)
-    want, last = cell(x, states)
+    expected, last = cell(x, states)
     for place in range(S):
         out, states = cell.step(x[:, place], states)
-        torch.testing.assert_close(out, want[:, place])
+        torch.testing.assert_close(out, expected[:, place])
     for mine, theirs in zip(states, last, strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
-def test_a_feed_forward_cell_carries_nothing() -> None:
+def test_a_feed_forward_cell_has_no_state() -> None:
     cell = cell_of("feed_forward", INPUTS, H)
     assert isinstance(cell, FeedForwardCell)
     x = torch.randn(B, INPUTS)

@@ -20,7 +20,7 @@ def inputs(taps: int, *, bias: bool) -> tuple[Tensor, Tensor, Tensor | None, Ten
 
 
 @pytest.mark.parametrize("taps", [1, 2, 4])
-def test_the_tokens_before_are_those_of_a_longer_text(taps: int) -> None:
+def test_chunks_equal_the_whole_sequence(taps: int) -> None:
     x, weight, bias, _ = inputs(taps, bias=True)
     whole = F.conv1d(F.pad(x, (taps - 1, 0)), weight, bias, groups=C)
     before, pieces = torch.zeros(B, C, taps - 1), []
@@ -34,15 +34,15 @@ def test_the_tokens_before_are_those_of_a_longer_text(taps: int) -> None:
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
 @pytest.mark.parametrize("bias", [False, True])
 @pytest.mark.parametrize("taps", [2, 3, 4, 5, 7])
-def test_a_trace_has_one_node_that_computes_the_same(taps: int, *, bias: bool) -> None:
+def test_a_trace_is_one_node_with_the_same_outputs(taps: int, *, bias: bool) -> None:
     class Module(nn.Module):
-        def forward(self, *given: Tensor) -> tuple[Tensor, Tensor]:
-            *rest, before = given
+        def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+            *rest, before = arguments
             x, weight = rest[:2]
             return convolve(x, weight, rest[2] if bias else None, before)
 
-    given = inputs(taps, bias=bias)
-    tensors = tuple(each for each in given if each is not None)
+    arguments = inputs(taps, bias=bias)
+    tensors = tuple(argument for argument in arguments if argument is not None)
     program = torch.onnx.export(
         Module().eval(), tensors, dynamo=True, opset_version=24, verbose=False
     )
@@ -54,5 +54,5 @@ def test_a_trace_has_one_node_that_computes_the_same(taps: int, *, bias: bool) -
     feeds = dict(
         zip([i.name for i in session.get_inputs()], map(Tensor.numpy, tensors), strict=True)
     )
-    for got, expected in zip(session.run(None, feeds), convolve(*given), strict=True):
-        torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-5, atol=1e-6)
+    for actual, expected in zip(session.run(None, feeds), convolve(*arguments), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-5, atol=1e-6)

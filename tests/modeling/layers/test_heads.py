@@ -38,7 +38,7 @@ def with_head(head: Head, **fields: Any) -> EncoderModel:
 
 
 def states(module: EncoderModel) -> list[Array]:
-    """What leaves the blocks for each text by itself, `(length, E)`."""
+    """Output of the blocks for each text alone, `(length, E)`."""
     with torch.inference_mode():
         return [
             module.states(IDS[row : row + 1, :length])[0].double().numpy()
@@ -52,9 +52,9 @@ def outputs(module: EncoderModel) -> Tensor:
     return out
 
 
-def assert_close(got: Tensor, expected: Array) -> None:
-    wanted = torch.as_tensor(expected)
-    torch.testing.assert_close(got.double(), wanted, rtol=2e-5, atol=2e-5)
+def assert_close(actual: Tensor, expected: Array) -> None:
+    reference = torch.as_tensor(expected)
+    torch.testing.assert_close(actual.double(), reference, rtol=2e-5, atol=2e-5)
 
 
 def weight(module: EncoderModel, name: str) -> Array:
@@ -63,7 +63,7 @@ def weight(module: EncoderModel, name: str) -> Array:
 
 @pytest.mark.parametrize("activation", [None, "tanh", "relu"])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_a_classifier_sees_one_vector_of_each_text(pooling: Any, activation: Any) -> None:
+def test_a_classifier_equals_the_formula(pooling: Any, activation: Any) -> None:
     head = ClassifierHead(labels=("a", "b", "c"), pooling=pooling, activation=activation)
     module = with_head(head)
     rows = []
@@ -80,7 +80,7 @@ def test_a_classifier_sees_one_vector_of_each_text(pooling: Any, activation: Any
 
 @pytest.mark.parametrize("normalised", [True, False])
 @pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_an_embedding_is_one_vector_of_each_text(pooling: Any, normalised: bool) -> None:
+def test_an_embedding_equals_the_formula(pooling: Any, normalised: bool) -> None:
     module = with_head(EmbeddingHead(pooling=(pooling,), normalised=normalised))
     rows = [text[0] if pooling == "first" else text.mean(0) for text in states(module)]
     rows = [row / np.sqrt(row @ row) for row in rows] if normalised else rows
@@ -91,7 +91,9 @@ def test_an_embedding_is_one_vector_of_each_text(pooling: Any, normalised: bool)
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("transformed", [True, False])
-def test_a_language_model_sees_every_token(tied: bool, bias: bool, transformed: bool) -> None:
+def test_a_language_model_head_equals_the_formula(
+    tied: bool, bias: bool, transformed: bool
+) -> None:
     head = LanguageModelHead(
         tied=tied,
         bias=bias,
@@ -113,7 +115,7 @@ def test_a_language_model_sees_every_token(tied: bool, bias: bool, transformed: 
         assert_close(logits[row, : len(text)], np.stack(expected))
 
 
-def test_types_of_tokens_are_added_before_the_norm() -> None:
+def test_token_types_are_added_before_the_norm() -> None:
     config = encoder_config(
         POSITIONS["learned"],
         BLOCKS["post"],
@@ -138,7 +140,7 @@ def test_types_of_tokens_are_added_before_the_norm() -> None:
 
 @pytest.mark.parametrize("class_token", [True, False])
 @pytest.mark.parametrize(("image", "patch"), [((4, 6), (2, 2)), ((5, 7), (2, 3)), ((3, 3), (3, 1))])
-def test_a_patch_is_a_linear_map_of_its_pixels(
+def test_patch_embeddings_equal_the_formula(
     image: tuple[int, int], patch: tuple[int, int], class_token: bool
 ) -> None:
     config = PatchInput(image_size=image, patch_size=patch, channels=2, class_token=class_token)
@@ -158,8 +160,8 @@ def test_a_patch_is_a_linear_map_of_its_pixels(
         for y in range(image[0] // patch[0]):
             for x in range(image[1] // patch[1]):
                 top, left = y * patch[0], x * patch[1]
-                seen = picture[:, top : top + patch[0], left : left + patch[1]]
-                vectors.append(matrix @ seen.reshape(-1) + bias.detach().double().numpy())
+                window = picture[:, top : top + patch[0], left : left + patch[1]]
+                vectors.append(matrix @ window.reshape(-1) + bias.detach().double().numpy())
         if module.class_token is not None:
             vectors.insert(0, module.class_token.detach().double().numpy()[0])
         expected.append(np.stack(vectors))
@@ -167,7 +169,7 @@ def test_a_patch_is_a_linear_map_of_its_pixels(
     assert_close(out, np.stack(expected))
 
 
-def test_an_image_is_classified_by_the_mean_of_its_patches() -> None:
+def test_mean_pooling_of_patches_ignores_their_order() -> None:
     source = PatchInput(image_size=(8, 8), patch_size=(2, 2), channels=1, class_token=False)
     head = ClassifierHead(labels=tuple("0123456789"), pooling="mean")
     config = encoder_config(
@@ -177,7 +179,7 @@ def test_an_image_is_classified_by_the_mean_of_its_patches() -> None:
     module, pixels = encoder(config), torch.randn(2, 1, 8, 8, generator=generator)
     with torch.inference_mode():
         logits = module(pixels)
-        # Without positions, a set: to their mean, the order of the patches does not matter.
+        # Without positions, the mean does not depend on the order of the patches.
         moved = module(pixels.roll((2, 4), dims=(2, 3)))
         shifted = module(pixels.roll(1, dims=2))
     assert logits.shape == (2, 10)
@@ -185,8 +187,7 @@ def test_an_image_is_classified_by_the_mean_of_its_patches() -> None:
     assert float((shifted - logits).abs().max()) > 0.01
 
 
-def test_inputs_that_cannot_be_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
-        TokenInput(vocab_size=0)
-    with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
-        TokenInput(vocab_size=WIDTH, types=-1)
+def test_invalid_inputs_are_an_error() -> None:
+    for vocab_size, types in ((0, 0), (WIDTH, -1)):
+        with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
+            TokenInput(vocab_size=vocab_size, types=types)

@@ -60,7 +60,7 @@ def addressed(config: MemoryConfig, row: Iterator[float], m: Array, before: Arra
 
 
 @pytest.mark.parametrize("config", CONFIGS)
-def test_a_step_is_that_of_the_paper(config: MemoryConfig) -> None:
+def test_a_step_equals_the_paper(config: MemoryConfig) -> None:
     memory, before = memory_and_state(config)
     out = torch.randn(B, H).double()
     with torch.no_grad():
@@ -83,12 +83,12 @@ def test_a_step_is_that_of_the_paper(config: MemoryConfig) -> None:
             m += np.outer(w, a)
         np.testing.assert_allclose(after.weights[text], weights, rtol=1e-6)
         np.testing.assert_allclose(after.contents[text], m, rtol=1e-6)
-        want = np.concatenate([w @ m for w in weights[: config.read_heads]])
-        np.testing.assert_allclose(read[text], want, rtol=1e-6)
+        expected = np.concatenate([w @ m for w in weights[: config.read_heads]])
+        np.testing.assert_allclose(read[text], expected, rtol=1e-6)
         assert next(row, None) is None
 
 
-def test_a_shift_by_one_moves_each_weight_to_the_next_slot_and_around() -> None:
+def test_rotation_wraps_around() -> None:
     weights = torch.tensor([[[0.1, 0.2, 0.3, 0.4]]])
     moved = rotate(weights, torch.tensor([[[0.0, 0.0, 1.0]]]))
     torch.testing.assert_close(moved, torch.tensor([[[0.4, 0.1, 0.2, 0.3]]]))
@@ -96,7 +96,7 @@ def test_a_shift_by_one_moves_each_weight_to_the_next_slot_and_around() -> None:
     torch.testing.assert_close(back, weights)
 
 
-def test_zeros_are_the_memory_at_the_start_of_a_text() -> None:
+def test_zeros_are_the_initial_memory() -> None:
     memory, state = memory_and_state(CONFIGS[0])
     zeros = MemoryState(torch.zeros_like(state.contents), torch.zeros_like(state.weights))
     first = memory.begin(zeros)
@@ -108,7 +108,7 @@ def test_zeros_are_the_memory_at_the_start_of_a_text() -> None:
     torch.testing.assert_close(again.weights, state.weights)
 
 
-def test_gradients_are_finite_at_the_start_of_a_text() -> None:
+def test_gradients_at_the_initial_memory_are_finite() -> None:
     memory, _ = memory_and_state(CONFIGS[0])
     slots, width = CONFIGS[0].slots, CONFIGS[0].width
     state = memory.begin(
@@ -123,7 +123,7 @@ def test_gradients_are_finite_at_the_start_of_a_text() -> None:
         assert parameter.grad.any()
 
 
-def test_a_head_that_is_not_trained_writes_slot_after_slot() -> None:
+def test_an_untrained_head_writes_to_consecutive_slots() -> None:
     torch.manual_seed(0)
     config = MemoryConfig(slots=8, width=4)
     memory = Memory(config, H)

@@ -1,4 +1,4 @@
-"""Mixers with a memory of fixed size: the formulas of their papers, in steps of any length."""
+"""Mixers with a memory of fixed size against the formulas, whole and in steps."""
 
 from collections.abc import Sequence
 
@@ -20,9 +20,9 @@ CUTS = [(11,), (4, 7), (1,) * 11, (5, 1, 1, 3, 1)]
 
 
 def layer(name: str) -> FixedMemoryMixer:
-    made = mixer(MIXERS[name], WIDTH, None)
-    assert isinstance(made, FixedMemoryMixer)
-    return randomised(made).double()
+    module = mixer(MIXERS[name], WIDTH, None)
+    assert isinstance(module, FixedMemoryMixer)
+    return randomised(module).double()
 
 
 def stream(batch: int = 1) -> Tensor:
@@ -34,29 +34,27 @@ def after(length: int, batch: int) -> StepLengths:
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_a_mixer_gives_what_its_formulas_say(name: str) -> None:
-    made, x = layer(name), stream()
+def test_a_mixer_equals_the_formulas(name: str) -> None:
+    module, x = layer(name), stream()
     with torch.inference_mode():
-        got = made(x)[0]
-    expected = torch.from_numpy(mixed(MIXERS[name], weights_of(made), x[0].numpy()))
+        actual = module(x)[0]
+    expected = torch.from_numpy(mixed(MIXERS[name], weights_of(module), x[0].numpy()))
     assert expected.std() > 1e-2
-    torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cuts", CUTS)
 @pytest.mark.parametrize("name", MIXERS)
-def test_steps_of_any_length_give_what_the_whole_text_gives(
-    name: str, cuts: tuple[int, ...]
-) -> None:
-    made, x = layer(name), stream(batch=2)
+def test_steps_equal_the_whole_sequence(name: str, cuts: tuple[int, ...]) -> None:
+    module, x = layer(name), stream(batch=2)
     memory = tuple(torch.zeros(2, *state.sizes(0)).double() for state in MIXERS[name].states)
     pieces, start = [], 0
     with torch.inference_mode():
-        whole = made(x)
+        whole = module(x)
         for size in cuts:
             part = x[:, start : start + size]
             start += size
-            out, memory = made.step(part, None, memory, after(start, 2))
+            out, memory = module.step(part, None, memory, after(start, 2))
             pieces.append(out)
     torch.testing.assert_close(torch.cat(pieces, 1), whole)
     shapes = [tuple(tensor.shape[1:]) for tensor in memory]
@@ -65,36 +63,36 @@ def test_steps_of_any_length_give_what_the_whole_text_gives(
 
 @pytest.mark.parametrize("name", MIXERS)
 def test_gradients_reach_every_weight(name: str) -> None:
-    made = layer(name)
-    made(stream()).square().sum().backward()
-    unreached = [n for n, p in made.named_parameters() if p.grad is None or not p.grad.any()]
+    module = layer(name)
+    module(stream()).square().sum().backward()
+    unreached = [n for n, p in module.named_parameters() if p.grad is None or not p.grad.any()]
     assert unreached == []
 
 
 @pytest.mark.parametrize("name", MIXERS)
-def test_a_hybrid_in_steps_gives_what_it_gives_at_once(name: str) -> None:
+def test_a_hybrid_in_steps_equals_the_whole_sequence(name: str) -> None:
     module = decoder(hybrid(MIXERS[name], depth=1))
     ids = torch.arange(12)[None] * 5 % 31
     cache: Sequence[Memory] = empty_cache(module.config, batch=1, capacity=16)
-    found = []
+    results = []
     with torch.inference_mode():
         whole = module(ids)
         for start, size in ((0, 5), (5, 1), (6, 1)):
             part = ids[:, start : start + size]
             logits, cache = module.step(part, after(start + size, 1), cache)
-            found.append(logits)
+            results.append(logits)
         some, _ = module.step(ids[:, 7:], after(12, 1), cache, torch.tensor([[4, 0]]))
-    torch.testing.assert_close(torch.cat(found, 1), whole[:, :7], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(torch.cat(results, 1), whole[:, :7], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(some, whole[:, [11, 7]], rtol=1e-4, atol=1e-4)
 
 
 def test_padding_is_refused() -> None:
-    made = layer("short-conv")
+    module = layer("short-conv")
     with pytest.raises(TypeError, match="padding"):
-        made(stream(), lengths=torch.tensor([3]))
+        module(stream(), lengths=torch.tensor([3]))
 
 
-def test_a_hybrid_has_no_attention_where_it_is_asked_for() -> None:
+def test_a_block_without_attention_raises_on_access() -> None:
     config = hybrid(MIXERS["short-conv"])
     with pytest.raises(ConfigError, match="expected attention, got ShortConvConfig"):
         _ = config.blocks[0].attention

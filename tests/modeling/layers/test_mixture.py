@@ -1,4 +1,4 @@
-"""The mixture of experts against a plain form of it, one token at a time."""
+"""The mixture of experts against the formula, one token at a time."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,13 +17,13 @@ X = torch.randn(2, 7, WIDTH, generator=torch.Generator().manual_seed(3))
 
 
 @pytest.mark.parametrize("name", CHANGES)
-def test_each_token_gets_the_weighted_sum_of_its_experts(name: str) -> None:
+def test_a_mixture_equals_the_formula(name: str) -> None:
     config = replace(FEW, **CHANGES[name])
     layer = randomised(Mixture(config, WIDTH))
     weights = {name: p.detach().double().numpy() for name, p in layer.named_parameters()}
     with torch.inference_mode():
-        got = layer(X)
-    for row, text in zip(got, X.double().numpy(), strict=True):
+        actual = layer(X)
+    for row, text in zip(actual, X.double().numpy(), strict=True):
         expected = np.stack([mixed(token, weights, config) for token in text])
         np.testing.assert_allclose(row.numpy(), expected, rtol=1e-4, atol=1e-5)
 
@@ -49,6 +49,6 @@ def test_gradients_reach_the_router_and_the_chosen_experts() -> None:
         {"groups": 3, "per_token": 3},
     ],
 )
-def test_what_no_router_can_choose_is_refused(changes: dict[str, Any]) -> None:
+def test_an_invalid_mixture_is_an_error(changes: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^mixture: "):
         MixtureConfig(**({"experts": 6, "per_token": 2, "intermediate_size": 16} | changes))

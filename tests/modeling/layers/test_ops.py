@@ -1,4 +1,4 @@
-"""The attention ops against formulas written a second time, plainly, in float64."""
+"""The attention ops against a plain implementation in float64."""
 
 import cmath
 import itertools
@@ -40,8 +40,8 @@ SPECS = {
 ROTATED = {"none": 0, "all": HEAD_DIM, "partial": 4}
 
 
-def assert_close(got: Tensor, expected: Tensor, rtol: float = 1e-5, atol: float = 2e-6) -> None:
-    torch.testing.assert_close(got, expected, rtol=rtol, atol=atol)
+def assert_close(actual: Tensor, expected: Tensor, rtol: float = 1e-5, atol: float = 2e-6) -> None:
+    torch.testing.assert_close(actual, expected, rtol=rtol, atol=atol)
 
 
 def random(*shape: int, seed: int = 0) -> Tensor:
@@ -53,7 +53,7 @@ def packed(spec: AttentionConfig, batch: int, length: int, *, seed: int = 0) -> 
 
 
 def rotary(rotated: int, positions: int = 64) -> Rotary | None:
-    """Tables of unrelated angles: nothing may depend on their being a geometric series."""
+    """Tables of random angles: the ops must not rely on a geometric series."""
     if not rotated:
         return None
     angles = random(positions, rotated // 2, seed=99) * 3
@@ -66,18 +66,18 @@ def empty(spec: AttentionConfig, batch: int, capacity: int) -> LayerCache:
 
 
 def after(*lengths: int) -> StepLengths:
-    """The step that leaves rows of these lengths."""
+    """Lengths for a step after which the rows have these lengths."""
     return StepLengths(
         torch.tensor(lengths, dtype=torch.int32) - 1,
         torch.tensor(max(lengths), dtype=torch.int32),
     )
 
 
-# --- a formula, head by head and token by token ------------------------------------------------
+# --- the formula, one head and token at a time --------------------------------------------------
 
 
 def formula(qkv: Tensor, tables: Rotary | None, spec: AttentionConfig) -> Tensor:
-    """Attention of one text `(S, (H + 2K) * D)` in float64, by the definition."""
+    """Attention over one sequence `(S, (H + 2K) * D)`, in float64."""
     length = len(qkv)
     vectors = qkv.double().reshape(length, -1, HEAD_DIM).tolist()
     keys, values = spec.num_heads, spec.num_heads + spec.num_kv_heads
@@ -85,23 +85,23 @@ def formula(qkv: Tensor, tables: Rotary | None, spec: AttentionConfig) -> Tensor
     for now, head in itertools.product(range(length), range(spec.num_heads)):
         shared = head // (spec.num_heads // spec.num_kv_heads)
         first = 0 if spec.sliding_window is None else max(0, now - spec.sliding_window + 1)
-        seen = range(first, now + 1)
-        query = turned(vectors[now][head], tables, now)
+        visible = range(first, now + 1)
+        query = rotated(vectors[now][head], tables, now)
         scores = []
-        for then in seen:
-            key = turned(vectors[then][keys + shared], tables, then)
+        for then in visible:
+            key = rotated(vectors[then][keys + shared], tables, then)
             score = spec.scale * sum(a * b for a, b in zip(query, key, strict=True))
             if spec.softcap is not None:
                 score = spec.softcap * math.tanh(score / spec.softcap)
             scores.append(math.exp(score))
-        for then, weight in zip(seen, scores, strict=True):
+        for then, weight in zip(visible, scores, strict=True):
             value = torch.tensor(vectors[then][values + shared], dtype=torch.float64)
             out[now, head] += weight / sum(scores) * value
     return out.reshape(length, -1)
 
 
-def turned(vector: list[float], tables: Rotary | None, position: int) -> list[float]:
-    """A vector whose channels i and i + R/2 are a complex number, turned by its angle."""
+def rotated(vector: list[float], tables: Rotary | None, position: int) -> list[float]:
+    """Rotates channels i and i + R/2, as one complex number, by the angle of the position."""
     if tables is None:
         return vector
     cos, sin = (table[position].double() for table in tables[:2])
@@ -112,9 +112,9 @@ def turned(vector: list[float], tables: Rotary | None, position: int) -> list[fl
     return result
 
 
-def test_the_formula_turns_by_the_angle() -> None:
+def test_the_formula_rotates_by_the_angle() -> None:
     tables = Rotary(torch.tensor([[1.0], [math.cos(0.3)]]), torch.tensor([[0.0], [math.sin(0.3)]]))
-    length, angle = cmath.polar(complex(*turned([0.6, 0.8], tables, 1)))
+    length, angle = cmath.polar(complex(*rotated([0.6, 0.8], tables, 1)))
     assert length == pytest.approx(1)
     assert angle == pytest.approx(cmath.phase(0.6 + 0.8j) + 0.3)
 
@@ -151,7 +151,7 @@ def test_softcap_equals_gemma2_of_transformers() -> None:
     assert (ours - uncapped).abs().max() > 0.1
 
 
-def test_half_precision_comes_back_in_its_dtype() -> None:
+def test_half_precision_stays_half_precision() -> None:
     for spec in (SPEC, SPECS["softcap"]):
         qkv = packed(spec, 1, 5)
         exact = attention(qkv, None, spec=spec)
@@ -163,20 +163,20 @@ def test_half_precision_comes_back_in_its_dtype() -> None:
 # --- the cache ----------------------------------------------------------------------------------
 
 
-def test_what_enters_the_cache_are_rotated_keys_and_plain_values() -> None:
+def test_the_cache_holds_rotated_keys_and_plain_values() -> None:
     tables = rotary(HEAD_DIM)
     qkv = packed(SPEC, 1, 3)
     _, present = cached_attention(qkv, empty(SPEC, 1, 6), after(3), tables, spec=SPEC)
     vectors = qkv.reshape(3, -1, HEAD_DIM)
     for position, head in itertools.product(range(3), range(2)):
-        key = torch.tensor(turned(vectors[position, HEADS + head].tolist(), tables, position))
+        key = torch.tensor(rotated(vectors[position, HEADS + head].tolist(), tables, position))
         assert_close(present.key[0, head, position], key)
         assert torch.equal(present.value[0, head, position], vectors[position, HEADS + 2 + head])
     assert not present.key[0, :, 3:].any()
     assert not present.value[0, :, 3:].any()
 
 
-def test_the_past_is_not_changed_in_place() -> None:
+def test_a_cache_is_not_modified_in_place() -> None:
     past = empty(SPEC, 1, 6)
     cached_attention(packed(SPEC, 1, 3), past, after(3), None, spec=SPEC)
     assert not past.key.any()
@@ -184,13 +184,13 @@ def test_the_past_is_not_changed_in_place() -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_garbage_after_the_length_of_a_row_is_ignored(name: str) -> None:
+def test_slots_beyond_a_row_are_ignored(name: str) -> None:
     spec, tables = SPECS[name], rotary(HEAD_DIM)
     prompt, token = packed(spec, 2, 5), packed(spec, 2, 1, seed=1)
     outputs = []
     for fill in (0.0, 1e4):
         garbage = LayerCache(*(x + fill for x in empty(spec, 2, 16)))
-        # Row 0 has 5 tokens, row 1 has 2 and three of padding.
+        # Row 0 has 5 tokens, row 1 has 2 and 3 of padding.
         first, present = cached_attention(prompt, garbage, after(5, 2), tables, spec=spec)
         second, _ = cached_attention(token, present, after(6, 3), tables, spec=spec)
         outputs.append((first[0], first[1, :2], second))
@@ -199,8 +199,8 @@ def test_garbage_after_the_length_of_a_row_is_ignored(name: str) -> None:
 
 
 @dataclass(frozen=True)
-class Situation:
-    """Texts of several lengths, and how they enter a cache."""
+class Case:
+    """Sequences of different lengths, and the chunks in which they enter a cache."""
 
     spec: AttentionConfig
     tables: Rotary | None
@@ -211,8 +211,8 @@ class Situation:
 
 
 @st.composite
-def situations(draw: st.DrawFn) -> Situation:
-    return Situation(
+def cases(draw: st.DrawFn) -> Case:
+    return Case(
         spec=AttentionConfig(
             num_heads=HEADS,
             num_kv_heads=draw(st.sampled_from([1, 2, 4])),
@@ -229,21 +229,21 @@ def situations(draw: st.DrawFn) -> Situation:
     )
 
 
-def garbage(situation: Situation, batch: int) -> LayerCache:
-    spec = situation.spec
+def garbage(case: Case, batch: int) -> LayerCache:
+    spec = case.spec
     shape = (batch, spec.num_kv_heads, 24, HEAD_DIM)
     return LayerCache(random(*shape, seed=7) * 100, random(*shape, seed=8) * 100)
 
 
 @settings(max_examples=40, deadline=None)
-@given(situations())
-def test_chunked_equals_whole(situation: Situation) -> None:
-    spec, tables = situation.spec, situation.tables
-    total = sum(situation.chunks)
-    qkv = packed(spec, 1, total, seed=situation.seed)
+@given(cases())
+def test_chunked_equals_whole(case: Case) -> None:
+    spec, tables = case.spec, case.tables
+    total = sum(case.chunks)
+    qkv = packed(spec, 1, total, seed=case.seed)
     whole = attention(qkv, tables, spec=spec)
-    cache, outputs, start = garbage(situation, 1), [], 0
-    for size in situation.chunks:
+    cache, outputs, start = garbage(case, 1), [], 0
+    for size in case.chunks:
         chunk = qkv[:, start : start + size]
         out, cache = cached_attention(chunk, cache, after(start + size), tables, spec=spec)
         outputs.append(out)
@@ -252,18 +252,18 @@ def test_chunked_equals_whole(situation: Situation) -> None:
 
 
 @settings(max_examples=40, deadline=None)
-@given(situations())
-def test_a_ragged_batch_equals_its_rows_alone(situation: Situation) -> None:
-    spec, tables, lengths = situation.spec, situation.tables, situation.lengths
+@given(cases())
+def test_a_ragged_batch_equals_its_rows_alone(case: Case) -> None:
+    spec, tables, lengths = case.spec, case.tables, case.lengths
     batch, longest = len(lengths), max(lengths)
-    prompt = packed(spec, batch, longest, seed=situation.seed)
-    tokens = packed(spec, batch, situation.new_tokens, seed=situation.seed + 1)
+    prompt = packed(spec, batch, longest, seed=case.seed)
+    tokens = packed(spec, batch, case.new_tokens, seed=case.seed + 1)
 
     padded, cache = cached_attention(
-        prompt, garbage(situation, batch), after(*lengths), tables, spec=spec
+        prompt, garbage(case, batch), after(*lengths), tables, spec=spec
     )
     decoded = []
-    for i in range(situation.new_tokens):
+    for i in range(case.new_tokens):
         grown = after(*(length + i + 1 for length in lengths))
         out, cache = cached_attention(tokens[:, i : i + 1], cache, grown, tables, spec=spec)
         decoded.append(out)
@@ -276,18 +276,18 @@ def test_a_ragged_batch_equals_its_rows_alone(situation: Situation) -> None:
 
 
 @settings(max_examples=30, deadline=None)
-@given(situations())
-def test_later_tokens_do_not_change_earlier_outputs(situation: Situation) -> None:
-    spec, tables = situation.spec, situation.tables
-    qkv = packed(spec, 1, 10, seed=situation.seed)
+@given(cases())
+def test_later_tokens_do_not_change_earlier_outputs(case: Case) -> None:
+    spec, tables = case.spec, case.tables
+    qkv = packed(spec, 1, 10, seed=case.seed)
     changed = qkv.clone()
-    changed[:, 6:] = packed(spec, 1, 4, seed=situation.seed + 1) * 10
+    changed[:, 6:] = packed(spec, 1, 4, seed=case.seed + 1) * 10
     before, now = (attention(x, tables, spec=spec) for x in (qkv, changed))
     assert_close(before[:, :6], now[:, :6])
 
 
 @pytest.mark.parametrize("kind", ["plain", "bias", "keys", "values"])
-def test_slots_after_the_longest_row_take_no_part_in_a_step(kind: str) -> None:
+def test_a_step_may_skip_the_slots_beyond_the_longest_row(kind: str) -> None:
     spec = replace(SPEC, value_dim=3) if kind == "values" else SPEC
     width = HEADS * HEAD_DIM + 2 * HEAD_DIM + 2 * spec.value_width
     shapes = [(2, 2, 12, size) for size in (HEAD_DIM, spec.value_width)]
@@ -302,8 +302,8 @@ def test_slots_after_the_longest_row_take_no_part_in_a_step(kind: str) -> None:
         bias = None if relative.bias is None else relative.bias[..., :7]
         rows = None if relative.rows is None else relative.rows[..., :7]
         relative = Relative(bias=bias, rows=rows, keys=relative.keys)
-    reached = replace(step, seen=7)
-    part, same = cached_attention(qkv, past, reached, None, spec=spec, relative=relative)
+    bounded = replace(step, seen=7)
+    part, same = cached_attention(qkv, past, bounded, None, spec=spec, relative=relative)
     assert_close(part, whole)
     assert all(torch.equal(one, other) for one, other in zip(extended, same, strict=True))
 
@@ -329,11 +329,11 @@ def test_positions_of_a_step(
     assert after(*lengths).positions(new_tokens).tolist() == expected
 
 
-# --- projections apart, and sinks --------------------------------------------------------------
+# --- separate projections, and sinks -----------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_projections_apart_give_what_those_side_by_side_do(name: str) -> None:
+def test_separate_projections_equal_packed_ones(name: str) -> None:
     spec, tables, length = SPECS[name], rotary(4), 7
     qkv = packed(spec, 2, length)
     heads = split_projections(qkv, spec)
@@ -350,16 +350,16 @@ def test_projections_apart_give_what_those_side_by_side_do(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_a_sink_is_one_more_key_with_a_value_of_zero(name: str) -> None:
+def test_a_sink_is_a_key_with_a_value_of_zero(name: str) -> None:
     spec, length = SPECS[name], 7
     qkv = packed(spec, 2, length)
     weights = attention_weights(qkv, None, spec=spec)
     sinks = torch.linspace(-1, 2, HEADS)
-    # The softmax of the scores and one more: what the sink takes is lost to all alike.
+    # The sink adds a term to the denominator of the softmax.
     scores = score_sums(qkv, spec)
-    taken = scores / (scores + sinks.exp()[:, None].double())
-    wanted = weights.double() * taken[..., None]
-    assert_close(attention_weights(qkv, None, spec=spec, sinks=sinks).double(), wanted)
+    share = scores / (scores + sinks.exp()[:, None].double())
+    expected = weights.double() * share[..., None]
+    assert_close(attention_weights(qkv, None, spec=spec, sinks=sinks).double(), expected)
 
     plain = attention(qkv, None, spec=spec, sinks=sinks)
     cached, _ = cached_attention(
@@ -367,21 +367,21 @@ def test_a_sink_is_one_more_key_with_a_value_of_zero(name: str) -> None:
     )
     values = by_head(split_projections(qkv, spec).value)
     values = values.repeat_interleave(HEADS // spec.num_kv_heads, 1)
-    out = (wanted @ values).transpose(1, 2).flatten(2)
+    out = (expected @ values).transpose(1, 2).flatten(2)
     assert_close(plain.double(), out)
     assert_close(cached.double(), out)
 
 
 def score_sums(qkv: Tensor, spec: AttentionConfig) -> Tensor:
-    """The sum of exponentials that each query is divided by, `(B, H, S)` in float64."""
+    """Denominator of the softmax of each query, `(B, H, S)` in float64."""
     q, k, _ = map(by_head, split_projections(qkv, spec))
     scores = q @ k.repeat_interleave(HEADS // spec.num_kv_heads, 1).mT * spec.scale
     if spec.softcap is not None:
         scores = spec.softcap * torch.tanh(scores / spec.softcap)
     length = qkv.shape[1]
     distance = torch.arange(length)[:, None] - torch.arange(length)
-    seen = (distance >= 0) & (distance < (spec.sliding_window or length))
-    total: Tensor = scores.exp().masked_fill(~seen, 0).sum(-1)
+    visible = (distance >= 0) & (distance < (spec.sliding_window or length))
+    total: Tensor = scores.exp().masked_fill(~visible, 0).sum(-1)
     return total
 
 

@@ -142,7 +142,7 @@ def test_every_llama3_equals_transformers(theta: float, rope: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize("length", [CONTEXT // 2, CONTEXT, CONTEXT + 1, 3 * CONTEXT])
-def test_dynamic_scaling_stretches_from_the_original_length_on(length: int) -> None:
+def test_dynamic_scaling_starts_at_the_original_length(length: int) -> None:
     rope = SCALINGS["dynamic"]
     expected, _ = transformers_frequencies(rope, length=length)
     positions = read(rope)
@@ -159,26 +159,19 @@ def test_mscale_alone_is_ignored_as_in_transformers() -> None:
     assert read(rope) == read(YARN)
 
 
-def test_each_scaling_is_another_table() -> None:
+def test_every_scaling_has_a_different_table() -> None:
     length = 2 * CONTEXT
-    found = [torch.cat(rotary_tables(read(rope), length)) for rope in SCALINGS.values()]
-    for i, one in enumerate(found):
-        assert not any(torch.equal(one, other) for other in found[:i])
+    results = [torch.cat(rotary_tables(read(rope), length)) for rope in SCALINGS.values()]
+    for i, one in enumerate(results):
+        assert not any(torch.equal(one, other) for other in results[:i])
 
 
-@pytest.mark.parametrize("name", SCALINGS)
-def test_rotary_positions_survive_being_written(name: str) -> None:
-    positions = read(SCALINGS[name], theta=500.0)
+@pytest.mark.parametrize("name", [*SCALINGS, "partial"])
+def test_written_positions_are_read_back(name: str) -> None:
+    partial = RotaryPositions(dim=16, theta=500.0)
+    positions = read(SCALINGS[name], theta=500.0) if name in SCALINGS else partial
     keys = write_rotary(positions, head_dim=64)
-    again = read_rotary(ConfigReader(keys), head_dim=64, context_length=CONTEXT)
-    assert again == positions
-
-
-def test_partial_rotation_survives_being_written() -> None:
-    positions = RotaryPositions(dim=16, theta=500.0)
-    keys = write_rotary(positions, head_dim=64)
-    again = read_rotary(ConfigReader(keys), head_dim=64, context_length=CONTEXT)
-    assert again == positions
+    assert read_rotary(ConfigReader(keys), head_dim=64, context_length=CONTEXT) == positions
 
 
 def test_both_spellings_of_a_scaling_read_the_same() -> None:
@@ -188,7 +181,7 @@ def test_both_spellings_of_a_scaling_read_the_same() -> None:
     assert read(old) == read(rope) == new
 
 
-def test_theta_beside_and_inside_the_scaling_reads_the_same() -> None:
+def test_theta_may_be_inside_or_outside_the_scaling() -> None:
     assert read({"rope_type": "default", "rope_theta": 7.0}, theta=9.0).theta == 7.0
     assert read({"rope_type": "default"}, theta=9.0).theta == 9.0
     assert read_rotary(ConfigReader({}), head_dim=8, context_length=8).theta == 10_000.0
@@ -223,7 +216,7 @@ LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": 
         ({"rope_type": "default", "rope_theta": -1.0}, "theta must be above 1"),
     ],
 )
-def test_a_scaling_that_is_not_understood_is_an_error(rope: dict[str, Any], message: str) -> None:
+def test_an_invalid_scaling_is_an_error(rope: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(rope)
 
@@ -258,7 +251,7 @@ def test_llama3_keeps_fast_channels_and_divides_slow_ones() -> None:
 
 
 @pytest.mark.parametrize("width", [6, 32])
-def test_the_interleaved_table_is_the_papers(width: int) -> None:
+def test_the_interleaved_table_equals_the_paper(width: int) -> None:
     table = sinusoidal_table(50, width, SinusoidalPositions())
     assert table.shape == (50, width)
     for position in (0, 1, 17, 49):
@@ -269,13 +262,13 @@ def test_the_interleaved_table_is_the_papers(width: int) -> None:
 
 
 @pytest.mark.parametrize("width", [6, 7, 32])
-def test_the_table_of_halves_is_that_of_marian(width: int) -> None:
+def test_the_table_of_halves_equals_marian(width: int) -> None:
     expected = MarianSinusoidalPositionalEmbedding(50, width).create_weight()  # type: ignore[no-untyped-call]
     table = sinusoidal_table(50, width, SinusoidalPositions(layout="halves"))
     torch.testing.assert_close(table, expected)
 
 
-def test_the_table_with_an_endpoint_is_that_of_xglm() -> None:
+def test_the_table_with_an_endpoint_equals_xglm() -> None:
     reference = XGLMSinusoidalPositionalEmbedding(50, 12)
     expected = reference(torch.arange(50)[None])[0]
     positions = SinusoidalPositions(layout="halves", offset=2, endpoint=True)

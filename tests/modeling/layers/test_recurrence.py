@@ -33,63 +33,65 @@ def random(name: str, *, scale: float = 0.5) -> Recurrence:
     )
 
 
-def recur(given: Recurrence, state: Tensor) -> tuple[Tensor, Tensor]:
-    """With heads before tokens, as `State.recur` has them."""
-    out, after = recur_in_time(given.turned(), state)
+def recur(inputs: Recurrence, state: Tensor) -> tuple[Tensor, Tensor]:
+    """Inputs and outputs with heads before tokens, as in `State.recur`."""
+    out, after = recur_in_time(inputs.turned(), state)
     return out.transpose(1, 2), after
 
 
-def by_hand(given: Recurrence) -> Tensor:
-    """A token and a head at a time, as the formula is written."""
+def formula(inputs: Recurrence) -> Tensor:
+    """The formula, one token and one head at a time."""
     out = torch.empty(B, H, S, U)
     for b in range(B):
         for h in range(H):
             state = torch.zeros(D, U)
             for s in range(S):
-                q, k, v = (each[b, h, s] for each in given[:3])
-                if given.decay is not None:
-                    state = torch.diag(given.decay[b, h, s].exp().expand(D)) @ state
-                if given.rate is not None:
-                    v = given.rate[b, h, s] * (v - state.T @ k)
+                q, k, v = (x[b, h, s] for x in inputs[:3])
+                if inputs.decay is not None:
+                    state = torch.diag(inputs.decay[b, h, s].exp().expand(D)) @ state
+                if inputs.rate is not None:
+                    v = inputs.rate[b, h, s] * (v - state.T @ k)
                 state = state + torch.outer(k, v)
-                out[b, h, s] = given.scale * state.T @ q
+                out[b, h, s] = inputs.scale * state.T @ q
     return out
 
 
 @pytest.mark.parametrize("name", GATES)
-def test_outputs_are_those_of_the_formula(name: str) -> None:
-    given = random(name)
-    out, _ = recur(given, torch.zeros(B, H, D, U))
-    torch.testing.assert_close(out, by_hand(given), rtol=1e-5, atol=1e-5)
+def test_recurrence_equals_the_formula(name: str) -> None:
+    inputs = random(name)
+    out, _ = recur(inputs, torch.zeros(B, H, D, U))
+    torch.testing.assert_close(out, formula(inputs), rtol=1e-5, atol=1e-5)
 
 
-def pieces(given: Recurrence, start: int, stop: int) -> dict[str, Tensor | float | None]:
-    """The tokens `[start:stop]`, as `State.recur` takes them."""
+def pieces(inputs: Recurrence, start: int, stop: int) -> dict[str, Tensor | float | None]:
+    """Arguments of `State.recur` for the tokens `[start:stop]`."""
     return {
         name: value[:, :, start:stop] if isinstance(value, Tensor) else value
-        for name, value in given._asdict().items()
+        for name, value in inputs._asdict().items()
     }
 
 
-def test_a_state_continues_where_it_stopped() -> None:
-    given = random("delta rule and decay of a head")
-    whole = State.whole().recur("it", **pieces(given, 0, S))  # type: ignore[arg-type]
+def test_steps_equal_the_whole_sequence() -> None:
+    inputs = random("delta rule and decay of a head")
+    whole = State.whole().recur("it", **pieces(inputs, 0, S))  # type: ignore[arg-type]
     memory = {"it": torch.zeros(B, H, D, U)}
     lengths = StepLengths(torch.zeros(B, dtype=torch.int32), torch.tensor(1, dtype=torch.int32))
-    got = []
+    actual = []
     for start, stop in ((0, 4), (4, 5), (5, S)):
         state = CachedState(lengths, {}, memory)
-        got.append(state.recur("it", **pieces(given, start, stop)))  # type: ignore[arg-type]
+        actual.append(state.recur("it", **pieces(inputs, start, stop)))  # type: ignore[arg-type]
         memory = state.kept
-    torch.testing.assert_close(torch.cat(got, 2), whole)
+    torch.testing.assert_close(torch.cat(actual, 2), whole)
 
 
 def test_heads_may_share_queries_and_keys() -> None:
-    given = random("delta rule and decay of a head")
-    one = given._replace(query=given.query[:, :1], key=given.key[:, :1])
-    each = given._replace(query=one.query.expand(-1, H, -1, -1), key=one.key.expand(-1, H, -1, -1))
-    for got, wanted in zip(recur(one, zeros()), recur(each, zeros()), strict=True):
-        torch.testing.assert_close(got, wanted)
+    inputs = random("delta rule and decay of a head")
+    one = inputs._replace(query=inputs.query[:, :1], key=inputs.key[:, :1])
+    repeated = inputs._replace(
+        query=one.query.expand(-1, H, -1, -1), key=one.key.expand(-1, H, -1, -1)
+    )
+    for actual, expected in zip(recur(one, zeros()), recur(repeated, zeros()), strict=True):
+        torch.testing.assert_close(actual, expected)
 
 
 def zeros() -> Tensor:
@@ -97,29 +99,29 @@ def zeros() -> Tensor:
 
 
 def test_gradients_flow() -> None:
-    given = random("delta rule and decay of a channel")
-    given.key.requires_grad_()
-    recur(given, torch.zeros(B, H, D, U))[0].sum().backward()  # type: ignore[no-untyped-call]
-    assert given.key.grad is not None
-    assert bool(given.key.grad.abs().sum() > 0)
+    inputs = random("delta rule and decay of a channel")
+    inputs.key.requires_grad_()
+    recur(inputs, torch.zeros(B, H, D, U))[0].sum().backward()  # type: ignore[no-untyped-call]
+    assert inputs.key.grad is not None
+    assert bool(inputs.key.grad.abs().sum() > 0)
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
 @pytest.mark.parametrize("name", ["linear", "decay of a channel", "delta rule and decay of a head"])
 @pytest.mark.parametrize("shares", [False, True])
-def test_a_trace_has_one_node_that_computes_the_same(name: str, *, shares: bool) -> None:
-    given = random(name)
+def test_a_trace_is_one_node_with_the_same_outputs(name: str, *, shares: bool) -> None:
+    values = random(name)
     if shares:
-        given = given._replace(query=given.query[:, :1], key=given.key[:, :1])
+        values = values._replace(query=values.query[:, :1], key=values.key[:, :1])
 
     class Module(nn.Module):
         def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-            found = iter(tensors[:-1])
-            each = [next(found) if isinstance(value, Tensor) else value for value in given]
-            return recur(Recurrence(*each), tensors[-1])  # type: ignore[arg-type]
+            result = iter(tensors[:-1])
+            fields = [next(result) if isinstance(value, Tensor) else value for value in values]
+            return recur(Recurrence(*fields), tensors[-1])  # type: ignore[arg-type]
 
     state = torch.randn(B, H, D, U)
-    inputs = (*(value for value in given if isinstance(value, Tensor)), state)
+    inputs = (*(value for value in values if isinstance(value, Tensor)), state)
     program = torch.onnx.export(
         Module().eval(), inputs, dynamo=True, opset_version=24, verbose=False
     )
@@ -130,5 +132,5 @@ def test_a_trace_has_one_node_that_computes_the_same(name: str, *, shares: bool)
     feeds = dict(
         zip([i.name for i in session.get_inputs()], map(Tensor.numpy, inputs), strict=True)
     )
-    for got, expected in zip(session.run(None, feeds), recur(given, state), strict=True):
-        torch.testing.assert_close(torch.from_numpy(got), expected, rtol=1e-4, atol=1e-5)
+    for actual, expected in zip(session.run(None, feeds), recur(values, state), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-4, atol=1e-5)

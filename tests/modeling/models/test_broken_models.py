@@ -1,13 +1,12 @@
-"""Checkpoints of encoders and encoder-decoders that are damaged, or of another head."""
+"""Encoders and encoder-decoders whose checkpoint is damaged or has another head."""
 
 import json
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from tests.modeling.checkpoint.refusals import edit, reshape, weight_error
 from tests.modeling.tiny_encoders import (
     BERT,
     ENCODERS,
@@ -19,7 +18,6 @@ from tests.modeling.tiny_encoders import (
     reference_output,
 )
 from tests.modeling.tiny_models import assert_same_logits
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import (
@@ -35,21 +33,12 @@ from ortolan.modeling import (
 from ortolan.modeling.checkpoint.folder import open_weights, read_config
 from ortolan.modeling.config import ClassifierHead, ModelConfig
 
-Tensors = dict[str, Tensor]
-
 CASES = ENCODERS | IMAGES | SEQ2SEQ
 
 
-def written(name: str, folder: Path) -> Path:
+def saved(name: str, folder: Path) -> Path:
     CASES[name].reference().save_pretrained(folder)
     return folder
-
-
-def edit(folder: Path, change: Callable[[Tensors], object]) -> None:
-    tensors = load_file(folder / "model.safetensors")
-    change(tensors)
-    tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def reconfigure(folder: Path, **changes: object) -> None:
@@ -57,68 +46,55 @@ def reconfigure(folder: Path, **changes: object) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
-def weight_error(folder: Path) -> str:
-    with pytest.raises(WeightError) as caught:
-        load(folder, TransformerModel)
-    return str(caught.value)
+SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
+    *(
+        (name, weight, None, f"1 differences from config.json: missing {weight}.")
+        for name, weight in {
+            "bert-classifier": "bert.pooler.dense.weight",
+            "bert-masked": "cls.predictions.transform.LayerNorm.bias",
+            "roberta-masked": "lm_head.dense.weight",
+            "vit-classifier": "vit.embeddings.cls_token",
+            "marian": "final_logits_bias",
+            "bart": "model.decoder.layernorm_embedding.weight",
+            "t5": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+            "t5-gated": "encoder.block.1.layer.1.DenseReluDense.wi_0.weight",
+        }.items()
+    ),
+    (
+        *("distilbert", "transformer.layer.1.ffn.lin2.bias", None),
+        "1 differences from config.json: missing distilbert.transformer.layer.1.ffn.lin2.bias.",
+    ),
+    *(
+        (name, weight, (*shape, 2), f"{weight}: expected shape {shape}, got {(*shape, 2)}")
+        for name, weight, shape in [
+            ("vit", "embeddings.cls_token", (1, 1, 32)),
+            ("vit-classifier", "vit.embeddings.position_embeddings", (1, 17, 32)),
+            ("marian", "final_logits_bias", (1, 97)),
+            ("bart", "model.encoder.embed_positions.weight", (42, 32)),
+            ("roberta", "embeddings.position_embeddings.weight", (40, 32)),
+            ("t5", "decoder.block.2.layer.1.EncDecAttention.k.weight", (48, 32)),
+        ]
+    ),
+    *(
+        (name, weight, (2,), f"1 differences from config.json: unexpected {weight}.")
+        for name, weight in [
+            ("bert-masked", "bert.encoder.layer.1.crossattention.self.query.weight"),
+            ("bert-masked", "bert.encoder.layer.2.output.dense.weight"),
+            ("vit", "embeddings.mask_token"),
+            ("marian", "model.decoder.layers.3.fc1.weight"),
+            ("t5", "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"),
+            ("t5", "encoder.block.0.layer.1.DenseReluDense.wi_1.weight"),
+        ]
+    ),
+]
 
 
-MISSING = {
-    "bert-classifier": "bert.pooler.dense.weight",
-    "bert-masked": "cls.predictions.transform.LayerNorm.bias",
-    "roberta-masked": "lm_head.dense.weight",
-    "distilbert": "transformer.layer.1.ffn.lin2.bias",
-    "vit-classifier": "vit.embeddings.cls_token",
-    "marian": "final_logits_bias",
-    "bart": "model.decoder.layernorm_embedding.weight",
-    "t5": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-    "t5-gated": "encoder.block.1.layer.1.DenseReluDense.wi_0.weight",
-}
-
-
-@pytest.mark.parametrize("name", MISSING)
-def test_a_missing_weight_is_named(name: str, tmp_path: Path) -> None:
-    edit(written(name, tmp_path), lambda tensors: tensors.pop(MISSING[name]))
-    assert (
-        "1 differences from config.json: missing "
-        f"{'distilbert.' * (name == 'distilbert')}{MISSING[name]}." in (weight_error(tmp_path))
-    )
-
-
-@pytest.mark.parametrize(
-    ("name", "weight", "shape"),
-    [
-        ("vit", "embeddings.cls_token", (1, 1, 32)),
-        ("vit-classifier", "vit.embeddings.position_embeddings", (1, 17, 32)),
-        ("marian", "final_logits_bias", (1, 97)),
-        ("bart", "model.encoder.embed_positions.weight", (42, 32)),
-        ("roberta", "embeddings.position_embeddings.weight", (40, 32)),
-        ("t5", "decoder.block.2.layer.1.EncDecAttention.k.weight", (48, 32)),
-    ],
-)
-def test_a_misshapen_weight_is_named(
-    name: str, weight: str, shape: tuple[int, ...], tmp_path: Path
+@pytest.mark.parametrize(("name", "weight", "shape", "message"), SHAPES)
+def test_weights_that_contradict_the_config_are_named(
+    name: str, weight: str, shape: tuple[int, ...] | None, message: str, tmp_path: Path
 ) -> None:
-    written(name, tmp_path)
-    assert load_file(tmp_path / "model.safetensors")[weight].shape == shape
-    edit(tmp_path, lambda tensors: tensors.update({weight: torch.zeros(*shape, 2)}))
-    assert f"{weight}: expected shape {shape}, got {(*shape, 2)}" in weight_error(tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("name", "weight"),
-    [
-        ("bert-masked", "bert.encoder.layer.1.crossattention.self.query.weight"),
-        ("bert-masked", "bert.encoder.layer.2.output.dense.weight"),
-        ("vit", "embeddings.mask_token"),
-        ("marian", "model.decoder.layers.3.fc1.weight"),
-        ("t5", "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"),
-        ("t5", "encoder.block.0.layer.1.DenseReluDense.wi_1.weight"),
-    ],
-)
-def test_an_unexpected_weight_is_named(name: str, weight: str, tmp_path: Path) -> None:
-    edit(written(name, tmp_path), lambda tensors: tensors.update({weight: torch.zeros(2)}))
-    assert f"1 differences from config.json: unexpected {weight}." in weight_error(tmp_path)
+    reshape(saved(name, tmp_path), {weight: shape})
+    assert message in weight_error(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -131,10 +107,10 @@ def test_an_unexpected_weight_is_named(name: str, weight: str, tmp_path: Path) -
         ("marian-two-vocabularies", "lm_head.weight", "model.decoder.embed_tokens.weight"),
     ],
 )
-def test_a_copy_of_a_shared_table_must_be_one(
+def test_a_stored_copy_of_a_shared_table_must_equal_it(
     name: str, copy: str, original: str, tmp_path: Path
 ) -> None:
-    written(name, tmp_path)
+    saved(name, tmp_path)
     before = {key: p.clone() for key, p in load(tmp_path, TransformerModel).named_parameters()}
     edit(tmp_path, lambda tensors: tensors.update({copy: tensors[original].clone()}))
     after = dict(load(tmp_path, TransformerModel).named_parameters())
@@ -144,9 +120,9 @@ def test_a_copy_of_a_shared_table_must_be_one(
         load(tmp_path, TransformerModel)
 
 
-def test_a_head_that_was_never_trained_is_missing(tmp_path: Path) -> None:
-    # transformers would make one up.
-    written("bert-masked", tmp_path)
+def test_a_head_without_weights_is_an_error(tmp_path: Path) -> None:
+    # transformers would initialise a random one.
+    saved("bert-masked", tmp_path)
     reconfigure(tmp_path, architectures=["BertForSequenceClassification"])
     message = weight_error(tmp_path)
     for weight in ("bert.pooler.dense", "classifier"):
@@ -154,8 +130,8 @@ def test_a_head_that_was_never_trained_is_missing(tmp_path: Path) -> None:
     assert "unexpected" not in message
 
 
-def test_a_head_that_is_not_asked_for_is_left_out(tmp_path: Path) -> None:
-    written("bert-classifier", tmp_path)
+def test_a_model_without_a_head_ignores_the_weights_of_one(tmp_path: Path) -> None:
+    saved("bert-classifier", tmp_path)
     reconfigure(tmp_path, architectures=["BertModel"])
     texts = ragged(5, 9)
     body = ENCODERS["bert-classifier"].reference().base_model
@@ -166,7 +142,7 @@ def test_a_head_that_is_not_asked_for_is_left_out(tmp_path: Path) -> None:
     assert_same_logits(ours[texts.mask.bool()], expected[texts.mask.bool()])
 
 
-def test_a_t5_with_a_head_of_its_own_is_read_as_published(tmp_path: Path) -> None:
+def test_a_t5_with_an_untied_head_equals_transformers(tmp_path: Path) -> None:
     reference = SEQ2SEQ["t5-gated"].reference()
     reference.config.scale_decoder_outputs = False
     generator = torch.Generator().manual_seed(3)
@@ -186,8 +162,8 @@ def test_a_t5_with_a_head_of_its_own_is_read_as_published(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", ["bart", "roberta-masked", "vit-classifier", "t5", "marian"])
-def test_any_rows_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
-    written(name, tmp_path)
+def test_rows_of_a_weight_equal_those_of_the_whole(name: str, tmp_path: Path) -> None:
+    saved(name, tmp_path)
     stored = open_weights(tmp_path, read_config(tmp_path, ModelConfig))
     for ours, parameter in load(tmp_path, TransformerModel).named_parameters():
         rows = len(parameter)
@@ -196,8 +172,8 @@ def test_any_rows_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
             assert torch.equal(stored.rows(ours, start, stop), parameter[start:stop])
 
 
-def test_a_shorter_context_keeps_the_rows_in_front(tmp_path: Path) -> None:
-    written("bart", tmp_path)
+def test_a_shorter_context_keeps_the_first_positions(tmp_path: Path) -> None:
+    saved("bart", tmp_path)
     short, whole = (
         load(tmp_path, EncoderDecoderModel, max_context=12),
         load(tmp_path, EncoderDecoderModel),
@@ -212,36 +188,36 @@ def test_a_shorter_context_keeps_the_rows_in_front(tmp_path: Path) -> None:
         load(tmp_path, EncoderDecoderModel, max_context=41)
 
 
-def test_an_image_has_one_context(tmp_path: Path) -> None:
-    written("vit", tmp_path)
+def test_the_context_of_images_is_fixed(tmp_path: Path) -> None:
+    saved("vit", tmp_path)
     with pytest.raises(ConfigError, match=r"must be 17, .*got 9"):
         load(tmp_path, EncoderModel, max_context=9)
 
 
 def test_an_image_of_another_size_is_an_error(tmp_path: Path) -> None:
-    module = load(written("vit", tmp_path), EncoderModel)
+    module = load(saved("vit", tmp_path), EncoderModel)
     with pytest.raises(ValueError, match=r"\(3, 8, 8\).*\(3, 8, 6\)"):
         module(random_images(IMAGES["vit"].values)[..., :6])
 
 
 @pytest.mark.parametrize("kind", [EncoderModel, EncoderDecoderModel])
-def test_a_kind_that_a_checkpoint_is_not_is_an_error(
+def test_a_checkpoint_of_another_kind_of_model_is_an_error(
     kind: type[TransformerModel], tmp_path: Path
 ) -> None:
     name = "t5" if kind is EncoderModel else "bert"
     with pytest.raises(ConfigError, match="not an encoder"):
-        load(written(name, tmp_path), kind)
+        load(saved(name, tmp_path), kind)
 
 
-def test_a_head_that_a_format_cannot_describe_is_not_written(tmp_path: Path) -> None:
-    config = read_config(written("bert-classifier", tmp_path), EncoderConfig)
+def test_a_head_that_config_json_cannot_describe_is_an_error(tmp_path: Path) -> None:
+    config = read_config(saved("bert-classifier", tmp_path), EncoderConfig)
     head = ClassifierHead(labels=("a", "b"), pooling="mean", activation="tanh")
     with pytest.raises(ConfigError, match="head"):
         save(EncoderModel(replace(config, head=head)), tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
 
 
-def test_a_case_of_bert_needs_its_architecture(tmp_path: Path) -> None:
+def test_an_unsupported_architecture_of_bert_is_an_error(tmp_path: Path) -> None:
     EncoderCase(architecture="BertForTokenClassification", values=BERT).reference().save_pretrained(
         tmp_path
     )

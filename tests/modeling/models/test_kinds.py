@@ -1,4 +1,4 @@
-"""Every kind of position, placement, value and mlp against a plain second implementation."""
+"""Every kind of positions, placement, values and MLP against a plain implementation."""
 
 import itertools
 from collections.abc import Callable
@@ -30,7 +30,7 @@ from ortolan.modeling.models.stack import Stack
 CHUNKS = (3, 1, 2, 1, 1, 4)
 
 MIXED = {
-    # What the parts do together: capped scores and biases, grouped heads and distances.
+    # Features that interact: capped scores with biases, grouped heads with distances.
     f"{positions}-{block}": (POSITIONS[positions], BLOCKS[block])
     for positions in ("relative-bias", "relative-key", "alibi", "rotary")
     for block in ("grouped", "softcap", "wide-values", "readout-sum", "pre-residual")
@@ -56,9 +56,9 @@ def text(length: int, *, batch: int = 1, seed: int = 0) -> Tensor:
     return torch.randint(VOCAB, (batch, length), generator=generator)
 
 
-def assert_close(got: Tensor, expected: object, tolerance: float = 5e-5) -> None:
-    wanted = torch.as_tensor(expected).double()
-    torch.testing.assert_close(got.double(), wanted, rtol=tolerance, atol=tolerance)
+def assert_close(actual: Tensor, expected: object, tolerance: float = 5e-5) -> None:
+    reference = torch.as_tensor(expected).double()
+    torch.testing.assert_close(actual.double(), reference, rtol=tolerance, atol=tolerance)
 
 
 def after(*lengths: int) -> StepLengths:
@@ -69,7 +69,7 @@ def after(*lengths: int) -> StepLengths:
 
 
 def garbage(config: DecoderConfig, *, batch: int, capacity: int) -> list[Memory]:
-    """Buffers whose unwritten places hold numbers that would be noticed."""
+    """Buffers whose unwritten slots hold large numbers, which a wrong mask would reveal."""
     empty = empty_cache(config, batch=batch, capacity=capacity)
     return [LayerCache(key + 1e3, value - 1e3) for key, value in empty]
 
@@ -78,7 +78,7 @@ def garbage(config: DecoderConfig, *, batch: int, capacity: int) -> list[Memory]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_decoder_equals_the_formulas(name: str) -> None:
+def test_a_decoder_equals_the_plain_one(name: str) -> None:
     config = decoder_config(*CASES[name])
     module, ids = decoder(config), text(12)
     plain = stack(Weights(module), config, ids[0].tolist(), None)
@@ -89,13 +89,13 @@ def test_a_decoder_equals_the_formulas(name: str) -> None:
 
 
 def head_of(module: DecoderModel) -> Array:
-    """The matrix from the stream to logits, `(E, V)`."""
+    """The matrix that maps the stream to logits, `(E, V)`."""
     head = module.embedding if module.head is None else module.head
     return head.weight.detach().double().numpy().T
 
 
 def in_chunks(module: DecoderModel, ids: Tensor) -> Tensor:
-    """Logits of one text that enters a cache in chunks."""
+    """Logits of a sequence that enters a cache in chunks."""
     cache = garbage(module.config, batch=1, capacity=ids.shape[1] + 2)
     pieces, start = [], 0
     for size in CHUNKS:
@@ -107,22 +107,22 @@ def in_chunks(module: DecoderModel, ids: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_logits_of_some_tokens_are_those_of_all(name: str) -> None:
-    # The last layer computes only what is asked for: every token enters the cache all the same.
+def test_selected_logits_equal_those_of_all_tokens(name: str) -> None:
+    # The last layer computes the selected tokens only, but all tokens enter the cache.
     module, ids = decoder(decoder_config(*CASES[name])), text(9)
-    asked = torch.tensor([[8, 0, 5]])
+    selected = torch.tensor([[8, 0, 5]])
     with torch.inference_mode():
         empty = garbage(module.config, batch=1, capacity=12)
         every, cache = module.step(ids, after(9), empty)
-        some, same = module.step(ids, after(9), empty, asked)
-        assert_close(some, every[:, asked[0]])
+        some, same = module.step(ids, after(9), empty, selected)
+        assert_close(some, every[:, selected[0]])
         for whole, part in zip(cache, same, strict=True):
             for tensor, same_tensor in zip(part, whole, strict=True):
                 assert_close(tensor, same_tensor)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_an_encoder_equals_the_formulas_whatever_pads_it(name: str) -> None:
+def test_a_padded_encoder_equals_the_plain_one(name: str) -> None:
     config = encoder_config(*CASES[name])
     module = encoder(config)
     lengths, ids = (8, 1, 5), text(8, batch=3)
@@ -135,7 +135,7 @@ def test_an_encoder_equals_the_formulas_whatever_pads_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*MIXED, "positions-concatenated-learned", "block-post"])
-def test_an_encoder_decoder_equals_the_formulas(name: str) -> None:
+def test_an_encoder_decoder_equals_the_plain_one(name: str) -> None:
     config = seq2seq_config(*CASES[name])
     module, ids = seq2seq(config), text(6, seed=1)
     lengths, sources = (7, 3), text(7, batch=2)
@@ -149,7 +149,7 @@ def test_an_encoder_decoder_equals_the_formulas(name: str) -> None:
         assert_close(logits[row], plain @ head_of(module.decoder))
 
 
-def test_logits_are_capped_and_scaled_as_the_config_says() -> None:
+def test_logits_are_scaled_and_capped() -> None:
     config, ids = decoder_config(POSITIONS["rotary"]), text(9)
     plain = decoder(config)
     capped = decoder(replace(config, head_scale=0.5, final_softcap=2.0))
@@ -157,55 +157,54 @@ def test_logits_are_capped_and_scaled_as_the_config_says() -> None:
         assert_close(capped(ids), 2.0 * torch.tanh(0.5 * plain(ids) / 2.0))
 
 
-def test_every_block_computes_something_else() -> None:
-    outputs = {}
+@pytest.mark.parametrize("kinds", ["blocks", "positions"])
+def test_no_two_kinds_have_the_same_outputs(kinds: str) -> None:
+    """Otherwise the comparisons above would also pass with a kind that does nothing."""
+    if kinds == "blocks":
+        configs = {
+            name: encoder_config(POSITIONS["rotary-partial"], block)
+            for name, block in BLOCKS.items()
+        }
+    else:
+        configs = {name: encoder_config(positions) for name, positions in POSITIONS.items()}
+    tolerance = 2e-5 if kinds == "blocks" else 1e-3
     with torch.inference_mode():
-        for name, block in BLOCKS.items():
-            outputs[name] = encoder(encoder_config(POSITIONS["rotary-partial"], block))(text(8))
+        outputs = {name: encoder(config)(text(8)) for name, config in configs.items()}
     for one, other in itertools.combinations(outputs, 2):
-        assert not torch.allclose(outputs[one], outputs[other], atol=2e-5), (one, other)
-
-
-def test_every_kind_computes_something_else() -> None:
-    # The cases above would agree, too, if no kind did anything.
-    outputs = {}
-    with torch.inference_mode():
-        for name, positions in POSITIONS.items():
-            outputs[name] = encoder(encoder_config(positions))(text(8))
-    for one, other in itertools.combinations(outputs, 2):
-        assert not torch.allclose(outputs[one], outputs[other], atol=1e-3), (one, other)
+        assert not torch.allclose(outputs[one], outputs[other], atol=tolerance), (one, other)
 
 
 # --- the incremental property -------------------------------------------------------------------
 
 
 def layers(module: Stack, run: Callable[[], object]) -> list[Tensor]:
-    """What leaves each layer of a stack while `run` runs."""
-    found: list[Tensor] = []
+    """Outputs of the layers of a stack during `run`."""
+    results: list[Tensor] = []
     hooks = [
-        block.register_forward_hook(lambda *call: found.append(call[2])) for block in module.blocks
+        block.register_forward_hook(lambda *call: results.append(call[2]))
+        for block in module.blocks
     ]
     with torch.inference_mode():
         run()
     for hook in hooks:
         hook.remove()
-    return found
+    return results
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_old_tokens_stay_as_they_are_when_one_is_appended(name: str) -> None:
+def test_states_of_a_decoder_do_not_change_when_a_token_is_appended(name: str) -> None:
     module, ids = decoder(decoder_config(*CASES[name])).double(), text(11)
     short = layers(module, lambda: module(ids[:, :10]))
     long = layers(module, lambda: module(ids))
     assert len(short) == len(long) == 2
-    # Scores that are capped, or have a sink, are computed in float32.
+    # Capped scores and scores with a sink are computed in float32.
     tolerance = 5e-6 if "softcap" in name or "sinks" in name else 1e-12
     for old, new in zip(short, long, strict=True):
         assert_close(new[:, :10], old, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("name", POSITIONS)
-def test_old_tokens_with_a_source_stay_as_they_are(name: str) -> None:
+def test_states_of_a_decoder_with_a_source_do_not_change(name: str) -> None:
     module, ids = seq2seq(seq2seq_config(POSITIONS[name])).double(), text(11)
     source = module.source(text(5, batch=1, seed=2))
     short = layers(module.decoder, lambda: module.decoder.with_source(source, ids[:, :10]))
@@ -214,8 +213,7 @@ def test_old_tokens_with_a_source_stay_as_they_are(name: str) -> None:
         assert_close(new[:, :10], old, tolerance=1e-12)
 
 
-def test_old_tokens_of_an_encoder_do_not() -> None:
-    # What is measured above is not always so.
+def test_states_of_an_encoder_do_change() -> None:
     module, ids = encoder(encoder_config(POSITIONS["alibi"])), text(11)
     short = layers(module, lambda: module(ids[:, :10]))
     long = layers(module, lambda: module(ids))
@@ -226,7 +224,7 @@ def test_old_tokens_of_an_encoder_do_not() -> None:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_a_ragged_batch_of_a_decoder_equals_its_rows_alone(name: str) -> None:
+def test_a_ragged_batch_equals_its_rows_alone(name: str) -> None:
     module, ids = decoder(decoder_config(*CASES[name])), text(9, batch=3)
     lengths = (4, 6, 1)
     with torch.inference_mode():
@@ -245,7 +243,7 @@ def test_a_ragged_batch_of_a_decoder_equals_its_rows_alone(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", [*(f"positions-{name}" for name in POSITIONS), *MIXED])
-def test_an_encoder_decoder_in_steps_equals_the_whole(name: str) -> None:
+def test_an_encoder_decoder_in_steps_equals_the_whole_sequence(name: str) -> None:
     module = seq2seq(seq2seq_config(*CASES[name]))
     ids, sources, lengths = text(7, batch=3, seed=1), text(6, batch=3), torch.tensor([6, 2, 4])
     with torch.inference_mode():
@@ -259,7 +257,7 @@ def test_an_encoder_decoder_in_steps_equals_the_whole(name: str) -> None:
     assert_close(torch.cat(pieces, 1), whole)
 
 
-def test_a_layer_gets_a_source_if_and_only_if_it_attends_to_one() -> None:
+def test_a_source_is_required_by_cross_attention_only() -> None:
     module, plain = (
         seq2seq(seq2seq_config(AlibiPositions())),
         decoder(decoder_config(NoPositions())),

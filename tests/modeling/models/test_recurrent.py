@@ -1,4 +1,4 @@
-"""Recurrent language models: whole texts as torch.nn has them, steps as whole texts."""
+"""Recurrent language models against torch.nn, and steps against whole sequences."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -50,23 +50,23 @@ def texts(count: int = 2) -> Tensor:
 
 
 def run(module: RecurrentModel, ids: Tensor, chunks: tuple[int, ...]) -> Tensor:
-    """Logits of texts that are continued chunk by chunk."""
-    found, count = WholeState(), ids.shape[0]
-    module(ids, found)
-    memory = {name: torch.zeros(shape) for name, shape in found.kept.items()}
-    sequences = {n: torch.full((count, 16, shape[2]), 9.0) for n, shape in found.extended.items()}
-    got, done = [], 0
+    """Logits of sequences that enter the state in chunks."""
+    result, count = WholeState(), ids.shape[0]
+    module(ids, result)
+    memory = {name: torch.zeros(shape) for name, shape in result.kept.items()}
+    sequences = {n: torch.full((count, 16, shape[2]), 9.0) for n, shape in result.extended.items()}
+    actual, done = [], 0
     for part in torch.split(ids, list(chunks), 1):
         done += part.shape[1]
         step = StepLengths(torch.full((count,), done - 1), torch.tensor(done))
         state = CachedState(step, {}, memory, sequences=sequences)
-        got.append(module(part, state))
+        actual.append(module(part, state))
         memory, sequences = state.kept, state.extended
-    return torch.cat(got, 1)
+    return torch.cat(actual, 1)
 
 
 @pytest.mark.parametrize("name", ["rnn", "gru", "lstm"])
-def test_layers_of_cells_are_those_of_torch(name: str) -> None:
+def test_stacked_cells_equal_torch(name: str) -> None:
     module = model_of(name)
     kind = {"rnn": nn.RNN, "gru": nn.GRU, "lstm": nn.LSTM}[name]
     reference = kind(E, E, num_layers=2, batch_first=True)
@@ -78,22 +78,20 @@ def test_layers_of_cells_are_those_of_torch(name: str) -> None:
         }
     )
     head = module.embedding if module.head is None else module.head
-    want = reference(module.embedding(texts()))[0] @ head.weight.T
-    torch.testing.assert_close(module(texts()), want)
+    expected = reference(module.embedding(texts()))[0] @ head.weight.T
+    torch.testing.assert_close(module(texts()), expected)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 @pytest.mark.parametrize("chunks", [(S,), (5, 7), (4, 1, 1, 1, 1, 1, 3), (1,) * S])
-def test_steps_after_a_state_give_what_the_whole_text_gives(
-    name: str, chunks: tuple[int, ...]
-) -> None:
+def test_chunks_equal_the_whole_sequence(name: str, chunks: tuple[int, ...]) -> None:
     module, ids = model_of(name), texts()
     with torch.no_grad():
         torch.testing.assert_close(run(module, ids, chunks), module(ids), rtol=1e-5, atol=1e-5)
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_texts_in_a_batch_do_not_see_each_other(name: str) -> None:
+def test_rows_of_a_batch_are_independent(name: str) -> None:
     module, ids = model_of(name), texts(3)
     with torch.no_grad():
         together, alone = module(ids), torch.cat([module(row[None]) for row in ids])
@@ -101,7 +99,7 @@ def test_texts_in_a_batch_do_not_see_each_other(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_no_token_sees_those_after_it(name: str) -> None:
+def test_outputs_do_not_depend_on_later_tokens(name: str) -> None:
     module, ids = model_of(name), texts()
     changed = torch.cat((ids[:, :6], (ids[:, 6:] + 1) % V), 1)
     with torch.no_grad():
@@ -110,36 +108,36 @@ def test_no_token_sees_those_after_it(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_weight_is_learned(name: str) -> None:
+def test_gradients_reach_every_weight(name: str) -> None:
     module = model_of(name)
     module(texts()).square().mean().backward()
     without = [n for n, p in module.named_parameters() if p.grad is None or not p.grad.any()]
     assert without == []
 
 
-def test_attention_in_texts_of_unequal_lengths_sees_no_padding() -> None:
+def test_attention_ignores_padding() -> None:
     module, ids = model_of("attentive"), texts()
     with torch.no_grad():
-        want = module(ids[1:, :7])
+        expected = module(ids[1:, :7])
         step = StepLengths(torch.tensor([S - 1, 6]), torch.tensor(S))
         kept = {f"cells.{n}.{s}": torch.zeros(2, E) for n in (0, 1) for s in ("hidden", "cell")}
         sequences = {
             "attention.keys": torch.zeros(2, S, 6),
             "attention.values": torch.zeros(2, S, E),
         }
-        got = module(ids, CachedState(step, {}, kept, sequences=sequences))
-    torch.testing.assert_close(got[1:, :7], want, rtol=1e-5, atol=1e-6)
+        actual = module(ids, CachedState(step, {}, kept, sequences=sequences))
+    torch.testing.assert_close(actual[1:, :7], expected, rtol=1e-5, atol=1e-6)
 
 
-def test_only_the_rows_that_are_asked_for_are_computed() -> None:
+def test_only_selected_rows_are_computed() -> None:
     module, ids = model_of("gru"), texts()
     rows = torch.tensor([[3], [9]])
     kept = {f"cells.{n}.hidden": torch.zeros(2, E) for n in (0, 1)}
     state = CachedState(StepLengths.first(S), {}, kept, rows=rows)
     with torch.no_grad():
-        got, want = module(ids, state), module(ids)
+        actual, expected = module(ids, state), module(ids)
     assert state.has_selected
-    torch.testing.assert_close(got[:, 0], torch.stack((want[0, 3], want[1, 9])))
+    torch.testing.assert_close(actual[:, 0], torch.stack((expected[0, 3], expected[1, 9])))
 
 
 @pytest.mark.parametrize(
@@ -153,52 +151,48 @@ def test_only_the_rows_that_are_asked_for_are_computed() -> None:
         ),
     ],
 )
-def test_networks_that_cannot_be_are_an_error(changes: dict[str, object], message: str) -> None:
+def test_an_invalid_network_is_an_error(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         replace(PLAIN, **changes)  # type: ignore[arg-type]
 
 
-def test_memories_and_scores_that_cannot_be_are_an_error() -> None:
+def test_an_invalid_memory_or_attention_is_an_error() -> None:
     with pytest.raises(ConfigError, match="shift_range below half"):
         MemoryConfig(slots=4, width=3, shift_range=2)
     with pytest.raises(ConfigError, match="width must be at least 1"):
         AdditiveAttentionConfig(width=0)
 
 
-def test_attention_maps_are_what_the_states_are_weighed_by() -> None:
+def test_attention_maps_weight_the_states() -> None:
     module, ids = model_of("attentive"), texts()
     with torch.no_grad():
         (weights,) = attention_maps(module, ids)
         states = module.embedding(ids)
         for cell in cast(Iterable[RecurrentCell], module.cells):
             states, _ = cell(states, (torch.zeros(2, E), torch.zeros(2, E)))
-        seen = torch.cat((states, weights[:, 0] @ states), -1)
+        joined = torch.cat((states, weights[:, 0] @ states), -1)
         join, head = cast(nn.Linear, module.join), cast(nn.Linear, module.head)
-        torch.testing.assert_close(head(torch.tanh(join(seen))), module(ids))
+        torch.testing.assert_close(head(torch.tanh(join(joined))), module(ids))
     assert weights.shape == (2, 1, S, S)
     assert not weights.triu(1).any()
 
 
-def test_addressing_is_what_the_memory_is_left_with() -> None:
+def test_addressing_ends_with_the_weights_of_the_state() -> None:
     module, ids = model_of("machine"), texts()
-    found = addressing(module, ids)
-    assert found.read.shape == (2, 2, S, 5)
-    assert found.write.shape == (2, 1, S, 5)
-    torch.testing.assert_close(found.read.sum(-1), torch.ones(2, 2, S))
-    names = {name: torch.zeros(shape) for name, shape in kept_shapes(module, ids).items()}
-    state = CachedState(StepLengths.first(S), {}, names)
+    result = addressing(module, ids)
+    assert result.read.shape == (2, 2, S, 5)
+    assert result.write.shape == (2, 1, S, 5)
+    torch.testing.assert_close(result.read.sum(-1), torch.ones(2, 2, S))
+    whole = WholeState()
+    module(ids, whole)
+    memory = {name: torch.zeros(shape) for name, shape in whole.kept.items()}
+    state = CachedState(StepLengths.first(S), {}, memory)
     with torch.no_grad():
         module(ids, state)
     weights = state.kept["memory.weights"] + torch.eye(5)[0]
-    torch.testing.assert_close(torch.cat((found.read, found.write), 1)[:, :, -1], weights)
+    torch.testing.assert_close(torch.cat((result.read, result.write), 1)[:, :, -1], weights)
 
 
 def test_addressing_without_a_memory_is_an_error() -> None:
     with pytest.raises(ConfigError, match="memory"):
         addressing(model_of("gru"), texts())
-
-
-def kept_shapes(module: RecurrentModel, ids: Tensor) -> dict[str, tuple[int, ...]]:
-    found = WholeState()
-    module(ids, found)
-    return found.kept

@@ -1,4 +1,4 @@
-"""Recipes of tiny models, and the data modules that they name."""
+"""Recipes of tiny models and their data modules."""
 
 from pathlib import Path
 
@@ -279,7 +279,7 @@ DATA = {
 
 
 def write_recipe(folder: Path, recipe: str, old: str = "", new: str = "") -> Path:
-    """A recipe, with one change, and its data module beside it."""
+    """Writes a recipe, with one change, and its data module."""
     assert old in recipe
     folder.mkdir(exist_ok=True)
     (folder / "data.py").write_text(DATA[recipe])

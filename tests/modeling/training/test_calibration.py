@@ -1,4 +1,4 @@
-"""The calibration file that a training writes: three quarters learned from, one held out."""
+"""The calibration file of a training: three quarters training data, one quarter held out."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from ortolan.modeling.training.data import (
 )
 
 
-def test_a_text_ends_with_a_quarter_that_is_held_out(tmp_path: Path) -> None:
+def test_the_last_quarter_of_a_text_is_held_out(tmp_path: Path) -> None:
     write_calibration(Texts(train=["a" * 900_000], held_out=["b" * 90_000]), tmp_path)
     text = (tmp_path / "calibration.txt").read_text()
     assert len(text) == 30 * 4096 * 4 // 3
@@ -24,7 +24,7 @@ def test_a_text_ends_with_a_quarter_that_is_held_out(tmp_path: Path) -> None:
     assert set(text[cut:]) == {"b"}
 
 
-def test_a_short_text_is_not_calibrated_on_where_it_is_held_out(tmp_path: Path) -> None:
+def test_a_short_text_keeps_the_shares(tmp_path: Path) -> None:
     for train, held_out in ((100, 2000), (2000, 100), (900, 300)):
         texts = Texts(train=["a" * train], held_out=["b" * held_out])
         write_calibration(texts, tmp_path)
@@ -33,7 +33,7 @@ def test_a_short_text_is_not_calibrated_on_where_it_is_held_out(tmp_path: Path) 
         assert "a" not in text[len(text) - len(text) // 4 :]
 
 
-def test_labelled_texts_are_texts(tmp_path: Path) -> None:
+def test_labelled_texts_are_written_as_text(tmp_path: Path) -> None:
     data = LabelledTexts(labels=("x",), train=[("aé\r\n" * 99, 0)], held_out=[("b" * 99, 0)])
     write_calibration(data, tmp_path)
     text = (tmp_path / "calibration.txt").read_bytes().decode()
@@ -41,7 +41,7 @@ def test_labelled_texts_are_texts(tmp_path: Path) -> None:
     assert text.endswith("b" * 90)
 
 
-def test_pairs_are_lines_with_a_tab(tmp_path: Path) -> None:
+def test_pairs_are_written_as_lines_with_a_tab(tmp_path: Path) -> None:
     train = [("a\tb", "c"), ("a\nb", "c"), ("", "c")]
     train += [(f"one {n}", f"un {n}") for n in range(1000)]
     held_out = {"x": [("two", "deux")] * 100, "y": [("three\x0b", "trois")]}
@@ -54,7 +54,7 @@ def test_pairs_are_lines_with_a_tab(tmp_path: Path) -> None:
     assert len({source for source, _ in lines[:240]}) == 240
 
 
-def test_images_are_an_array(tmp_path: Path) -> None:
+def test_images_are_written_as_an_array(tmp_path: Path) -> None:
     train, held_out = (
         Images(pixels=np.full((count, 4, 4, 3), value, np.uint8), labels=np.zeros(count, np.int64))
         for count, value in ((100, 1), (7, 2))
@@ -65,6 +65,6 @@ def test_images_are_an_array(tmp_path: Path) -> None:
     assert images[:, 0, 0, 0].tolist() == [1] * 21 + [2] * 7
 
 
-def test_too_little_data_gives_no_file(tmp_path: Path) -> None:
+def test_too_little_data_writes_no_file(tmp_path: Path) -> None:
     write_calibration(Texts(train=["a"], held_out=["b"]), tmp_path)
     assert list(tmp_path.iterdir()) == []

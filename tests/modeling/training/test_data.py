@@ -1,4 +1,4 @@
-"""The function that a recipe names: how it is imported, called and checked."""
+"""The data function of a recipe: importing, calling and checking it."""
 
 from pathlib import Path
 from typing import Any
@@ -47,13 +47,13 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_the_other_keys_of_the_table_are_the_arguments(folder: Path) -> None:
+def test_keys_of_the_table_are_arguments_of_the_function(folder: Path) -> None:
     data = read_data(recipe(words=["a", "b"], times=2), folder, Texts)
     assert data == Texts(train=["aa", "bb"], held_out=("a", "b"))
     assert read_data(recipe(words=["a"]), folder, Texts).train == ["a"]
 
 
-def test_a_data_module_imports_its_neighbours(folder: Path) -> None:
+def test_a_data_module_may_import_its_neighbors(folder: Path) -> None:
     (folder / "grammar").mkdir()
     (folder / "grammar" / "nouns.py").write_text("NOUNS = ('tree', 'sea')\n")
     (folder / "data.py").write_text(
@@ -64,14 +64,14 @@ def test_a_data_module_imports_its_neighbours(folder: Path) -> None:
     assert read_data(recipe(), folder, Texts).train == ("tree", "sea")
 
 
-def test_a_recipe_in_a_folder_below_shares_the_module(folder: Path) -> None:
+def test_the_module_may_be_in_another_folder(folder: Path) -> None:
     (folder / "below").mkdir()
     data = read_data(recipe("../data.py:read", words=["a"]), folder / "below", Texts)
     assert data.train == ["a"]
 
 
 def test_a_changed_module_is_read_again(folder: Path) -> None:
-    assert read_data(recipe(words=["a"]), folder, Texts).train == ["a"]
+    read_data(recipe(words=["a"]), folder, Texts)
     (folder / "data.py").write_text(READ.replace("word * times", "word + word"))
     assert read_data(recipe(words=["a"]), folder, Texts).train == ["aa"]
 
@@ -94,14 +94,14 @@ def test_a_changed_module_is_read_again(folder: Path) -> None:
         (recipe(words=[]), r"\b0 to measure on"),
     ],
 )
-def test_a_wrong_table_is_an_error_that_names_the_key(
+def test_an_invalid_table_is_an_error_that_names_the_key(
     folder: Path, wrong: Recipe, message: str
 ) -> None:
     with pytest.raises(RecipeError, match=message):
         read_data(wrong, folder, Texts)
 
 
-def test_images_that_are_not_bytes_are_an_error() -> None:
+def test_invalid_images_are_an_error() -> None:
     labels = np.zeros(2, np.int64)
     wrong: list[Any] = [np.zeros((2, 8, 8, 1), np.float32), np.zeros((2, 8, 8), np.uint8)]
     for pixels in wrong:
@@ -111,7 +111,7 @@ def test_images_that_are_not_bytes_are_an_error() -> None:
         Images(pixels=np.zeros((3, 8, 8, 1), np.uint8), labels=labels)
 
 
-def test_a_label_without_a_name_is_an_error() -> None:
+def test_an_invalid_label_is_an_error() -> None:
     with pytest.raises(RecipeError, match=r"0 to 1 .*2"):
         LabelledTexts(labels=("a", "b"), train=[("x", 0), ("y", 2)], held_out=[("x", 0)])
     images = Images(pixels=np.zeros((2, 8, 8, 1), np.uint8), labels=np.array([0, -1]))
@@ -119,5 +119,5 @@ def test_a_label_without_a_name_is_an_error() -> None:
         LabelledImages(labels=("a", "b"), train=images, held_out=images)
 
 
-def test_the_equal_share_counts_whole_sentences() -> None:
+def test_equal_share_compares_whole_texts() -> None:
     assert equal_share(["a b", "a"], ["a b", "b"]) == 0.5

@@ -45,8 +45,8 @@ def test_bits_per_byte_of_one_window_is_the_cross_entropy(small_model: DecoderMo
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 7, 8, 16])
 @pytest.mark.parametrize("length", [0, 1, 2, 5, 8, 9, 17, 30])
 def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -> None:
-    # A model without an opinion pays log2(50) bits for each token it is asked about.
-    class Indifferent(DecoderModel):
+    # A uniform prediction costs log2(50) bits per token.
+    class Uniform(DecoderModel):
         def __init__(self) -> None:
             torch.nn.Module.__init__(self)
 
@@ -54,7 +54,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -
             assert input_ids.shape[1] <= window
             return torch.zeros(*input_ids.shape, 50)
 
-    bits = bits_per_byte(Indifferent(), [document(length)], 1, window=window)
+    bits = bits_per_byte(Uniform(), [document(length)], 1, window=window)
     assert bits == pytest.approx(max(length - 1, 0) * math.log2(50))
 
 
@@ -62,7 +62,7 @@ def test_overlapping_windows_see_at_least_half_a_window(small_model: DecoderMode
     ids, window = document(20), 8
     nats = 0.0
     for target in range(1, 20):
-        # 1 to 8 in the first window, then four more in each that starts four later.
+        # The first window predicts tokens 1 to 8, and each window after it, 4 tokens on, 4 more.
         start = 0 if target <= window else 4 * math.ceil((target - window) / 4)
         assert target - start >= min(target, window // 2)
         logits = small_model(torch.tensor([ids[start:target]]))[0, -1].detach()

@@ -3,18 +3,18 @@ import torch
 from tests.modeling.mixers import MIXERS, hybrid
 
 from ortolan.modeling.models.transformer import build
-from ortolan.modeling.training.tasks.task import KEPT, initialise
+from ortolan.modeling.training.tasks.task import SKIPPED, initialise
 
 
 @pytest.mark.parametrize("name", ["gated-delta", "state-space-channels", "linear-recurrence"])
-def test_what_says_how_fast_a_state_forgets_keeps_its_values(name: str) -> None:
+def test_decay_rates_keep_their_initial_values(name: str) -> None:
     module = build(hybrid(MIXERS[name]))
     before = {key: value.clone() for key, value in module.named_parameters()}
 
     initialise(module, layers=6)
 
-    kept = [key for key in before if key.rpartition(".")[2] in KEPT]
-    assert kept
+    unchanged = [key for key in before if key.rpartition(".")[2] in SKIPPED]
+    assert unchanged
     after = dict(module.named_parameters())
-    assert all(torch.equal(before[key], after[key]) for key in kept)
+    assert all(torch.equal(before[key], after[key]) for key in unchanged)
     assert not torch.equal(before["embedding.weight"], after["embedding.weight"])

@@ -1,4 +1,4 @@
-"""Recipes: what is read and what is refused."""
+"""Reading a recipe, and its errors."""
 
 from pathlib import Path
 
@@ -34,13 +34,13 @@ def test_a_recipe_is_read(tmp_path: Path) -> None:
         ("[tokenizer]", "[tokenizers]", "tokenizer"),
     ],
 )
-def test_a_wrong_recipe_is_an_error(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_an_invalid_recipe_is_an_error(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(RecipeError, match=rf"recipe\.toml: .*{message}"):
         read_recipe(write_recipe(tmp_path, LANGUAGE_MODEL, old, new))
 
 
 @pytest.mark.parametrize("content", [None, b"\xff\xfe"])
-def test_a_recipe_that_cannot_be_read_is_an_error(tmp_path: Path, content: bytes | None) -> None:
+def test_an_unreadable_recipe_is_an_error(tmp_path: Path, content: bytes | None) -> None:
     path = tmp_path / "recipe.toml"
     if content is not None:
         path.write_bytes(content)

@@ -1,4 +1,4 @@
-"""Classification of texts: batches, starts, figures, trainings of seconds."""
+"""Text classification: batches, pre-trained starts, figures, and trainings of seconds."""
 
 import json
 import math
@@ -32,9 +32,9 @@ def task_of(path: Path) -> TextClassificationTask:
 # --- figures ------------------------------------------------------------------------------------
 
 
-def test_accuracy_counts_texts_and_its_mean_counts_labels() -> None:
-    found = accuracies([0, 0, 0, 1], [0, 0, 0, 0])
-    assert found == {"held_out_accuracy": 0.75, "held_out_balanced_accuracy": 0.5}
+def test_balanced_accuracy_is_the_mean_over_labels() -> None:
+    result = accuracies([0, 0, 0, 1], [0, 0, 0, 0])
+    assert result == {"held_out_accuracy": 0.75, "held_out_balanced_accuracy": 0.5}
 
 
 def test_rows_are_padded_on_the_right() -> None:
@@ -46,7 +46,7 @@ def test_rows_are_padded_on_the_right() -> None:
 # --- training -----------------------------------------------------------------------------------
 
 
-def test_a_classifier_goes_on_from_what_was_pre_trained(tmp_path: Path) -> None:
+def test_a_classifier_starts_from_a_pretrained_model(tmp_path: Path) -> None:
     pretrained = train(write_recipe(tmp_path, MASKED), tmp_path / "pretrained")
     task = task_of(write_recipe(tmp_path, STARTED))
     body = load(pretrained, EncoderModel).state_dict()
@@ -67,7 +67,7 @@ def test_a_classifier_goes_on_from_what_was_pre_trained(tmp_path: Path) -> None:
         "training.json",
     }
     figures = json.loads((folder / "training.json").read_text())
-    # A guess is right one time in twenty.
+    # A random guess is right one time in twenty.
     assert figures["held_out_accuracy"] > 0.3
     assert figures["start"] == "pretrained"
     assert figures["held_out_texts"] == 60
@@ -92,7 +92,7 @@ def test_a_classifier_from_random_weights_learns(tmp_path: Path) -> None:
     assert sum(losses[-10:]) / 10 < 0.8 * losses[0]
 
 
-def test_batches_are_the_same_for_the_same_seed_and_hide_some_tokens(tmp_path: Path) -> None:
+def test_batches_are_reproducible_and_hide_some_tokens(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, SCRATCH, '-classification"', '-classification"\nhidden = 0.25')
     task = task_of(recipe)
     batches = task.batches()
@@ -124,7 +124,7 @@ def test_batches_are_the_same_for_the_same_seed_and_hide_some_tokens(tmp_path: P
         (SCRATCH, '"bert"', '"bert"\nid2label = { 0 = "a" }', ConfigError, "20 labels"),
     ],
 )
-def test_a_recipe_of_a_classifier_that_cannot_be_followed_is_an_error_before_any_work(
+def test_an_invalid_recipe_is_an_error_before_any_work(
     tmp_path: Path, text: str, old: str, new: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):
@@ -132,7 +132,7 @@ def test_a_recipe_of_a_classifier_that_cannot_be_followed_is_an_error_before_any
     assert not (tmp_path / "out").exists()
 
 
-def test_a_start_of_another_shape_is_an_error(tmp_path: Path) -> None:
+def test_a_pretrained_model_of_another_shape_is_an_error(tmp_path: Path) -> None:
     short = write_recipe(tmp_path, MASKED, "steps = 150", "steps = 11")
     train(short, tmp_path / "pretrained")
     recipe = write_recipe(tmp_path, STARTED, "intermediate_size = 48", "intermediate_size = 64")
@@ -140,7 +140,7 @@ def test_a_start_of_another_shape_is_an_error(tmp_path: Path) -> None:
         train(recipe, tmp_path / "out")
 
 
-def test_without_unlabelled_texts_the_tokenizer_learns_the_labelled_ones(tmp_path: Path) -> None:
+def test_the_tokenizer_learns_unlabelled_texts_if_there_are_any(tmp_path: Path) -> None:
     read = ':read_labelled"'
     one, other = (
         task_of(write_recipe(tmp_path / whole, SCRATCH, read, f"{read}\nwhole = {whole}"))

@@ -7,7 +7,7 @@ from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.tokenizer import byte_level_bpe, encode
 
 
-def test_a_document_is_its_text_after_the_special_token() -> None:
+def test_a_document_is_the_special_token_and_the_text() -> None:
     texts = (LINE * 5, "naïve 漢字\n")
     tokenizer = byte_level_bpe(texts, vocab_size=280, special_tokens=["<|endoftext|>"])
     end = tokenizer.token_to_id("<|endoftext|>")
@@ -26,6 +26,6 @@ def test_no_token_spans_two_pieces() -> None:
     assert tokenizer.encode("year 2023").tokens == ["year", "Ġ", "2", "0", "2", "3"]
 
 
-def test_pieces_that_are_no_regular_expression_are_an_error() -> None:
+def test_an_invalid_regular_expression_is_an_error() -> None:
     with pytest.raises(RecipeError, match=r"tokenizer\.pieces"):
         byte_level_bpe([LINE], vocab_size=400, special_tokens=[], pieces="(")

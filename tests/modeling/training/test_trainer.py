@@ -1,4 +1,4 @@
-"""Training by a recipe: what is refused before any work, the schedule, and a run of seconds."""
+"""Training by a recipe: errors, the learning rate, and a training of seconds."""
 
 import json
 import math
@@ -26,7 +26,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return train(write_recipe(folder, LANGUAGE_MODEL), folder / "out")
 
 
-# --- what is refused -----------------------------------------------------------------------------
+# --- errors --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ('name = "language-model"', 'source = "data.py:Mine"', r"task\.source: .*Mine"),
     ],
 )
-def test_a_recipe_that_cannot_be_followed_is_an_error_before_any_work(
+def test_an_invalid_recipe_is_an_error_before_any_work(
     tmp_path: Path, old: str, new: str, message: str
 ) -> None:
     with pytest.raises(RecipeError, match=rf"recipe\.toml: .*{message}"):
@@ -64,7 +64,7 @@ def test_a_recipe_that_cannot_be_followed_is_an_error_before_any_work(
         ("num_key_value_heads = 2", "num_key_value_heads = 3"),
     ],
 )
-def test_a_model_that_ortolan_does_not_have_is_an_error_before_any_work(
+def test_an_unsupported_model_is_an_error_before_any_work(
     tmp_path: Path, old: str, new: str
 ) -> None:
     with pytest.raises(ConfigError):
@@ -72,7 +72,7 @@ def test_a_model_that_ortolan_does_not_have_is_an_error_before_any_work(
     assert not (tmp_path / "out").exists()
 
 
-def test_fusing_without_a_compiler_is_an_error(
+def test_compiling_without_a_compiler_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("shutil.which", lambda name: None)
@@ -105,7 +105,7 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
 
 
-def test_the_inverse_square_root_is_the_schedule_of_the_paper() -> None:
+def test_the_inverse_square_root_schedule_equals_the_paper() -> None:
     recipe = optimizer(schedule="inverse_sqrt", learning_rate=(512 * 10) ** -0.5)
     for step in range(1, 101):
         published = 512**-0.5 * min(step**-0.5, step * 10**-1.5)
@@ -154,7 +154,7 @@ def test_a_training_writes_a_checkpoint_that_learned(trained: Path) -> None:
         assert_same_logits(module(ids), reference_logits(reference, ids))
 
 
-def test_what_is_measured_is_the_rounded_checkpoint(trained: Path) -> None:
+def test_figures_are_those_of_the_saved_weights(trained: Path) -> None:
     figures = json.loads((trained / "training.json").read_text())
     tokenizer = Tokenizer.from_file(str(trained / "tokenizer.json"))
     documents = encode(tokenizer, [LINE] * 3, "<|endoftext|>")
@@ -168,27 +168,27 @@ def test_the_same_recipe_gives_the_same_model(tmp_path: Path) -> None:
     assert (one / "model.safetensors").read_bytes() == (other / "model.safetensors").read_bytes()
 
 
-def test_the_mean_of_the_last_weights_is_what_is_saved(
+def test_the_mean_of_the_last_weights_is_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: list[torch.Tensor] = []
+    history: list[torch.Tensor] = []
     zero_grad = torch.optim.AdamW.zero_grad
 
     def spy(self: torch.optim.AdamW, **options: bool) -> None:
         zero_grad(self, **options)
-        seen.append(self.param_groups[0]["params"][0].detach().clone())
+        history.append(self.param_groups[0]["params"][0].detach().clone())
 
     monkeypatch.setattr(torch.optim.AdamW, "zero_grad", spy)
     recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 8\naverage_last = 3")
     module = load(train(recipe, tmp_path / "out"))
-    mean = torch.stack(seen[-3:]).mean(0)
-    assert (mean - seen[-1]).abs().max() > 1e-3
+    mean = torch.stack(history[-3:]).mean(0)
+    assert (mean - history[-1]).abs().max() > 1e-3
     first = next(iter(module.parameters()))
     assert first.shape == mean.shape
     assert (first - mean.bfloat16().float()).abs().max() <= 2**-8 * mean.abs().max()
 
 
-def test_without_a_folder_the_checkpoint_lies_beside_the_recipe(tmp_path: Path) -> None:
+def test_the_default_folder_is_that_of_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 5")
     assert train(recipe) == tmp_path
     assert (tmp_path / "model.safetensors").is_file()

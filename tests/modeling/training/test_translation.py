@@ -1,4 +1,4 @@
-"""Training an encoder-decoder: batches, loss, decoding, and a run of seconds."""
+"""Translation: batches, loss, greedy decoding, and a training of seconds."""
 
 import json
 import math
@@ -43,7 +43,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
 # --- tokens and batches --------------------------------------------------------------------------
 
 
-def test_the_tokenizer_keeps_texts_and_ends_them(task: TranslationTask) -> None:
+def test_the_tokenizer_restores_texts_and_adds_an_end_token(task: TranslationTask) -> None:
     tokenizer = task.tokenizer
     for text in (*task.data.train[0], "naïve 漢字, l'été: 12.50 €!", "quatre-vingt-dix-neuf"):
         ids = tokenizer.encode(text).ids
@@ -59,24 +59,23 @@ def test_padding_is_the_last_token_of_the_vocabulary(task: TranslationTask) -> N
     assert config.eos_token_ids == (task.end,)
 
 
-def test_a_batch_is_what_the_decoder_takes_and_what_it_should_say(task: TranslationTask) -> None:
-    known = {tuple(source): target for source, target in zip(task.sources, task.targets,
-                                                              strict=True)}  # fmt: skip
-    seen = 0
+def test_inputs_of_the_decoder_are_the_shifted_labels(task: TranslationTask) -> None:
+    target_of = dict(zip(map(tuple, task.sources), task.targets, strict=True))
+    padded_rows = 0
     for sources, lengths, inputs, labels in islice(task.batches(), 5):
         assert sources.shape[0] == 8
         for row in range(8):
             length = int(lengths[row])
-            target = known[tuple(sources[row, :length].tolist())]
+            target = target_of[tuple(sources[row, :length].tolist())]
             assert (sources[row, length:] == task.pad).all()
             assert labels[row, : len(target)].tolist() == target
             assert (labels[row, len(target) :] == -100).all()
             assert inputs[row, : len(target)].tolist() == [task.pad, *target[:-1]]
-            seen += length < sources.shape[1]
-    assert seen  # some were padded
+            padded_rows += length < sources.shape[1]
+    assert padded_rows
 
 
-def test_one_round_of_batches_has_every_pair_once(task: TranslationTask) -> None:
+def test_an_epoch_has_every_pair_once(task: TranslationTask) -> None:
     rows = [tuple(row.tolist()) for batch in islice(task.batches(), 50) for row in batch[3]]
     targets = sorted(tuple(i for i in row if i >= 0) for row in rows)
     assert targets == sorted(map(tuple, task.targets))
@@ -87,19 +86,19 @@ def test_the_loss_is_the_smoothed_cross_entropy_of_valid_tokens(task: Translatio
     total, count = 0.0, 0
     vocab = task.module.config.decoder.vocab_size
     for row in range(len(labels)):
-        source = sources[row : row + 1, : int(lengths[row])]  # by itself, without padding
+        source = sources[row : row + 1, : int(lengths[row])]  # without padding
         length = int((labels[row] >= 0).sum())
         logits = task.module(source, inputs[row : row + 1, :length])[0].detach().double()
         for position, token in enumerate(labels[row, :length].tolist()):
-            wanted = torch.full((vocab,), 0.1 / vocab, dtype=torch.double)
-            wanted[token] += 0.9
-            total -= float((wanted * logits[position].log_softmax(-1)).sum())
+            expected = torch.full((vocab,), 0.1 / vocab, dtype=torch.double)
+            expected[token] += 0.9
+            total -= float((expected * logits[position].log_softmax(-1)).sum())
             count += 1
     batch = (sources, lengths, inputs, labels)
     assert float(task.loss(batch).detach()) == pytest.approx(total / count, rel=1e-5)
 
 
-def test_a_training_leaves_the_padding_row_at_zero(trained: Path, task: TranslationTask) -> None:
+def test_the_embedding_of_padding_stays_zero(trained: Path, task: TranslationTask) -> None:
     module = load(trained, EncoderDecoderModel)
     assert module.shared is not None
     assert not module.shared.weight[task.pad].any()
@@ -109,7 +108,7 @@ def test_a_training_leaves_the_padding_row_at_zero(trained: Path, task: Translat
 # --- greedy decoding and its measure -------------------------------------------------------------
 
 
-def test_greedy_decoding_is_that_of_transformers(trained: Path, task: TranslationTask) -> None:
+def test_greedy_decoding_equals_transformers(trained: Path, task: TranslationTask) -> None:
     module = load(trained, EncoderDecoderModel)
     reference: Any = reference_of(trained)
     texts = [source for source, _ in task.data.held_out["numbers"]]
@@ -161,7 +160,7 @@ def test_a_training_writes_a_checkpoint_that_transformers_loads(trained: Path) -
     assert config.decoder_start_token_id == tokenizer.pad_token_id
 
 
-def test_a_training_learns_and_says_what_it_saw(trained: Path) -> None:
+def test_a_training_learns_and_writes_figures(trained: Path) -> None:
     figures = json.loads((trained / "training.json").read_text())
     module = load(trained, EncoderDecoderModel)
     assert figures["parameters"] == sum(p.numel() for p in module.parameters())
@@ -182,7 +181,7 @@ def test_a_training_learns_and_says_what_it_saw(trained: Path) -> None:
          "max_position_embeddings .*20"),
     ],
 )  # fmt: skip
-def test_a_recipe_that_cannot_be_followed_is_an_error(
+def test_an_invalid_recipe_is_an_error_before_any_work(
     tmp_path: Path, old: str, new: str, error: type[Exception], message: str
 ) -> None:
     with pytest.raises(error, match=message):

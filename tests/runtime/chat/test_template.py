@@ -245,9 +245,9 @@ def test_the_end_of_a_turn_is_the_control_token_after_an_answer(family: str) -> 
         "granite": "<|end_of_text|>", "command-r": "<|END_OF_TURN_TOKEN|>",
         "kimi": "<|im_end|>",
     }  # fmt: skip
-    found = ours(family).end_of_turn
+    control = ours(family).end_of_turn
     end = library(family).token_to_id(ends.get(family, "</s>"))
-    assert found == (None if family == "gpt-oss" else end)  # whose channels all end alike
+    assert control == (None if family == "gpt-oss" else end)  # whose channels all end alike
 
 
 def test_a_template_that_writes_no_control_token_has_no_end_of_turn() -> None:
@@ -299,18 +299,18 @@ def test_an_answer_is_continued_as_transformers_does(
     more: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": field}
     expected = their_ids(family, messages, **more)
     try:
-        found = ours(family).prompt(messages, continue_final_message=True)
+        prompt = ours(family).prompt(messages, continue_final_message=True)
     except ChatError:
         assert expected is None
         return
-    assert found.continues == field
-    assert theirs(family).apply_chat_template(messages, tokenize=False, **more) == found.text
+    assert prompt.continues == field
+    assert theirs(family).apply_chat_template(messages, tokenize=False, **more) == prompt.text
     if "<|im_end|>" in content:  # which is text
         messages[1]["content"] = "The"
         harmless = ours(family).prompt(messages, continue_final_message=True).ids
-        assert control_ids(family, found.ids) == control_ids(family, harmless)
+        assert control_ids(family, prompt.ids) == control_ids(family, harmless)
     else:
-        assert found.ids == expected
+        assert prompt.ids == expected
 
 
 def test_a_continued_answer_may_have_parts() -> None:

@@ -92,10 +92,10 @@ def form(family: str, *, with_tools: bool = True) -> Format:
 
 def taken(pieces: list[str], chosen: Format, **more: Any) -> Taken:
     parser = ReplyParser(chosen, tools=TOOLS, **more)
-    found = [piece for text in pieces for piece in parser.feed(text)] + [*parser.finish()]
-    assert all(bool(p.content) + bool(p.reasoning) + bool(p.tool_call) == 1 for p in found)
+    parts = [piece for text in pieces for piece in parser.feed(text)] + [*parser.finish()]
+    assert all(bool(p.content) + bool(p.reasoning) + bool(p.tool_call) == 1 for p in parts)
     return (
-        "".join(p.content for p in found),
-        "".join(p.reasoning for p in found),
-        tuple(p.tool_call for p in found if p.tool_call is not None),
+        "".join(p.content for p in parts),
+        "".join(p.reasoning for p in parts),
+        tuple(p.tool_call for p in parts if p.tool_call is not None),
     )

@@ -1,4 +1,4 @@
-"""Beam search by itself: against transformers on random models, and where its rules part."""
+"""Beam search alone: against transformers on random models, and where it differs."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -19,7 +19,7 @@ from ortolan.runtime.generation.beam_search import Beams, BeamSearch, EarlyStopp
 
 @dataclass(frozen=True, kw_only=True)
 class Search:
-    """What both sides are asked for."""
+    """Options of both implementations."""
 
     beams: int = 4
     eos: tuple[int, ...] = EOS
@@ -65,7 +65,7 @@ def encoded(name: str) -> Any:
 
 def by_transformers(name: str, search: Search) -> list[list[Scored]]:
     generate: Any = model(name).generate
-    found = generate(
+    output = generate(
         input_ids=SOURCES.ids,
         attention_mask=SOURCES.mask,
         do_sample=False,
@@ -81,8 +81,8 @@ def by_transformers(name: str, search: Search) -> list[list[Scored]]:
         return_dict_in_generate=True,
         output_scores=True,
     )
-    texts = [without_padding(row, search.eos) for row in found.sequences[:, 1:].tolist()]
-    scores = found.sequences_scores.tolist()
+    texts = [without_padding(row, search.eos) for row in output.sequences[:, 1:].tolist()]
+    scores = output.sequences_scores.tolist()
     rows = [Scored(tokens=t, score=s) for t, s in zip(texts, scores, strict=True)]
     return [rows[start : start + search.n_best] for start in range(0, len(rows), search.n_best)]
 
@@ -102,23 +102,23 @@ def by_ours(name: str, search: Search) -> list[list[Scored]]:
         BeamSearch(settings, eos=search.eos, max_tokens=search.max_tokens) for _ in SOURCES.ids
     ]
     rows = torch.full((len(searches) * search.beams, 1), START)
-    while not all(each.is_done for each in searches):
+    while not all(one.is_done for one in searches):
         logits = next_logits(name, rows, search.beams)
-        for each, logits_GV in zip(searches, logits, strict=True):
-            if not each.is_done:
-                advance(each, search, logits_GV)
+        for one, logits_GV in zip(searches, logits, strict=True):
+            if not one.is_done:
+                advance(one, search, logits_GV)
         rows = extended(rows, searches)
-    return [each.best(search.n_best) for each in searches]
+    return [one.best(search.n_best) for one in searches]
 
 
-def advance(each: BeamSearch, search: Search, logits_GV: NDArray[np.float32]) -> None:
-    is_last = each.length == search.max_tokens - 1
+def advance(one: BeamSearch, search: Search, logits_GV: NDArray[np.float32]) -> None:
+    is_last = one.length == search.max_tokens - 1
     if search.last is not None and is_last:
-        each.force(search.last)
-    elif search.first is not None and each.length == 0:
-        each.force(search.first)
+        one.force(search.last)
+    elif search.first is not None and one.length == 0:
+        one.force(search.first)
     else:
-        each.advance(logits_GV, search.suppressed)
+        one.advance(logits_GV, search.suppressed)
 
 
 def next_logits(name: str, rows: torch.Tensor, beams: int) -> Iterator[NDArray[np.float32]]:
@@ -135,34 +135,34 @@ def next_logits(name: str, rows: torch.Tensor, beams: int) -> Iterator[NDArray[n
 
 def extended(rows: torch.Tensor, searches: list[BeamSearch]) -> torch.Tensor:
     parents = [
-        index * len(each.parents) + parent
-        for index, each in enumerate(searches)
-        for parent in each.parents
+        index * len(one.parents) + parent
+        for index, one in enumerate(searches)
+        for parent in one.parents
     ]
-    tokens = [[token] for each in searches for token in each.tokens]
+    tokens = [[token] for one in searches for token in one.tokens]
     return torch.cat((rows[parents], torch.tensor(tokens)), dim=1)
 
 
 @pytest.mark.parametrize("case", SEARCHES)
 @pytest.mark.parametrize("name", FAMILIES)
-def test_texts_and_scores_are_those_of_transformers(name: str, case: str) -> None:
+def test_sequences_and_scores_equal_transformers(name: str, case: str) -> None:
     search = SEARCHES[case]
     got, expected = by_ours(name, search), by_transformers(name, search)
-    assert [[each.tokens for each in row] for row in got] == [
-        [each.tokens for each in row] for row in expected
+    assert [[one.tokens for one in row] for row in got] == [
+        [one.tokens for one in row] for row in expected
     ]
     np.testing.assert_allclose(scores(got), scores(expected), rtol=1e-5, atol=1e-5)
 
 
 def scores(rows: list[list[Scored]]) -> list[list[float]]:
-    return [[each.score for each in row] for row in rows]
+    return [[one.score for one in row] for row in rows]
 
 
 def small_search(beams: int) -> BeamSearch:
     return BeamSearch(Beams(beams=beams), eos={0}, max_tokens=4)
 
 
-def test_of_equal_scores_the_first_beam_and_the_lowest_id_win() -> None:
+def test_ties_go_to_the_first_beam_and_the_lowest_id() -> None:
     search = small_search(2)
     search.advance(np.zeros((2, 6), np.float32))
     assert (search.tokens, search.parents) == ([1, 2], [0, 0])
@@ -189,9 +189,9 @@ def test_logits_that_are_not_finite_name_the_step(value: float) -> None:
         search.advance(logits)
 
 
-def test_a_search_that_is_not_done_gives_hypotheses_before_beams() -> None:
+def test_an_unfinished_search_returns_hypotheses_before_beams() -> None:
     search = small_search(2)
     assert search.best(2) == []
     search.advance(np.log(np.array([[0.4, 0.35, 0.2, 0.05]] * 2, np.float32)))
-    assert [each.tokens for each in search.best(3)] == [(0,), (1,), (2,)]
+    assert [one.tokens for one in search.best(3)] == [(0,), (1,), (2,)]
     assert not search.is_done

@@ -246,20 +246,6 @@ def test_a_suspended_sequence_can_be_cancelled(engine: Engine) -> None:
     assert len(high.completion().tokens) == 9
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_cached_prefix_changes_nothing(
-    models: Models, alone: Callable[[str, Spec], Recorded], kind: str
-) -> None:
-    spec = Spec(prompt=300, limit=6, temperature=1.0)
-    prefixes = Blocks()
-    for again in range(3):
-        sequence = Recorded(spec)
-        run(exact(models[kind]._engine, slots=2, prefixes=prefixes), [sequence])
-        assert_same(sequence, alone(kind, spec))
-        assert sequence.completion().timings.cached_tokens == (256 if again else 0)
-    assert prefixes.fetched == 2
-
-
 # --- memory -----------------------------------------------------------------------------------
 
 

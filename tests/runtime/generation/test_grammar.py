@@ -55,13 +55,13 @@ def check_valid(completion: Completion, schema: Any) -> None:
     jsonschema.validate(json.loads(completion.text), schema, cls=jsonschema.Draft202012Validator)
 
 
-# --- texts of a schema, an expression, a grammar --------------------------------------------------
+# --- schemas, regular expressions, Lark -----------------------------------------------------------
 
 
 @pytest.mark.parametrize(
     "seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)]
 )
-def test_every_finished_text_is_valid_by_its_random_schema(model: Decoder, seeds: range) -> None:
+def test_finished_text_is_valid_under_its_random_schema(model: Decoder, seeds: range) -> None:
     finished = 0
     for seed in seeds:
         schema = random_schema(Random(seed))
@@ -79,25 +79,25 @@ def test_every_finished_text_is_valid_by_its_random_schema(model: Decoder, seeds
 
 
 @pytest.mark.parametrize("pattern", [r"(ab|cd)+e?", r"[A-F0-9]{8}", r"x*", r"\d+(\.\d+)?"])
-def test_every_finished_text_is_matched_by_its_expression(model: Decoder, pattern: str) -> None:
+def test_finished_text_matches_its_regex(model: Decoder, pattern: str) -> None:
     done = model.generate(
         "x", n=20, max_new_tokens=60, grammar=Grammar.regex(pattern), sampling=WARM
     )
-    finished = [each.text for each in done if each.finish_reason == "stop"]
+    finished = [completion.text for completion in done if completion.finish_reason == "stop"]
     assert len(finished) > 5
     assert all(re.fullmatch(pattern, text, re.ASCII) for text in finished)
 
 
-def test_a_text_follows_a_context_free_grammar(model: Decoder) -> None:
+def test_text_follows_a_lark_grammar(model: Decoder) -> None:
     grammar = Grammar.lark('start: sum\nsum: "(" sum "+" sum ")" | /[0-9]/')
     done = model.generate("x", n=20, max_new_tokens=200, grammar=grammar, sampling=WARM)
-    finished = [each.text for each in done if each.finish_reason == "stop"]
+    finished = [completion.text for completion in done if completion.finish_reason == "stop"]
     assert len(finished) > 5
     assert all(isinstance(eval(text), int) for text in finished)  # digits, + and brackets
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_greedy_and_sampled_texts_follow_it(model: Decoder, temperature: float) -> None:
+def test_greedy_and_sampled_text_follow_the_schema(model: Decoder, temperature: float) -> None:
     sampling = Sampling(temperature=temperature, top_k=3, top_p=0.8, seed=1, frequency_penalty=1.0)
     done = model.generate(
         "x", max_new_tokens=99, grammar=Grammar.json_schema(POINT), sampling=sampling
@@ -105,17 +105,17 @@ def test_greedy_and_sampled_texts_follow_it(model: Decoder, temperature: float) 
     check_valid(done, POINT)
 
 
-# --- where a text ends ----------------------------------------------------------------------------
+# --- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_text_that_nothing_can_follow_ends_without_another_token(model: Decoder) -> None:
+def test_a_complete_text_ends_without_another_token(model: Decoder) -> None:
     done = model.generate("x", max_new_tokens=99, grammar=DATE)
     assert (len(done.tokens), done.finish_reason) == (10, "stop")
     assert re.fullmatch(r"[12]\d{3}-[01]\d-[0-3]\d", done.text)
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
-def test_end_of_text_comes_only_where_the_grammar_lets_it(model: Decoder, ignore_eos: bool) -> None:
+def test_eos_is_allowed_only_where_the_text_is_complete(model: Decoder, ignore_eos: bool) -> None:
     ends = Sampling(logit_bias={EOS: 1000.0})
     done = model.generate(
         "x", max_new_tokens=9, grammar=Grammar.regex("(abc)+"), sampling=ends, ignore_eos=ignore_eos
@@ -124,7 +124,7 @@ def test_end_of_text_comes_only_where_the_grammar_lets_it(model: Decoder, ignore
     assert (done.text, done.finish_reason) == expected
 
 
-def test_a_text_that_is_cut_off_has_length_for_a_reason(model: Decoder) -> None:
+def test_a_text_cut_off_finishes_by_length(model: Decoder) -> None:
     done = model.generate("x", max_new_tokens=4, grammar=DATE)
     assert (len(done.tokens), done.finish_reason) == (4, "length")
     assert model.generate("x", max_new_tokens=10, grammar=DATE).finish_reason == "stop"
@@ -135,7 +135,7 @@ def test_a_stop_text_ends_it_within_the_grammar(model: Decoder) -> None:
     assert (len(done.text), done.finish_reason) == (4, "stop")
 
 
-def test_a_stop_token_comes_where_the_grammar_may_end(model: Decoder) -> None:
+def test_a_stop_token_is_allowed_where_the_text_is_complete(model: Decoder) -> None:
     (stop,) = ids("b")
     likely = Sampling(logit_bias={stop: 1000.0})
     options: dict[str, Any] = {"max_new_tokens": 12, "sampling": likely, "stop_tokens": [stop]}
@@ -145,7 +145,7 @@ def test_a_stop_token_comes_where_the_grammar_may_end(model: Decoder) -> None:
         model.generate("x", grammar=Grammar.regex("ab"), **options)
 
 
-def test_the_fewest_tokens_hold_as_long_as_the_grammar_goes_on(model: Decoder) -> None:
+def test_min_new_tokens_applies_while_the_grammar_continues(model: Decoder) -> None:
     ends = Sampling(logit_bias={EOS: 1000.0})
     options: dict[str, Any] = {"max_new_tokens": 99, "min_new_tokens": 20, "sampling": ends}
     done = model.generate("x", grammar=Grammar.regex("a+"), **options)
@@ -153,55 +153,55 @@ def test_the_fewest_tokens_hold_as_long_as_the_grammar_goes_on(model: Decoder) -
     assert model.generate("x", grammar=Grammar.regex("a{5}"), **options).text == "aaaaa"
 
 
-def test_a_bias_chooses_among_what_the_grammar_allows(model: Decoder) -> None:
+def test_a_bias_chooses_among_allowed_tokens(model: Decoder) -> None:
     (wanted, other) = ids("7z")
     bias = Sampling(logit_bias={wanted: 500.0, other: 900.0})
     grammar = Grammar.regex("[0-9]{5}")
     assert model.generate("x", max_new_tokens=9, grammar=grammar, sampling=bias).text == "77777"
 
 
-# --- beside others --------------------------------------------------------------------------------
+# --- batches --------------------------------------------------------------------------------------
 
 
-def test_rows_with_and_without_a_grammar_are_what_each_is_alone(model: Decoder) -> None:
-    asked: list[dict[str, Any]] = [
+def test_rows_with_and_without_a_grammar_do_not_affect_each_other(model: Decoder) -> None:
+    cases: list[dict[str, Any]] = [
         {"grammar": DATE},
         {},
         {"grammar": Grammar.json_schema(POINT), "sampling": WARM},
         {"sampling": WARM},
         {"grammar": Grammar.regex("[a-z]+"), "logprobs": 2},
     ]
-    reader = RequestReader(model.manifest, model.tokenizer)
+    reader = RequestReader(model.bundle, model.tokenizer)
     generator = Generator(model._engine, slots=3)
     texts = []
-    for options in asked:
-        given: Any = {"max_new_tokens": 30, **options}
-        (request,) = reader.prompts(["hello"], given)
+    for options in cases:
+        request_options: Any = {"max_new_tokens": 30, **options}
+        (request,) = reader.prompts(["hello"], request_options)
         texts.append(reader.sequence(request))
         generator.submit(texts[-1])
     generator.run()
-    for text, options in zip(texts, asked, strict=True):
+    for text, options in zip(texts, cases, strict=True):
         alone = model.generate("hello", max_new_tokens=30, **options)
         assert text.completion().tokens == alone.tokens
 
 
-def test_each_of_several_completions_has_a_state_of_its_own(model: Decoder) -> None:
+def test_completions_do_not_share_a_state(model: Decoder) -> None:
     done = model.generate(
         "x", n=6, max_new_tokens=99, grammar=Grammar.json_schema(POINT), sampling=WARM
     )
-    for each in done:
-        check_valid(each, POINT)
-    assert len({each.text for each in done}) > 1
+    for completion in done:
+        check_valid(completion, POINT)
+    assert len({completion.text for completion in done}) > 1
 
 
-def test_a_stream_gives_the_text_of_its_grammar(model: Decoder) -> None:
+def test_a_stream_follows_its_grammar(model: Decoder) -> None:
     grammar = Grammar.json_schema(POINT, whitespace=False)
     stream = model.stream("x", max_new_tokens=99, grammar=grammar)
     text = "".join(stream)
     assert text == stream.completion.text == model.generate("x", grammar=grammar).text
 
 
-def test_forced_tokens_are_drafts_that_are_always_right(model: Decoder) -> None:
+def test_forced_tokens_are_always_accepted_drafts(model: Decoder) -> None:
     schema = {"const": {"a long name": [1, 2, 3], "another": None}}
     grammar = Grammar.json_schema(schema, whitespace=False)
     plain = model.generate("x", grammar=grammar)
@@ -213,7 +213,7 @@ def test_forced_tokens_are_drafts_that_are_always_right(model: Decoder) -> None:
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_text_with_a_draft_follows_its_grammar(model: Decoder, seed: int) -> None:
+def test_a_sequence_with_a_draft_follows_its_grammar(model: Decoder, seed: int) -> None:
     schema = random_schema(Random(seed))
     grammar = Grammar.json_schema(schema, whitespace=False)
     sampling = Sampling(temperature=1.0, seed=seed)
@@ -227,7 +227,7 @@ def test_a_text_with_a_draft_follows_its_grammar(model: Decoder, seed: int) -> N
 # --- the matcher ----------------------------------------------------------------------------------
 
 
-def test_a_matcher_allows_what_may_come_next(compiler: GrammarCompiler) -> None:
+def test_a_matcher_allows_the_next_tokens(compiler: GrammarCompiler) -> None:
     matcher = compiler.matcher(Grammar.regex("a[bc]*"))
     assert list(matcher.forced) == ids("a")
     assert allowed(matcher) == set(ids("a"))
@@ -237,7 +237,7 @@ def test_a_matcher_allows_what_may_come_next(compiler: GrammarCompiler) -> None:
     assert allowed(matcher, ends=()) == set(ids("bc"))
 
 
-def test_forced_tokens_give_the_text_that_masks_give(compiler: GrammarCompiler) -> None:
+def test_forced_tokens_equal_masked_ones(compiler: GrammarCompiler) -> None:
     schema = {"type": "object", "properties": {"a_long_name": {"const": [1, 2]}}}
     grammar = Grammar.json_schema(
         schema | {"required": ["a_long_name"], "additionalProperties": False}, whitespace=False
@@ -255,7 +255,7 @@ def test_forced_tokens_give_the_text_that_masks_give(compiler: GrammarCompiler) 
 
 
 @pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma"])
-def test_tokens_of_other_tokenizers_follow_it(kind: str) -> None:
+def test_other_tokenizers_follow_the_grammar(kind: str) -> None:
     tokenizer = tiny_tokenizers.ours(kind)
     compiler = GrammarCompiler(_manifest(tokenizer), tokenizer)
     matcher = compiler.matcher(Grammar.regex(r"Hello, ü日[a-z]{3}"))
@@ -276,7 +276,7 @@ def _manifest(tokenizer: Tokenizer) -> Any:
     return Stub
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejections ----------------------------------------------------------------------------------
 
 
 def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) -> None:
@@ -286,13 +286,13 @@ def test_a_grammar_that_no_token_can_continue_fails_its_request(model: Decoder) 
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "metaspace", "words"])
-def test_a_tokenizer_that_grammars_do_not_work_with_is_an_error(kind: str) -> None:
+def test_an_unsupported_tokenizer_is_an_error(kind: str) -> None:
     tokenizer = tiny_tokenizers.ours(kind)
     with pytest.raises(GrammarError, match="byte-level"):
         GrammarCompiler(_manifest(tokenizer), tokenizer).matcher(DATE)
 
 
-def test_what_is_no_grammar_or_has_no_tokenizer_is_an_error(model: Decoder, bare: Decoder) -> None:
+def test_grammars_need_a_type_and_a_tokenizer(model: Decoder, bare: Decoder) -> None:
     wrong: Any = POINT
     with pytest.raises(InputError, match="grammar must be"):
         model.generate("x", grammar=wrong)

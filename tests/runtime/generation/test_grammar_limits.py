@@ -1,4 +1,4 @@
-"""Grammars that are wrong or hostile: each ends in a typed error, or in a text, and soon."""
+"""Invalid and hostile grammars end in a typed error, or in text, and soon."""
 
 import json
 import time
@@ -22,7 +22,7 @@ def strings(*patterns: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "words"),
     [
         ("{", "not JSON"),
         ("5", "not an object"),
@@ -42,13 +42,13 @@ def strings(*patterns: str) -> dict[str, Any]:
         ('{"type": "integer", "multiple\\u004ff": 1e300}', "multipleOf"),
     ],
 )
-def test_a_schema_that_cannot_be_followed_is_refused_at_once(schema: Any, said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_an_invalid_schema_is_rejected(schema: Any, words: str) -> None:
+    with pytest.raises(GrammarError, match=words):
         Grammar.json_schema(schema)
 
 
 @pytest.mark.parametrize(
-    ("make", "text", "said"),
+    ("make", "text", "words"),
     [
         (Grammar.regex, "(", "unclosed group"),
         (Grammar.regex, "(?=a)b", "look-around"),
@@ -59,14 +59,14 @@ def test_a_schema_that_cannot_be_followed_is_refused_at_once(schema: Any, said: 
         (Grammar.lark, "start: T\nT: " + " & ".join(["/a*/"] * 30), "at most 16"),
     ],
 )
-def test_a_text_that_is_no_grammar_is_refused_at_once(
-    make: Callable[[Any], Grammar], text: Any, said: str
+def test_an_invalid_grammar_is_rejected(
+    make: Callable[[Any], Grammar], text: Any, words: str
 ) -> None:
-    with pytest.raises(GrammarError, match=said):
+    with pytest.raises(GrammarError, match=words):
         make(text)
 
 
-def test_an_ampersand_in_a_text_is_none_between_patterns() -> None:
+def test_an_ampersand_in_text_is_not_a_conjunction() -> None:
     Grammar.lark("start: " + " ".join(['"&"'] * 40))
 
 
@@ -117,7 +117,7 @@ HOSTILE: dict[str, Callable[[], Grammar]] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_grammar_ends_soon_in_a_text_or_an_error(name: str) -> None:
+def test_a_hostile_grammar_soon_ends_in_text_or_an_error(name: str) -> None:
     tokenizer = tiny_tokenizers.ours("byte_level")
 
     class Stub:

@@ -12,29 +12,25 @@ from tests.runtime.tiny_decoder import TinyDecoder
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import InputError, NumericError
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.generation.logprobs import Logprobs, top_tokens
+from ortolan.runtime.generation.logprobs import token_logprobs, top_tokens
 from ortolan.runtime.generation.sampling_options import Sampling
 
 
 @pytest.mark.parametrize("size", [5, 300, 5_000, 70_000])
 @pytest.mark.parametrize("scale", [0.1, 5.0, 80.0])
-def test_they_are_those_of_pytorch(size: int, scale: float) -> None:
+def test_logprobs_equal_pytorch(size: int, scale: float) -> None:
     logits_V = np.random.default_rng(size).normal(0, scale, size).astype(np.float32)
     expected = torch.log_softmax(torch.from_numpy(logits_V).double(), dim=0)
     values, tokens = torch.topk(expected, min(20, size))
-    found = Logprobs(logits_V, 20)
-    assert [token for token, _ in found.of(0).top] == tokens.tolist()
-    assert [value for _, value in found.of(0).top] == pytest.approx(
-        values.tolist(), rel=1e-5, abs=1e-5
-    )
-    assert found.of(size - 1).logprob == pytest.approx(float(expected[-1]), rel=1e-5, abs=1e-5)
+    result = token_logprobs(logits_V, size - 1, 20)
+    assert [token for token, _ in result.top] == tokens.tolist()
+    assert [value for _, value in result.top] == pytest.approx(values.tolist(), rel=1e-5, abs=1e-5)
+    assert result.logprob == pytest.approx(float(expected[-1]), rel=1e-5, abs=1e-5)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(1, 3_000), st.integers(0, 20), st.integers(1, 50), st.integers(0, 9))
-def test_the_highest_are_those_of_a_stable_sort(
-    size: int, count: int, distinct: int, seed: int
-) -> None:
+def test_top_tokens_equal_a_stable_sort(size: int, count: int, distinct: int, seed: int) -> None:
     scores_V = np.random.default_rng(seed).integers(0, distinct, size).astype(np.float32)
     expected = np.argsort(-scores_V, kind="stable")[:count]
     assert top_tokens(scores_V, count).tolist() == expected.tolist()
@@ -43,12 +39,10 @@ def test_the_highest_are_those_of_a_stable_sort(
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_logits_that_are_not_finite_are_an_error(bad: float) -> None:
     with pytest.raises(NumericError, match="logprobs"):
-        Logprobs(np.array([0, bad, 1], np.float32), 1)
+        token_logprobs(np.array([0, bad, 1], np.float32), 0, 1)
 
 
-def test_each_token_has_the_models_own_whatever_the_options(
-    model: Decoder, tiny: TinyDecoder
-) -> None:
+def test_logprobs_do_not_depend_on_sampling_options(model: Decoder, tiny: TinyDecoder) -> None:
     sampling = Sampling(temperature=0.5, top_p=0.9, logit_bias={5: 3.0}, seed=1)
     done = model.generate(
         "hello",
@@ -58,23 +52,23 @@ def test_each_token_has_the_models_own_whatever_the_options(
         grammar=Grammar.regex("[a-z]{10}"),
     )
     assert done.logprobs is not None
-    assert [each.token for each in done.logprobs] == list(done.tokens)
+    assert [logprobs.token for logprobs in done.logprobs] == list(done.tokens)
     assert model.tokenizer is not None
     fed = [*model.tokenizer.encode("hello"), *done.tokens]
     expected_SV = torch.log_softmax(torch.from_numpy(tiny.reference(fed)), dim=1)[4:]
-    for each, expected_V in zip(done.logprobs, expected_SV, strict=False):
-        assert each.logprob == pytest.approx(float(expected_V[each.token]), abs=1e-3)
-        assert [token for token, _ in each.top] == torch.topk(expected_V, 3).indices.tolist()
+    for logprobs, expected_V in zip(done.logprobs, expected_SV, strict=False):
+        assert logprobs.logprob == pytest.approx(float(expected_V[logprobs.token]), abs=1e-3)
+        assert [token for token, _ in logprobs.top] == torch.topk(expected_V, 3).indices.tolist()
 
 
-def test_none_gives_alternatives_to_the_chosen_alone(model: Decoder) -> None:
+def test_a_count_of_zero_returns_the_chosen_token_only(model: Decoder) -> None:
     done = model.generate("hello", max_new_tokens=2, logprobs=0)
     assert done.logprobs is not None
-    assert [each.top for each in done.logprobs] == [(), ()]
+    assert [logprobs.top for logprobs in done.logprobs] == [(), ()]
     assert model.generate("hello", max_new_tokens=2).logprobs is None
 
 
-@pytest.mark.parametrize("wrong", [-1, 21, True, "3"])
-def test_another_number_of_them_is_an_error(model: Decoder, wrong: Any) -> None:
+@pytest.mark.parametrize("count", [-1, 21, True, "3"])
+def test_an_invalid_count_is_an_error(model: Decoder, count: Any) -> None:
     with pytest.raises(InputError, match="logprobs must be"):
-        model.generate("hello", logprobs=wrong)
+        model.generate("hello", logprobs=count)

@@ -54,7 +54,7 @@ def test_temperature_is_short_for_a_sampling(model: Decoder) -> None:
 
 
 def test_requests_are_read_without_computing(model: Decoder) -> None:
-    reader = RequestReader(model.manifest, model.tokenizer)
+    reader = RequestReader(model.bundle, model.tokenizer)
     first, second = reader.prompts(["hello", []], {"max_new_tokens": 4, "sampling": SAMPLING})
     assert (len(first.prompt), second.prompt, first.limit) == (5, [BOS], 4)
     assert (first.sampling.seed, second.sampling.seed) == (3, 4)

@@ -1,4 +1,4 @@
-"""What a model recommends in its `generation_config.json`: read, asked for, and shown."""
+"""Sampling recommended by `generation_config.json`: read, used and shown."""
 
 import json
 import sys
@@ -13,14 +13,14 @@ from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 from ortolan.cli import main
 from ortolan.runtime import Decoder, Sampling, load
 from ortolan.runtime.bundle.manifest import Tokens
-from ortolan.runtime.errors import InputError, SamplingError
+from ortolan.runtime.errors import SamplingError
 
 LLAMA_3 = {"do_sample": True, "temperature": 0.6, "top_p": 0.9, "max_length": 4096}
 QWEN_2_5 = LLAMA_3 | {"repetition_penalty": 1.05, "temperature": 0.7, "top_p": 0.8, "top_k": 20}
 PENALTY = {"repetition_penalty": 1.9, "temperature": 0.6}
 
 
-def made(folder: Path, values: Any) -> Decoder:
+def write_model(folder: Path, values: Any) -> Decoder:
     data = values if isinstance(values, bytes) else json.dumps(values).encode()
     others = {"generation_config.json": data, "chat_template.jinja": TEMPLATE.encode()}
     tokens = Tokens(bos=BOS, eos=(EOS,))
@@ -42,19 +42,19 @@ def made(folder: Path, values: Any) -> Decoder:
         ({"eos_token_id": [1, 2], "transformers_version": "5.0"}, Sampling()),
     ],
 )
-def test_what_the_file_says_is_recommended(
+def test_the_file_is_recommended(
     values: dict[str, Any], expected: Sampling, tmp_path: Path
 ) -> None:
-    assert made(tmp_path, values).recommended_sampling == expected
+    assert write_model(tmp_path, values).recommended_sampling == expected
 
 
-def test_a_bundle_without_the_file_recommends_greedy_choice(tmp_path: Path) -> None:
+def test_a_bundle_without_the_file_is_greedy(tmp_path: Path) -> None:
     bundle = write_bundle(tmp_path / "bundle", tokenizer=tokenizer_json())
     assert load(bundle.path, Decoder).recommended_sampling == Sampling()
 
 
-def test_generate_samples_as_the_model_recommends_when_asked_to(tmp_path: Path) -> None:
-    model = made(tmp_path, PENALTY)
+def test_generate_uses_the_recommendation_on_request(tmp_path: Path) -> None:
+    model = write_model(tmp_path, PENALTY)
     own = Sampling(repetition_penalty=1.9)
     expected = model.generate("hello", max_new_tokens=12, sampling=own)
     assert model.generate("hello", max_new_tokens=12, sampling="model").tokens == expected.tokens
@@ -63,8 +63,8 @@ def test_generate_samples_as_the_model_recommends_when_asked_to(tmp_path: Path) 
     assert warm.tokens == expected.tokens
 
 
-def test_chat_samples_as_the_model_recommends_unless_told_otherwise(tmp_path: Path) -> None:
-    model = made(tmp_path, PENALTY)
+def test_chat_uses_the_recommendation_by_default(tmp_path: Path) -> None:
+    model = write_model(tmp_path, PENALTY)
     prompt = model.chat_template.prompt([USER]).ids
     own = model.generate(prompt, max_new_tokens=12, sampling=Sampling(repetition_penalty=1.9))
     greedy = model.generate(prompt, max_new_tokens=12)
@@ -76,8 +76,8 @@ def test_chat_samples_as_the_model_recommends_unless_told_otherwise(tmp_path: Pa
         assert reply.completion.tokens == greedy.tokens
 
 
-def test_a_seed_makes_the_recommended_sampling_repeatable(tmp_path: Path) -> None:
-    model = made(tmp_path, {"do_sample": True, "temperature": 1.5})
+def test_a_seed_makes_recommended_sampling_reproducible(tmp_path: Path) -> None:
+    model = write_model(tmp_path, {"do_sample": True, "temperature": 1.5})
     seeded = replace(model.recommended_sampling, seed=4)
     texts = [model.generate("hello", max_new_tokens=12, sampling=seeded).text for _ in range(2)]
     assert texts[0] == texts[1]
@@ -92,10 +92,10 @@ def test_a_seed_makes_the_recommended_sampling_repeatable(tmp_path: Path) -> Non
         (b"\xff", "JSON object"),
     ],
 )
-def test_a_broken_file_is_an_error_of_who_asks_for_it(
+def test_a_broken_file_is_an_error_where_it_is_used(
     values: Any, message: str, tmp_path: Path
 ) -> None:
-    model = made(tmp_path, values)
+    model = write_model(tmp_path, values)
     assert model.generate("hello", max_new_tokens=2).tokens
     for ask in (
         lambda: model.generate("hello", sampling="model"),
@@ -105,12 +105,6 @@ def test_a_broken_file_is_an_error_of_who_asks_for_it(
             ask()
 
 
-def test_another_word_than_model_is_refused(tmp_path: Path) -> None:
-    model = made(tmp_path, {})
-    with pytest.raises(InputError, match="sampling must be"):
-        model.generate("hello", sampling="mine")  # type: ignore[call-overload]
-
-
 def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     monkeypatch.setattr(sys, "argv", ["ortolan", *arguments])
     with pytest.raises(SystemExit) as exited:
@@ -118,10 +112,10 @@ def command(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> None:
     assert exited.value.code == 0
 
 
-def test_run_samples_as_the_model_recommends_when_asked_to(
+def test_run_uses_the_recommendation_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = made(tmp_path, PENALTY)
+    model = write_model(tmp_path, PENALTY)
     path = str(model.bundle.path)
     texts = {}
     for option in ("--model-sampling", "--no-model-sampling", "--repetition-penalty=1.9"):
@@ -132,10 +126,12 @@ def test_run_samples_as_the_model_recommends_when_asked_to(
     assert greedy not in texts.values()
 
 
-def test_inspect_shows_what_is_recommended_and_what_is_not_applied(
+def test_inspect_shows_recommended_and_ignored_options(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    path = str(made(tmp_path, LLAMA_3 | {"no_repeat_ngram_size": 3, "num_beams": 1}).bundle.path)
+    path = str(
+        write_model(tmp_path, LLAMA_3 | {"no_repeat_ngram_size": 3, "num_beams": 1}).bundle.path
+    )
     command(monkeypatch, "inspect", path, "--no-isolate")
     out = capsys.readouterr().out
     assert "temperature 0.6, top_p 0.9" in out

@@ -66,26 +66,24 @@ def test_beams_print_the_best_text(run: Run, path: Path, model: Seq2Seq) -> None
     assert f"{expected.finish_reason}]" in done.err
 
 
-def test_n_best_prints_a_score_and_a_text_a_line(run: Run, path: Path, model: Seq2Seq) -> None:
+def test_n_best_prints_a_score_and_a_text_per_line(run: Run, path: Path, model: Seq2Seq) -> None:
     expected = model.generate(TEXT, beams=4, n_best=3, max_new_tokens=9)
     lines = run(path, TEXT, "-n", "9", "--beams", "4", "--n-best", "3").out.splitlines()
     assert lines[0] == f"{expected.score:.4f}\t{expected.text}"
-    assert lines[1:] == [f"{each.score:.4f}\t{each.text}" for each in expected.alternatives]
+    assert lines[1:] == [f"{other.score:.4f}\t{other.text}" for other in expected.alternatives]
     assert len(lines) == 3
 
 
 def test_json_holds_the_translation(run: Run, path: Path, model: Seq2Seq) -> None:
     expected = model.generate(TEXT, beams=2, n_best=2, max_new_tokens=9)
-    found = json.loads(run(path, TEXT, "-n", "9", "--beams", "2", "--n-best", "2", "--json").out)
-    assert (found["prompt"], found["text"], found["score"]) == (TEXT, expected.text, expected.score)
-    assert found["alternatives"][0]["tokens"] == list(expected.alternatives[0].tokens)
+    about = json.loads(run(path, TEXT, "-n", "9", "--beams", "2", "--n-best", "2", "--json").out)
+    assert (about["prompt"], about["text"], about["score"]) == (TEXT, expected.text, expected.score)
+    assert about["alternatives"][0]["tokens"] == list(expected.alternatives[0].tokens)
     greedy = json.loads(run(path, TEXT, "-n", "9", "--json").out)
     assert greedy["tokens"] == list(model.generate(TEXT, max_new_tokens=9).tokens)
 
 
-def test_a_source_without_beams_takes_the_options_of_every_request(
-    run: Run, path: Path, model: Seq2Seq
-) -> None:
+def test_a_source_without_beams_accepts_all_options(run: Run, path: Path, model: Seq2Seq) -> None:
     free = model.generate(TEXT, max_new_tokens=9, ignore_eos=True)
     assert run(path, TEXT, "-n", "9", "--ignore-eos").out == free.text + "\n"
     assert len(free.tokens) == 9
@@ -94,7 +92,7 @@ def test_a_source_without_beams_takes_the_options_of_every_request(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "words"),
     [
         (("--beams", "2", "--ignore-eos"), "ignore_eos does not apply"),
         (("--beams", "0"), "beams must be"),
@@ -106,36 +104,36 @@ def test_a_source_without_beams_takes_the_options_of_every_request(
         (("-n", "40"), "max_new_tokens to 39"),
     ],
 )
-def test_an_option_that_means_nothing_fails_in_one_line(
-    run: Run, path: Path, arguments: tuple[str, ...], said: str
+def test_an_option_that_does_not_apply_fails_in_one_line(
+    run: Run, path: Path, arguments: tuple[str, ...], words: str
 ) -> None:
-    fails(run(path, TEXT, *arguments), said)
+    fails(run(path, TEXT, *arguments), words)
 
 
-@pytest.mark.parametrize(("text", "said"), [("", "at least one token"), ("a" * 40, "at most 40")])
+@pytest.mark.parametrize(("text", "words"), [("", "no tokens"), ("a" * 40, "41 tokens")])
 def test_a_text_that_does_not_fit_fails_in_one_line(
-    run: Run, path: Path, text: str, said: str
+    run: Run, path: Path, text: str, words: str
 ) -> None:
-    fails(run(path, text), said)
+    fails(run(path, text), words)
 
 
 @pytest.mark.parametrize("option", ["--beams", "--n-best", "--length-penalty"])
-def test_an_option_of_beams_is_refused_for_a_decoder(run: Run, tmp_path: Path, option: str) -> None:
+def test_beam_options_are_rejected_for_a_decoder(run: Run, tmp_path: Path, option: str) -> None:
     tokenizer = tiny_decoder.tokenizer_json()
     decoder = tiny_decoder.write_bundle(tmp_path / "bundle", tokenizer=tokenizer)
     fails(run(decoder.path, TEXT, option, "2"), option)
 
 
-def test_an_encoder_is_refused_and_the_right_command_named(run: Run, tmp_path: Path) -> None:
+def test_an_encoder_names_the_right_command(run: Run, tmp_path: Path) -> None:
     encoder = tiny_encoder.write_bundle(tmp_path / "bundle")
     fails(run(encoder.path, TEXT), "`ortolan classify`")
 
 
-def fails(done: Done, said: str) -> None:
+def fails(done: Done, words: str) -> None:
     assert (done.status, done.out) == (2, "")
     assert done.err.startswith("ortolan: ")
     assert done.err.count("\n") == 1
-    assert said in done.err
+    assert words in done.err
 
 
 # --- grammars -------------------------------------------------------------------------------------
@@ -147,9 +145,7 @@ def decoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_decoder.write_bundle(folder, tokenizer=tiny_decoder.tokenizer_json()).path
 
 
-def test_a_text_follows_the_grammar_that_is_asked_for(
-    run: Run, decoder: Path, tmp_path: Path
-) -> None:
+def test_text_follows_its_grammar(run: Run, decoder: Path, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"enum": [[1, 2]]}')
     (tmp_path / "text.lark").write_text('start: "a" start | "b"')
     schema = run(decoder, "x", "-n", "99", "--json-schema", tmp_path / "schema.json")
@@ -160,7 +156,7 @@ def test_a_text_follows_the_grammar_that_is_asked_for(
     )
 
 
-def test_a_grammar_that_is_none_fails_in_one_line(run: Run, decoder: Path, tmp_path: Path) -> None:
+def test_an_invalid_grammar_fails_in_one_line(run: Run, decoder: Path, tmp_path: Path) -> None:
     done = run(decoder, "x", "--regex", "(")
     assert (done.status, done.out) == (2, "")
     assert "unclosed group" in done.err

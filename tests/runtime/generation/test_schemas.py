@@ -1,4 +1,4 @@
-"""Schemas hold for the text that a parser reads, whatever keys the text repeats or respells."""
+"""Schemas are enforced for parsed text, with duplicate and respelled keys."""
 
 import json
 from typing import Any
@@ -73,15 +73,13 @@ def schema_passes(schema: dict[str, Any], text: str) -> bool:
         ),
     ],
 )
-def test_a_key_in_another_spelling_does_not_get_past_its_schema(
-    schema: dict[str, Any], text: str
-) -> None:
+def test_a_respelled_key_does_not_pass(schema: dict[str, Any], text: str) -> None:
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate(json.loads(text), schema)
     assert not schema_passes(schema, text)
 
 
-def test_an_embedded_schema_holds_to_one_spelling_too() -> None:
+def test_an_embedded_schema_allows_one_spelling() -> None:
     grammar = Grammar.lark(f'start: "%json {{}}" a // %json {{\na: %json {json.dumps(OPEN)}\n')
     assert passes(grammar, '%json {}{"a":"x","b":1}')
     assert not passes(grammar, r'%json {}{"a":"x","\u0061":1}')
@@ -105,11 +103,11 @@ def test_an_embedded_schema_is_found_among_quotes(rule: str) -> None:
     assert closed.startswith(f"start: {rule}\na: %json // {{}}\n {{")
 
 
-def test_texts_with_every_kind_of_character_still_pass() -> None:
+def test_every_kind_of_character_still_passes() -> None:
     assert schema_passes(OPEN, r'{"a":"a \" \\ \n","b c":{"a":1,"a":[{"a":2}]}}')
 
 
-# --- several keys ---------------------------------------------------------------------------------
+# --- key counts ---------------------------------------------------------------------------------
 
 TWO = {"type": "object", "minProperties": 2}
 
@@ -133,13 +131,13 @@ TWO = {"type": "object", "minProperties": 2}
         ({"type": "object", "minProperties": 1}, '{"a":1,"a":2}', True),
     ],
 )  # fmt: skip
-def test_properties_that_count_have_different_keys(
+def test_counted_properties_have_different_keys(
     schema: dict[str, Any], text: str, expected: bool
 ) -> None:
     assert schema_passes(schema, text) == expected
 
 
-def test_a_token_that_ends_a_key_within_is_ruled_out() -> None:
+def test_a_token_that_completes_a_duplicate_key_is_ruled_out() -> None:
     keys = ObjectKeys().follow(b'{"a": {"b": "a')
     assert keys is not None
     assert keys.follow(b'"}, "a') is not None
@@ -148,11 +146,11 @@ def test_a_token_that_ends_a_key_within_is_ruled_out() -> None:
     assert keys.follow(b'", "c": [",", "b", "b"], "d": 1}, "b"') is not None
 
 
-# --- what is refused ------------------------------------------------------------------------------
+# --- rejections ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("schema", "said"),
+    ("schema", "words"),
     [
         ({**OPEN, "minLength": 5, "x-guidance": {"lenient": True}}, "lenient ignores keywords"),
         ({"oneOf": [OPEN, TWO], "x-guidance": {"coerce_one_of": True}}, "treats oneOf as anyOf"),
@@ -161,25 +159,27 @@ def test_a_token_that_ends_a_key_within_is_ruled_out() -> None:
         ({"x-guidance": ["lenient"]}, "x-guidance must be an object"),
     ],
 )
-def test_a_schema_that_would_not_hold_is_refused(schema: dict[str, Any], said: str) -> None:
-    with pytest.raises(GrammarError, match=said):
+def test_a_schema_that_would_not_be_enforced_is_rejected(
+    schema: dict[str, Any], words: str
+) -> None:
+    with pytest.raises(GrammarError, match=words):
         Grammar.json_schema(schema)
-    with pytest.raises(GrammarError, match=said):
+    with pytest.raises(GrammarError, match=words):
         Grammar.lark(f"start: %json {json.dumps(schema)}")
 
 
-def test_alternatives_that_overlap_are_refused_with_advice_that_helps() -> None:
+def test_overlapping_alternatives_are_rejected_with_useful_advice() -> None:
     with pytest.raises(GrammarError, match=r"oneOf .* Use anyOf, or alternatives") as refused:
         Grammar.json_schema({"oneOf": [COUNT, {"type": "number"}]})
     assert "coerce" not in str(refused.value)
 
 
-def test_an_embedded_schema_that_counts_keys_is_refused() -> None:
+def test_an_embedded_schema_cannot_count_keys() -> None:
     with pytest.raises(GrammarError, match="minProperties"):
         Grammar.lark(f"start: /x*/ %json {json.dumps(TWO)}")
 
 
-def test_a_key_that_cannot_be_another_is_an_error() -> None:
+def test_a_forced_duplicate_key_is_an_error() -> None:
     schema = {**TWO, "patternProperties": {"^a$": COUNT}, "additionalProperties": False}
     follower = matcher(Grammar.json_schema(schema, whitespace=False))
     with pytest.raises(GrammarError, match="duplicate key"):  # noqa: PT012
@@ -200,7 +200,7 @@ MAP = {
 }
 
 
-def test_every_way_to_generate_gives_objects_with_enough_keys(model: Decoder) -> None:
+def test_every_way_to_generate_returns_enough_keys(model: Decoder) -> None:
     options: dict[str, Any] = {
         "max_new_tokens": 200,
         "grammar": Grammar.json_schema({**MAP, "maxProperties": 3}, whitespace=False),
@@ -208,7 +208,7 @@ def test_every_way_to_generate_gives_objects_with_enough_keys(model: Decoder) ->
     }
     done = model.generate(["x", "y"], n=8, **options)
     stream = model.stream("x", **options)
-    texts = ["".join(stream), *(each.text for each in done)]
+    texts = ["".join(stream), *(completion.text for completion in done)]
     texts.append(model.generate("x", draft=PromptLookup(), **options).text)
     with model.serve() as service:
         texts += [service.submit("x", **options).completion().text for _ in range(4)]

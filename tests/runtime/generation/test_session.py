@@ -103,8 +103,8 @@ def test_an_error_inside_leaves_the_session_unchanged(
     models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch, kind: str, count: int
 ) -> None:
     session, other = models[kind].session(), models[kind].session()
-    for each in (session, other):
-        each.append([5, 6, 7])
+    for one in (session, other):
+        one.append([5, 6, 7])
     method = "step" if count == 1 else "chunk"
     run: Callable[..., Any] = getattr(Runner, method)
     last = {1: 1, 30: 1, 1040: 3}[count]  # 1040 tokens are three chunks
@@ -128,8 +128,8 @@ def test_an_error_inside_leaves_the_session_unchanged(
 
 def test_logits_that_are_not_finite_are_an_error_and_change_nothing(poisoned: Decoder) -> None:
     session, other = poisoned.session(), poisoned.session()
-    for each in (session, other):
-        each.append([1, 2])
+    for one in (session, other):
+        one.append([1, 2])
     for tokens in ([POISON], [3, POISON, 4]):
         with pytest.raises(NumericError, match="not finite"):
             session.append(tokens)
@@ -239,11 +239,11 @@ def test_a_restored_snapshot_continues_to_the_bit(models: dict[str, Decoder], ki
     snapshot = session.snapshot()
     expected = [session.append([token]) for token in (5, 6, 7)]
     session.append([8, 9])
-    for each in (session, other):
-        each.restore(snapshot)
-        assert each.tokens == (1, 2, 3, 4)
+    for one in (session, other):
+        one.restore(snapshot)
+        assert one.tokens == (1, 2, 3, 4)
         for token, logits in zip((5, 6, 7), expected, strict=True):
-            np.testing.assert_array_equal(each.append([token]), logits)
+            np.testing.assert_array_equal(one.append([token]), logits)
 
 
 def test_a_snapshot_of_another_bundle_is_rejected(model: Decoder, tmp_path: Path) -> None:

@@ -67,9 +67,9 @@ def test_right_and_wrong_guesses_do_not_change_the_sequence(
 def test_right_guesses_save_calls(models: Models) -> None:
     model = models["fp32"]
     plain = generate(model, Fixed(None))
-    told = generate(model, Fixed(plain.tokens))
-    assert told.tokens == plain.tokens
-    assert told.timings.accepted_tokens >= 19  # every second token, in calls of two
+    drafted = generate(model, Fixed(plain.tokens))
+    assert drafted.tokens == plain.tokens
+    assert drafted.timings.accepted_tokens >= 19  # every second token, in calls of two
     timings = generate(model, DraftModel(model), 30).timings
     assert timings.accepted_tokens >= 0.9 * timings.drafted_tokens > 0
 

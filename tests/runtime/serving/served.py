@@ -19,7 +19,7 @@ KINDS = ("fp32", "recurrent", "by-token", "int4", "int8-prefill")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
+class Spec:
     """What a request is made from. A text that is cancelled in between is not compared whole."""
 
     prompt: int
@@ -45,13 +45,13 @@ class Asked:
         )
 
 
-def alone_in(models: dict[str, Decoder]) -> Callable[[str, Asked], Completion]:
+def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
     """What a request gives in a service of its own."""
 
     @cache
-    def run(kind: str, asked: Asked) -> Completion:
+    def run(kind: str, spec: Spec) -> Completion:
         with models[kind].serve(slots=2, cache_bytes=0) as service:
-            return asked.submit(service).completion()
+            return spec.submit(service).completion()
 
     return run
 

@@ -22,8 +22,8 @@ WORD = Grammar.regex("[a-z]{2,9}")
 
 @pytest.fixture
 def service(model: Decoder) -> Iterator[Service]:
-    with model.serve(slots=SLOTS, queue=1000, cache_bytes=1 << 18) as made:
-        yield made
+    with model.serve(slots=SLOTS, queue=1000, cache_bytes=1 << 18) as service:
+        yield service
 
 
 def test_a_task_reads_pieces_and_another_awaits_the_completion(service: Service) -> None:
@@ -40,7 +40,7 @@ def test_a_task_reads_pieces_and_another_awaits_the_completion(service: Service)
     asyncio.run(main())
 
 
-def test_waiting_can_be_given_up_and_the_text_goes_on(service: Service) -> None:
+def test_a_wait_may_time_out_while_generation_continues(service: Service) -> None:
     async def main() -> None:
         ticket = service.submit("Hello", max_new_tokens=200, ignore_eos=True)
         with pytest.raises(TimeoutError):
@@ -50,7 +50,7 @@ def test_waiting_can_be_given_up_and_the_text_goes_on(service: Service) -> None:
     asyncio.run(main())
 
 
-def test_an_error_reaches_the_reader_and_who_awaits(service: Service) -> None:
+def test_an_error_reaches_readers_and_waiters(service: Service) -> None:
     def fail() -> bool:
         raise KeyError
 
@@ -109,12 +109,12 @@ def test_tasks_are_woken_by_one_call_into_their_loop(
 async def converse(service: Service, seed: int) -> list[tuple[int, ...]]:
     """Turns of one conversation; a third of all is given up in between."""
     draw = random.Random(seed)
-    said, answers = f"{seed} says ", []
+    text, answers = f"{seed} says ", []
     last = draw.randint(1, 3) if seed % 3 == 0 else None
     for turn in range(4):
-        said += chr(draw.randint(97, 122)) * draw.randint(1, 90)
+        text += chr(draw.randint(97, 122)) * draw.randint(1, 90)
         ticket = service.submit(
-            said,
+            text,
             max_new_tokens=draw.randint(1, 12),
             sampling=Sampling(temperature=draw.choice([0.0, 1.0]), seed=seed),
             priority=draw.choice([0, 0, 0, 1]),
@@ -126,7 +126,7 @@ async def converse(service: Service, seed: int) -> list[tuple[int, ...]]:
             ticket.cancel()
             await ticket
             break
-        said += "".join([piece async for piece in ticket])
+        text += "".join([piece async for piece in ticket])
         answers.append((await ticket).tokens)
     return answers
 
@@ -145,7 +145,7 @@ def check_conversations(model: Decoder, service: Service, count: int) -> None:
     assert (stats.running, stats.waiting) == (0, 0)
 
 
-def test_conversations_are_what_each_is_alone(model: Decoder, service: Service) -> None:
+def test_conversations_do_not_affect_each_other(model: Decoder, service: Service) -> None:
     check_conversations(model, service, 24)
 
 

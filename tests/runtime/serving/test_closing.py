@@ -1,4 +1,4 @@
-"""Services that end, rest, or are in a process that was forked."""
+"""Services that are closed, dropped, idle or forked."""
 
 import gc
 import os
@@ -16,7 +16,7 @@ from ortolan.runtime.errors import ServiceClosedError
 from ortolan.runtime.generation.generator import Generator
 
 
-def test_closing_finishes_what_was_taken(model: Decoder) -> None:
+def test_closing_finishes_accepted_requests(model: Decoder) -> None:
     with model.serve(slots=2) as service:
         tickets = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(7)]
     assert all(ticket.done for ticket in tickets)
@@ -48,7 +48,7 @@ def test_a_block_that_raises_cancels(model: Decoder) -> None:
     assert ticket.completion().finish_reason == "cancelled"
 
 
-def test_services_that_are_dropped_finish_what_they_took_and_end(model: Decoder) -> None:
+def test_dropped_services_finish_their_requests_and_end(model: Decoder) -> None:
     tickets = [
         model.serve(slots=2).submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)
     ]
@@ -66,7 +66,7 @@ def serving() -> tuple[int, int]:
     """Threads of services, and generators with their slots."""
     gc.collect()
     threads = sum(thread.name == "ortolan-service" for thread in threading.enumerate())
-    return threads, sum(isinstance(each, Generator) for each in gc.get_objects())
+    return threads, sum(isinstance(item, Generator) for item in gc.get_objects())
 
 
 def test_a_service_that_is_dropped_in_a_cycle_under_its_own_lock_ends(model: Decoder) -> None:
@@ -125,10 +125,10 @@ def run_program(model: Decoder, program: str) -> list[str]:
     return done.stdout.split()
 
 
-def test_a_program_ends_that_closes_nothing(model: Decoder) -> None:
+def test_a_program_may_exit_without_closing(model: Decoder) -> None:
     assert run_program(model, PROGRAM + "print('end')") == ["end"]
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_forked_child_is_refused_and_exits(model: Decoder) -> None:
+def test_a_forked_child_is_rejected_and_exits(model: Decoder) -> None:
     assert run_program(model, PROGRAM + FORK) == ["ForkedError"] * 4 + ["3"]

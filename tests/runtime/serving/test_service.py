@@ -1,4 +1,4 @@
-"""Requests that are refused, cancelled, or fail; services that end."""
+"""Requests to a service: pieces, rejections, cancellation, failures and order."""
 
 import threading
 import time
@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.runtime.conftest import Models
 from tests.runtime.serving.served import settle
 
 from ortolan.runtime.decoder import Decoder
@@ -22,18 +23,15 @@ from ortolan.runtime.errors import (
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.serving.service import Service
 
-POISON = "-"
-"""The tokenizer gives each character the id of its place after the space."""
-
 
 @pytest.fixture
 def service(model: Decoder) -> Iterator[Service]:
-    with model.serve(slots=2) as made:
-        yield made
+    with model.serve(slots=2) as service:
+        yield service
 
 
 class Gate:
-    """Stops a service between two rounds, as long as it is shut."""
+    """Stops a service between two rounds until it is opened."""
 
     def __init__(self, service: Service) -> None:
         self._opened, self._reached = threading.Event(), threading.Event()
@@ -51,17 +49,20 @@ class Gate:
 # --- pieces -----------------------------------------------------------------------------------
 
 
-def test_pieces_joined_are_the_text(service: Service, model: Decoder) -> None:
+def test_joined_pieces_are_the_text(service: Service, model: Decoder) -> None:
     expected = model.generate(["Hello"], max_new_tokens=30, ignore_eos=True)[0]
     ticket = service.submit("Hello", max_new_tokens=30, ignore_eos=True)
     pieces = list(ticket)
     assert all(pieces)
     assert "".join(pieces) == ticket.completion().text == expected.text
     assert ticket.done
-    assert list(ticket) == [], "they are read once"
+    assert list(ticket) == [], "pieces are read once"
+    late = service.submit("Hello", max_new_tokens=30, ignore_eos=True)
+    late.completion()
+    assert list(late) == [expected.text], "a late reader gets one piece"
 
 
-def test_ticket_says_how_far_its_prompt_is(service: Service) -> None:
+def test_a_ticket_shows_the_progress_of_its_prompt(service: Service) -> None:
     gate = Gate(service)
     ticket = service.submit("Hello", max_new_tokens=1)
     assert ticket.prompt_progress == (0, 5)
@@ -70,20 +71,14 @@ def test_ticket_says_how_far_its_prompt_is(service: Service) -> None:
     assert ticket.prompt_progress == (5, 5)
 
 
-def test_a_slow_reader_gets_one_piece_of_everything(service: Service) -> None:
-    ticket = service.submit("Hello", max_new_tokens=30, ignore_eos=True)
-    text = ticket.completion().text
-    assert list(ticket) == [text]
-
-
-def test_stop_texts_and_options_are_those_of_generate(service: Service, model: Decoder) -> None:
+def test_options_are_those_of_generate(service: Service, model: Decoder) -> None:
     whole = model.generate(["Hello"], max_new_tokens=20, ignore_eos=True)[0].text
     ticket = service.submit("Hello", max_new_tokens=20, ignore_eos=True, stop=[whole[7:9]])
     assert "".join(ticket) == whole[: whole.index(whole[7:9])]
     assert ticket.completion().finish_reason == "stop"
 
 
-def test_without_a_tokenizer_there_are_tokens_and_no_pieces(bare: Decoder) -> None:
+def test_without_a_tokenizer_there_are_no_pieces(bare: Decoder) -> None:
     with bare.serve(slots=2) as service:
         ticket = service.submit([1, 2, 3], max_new_tokens=4)
         with pytest.raises(TokenizerError, match="no tokenizer"):
@@ -91,7 +86,7 @@ def test_without_a_tokenizer_there_are_tokens_and_no_pieces(bare: Decoder) -> No
         assert len(ticket.completion().tokens) == 4
 
 
-def test_waiting_has_an_end(service: Service) -> None:
+def test_a_wait_may_time_out(service: Service) -> None:
     gate = Gate(service)
     with pytest.raises(TimeoutError, match=r"within 0\.01 s"):
         gate.ticket.completion(timeout=0.01)
@@ -99,7 +94,7 @@ def test_waiting_has_an_end(service: Service) -> None:
     assert gate.ticket.completion().finish_reason == "length"
 
 
-# --- refused ----------------------------------------------------------------------------------
+# --- rejections -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -111,7 +106,7 @@ def test_waiting_has_an_end(service: Service) -> None:
         ("a", {"max_new_tokens": 5000}, ContextLengthError),
     ],
 )
-def test_a_wrong_request_is_refused_at_once(
+def test_an_invalid_request_is_rejected_at_once(
     service: Service, prompt: Any, options: dict[str, Any], kind: type[InputError]
 ) -> None:
     with pytest.raises(kind):
@@ -130,50 +125,58 @@ def test_a_wrong_request_is_refused_at_once(
         {"chunk": 1},
         {"chunk": 256},
         {"cache_bytes": -1},
+        {"cache_folder": "x", "cache_folder_bytes": -1},
     ],
 )
-def test_a_wrong_option_of_a_service_is_refused(model: Decoder, options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=f"^{next(iter(options))}"):
+def test_an_invalid_option_is_rejected(model: Decoder, options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match=f"^{list(options)[-1]} must be"):
         model.serve(**options)
 
 
-def test_parts_are_not_chosen_where_they_matter(models: dict[str, Decoder]) -> None:
+def test_an_unknown_option_is_rejected(model: Decoder) -> None:
+    unknown: Any = {"slot": 2}
+    with pytest.raises(InputError, match=r"'slot'. Did you mean slots\?"):
+        model.serve(**unknown)
+
+
+def test_exact_services_need_exact_models(
+    model: Decoder, models: Models, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with pytest.raises(InputError, match="chunk must be 128"):
         models["int8-prefill"].serve(chunk=64)
     models["int8-prefill"].serve(chunk=64, mode="fast").close()
     models["int4"].serve(chunk=64).close()
-
-
-def test_experts_are_not_served_exactly(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
     with pytest.raises(InputError, match="mixture of experts"):
         model.serve()
     model.serve(mode="fast").close()
 
 
-def test_a_full_queue_answers_at_once_and_says_when_to_try_again(model: Decoder) -> None:
+def test_a_full_queue_rejects_at_once_and_says_when_to_try_again(model: Decoder) -> None:
     with model.serve(slots=2, queue=3) as service:
         gate = Gate(service)
-        taken = [service.submit("abc", max_new_tokens=3) for _ in range(4)]
+        accepted = [service.submit("abc", max_new_tokens=3) for _ in range(4)]
         begun_at = time.monotonic()
         with pytest.raises(QueueFullError, match="queue of 3") as caught:
             service.submit("abc", max_new_tokens=3)
         assert time.monotonic() - begun_at < 0.05
         assert caught.value.retry_after_s > 0
         gate.open()
-        assert all(len(ticket.completion().tokens) == 3 for ticket in taken)
+        assert all(len(ticket.completion().tokens) == 3 for ticket in accepted)
         settle(service)
         assert len(service.submit("abc", max_new_tokens=3).completion().tokens) == 3
         assert service.stats().refused == {"queue-full": 1}
 
 
-def test_what_can_never_fit_is_refused_at_once(
+def test_a_request_that_can_never_fit_is_rejected_at_once(
     model: Decoder, memory_left: Callable[[int], None]
 ) -> None:
     memory_left(200_000)
     with model.serve(cache_bytes=0) as service:
         with pytest.raises(MemoryPlanError, match=r"0\.2 MB is free"):
             service.submit("a", max_new_tokens=1000)
+        with pytest.raises(MemoryPlanError):
+            service.submit("a")  # to the end of the context
         assert len(service.submit("a", max_new_tokens=9, ignore_eos=True).completion().tokens) == 9
     with (
         model.serve(cache_bytes=190_000) as service,
@@ -182,11 +185,11 @@ def test_what_can_never_fit_is_refused_at_once(
         service.submit("a", max_new_tokens=100)
 
 
-# --- cancelled --------------------------------------------------------------------------------
+# --- cancellation -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("state", ["waiting", "prefilling", 1, 2, 5, 19])
-def test_a_cancelled_request_leaves_its_slot_and_disturbs_nobody(
+def test_a_cancelled_request_frees_its_slot_and_affects_no_other(
     model: Decoder, state: str | int
 ) -> None:
     text = "The quick brown fox"
@@ -197,7 +200,7 @@ def test_a_cancelled_request_leaves_its_slot_and_disturbs_nobody(
             ticket = service.submit(text, max_new_tokens=20)
             ticket.cancel()
         else:
-            # asked once a round: a prompt of 19 tokens takes ten of them
+            # polled once per round: a prompt of 19 tokens takes ten of them
             answers = iter([False] * 3)
             ticket = service.submit(
                 text,
@@ -214,20 +217,18 @@ def test_a_cancelled_request_leaves_its_slot_and_disturbs_nobody(
         assert other.completion().tokens == expected.tokens
         cancelled = ticket.completion()
         assert cancelled.finish_reason == "cancelled"
-        assert cancelled.tokens == expected.tokens[: len(cancelled.tokens)]
-        assert len(cancelled.tokens) == (state if isinstance(state, int) else 0)
+        assert cancelled.tokens == expected.tokens[: state if isinstance(state, int) else 0]
         settle(service)
 
 
-def test_cancelling_twice_or_too_late_changes_nothing(service: Service) -> None:
+def test_cancelling_a_finished_request_changes_nothing(service: Service) -> None:
     ticket = service.submit("abc", max_new_tokens=3, ignore_eos=True)
-    assert ticket.completion().finish_reason == "length"
-    ticket.cancel()
-    ticket.cancel()
-    assert ticket.completion().finish_reason == "length"
+    for _ in range(3):
+        assert ticket.completion().finish_reason == "length"
+        ticket.cancel()
 
 
-def test_leaving_a_with_cancels(service: Service) -> None:
+def test_leaving_a_with_block_cancels(service: Service) -> None:
     gate = Gate(service)
     with service.submit("abc", ignore_eos=True) as ticket:
         assert not ticket.done
@@ -235,7 +236,7 @@ def test_leaving_a_with_cancels(service: Service) -> None:
     assert ticket.completion().finish_reason == "cancelled"
 
 
-def test_a_function_that_raises_ends_its_own_request_only(service: Service) -> None:
+def test_a_cancel_function_that_raises_ends_its_own_request_only(service: Service) -> None:
     def fail() -> bool:
         raise KeyError("no such thing")
 
@@ -245,21 +246,20 @@ def test_a_function_that_raises_ends_its_own_request_only(service: Service) -> N
     assert len(other.completion().tokens) == 5
 
 
-# --- failed -----------------------------------------------------------------------------------
+# --- failures ---------------------------------------------------------------------------------
 
 
-def test_a_text_whose_logits_are_not_finite_fails_alone(poisoned: Decoder) -> None:
+def test_a_sequence_whose_logits_are_not_finite_fails_alone(poisoned: Decoder) -> None:
     with poisoned.serve(slots=4) as service:
-        sick = service.submit(f"ab{POISON}c", max_new_tokens=9)
+        sick = service.submit("ab-c", max_new_tokens=9)
         healthy = [service.submit("abc", max_new_tokens=9, ignore_eos=True) for _ in range(5)]
-        with pytest.raises(NumericError, match="overflow"):
-            sick.completion()
-        with pytest.raises(NumericError, match="overflow"):
-            list(sick)
+        for read in (sick.completion, lambda: list(sick)):
+            with pytest.raises(NumericError, match="overflow"):
+                read()
         assert [len(ticket.completion().tokens) for ticket in healthy] == [9] * 5
 
 
-def test_an_error_of_the_service_reaches_everybody(
+def test_an_error_of_the_service_reaches_every_request(
     model: Decoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     service = model.serve(slots=2)
@@ -275,10 +275,9 @@ def test_an_error_of_the_service_reaches_everybody(
         with pytest.raises(ServiceError, match="ZeroDivisionError: a bug") as caught:
             ticket.completion()
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    with pytest.raises(ServiceError, match="a bug"):
-        list(tickets[0])
-    with pytest.raises(ServiceError, match="a bug"):
-        service.submit("abc")
+    for use in (lambda: list(tickets[0]), lambda: service.submit("abc")):
+        with pytest.raises(ServiceError, match="a bug"):
+            use()
     tickets[0].cancel()
     service.close()
     assert service.stats().running == 0
@@ -296,20 +295,20 @@ def test_a_higher_priority_goes_first_and_takes_a_slot(model: Decoder) -> None:
         )
         gate.open()
         done = [ticket.completion() for ticket in (high, middle, low)]
-        first = [each.timings.time_to_first_token_s for each in done]
+        first = [completion.timings.time_to_first_token_s for completion in done]
         assert first == sorted(first), "though the low one came first"
-        assert len({each.tokens for each in done}) == 1
+        assert len({completion.tokens for completion in done}) == 1
         assert len(gate.ticket.completion().tokens) == 1
 
 
-def test_a_long_prompt_does_not_stop_texts_that_run(model: Decoder) -> None:
+def test_a_long_prompt_does_not_block_running_sequences(model: Decoder) -> None:
     with model.serve(slots=2, chunk=2) as service:
         short = service.submit("abc", max_new_tokens=50, ignore_eos=True)
         next(short)
         long = service.submit(
             "a" * 1000,
             max_new_tokens=1,
-            cancel=lambda: short.sequence.finish_reason is not None,  # asked between its parts
+            cancel=lambda: short.sequence.finish_reason is not None,  # polled between its chunks
         )
         assert len(short.completion().tokens) == 50
         assert long.completion().finish_reason == "cancelled"
