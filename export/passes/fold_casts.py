@@ -26,10 +26,11 @@ class FoldCasts(NodePass):
 
     def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
         constant, dtype = producer(node.inputs[0], "Constant"), _target(node)
-        if constant is None or dtype is None:
+        if constant is None:
             return False  # Case 2
+        # Also names the tensor, which is part of the bundle.
         tensor = ir.convenience.get_const_tensor(constant.outputs[0])
-        if tensor is None or tensor.size > LARGEST:
+        if tensor is None or dtype is None or tensor.size > LARGEST:
             return False  # Case 2
         cast = ir.tensor(tensor.numpy().astype(dtype.numpy()), dtype=dtype)
         replace_node(graph, node, insert_node(graph, node, "Constant", [], {"value": cast}))

@@ -122,7 +122,7 @@ def test_weights_that_the_disk_does_not_give_back_fail_the_export(
         return stored
 
     monkeypatch.setattr(pipeline, "store", damaged)
-    with pytest.raises(ExportError, match=r"got: BundleFileError: weights-.*expected sha256"):
+    with pytest.raises(ExportError, match=r"BundleFileError: weights-.*sha256"):
         ortolan.export(checkpoint, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
 

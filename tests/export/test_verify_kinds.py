@@ -184,8 +184,8 @@ def test_export_that_goes_wrong_leaves_nothing(
 
     given = replace(source, weights=louder)
     monkeypatch.setattr(pipeline, "open_exportable", lambda *_, **__: given)
-    what = "embedding within" if name == "embedding" else "logits within"
-    with pytest.raises(ParityError, match=rf"{what} within .* a mean"):
+    output = "embedding" if name == "embedding" else "logits"
+    with pytest.raises(ParityError, match=rf"{output} within .* a mean"):
         ortolan.export(module, tmp_path / "out", progress=told)
     assert not (tmp_path / "out").exists()
 
