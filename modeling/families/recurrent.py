@@ -7,12 +7,7 @@
 
 from typing import cast, get_args
 
-from ortolan.modeling.config import (
-    AdditiveAttentionConfig,
-    CellKind,
-    MemoryConfig,
-    RecurrentConfig,
-)
+from ortolan.modeling.config import AdditiveAttentionConfig, CellKind, MemoryConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader

@@ -1,4 +1,4 @@
-"""The kernel rounds keys and values as it is modelled here, and computes with what it stored."""
+"""The kernel stores the codes that are modeled here, and attends to them."""
 
 import numpy as np
 import onnx_ir as ir
@@ -60,7 +60,7 @@ def heads(x: Array) -> Array:
 
 def attention(q: Array, k: Array, v: Array, past: int, window: int, cap: float) -> Array:
     """Queries `(H, S, D)` after `past` tokens, keys and values `(K, T, D)`, to `(S, H * D)`."""
-    k, v = (np.repeat(each, HEADS // KV_HEADS, 0) for each in (k, v))
+    k, v = (np.repeat(part, HEADS // KV_HEADS, 0) for part in (k, v))
     scores = 0.3 * q @ k.transpose(0, 2, 1)
     scores = cap * np.tanh(scores / cap) if cap else scores
     distance = past + np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
@@ -106,8 +106,8 @@ def test_kernel_attends_to_the_codes_that_it_stores(
         buffer[:, past : past + new] = codes(heads(x), scale)
         np.testing.assert_array_equal(present[0, :, : past + new], buffer[:, : past + new])
         stored.append((buffer[:, : past + new] * scale).astype(np.float32))
-    wanted = attention(heads(query), stored[0], stored[1], past, window, cap)
-    np.testing.assert_allclose(out[0], wanted, atol=1e-5 * np.abs(wanted).max())
+    expected = attention(heads(query), stored[0], stored[1], past, window, cap)
+    np.testing.assert_allclose(out[0], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_state_that_another_node_reads_is_refused() -> None:
@@ -119,6 +119,6 @@ def test_state_that_another_node_reads_is_refused() -> None:
     past = ir.Value(name="past", shape=axes, type=kind)
     node = ir.Node("", "TensorScatter", [past, past], num_outputs=1)
     node.outputs[0].name = "present"
-    made = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
+    graph = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
     with pytest.raises(OptionError, match=r"'0.key'.*TensorScatter"):
-        QuantizeCache([state])(ir.Model(made, ir_version=10))
+        QuantizeCache([state])(ir.Model(graph, ir_version=10))
