@@ -241,7 +241,7 @@ def decoder_of(
     """
     last = blocks[-1]
     return DecoderConfig(
-        model_type=hf.get("model_type", str),
+        **hf.model_fields(),
         vocab_size=hf.size("vocab_size"),
         hidden_size=width,
         context_length=context_length,
@@ -249,9 +249,6 @@ def decoder_of(
         blocks=blocks,
         final_norm=None if last.placement == "post" else last.norm,
         tied_head=hf.get("tie_word_embeddings", bool, tied),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
         **fields,
     )
 

@@ -15,7 +15,7 @@ from ortolan.modeling.families.activations import write_activation
 from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer
+from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, qkv
 from ortolan.modeling.weights import Entry, Rows, Table, Target
 
 GPT2 = DecoderFormat(
@@ -112,9 +112,7 @@ _GPTJ_SHARED = {
 _GPT_NEO_WEIGHTS = _weights(
     {
         **_NORMS,
-        "attn.attention.q_proj": QKV,
-        "attn.attention.k_proj": QKV,
-        "attn.attention.v_proj": QKV,
+        **qkv("attn.attention.{}_proj"),
         "attn.attention.out_proj": OUT,
         **_MLP,
     },
@@ -257,7 +255,7 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         config=_gptj,
         weights={
             **_GPTJ_SHARED,
-            **layer("transformer.h.{}.attn.", {"q_proj": QKV, "k_proj": QKV, "v_proj": QKV}),
+            **layer("transformer.h.{}.attn.", qkv("{}_proj")),
         },
         base_model_prefix="transformer",
     ),

@@ -10,7 +10,6 @@ import torch
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
-    MARIAN,
     MISTRAL,
     QWEN2,
     STABLELM,
@@ -175,9 +174,6 @@ CASES = {
         | {"bias": True, "multi_query": False},
         attention="sdpa",
     ),
-    # families of the tests
-    "marian": Case(values=MARIAN),
-    "marian-unscaled": Case(values=MARIAN | {"scale_embedding": False}),
     "stablelm-half": Case(values=STABLELM),
     "stablelm-wide": Case(
         values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
@@ -185,7 +181,6 @@ CASES = {
 }
 
 
-@pytest.mark.usefixtures("extra_families")
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     case = CASES[name]
