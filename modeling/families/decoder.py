@@ -179,10 +179,12 @@ class DecoderFormat:
 
     def _feed_forward(self, hf: ConfigReader, width: int) -> FeedForwardConfig:
         keys, activation = self.keys, self.activation
-        default = None if self.expansion is None else self.expansion * width
-        if self.hidden is not None or keys.hidden is None:
-            hidden = self.hidden or default or width
+        if self.hidden is not None:
+            hidden = self.hidden
+        elif keys.hidden is None:
+            hidden = (self.expansion or 1) * width
         else:
+            default = None if self.expansion is None else self.expansion * width
             hidden = _size(hf, keys.hidden, default)
         if keys.activation is not None:
             activation = hf.get(keys.activation, str, activation)

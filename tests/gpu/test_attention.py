@@ -1,6 +1,6 @@
 """GroupQueryAttention as one node, against PyTorch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -69,15 +69,12 @@ SLIPS: dict[str, Callable[[Any], Any]] = {
 """Mistakes that a kernel could make, as another kind; falsy if a kind cannot have the mistake."""
 
 
-def slips(kinds: dict[str, Any]) -> pytest.MarkDecorator:
-    """Run a test for each kind with each mistake."""
-    pairs = [
-        pytest.param(kind, wrong, id=f"{name}: {mistake}")
-        for name, kind in kinds.items()
-        for mistake, slip in SLIPS.items()
-        if (wrong := slip(kind))
-    ]
-    return pytest.mark.parametrize(("kind", "wrong"), pairs)
+def slips(kinds: dict[str, Any], steps: Conversation | None) -> Iterator[Any]:
+    """Each kind with each mistake, and the conversation that shows it; None without a cache."""
+    for name, kind in kinds.items():
+        for mistake, slip in SLIPS.items():
+            if wrong := slip(kind):
+                yield pytest.param(kind, wrong, steps, id=f"{name}: {mistake}")
 
 
 def talk(kind: cached.Kind, run: Run) -> list[NDArray[np.float32]]:
@@ -125,29 +122,18 @@ def test_without_a_cache(name: str, place: Place) -> None:
     assert distance(got, expected) < TOLERANCE[place.dtype]
 
 
-def mistaken(steps: Conversation, kind: cached.Kind, wrong: Run) -> float:
-    """How far a mistaken run is from the right one."""
-    return distance(steps.run(kind, wrong), steps.run(kind, cached.in_pytorch(kind)))
+def in_pytorch(kind: Any, steps: Conversation | None) -> list[NDArray[np.float32]]:
+    if steps is None:
+        return list(whole.run_rows(kind, whole.in_pytorch(kind)))
+    return steps.run(kind, cached.in_pytorch(kind))
 
 
-@slips(CACHED)
-def test_a_slip_with_a_cache_is_seen_in_every_type(kind: cached.Kind, wrong: cached.Kind) -> None:
-    one, other = (RAGGED.run(k, cached.in_pytorch(k)) for k in (kind, wrong))
-    assert distance(other, one) > VISIBLE
-
-
-@slips(LONG)
-def test_a_slip_over_a_long_sequence_is_seen_in_every_type(
-    kind: cached.Kind, wrong: cached.Kind
-) -> None:
-    one, other = (LONG_CONVERSATION.run(k, cached.in_pytorch(k)) for k in (kind, wrong))
-    assert distance(other, one) > VISIBLE
-
-
-@slips(WHOLE)
-def test_a_slip_without_a_cache_is_seen_in_every_type(kind: whole.Kind, wrong: whole.Kind) -> None:
-    one, other = (whole.run_rows(k, whole.in_pytorch(k)) for k in (kind, wrong))
-    assert distance(other, one) > VISIBLE
+@pytest.mark.parametrize(
+    ("kind", "wrong", "steps"),
+    [*slips(CACHED, RAGGED), *slips(LONG, LONG_CONVERSATION), *slips(WHOLE, None)],
+)
+def test_a_slip_is_seen_in_every_type(kind: Any, wrong: Any, steps: Conversation | None) -> None:
+    assert distance(in_pytorch(wrong, steps), in_pytorch(kind, steps)) > VISIBLE
 
 
 def without_lengths(run: Run) -> Run:
@@ -163,10 +149,10 @@ def without_lengths(run: Run) -> Run:
 @pytest.mark.parametrize("steps", [RAGGED, LONG_RAGGED], ids=["short", "long"])
 def test_lengths_that_are_not_read_are_seen_in_every_type(steps: Conversation) -> None:
     kind, encoder = LONG["long"], WHOLE["64 wide"]
-    assert mistaken(steps, kind, without_lengths(cached.in_pytorch(kind))) > VISIBLE
-    run = whole.in_pytorch(encoder)
-    one, other = (whole.run_rows(encoder, r) for r in (run, without_lengths(run)))
-    assert distance(other, one) > VISIBLE
+    deaf = without_lengths(cached.in_pytorch(kind))
+    assert distance(steps.run(kind, deaf), in_pytorch(kind, steps)) > VISIBLE
+    deaf = without_lengths(whole.in_pytorch(encoder))
+    assert distance(whole.run_rows(encoder, deaf), in_pytorch(encoder, None)) > VISIBLE
 
 
 def test_the_first_row_s_bias_for_all_rows_is_seen_in_every_type() -> None:
@@ -177,4 +163,4 @@ def test_the_first_row_s_bias_for_all_rows_is_seen_in_every_type() -> None:
         bias = inputs["bias"]
         return run(inputs | {"bias": np.broadcast_to(bias[:1], bias.shape).copy()})
 
-    assert mistaken(RAGGED, kind, run_first) > VISIBLE
+    assert distance(RAGGED.run(kind, run_first), in_pytorch(kind, RAGGED)) > VISIBLE

@@ -118,7 +118,7 @@ def test_every_difference_is_named(tmp_path: Path) -> None:
         opened(tmp_path, model)
     message = str(caught.value)
     for difference in (
-        "got 3 differences",
+        "3 differences",
         "missing model.norm.weight",
         "unexpected model.nothing",
         "lm_head.weight: expected shape (100, 64), got (5, 64)",
