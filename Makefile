@@ -1,6 +1,6 @@
-# Every task sets itself up: a new machine needs make, Python 3.11 or newer, and pip.
+# Every task sets itself up. You need make, Python 3.11 or newer, and pip.
 
-# 3.11 is what the versions in constraints.txt are tested with; anything newer may do.
+# constraints.txt is tested with Python 3.11; newer versions may work.
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
@@ -27,12 +27,12 @@ demo: $(INSTALLED)
 	$(BIN)/ortolan run $(BUNDLE) "def read_lines(path):" -n 64
 	$(BIN)/ortolan bench $(BUNDLE) -p 128 -n 128 -r 3
 
-# The models of the tests are too small for two threads, the tests many enough for two processes.
+# Test models are too small for several threads, so run two processes with one thread each.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
-# The slow tests that take a bounded time: what the documents show, typed as it stands there, and
-# forms of parity that take long to trace. Their graphs are kept for scripts/vocabulary.py --graphs.
+# The slow tests of moderate length: every command and program in the documentation, and parity tests
+# that take long to trace. Keeps their graphs for scripts/vocabulary.py --graphs.
 test-ci: $(INSTALLED)
 	mkdir -p build/graphs
 	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 -m slow --ignore=tests/cli/test_install.py \
@@ -41,18 +41,17 @@ test-ci: $(INSTALLED)
 		--ignore=tests/export/source/transformers/test_weights.py \
 		--ignore=tests/export/source/transformers/test_adapter.py
 
-# These, every type of transformers and each key of its config, all modules that look where they may
-# not, installs into new environments, faults of each file operation, and the demo of a fresh clone.
+# All slow tests: also every model type and config key of transformers, modules that the locality
+# check must reject, installs into new environments, faults in every file operation, and the demo.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
 
-# All of tests/gpu, what runs on the CPU included: where both are wrong, it is no fault of a GPU. In an
-# environment as it is: `setup` would put the CPU's onnxruntime over the GPU's.
+# All of tests/gpu, including the variants on the CPU, which tell a wrong test from a wrong GPU.
+# Uses the current environment: `setup` would replace onnxruntime-gpu.
 test-gpu:
 	$(BIN)/pytest -m "" -rs tests/gpu
 
-# Bundles and requests that are changed at random, as many as one likes: make fuzz COUNT=100000
-# What it finds is found again with the SEED that it prints.
+# Mutate bundles and requests: make fuzz COUNT=100000. Pass the printed SEED to repeat a run.
 COUNT ?= 20000
 fuzz: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tests.hostile.fuzz_operators --count $(COUNT) $(if $(SEED),--seed $(SEED))

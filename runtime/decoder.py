@@ -92,12 +92,12 @@ class Decoder(ChatModel, Model):
     ) -> Completion | list[Completion]:
         """Continue one prompt or a batch.
 
-        Batches, and calls with `n`, are exact: prompt `b` of a batch with seed `s` gets
-        the same tokens and log-probabilities, to the bit, as in any other batch with seed `s + b`
-        and as from `serve`. A single prompt skips the cost of that (docs/adr/0021): with low-bit
-        weights its logits differ in the last bits, so a greedy text may continue differently where
-        two tokens are almost equally likely, and a sampled one usually does after a while. A
-        mixture of experts is never exact: prompts of a batch change each other's last bits.
+        Batches, and calls with `n`, are exact: prompt `b` of a batch with seed `s` gets the same
+        tokens and log-probabilities, to the bit, as in any other batch with seed `s + b` and as
+        from `serve`. A single prompt skips the cost of that (docs/adr/0021): with low-bit weights
+        its logits differ in the last bits, so greedy text may continue differently where two tokens
+        are almost equally likely, and sampled text usually does after a while. A mixture of experts
+        is never exact: prompts of a batch change each other's last bits.
 
         Args:
             prompt: text, token ids, or a list of these. Empty text stands for the BOS token.
@@ -227,7 +227,7 @@ class Decoder(ChatModel, Model):
         """
         return self._reader(self.tokenizer).recommended_sampling
 
-    # --- for ChatModel ----------------------------------------------------------------------------
+    # --- chats ------------------------------------------------------------------------------------
 
     @cached_property
     def _chat(self) -> "Chat":

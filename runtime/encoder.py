@@ -204,8 +204,8 @@ class Encoder(Model):
         axes = 3 if self.manifest.output_kind.by_token else 2
         if (len(shape), shape[0], shape[-1]) != (axes, rows, self._output.size):
             raise GraphError(
-                f"The encoder returned an array {shape} for {rows} inputs of {self._output.kind} "
-                f"{self._output.size}. Export the checkpoint again."
+                f"The encoder returned an array {shape} for {rows} inputs. The manifest declares "
+                f"{self._output.size} values of {self._output.kind}. Export the checkpoint again."
             )
 
     def _read(self, batch: Sequence[Any], index: int, truncate: bool) -> Source:

@@ -1,8 +1,7 @@
-"""Check that a wheel holds the code of the checkout: all of it, nothing else, and no links.
+"""Check that a wheel contains exactly the package's code, and no links.
 
-The rooms are reached through symbolic links while building (see docs/adr/0001-layout.md). A
-build back end that does not follow them makes a wheel without code and reports success.
-Does not build the wheel.
+Builds reach the code through symbolic links (docs/adr/0001-layout.md). A build back end that does
+not follow them produces a wheel without code and reports success.
 
     python scripts/check_wheel.py dist/ortolan-0.1.0-py3-none-any.whl [ROOT]
 
@@ -19,7 +18,7 @@ ROOMS = ("modeling", "export", "runtime")
 
 
 def expected_files(root: Path) -> set[str]:
-    """Return the names that a wheel built from `root` must hold, without its metadata."""
+    """Return the names that a wheel built from `root` must contain, without metadata."""
     package = root / "src" / "ortolan"
     files = {
         "ortolan/py.typed",
@@ -33,10 +32,9 @@ def expected_files(root: Path) -> set[str]:
 
 
 def problems(wheel: Path, root: Path) -> Iterator[str]:
-    """Yield one line of text for each file that is missing, surplus or a link."""
+    """Yield a line for each missing file, extra file and link."""
     with zipfile.ZipFile(wheel) as archive:
         entries = archive.infolist()
-    # Metadata stands in a folder of its own, ortolan-<version>.dist-info.
     packed = {entry.filename for entry in entries if ".dist-info/" not in entry.filename}
     expected = expected_files(root)
     for name in sorted(expected - packed):
@@ -49,14 +47,14 @@ def problems(wheel: Path, root: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    """Check the wheel that the command line names."""
+    """Check the wheel given on the command line."""
     if len(sys.argv) not in (2, 3):
         print("usage: check_wheel.py WHEEL [ROOT]", file=sys.stderr)
         return 2
     root = Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parents[1]
-    found = list(problems(Path(sys.argv[1]), root))
-    print(*found, sep="\n", end="\n" if found else "")
-    return 1 if found else 0
+    lines = list(problems(Path(sys.argv[1]), root))
+    print(*lines, sep="\n", end="\n" if lines else "")
+    return 1 if lines else 0
 
 
 if __name__ == "__main__":

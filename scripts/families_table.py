@@ -2,14 +2,13 @@
 
     python scripts/families_table.py                    # every type, by each way
     python scripts/families_table.py --way family       # by one way
-    python scripts/families_table.py --only qwen2       # some; repeatable
-    python scripts/families_table.py --missing          # those without a row of a supported type
-    python scripts/families_table.py --render           # only docs/families.md, from the data
+    python scripts/families_table.py --only qwen2       # one type; repeatable
+    python scripts/families_table.py --missing          # types without a row that is supported
+    python scripts/families_table.py --render           # only write docs/families.md
 
-A type takes some seconds. What is measured takes the place of that type's row in
-`export/coverage.json`, from which docs/families.md is written. Several processes may run at once.
-Where git finds conflicts in the two files, --render resolves them: a later row wins.
-Exit status 1 if a type is not supported.
+A type takes a few seconds. Its result replaces the type's row in `export/coverage.json`, from which
+docs/families.md is written. Several processes can run at once. After a merge conflict in the two
+files, --render resolves it: the later row wins. Exit status 1 if a type is not supported.
 """
 
 import argparse
@@ -42,22 +41,22 @@ from ortolan.modeling.families import FAMILIES  # noqa: E402
 DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
 
 SPREAD = 0.2
-"""The standard deviation of random weights: attention and outputs differ from place to place."""
+"""Standard deviation of random weights, large enough for attention to differ between tokens."""
 
 SPREADS = {"t5": 0.1}
-"""Of types whose scores are not divided: with large weights attention chooses a single token."""
+"""For types with unscaled scores, whose attention would otherwise choose a single token."""
 
 TYPES: dict[Via, tuple[str, ...]] = {"family": tuple(FAMILY_CONFIGS), "transformers": CAUSAL_TYPES}
-"""Model types by the way in which they are exported."""
+"""Model types by how they are exported."""
 
 CONTEXT = 96
-"""Tokens that fit into a bundle made through transformers; some configs name no number."""
+"""Context length of bundles through transformers; some configs have none."""
 
 NOTE_LENGTH = 160
 
 
 def tiny_values(model_type: str, way: Via) -> dict[str, Any]:
-    """The config of a tiny model; the same for both ways, if it is of a causal language model."""
+    """The config of a tiny model; for a causal language model, the same for both ways."""
     values = FAMILY_CONFIGS.get(model_type, {"architectures": []})
     if way == "family" or "architectures" not in values:
         return values
@@ -65,7 +64,7 @@ def tiny_values(model_type: str, way: Via) -> dict[str, Any]:
 
 
 def measure(model_type: str, way: Via) -> Row:
-    """Export a tiny model of a type, and compare its bundle with transformers."""
+    """Export a tiny model, and compare its bundle with transformers."""
     kind, error, tokens_equal, note = "", None, None, ""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -81,14 +80,14 @@ def measure(model_type: str, way: Via) -> Row:
             ortolan.export(
                 folder / "source", folder / "bundle", options=options, max_context=context
             )
-            found = compare(model, folder / "bundle")
-        except Exception as failure:  # whatever it is, it is why this type is not supported
+            comparison = compare(model, folder / "bundle")
+        except Exception as failure:  # any error is a reason why the type is not supported
             traceback.print_exc()
             note = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:NOTE_LENGTH]
         else:
-            kind, tokens_equal = found.kind, found.tokens_equal
+            kind, tokens_equal = comparison.kind, comparison.tokens_equal
             note = _part(model) if way == "transformers" else ""
-            error = float(f"{found.error:.1e}")
+            error = float(f"{comparison.error:.1e}")
     return Row(
         model_type=model_type,
         way=way,
@@ -100,7 +99,7 @@ def measure(model_type: str, way: Via) -> Row:
 
 
 def _part(model: Any) -> str:
-    """What a model is of its type's whole: of an encoder-decoder, the decoder alone."""
+    """A note if the model is only the decoder of an encoder-decoder."""
     is_part = getattr(type(model.config), "is_encoder_decoder", False)
     if model.config.model_type in FAMILIES or not is_part:
         return ""
@@ -109,14 +108,14 @@ def _part(model: Any) -> str:
 
 @contextmanager
 def _locked() -> Iterator[None]:
-    """Let one process at a time change the data."""
+    """Let one process at a time write the data."""
     with Path(__file__).open("rb") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
 def merge(*rows: Row) -> None:
-    """Put rows in the place of older ones, and write the document anew."""
+    """Replace older rows, and write the document."""
     with _locked():
         latest = {(row.model_type, row.way): row for row in (*read_rows(), *rows)}
         coverage = Coverage(transformers=transformers.__version__, rows=tuple(latest.values()))
@@ -125,7 +124,7 @@ def merge(*rows: Row) -> None:
 
 
 def read_rows() -> list[Row]:
-    """The rows of the data, a line each, between whatever marks git has left."""
+    """The rows of the data, one per line; merge markers between them are skipped."""
     lines = DATA_FILE.read_text().splitlines() if DATA_FILE.exists() else []
     rows = [line.strip().removesuffix(",") for line in lines if line.startswith("  {")]
     return [msgspec.json.decode(row, type=Row) for row in rows]
@@ -133,15 +132,19 @@ def read_rows() -> list[Row]:
 
 HEAD = """# Model types
 
-Written by `scripts/families_table.py`, which makes a tiny model with random weights of each type,
-exports it with weights in fp32, and compares the bundle with transformers {version}: a prompt of 33
-tokens, 40 steps after it, and two texts of unequal lengths in one batch; for an encoder, two inputs
-in one batch. The error is the largest difference over the largest number that transformers gives.
-A type is supported up to {bound:.0e}, if the texts that are generated greedily are the same too.
-`ortolan families` prints this table.
+`scripts/families_table.py` writes this table, and `ortolan families` prints it. For each type the
+script exports a tiny model with random weights in fp32 and compares the bundle with transformers
+{version}: a prompt of 33 tokens, 40 decode steps, and two sequences of different lengths in one
+batch; for an encoder, two inputs in one batch. The error is the largest difference over the largest
+value that transformers computes. A type is supported up to {bound:.0e}, if greedy generation gives
+the same tokens.
 
-* *family*: built from our own layers; attention is a fused kernel from the start.
-* *transformers*: traced as transformers computes it, and fused afterwards.
+* **family**: built from Ortolan's own layers.
+* **transformers**: traced from the code of transformers, for types without a family or with
+  `--via transformers`. Needs `ortolan[transformers]`, and exports no attention maps.
+
+A type has a family if its graph is better than the one through transformers, or if GGUF files,
+training or other families need it.
 
 {counts}
 
@@ -151,7 +154,7 @@ A type is supported up to {bound:.0e}, if the texts that are generated greedily 
 
 
 def markdown(coverage: Coverage) -> str:
-    """The document of the data."""
+    """The document."""
     lines = []
     for model_type in sorted({row.model_type for row in coverage.rows}):
         rows = {row.way: row for row in coverage.of(model_type)}
@@ -160,10 +163,10 @@ def markdown(coverage: Coverage) -> str:
         notes = "; ".join(row.note for row in rows.values() if row.note).replace("|", "\\|")
         lines.append(f"| `{model_type}` | {kind} | {' | '.join(cells)} | {notes} |".rstrip())
     counts = coverage.counts()
-    said = (
-        f"{counts['family']} types by their family, {counts['transformers']} through transformers."
+    summary = (
+        f"{counts['family']} types have a family; {counts['transformers']} go through transformers."
     )
-    head = HEAD.format(version=coverage.transformers, bound=BOUND, counts=said)
+    head = HEAD.format(version=coverage.transformers, bound=BOUND, counts=summary)
     return head + "\n".join(lines) + "\n"
 
 
@@ -176,15 +179,15 @@ def _cell(row: Row | None) -> str:
 
 
 def main() -> int:
-    """Measure what the command line names."""
+    """Run the command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    types = sorted({model_type for each in TYPES.values() for model_type in each})
+    types = sorted({model_type for names in TYPES.values() for model_type in names})
     parser.add_argument("--only", action="append", choices=types, metavar="TYPE")
     parser.add_argument("--way", choices=TYPES, action="append")
-    parser.add_argument("--missing", action="store_true", help="only what is not supported yet")
+    parser.add_argument("--missing", action="store_true", help="only unsupported types")
     parser.add_argument("--render", action="store_true", help="only write docs/families.md")
-    given = parser.parse_args()
-    if given.render:
+    args = parser.parse_args()
+    if args.render:
         merge()
         return 0
     torch.set_num_threads(1)
@@ -192,11 +195,11 @@ def main() -> int:
     logging.disable_progress_bar()
     unsupported = 0
     done = {(r.model_type, r.way) for r in read_rows() if r.supported}
-    for way in given.way or TYPES:
+    for way in args.way or TYPES:
         for model_type in TYPES[way]:
-            if given.only and model_type not in given.only:
+            if args.only and model_type not in args.only:
                 continue
-            if given.missing and (model_type, way) in done:
+            if args.missing and (model_type, way) in done:
                 continue
             row = measure(model_type, way)
             merge(row)

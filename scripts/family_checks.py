@@ -1,10 +1,10 @@
-"""A tiny model of transformers and its bundle: how far apart they are.
+"""Compares a tiny model of transformers with its bundle.
 
-The weights are random and large, norms and biases included, so that a weight that is ignored
-shows. The reference computes whole texts, without a cache; the bundle has to give the same for
-a prompt, for steps after it, and for two inputs of unequal lengths in one batch.
+The weights are random and large, norms and biases included, so that an ignored weight shows. The
+reference computes whole sequences without a cache; the bundle must agree on a prompt, on decode
+steps after it, and on two inputs of different lengths in one batch.
 
-Shape letters: B texts, S tokens, V numbers for each.
+Shape letters: B sequences, S tokens, V logits.
 """
 
 from collections.abc import Sequence
@@ -29,17 +29,17 @@ from ortolan.runtime.inputs.images import read_pixels
 PROMPT, STEPS = 33, 40
 
 SHORTER = 20
-"""Tokens of the second prompt and of the second source of a batch."""
+"""Tokens of the second prompt, and of the second source, of a batch."""
 
 FIRST_ID = 5
-"""Ids below it have a meaning to some model."""
+"""Lower ids are special tokens of some model."""
 
 Numbers = NDArray[np.float32]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Found:
-    """What was measured; see `ortolan.export.coverage.Row`."""
+class Comparison:
+    """The result of a comparison; see `ortolan.export.coverage.Row`."""
 
     kind: str
     error: float
@@ -47,11 +47,11 @@ class Found:
 
 
 def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
-    """Save a tiny model of transformers with random weights, and give it.
+    """Save a tiny model of transformers with random weights, and return it.
 
     Args:
-        values: of its config; `architectures` names its class, a causal language model without.
-        folder: of the checkpoint.
+        values: its config; without `architectures`, a causal language model.
+        folder: the folder of the checkpoint.
         spread: the standard deviation of its weights.
     """
     (architecture,) = values.get("architectures", [None])
@@ -61,22 +61,22 @@ def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
     return model
 
 
-def compare(model: Any, folder: Path) -> Found:
+def compare(model: Any, folder: Path) -> Comparison:
     """Compare a model of transformers with its bundle."""
     bundle = open_bundle(folder)
     engine, kind = Engine(bundle, threads=1), bundle.manifest.kind
     if kind == "encoder":
-        return Found(kind=kind, error=_encoder_error(model, engine), tokens_equal=None)
+        return Comparison(kind=kind, error=_encoder_error(model, engine), tokens_equal=None)
     if kind == "decoder":
-        error, equal = _decoder_error(model, engine), _writes_the_same(model, folder)
+        error, equal = _decoder_error(model, engine), _generates_the_same(model, folder)
     else:
         error, equal = _seq2seq_error(model, engine), _translates_the_same(model, folder)
-    return Found(kind=kind, error=error, tokens_equal=equal)
+    return Comparison(kind=kind, error=error, tokens_equal=equal)
 
 
-def _error(got: Numbers, wanted: Numbers) -> float:
+def _error(got: Numbers, expected: Numbers) -> float:
     """The largest difference over the largest number."""
-    return float(np.abs(got - wanted).max() / np.abs(wanted).max())
+    return float(np.abs(got - expected).max() / np.abs(expected).max())
 
 
 def _ids(length: int, vocab_size: int, seed: int) -> list[int]:
@@ -85,7 +85,7 @@ def _ids(length: int, vocab_size: int, seed: int) -> list[int]:
 
 
 def _texts(vocab_size: int, *, after: Sequence[int] = ()) -> list[list[int]]:
-    """Two texts, each a prompt and the tokens of all steps."""
+    """Two sequences: a prompt and the tokens of all steps."""
     lengths = (PROMPT, SHORTER)
     return [[*after, *_ids(n + STEPS - len(after), vocab_size, n)] for n in lengths]
 
@@ -95,15 +95,17 @@ def _texts(vocab_size: int, *, after: Sequence[int] = ()) -> list[list[int]]:
 
 def _decoder_error(model: Any, engine: Engine) -> float:
     texts = _texts(engine.manifest.vocab_size)
-    wanted = [_reference(model, input_ids=torch.tensor([text]))[0] for text in texts]
+    expected = [_reference(model, input_ids=torch.tensor([text]))[0] for text in texts]
     return max(
-        _text_error(Runner(engine, engine.slots(len(rows))), texts[: len(rows)], wanted)
+        _text_error(Runner(engine, engine.slots(len(rows))), texts[: len(rows)], expected)
         for rows in (texts[:1], texts)
     )
 
 
-def _text_error(runner: Runner, texts: Sequence[Sequence[int]], wanted: Sequence[Numbers]) -> float:
-    """Compute prompts at once, one after the other, and the rest in steps of all texts."""
+def _text_error(
+    runner: Runner, texts: Sequence[Sequence[int]], expected: Sequence[Numbers]
+) -> float:
+    """Prefill each prompt, then decode in steps of the whole batch."""
     got: list[list[Numbers]] = []
     for row, text in enumerate(texts):
         prompt = text[:-STEPS]
@@ -113,11 +115,11 @@ def _text_error(runner: Runner, texts: Sequence[Sequence[int]], wanted: Sequence
         runner.step([text[place] for text in texts])
         for row, rows in enumerate(got):
             rows.append(runner.logits_BV[row].copy())
-    return max(_error(np.array(rows), whole) for rows, whole in zip(got, wanted, strict=False))
+    return max(_error(np.array(rows), whole) for rows, whole in zip(got, expected, strict=False))
 
 
-def _writes_the_same(model: Any, folder: Path) -> bool:
-    """Whether each token that a batch generates is the likeliest one to transformers."""
+def _generates_the_same(model: Any, folder: Path) -> bool:
+    """Whether a batch generates the tokens that transformers finds most likely."""
     bundle = ortolan.load(folder, ortolan.Decoder, threads=1)
     prompts = [text[:-STEPS] for text in _texts(bundle.manifest.vocab_size)]
     done = bundle.generate(prompts, max_new_tokens=STEPS, ignore_eos=True)
@@ -130,7 +132,7 @@ def _writes_the_same(model: Any, folder: Path) -> bool:
 
 
 def _reference(model: Any, **inputs: torch.Tensor) -> Numbers:
-    """What transformers computes without a cache."""
+    """The output of transformers without a cache."""
     outputs: Numbers = reference_output(model, **inputs).float().numpy()
     return outputs
 
@@ -143,17 +145,17 @@ class Sources:
     """Two inputs of an encoder.
 
     Attributes:
-        given: as `Seq2Seq.generate` takes them.
-        feeds: as the graph takes them.
-        inputs: as transformers takes them.
+        arguments: for `Seq2Seq.generate`.
+        feeds: for the graph.
+        inputs: for transformers.
     """
 
-    given: list[Any]
+    arguments: list[Any]
     feeds: dict[str, NDArray[Any]]
     inputs: dict[str, torch.Tensor]
 
     def alone(self, row: int) -> dict[str, torch.Tensor]:
-        """One of them, as transformers takes it."""
+        """One of them, for transformers."""
         return {name: value[row : row + 1] for name, value in self.inputs.items()}
 
 
@@ -164,14 +166,14 @@ def _sources(manifest: Manifest) -> Sources:
         images = list(np.random.default_rng(0).integers(0, 256, shape).astype(np.uint8))
         pixels = np.stack([read_pixels(image, source) for image in images])
         inputs = {"pixel_values": torch.from_numpy(pixels)}
-        return Sources(given=images, feeds={PIXELS: pixels}, inputs=inputs)
+        return Sources(arguments=images, feeds={PIXELS: pixels}, inputs=inputs)
     vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
     texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
     lengths = np.array([len(text) for text in texts], np.int32)
     ids = np.array([[*text, *[PAD] * (PROMPT - len(text))] for text in texts])
     mask = torch.arange(PROMPT) < torch.from_numpy(lengths)[:, None]
     return Sources(
-        given=texts,
+        arguments=texts,
         feeds={IDS: ids, LENGTHS: lengths},
         inputs={"input_ids": torch.from_numpy(ids), "attention_mask": mask.long()},
     )
@@ -179,32 +181,32 @@ def _sources(manifest: Manifest) -> Sources:
 
 def _encoder_error(model: Any, engine: Engine) -> float:
     sources = _sources(engine.manifest)
-    got, wanted = engine.encode(sources.feeds)[OUTPUT], _reference(model, **sources.inputs)
+    got, expected = engine.encode(sources.feeds)[OUTPUT], _reference(model, **sources.inputs)
     if LENGTHS not in sources.feeds or got.ndim < 3:
-        return _error(got, wanted)
+        return _error(got, expected)
     mask = sources.inputs["attention_mask"].bool().numpy()
-    return _error(got[mask], wanted[mask])
+    return _error(got[mask], expected[mask])
 
 
 def _seq2seq_error(model: Any, engine: Engine) -> float:
     sources, start = _sources(engine.manifest), engine.manifest.tokens.start
     if start is None:
-        raise ValueError("expected a bundle that says what a text begins with")
+        raise ValueError("This bundle has no start token.")
     texts = _texts(engine.manifest.vocab_size, after=[start])
-    wanted = [
+    expected = [
         _reference(model, **sources.alone(row), decoder_input_ids=torch.tensor([text]))[0]
         for row, text in enumerate(texts)
     ]
     slots = engine.slots(len(texts))
     slots.put_sources(range(len(texts)), engine.encode_source(sources.feeds))
-    return _text_error(Runner(engine, slots), texts, wanted)
+    return _text_error(Runner(engine, slots), texts, expected)
 
 
 def _translates_the_same(model: Any, folder: Path) -> bool:
-    """Whether two sources become the texts that transformers writes greedily of each."""
+    """Whether two sources give the greedy sequences of transformers."""
     bundle = ortolan.load(folder, ortolan.Seq2Seq, threads=1)
     sources, ends = _sources(bundle.manifest), set(bundle.manifest.tokens.eos)
-    for row, completion in enumerate(bundle.generate(sources.given, max_new_tokens=STEPS)):
+    for row, completion in enumerate(bundle.generate(sources.arguments, max_new_tokens=STEPS)):
         with torch.inference_mode():
             (text,) = model.generate(
                 **sources.alone(row), max_new_tokens=STEPS, do_sample=False, num_beams=1

@@ -1,12 +1,12 @@
-"""Collect what exports write into `runtime/graph/vocabulary.json`: nothing else is loaded.
+"""Write the allow-list of operators, `runtime/graph/vocabulary.json`, from real exports.
 
-    python scripts/vocabulary.py                    # export all, and write the data
-    python scripts/vocabulary.py --check            # exit status 1 if the data is not exactly that
-    python scripts/vocabulary.py --graphs FOLDER    # keep graphs there, and use those that are
+    python scripts/vocabulary.py                    # export everything, then write the list
+    python scripts/vocabulary.py --check            # exit status 1 if the list is out of date
+    python scripts/vocabulary.py --graphs FOLDER    # keep the graphs, or reuse those in FOLDER
 
-All are the exports of tests/export and one of each model type by each way, as
-scripts/families_table.py makes them: half an hour. The exports of all other tests may write
-nothing else (`tests/quick_exports.py`).
+Runs the exports of tests/export and, like scripts/families_table.py, one of each model type from
+each kind of source, which takes half an hour. Exports in other tests may not use other operators
+(`tests/quick_exports.py`).
 """
 
 import argparse
@@ -32,11 +32,11 @@ from ortolan.runtime.graph.vocabulary import DATA, attribute_kind, form_of  # no
 DATA_FILE = ROOT / "runtime" / "graph" / DATA
 
 TESTS = ("tests/export", "--ignore=tests/export/source/transformers")
-"""Those that are left out export the types that are exported here."""
+"""The ignored tests export the same model types as this script."""
 
 
 def export_all(folder: Path) -> None:
-    """Keep the graphs of all exports in a folder."""
+    """Write the graphs of all exports to a folder."""
     environment = os.environ | {quick_exports.GRAPHS: str(folder)}
     tests = [sys.executable, "-m", "pytest", "-q", "-m", "slow or not slow", *TESTS]
     subprocess.run(tests, cwd=ROOT, env=environment, check=True)
@@ -48,22 +48,22 @@ def export_all(folder: Path) -> None:
 
 
 def collect(graphs: Iterable[bytes]) -> dict[str, dict[str, Any]]:
-    """Attributes and forms of the nodes of graphs, by operator."""
-    found: dict[str, dict[str, Any]] = {}
+    """Collect attributes and forms of all nodes, by operator."""
+    operators: dict[str, dict[str, Any]] = {}
     for data in graphs:
         for node in typed_nodes(parse_model(data).graph):
-            entry = found.setdefault(node.operator, {"attributes": {}, "forms": set()})
+            entry = operators.setdefault(node.operator, {"attributes": {}, "forms": set()})
             entry["forms"].add(form_of(node))
             for attribute in node.message.attribute:
                 kinds = entry["attributes"].setdefault(text(attribute.name), set())
                 kinds.add(attribute_kind(attribute))
-    return found
+    return operators
 
 
-def encode(found: dict[str, dict[str, Any]]) -> str:
-    """The data: a line for each operator, so that versions compare well."""
+def encode(operators: dict[str, dict[str, Any]]) -> str:
+    """Format the list with one line per operator, for readable diffs."""
     lines = []
-    for operator, entry in sorted(found.items()):
+    for operator, entry in sorted(operators.items()):
         attributes = {name: sorted(kinds) for name, kinds in sorted(entry["attributes"].items())}
         row = {"attributes": attributes, "forms": sorted(entry["forms"])}
         lines.append(f"  {json.dumps(operator)}: {json.dumps(row)}")
@@ -71,20 +71,25 @@ def encode(found: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Write the data, or compare it."""
+    """Write the list, or compare it."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare, and write nothing")
-    parser.add_argument("--graphs", type=Path, metavar="FOLDER", help="of graphs, kept or to keep")
-    given = parser.parse_args()
+    parser.add_argument("--check", action="store_true", help="compare without writing")
+    parser.add_argument(
+        "--graphs",
+        type=Path,
+        metavar="FOLDER",
+        help="folder of graphs to reuse, or to keep them in",
+    )
+    arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
-        folder = given.graphs or Path(temporary)
+        folder = arguments.graphs or Path(temporary)
         folder.mkdir(exist_ok=True)
         if not any(folder.glob("*.onnx")):
             export_all(folder)
         data = encode(collect(path.read_bytes() for path in folder.glob("*.onnx")))
-    if given.check:
+    if arguments.check:
         is_same = data == DATA_FILE.read_text()
-        print("the same" if is_same else "not what is written: run scripts/vocabulary.py")
+        print("up to date" if is_same else "out of date: run scripts/vocabulary.py")
         return 0 if is_same else 1
     DATA_FILE.write_text(data)
     return 0

@@ -11,11 +11,11 @@ VERSION = "NVRM version: NVIDIA UNIX x86_64 Kernel Module  580.65.06  Sun Jul 27
 def parts(
     root: Path, *, wheels: dict[str, str] | None = None, loads: tuple[str, ...] = ()
 ) -> dict[str, Part]:
-    known = {name.removeprefix("lib").partition(".so")[0]: name for name in loads}
-    found = examine(
-        root, packages=root / "packages", version_of=(wheels or {}).get, loader=known.get
+    libraries = {name.removeprefix("lib").partition(".so")[0]: name for name in loads}
+    examined = examine(
+        root, packages=root / "packages", version_of=(wheels or {}).get, loader=libraries.get
     )
-    return {part.name: part for part in found}
+    return {part.name: part for part in examined}
 
 
 def touch(path: Path, text: str = "") -> None:
@@ -24,10 +24,10 @@ def touch(path: Path, text: str = "") -> None:
 
 
 def test_on_an_empty_machine_everything_is_missing_and_says_what_to_do(tmp_path: Path) -> None:
-    found = parts(tmp_path)
-    assert next(iter(found)) == "NVIDIA driver"
-    assert {"onnxruntime-gpu", "libcuda.so.1", *LIBRARIES, *OPTIONAL_LIBRARIES} < set(found)
-    assert all(part.found is None and part.remedy for part in found.values())
+    machine = parts(tmp_path)
+    assert next(iter(machine)) == "NVIDIA driver"
+    assert {"onnxruntime-gpu", "libcuda.so.1", *LIBRARIES, *OPTIONAL_LIBRARIES} < set(machine)
+    assert all(part.found is None and part.remedy for part in machine.values())
 
 
 def test_a_driver_is_found_with_its_version(tmp_path: Path) -> None:
@@ -45,8 +45,8 @@ def test_libraries_are_found_beside_the_packages_in_the_system_and_by_the_loader
 ) -> None:
     touch(tmp_path / "packages/nvidia/cu13/lib/libcublas.so.13")
     touch(tmp_path / "usr/local/cuda/lib64/libcudart.so.13")
-    found = parts(tmp_path, loads=("libcurand.so.10",))
-    there = {name for name, part in found.items() if part.found}
+    machine = parts(tmp_path, loads=("libcurand.so.10",))
+    there = {name for name, part in machine.items() if part.found}
     assert there == {"libcublas.so.13", "libcudart.so.13", "libcurand.so.10"}
 
 

@@ -1,4 +1,4 @@
-"""The layout of the repository: links, wheel, guard, directions of imports."""
+"""The layout of the repository: links, wheel, import directions, sizes, pins."""
 
 import functools
 import os
@@ -34,7 +34,7 @@ def python(code: str, *, src: Path = ROOT / "src") -> subprocess.CompletedProces
 
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A clean copy, so that building leaves nothing in the repository and finds nothing stale."""
+    """A clean copy: building in it leaves nothing in the repository and sees nothing stale."""
     copy = tmp_path_factory.mktemp("checkout")
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in (*ROOMS, "src"):
@@ -55,7 +55,7 @@ def wheel(checkout: Path) -> Path:
 
 @pytest.fixture
 def without_links(tmp_path: Path) -> Path:
-    """What git checks out where it may not make links: files that hold the target's path."""
+    """What git checks out without symbolic links: files that contain the target's path."""
     src = tmp_path / "src"
     shutil.copytree(ROOT / "src", src, symlinks=True)
     for room in ROOMS:
@@ -99,11 +99,11 @@ def test_check_wheel_names_missing_surplus_and_linked_files(checkout: Path, tmp_
     with zipfile.ZipFile(broken, "w") as archive:
         archive.writestr("ortolan/__init__.py", "")
         archive.writestr(link, "../../runtime")
-    found = "\n".join(check_wheel.problems(broken, checkout))
-    assert "ortolan/runtime/errors.py: expected in the wheel" in found
-    assert "ortolan/runtime: not a file of the package" in found
-    assert "ortolan/runtime: expected a plain file, got a link" in found
-    assert "ortolan/__init__.py" not in found
+    problems = "\n".join(check_wheel.problems(broken, checkout))
+    assert "ortolan/runtime/errors.py: expected in the wheel" in problems
+    assert "ortolan/runtime: not a file of the package" in problems
+    assert "ortolan/runtime: expected a plain file, got a link" in problems
+    assert "ortolan/__init__.py" not in problems
 
 
 def test_checkout_without_links_says_how_to_get_them(without_links: Path) -> None:
@@ -113,7 +113,7 @@ def test_checkout_without_links_says_how_to_get_them(without_links: Path) -> Non
     assert "git config core.symlinks true" in done.stderr
 
 
-# What must not be loaded after importing every module of a package.
+# Modules that importing a whole package must not load.
 KEPT_OUT = {
     "ortolan.runtime": (
         *("torch", "transformers", "onnx", "onnxscript", "onnx_ir", "safetensors"),

@@ -20,14 +20,14 @@ def read(place: Place) -> str:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "made", index=INDEX, name="making")
+    return Place(tmp_path / "target", index=INDEX, name="making")
 
 
 def test_folder_replaces_the_one_before_it_and_leaves_nothing_else(place: Place) -> None:
     write(place, "old")
     write(place, "new")
     assert read(place) == "new"
-    assert [path.name for path in place.target.parent.iterdir()] == ["made"]
+    assert [path.name for path in place.target.parent.iterdir()] == ["target"]
 
 
 def test_one_name_keeps_two_targets_apart_in_time(place: Place, tmp_path: Path) -> None:
@@ -45,31 +45,31 @@ def test_leftovers_of_another_target_are_cleared_away(place: Place, tmp_path: Pa
     (tmp_path / ".making.new").mkdir()
     (tmp_path / ".making.new" / "half").touch()
     write(place, "new")
-    assert [path.name for path in tmp_path.iterdir()] == ["made"]
+    assert [path.name for path in tmp_path.iterdir()] == ["target"]
 
 
 def test_the_folder_that_a_killed_process_was_replacing_comes_back(place: Place) -> None:
     write(place, "old")
-    place.target.rename(place.beside("old"))
+    place.target.rename(place.sibling("old"))
     settle(place)
     assert read(place) == "old"
-    assert [path.name for path in place.target.parent.iterdir()] == ["made"]
+    assert [path.name for path in place.target.parent.iterdir()] == ["target"]
 
 
 @pytest.mark.parametrize("role", ["new", "old", "lock"])
 def test_no_link_is_followed(role: str, place: Place, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / INDEX).write_text("somebody's")
-    place.beside(role).symlink_to(elsewhere / "made here" if role == "lock" else elsewhere)
+    (elsewhere / INDEX).write_text("someone else's")
+    place.sibling(role).symlink_to(elsewhere / "new" if role == "lock" else elsewhere)
     if role == "lock":
         with pytest.raises(OSError, match="symbolic link"):
             write(place, "new")
     else:
         write(place, "new")
-        assert not place.beside(role).is_symlink()
+        assert not place.sibling(role).is_symlink()
     assert [path.name for path in elsewhere.iterdir()] == [INDEX]
-    assert (elsewhere / INDEX).read_text() == "somebody's"
+    assert (elsewhere / INDEX).read_text() == "someone else's"
 
 
 def test_link_in_the_place_of_the_target_is_replaced_and_not_followed(
@@ -77,13 +77,13 @@ def test_link_in_the_place_of_the_target_is_replaced_and_not_followed(
 ) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    (elsewhere / INDEX).write_text("somebody's")
+    (elsewhere / INDEX).write_text("someone else's")
     place.target.symlink_to(elsewhere)
     write(place, "new")
     assert not place.target.is_symlink()
     assert read(place) == "new"
-    assert (elsewhere / INDEX).read_text() == "somebody's"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "made"]
+    assert (elsewhere / INDEX).read_text() == "someone else's"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["elsewhere", "target"]
 
 
 def place_files(folder: Path, contents: dict[str, str], *, owned: tuple[str, ...] = ()) -> None:
@@ -103,13 +103,13 @@ def contents_of(folder: Path) -> dict[str, str]:
 
 def test_placed_files_replace_files_of_the_same_names_only(tmp_path: Path) -> None:
     place_files(tmp_path, {INDEX: "old", "a": "old", "within/b": "old"})
-    (tmp_path / "notes").write_text("somebody's")
+    (tmp_path / "notes").write_text("someone else's")
     place_files(tmp_path, {INDEX: "new", "within/b": "new"})
     assert contents_of(tmp_path) == {
         INDEX: "new",
         "a": "old",
         "within/b": "new",
-        "notes": "somebody's",
+        "notes": "someone else's",
     }
 
 

@@ -88,7 +88,7 @@ class Flow:
             call = str(node.args[3])
             if call in ("positions", "recall"):
                 continue
-            axes = CALLS[call.partition(" ")[0]].taken
+            axes = CALLS[call.partition(" ")[0]].inputs
             for taken in node.args[0]:  # type: ignore[union-attr]
                 value = self._values.get(taken)  # type: ignore[arg-type]
                 if not isinstance(value, Value):
@@ -150,7 +150,7 @@ class Flow:
 
     def _state_output(self, call: str, shape: Shape) -> Value:
         name, _, state = call.partition(" ")
-        rows, tokens = CALLS[name].given
+        rows, tokens = CALLS[name].output
         return Value(
             shape=shape,
             rows=along(rows, shape) if name not in ("keep", "logits") else None,

@@ -11,10 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from ortolan.modeling.config import AttentionConfig
+from ortolan.export.locality.stub import CALLS, CutState
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.layers.ops import Heads, Rotary
-from ortolan.modeling.state import State
 
 WORK = 1 << 35
 """Largest cost of a forward, in parameters times tokens."""
@@ -32,7 +30,7 @@ CLOSE = 1e-4
 """Largest rounding error, relative to the largest number."""
 
 
-class _FixedState(State):
+class _FixedState(CutState):
     """A state whose outputs do not depend on its inputs, and which records those."""
 
     def __init__(self) -> None:
@@ -54,52 +52,12 @@ class _FixedState(State):
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Random vectors of the new tokens alone, visible to themselves and later ones."""
         seen = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
-        return self._record(x), seen.tril()
+        return self._output("extend", [x], x), seen.tril()
 
-    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Random vectors."""
-        return self._record(x.transpose(1, 2)).transpose(1, 2)
-
-    def recur(
-        self,
-        name: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        decay: Tensor | None = None,
-        rate: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> Tensor:
-        """Random vectors."""
-        self.taken += [part.transpose(1, 2) for part in (query, key)]
-        return self._record(value.transpose(1, 2)).transpose(1, 2)
-
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        self.taken += heads[1:]
-        return self._record(heads.query)
-
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        return self._record(query_BSX)
-
-    def _record(self, taken_BSX: Tensor) -> Tensor:
-        """Record an input, and return random numbers of its shape."""
-        self.taken.append(taken_BSX)
-        return torch.randn(taken_BSX.shape, generator=self._random).to(taken_BSX)
+    def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
+        token_axis = CALLS[call].inputs[1] or 1
+        self.taken += [part.transpose(1, token_axis) for part in inputs[:3]]
+        return torch.randn(like.shape, generator=self._random).to(like)
 
 
 def check_perturbed(

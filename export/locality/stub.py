@@ -8,6 +8,7 @@ import io
 import logging
 import sys
 import warnings
+from abc import abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
@@ -38,25 +39,25 @@ _LIBRARIES = [
 
 _LIBRARY = torch.library.Library("ortolan", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
-    "state_call(Tensor[] taken, SymInt[] shape, ScalarType dtype, str call) -> Tensor"
+    "state_call(Tensor[] inputs, SymInt[] shape, ScalarType dtype, str call) -> Tensor"
 )
 
 
 @torch.library.register_fake("ortolan::state_call", lib=_LIBRARY)  # type: ignore[untyped-decorator]
-def _fake(taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
-    return taken[0].new_empty(tuple(shape), dtype=dtype)
+def _fake(inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str) -> Tensor:
+    return inputs[0].new_empty(tuple(shape), dtype=dtype)
 
 
 class Call(NamedTuple):
     """Axes of rows and of tokens in the tensors of a state's call; None if there is none.
 
     Attributes:
-        taken: of every input.
-        given: of the output.
+        inputs: of every input.
+        output: of the output.
     """
 
-    taken: tuple[int, int | None]
-    given: tuple[int, int | None]
+    inputs: tuple[int, int | None]
+    output: tuple[int, int | None]
 
 
 CALLS = {
@@ -74,14 +75,61 @@ CALLS = {
 
 
 def state_call(
-    taken: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str
+    inputs: Sequence[Tensor], shape: Sequence[int], dtype: torch.dtype, call: str
 ) -> Tensor:
     """An opaque node: of its output only the shape is known."""
-    out: Tensor = torch.ops.ortolan.state_call(list(taken), list(shape), dtype, call)
+    out: Tensor = torch.ops.ortolan.state_call(list(inputs), list(shape), dtype, call)
     return out
 
 
-class StubState(State):
+class CutState(State):
+    """A state cut out of its module: `_output` stands in for what it computes from new tokens."""
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Any vectors."""
+        return self._output("convolve", [x], x)
+
+    def recur(
+        self,
+        name: str,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        decay: Tensor | None = None,
+        rate: Tensor | None = None,
+        scale: float = 1.0,
+    ) -> Tensor:
+        """Any vectors."""
+        others = [part for part in (decay, rate) if part is not None]
+        return self._output("recur", [query, key, value, *others], value)
+
+    def _attend(
+        self,
+        layer: int,
+        heads: Heads,
+        rotary: Rotary | None,
+        sinks: Tensor | None,
+        spec: AttentionConfig,
+    ) -> Tensor:
+        return self._output("attend", [*heads], heads.query)
+
+    def _attend_shared(
+        self,
+        layer: int,
+        query_BSX: Tensor,
+        rotary: Rotary | None,
+        sinks: Tensor | None,
+        spec: AttentionConfig,
+    ) -> Tensor:
+        return self._output("attend", [query_BSX], query_BSX)
+
+    @abstractmethod
+    def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
+        """Take the inputs of a call in `CALLS`; return numbers of the shape of `like`."""
+
+
+class StubState(CutState):
     """A state whose calls are opaque nodes.
 
     Attributes:
@@ -111,45 +159,8 @@ class StubState(State):
         vectors = state_call([x], [rows, so_far, width], x.dtype, f"extend {name}")
         return vectors, state_call([x], [rows, tokens, so_far], torch.bool, "seen")
 
-    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        """Any vectors."""
-        return state_call([x], x.shape, x.dtype, "convolve")
-
-    def recur(
-        self,
-        name: str,
-        query: Tensor,
-        key: Tensor,
-        value: Tensor,
-        *,
-        decay: Tensor | None = None,
-        rate: Tensor | None = None,
-        scale: float = 1.0,
-    ) -> Tensor:
-        """Any vectors."""
-        others = [part for part in (decay, rate) if part is not None]
-        return state_call([query, key, value, *others], value.shape, value.dtype, "recur")
-
-    def _attend(
-        self,
-        layer: int,
-        heads: Heads,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        query = heads.query
-        return state_call([*heads], query.shape, query.dtype, "attend")
-
-    def _attend_shared(
-        self,
-        layer: int,
-        query_BSX: Tensor,
-        rotary: Rotary | None,
-        sinks: Tensor | None,
-        spec: AttentionConfig,
-    ) -> Tensor:
-        return state_call([query_BSX], query_BSX.shape, query_BSX.dtype, "attend")
+    def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
+        return state_call(inputs, like.shape, like.dtype, call)
 
 
 class _Annotated(TorchFunctionMode):

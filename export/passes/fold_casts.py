@@ -25,11 +25,11 @@ class FoldCasts(NodePass):
     operators = ("Cast", "CastLike")
 
     def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        constant, dtype = producer(node.inputs[0], "Constant"), _target(node)
-        if constant is None or dtype is None:
-            return False  # Case 2
-        tensor = ir.convenience.get_const_tensor(constant.outputs[0])
-        if tensor is None or tensor.size > LARGEST:
+        constant = producer(node.inputs[0], "Constant")
+        # Reading the tensor also names it, which is part of the bundle's bytes: even if it stays.
+        tensor = None if constant is None else ir.convenience.get_const_tensor(constant.outputs[0])
+        dtype = _target(node)
+        if tensor is None or tensor.size > LARGEST or dtype is None:
             return False  # Case 2
         cast = ir.tensor(tensor.numpy().astype(dtype.numpy()), dtype=dtype)
         replace_node(graph, node, insert_node(graph, node, "Constant", [], {"value": cast}))

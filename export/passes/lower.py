@@ -1,4 +1,4 @@
-"""Graphs rewritten for the precision of an export."""
+"""Rewrites graphs for the precision of an export."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,12 +22,12 @@ _REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lowered:
-    """Graphs as they will be written, and which of the weights that they read are codes.
+    """Graphs as they will be written, and the weights that they read as codes.
 
     Attributes:
         graphs: by role.
-        schemes: of the weights in groups.
-        channels: names of the weights of products of integers.
+        schemes: of the low-bit weights.
+        channels: names of the weights in integer products.
     """
 
     graphs: Mapping[str, ir.Model]
@@ -41,10 +41,10 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
     Args:
         graphs: by role.
         plan: of the export.
-        schemes: of the weights that are stored in few bits.
+        schemes: of the low-bit weights.
 
     Raises:
-        OptionError: there are experts, and portable graphs are asked for.
+        OptionError: experts in portable graphs, or no products for `prefill_precision`.
     """
     models = list(graphs.values())
     if plan.options.attention == "portable":
@@ -54,7 +54,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
     channels: list[str] = []
     if plan.options.prefill_precision is not None:
         channels = _quantize_products(graphs, plan, schemes)
-    # Weights that only products of integers read are not stored as codes too.
+    # A weight that only integer products read needs no low-bit codes.
     read = {name for model in models for name in model.graph.initializers}
     schemes = {name: scheme for name, scheme in schemes.items() if name in read}
     rewrite = _REWRITES[plan.options.attention](schemes)
@@ -67,32 +67,31 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
 def _quantize_products(
     graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Scheme]
 ) -> list[str]:
-    """Products of integers in the graph that takes whole texts; the weights that it has."""
+    """Use integer products in the graph that reads whole prompts; return their weights."""
     has_encoder = KINDS[plan.kind].has_encoder
     role = ENCODER if has_encoder else PREFILL
     names = [name for name in schemes if is_block(name)]
     channels = [name for name in names if _is_product(graphs[role].graph, name)]
     if not channels:
         raise OptionError(
-            "prefill_precision: expected products in the layers of the model, got none. "
-            "Leave it out."
+            "prefill_precision: the layers of this model have no products. Leave it out."
         )
     rewrite = QuantizeProducts(set(channels))
     rewrite(graphs[role])
     if has_encoder and MAPS_ROLE in graphs:
-        # What it shows is what the encoder computes.
+        # The maps have to be those that the encoder computes.
         rewrite(graphs[MAPS_ROLE])
     return channels
 
 
 def _is_product(graph: ir.Graph, weight: str) -> bool:
-    """Whether a weight is that of a product, which has two axes, in a graph."""
+    """Whether a graph has a weight of two axes, as a product's is."""
     return weight in graph.initializers and len(static_shape(graph.initializers[weight])) == 2
 
 
 def _refuse_experts(models: Iterable[ir.Model]) -> None:
     if any(node.op_type == "MoE" for model in models for node in model.graph):
         raise OptionError(
-            "attention: expected fused for a mixture of experts, got portable. Experts are one "
-            "node of onnxruntime and have no body of standard operators: leave the option out."
+            "attention: a mixture of experts cannot be portable, because no standard operators "
+            "replace onnxruntime's node. Leave the option out."
         )

@@ -1,4 +1,4 @@
-"""What is exported: a checkpoint of a family, any model of transformers, or a user's own module."""
+"""Sources of an export: a family's checkpoint, a model of transformers, or a user's own module."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -44,11 +44,11 @@ from ortolan.modeling.models.recurrent import RecurrentModel
 __all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
-"""How transformers names classes of causal language models."""
+"""Suffixes of transformers' classes of causal language models."""
 
 Source = str | Path | Checkpoint | nn.Module
-"""A checkpoint (see `open_checkpoint`), or a live model: of `ortolan.modeling`, of transformers, or
-a user's own module."""
+"""A checkpoint (see `open_checkpoint`), or a live model: from `ortolan.modeling`, from
+transformers, or a user's own module."""
 
 
 def open_exportable(
@@ -60,30 +60,39 @@ def open_exportable(
     via: Via | None = None,
     adapter: str | Path | None = None,
 ) -> Exportable:
-    """Open a source of any kind; see `open_family` for the arguments and what is raised.
+    """Open a source of any kind.
 
     Args:
         source: what to open.
-        tokenizer: see `open_family`.
-        max_context: see `open_family`.
-        accept_unknown: see `open_family`.
-        via: how to open a checkpoint; by default as a family, or else by transformers.
-        adapter: a folder of PEFT to merge into a checkpoint.
+        tokenizer: a tokenizer.json, or for a live model a folder with one and its companions; by
+            default that of the checkpoint.
+        max_context: tokens that have to fit, of a source and of a target alike; by default the
+            context that the model was made for.
+        accept_unknown: keys of config.json to ignore although their meaning is unknown.
+        via: how to open a checkpoint; by default as a family, or else with transformers.
+        adapter: a PEFT folder to merge into a checkpoint.
+
+    Raises:
+        CheckpointError: the files cannot be read.
+        ConfigError: the model cannot be exported like this.
+        WeightError: weights are missing, unexpected or of the wrong shape.
+        OptionError: the tokenizer does not exist or is not needed, nothing says how many tokens
+            have to fit, a file of the checkpoint cannot be read or honored, or a special token is
+            outside the vocabulary.
+        TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     if isinstance(source, nn.Module):
         source = uncompiled(source)
-    if isinstance(source, nn.Module) and is_transformers_model(source):
-        source = open_live(source)
+        if is_transformers_model(source):
+            source = open_live(source)
     if isinstance(source, nn.Module):
         _refuse_options(accept_unknown, via, adapter)
-        open_own: Callable[..., Exportable] = open_module
         if isinstance(source, RecurrentModel):
-            open_own = open_recurrent_model
-        elif isinstance(source, TransformerModel):
-            open_own = open_model
-        else:
-            check_own(source)
-        return open_own(source, tokenizer=tokenizer, max_context=max_context)
+            return open_recurrent_model(source, tokenizer=tokenizer, max_context=max_context)
+        if isinstance(source, TransformerModel):
+            return open_model(source, tokenizer=tokenizer, max_context=max_context)
+        check_own(source)
+        return open_module(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = open_checkpoint(source, adapter=adapter)
     check_known_task(checkpoint.values)
     open_published: Callable[..., Exportable] = open_transformers
@@ -103,10 +112,10 @@ def open_exportable(
 
 
 def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
-    """The way that a checkpoint takes: the given one, or a family where there is one.
+    """How to open a checkpoint: as asked, or else as a family if there is one.
 
     Raises:
-        ConfigError: nobody knows its type.
+        ConfigError: neither a family nor transformers has its type.
     """
     if via is not None:
         return via
@@ -115,16 +124,14 @@ def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
 
 @contextmanager
 def _advised(checkpoint: Checkpoint, via: Via | None) -> Iterator[None]:
-    """Where a family cannot read a config, say if transformers may be asked instead."""
+    """If a family cannot read a config, mention that transformers may."""
     try:
         yield
     except ConfigError as error:
         name, model_type = architecture_of(checkpoint.values), checkpoint.values.get("model_type")
         is_known = name.endswith(LANGUAGE_MODELS) and is_installed() and knows(str(model_type))
         if via is None and is_known:
-            raise ConfigError(
-                f"{error} Or have transformers read it: --via transformers."
-            ) from error
+            raise ConfigError(f"{error} Or read it with --via transformers.") from error
         raise
 
 
@@ -132,7 +139,7 @@ def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
     """The keys of a checkpoint's config that an export refuses unless they are accepted.
 
     Raises:
-        ConfigError: the config cannot be read by the given way, or by that which it takes.
+        ConfigError: the config cannot be read.
     """
     check_known_task(checkpoint.values)
     if way_of(checkpoint, via) == "transformers":
@@ -142,14 +149,13 @@ def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:
-    """Whether a checkpoint is of a family; if not, transformers knows its type.
+    """Whether a checkpoint has a family; if not, transformers has its type.
 
     Raises:
-        ConfigError: neither.
+        ConfigError: neither has it.
     """
-    given = checkpoint.values.get("model_type")
-    model_type = given if isinstance(given, str) else ""
-    if model_type in FAMILIES or not model_type:
+    model_type = checkpoint.values.get("model_type")
+    if not isinstance(model_type, str) or not model_type or model_type in FAMILIES:
         return True
     if not is_installed():
         raise ConfigError(
@@ -160,7 +166,7 @@ def _has_family(checkpoint: Checkpoint) -> bool:
         others = f" or a causal language model of transformers {version('transformers')}"
         raise ConfigError(
             f"{unknown_family(model_type, or_else=others)}. `ortolan families` lists what was "
-            "tried; a newer transformers may have it; or export the module itself from Python."
+            "tried. Try a newer transformers, or export the module itself from Python."
         )
     return False
 
@@ -170,12 +176,15 @@ def _refuse_options(
 ) -> None:
     if accept_unknown:
         raise OptionError(
-            f"accept_unknown: expected a checkpoint with {', '.join(accept_unknown)} in its "
-            "config.json, got a live module. Leave it out."
+            f"accept_unknown: a live module has no config.json with {', '.join(accept_unknown)}. "
+            "Leave it out."
         )
     if via is not None:
-        raise OptionError(f"via: expected none for a live module, got {via}. Leave it out.")
+        raise OptionError(
+            f"via: only for a checkpoint, not a live module (got {via}). Leave it out."
+        )
     if adapter is not None:
         raise OptionError(
-            f"adapter: expected none for a live module, got {adapter}. Merge it with PEFT first."
+            f"adapter: only for a checkpoint, not a live module (got {adapter}). Merge it with "
+            "PEFT first."
         )

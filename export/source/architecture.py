@@ -1,7 +1,7 @@
-"""The class that a checkpoint was saved from, which says what its model is for.
+"""Refuses a checkpoint whose class has a head that a bundle would not compute.
 
-Heads of some tasks have no place in a bundle. Without this check their weights would be left over,
-or a body without a head would be read as a language model.
+Without this check the head's weights would be left over, or a body without a head would be read as
+a language model.
 """
 
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ from ortolan.modeling.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """What the models of a class suffix are for.
+    """The task of transformers' classes with a suffix.
 
     Attributes:
-        meaning: in words, after "is".
-        kinds: configs of ours that have such a head.
+        meaning: completes "it is ...".
+        kinds: configs of models with such a head.
         remedy: what to do instead.
     """
 
@@ -39,41 +39,38 @@ TASKS: Mapping[str, Task] = {
     "ForCTC": Task("a transcriber of speech"),
     "ForConditionalGeneration": Task("an encoder-decoder", (EncoderDecoderConfig,)),
 }
-"""By the end of the class's name. Families that read `architectures` themselves narrow it."""
+"""By the suffix of the class. Families that read `architectures` themselves are stricter."""
 
 _SPEECH = ("num_mel_bins", "input_feat_per_channel")
-"""Keys of configs whose models hear."""
-
-_LANGUAGE_MODEL_KEY = "ForCausalLM"
+"""Keys in the config of a speech model."""
 
 
 def check_architecture(values: Mapping[str, object], config: ModelConfig | None) -> None:
-    """Refuse a checkpoint whose class has a head that a bundle would not compute.
+    """Refuse a checkpoint whose class has another head than its config.
 
     Args:
         values: of its config.json; without `architectures` nothing is checked.
         config: as its family reads it; None for a causal language model of transformers.
 
     Raises:
-        ConfigError: names the class, what it is, and what to do.
+        ConfigError: names the class, its task, and what to do.
     """
     name = architecture_of(values)
     kind: type[ModelConfig] = DecoderConfig if config is None else type(config)
     task = next((task for suffix, task in TASKS.items() if name.endswith(suffix)), None)
     if task is not None and kind not in task.kinds:
-        raise _refused(values, name, task)
+        raise _refusal(values, name, task)
     is_bare = name.endswith("Model") and not name.endswith(("LMHeadModel", "HeadsModel"))
     if is_bare and issubclass(kind, DecoderConfig):
-        body = name.removesuffix("Model")
         raise ConfigError(
-            f"architectures: {name} is a model without a head; it computes vectors, no text. "
-            "To embed texts with it, add the files of sentence-transformers (modules.json). If its "
-            f"head is its embedding, set architectures to {body}{_LANGUAGE_MODEL_KEY}."
+            f"architectures: {name} has no head; it computes vectors, not text. To embed texts, "
+            "add the files of sentence-transformers (modules.json). If its head is its "
+            f"embedding, set architectures to {name.removesuffix('Model')}ForCausalLM."
         )
 
 
 def check_known_task(values: Mapping[str, object]) -> None:
-    """Refuse a class whose task no family has, before anything else about it seems wrong.
+    """Refuse a task that no family has, before anything else about the checkpoint is checked.
 
     Raises:
         ConfigError: as `check_architecture`.
@@ -81,16 +78,16 @@ def check_known_task(values: Mapping[str, object]) -> None:
     name = architecture_of(values)
     for suffix, task in TASKS.items():
         if name.endswith(suffix) and not task.kinds:
-            raise _refused(values, name, task)
+            raise _refusal(values, name, task)
 
 
 def architecture_of(values: Mapping[str, object]) -> str:
-    """The class that a config.json names; empty where it names none."""
+    """The class that a config.json names, or an empty string."""
     names = values.get("architectures")
     return str(names[0]) if isinstance(names, list) and names and names[0] else ""
 
 
-def _refused(values: Mapping[str, object], name: str, task: Task) -> ConfigError:
+def _refusal(values: Mapping[str, object], name: str, task: Task) -> ConfigError:
     meaning = task.meaning
     if name.endswith("ForConditionalGeneration") and any(key in values for key in _SPEECH):
         meaning += " of speech"

@@ -1,4 +1,4 @@
-"""Files that go into a bundle as they are: the tokenizer and what lies beside it."""
+"""Files that go into a bundle unchanged: the tokenizer and its companions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -11,11 +11,11 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 TOKENIZER = "tokenizer.json"
 
 COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG, "tokenizer_config.json")
-"""Files of a checkpoint that are copied into a bundle; of an encoder, only the tokenizer."""
+"""Files that a bundle copies from a checkpoint; an encoder's copies only the tokenizer."""
 
 
 def companions_of(
-    beside: Path | Checkpoint | None,
+    source: Path | Checkpoint | None,
     tokenizer: str | Path | None,
     *,
     has_vocabulary: bool,
@@ -24,33 +24,30 @@ def companions_of(
     """Files to copy into the bundle, by name.
 
     Args:
-        beside: the folder where they lie, or the checkpoint that they belong to; None where there
-            is none.
-        tokenizer: a tokenizer.json, or a folder with one, in place of that of `beside`.
-        has_vocabulary: the model reads or writes texts.
-        has_decoder: it writes them.
+        source: the checkpoint, or the folder with the files, if any.
+        tokenizer: a tokenizer.json, or a folder with one, to use instead.
+        has_vocabulary: whether the model reads or writes tokens.
+        has_decoder: whether it writes them.
 
     Raises:
-        OptionError: a tokenizer that does not exist, or for a model that reads no texts.
-        CheckpointError: the checkpoint has a tokenizer of a kind that is not known.
+        OptionError: the tokenizer does not exist, or the model has no vocabulary.
+        CheckpointError: the checkpoint has a tokenizer of an unknown kind.
     """
     names = COMPANIONS if has_decoder else (TOKENIZER,) if has_vocabulary else ()
-    found = _files(beside, [name for name in names if tokenizer is None or name != TOKENIZER])
+    files = _files(source, [name for name in names if tokenizer is None or name != TOKENIZER])
     if tokenizer is None:
-        return found
+        return files
     if TOKENIZER not in names:
-        raise OptionError(
-            f"{tokenizer}: expected no tokenizer for an encoder of images, got one. Leave it out."
-        )
-    given = Path(tokenizer)
-    found |= _files(given, names) if given.is_dir() else {TOKENIZER: given}
-    if not found.get(TOKENIZER, given).is_file():
+        raise OptionError(f"tokenizer: an image encoder has none (got {tokenizer}). Leave it out.")
+    path = Path(tokenizer)
+    files |= _files(path, names) if path.is_dir() else {TOKENIZER: path}
+    if not files.get(TOKENIZER, path).is_file():
         raise OptionError(f"{tokenizer}: expected a tokenizer.json, got no such file.")
-    return found
+    return files
 
 
 def tokenizer_of(companions: Mapping[str, Path], vocab_size: int) -> Tokenizer | None:
-    """A tokenizer as the runtime reads it, so that one it cannot load fails here.
+    """Load the tokenizer as the runtime will, so that a bad one fails at export.
 
     Raises:
         TokenizerError: it is damaged, or has ids from `vocab_size` on.
@@ -61,12 +58,12 @@ def tokenizer_of(companions: Mapping[str, Path], vocab_size: int) -> Tokenizer |
     return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=vocab_size)
 
 
-def _files(beside: Path | Checkpoint | None, names: Sequence[str]) -> dict[str, Path]:
-    match beside:
+def _files(source: Path | Checkpoint | None, names: Sequence[str]) -> dict[str, Path]:
+    match source:
         case None:
             return {}
         case Checkpoint():
-            found = {name: beside.companion(name) for name in names}
-            return {name: path for name, path in found.items() if path is not None}
+            paths = {name: source.companion(name) for name in names}
+            return {name: path for name, path in paths.items() if path is not None}
         case folder:
             return {name: folder / name for name in names if (folder / name).is_file()}

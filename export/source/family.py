@@ -1,7 +1,7 @@
-"""A model of `ortolan.modeling`, live or as the checkpoint of a family.
+"""Opens a model of `ortolan.modeling`: live, or the checkpoint of a family.
 
-Names of weights and tables are those of the module: of an encoder-decoder they begin with
-`encoder.`, `decoder.` or `shared.`.
+Weights and tables have the names of the module. Those of an encoder-decoder begin with `encoder.`,
+`decoder.` or `shared.`.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -9,23 +9,17 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
-from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Cached, Exportable, Forward
+from ortolan.export.exportable import Exportable
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
-from ortolan.export.trace.attention_maps import (
-    map_names,
-    trace_decoder_maps,
-    trace_encoder_decoder_maps,
-    trace_encoder_maps,
-)
+from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import trace_encoder
 from ortolan.export.trace.encoder_decoder import (
@@ -71,21 +65,21 @@ from ortolan.runtime.bundle.manifest import (
 Tracer = Callable[..., ir.Model]
 
 TRACERS: Mapping[str, Mapping[str, Tracer]] = {
-    "decoder": {MAPS_ROLE: trace_decoder_maps, **dict.fromkeys(STEPPED, trace_decoder)},
-    "encoder": {MAPS_ROLE: trace_encoder_maps, ENCODER: trace_encoder},
+    "decoder": {MAPS_ROLE: trace_attention_maps, **dict.fromkeys(STEPPED, trace_decoder)},
+    "encoder": {MAPS_ROLE: trace_attention_maps, ENCODER: trace_encoder},
     "encoder-decoder": {
-        MAPS_ROLE: trace_encoder_decoder_maps,
+        MAPS_ROLE: trace_attention_maps,
         ENCODER: trace_source_encoder,
         **dict.fromkeys(STEPPED, trace_target_decoder),
     },
 }
-"""What traces each graph of each kind of model."""
+"""The tracer of every graph, by kind of model and role."""
 
 
 def open_model(
     model: TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
-    """Open a `DecoderModel`, an `EncoderModel` or an `EncoderDecoderModel`; see `open_family`."""
+    """Open a live `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`."""
     return _describe(
         model.config,
         limit_context(model.config, max_context),
@@ -104,25 +98,7 @@ def open_family(
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint of a family.
-
-    Args:
-        config: of the checkpoint.
-        checkpoint: as it was published.
-        tokenizer: a tokenizer.json for it; the checkpoint's own by default.
-        max_context: tokens that have to fit, of a source and of a target alike; by default
-            `default_context`, or as many as its sentence-transformers folder says.
-        accept_unknown: keys of config.json to ignore although nothing is known of them.
-
-    Raises:
-        CheckpointError: the files cannot be read.
-        ConfigError: the model cannot be exported like this.
-        WeightError: names weights that are missing, unexpected or of the wrong shape.
-        OptionError: the given tokenizer does not exist, or is not needed; generation_config.json
-            or preprocessor_config.json cannot be read or honoured; or a special token is outside
-            the vocabulary.
-        TokenizerError: tokenizer.json is damaged, or belongs to another model.
-    """
+    """Open a checkpoint of a family. Same options and errors as `open_exportable`."""
     model = _describe(
         config,
         limit_context(
@@ -143,21 +119,19 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
     Args:
         config: the model.
         role: of the graph, such as `decoder` or `encoder`.
-        graph: says whether a step has a fixed number of tokens.
+        graph: its entry in the manifest, for the number of tokens of a step.
         dtype: of weights, activations and states.
 
     Raises:
-        OptionError: maps of a model without attention.
-        ValueError: models of this kind have no such graph.
+        OptionError: attention maps of a model without attention.
+        ValueError: this kind of model has no such graph.
     """
     sides = sides_of(config)
     tracer = TRACERS[sides.kind].get(role)
     if tracer is None:
         raise ValueError(f"{role}: no graph of {type(config).__name__}")
     if role == MAPS_ROLE and not map_names(sides):
-        raise OptionError(
-            "attention_maps: expected a model with attention, got one without. Leave it out."
-        )
+        raise OptionError("attention_maps: this model has no attention. Leave it out.")
     fixed = {"sequence": graph.sequence} if role in STEPPED else {}
     return tracer(config, dtype=dtype, **fixed)
 
@@ -171,7 +145,16 @@ def _describe(
     weights: Weights,
     sha256: Callable[[], str],
 ) -> Exportable:
-    """What an export needs of a model, with the context that was chosen in `limited`."""
+    """Describe a model to the export.
+
+    Args:
+        config: of the model as trained.
+        limited: the same with the chosen context.
+        checkpoint: None for a live model.
+        tokenizer: as of `open_exportable`.
+        weights: of the model.
+        sha256: a hash of its weights and config.
+    """
     sides = sides_of(limited)
     has_vocabulary = sides.patches is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
@@ -196,8 +179,8 @@ def _describe(
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
-        forward=_forward(module),
-        cached=_cached(module) if isinstance(module, DecoderModel) else None,
+        forward=partial(_forward, module),
+        cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
         maps=map_names(sides),
@@ -209,7 +192,7 @@ def _describe(
         tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
         if has_vocabulary
         else Tokens(),
-        # One tokenizer serves both sides of an encoder-decoder, so its ids fit the smaller one.
+        # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
         tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
         takes=_takes(sides, folder),
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
@@ -217,7 +200,7 @@ def _describe(
 
 
 def module_sha256(module: torch.nn.Module) -> str:
-    """A hash over what a live module is, and its weights."""
+    """A hash of a live module's config and weights."""
     digest = new_sha256(repr(getattr(module, "config", module)).encode())
     for name, parameter in module.named_parameters():
         digest.update(name.encode())
@@ -227,40 +210,34 @@ def module_sha256(module: torch.nn.Module) -> str:
 
 
 def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> TransformerModel:
-    """A model without weights, but with its tables by their names in it."""
+    """A model with tables but without weights."""
     module = empty_model(config)
     for name, table in computed.items():
-        place, _, buffer = name.rpartition(".")
-        module.get_submodule(place).register_buffer(buffer, table, persistent=False)
+        parent, _, buffer = name.rpartition(".")
+        module.get_submodule(parent).register_buffer(buffer, table, persistent=False)
     return module.eval()
 
 
-def _forward(module: TransformerModel) -> Forward:
-    def forward(source: Tensor | None, ids: Tensor | None) -> Tensor:
-        given = [each[None] for each in (source, ids) if each is not None]
-        out: Tensor = module(*given)
-        return out[0]
-
-    return forward
+def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:
+    inputs = [tensor[None] for tensor in (source, ids) if tensor is not None]
+    out: Tensor = module(*inputs)
+    return out[0]
 
 
-def _cached(decoder: DecoderModel) -> Cached:
-    def cached(ids: Tensor) -> Sequence[LayerCache]:
-        tokens = len(ids)
-        empty = empty_cache(decoder.config, batch=1, capacity=tokens)
-        last = torch.tensor([[tokens - 1]])
-        _, present = decoder.step(ids[None], StepLengths.first(tokens), empty, last)
-        return [layer for layer in present if isinstance(layer, LayerCache)]
-
-    return cached
+def _cached(decoder: DecoderModel, ids: Tensor) -> Sequence[LayerCache]:
+    tokens = len(ids)
+    empty = empty_cache(decoder.config, batch=1, capacity=tokens)
+    last = torch.tensor([[tokens - 1]])
+    _, present = decoder.step(ids[None], StepLengths.first(tokens), empty, last)
+    return [layer for layer in present if isinstance(layer, LayerCache)]
 
 
 def _tokens(config: ModelConfig) -> Tokens:
-    start: Any = None
-    if isinstance(config, EncoderDecoderConfig):
-        start = config.decoder_start_token_id
     return Tokens(
-        bos=config.bos_token_id, eos=config.eos_token_ids, pad=config.pad_token_id, start=start
+        bos=config.bos_token_id,
+        eos=config.eos_token_ids,
+        pad=config.pad_token_id,
+        start=config.decoder_start_token_id if isinstance(config, EncoderDecoderConfig) else None,
     )
 
 
@@ -273,7 +250,7 @@ def _states(sides: Sides, dtype: StateType) -> Iterable[State]:
 
 
 def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
-    """Tokens of the longest text that a model was made for, where its positions reach on."""
+    """The context that a model was made for, if its positions reach further."""
     longest = default_context(config)
     match config:
         case EncoderConfig(head=EmbeddingHead(), context_length=most):
@@ -312,6 +289,6 @@ def _gives(encoder: EncoderConfig) -> Output:
 
 
 def _kind(head: ClassifierHead) -> str:
-    """The kind of output with the head's function; a softmax of one label is its sigmoid."""
+    """The kind of output with the head's function; the softmax of one label is a sigmoid."""
     function = "softmax" if (len(head.labels), head.scores) == (1, "sigmoid") else head.scores
     return next(kind.name for kind in OUTPUTS.values() if kind.scores == function)

@@ -1,7 +1,6 @@
-"""A user's own module: any `torch.nn.Module` whose `forward(ids, state)` gives logits.
+"""Opens a user's own module: any `torch.nn.Module` whose `forward(ids, state)` returns logits.
 
-See `ortolan.modeling.state`. What it carries is found by one forward without memory; nothing is
-declared.
+See `ortolan.modeling.state`. One forward without memory shows what it carries; nothing is declared.
 """
 
 import copy
@@ -22,7 +21,7 @@ from ortolan.export.locality.perturbation import check_perturbed
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
-from ortolan.export.source.special_tokens import special_tokens
+from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
 from ortolan.export.trace.module import Carried, find_carried, loose_tensors, trace_module
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
@@ -34,13 +33,13 @@ from ortolan.runtime.bundle.manifest import Graph, Tokens
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Described:
-    """What a module does not say of itself.
+    """Facts that a module does not tell.
 
     Attributes:
         model_type: where it comes from, for the manifest.
         context_length: tokens that have to fit.
-        tokens: ids with a meaning, where no file says others.
-        sha256: of everything that decides what it computes.
+        tokens: special tokens, unless a file has others.
+        sha256: a hash of everything that decides what it computes.
         folder: of the checkpoint; None for a live module.
     """
 
@@ -57,41 +56,46 @@ def open_module(
     """Open a live module.
 
     Args:
-        module: as it was trained.
-        tokenizer: a tokenizer.json, or a folder with one and what lies beside it; None for a
-            module that takes only ids.
-        max_context: tokens that have to fit; the module's own `context_length` by default.
+        module: with its weights.
+        tokenizer: a tokenizer.json, or a folder with one and its companions; None for a module
+            that takes only ids.
+        max_context: tokens that have to fit; by default the module's own `context_length`.
 
     Raises:
         ConfigError: it does not compute logits from ids and a state.
-        OptionError: no context length, or a tokenizer that does not exist.
+        OptionError: there is no context length, or the tokenizer does not exist.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
     context = max_context or getattr(module, "context_length", None)
     if not isinstance(context, int) or context < 1:
         raise OptionError(
-            f"max_context: expected the tokens that have to fit, or an attribute context_length of "
-            f"{type(module).__name__}, got {context}. Give max_context."
+            f"max_context: {type(module).__name__} has no context_length (got {context}). Pass the "
+            "number of tokens that have to fit."
         )
-    given = None if tokenizer is None else Path(tokenizer)
-    empty = without_memory(module)
+    folder, path = folder_or_file(tokenizer)
     opened = open_empty(
-        empty,
+        without_memory(module),
         ModuleWeights(module),
         Described(
             model_type=type(module).__name__,
             context_length=context,
             tokens=Tokens(),
             sha256=partial(module_sha256, module),
-            folder=given if given is not None and given.is_dir() else None,
+            folder=folder,
         ),
-        tokenizer=None if given is None or given.is_dir() else given,
+        tokenizer=path,
     )
     return replace(opened, is_own=True, check=partial(_check, module, opened))
 
 
+def folder_or_file(tokenizer: str | Path | None) -> tuple[Path | None, Path | None]:
+    """A live model's tokenizer, as a folder with companions or as a file alone."""
+    path = None if tokenizer is None else Path(tokenizer)
+    return (path, None) if path is not None and path.is_dir() else (None, path)
+
+
 def _check(live: nn.Module, opened: Exportable) -> None:
-    """Refuse a module that reaches past its state.
+    """Refuse a module that reads other tokens without its state.
 
     Raises:
         ConfigError: see `check_locality` and `check_perturbed`.
@@ -110,20 +114,17 @@ def _check(live: nn.Module, opened: Exportable) -> None:
 def open_empty(
     module: nn.Module, weights: Weights, described: Described, *, tokenizer: str | Path | None
 ) -> Exportable:
-    """Open a module without memory.
+    """Open a module without memory. Raises as `open_module`.
 
     Args:
-        module: its parameters lie on `meta`, its buffers have their values.
+        module: its parameters are on `meta`, its buffers have their values.
         weights: of its parameters, by their names.
-        described: the rest.
-        tokenizer: in place of the one in its folder.
-
-    Raises:
-        OrtolanError: see `open_module`.
+        described: everything else.
+        tokenizer: used instead of the one in its folder.
     """
     carried = find_carried(module)
     companions = companions_of(described.folder, tokenizer, has_vocabulary=True, has_decoder=True)
-    beside = companions.get("generation_config.json")
+    generation = companions.get(GENERATION_CONFIG)
     return Exportable(
         kind="decoder",
         model_type=described.model_type,
@@ -131,8 +132,8 @@ def open_empty(
         vocab_size=carried.vocab_size,
         source_vocab_size=carried.vocab_size,
         module=module,
-        forward=lambda _, ids: _forward(module, ids),
-        cached=lambda ids: _cached(module, carried, ids),
+        forward=partial(_forward, module),
+        cached=partial(_cached, module, carried),
         trace=lambda role, graph, dtype: simplify(
             _trace(module, carried, role, graph, dtype),
             tables=dict(module.named_buffers()),
@@ -146,7 +147,7 @@ def open_empty(
         folder=described.folder,
         companions=companions,
         tokens=special_tokens(
-            described.tokens, beside and beside.parent, vocab_size=carried.vocab_size
+            described.tokens, generation and generation.parent, vocab_size=carried.vocab_size
         ),
         tokenizer=tokenizer_of(companions, carried.vocab_size),
         takes=None,
@@ -156,7 +157,7 @@ def open_empty(
 
 
 def without_memory(module: nn.Module) -> nn.Module:
-    """The same module with its parameters on `meta`; buffers are shared."""
+    """Copy a module with its parameters on `meta`; buffers are shared."""
     memo: dict[int, Any] = {
         id(parameter): nn.Parameter(
             torch.empty_like(parameter, device="meta", dtype=torch.float32), requires_grad=False
@@ -168,7 +169,7 @@ def without_memory(module: nn.Module) -> nn.Module:
     return copy.deepcopy(module, memo).eval()
 
 
-def _forward(module: nn.Module, ids: Tensor | None) -> Tensor:
+def _forward(module: nn.Module, _: Tensor | None, ids: Tensor | None) -> Tensor:
     if ids is None:
         raise TypeError("a decoder takes ids")
     out: Tensor = module(ids[None], State.whole())
@@ -198,14 +199,14 @@ def _trace(
 ) -> ir.Model:
     if role == MAPS_ROLE:
         raise OptionError(
-            "attention_maps: expected a model of one of our families, got a module of another "
-            "kind, whose maps are not traced. Leave it out."
+            "attention_maps: only models of Ortolan's own families have them, not this module. "
+            "Leave it out."
         )
     return trace_module(module, carried, dtype=dtype, tied=_tied(module), sequence=graph.sequence)
 
 
 def _tied(module: nn.Module) -> Mapping[str, str]:
-    """Names that a parameter has besides the first, and the first."""
+    """Second names of shared parameters, and the first name of each."""
     first: dict[int, str] = {}
     return {
         name: original

@@ -1,5 +1,6 @@
-"""A recurrent network of `ortolan.modeling`, live or as a checkpoint: a module over a `State`."""
+"""Opens a recurrent network of `ortolan.modeling`, live or a checkpoint, as a user's module."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -10,7 +11,7 @@ import torch
 from ortolan.export.exportable import Exportable
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.family import module_sha256
-from ortolan.export.source.module import Described, open_empty
+from ortolan.export.source.module import Described, folder_or_file, open_empty
 from ortolan.export.trace.attention_maps import recurrent_map_names, trace_recurrent_maps
 from ortolan.export.trace.module import find_carried
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
@@ -22,7 +23,7 @@ from ortolan.modeling.checkpoint.folder import (
 )
 from ortolan.modeling.config import RecurrentConfig
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.modeling.weights import ModuleWeights
+from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph, Tokens
 
@@ -30,17 +31,17 @@ from ortolan.runtime.bundle.manifest import Graph, Tokens
 def open_recurrent_model(
     model: RecurrentModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
-    """Open a live model; see `open_family` for the arguments and what is raised."""
-    given = None if tokenizer is None else Path(tokenizer)
-    folder = given if given is not None and given.is_dir() else None
-    described = _described(limit_context(model.config, max_context))
-    opened = open_empty(
-        empty_model(model.config).eval(),
+    """Open a live model. Same options and errors as `open_exportable`."""
+    folder, path = folder_or_file(tokenizer)
+    sha256 = partial(module_sha256, model)
+    return _open(
+        model.config,
         ModuleWeights(model),
-        replace(described, sha256=cache(partial(module_sha256, model)), folder=folder),
-        tokenizer=None if folder is not None else given,
+        sha256,
+        folder,
+        tokenizer=path,
+        max_context=max_context,
     )
-    return _with_maps(opened, model.config)
 
 
 def open_recurrent(
@@ -51,19 +52,43 @@ def open_recurrent(
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint; see `open_family` for the arguments and what is raised."""
-    described = _described(limit_context(config, max_context))
-    opened = open_empty(
-        empty_model(config).eval(),
+    """Open a checkpoint. Same options and errors as `open_exportable`."""
+    opened = _open(
+        config,
         open_weights(checkpoint, config),
-        replace(described, sha256=cache(checkpoint.sha256), folder=checkpoint.folder),
+        checkpoint.sha256,
+        checkpoint.folder,
         tokenizer=None if tokenizer is None else Path(tokenizer),
+        max_context=max_context,
     )
-    return replace(_with_maps(opened, config), keys=read_config_keys(checkpoint, accept_unknown))
+    return replace(opened, keys=read_config_keys(checkpoint, accept_unknown))
+
+
+def _open(
+    config: RecurrentConfig,
+    weights: Weights,
+    sha256: Callable[[], str],
+    folder: Path | None,
+    *,
+    tokenizer: Path | None,
+    max_context: int | None,
+) -> Exportable:
+    limited = limit_context(config, max_context)
+    described = Described(
+        model_type=limited.model_type,
+        context_length=limited.context_length,
+        tokens=Tokens(
+            bos=limited.bos_token_id, eos=limited.eos_token_ids, pad=limited.pad_token_id
+        ),
+        sha256=cache(sha256),
+        folder=folder,
+    )
+    opened = open_empty(empty_model(config).eval(), weights, described, tokenizer=tokenizer)
+    return _with_maps(opened, config)
 
 
 def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
-    """The same, of which is shown what it looks at, if it does."""
+    """Add a graph of attention maps, if the network has attention or a memory."""
     names = recurrent_map_names(config)
     if not names:
         return opened
@@ -76,13 +101,3 @@ def _with_maps(opened: Exportable, config: RecurrentConfig) -> Exportable:
         return simplify(traced, tables={}, context_length=opened.context_length)
 
     return replace(opened, trace=trace, maps=names)
-
-
-def _described(config: RecurrentConfig) -> Described:
-    return Described(
-        model_type=config.model_type,
-        context_length=config.context_length,
-        tokens=Tokens(bos=config.bos_token_id, eos=config.eos_token_ids, pad=config.pad_token_id),
-        sha256=lambda: "",
-        folder=None,
-    )

@@ -1,1 +1,1 @@
-"""PyTorch to graphs, without weights: one file for each kind of model."""
+"""From PyTorch modules to graphs without weights, one file for each kind of model."""

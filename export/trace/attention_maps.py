@@ -19,9 +19,7 @@ from ortolan.export.trace.sides import Sides, sides_of
 from ortolan.modeling import EncoderDecoderModel, EncoderModel
 from ortolan.modeling.config import (
     AttentionConfig,
-    DecoderConfig,
-    EncoderConfig,
-    EncoderDecoderConfig,
+    ModelConfig,
     RecurrentConfig,
     StackConfig,
 )
@@ -35,7 +33,7 @@ from ortolan.runtime.bundle.interface import IDS, PRESENT, TARGET_IDS
 
 
 def map_names(sides: Sides) -> tuple[str, ...]:
-    """Names of the maps of attention, in the order of the layers."""
+    """Names of the attention maps, in the order of the layers."""
     kinds = ("self", "cross") if sides.encoder else ("self",)
     return (
         *(f"encoder.{i}.self" for i in _attending(sides.encoder)),
@@ -44,7 +42,7 @@ def map_names(sides: Sides) -> tuple[str, ...]:
 
 
 def _attending(side: StackConfig | None) -> Iterator[int]:
-    """The numbers of the layers that have attention."""
+    """The layers that have attention."""
     for number, block in enumerate(side.blocks if side else ()):
         if isinstance(block.mixer, AttentionConfig):
             yield number
@@ -75,57 +73,42 @@ class _ImageDecoderMaps(Entry):
         return attention_maps(model, as_input(model.encoder, pixels), None, target_ids)
 
 
-def trace_decoder_maps(config: DecoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the maps of a decoder.
+def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model:
+    """Trace the attention maps of a model.
 
     Args:
-        config: what to trace.
-        dtype: of weights and activations; maps are float32 in any case.
+        config: the model.
+        dtype: of weights and activations; maps are always float32.
     """
-
-    def signature(config: DecoderConfig) -> Signature:
-        # One text: there are no lengths to tell padding from it.
-        ids = torch.zeros(1, 3, dtype=torch.int64)
-        outputs = map_names(sides_of(config))
-        return Signature(arguments=(ids,), axes=({1: "sequence"},), inputs=(IDS,), outputs=outputs)
-
-    return trace(config, dtype, _DecoderMaps, signature)
+    sides = sides_of(config)
+    entry: type[Entry] = _DecoderMaps
+    if sides.encoder is not None:
+        entry = _EncoderDecoderMaps if sides.patches is None else _ImageDecoderMaps
+        entry = _EncoderMaps if sides.decoder is None else entry
+    return trace(config, dtype, entry, _signature)
 
 
-def trace_encoder_maps(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the maps of an encoder; see `trace_decoder_maps`."""
-
-    def signature(config: EncoderConfig) -> Signature:
-        arguments, axes = source_example(config, "batch", "tokens")
-        return Signature(
-            arguments=arguments,
-            axes=axes,
-            inputs=source_inputs(config),
-            outputs=map_names(sides_of(config)),
-        )
-
-    return trace(config, dtype, _EncoderMaps, signature)
-
-
-def trace_encoder_decoder_maps(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the maps of an encoder-decoder; see `trace_decoder_maps`."""
-
-    def signature(config: EncoderDecoderConfig) -> Signature:
-        ids = torch.zeros(2, 3, dtype=torch.int64)
-        arguments, axes = source_example(config.encoder, "batch", "source")
-        return Signature(
-            arguments=(*arguments, ids),
-            axes=(*axes, {0: "batch", 1: "sequence"}),
-            inputs=(*source_inputs(config.encoder), TARGET_IDS),
-            outputs=map_names(sides_of(config)),
-        )
-
-    entry = _EncoderDecoderMaps if sides_of(config).patches is None else _ImageDecoderMaps
-    return trace(config, dtype, entry, signature)
+def _signature(config: ModelConfig) -> Signature:
+    """From whole sources and targets to maps."""
+    sides = sides_of(config)
+    arguments: tuple[object, ...] = ()
+    axes: tuple[object, ...] = ()
+    inputs: tuple[str, ...] = ()
+    if sides.encoder is not None:
+        tokens = "tokens" if sides.decoder is None else "source"
+        arguments, axes = source_example(sides.encoder, "batch", tokens)
+        inputs = source_inputs(sides.encoder)
+    if sides.decoder is not None:
+        # Without an encoder, a single sequence: there are no lengths to tell padding by.
+        rows, axis, name = (1, {}, IDS) if sides.encoder is None else (2, {0: "batch"}, TARGET_IDS)
+        arguments = (*arguments, torch.zeros(rows, 3, dtype=torch.int64))
+        axes = (*axes, {**axis, 1: "sequence"})
+        inputs = (*inputs, name)
+    return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=map_names(sides))
 
 
 def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:
-    """Names of what can be shown: of attention, or of the heads of a memory; or nothing."""
+    """Names of the maps of attention, or of the heads of a memory, if there are any."""
     if config.attention is not None:
         return ("decoder.0.self",)
     return () if config.memory is None else ("decoder.0.read", "decoder.0.write")
@@ -134,12 +117,14 @@ def recurrent_map_names(config: RecurrentConfig) -> tuple[str, ...]:
 def trace_recurrent_maps(
     config: RecurrentConfig, kept: Mapping[str, tuple[int, ...]], *, dtype: torch.dtype
 ) -> ir.Model:
-    """Trace the maps of whole texts; of a memory those of one token, which the graph carries on.
+    """Trace the maps of a recurrent network.
+
+    Attention is traced for whole sequences, a memory for one token and the states that it carries.
 
     Args:
         config: with attention or with a memory.
-        kept: shapes of what it keeps for one text, by name.
-        dtype: of weights and activations; maps are float32 in any case.
+        kept: shapes of its states for one row, by name.
+        dtype: of weights and activations; maps are always float32.
     """
     with FakeTensorMode():
         model = model_in(config, dtype)
@@ -169,7 +154,7 @@ class _AttentionMaps(Entry):
 
 
 class _MemoryMaps(Entry):
-    """Where the heads look after one token, `(B, K, 1, N)`, and what is carried on."""
+    """From one token and states to where the heads look, `(B, K, 1, N)`, and the next states."""
 
     def __init__(self, model: nn.Module, names: list[str]) -> None:
         super().__init__(model)
@@ -178,11 +163,11 @@ class _MemoryMaps(Entry):
     def forward(
         self, input_ids: Tensor, states: Sequence[Tensor]
     ) -> tuple[Tensor, Tensor, list[Tensor]]:
-        model, weights = cast(RecurrentModel, self.model), list[Tensor]()
+        model, recorded = cast(RecurrentModel, self.model), list[Tensor]()
         memory = cast(nn.Module, model.memory)
 
         def record(_: nn.Module, __: object, result: tuple[Tensor, MemoryState]) -> None:
-            weights.append(result[1].weights[:, :, None].float())
+            recorded.append(result[1].weights[:, :, None].float())
 
         state = CachedState(StepLengths.first(1), {}, dict(zip(self.names, states, strict=True)))
         hook = memory.register_forward_hook(record)
@@ -191,5 +176,5 @@ class _MemoryMaps(Entry):
         finally:
             hook.remove()
         reading = 0 if model.config.memory is None else model.config.memory.read_heads
-        (found,) = weights
-        return found[:, :reading], found[:, reading:], [state.kept[name] for name in self.names]
+        (weights,) = recorded
+        return weights[:, :reading], weights[:, reading:], [state.kept[name] for name in self.names]

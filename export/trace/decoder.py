@@ -1,4 +1,4 @@
-"""The step of a decoder as a graph."""
+"""Traces the step of a decoder."""
 
 from collections.abc import Iterator, Sequence
 from typing import cast
@@ -34,7 +34,7 @@ class _DecoderGraph(Entry):
         cache: Sequence[Sequence[Tensor]],
     ) -> tuple[Tensor, list[Memory]]:
         decoder = cast(DecoderModel, self.model)
-        past = layers(decoder.config, cache)
+        past = memories(decoder.config, cache)
         step = make_step(decoder.config, seqlens_k, total, past)
         logits, present = decoder.step(input_ids, step, past, logit_positions)
         return logits.float(), present
@@ -46,13 +46,9 @@ def trace_decoder(
     """Trace one step of a decoder.
 
     Args:
-        config: what to trace.
-        dtype: of weights, activations and cache; logits are float32 in any case.
-        sequence: new tokens of a step, if their number is fixed.
-
-    Returns:
-        A graph with the inputs and outputs of the bundle's contract, whose initializers carry
-        the names of the decoder's parameters and tables and no data.
+        config: the model.
+        dtype: of weights, activations and cache; logits are always float32.
+        sequence: number of new tokens, if it is fixed.
     """
 
     def signature(config: DecoderConfig) -> Signature:
@@ -67,24 +63,24 @@ def trace_decoder(
     return trace(config, dtype, _DecoderGraph, signature)
 
 
-def layers(config: DecoderConfig, tensors: Sequence[Sequence[Tensor]]) -> list[Memory]:
-    """What every layer carries, of plain lists."""
+def memories(config: DecoderConfig, tensors: Sequence[Sequence[Tensor]]) -> list[Memory]:
+    """The memory of every layer, from plain lists of tensors."""
     return [
-        as_memory(block.mixer, each) for block, each in zip(config.blocks, tensors, strict=True)
+        as_memory(block.mixer, layer) for block, layer in zip(config.blocks, tensors, strict=True)
     ]
 
 
 def make_step(
     config: DecoderConfig, seqlens_k: Tensor, total: Tensor, cache: Sequence[Memory]
 ) -> StepLengths:
-    """The step of a trace, which knows how far it sees where nodes have to be told."""
+    """The lengths of a step, with the longest row as a number if a layer needs it."""
     if not _measures_distances(config):
         return StepLengths(seqlens_k, total)
     return StepLengths(seqlens_k, total, seen_of(total, capacity_of(cache)))
 
 
 def seen_of(total: Tensor, capacity: int) -> int:
-    """The longest row after a step as a number of the trace."""
+    """The longest row after a step, as a symbol of the trace."""
     seen = total.item()
     torch._check(seen >= 1)  # type: ignore[no-untyped-call]
     torch._check(seen <= capacity)  # type: ignore[no-untyped-call]
@@ -92,7 +88,7 @@ def seen_of(total: Tensor, capacity: int) -> int:
 
 
 def _measures_distances(config: DecoderConfig) -> bool:
-    """Whether some layer is told its keys' distances, or is no node of its own."""
+    """Whether a layer computes with distances between tokens, or is not one fused node."""
     return isinstance(config.positions, RelativePositions) or not all(
         _fits(config, attention) for attention in config.attentions
     )
@@ -106,7 +102,7 @@ def _fits(config: DecoderConfig, attention: AttentionConfig) -> bool:
 def step_example(
     config: DecoderConfig, dtype: torch.dtype, sequence: int | None, *, batch: int = 2
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """Arguments of a step to trace with, and the names of the axes that vary."""
+    """Example inputs of a step, and the names of the axes that vary."""
     new_tokens, capacity = sequence or 4, 8
     cache = [
         tuple(tensor.to(dtype) for tensor in layer)
@@ -131,7 +127,7 @@ def step_example(
 
 
 def cache_names(prefix: str, decoder: DecoderConfig) -> list[str]:
-    """Names of what each layer carries, in the order of a graph."""
+    """Names of the states of all layers, in the order of a graph."""
     return [
         f"{prefix}.{layer}.{state.name}"
         for layer, block in enumerate(decoder.blocks)
@@ -140,15 +136,15 @@ def cache_names(prefix: str, decoder: DecoderConfig) -> list[str]:
 
 
 def cache_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
-    """What each layer of a decoder carries."""
-    inputs, outputs = cache_names(PAST, decoder), cache_names(PRESENT, decoder)
-    states = [state for block in decoder.blocks for state in block.mixer.states]
-    for taken, given, state in zip(inputs, outputs, states, strict=True):
-        yield State(
-            name=taken.removeprefix(f"{PAST}."),
-            input=taken,
-            output=given,
-            shape=("batch", *state.shape),
-            dtype=dtype,
-            update=state.update,
-        )
+    """The states of all layers, for the manifest."""
+    for layer, block in enumerate(decoder.blocks):
+        for state in block.mixer.states:
+            name = f"{layer}.{state.name}"
+            yield State(
+                name=name,
+                input=f"{PAST}.{name}",
+                output=f"{PRESENT}.{name}",
+                shape=("batch", *state.shape),
+                dtype=dtype,
+                update=state.update,
+            )

@@ -1,4 +1,4 @@
-"""An encoder as a graph, whole texts or images at once."""
+"""Traces an encoder: whole texts or images at once."""
 
 from typing import cast
 
@@ -13,7 +13,7 @@ from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
 
 
 class _EncoderGraph(Entry):
-    """Texts or images to what the head makes of them."""
+    """From texts or images to the output of the head."""
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
         encoder = cast(EncoderModel, self.model)
@@ -25,8 +25,8 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
     """Trace an encoder.
 
     Args:
-        config: what to trace.
-        dtype: of weights and activations; the output is float32 in any case.
+        config: the model.
+        dtype: of weights and activations; the output is always float32.
     """
 
     def signature(config: EncoderConfig) -> Signature:
@@ -39,12 +39,12 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
 
 
 def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
-    """Names of what an encoder takes."""
+    """Names of an encoder's inputs."""
     return (PIXELS,) if isinstance(config.input, PatchInput) else (IDS, LENGTHS)
 
 
 def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
-    """Ids as they are, pixels in the dtype of the weights."""
+    """Cast pixels to the type of the weights; return ids unchanged."""
     if not inputs.is_floating_point():
         return inputs
     return inputs.to(next(encoder.parameters()).dtype)
@@ -53,7 +53,7 @@ def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
 def source_example(
     config: EncoderConfig, batch: str, tokens: str
 ) -> tuple[tuple[object, ...], tuple[object, ...]]:
-    """What an encoder takes, to trace with, and the names of the axes that vary."""
+    """Example inputs of an encoder, and the names of the axes that vary."""
     match config.input:
         case PatchInput(channels=channels, image_size=(height, width)):
             return (torch.zeros(2, channels, height, width),), ({0: batch},)

@@ -1,17 +1,17 @@
-"""An encoder-decoder as two graphs: a source to keys and values, and a step that reads them."""
+"""Traces an encoder-decoder: from sources to keys and values, and a step that reads them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
-from ortolan.export.trace.decoder import layers, make_step, step_example
+from ortolan.export.trace.decoder import make_step, memories, step_example
 from ortolan.export.trace.encoder import as_input, source_example, source_inputs
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderDecoderModel
-from ortolan.modeling.config import AttentionConfig, DecoderConfig, EncoderDecoderConfig
+from ortolan.modeling.config import DecoderConfig, EncoderDecoderConfig
 from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory
 from ortolan.modeling.layers.sizes import is_one
 from ortolan.runtime.bundle.interface import (
@@ -27,7 +27,7 @@ from ortolan.runtime.bundle.manifest import State, StateType
 
 
 class _SourceGraph(Entry):
-    """Sources to the keys and values that the decoder attends to."""
+    """From sources to the keys and values that the decoder attends to."""
 
     def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> list[LayerCache]:
         model = cast(EncoderDecoderModel, self.model)
@@ -35,7 +35,7 @@ class _SourceGraph(Entry):
 
 
 class _TargetGraph(Entry):
-    """A decoder's step after its sources, each of which has as many rows as any other."""
+    """A step of the decoder. All sources have equally many rows."""
 
     def forward(
         self,
@@ -48,18 +48,18 @@ class _TargetGraph(Entry):
         cross: Sequence[Sequence[Tensor]],
     ) -> tuple[Tensor, list[Memory]]:
         model = cast(EncoderDecoderModel, self.model)
-        past = layers(model.config.decoder, cache)
+        past = memories(model.config.decoder, cache)
         step = make_step(model.config.decoder, seqlens_k, total, past)
         if is_one(input_ids.shape[1]):
-            for each in (source_lengths, *(key for key, _ in cross)):
-                torch._check(each.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
-        source = CrossCache([LayerCache(*each) for each in cross], source_lengths)
+            for tensor in (source_lengths, *(key for key, _ in cross)):
+                torch._check(tensor.shape[0] == input_ids.shape[0])  # type: ignore[no-untyped-call]
+        source = CrossCache([LayerCache(*layer) for layer in cross], source_lengths)
         logits, present = model.step(input_ids, step, past, source, logit_positions)
         return logits.float(), present
 
 
 def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) -> ir.Model:
-    """Trace the part that runs once for a source; outputs are in `dtype`."""
+    """Trace the part that runs once for each source; its outputs are in `dtype`."""
 
     def signature(config: EncoderDecoderConfig) -> Signature:
         arguments, axes = source_example(config.encoder, "sources", "source")
@@ -76,17 +76,17 @@ def trace_source_encoder(config: EncoderDecoderConfig, *, dtype: torch.dtype) ->
 def trace_target_decoder(
     config: EncoderDecoderConfig, *, dtype: torch.dtype, sequence: int | None = None
 ) -> ir.Model:
-    """Trace a step of the decoder; cache and cross states are in `dtype`, logits in float32.
+    """Trace a step of the decoder.
 
     Args:
-        config: what to trace.
-        dtype: of weights, activations, cache and cross states.
-        sequence: new tokens of a step, if their number is fixed; then a source has one row.
+        config: the model.
+        dtype: of weights, activations, cache and cross states; logits are always float32.
+        sequence: number of new tokens, if it is fixed; every source then has one row.
     """
 
     def signature(config: EncoderDecoderConfig) -> Signature:
         decoder = config.decoder
-        # Else twice the sources, so that no size is mistaken for another.
+        # With 6 rows for 3 sources, no size can be mistaken for another.
         sources, axis = (3, "sources") if sequence is None else (6, "batch")
         step, axes = step_example(decoder, dtype, sequence, batch=6)
         cross = _cross_example(decoder, dtype, sources)
@@ -107,32 +107,17 @@ def trace_target_decoder(
 
 
 def _cross_example(
-    config: DecoderConfig, dtype: torch.dtype, sources: int
+    decoder: DecoderConfig, dtype: torch.dtype, sources: int
 ) -> list[tuple[Tensor, Tensor]]:
-    tokens = 5
-    made = []
-    for block in config.blocks:
-        if block.cross_attention is None:
-            raise TypeError("expected a decoder with cross-attention")
-        heads, keys, values = (
-            block.cross_attention.num_kv_heads,
-            block.cross_attention.head_dim,
-            block.cross_attention.value_width,
-        )
-        made.append(
-            (
-                torch.zeros(sources, heads, tokens, keys, dtype=dtype),
-                torch.zeros(sources, heads, tokens, values, dtype=dtype),
-            )
-        )
-    return made
+    """Keys and values of each layer, for 5 tokens of each source."""
+    states = [torch.zeros(sources, h, 5, width, dtype=dtype) for h, width in _cross_shapes(decoder)]
+    return list(zip(states[::2], states[1::2], strict=True))
 
 
 def source_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
-    """Keys and values of a source, two a layer."""
+    """The keys and values of a source, for the manifest."""
     names = state_names(CROSS, len(decoder.blocks))
-    shapes = _shapes(b.cross_attention for b in decoder.blocks if b.cross_attention)
-    for name, (heads, width) in zip(names, shapes, strict=True):
+    for name, (heads, width) in zip(names, _cross_shapes(decoder), strict=True):
         yield State(
             name=name,
             input=name,
@@ -143,8 +128,11 @@ def source_states(decoder: DecoderConfig, dtype: StateType) -> Iterator[State]:
         )
 
 
-def _shapes(attentions: Iterable[AttentionConfig]) -> Iterator[tuple[int, int]]:
-    """Heads and width of the keys, then of the values, of each layer."""
-    for attention in attentions:
+def _cross_shapes(decoder: DecoderConfig) -> Iterator[tuple[int, int]]:
+    """Heads and width of each layer's keys, then of its values."""
+    for block in decoder.blocks:
+        if block.cross_attention is None:
+            raise TypeError("expected a decoder with cross-attention")
+        attention = block.cross_attention
         yield attention.num_kv_heads, attention.head_dim
         yield attention.num_kv_heads, attention.value_width

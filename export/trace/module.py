@@ -1,4 +1,4 @@
-"""A step of a user's own module as a graph: a module with `forward(ids, state)`.
+"""Traces a step of any module with `forward(ids, state)`, and finds the states that it carries.
 
 Shape letters: B batch, S new tokens, R requested positions, V vocabulary.
 """
@@ -24,19 +24,19 @@ from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS,
 from ortolan.runtime.bundle.manifest import State, StateType
 
 TOKENS = 3
-"""Of the text that a module is shown to find what it carries."""
+"""Tokens of the forward that shows what a module carries."""
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a module carries from step to step, and how many ids it knows.
+    """What a module carries from step to step, and the size of its vocabulary.
 
     Attributes:
-        layers: the attention of each layer that has keys, by its number.
-        extended: channels of what else grows by every token, by name.
-        kept: the shape of what is kept for one text, by name.
+        layers: attention of each layer with keys, by its number.
+        extended: channels of the other states that grow with every token, by name.
+        kept: shapes of the states of fixed size for one row, by name.
         vocab_size: of its logits.
-        takes_one: it reads its tokens one by one.
+        takes_one: whether it reads its tokens one by one.
     """
 
     layers: Mapping[int, AttentionConfig]
@@ -46,43 +46,37 @@ class Carried:
     takes_one: bool
 
     def states(self, dtype: StateType) -> tuple[State, ...]:
-        """As the manifest lists them."""
-        names = zip(
-            *(state_names(prefix, len(self.layers)) for prefix in (PAST, PRESENT)), strict=True
-        )
-        appended = [
-            State(
-                name=taken.removeprefix(f"{PAST}."),
-                input=taken,
-                output=given,
-                shape=("batch", spec.num_kv_heads, "capacity", spec.head_dim),
-                dtype=dtype,
-                update="append",
-            )
-            for (taken, given), spec in zip(
-                names, [spec for spec in self.layers.values() for _ in range(2)], strict=True
-            )
-        ]
-        others: list[tuple[str, tuple[int | str, ...], Literal["append", "replace"]]] = [
-            *((name, ("capacity", width), "append") for name, width in self.extended.items()),
-            *((name, shape, "replace") for name, shape in self.kept.items()),
-        ]
-        named = [
-            State(
+        """The states as the manifest lists them."""
+
+        def state(
+            name: str,
+            shape: tuple[int | str, ...],
+            update: Literal["append", "replace"],
+            past: str = "past",
+        ) -> State:
+            return State(
                 name=name,
-                input=f"past.{name}",
+                input=f"{past}.{name}",
                 output=f"{PRESENT}.{name}",
                 shape=("batch", *shape),
                 dtype=dtype,
                 update=update,
             )
-            for name, shape, update in others
+
+        caches = [
+            state(f"{place}.{kind}", (spec.num_kv_heads, "capacity", spec.head_dim), "append", PAST)
+            for place, spec in enumerate(self.layers.values())
+            for kind in ("key", "value")
         ]
-        return (*appended, *named)
+        extended = [
+            state(name, ("capacity", width), "append") for name, width in self.extended.items()
+        ]
+        kept = [state(name, shape, "replace") for name, shape in self.kept.items()]
+        return (*caches, *extended, *kept)
 
 
 class _ModuleGraph(Entry):
-    """A module's step with the inputs and outputs of the graph contract."""
+    """A module's step, with the inputs and outputs of a decoder's graph."""
 
     def __init__(self, model: nn.Module, carried: Carried) -> None:
         super().__init__(model)
@@ -96,16 +90,16 @@ class _ModuleGraph(Entry):
         logit_positions: Tensor,
         states: Sequence[Tensor],
     ) -> tuple[Tensor, list[LayerCache], list[Tensor], list[Tensor]]:
-        carried, given = self.carried, iter(states)
-        caches = {layer: LayerCache(next(given), next(given)) for layer in carried.layers}
-        sequences = {name: next(given) for name in carried.extended}
-        growing = caches or sequences
+        carried, pasts = self.carried, iter(states)
+        caches = {layer: LayerCache(next(pasts), next(pasts)) for layer in carried.layers}
+        extended = {name: next(pasts) for name in carried.extended}
+        grows = bool(caches or extended)
         state = CachedState(
-            StepLengths(seqlens_k, total, seen_of(total, states[0].shape[-2]) if growing else None),
+            StepLengths(seqlens_k, total, seen_of(total, states[0].shape[-2]) if grows else None),
             caches,
-            dict(zip(carried.kept, given, strict=True)),
+            dict(zip(carried.kept, pasts, strict=True)),
             logit_positions,
-            sequences,
+            extended,
         )
         logits = self.model(input_ids, state)
         if not state.has_selected:
@@ -119,10 +113,10 @@ class _ModuleGraph(Entry):
 
 
 def find_carried(module: nn.Module) -> Carried:
-    """What a module carries, from one forward over a text without memory.
+    """Find what a module carries, from one forward without memory.
 
     Args:
-        module: its parameters lie on `meta`.
+        module: its parameters are on `meta`.
 
     Raises:
         ConfigError: it does not compute logits from ids and a state.
@@ -130,16 +124,16 @@ def find_carried(module: nn.Module) -> Carried:
     with FakeTensorMode(allow_non_fake_inputs=True):
         twin, state = twin_of(module, None), WholeState()
         logits = _call(twin, torch.zeros(1, TOKENS, dtype=torch.int64), state)
-    expected = f"logits of shape (1, {TOKENS}, V) for {TOKENS} ids"
     if not isinstance(logits, Tensor) or logits.shape[:-1] != (1, TOKENS):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
-            f"module: expected {expected}, got {got}. Return one tensor (B, S, V) from forward."
+            f"module: expected logits of shape (1, {TOKENS}, V) for {TOKENS} ids, got {got}. "
+            "Return one tensor (B, S, V) from forward."
         )
     if not state.layers and not state.kept and not state.extended:
         raise ConfigError(
-            "module: expected attention through state.attend, or a state through state.keep or "
-            "state.extend, got none. What it computes from other tokens cannot be continued."
+            "module: forward uses no attention or state, so a step cannot continue what it "
+            "computes from other tokens. Call state.attend, state.keep or state.extend."
         )
     return Carried(
         layers=dict(state.layers),
@@ -161,15 +155,15 @@ def trace_module(
     """Trace one step of a module.
 
     Args:
-        module: its parameters lie on `meta`, its buffers have their values.
+        module: its parameters are on `meta`, its buffers have their values.
         carried: what it carries.
-        dtype: of parameters, activations, cache and memory; logits are float32 in any case.
-        tied: names that a parameter has besides its own, and its own.
-        sequence: new tokens of a step, if their number is fixed.
+        dtype: of parameters, activations and states; logits are always float32.
+        tied: second names of shared parameters, and the first name of each.
+        sequence: number of new tokens, if it is fixed.
 
     Returns:
-        A graph with the inputs and outputs of the bundle's contract. Initializers carry the names
-        of the module's parameters and buffers, without data.
+        A graph like a decoder's, whose initializers have the names of the module's parameters and
+        buffers, and no data.
 
     Raises:
         ConfigError: torch cannot trace it.
@@ -181,37 +175,33 @@ def trace_module(
             return trace_entry(entry, io, tied)
         except torch.onnx.errors.OnnxExporterError as error:
             raise ConfigError(
-                f"module: expected a forward that torch.onnx.export can trace, got "
-                f"{_first_line(error)}. Use tensor operations whose shapes follow from those of "
-                "the ids."
+                f"module: torch.onnx.export cannot trace forward: {_first_line(error)}. Use tensor "
+                "operations whose shapes follow from those of the ids."
             ) from error
 
 
 def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Signature:
-    batch, new_tokens, capacity = 2, sequence or 4, 8
-    cache = [
+    batch, capacity = 2, 8
+    caches = [
         torch.zeros(batch, spec.num_kv_heads, capacity, spec.head_dim, dtype=dtype)
         for spec in carried.layers.values()
         for _ in range(2)
     ]
-    sequences = [
+    extended = [
         torch.zeros(batch, capacity, width, dtype=dtype) for width in carried.extended.values()
     ]
-    memory = [torch.zeros(batch, *shape, dtype=dtype) for shape in carried.kept.values()]
+    kept = [torch.zeros(batch, *shape, dtype=dtype) for shape in carried.kept.values()]
     length: dict[int, str] = {} if sequence else {1: "sequence"}
     rows: dict[int, str] = {} if sequence else {1: "rows"}
-    layers, named = len(carried.layers), [*carried.extended, *carried.kept]
+    layers, names = len(carried.layers), [*carried.extended, *carried.kept]
     return Signature(
         arguments=(
-            torch.zeros(batch, new_tokens, dtype=torch.int64),
+            torch.zeros(batch, sequence or 4, dtype=torch.int64),
             torch.zeros(batch, dtype=torch.int32),
             torch.zeros((), dtype=torch.int32),
             torch.zeros(batch, sequence or 3, dtype=torch.int64),
-            [
-                *cache,
-                *sequences,
-                *memory,
-            ],  # together: an empty list would leave every axis without a name
+            # One list: an empty list would leave every axis without a name.
+            [*caches, *extended, *kept],
         ),
         axes=(
             {0: "batch", **length},
@@ -219,35 +209,31 @@ def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Si
             {},
             {0: "batch", **rows},
             [
-                *({0: "batch", 2: "capacity"} for _ in cache),
-                *({0: "batch", 1: "capacity"} for _ in sequences),
-                *({0: "batch"} for _ in memory),
+                *({0: "batch", 2: "capacity"} for _ in caches),
+                *({0: "batch", 1: "capacity"} for _ in extended),
+                *({0: "batch"} for _ in kept),
             ],
         ),
-        inputs=[
-            *STEP_INPUTS,
-            *state_names(PAST, layers),
-            *(f"past.{name}" for name in named),
-        ],
+        inputs=[*STEP_INPUTS, *state_names(PAST, layers), *(f"past.{name}" for name in names)],
         outputs=[
             LOGITS,
             *state_names(PRESENT, layers),
-            *(f"{PRESENT}.{name}" for name in named),
+            *(f"{PRESENT}.{name}" for name in names),
         ],
     )
 
 
 def twin_of(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
-    """The same module with parameters and buffers of the trace; call it in its mode.
+    """Copy a module with fake parameters and buffers, under the caller's FakeTensorMode.
 
     Args:
-        module: of which nothing is changed.
-        dtype: of parameters; None for their own.
+        module: left as it is.
+        dtype: of the parameters; by default their own.
     """
     memo: dict[int, Any] = {}
     for parameter in module.parameters():
-        made = torch.empty(parameter.shape, dtype=dtype or parameter.dtype)
-        memo[id(parameter)] = nn.Parameter(made, requires_grad=False)
+        fake = torch.empty(parameter.shape, dtype=dtype or parameter.dtype)
+        memo[id(parameter)] = nn.Parameter(fake, requires_grad=False)
     for buffer in module.buffers():
         memo[id(buffer)] = torch.empty(buffer.shape, dtype=buffer.dtype)
     memo |= {id(tensor): tensor for tensor in loose_tensors(module)}
@@ -255,9 +241,9 @@ def twin_of(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Tensors that are plain attributes: a constant, or what a forward noted, such as a loss."""
+    """Tensors that are plain attributes: constants, or what a forward left, such as a loss."""
     for part in module.modules():
-        yield from (each for each in vars(part).values() if isinstance(each, Tensor))
+        yield from (value for value in vars(part).values() if isinstance(value, Tensor))
 
 
 def _call(module: nn.Module, ids: Tensor, state: WholeState) -> object:
@@ -268,8 +254,8 @@ def _call(module: nn.Module, ids: Tensor, state: WholeState) -> object:
         raise
     except Exception as error:
         raise ConfigError(
-            f"module: expected a forward(ids, state) of {TOKENS} ids, got "
-            f"{type(error).__name__}: {_first_line(error)}. Call it once with State.whole()."
+            f"module: forward(ids, state) of {TOKENS} ids raised {type(error).__name__}: "
+            f"{_first_line(error)}. Call it once with State.whole()."
         ) from error
 
 

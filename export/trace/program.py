@@ -1,8 +1,7 @@
-"""A module to a graph, without weights.
+"""Traces a module to a graph without weights.
 
-The module is built and traced under FakeTensorMode: tensors have shapes and no memory, so a
-model larger than this machine's memory can be traced. `ortolan.export.weights` fills the
-initializers.
+The module is built and traced under FakeTensorMode: tensors have shapes and no memory, so a model
+that does not fit into memory can be traced. `ortolan.export.weights` fills the initializers later.
 """
 
 import contextlib
@@ -28,14 +27,14 @@ from ortolan.modeling.models.transformer import build
 C = TypeVar("C", bound=ModelConfig)
 
 OPSET = 24
-"""Below 23 norms are decomposed; above 24 onnxruntime's support is partial."""
+"""ONNX opset. Before 23 norms are decomposed; after 24 onnxruntime's support is partial."""
 
 PREFIX = "model."
-"""Before the names of parameters in what is traced: see `Entry`."""
+"""Prefix of parameter names in a traced `Entry`."""
 
 
 class Entry(nn.Module):
-    """A way into a model that has the inputs and outputs of a graph."""
+    """A module around a model, with the inputs and outputs of a graph."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -47,8 +46,8 @@ class Signature:
     """Inputs and outputs of a graph.
 
     Attributes:
-        arguments: to trace with.
-        axes: names of the axes of each that vary.
+        arguments: example inputs for the trace.
+        axes: names of each argument's axes that vary.
         inputs: names, in order.
         outputs: names, in order.
     """
@@ -65,16 +64,18 @@ def trace(
     entry: Callable[[TransformerModel], Entry],
     signature: Callable[[C], Signature],
 ) -> ir.Model:
-    """Trace one way into a model of a config, with one block of each kind if that will do.
+    """Trace a model through an entry.
+
+    Blocks of equal configs are traced once and repeated in the graph, if that is possible.
 
     Args:
         config: the model.
         dtype: of weights and activations.
-        entry: the way in.
-        signature: makes the arguments for a model, in the mode of the trace.
+        entry: wraps the model.
+        signature: makes the example inputs for a model, under FakeTensorMode.
 
     Returns:
-        A graph whose initializers carry the names of the model's parameters and tables and no
+        A graph whose initializers have the names of the model's parameters and tables, and no
         data.
     """
     short, blocks = shorten(config)
@@ -84,7 +85,7 @@ def trace(
             model = model_in(short, dtype)
             mark(model, blocks)
             traced = trace_entry(entry(model), signature(short), model.tied)
-            # Slower, and the same graph: the model is traced whole instead.
+            # Otherwise trace the whole model: slower, but the same graph.
             with contextlib.suppress(UnlikeBlocksError):
                 repeat(traced, blocks, inputs=whole.inputs, outputs=whole.outputs)
                 return traced
@@ -93,12 +94,12 @@ def trace(
 
 
 def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Model:
-    """Trace one way into a model that has no memory; call it in the mode of the trace.
+    """Trace an entry under the caller's FakeTensorMode.
 
     Args:
-        entry: the way in.
+        entry: around a model without memory.
         io: inputs and outputs.
-        tied: names that a parameter has besides its own, and its own.
+        tied: second names of shared parameters, and the first name of each.
     """
     with _quiet():
         program = torch.onnx.export(
@@ -126,10 +127,10 @@ def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Mode
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep what the exporter says of its own internals from the user.
+    """Silence the exporter's messages about its own internals.
 
-    It warns, it prints progress even when it is told not to, and it logs that torchvision,
-    which nothing here needs, is not installed.
+    It warns, prints progress even with `verbose=False`, and logs that torchvision, which nothing
+    here needs, is not installed.
     """
     logger = logging.getLogger("torch.onnx._internal.exporter._registration")
     level = logger.level
@@ -143,7 +144,7 @@ def _quiet() -> Iterator[None]:
 
 
 def model_in(config: ModelConfig, dtype: torch.dtype) -> TransformerModel:
-    """A model in `dtype`. `Module.to` cannot swap fake parameters, so it is born in it."""
+    """Build a model in `dtype`: `Module.to` cannot convert fake parameters."""
     default = torch.get_default_dtype()
     torch.set_default_dtype(dtype)
     try:

@@ -1,8 +1,14 @@
-"""The graph of a whole model from that of one block of each kind.
+"""Turns the graph of one block of each kind into the graph of the whole model.
 
-What belongs to a block is what depends on the stream between its marks, or on a weight or a state
-with its number. It is copied for every layer that the block stands for; what depends on neither,
-such as a mask or a size, is there once for all.
+A block owns the nodes that depend on the residual stream between its marks, or on a weight or a
+state with its number. They are copied for every layer that the block stands for. Nodes that depend
+on neither, such as a mask or a size, are shared by all layers.
+
+    traced    x -> Enter -> body 0 -> Leave -> Enter -> body 1 -> Leave -> logits
+                              ^ w.0                       ^ w.1
+    layers 0 0 1
+    repeated  x -> body 0 -> copy of body 0 -> body 1 -> logits
+                     ^ w.0     ^ w.1             ^ w.2
 """
 
 import re
@@ -21,7 +27,7 @@ _NUMBERED = re.compile(r"(?P<head>.+?)\.(?P<number>\d+)\.(?P<tail>.+)")
 
 
 class UnlikeBlocksError(Exception):
-    """Blocks hang together by more than the stream: the model has to be traced whole."""
+    """Blocks share more than the residual stream: the model has to be traced whole."""
 
 
 class _Owner(NamedTuple):
@@ -33,15 +39,15 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Body:
-    """What belongs to a block.
+    """What a block owns.
 
     Attributes:
         nodes: in order, with the marks.
-        given: its weights and states.
+        inputs: its weights and states.
     """
 
     nodes: list[ir.Node] = field(default_factory=list)
-    given: list[ir.Value] = field(default_factory=list)
+    inputs: list[ir.Value] = field(default_factory=list)
 
 
 def repeat(
@@ -52,18 +58,18 @@ def repeat(
     Args:
         traced: rewritten in place.
         blocks: the layers that each block stands for.
-        inputs: names of those of the whole model, in order.
-        outputs: likewise.
+        inputs: names of the whole model's inputs, in order.
+        outputs: names of its outputs, in order.
 
     Raises:
-        UnlikeBlocksError: a block reads or gives more than the stream and what bears its number.
+        UnlikeBlocksError: blocks share more than the residual stream.
     """
     graph = traced.graph
     bodies = _bodies(graph, blocks.stacks)
     for prefix, of_layers in blocks.of_layers.items():
-        found = [bodies[_Owner(prefix, number)] for number in sorted(set(of_layers))]
-        if any(body.nodes for body in found):
-            _repeat_stack(graph, found, of_layers)
+        stack = [bodies[_Owner(prefix, number)] for number in sorted(set(of_layers))]
+        if any(body.nodes for body in stack):
+            _repeat_stack(graph, stack, of_layers)
     _remove_marks(graph)
     traced.opset_imports.pop(MARKS, None)
     for values, names in ((graph.inputs, inputs), (graph.outputs, outputs)):
@@ -74,10 +80,10 @@ def repeat(
 
 
 def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body]:
-    """What belongs to each block.
+    """What each block owns.
 
     Raises:
-        UnlikeBlocksError: something belongs to more than one; see `repeat`.
+        UnlikeBlocksError: something depends on two blocks; see `repeat`.
     """
     bodies: dict[_Owner, _Body] = defaultdict(_Body)
     owners: dict[ir.Value, _Owner] = {}
@@ -88,16 +94,17 @@ def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body
         if value.const_value is not None:
             raise UnlikeBlocksError(f"{value.name}: expected a weight without data")
         owners[value] = owner
-        bodies[owner].given.append(value)
+        bodies[owner].inputs.append(value)
     entered: Counter[str] = Counter()
     for node in graph:
         read = {owners[value] for value in node.inputs if value in owners}
         if _is_mark(node, ENTER):
+            # The stream belongs to no block outside of the marks: a block begins with Enter.
             stack = node.attributes.get_string("stack") or ""
             read.add(_Owner(stack, entered[stack]))
             entered[stack] += 1
         if len(read) > 1 or any(_has_graph(attribute) for attribute in node.attributes.values()):
-            raise UnlikeBlocksError(f"{node.name}: expected nodes of one block, got {read}")
+            raise UnlikeBlocksError(f"{node.name}: expected a node of one block, got {read}")
         for owner in read:
             bodies[owner].nodes.append(node)
             if not _is_mark(node, LEAVE):
@@ -109,11 +116,11 @@ def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body
 
 
 def _owner(value: ir.Value, stacks: Mapping[str, str]) -> _Owner | None:
-    """The block whose number a name bears."""
-    found = _NUMBERED.fullmatch(name_of(value))
-    if found is None or found["head"] not in stacks:
+    """The block whose number is in a value's name."""
+    match = _NUMBERED.fullmatch(name_of(value))
+    if match is None or match["head"] not in stacks:
         return None
-    return _Owner(stacks[found["head"]], int(found["number"]))
+    return _Owner(stacks[match["head"]], int(match["number"]))
 
 
 def _is_mark(node: ir.Node, name: str) -> bool:
@@ -125,12 +132,12 @@ def _has_graph(attribute: ir.Attr) -> bool:
 
 
 def _repeat_stack(graph: ir.Graph, bodies: Sequence[_Body], of_layers: Sequence[int]) -> None:
-    """Copy each body for the layers it stands for, and join all layers by the stream."""
+    """Copy each body for the layers that it stands for, and join all layers by the stream."""
     layers = [of_layers.index(number) for number in range(len(bodies))]
-    # From the last one: numbers only grow, so that no name is taken.
+    # Renumber from the last body: numbers only grow, so every new name is free.
     for body, layer in reversed(list(zip(bodies, layers, strict=True))):
-        given = (out for node in body.nodes for out in node.outputs if out.is_graph_output())
-        for value in (*body.given, *given):
+        outputs = (out for node in body.nodes for out in node.outputs if out.is_graph_output())
+        for value in (*body.inputs, *outputs):
             value.name = _numbered(value, layer)
     stream = _stream(bodies)
     last = bodies[0].nodes[-1]
@@ -148,19 +155,19 @@ def _repeat_stack(graph: ir.Graph, bodies: Sequence[_Body], of_layers: Sequence[
 
 
 def _stream(bodies: Sequence[_Body]) -> ir.Value | None:
-    """What enters the first block, if the stream goes through the blocks.
+    """The value that enters the first block; None if the blocks have no residual stream.
 
     Raises:
-        UnlikeBlocksError: it does not go from each to the next and nowhere else.
+        UnlikeBlocksError: the stream does not lead from each block to the next and nowhere else.
     """
     marks = [[node for node in body.nodes if node.domain == MARKS] for body in bodies]
     if not any(marks) and all(body.nodes for body in bodies):
         return None
-    # Where nothing is made of what leaves the last one, that has no mark. The others are copied to
-    # where they end, so that what follows finds their stream.
+    # The last block has no Leave if nothing reads its result. Every other one must end with its
+    # Leave: copies are inserted after it, where the stream has been computed.
     ends = [
-        len(found) == 2 and found[-1] is body.nodes[-1]
-        for found, body in zip(marks, bodies, strict=True)
+        len(pair) == 2 and pair[-1] is body.nodes[-1]
+        for pair, body in zip(marks, bodies, strict=True)
     ]
     if not marks[-1] or not all(ends[:-1]):
         raise UnlikeBlocksError("expected the stream to go through every block, or through none")
@@ -172,20 +179,20 @@ def _stream(bodies: Sequence[_Body]) -> ir.Value | None:
 
 
 def _copy(graph: ir.Graph, body: _Body, layer: int) -> list[ir.Node]:
-    """The nodes of another layer; what it is given, and gives, is in the graph."""
+    """Copy a body's nodes for another layer; inputs and outputs are added to the graph."""
     copies: dict[ir.Value | None, ir.Value | None] = {}
 
     def copy(value: ir.Value, name: str) -> ir.Value:
-        made = ir.Value(name=name, type=value.type, shape=value.shape and value.shape.copy())
-        copies[value] = made
-        return made
+        new = ir.Value(name=name, type=value.type, shape=value.shape and value.shape.copy())
+        copies[value] = new
+        return new
 
-    for value in body.given:
-        made = copy(value, _numbered(value, layer))
+    for value in body.inputs:
+        new = copy(value, _numbered(value, layer))
         if value.is_initializer():
-            graph.initializers.add(made)
+            graph.initializers.add(new)
         else:
-            graph.inputs.append(made)
+            graph.inputs.append(new)
     nodes = []
     for node in body.nodes:
         outputs = []
@@ -211,11 +218,11 @@ def _copy(graph: ir.Graph, body: _Body, layer: int) -> list[ir.Node]:
 
 
 def _numbered(value: ir.Value, layer: int) -> str:
-    """The name of a value for another layer."""
-    found = _NUMBERED.fullmatch(name_of(value))
-    if found is None:
+    """The name of a value in another layer."""
+    match = _NUMBERED.fullmatch(name_of(value))
+    if match is None:
         raise UnlikeBlocksError(f"{value.name}: expected a name with a number")
-    return f"{found['head']}.{layer}.{found['tail']}"
+    return f"{match['head']}.{layer}.{match['tail']}"
 
 
 def _remove_marks(graph: ir.Graph) -> None:

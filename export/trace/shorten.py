@@ -1,7 +1,11 @@
-"""A model with one block of each kind, to trace in place of the whole one.
+"""Shortens a model to one block of each kind, to trace instead of the whole.
 
-Blocks of equal configs are traced alike, one as slowly as the other; `repeat.py` copies them in the
-graph instead. The last block is always traced: it may go on with fewer tokens.
+Blocks of equal configs have equal graphs, and each takes long to trace. `repeat.py` copies them in
+the graph instead:
+
+    layers      A B A B A      the last one is a kind of its own: it may continue with fewer tokens
+    traced      A B C          C is the last A
+    of_layers   0 1 0 1 2
 """
 
 from collections.abc import Mapping, Sequence
@@ -28,17 +32,17 @@ C = TypeVar("C", bound=ModelConfig)
 
 MARKS = "ortolan"
 ENTER, LEAVE = "Enter", "Leave"
-"""Where the stream enters and leaves a block: nodes that are gone when a trace is done."""
+"""Temporary nodes where the residual stream enters and leaves a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blocks:
-    """Which block of a short model each layer of the whole one is.
+    """Which block of the short model stands for each layer of the whole one.
 
     Attributes:
-        of_layers: the number of the block, for each layer of each stack by its prefix.
-        stacks: the prefix of the stack that a number in the name of a weight, a state or a map
-            counts the layers of, by what stands before the number.
+        of_layers: the number of the block for every layer, by the prefix of the stack.
+        stacks: the prefix of the stack whose layers a number in a name counts, by the part of the
+            name before the number: `past_key_values` in `past_key_values.3.key`.
     """
 
     of_layers: Mapping[str, Sequence[int]]
@@ -46,12 +50,12 @@ class Blocks:
 
     @property
     def repeat(self) -> bool:
-        """Whether a block is more than one layer."""
+        """Whether a block stands for more than one layer."""
         return any(len(set(layers)) < len(layers) for layers in self.of_layers.values())
 
 
 def shorten(config: C) -> tuple[C, Blocks]:
-    """The config of the short model, and its blocks."""
+    """The config of the short model, and which layers its blocks stand for."""
     of_layers: dict[str, Sequence[int]] = {}
     stacks: dict[str, str] = {}
     for prefix, stack in sides_of(config).stacks.items():
@@ -65,18 +69,18 @@ def shorten(config: C) -> tuple[C, Blocks]:
 
 
 def mark(model: TransformerModel, blocks: Blocks) -> None:
-    """Let the blocks of a model, each time that they run, mark the stream around them."""
+    """Make the blocks of a model mark the stream around them whenever they run."""
     for prefix in blocks.of_layers:
         stack = model.get_submodule(prefix.rstrip("."))
         if not isinstance(stack, Stack):
             raise TypeError(f"{prefix}: expected a stack, got {type(stack).__name__}")
         for block in set(stack.layers):
-            for way in ("forward", "step"):
-                setattr(block, way, partial(_marked, prefix, getattr(block, way)))
+            for method in ("forward", "step"):
+                setattr(block, method, partial(_marked, prefix, getattr(block, method)))
 
 
 def _kinds(blocks: Sequence[BlockConfig]) -> list[BlockConfig]:
-    """Each kind once, in order; the last block is one by itself."""
+    """Every kind of block before the last one, once, in order."""
     return list(dict.fromkeys(blocks[:-1]))
 
 
@@ -91,10 +95,10 @@ def _shortened(config: C) -> C:
 
 
 def _marked(prefix: str, run: Any, x: Tensor, *args: Any, **options: Any) -> Any:
-    given = run(_stream(ENTER, prefix, x), *args, **options)
-    if isinstance(given, Tensor):
-        return _stream(LEAVE, prefix, given)
-    return _stream(LEAVE, prefix, given[0]), *given[1:]
+    result = run(_stream(ENTER, prefix, x), *args, **options)
+    if isinstance(result, Tensor):
+        return _stream(LEAVE, prefix, result)
+    return _stream(LEAVE, prefix, result[0]), *result[1:]
 
 
 def _stream(name: str, prefix: str, x: Tensor) -> Tensor:

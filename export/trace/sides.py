@@ -1,7 +1,6 @@
-"""The encoder and the decoder of a model, of which it has at least one.
+"""The encoder and the decoder of a model, which has at least one of them.
 
-The one place of the export that tells the classes of configs apart: what a kind of model needs
-follows from its sides.
+Only this file tells the classes of configs apart; the rest of the export asks for sides.
 """
 
 from collections.abc import Mapping
@@ -20,11 +19,11 @@ from ortolan.modeling.config import (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sides:
-    """One side, or both.
+    """An encoder, a decoder, or both.
 
     Attributes:
-        encoder: of texts or images.
-        decoder: of texts, by itself or after the encoder.
+        encoder: reads texts or images.
+        decoder: writes tokens, alone or after an encoder.
     """
 
     encoder: EncoderConfig | None = None
@@ -32,12 +31,12 @@ class Sides:
 
     @property
     def kind(self) -> str:
-        """The kind of such a model in a manifest."""
+        """The kind of model in the manifest."""
         return "-".join(name for name, side in self._named.items() if side is not None)
 
     @property
     def stacks(self) -> Mapping[str, StackConfig]:
-        """Each side, in the order in which they run, by the prefix of the names of its weights."""
+        """The sides in the order in which they run, by the prefix of their weights' names."""
         both = self.encoder is not None and self.decoder is not None
         return {
             f"{name}." if both else "": side
@@ -47,26 +46,26 @@ class Sides:
 
     @property
     def patches(self) -> PatchInput | None:
-        """The input of an encoder of images."""
-        given = None if self.encoder is None else self.encoder.input
-        return given if isinstance(given, PatchInput) else None
+        """The input of an image encoder."""
+        source = None if self.encoder is None else self.encoder.input
+        return source if isinstance(source, PatchInput) else None
 
     @property
     def vocab_size(self) -> int:
-        """Ids of the decoder, or of the encoder's texts; 1 for images."""
+        """Vocabulary of the decoder, or of an encoder alone; 1 for images."""
         return self.source_vocab_size if self.decoder is None else self.decoder.vocab_size
 
     @property
     def source_vocab_size(self) -> int:
-        """Ids of the encoder's texts; as `vocab_size` where there are none."""
-        given = None if self.encoder is None else self.encoder.input
-        if isinstance(given, TokenInput):
-            return given.vocab_size
+        """Vocabulary of the encoder; `vocab_size` if it reads no tokens."""
+        source = None if self.encoder is None else self.encoder.input
+        if isinstance(source, TokenInput):
+            return source.vocab_size
         return 1 if self.decoder is None else self.decoder.vocab_size
 
     @property
     def context_length(self) -> int:
-        """Tokens of the decoder, or of the encoder; for images, the vectors that one becomes."""
+        """Context of the decoder, or of an encoder alone; for images, the vectors of one image."""
         side = self.decoder or self.encoder
         return 0 if side is None else side.context_length
 
@@ -79,7 +78,7 @@ def sides_of(config: ModelConfig) -> Sides:
     """The sides of a model.
 
     Raises:
-        TypeError: models of this class cannot be exported.
+        TypeError: the config is of a model without sides.
     """
     match config:
         case DecoderConfig():

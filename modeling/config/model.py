@@ -9,12 +9,7 @@ from dataclasses import dataclass, fields, replace
 
 from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
-from ortolan.modeling.config.head import (
-    Head,
-    HeadLayer,
-    LanguageModelHead,
-    NormConfig,
-)
+from ortolan.modeling.config.head import Head, HeadLayer, LanguageModelHead, NormConfig
 from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,

@@ -6,7 +6,7 @@ and learned positions.
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 from ortolan.modeling.config import (
     AttentionConfig,
@@ -116,52 +116,42 @@ class BartFormat:
         Raises:
             ConfigError: an unsupported variant, or widths that do not fit.
         """
-        model_type = hf.get("model_type", str)
         architecture = hf.architecture(f"{self.classes}Model", f"{self.classes}{self.head}")
         self._check_switches(hf)
         width, vocab_size = hf.size("d_model"), hf.size("vocab_size")
-        context_length = hf.size("max_position_embeddings")
-        scale = math.sqrt(width) if hf.get("scale_embedding", bool, self.scaled) else 1.0
-        embedding_norm = NORM if self.normed_embedding else None
-        final_norm = NORM if self.placement == "pre" else None
+        scaled = hf.get("scale_embedding", bool, self.scaled)
         positions = self.positions
         if isinstance(positions, SinusoidalPositions) and positions.offset:
             # The first position is the one after the number of the padding token.
             positions = replace(positions, offset=hf.get("pad_token_id", int, 1) + 1)
+        stack: dict[str, Any] = {
+            "model_type": hf.get("model_type", str),
+            "hidden_size": width,
+            "context_length": hf.size("max_position_embeddings"),
+            "positions": positions,
+            "embedding_scale": math.sqrt(width) if scaled else 1.0,
+            "embedding_norm": NORM if self.normed_embedding else None,
+            "final_norm": NORM if self.placement == "pre" else None,
+        }
         encoder = EncoderConfig(
-            model_type=model_type,
+            **stack,
             input=TokenInput(vocab_size=vocab_size),
-            hidden_size=width,
-            context_length=context_length,
-            positions=positions,
-            embedding_scale=scale,
-            embedding_norm=embedding_norm,
             blocks=_blocks(hf, "encoder", width, self.placement),
-            final_norm=final_norm,
         )
         decoder = DecoderConfig(
-            model_type=model_type,
+            **stack,
             vocab_size=decoder_vocab_size or vocab_size,
-            hidden_size=width,
-            context_length=context_length,
-            positions=positions,
-            embedding_scale=scale,
-            embedding_norm=embedding_norm,
             blocks=_blocks(hf, "decoder", width, self.placement),
-            final_norm=final_norm,
             tied_head=True,
             # transformers keeps it with the head, and takes zero where a checkpoint has none.
             head_bias=self.logits_bias and architecture.endswith(self.head),
         )
         return EncoderDecoderConfig(
-            model_type=model_type,
+            **hf.model_fields(),
             encoder=encoder,
             decoder=decoder,
             shared_embedding=decoder_vocab_size is None,
             decoder_start_token_id=hf.get("decoder_start_token_id", int),
-            bos_token_id=hf.get("bos_token_id", int, None),
-            eos_token_ids=hf.token_ids("eos_token_id"),
-            pad_token_id=hf.get("pad_token_id", int, None),
         )
 
     def _check_switches(self, hf: ConfigReader) -> None:

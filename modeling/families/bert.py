@@ -235,7 +235,7 @@ def read_encoder(
         norm=_norm(hf),
     )
     return EncoderConfig(
-        model_type=hf.get("model_type", str),
+        **hf.model_fields(),
         input=TokenInput(vocab_size=hf.size("vocab_size"), types=hf.get("type_vocab_size", int, 2)),
         hidden_size=width,
         context_length=rows - offset,
@@ -244,9 +244,6 @@ def read_encoder(
         blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
         final_norm=None,
         head=head,
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
     )
 
 

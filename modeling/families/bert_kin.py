@@ -33,6 +33,7 @@ from ortolan.modeling.families.tables import (
     UP,
     layer,
     linear,
+    qkv,
     without,
 )
 from ortolan.modeling.weights import Table, Target
@@ -199,7 +200,7 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
         norm=DISTIL_NORM,
     )
     return EncoderConfig(
-        model_type=hf.get("model_type", str),
+        **hf.model_fields(),
         input=TokenInput(vocab_size=hf.size("vocab_size")),
         hidden_size=width,
         context_length=hf.size("max_position_embeddings"),
@@ -208,9 +209,6 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
         blocks=(block,) * hf.size("n_layers", most=MAX_LAYERS),
         final_norm=None,
         head=head,
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
     )
 
 
@@ -326,9 +324,7 @@ _MPNET: Table = {
     **layer(
         "mpnet.encoder.layer.{}.",
         {
-            "attention.attn.q": QKV,
-            "attention.attn.k": QKV,
-            "attention.attn.v": QKV,
+            **qkv("attention.attn.{}"),
             "attention.attn.o": OUT,
             "attention.LayerNorm": NORM_1,
             "intermediate.dense": UP,
@@ -345,9 +341,7 @@ _DISTILBERT: Table = {
     **layer(
         "distilbert.transformer.layer.{}.",
         {
-            "attention.q_lin": QKV,
-            "attention.k_lin": QKV,
-            "attention.v_lin": QKV,
+            **qkv("attention.{}_lin"),
             "attention.out_lin": OUT,
             "sa_layer_norm": NORM_1,
             "ffn.lin1": UP,

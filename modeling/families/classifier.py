@@ -7,13 +7,7 @@ classification.
 from collections.abc import Mapping
 from typing import Any
 
-from ortolan.modeling.config import (
-    ClassifierHead,
-    Head,
-    LanguageModelHead,
-    Pooling,
-    ScoreFunction,
-)
+from ortolan.modeling.config import ClassifierHead, Head, LanguageModelHead, Pooling, ScoreFunction
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 

@@ -179,10 +179,12 @@ class DecoderFormat:
 
     def _feed_forward(self, hf: ConfigReader, width: int) -> FeedForwardConfig:
         keys, activation = self.keys, self.activation
-        default = None if self.expansion is None else self.expansion * width
-        if self.hidden is not None or keys.hidden is None:
-            hidden = self.hidden or default or width
+        if self.hidden is not None:
+            hidden = self.hidden
+        elif keys.hidden is None:
+            hidden = (self.expansion or 1) * width
         else:
+            default = None if self.expansion is None else self.expansion * width
             hidden = _size(hf, keys.hidden, default)
         if keys.activation is not None:
             activation = hf.get(keys.activation, str, activation)
@@ -241,7 +243,7 @@ def decoder_of(
     """
     last = blocks[-1]
     return DecoderConfig(
-        model_type=hf.get("model_type", str),
+        **hf.model_fields(),
         vocab_size=hf.size("vocab_size"),
         hidden_size=width,
         context_length=context_length,
@@ -249,9 +251,6 @@ def decoder_of(
         blocks=blocks,
         final_norm=None if last.placement == "post" else last.norm,
         tied_head=hf.get("tie_word_embeddings", bool, tied),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
         **fields,
     )
 

@@ -1,9 +1,9 @@
-"""Gemma 1 to 3 (Gemma Team 2024, 2024, 2025) and VaultGemma: norms are published less one.
+"""Gemma 1 to 3 (Gemma Team 2024, 2024, 2025): norms are published less one.
 
 The embeddings are scaled by the square root of the width. Gemma 2 caps scores and logits,
-normalises the output of a sublayer as well as its input, and has a window in every other layer;
-VaultGemma normalises inputs only. Gemma 3 normalises queries and keys instead of capping scores,
-and has a base of wavelengths for each kind of layer.
+normalises the output of a sublayer as well as its input, and has a window in every other layer.
+Gemma 3 normalises queries and keys instead of capping scores, and has a base of wavelengths for
+each kind of layer.
 """
 
 import math
@@ -25,7 +25,7 @@ from ortolan.modeling.families.layer_kinds import (
 )
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotaries
-from ortolan.modeling.families.tables import gain, without
+from ortolan.modeling.families.tables import gain
 from ortolan.modeling.weights import Table
 
 GELU_TANH = "gelu_pytorch_tanh"
@@ -39,14 +39,10 @@ _GEMMA: Table = {
     f"{_LAYER}post_attention_layernorm.weight": gain("blocks.{}.feed_forward_norm"),
 }
 
-_VAULT: Table = {
-    **without(_GEMMA, "post_attention"),
-    f"{_LAYER}pre_feedforward_layernorm.weight": gain("blocks.{}.feed_forward_norm"),
-}
-
 _GEMMA2: Table = {
-    **_VAULT,
+    **_GEMMA,
     f"{_LAYER}post_attention_layernorm.weight": gain("blocks.{}.attention_post_norm"),
+    f"{_LAYER}pre_feedforward_layernorm.weight": gain("blocks.{}.feed_forward_norm"),
     f"{_LAYER}post_feedforward_layernorm.weight": gain("blocks.{}.feed_forward_post_norm"),
 }
 
@@ -85,21 +81,14 @@ def _gemma(hf: ConfigReader) -> DecoderConfig:
 
 
 def _gemma2(hf: ConfigReader) -> DecoderConfig:
-    return _capped(hf, replace(_FORMAT, placement="sandwich"))
-
-
-def _vaultgemma(hf: ConfigReader) -> DecoderConfig:
-    return _capped(hf, _FORMAT)
-
-
-def _capped(hf: ConfigReader, form: DecoderFormat) -> DecoderConfig:
     hf.refuse("use_bidirectional_attention")
     kinds = read_layer_kinds(hf, every(hf, 2))
     cap = hf.nullable("attn_logit_softcapping", float, 50.0)
     form = replace(
-        form,
+        _FORMAT,
         attention={"softcap": cap, "scale": _scale(hf)},
         windows=windows_of(kinds, read_window(hf, 4096)),
+        placement="sandwich",
         decoder={"final_softcap": hf.nullable("final_logit_softcapping", float, 30.0)},
     )
     return _read(hf, form)
@@ -148,6 +137,5 @@ def _scale(hf: ConfigReader) -> float:
 FAMILIES: dict[str, Family[DecoderConfig] | Family[DecoderConfig | EncoderConfig]] = {
     "gemma": Family(config=_gemma, weights=_GEMMA),
     "gemma2": Family(config=_gemma2, weights=_GEMMA2),
-    "vaultgemma": Family(config=_vaultgemma, weights=_VAULT),
     "gemma3_text": Family(config=_gemma3, weights=_GEMMA3),
 }

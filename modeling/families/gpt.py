@@ -1,38 +1,21 @@
-"""GPT-2 and those with its config keys: GPT, GPT-J, CodeGen, StarCoder, GPT-Neo, CTRL.
+"""GPT-2 and those with its config keys: GPT, GPT-J, CodeGen, GPT-Neo.
 
 GPT-2 (Radford et al. 2019) has layer norms before an MLP of two matrices, and learned positions.
 GPT (Radford et al. 2018) has norms after the residual sums. GPT-J (Wang and Komatsuzaki 2021) and
-CodeGen (Nijkamp et al. 2022) are parallel and rotary. SantaCoder and StarCoder (Li et al. 2023)
-have one key and value head. GPT-Neo (Black et al. 2021) leaves scores unscaled and has windows in
-some layers. CTRL (Keskar et al. 2019) has sinusoidal positions.
+CodeGen (Nijkamp et al. 2022) are parallel and rotary. GPT-Neo (Black et al. 2021) leaves scores
+unscaled and has windows in some layers.
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ortolan.modeling.config import (
-    DecoderConfig,
-    LearnedPositions,
-    RotaryPositions,
-    SinusoidalPositions,
-)
+from ortolan.modeling.config import DecoderConfig, LearnedPositions, RotaryPositions
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import write_activation
 from ortolan.modeling.families.decoder import DecoderFormat, Keys, layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.families.tables import (
-    DOWN,
-    NORM_1,
-    NORM_2,
-    OUT,
-    QKV,
-    UP,
-    grouped,
-    layer,
-    linear,
-)
+from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, qkv
 from ortolan.modeling.weights import Entry, Rows, Table, Target
 
 GPT2 = DecoderFormat(
@@ -129,43 +112,12 @@ _GPTJ_SHARED = {
 _GPT_NEO_WEIGHTS = _weights(
     {
         **_NORMS,
-        "attn.attention.q_proj": QKV,
-        "attn.attention.k_proj": QKV,
-        "attn.attention.v_proj": QKV,
+        **qkv("attn.attention.{}_proj"),
         "attn.attention.out_proj": OUT,
         **_MLP,
     },
     masks=("attn.attention.bias", "attn.attention.masked_bias"),
 )
-
-_CTRL_WEIGHTS: Table = {
-    "transformer.w.weight": Target("embedding.weight"),
-    **layer(
-        "transformer.h.{}.",
-        {
-            "layernorm1": NORM_1,
-            "multi_head_attention.Wq": QKV,
-            "multi_head_attention.Wk": QKV,
-            "multi_head_attention.Wv": QKV,
-            "multi_head_attention.dense": OUT,
-            "layernorm2": NORM_2,
-            "ffn.0": UP,
-            "ffn.2": DOWN,
-        },
-    ),
-    **linear({"transformer.layernorm": "final_norm"}),
-    "lm_head.weight": Target("head.weight"),
-    "lm_head.bias": Target("head_bias"),
-}
-
-
-def _bigcode_weights(config: DecoderConfig) -> Table:
-    attention = config.blocks[0].attention
-    rows = grouped(attention.num_heads, attention.num_kv_heads)
-    return {
-        **_weights(_GPT2_LAYER, masks=("attn.bias",)),
-        **layer("transformer.h.{}.", {"attn.c_attn": QKV}, rows=rows),
-    }
 
 
 def _skip_summary(hf: ConfigReader) -> None:
@@ -177,7 +129,8 @@ def _gpt2(hf: ConfigReader) -> DecoderConfig:
     _skip_summary(hf)
     # Upcasting changes the rounding of half precision only.
     hf.skip("reorder_and_upcast_attn", "n_ctx", "summary_first_dropout")
-    config = _scaled(hf, GPT2).read(hf)
+    scaled = hf.get("scale_attn_weights", bool, True)
+    config = (GPT2 if scaled else replace(GPT2, attention={"scale": 1.0})).read(hf)
     if not hf.get("scale_attn_by_inverse_layer_idx", bool, False):
         return config
     blocks = tuple(
@@ -185,12 +138,6 @@ def _gpt2(hf: ConfigReader) -> DecoderConfig:
         for number, block in enumerate(config.blocks, 1)
     )
     return replace(config, blocks=blocks)
-
-
-def _scaled(hf: ConfigReader, form: DecoderFormat) -> DecoderFormat:
-    """A format whose config may leave scores unscaled."""
-    scaled = hf.get("scale_attn_weights", bool, True)
-    return form if scaled else replace(form, attention={"scale": 1.0})
 
 
 def _gpt2_hf_config(config: DecoderConfig) -> dict[str, object]:
@@ -213,18 +160,6 @@ def _gpt2_hf_config(config: DecoderConfig) -> dict[str, object]:
         "eos_token_id": list(config.eos_token_ids) or None,
         "pad_token_id": config.pad_token_id,
     }
-
-
-def _gpt_bigcode(hf: ConfigReader) -> DecoderConfig:
-    _skip_summary(hf)
-    # multi_query says the same.
-    hf.skip("num_key_value_heads")
-    # How old versions of transformers ran it.
-    hf.skip("inference_runner", "max_batch_size", "max_sequence_length", "pad_key_length")
-    hf.skip("pre_allocate_kv_cache", "validate_runner_input")
-    one = hf.get("multi_query", bool, True)
-    form = replace(GPT2, kv_heads=1 if one else None, activation="gelu_pytorch_tanh")
-    return _scaled(hf, form).read(hf)
 
 
 def _gpt(hf: ConfigReader) -> DecoderConfig:
@@ -261,26 +196,6 @@ def _codegen(hf: ConfigReader) -> DecoderConfig:
             f"{hf.name}: n_head must be divisible by {slices} (got {heads}). Correct it."
         )
     return _gptj(hf)
-
-
-def _ctrl(hf: ConfigReader) -> DecoderConfig:
-    _skip_summary(hf)
-    hf.skip("from_tf", "n_ctx")
-    config = replace(
-        GPT2,
-        keys=replace(GPT2.keys, hidden="dff", activation=None, eps=None),
-        activation="relu",
-        expansion=None,
-        norm=layer_norm(1e-6),
-        positions=SinusoidalPositions(layout="halves"),
-        decoder={"head_bias": True},
-    ).read(hf)
-    # The epsilon of the config is that of the last norm alone.
-    return replace(
-        config,
-        embedding_scale=math.sqrt(config.hidden_size),
-        final_norm=layer_norm(hf.get("layer_norm_epsilon", float, 1e-6)),
-    )
 
 
 def _gpt_neo(hf: ConfigReader) -> DecoderConfig:
@@ -335,15 +250,12 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         base_model_prefix="transformer",
         hf_config=_gpt2_hf_config,
     ),
-    "gpt_bigcode": Family(
-        config=_gpt_bigcode, weights=_bigcode_weights, base_model_prefix="transformer"
-    ),
     "openai-gpt": Family(config=_gpt, weights=_GPT_WEIGHTS, base_model_prefix="transformer"),
     "gptj": Family(
         config=_gptj,
         weights={
             **_GPTJ_SHARED,
-            **layer("transformer.h.{}.attn.", {"q_proj": QKV, "k_proj": QKV, "v_proj": QKV}),
+            **layer("transformer.h.{}.attn.", qkv("{}_proj")),
         },
         base_model_prefix="transformer",
     ),
@@ -355,6 +267,5 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         },
         base_model_prefix="transformer",
     ),
-    "ctrl": Family(config=_ctrl, weights=_CTRL_WEIGHTS, base_model_prefix="transformer"),
     "gpt_neo": Family(config=_gpt_neo, weights=_GPT_NEO_WEIGHTS, base_model_prefix="transformer"),
 }

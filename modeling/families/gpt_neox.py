@@ -22,6 +22,7 @@ from ortolan.modeling.families.tables import (
     grouped,
     layer,
     linear,
+    qkv,
 )
 from ortolan.modeling.weights import Entry, Table, Target
 
@@ -101,9 +102,7 @@ _PHI_WEIGHTS: Table = {
         _LAYER,
         {
             "input_layernorm": NORM_1,
-            "self_attn.q_proj": QKV,
-            "self_attn.k_proj": QKV,
-            "self_attn.v_proj": QKV,
+            **qkv("self_attn.{}_proj"),
             "self_attn.dense": OUT,
             "self_attn.q_layernorm": "attention.query_norm",
             "self_attn.k_layernorm": "attention.key_norm",
@@ -124,9 +123,7 @@ _STARCODER2_WEIGHTS: Table = {
         _LAYER,
         {
             "input_layernorm": NORM_1,
-            "self_attn.q_proj": QKV,
-            "self_attn.k_proj": QKV,
-            "self_attn.v_proj": QKV,
+            **qkv("self_attn.{}_proj"),
             "self_attn.o_proj": OUT,
             "post_attention_layernorm": NORM_2,
             "mlp.c_fc": UP,

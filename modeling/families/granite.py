@@ -1,8 +1,7 @@
-"""Granite 3 (IBM 2024) and its kin: Llama with factors on embeddings, scores, residuals and logits.
+"""Granite 3 (IBM 2024): Llama with factors on embeddings, scores, residuals and logits.
 
 Granite SWA has a window in most layers, a sink in each head, and a base of wavelengths for each
-layer. HyperCLOVA X normalises the output of a sublayer as well as its input, and multiplies the
-logits where Granite divides.
+layer.
 """
 
 from dataclasses import replace
@@ -24,30 +23,23 @@ from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table, Target
 
 
-def _scaled(
-    hf: ConfigReader, config: DecoderConfig, *, scale: float, head_scale: float
-) -> DecoderConfig:
-    """With the factors of the config; `scale` is the default factor on the scores."""
-    return altered(
-        config,
-        attention={"scale": hf.get("attention_multiplier", float, scale)},
-        block={"residual_scale": hf.get("residual_multiplier", float, 1.0)},
-        embedding_scale=hf.get("embedding_multiplier", float, 1.0),
-        head_scale=head_scale,
-    )
-
-
-def _divided(hf: ConfigReader, config: DecoderConfig) -> DecoderConfig:
-    """With Granite's factors."""
+def _scaled(hf: ConfigReader, config: DecoderConfig) -> DecoderConfig:
+    """With the factors of the config."""
     scaling = hf.get("logits_scaling", float, 1.0)
     if scaling == 0:
         raise ConfigError(f"{hf.name}: logits_scaling must not be 0. Correct it.")
-    return _scaled(hf, config, scale=1.0, head_scale=1.0 / scaling)
+    return altered(
+        config,
+        attention={"scale": hf.get("attention_multiplier", float, 1.0)},
+        block={"residual_scale": hf.get("residual_multiplier", float, 1.0)},
+        embedding_scale=hf.get("embedding_multiplier", float, 1.0),
+        head_scale=1.0 / scaling,
+    )
 
 
 def granite(hf: ConfigReader) -> DecoderConfig:
     """Granite 3, without experts."""
-    return _divided(hf, llama.LLAMA.read(hf))
+    return _scaled(hf, llama.LLAMA.read(hf))
 
 
 def granite_swa(hf: ConfigReader) -> DecoderConfig:
@@ -60,7 +52,7 @@ def granite_swa(hf: ConfigReader) -> DecoderConfig:
         norm=rms(1e-5),
         tied=True,
     ).read(hf)
-    return _divided(hf, altered(config, rotaries=_rotaries(hf, config)))
+    return _scaled(hf, altered(config, rotaries=_rotaries(hf, config)))
 
 
 def _rotaries(hf: ConfigReader, config: DecoderConfig) -> list[Rotary] | None:
@@ -77,26 +69,9 @@ def _rotaries(hf: ConfigReader, config: DecoderConfig) -> list[Rotary] | None:
     return [replace(shared, theta=base) if base else NoPositions() for base in bases]
 
 
-def _hyperclovax(hf: ConfigReader) -> DecoderConfig:
-    both = hf.get("use_post_norm", bool, True)
-    config = replace(llama.LLAMA, placement="sandwich" if both else "pre").read(hf)
-    return _scaled(
-        hf,
-        config,
-        scale=config.blocks[0].attention.scale,
-        head_scale=hf.get("logits_scaling", float, 1.0),
-    )
-
-
 SINKS: Table = {"model.layers.{}.self_attn.sinks": Target("blocks.{}.attention.sinks")}
-
-_POST_NORMS: Table = {
-    "model.layers.{}.post_norm1.weight": Target("blocks.{}.attention_post_norm.weight"),
-    "model.layers.{}.post_norm2.weight": Target("blocks.{}.feed_forward_post_norm.weight"),
-}
 
 FAMILIES: dict[str, Family[DecoderConfig]] = {
     "granite": Family(config=granite, weights=llama.WEIGHTS),
     "granite_swa": Family(config=granite_swa, weights={**llama.WEIGHTS, **SINKS}),
-    "hyperclovax": Family(config=_hyperclovax, weights={**llama.WEIGHTS, **_POST_NORMS}),
 }

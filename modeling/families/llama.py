@@ -19,7 +19,7 @@ from ortolan.modeling.families.layer_kinds import (
 )
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import write_rotary
-from ortolan.modeling.families.tables import DOWN, OUT, QKV, UP, layer
+from ortolan.modeling.families.tables import DOWN, OUT, UP, layer, qkv
 from ortolan.modeling.weights import Table, Target
 
 WEIGHTS: Table = {
@@ -28,9 +28,7 @@ WEIGHTS: Table = {
     **layer(
         "model.layers.{}.",
         {
-            "self_attn.q_proj": QKV,
-            "self_attn.k_proj": QKV,
-            "self_attn.v_proj": QKV,
+            **qkv("self_attn.{}_proj"),
             "self_attn.o_proj": OUT,
             "mlp.gate_proj": "feed_forward.gate",
             "mlp.up_proj": UP,

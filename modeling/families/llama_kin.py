@@ -1,11 +1,10 @@
 """Families that are Llama but for a few values or parts.
 
-Seed-OSS (ByteDance 2025), CWM (Meta 2025), Ministral (Mistral AI 2024) and Ministral 3 (2025),
-InternLM 3 (Shanghai AI Laboratory 2025), IQuest-Coder (2026), ERNIE 4.5 (Baidu 2025), Helium
-(Kyutai 2025), Hunyuan (Tencent 2025), SmolLM3 (Bakouch et al. 2025).
+Seed-OSS (ByteDance 2025), Ministral 3 (Mistral AI 2025), ERNIE 4.5 (Baidu 2025), Hunyuan (Tencent
+2025), SmolLM3 (Bakouch et al. 2025).
 
-Phi 3 and 4-mini (Abdin et al. 2024) and GLM 4 (GLM Team 2024) have the gate and up in one matrix.
-Command R (Cohere 2024) and StableLM 2 (Bellagente et al. 2024) have layer norms.
+Phi 3 and 4-mini (Abdin et al. 2024) have fused matrices; Command R (Cohere 2024) and StableLM 2
+(Bellagente et al. 2024) have layer norms.
 """
 
 from dataclasses import replace
@@ -27,15 +26,7 @@ from ortolan.modeling.families.layer_kinds import (
 )
 from ortolan.modeling.families.llama import LLAMA
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.families.tables import (
-    NORM_1,
-    NORM_2,
-    QKV,
-    gate_up,
-    layer,
-    linear,
-    without,
-)
+from ortolan.modeling.families.tables import NORM_1, NORM_2, QKV, gate_up, layer, linear, without
 from ortolan.modeling.weights import Table, Target
 
 
@@ -46,24 +37,6 @@ def require_rope(hf: ConfigReader) -> None:
             f"{hf.name}: rope_parameters or rope_scaling is missing. "
             "Copy it from the model's published config."
         )
-
-
-def _cwm(hf: ConfigReader) -> DecoderConfig:
-    require_rope(hf)
-    kinds = read_layer_kinds(hf, [SLIDING if i % 4 else FULL for i in range(layers_of(hf))])
-    return DecoderFormat(
-        mlp_bias="mlp_bias",
-        head_dim=128,
-        windows=windows_of(kinds, read_window(hf, 8192)),
-        norm=rms(1e-5),
-        theta=1_000_000.0,
-    ).read(hf)
-
-
-def _ministral_windows(hf: ConfigReader) -> tuple[int | None, ...]:
-    window = read_window(hf, 4096)
-    default = [FULL if window is None else SLIDING] * layers_of(hf)
-    return windows_of(read_layer_kinds(hf, default), window)
 
 
 def _ministral3(hf: ConfigReader) -> DecoderConfig:
@@ -77,20 +50,6 @@ def _ministral3(hf: ConfigReader) -> DecoderConfig:
     # Queries of later tokens would be scaled, which no field says: end the context before them.
     original = rope.size("original_max_position_embeddings")
     return replace(config, context_length=min(config.context_length, original))
-
-
-def _internlm3(hf: ConfigReader) -> DecoderConfig:
-    return DecoderFormat(
-        bias=("attention_bias", hf.get("qkv_bias", bool, False)),
-        mlp_bias=("mlp_bias", hf.get("bias", bool, False)),
-        head_dim=128,
-        norm=rms(1e-5),
-    ).read(hf)
-
-
-def _iquestcoder(hf: ConfigReader) -> DecoderConfig:
-    hf.refuse("use_sliding_window")
-    return replace(LLAMA, head_dim=128, norm=rms(1e-5)).read(hf)
 
 
 def hunyuan(hf: ConfigReader) -> DecoderConfig:
@@ -157,22 +116,10 @@ def _smollm3(hf: ConfigReader) -> DecoderConfig:
     ).read(hf)
 
 
-FUSED_WEIGHTS: Table = {
-    **without(llama.WEIGHTS, "gate_proj", "up_proj"),
-    "model.layers.{}.mlp.gate_up_proj.weight": gate_up("blocks.{}.feed_forward"),
-}
-
 _PHI3_WEIGHTS: Table = {
-    **without(FUSED_WEIGHTS, "q_proj", "k_proj", "v_proj"),
+    **without(llama.WEIGHTS, "q_proj", "k_proj", "v_proj", "gate_proj", "up_proj"),
     "model.layers.{}.self_attn.qkv_proj.weight": Target(f"blocks.{{}}.{QKV}.weight"),
-}
-
-_GLM4_WEIGHTS: Table = {
-    **FUSED_WEIGHTS,
-    "model.layers.{}.post_self_attn_layernorm.weight": Target(
-        "blocks.{}.attention_post_norm.weight"
-    ),
-    "model.layers.{}.post_mlp_layernorm.weight": Target("blocks.{}.feed_forward_post_norm.weight"),
+    "model.layers.{}.mlp.gate_up_proj.weight": gate_up("blocks.{}.feed_forward"),
 }
 
 
@@ -182,14 +129,6 @@ def _phi3(hf: ConfigReader) -> DecoderConfig:
     hf.skip("full_attn_mod", "interpolate_factor")
     return DecoderFormat(windows=one_window, norm=rms(1e-5), fraction=1.0).read(hf)
 
-
-_GLM = DecoderFormat(
-    qkv_bias=("attention_bias", True),
-    head_dim=128,
-    norm=rms(1.5625e-7),
-    fraction=0.5,
-    interleaved=True,
-)
 
 _COHERE_WEIGHTS = without(llama.WEIGHTS, "post_attention")
 
@@ -274,13 +213,7 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         ).read,
         weights=llama.WEIGHTS,
     ),
-    "cwm": Family(config=_cwm, weights=llama.WEIGHTS),
-    "ministral": Family(
-        config=DecoderFormat(windows=_ministral_windows).read, weights=llama.WEIGHTS
-    ),
     "ministral3": Family(config=_ministral3, weights=llama.WEIGHTS),
-    "internlm3": Family(config=_internlm3, weights=llama.WEIGHTS),
-    "iquestcoder": Family(config=_iquestcoder, weights=llama.WEIGHTS),
     "ernie4_5": Family(
         config=DecoderFormat(
             bias="use_bias",
@@ -294,23 +227,9 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
         ).read,
         weights=llama.WEIGHTS,
     ),
-    "helium": Family(
-        config=DecoderFormat(
-            qkv_bias="attention_bias",
-            mlp_bias="mlp_bias",
-            head_dim=128,
-            norm=rms(1e-8),
-            theta=100_000.0,
-            fraction=1.0,
-            interleaved=True,
-        ).read,
-        weights=llama.WEIGHTS,
-    ),
     "hunyuan_v1_dense": Family(config=hunyuan, weights=HUNYUAN_WEIGHTS),
     "smollm3": Family(config=_smollm3, weights=llama.WEIGHTS),
     "phi3": Family(config=_phi3, weights=_PHI3_WEIGHTS),
-    "glm": Family(config=_GLM.read, weights=FUSED_WEIGHTS),
-    "glm4": Family(config=replace(_GLM, placement="sandwich").read, weights=_GLM4_WEIGHTS),
     "cohere": Family(config=_cohere, weights=_COHERE_WEIGHTS),
     "cohere2": Family(config=_cohere2, weights=_COHERE_WEIGHTS),
     "stablelm": Family(config=_stablelm, weights=_STABLELM_WEIGHTS, hf_config=_stablelm_hf_config),

@@ -27,16 +27,7 @@ from ortolan.modeling.families.layer_kinds import (
 )
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotaries
-from ortolan.modeling.families.tables import (
-    DOWN,
-    NORM_1,
-    NORM_2,
-    OUT,
-    QKV,
-    gate_up,
-    layer,
-    linear,
-)
+from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, gate_up, layer, linear
 from ortolan.modeling.weights import Entry, Table, Target
 
 POOLINGS: dict[str, Pooling] = {"cls": "first", "mean": "mean"}

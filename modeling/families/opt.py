@@ -17,10 +17,10 @@ from ortolan.modeling.families.tables import (
     NORM_1,
     NORM_2,
     OUT,
-    QKV,
     UP,
     layer,
     linear,
+    qkv,
     without,
 )
 from ortolan.modeling.weights import Entry, Table, Target
@@ -47,9 +47,7 @@ def _weights(prefix: str, *, final: str = "layer_norm") -> dict[str, Entry]:
         **layer(
             f"{prefix}.layers.{{}}.",
             {
-                "self_attn.q_proj": QKV,
-                "self_attn.k_proj": QKV,
-                "self_attn.v_proj": QKV,
+                **qkv("self_attn.{}_proj"),
                 "self_attn.out_proj": OUT,
                 "self_attn_layer_norm": NORM_1,
                 "fc1": UP,

@@ -8,7 +8,7 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from types import EllipsisType
-from typing import Literal, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.inert_keys import is_inert
@@ -156,6 +156,15 @@ class ConfigReader:
                 f"{self.name}: expected {key} to be token ids, got {value!r:.80}. Correct it."
             )
         return tuple(ids)
+
+    def model_fields(self) -> dict[str, Any]:
+        """The fields of every `ModelConfig`."""
+        return {
+            "model_type": self.get("model_type", str),
+            "bos_token_id": self.get("bos_token_id", int, None),
+            "eos_token_ids": self.token_ids("eos_token_id"),
+            "pad_token_id": self.get("pad_token_id", int, None),
+        }
 
     def numbers(self, key: str) -> tuple[float, ...]:
         """The list of finite numbers under `key`.

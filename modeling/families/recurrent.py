@@ -7,12 +7,7 @@
 
 from typing import cast, get_args
 
-from ortolan.modeling.config import (
-    AdditiveAttentionConfig,
-    CellKind,
-    MemoryConfig,
-    RecurrentConfig,
-)
+from ortolan.modeling.config import AdditiveAttentionConfig, CellKind, MemoryConfig, RecurrentConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -46,7 +41,7 @@ def _config(hf: ConfigReader) -> RecurrentConfig:
         )
     score_width = hf.size("attention_size", None)
     return RecurrentConfig(
-        model_type=hf.get("model_type", str),
+        **hf.model_fields(),
         hidden_size=hf.size("hidden_size"),
         vocab_size=hf.size("vocab_size"),
         context_length=hf.size("max_position_embeddings"),
@@ -55,9 +50,6 @@ def _config(hf: ConfigReader) -> RecurrentConfig:
         attention=AdditiveAttentionConfig(width=score_width) if score_width else None,
         memory=_memory(hf),
         tied_head=hf.get("tie_word_embeddings", bool, False),
-        bos_token_id=hf.get("bos_token_id", int, None),
-        eos_token_ids=hf.token_ids("eos_token_id"),
-        pad_token_id=hf.get("pad_token_id", int, None),
     )
 
 

@@ -87,7 +87,7 @@ class RotaryBertFormat:
             hf.size("n_positions") if trained is None else hf.size("n_positions", trained)
         )
         return EncoderConfig(
-            model_type=hf.get("model_type", str),
+            **hf.model_fields(),
             input=TokenInput(
                 vocab_size=hf.size("vocab_size"),
                 types=hf.get("type_vocab_size", int, self.types),
@@ -104,9 +104,6 @@ class RotaryBertFormat:
             blocks=(block,) * _size(hf, "num_hidden_layers", most=MAX_LAYERS),
             final_norm=None,
             head=self._head(hf, norm),
-            bos_token_id=hf.get("bos_token_id", int, None),
-            eos_token_ids=hf.token_ids("eos_token_id"),
-            pad_token_id=hf.get("pad_token_id", int, None),
         )
 
     def _block(self, hf: ConfigReader, width: int, heads: int, norm: NormConfig) -> BlockConfig:

@@ -20,12 +20,12 @@ from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.layer_kinds import (
     FULL,
     SLIDING,
+    every,
     layers_of,
     read_layer_kinds,
     read_window,
     windows_of,
 )
-from ortolan.modeling.families.olmo import exaone_kinds
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import Table
 
@@ -69,7 +69,12 @@ def _solar_open(hf: ConfigReader) -> DecoderConfig:
 
 def _exaone_moe(hf: ConfigReader) -> DecoderConfig:
     layers, window = layers_of(hf), read_window(hf, 4096)
-    kinds = read_layer_kinds(hf, exaone_kinds(hf, window))
+    default = [FULL] * layers
+    if "layer_types" in hf or window is None:
+        hf.skip("sliding_window_pattern")
+    else:
+        default = every(hf, hf.size("sliding_window_pattern", 4))
+    kinds = read_layer_kinds(hf, default)
     config = DecoderFormat(
         query_key_norm=True,
         windows=windows_of(kinds, window),

@@ -1,10 +1,10 @@
-"""Families with the square of a ReLU: Nemotron, Arcee, Jais 2, nanochat, BitNet; and Apertus.
+"""Families with the square of a ReLU: Nemotron, Arcee, nanochat, BitNet; and Apertus.
 
-Nemotron (Adler et al. 2024), Arcee and Jais 2 are Llama with an MLP of two matrices. Nemotron and
-Jais 2 have layer norms; Nemotron rotates half of each head. nanochat has norms without weights,
-those of queries and keys after the rotation, which goes the other way. BitNet (Ma et al. 2024) is
-gated, and normalises the input of the last product of either sublayer; its quantized checkpoints
-are not read. Apertus (Swiss AI 2025) has a trained activation.
+Nemotron (Adler et al. 2024) and Arcee are Llama with an MLP of two matrices. Nemotron has layer
+norms and rotates half of each head. nanochat has norms without weights, those of queries and keys
+after the rotation, which goes the other way. BitNet (Ma et al. 2024) is gated, and normalises the
+input of the last matrix of either sublayer; its quantized checkpoints are not read. Apertus (Swiss
+AI 2025) has a trained activation.
 """
 
 from ortolan.modeling.config import DecoderConfig
@@ -129,17 +129,6 @@ FAMILIES: dict[str, Family[DecoderConfig]] = {
             norm=rms(1e-5),
         ).read,
         weights=_MLP,
-    ),
-    "jais2": Family(
-        config=DecoderFormat(
-            keys=Keys(eps="layer_norm_eps"),
-            bias=("attention_bias", True),
-            mlp_bias=("mlp_bias", True),
-            kind="mlp",
-            activation="relu2",
-            norm=layer_norm(1e-5),
-        ).read,
-        weights={**_MLP, **_BIASES},
     ),
     "nanochat": Family(config=_nanochat, weights=_NANOCHAT),
     "bitnet": Family(config=_bitnet, weights=_BITNET),

@@ -127,7 +127,7 @@ class T5Format:
             return encoder
         hf.require("is_encoder_decoder")
         decoder = DecoderConfig(
-            model_type=hf.get("model_type", str),
+            model_type=encoder.model_type,
             vocab_size=hf.size("vocab_size"),
             hidden_size=encoder.hidden_size,
             context_length=encoder.context_length,
@@ -139,7 +139,7 @@ class T5Format:
         )
         pad = encoder.pad_token_id
         return EncoderDecoderConfig(
-            model_type=hf.get("model_type", str),
+            model_type=encoder.model_type,
             encoder=replace(encoder, bos_token_id=None, eos_token_ids=(), pad_token_id=None),
             decoder=decoder,
             shared_embedding=True,
@@ -152,7 +152,7 @@ class T5Format:
     def _encoder(self, hf: ConfigReader, blocks: tuple[BlockConfig, ...]) -> EncoderConfig:
         """The encoder alone, with all tokens of the model."""
         return EncoderConfig(
-            model_type=hf.get("model_type", str),
+            **hf.model_fields(),
             input=TokenInput(vocab_size=hf.size("vocab_size")),
             hidden_size=hf.size("d_model"),
             context_length=hf.size("n_positions", CONTEXT_LENGTH),
@@ -163,9 +163,6 @@ class T5Format:
             ),
             blocks=blocks,
             final_norm=blocks[0].norm,
-            bos_token_id=hf.get("bos_token_id", int, None),
-            eos_token_ids=hf.token_ids("eos_token_id"),
-            pad_token_id=hf.get("pad_token_id", int, None),
         )
 
     def write(self, config: EncoderConfig | EncoderDecoderConfig) -> dict[str, object]:

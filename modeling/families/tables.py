@@ -36,6 +36,11 @@ def linear(
     }
 
 
+def qkv(names: str) -> dict[str, str]:
+    """Queries, keys and values by their published names, where `{}` is q, k or v."""
+    return {names.format(part): QKV for part in "qkv"}
+
+
 def layer(theirs: str, modules: Mapping[str, str], *, rows: Rows | None = None) -> dict[str, Entry]:
     """Weights and biases of the modules of every layer; `theirs` is the published prefix."""
     return linear(modules, theirs, "blocks.{}.", rows=rows)

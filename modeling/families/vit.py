@@ -2,12 +2,7 @@
 
 from dataclasses import replace
 
-from ortolan.modeling.config import (
-    EncoderConfig,
-    Head,
-    LearnedPositions,
-    PatchInput,
-)
+from ortolan.modeling.config import EncoderConfig, Head, LearnedPositions, PatchInput
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation

@@ -44,7 +44,7 @@ class CallFormat:
     """Markers around tool calls, and the reader of what is between them.
 
     Attributes:
-        mark: template text that identifies this format.
+        mark: template text that identifies this format; `open` if empty.
         open: marker before a call; empty if only `bare` identifies one.
         others: alternatives to `open`.
         close: marker after a call; empty if the call ends with the reply or the next `open`.
@@ -58,8 +58,8 @@ class CallFormat:
         inside: special tokens within a call.
     """
 
-    mark: str
     reader: Reader
+    mark: str = ""
     open: str = ""
     others: tuple[str, ...] = ()
     close: str = ""
@@ -82,7 +82,7 @@ def _no_call(text: str, schemas: Schemas) -> list[ToolCall]:
     raise ValueError("no call")
 
 
-NO_CALLS = CallFormat(mark="", reader=_no_call)
+NO_CALLS = CallFormat(reader=_no_call)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,37 +154,29 @@ CALLS = (
         ),
         inside=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>"),
     ),
-    CallFormat(
-        mark="<seed:tool_call>",
-        open="<seed:tool_call>",
-        close="</seed:tool_call>",
-        reader=xml_calls,
-    ),
+    CallFormat(open="<seed:tool_call>", close="</seed:tool_call>", reader=xml_calls),
     CallFormat(  # Qwen 3 Coder, Nemotron 3
         mark="<parameter=", open="<tool_call>", close="</tool_call>", reader=xml_calls
     ),
     CallFormat(  # Functionary 3.1
-        mark="<function=", open="<function=", close="</function>", reader=headed(rf"{_NAME}>")
+        open="<function=", close="</function>", reader=headed(rf"{_NAME}>")
     ),
     CallFormat(mark="<arg_key>", open="<tool_call>", close="</tool_call>", reader=pair_calls),
     CallFormat(  # Apriel, Hunyuan, MiniMax M1
         mark="</tool_calls>", open="<tool_calls>", close="</tool_calls>", reader=json_calls
     ),
-    CallFormat(mark="<tool_call>", open="<tool_call>", close="</tool_call>", reader=json_calls),
-    CallFormat(mark="<TOOLCALL>", open="<TOOLCALL>", close="</TOOLCALL>", reader=json_calls),
+    CallFormat(open="<tool_call>", close="</tool_call>", reader=json_calls),
+    CallFormat(open="<TOOLCALL>", close="</TOOLCALL>", reader=json_calls),
     CallFormat(  # Mistral from tekken v11 on
         mark="[ARGS]",
         open="[TOOL_CALLS]",
         reader=headed(rf"{_NAME}\s*(?:\[CALL_ID\]\s*(?P<id>\w+)\s*)?\[ARGS\]"),
         inside=("[ARGS]", "[CALL_ID]"),
     ),
-    CallFormat(mark="[TOOL_CALLS]", open="[TOOL_CALLS]", reader=json_calls),
-    CallFormat(
-        mark="<|START_ACTION|>", open="<|START_ACTION|>", close="<|END_ACTION|>", reader=json_calls
-    ),
+    CallFormat(open="[TOOL_CALLS]", reader=json_calls),
+    CallFormat(open="<|START_ACTION|>", close="<|END_ACTION|>", reader=json_calls),
     CallFormat(mark="directly-answer", open="Action:", reader=fenced_calls),  # Command R and R+
     CallFormat(
-        mark="<｜tool▁call▁begin｜>",
         open="<｜tool▁call▁begin｜>",
         close="<｜tool▁call▁end｜>",
         reader=headed(rf"(?:function<｜tool▁sep｜>)?{_NAME}\s*(?:<｜tool▁sep｜>\s*)?(?:```json)?"),
@@ -207,16 +199,11 @@ CALLS = (
         close="<|tool_call_end|>",
         reader=python_calls,
     ),
-    CallFormat(
-        mark="<function_calls>",
-        open="<function_calls>",
-        close="</function_calls>",
-        reader=python_calls,
-    ),
+    CallFormat(open="<function_calls>", close="</function_calls>", reader=python_calls),
     CallFormat(  # Phi 4 mini
         mark="<|/tool_call|>", open="<|tool_call|>", close="<|/tool_call|>", reader=json_calls
     ),
-    CallFormat(mark="<|tool_call|>", open="<|tool_call|>", reader=json_calls),  # Granite 3
+    CallFormat(open="<|tool_call|>", reader=json_calls),  # Granite 3
     CallFormat(  # Functionary 3.2
         mark=">>>all", open=">>>", reader=headed(_NAME), begun=">>>", content=(">>>all\n",)
     ),
@@ -239,7 +226,7 @@ def format_of(source: str, *, with_tools: bool) -> Format:
         with_tools: whether the request offers tools; without them, calls are plain text.
     """
     reasoning = next((row for row in REASONING if (row.mark or row.close) in source), NO_REASONING)
-    calls = next((row for row in CALLS if row.mark in source), NO_CALLS)
+    calls = next((row for row in CALLS if (row.mark or row.open) in source), NO_CALLS)
     return Format(
         reasoning=reasoning,
         calls=calls if with_tools else NO_CALLS,

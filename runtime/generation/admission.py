@@ -7,13 +7,17 @@ copied back when it has its turn again, so it continues as if nothing had happen
 Knows slots, memory and states. Does not know logits, prompts' contents or the model.
 """
 
-from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Snapshot
+from typing import TYPE_CHECKING
+
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.scheduler import Scheduler
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.memory_plan import RequestMemory
+    from ortolan.runtime.engine.runner import Runner
+    from ortolan.runtime.engine.slots import Snapshot
 
 __all__ = ["Admission"]
 
@@ -29,9 +33,9 @@ class Admission:
 
     def __init__(
         self,
-        runner: Runner,
+        runner: "Runner",
         scheduler: Scheduler[ActiveSequence],
-        memory: RequestMemory | None,
+        memory: "RequestMemory | None",
     ) -> None:
         self._runner = runner
         self._scheduler = scheduler

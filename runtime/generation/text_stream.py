@@ -1,7 +1,6 @@
 """Text streams: the text of one sequence, piece by piece while it is generated."""
 
 from collections.abc import Iterator
-from types import TracebackType
 from typing import Self
 
 from ortolan.runtime.generation.completion import Completion
@@ -58,10 +57,5 @@ class TextStream(Iterator[str]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()

@@ -1,7 +1,6 @@
 """Chat tickets: one question to a service, for the thread or task that asked it."""
 
 from collections.abc import AsyncIterator, Generator, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from ortolan.runtime.chat.reply import Reply, ReplyStream
@@ -67,12 +66,7 @@ class ChatTicket(Iterator["Piece"], AsyncIterator["Piece"]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self.done:
             self.cancel()
 

@@ -9,7 +9,6 @@ import time
 from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import suppress
-from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from ortolan.errors import OrtolanError
@@ -184,12 +183,7 @@ class Ticket(Iterator[str], AsyncIterator[str]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if not self._is_done:
             self.cancel()
 

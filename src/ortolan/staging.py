@@ -60,7 +60,7 @@ class Place:
     index: str
     name: str = ""
 
-    def beside(self, role: str) -> Path:
+    def sibling(self, role: str) -> Path:
         """Path of the lock, the new folder or the old folder."""
         return self.target.parent / f".{self.name or self.target.name}.{role}"
 
@@ -73,9 +73,9 @@ def staged(place: Place) -> Iterator[Path]:
         BusyError: another process is writing there.
         OSError: the target cannot be written, or is not a folder.
     """
-    with _locked(place.beside("lock")):
+    with _locked(place.sibling("lock")):
         settle(place)
-        with _built(place.beside("new")) as folder:
+        with _built(place.sibling("new")) as folder:
             yield folder
             _commit(folder, place)
 
@@ -100,14 +100,14 @@ def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator
     """
     files.make_folders(folder)
     place = Place(folder / index, index)
-    with _locked(place.beside("lock")), _built(place.beside("new")) as new:
+    with _locked(place.sibling("lock")), _built(place.sibling("new")) as new:
         yield new
         _place(new, folder, index, owned)
 
 
 def settle(place: Place) -> None:
     """Finish or undo what a killed process left next to the target."""
-    old = place.beside("old")
+    old = place.sibling("old")
     if old.is_symlink():
         files.remove(old)  # not what it points to
         return
@@ -160,7 +160,7 @@ def _commit(new: Path, place: Place) -> None:
     if not place.target.exists():
         files.rename(new, place.target)
     elif not files.completed(exchange, new, place.target):
-        files.rename(place.target, place.beside("old"))
+        files.rename(place.target, place.sibling("old"))
         try:
             files.rename(new, place.target)
         except OSError:

@@ -14,11 +14,8 @@ from ortolan.cli import main
 
 REPOSITORY = Path(__file__).parents[2]
 
-TEXT = "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n" * 8
-
 CONFIG = {
     "model_type": "llama",
-    "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 128,
     "num_hidden_layers": 2,
@@ -81,24 +78,15 @@ def ortolan() -> Run:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random Llama of two layers with a byte-level tokenizer."""
     import torch
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+    from tests.runtime.tiny_tokenizers import byte_level
 
     from ortolan import modeling
     from ortolan.modeling.checkpoint.folder import config_from_hf
 
-    folder = tmp_path_factory.mktemp("checkpoint")
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=320,
-        special_tokens=["<|endoftext|>"],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator([TEXT], trainer)
+    folder, tokenizer = tmp_path_factory.mktemp("checkpoint"), byte_level()
     torch.manual_seed(0)
-    modeling.save(modeling.DecoderModel(config_from_hf(CONFIG)), folder)
+    config = config_from_hf({**CONFIG, "vocab_size": tokenizer.get_vocab_size()})
+    modeling.save(modeling.DecoderModel(config), folder)
     tokenizer.save(str(folder / "tokenizer.json"))
     return folder
 

@@ -218,7 +218,7 @@ def ways(kind: Kind) -> dict[str, Run]:
     return {
         "pytorch": in_pytorch(kind),
         "kernel": in_onnxruntime(fused),
-        "kernel with a body beside it": in_onnxruntime(portable),
+        "kernel with a body": in_onnxruntime(portable),
         "body in onnxruntime": in_onnxruntime(without_kernel(portable)),
         "body in onnx.reference": in_reference(portable),
     }

@@ -74,7 +74,7 @@ def test_a_gguf_file_has_its_tokenizer_by_either_way(via: Via, tmp_path: Path) -
 
 def test_an_adapter_of_a_live_module_is_refused(base: Path, tmp_path: Path) -> None:
     options = ExportOptions(adapter=tmp_path)
-    with pytest.raises(OptionError, match="expected none for a live module"):
+    with pytest.raises(OptionError, match="live module"):
         export(load(base), tmp_path / "out", options=options)
 
 

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 import pytest
@@ -66,26 +67,36 @@ def test_who_names_a_method_gets_its_codes(tmp_path: Path) -> None:
     assert {weight.method for weight in bundle.manifest.quantized} == {"rtn"}
 
 
-def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
-    arch, _, keys, _, _ = CASES["llama"]
-    model = reference_model(WIDE)
-    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up")
-    kinds = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in products}
-    kinds |= {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}
-    kinds |= {f"blk.{i}.ffn_down.weight": "Q4_1" for i in (0, 1)}
+PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
+
+
+def write_model(folder: Path, kinds: dict[str, str], *, turns: bool = False, **values: Any) -> Path:
+    """A GGUF file with tensors of these types, of a llama unless `values` say otherwise."""
+    model_type = values.get("model_type", "llama")
+    arch, _, keys, _, change_qwen2 = CASES[model_type]
+    model = reference_model(WIDE | values)
 
     def change(name: str, tensor: Tensor) -> Tensor:
+        if model_type == "qwen2":
+            return change_qwen2(name, tensor)
         heads = {"attn_q": 4, "attn_k": 2}.get(name.split(".")[-2])
-        return tensor if heads is None else turned(tensor, heads)
+        return turned(tensor, heads) if turns and heads else tensor
 
-    metadata = llama_metadata(model, keys) | {"attention.key_length": 16}
-    file = tmp_path / "model.gguf"
-    write_gguf(file, arch, model, metadata, change=change, kinds=kinds)
+    metadata = llama_metadata(model, keys) | ({"attention.key_length": 16} if turns else {})
+    write_gguf(folder / "model.gguf", arch, model, metadata, change=change, kinds=kinds)
+    return folder / "model.gguf"
+
+
+def test_codes_of_a_gguf_file_are_copied_in_their_formats(tmp_path: Path) -> None:
+    kinds = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in PRODUCTS}
+    kinds |= {"token_embd.weight": "Q8_0", "output.weight": "Q8_0"}
+    kinds |= {f"blk.{i}.ffn_down.weight": "Q4_1" for i in (0, 1)}
+    file = write_model(tmp_path, kinds, turns=True)
     bundle = export(file, tmp_path / "bundle", precision=QUICK)
-    found = kept(bundle)
-    assert found.pop("embedding.weight") == found.pop("head.weight") == (8, 32, True)
-    assert len(found) == len(bundle.manifest.quantized) - 2 == 2 * 5
-    assert set(found.values()) == {(4, 32, True)}
+    copied = kept(bundle)
+    assert copied.pop("embedding.weight") == copied.pop("head.weight") == (8, 32, True)
+    assert len(copied) == len(bundle.manifest.quantized) - 2 == 2 * 5
+    assert set(copied.values()) == {(4, 32, True)}
     assert bundle.manifest.provenance.calibrated_on is None
     measured = read_certificate(bundle).measured
     assert measured is not None
@@ -93,45 +104,34 @@ def test_codes_of_a_gguf_file_are_kept_in_their_formats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("head_bits", "expected"), [(None, 8), (8, 8), (4, 4)])
-def test_a_head_of_8_bits_stays_as_it_is_unless_4_are_asked_for(
+def test_an_8_bit_head_is_copied_unless_4_bits_are_asked_for(
     head_bits: HeadBits | None, expected: int, tmp_path: Path
 ) -> None:
-    arch, _, keys, _, _ = CASES["llama"]
-    model = reference_model(WIDE)
-    file = tmp_path / "model.gguf"
-    write_gguf(file, arch, model, llama_metadata(model, keys), kinds={"output.weight": "Q8_0"})
+    file = write_model(tmp_path, {"output.weight": "Q8_0"})
     opened = open_exportable(file, tokenizer=None, max_context=None)
-    asked = resolve(opened.kind, precision=Int4(head_bits=head_bits)).quantization
-    assert asked is not None
-    scheme = scheme_of("head.weight", WIDE["hidden_size"], asked, opened.weights)
+    quantization = resolve(opened.kind, precision=Int4(head_bits=head_bits)).quantization
+    assert quantization is not None
+    scheme = scheme_of("head.weight", WIDE["hidden_size"], quantization, opened.weights)
     assert scheme.bits == expected
 
 
 def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
-    arch, _, keys, _, change = CASES["qwen2"]
-    model = reference_model(WIDE | {"model_type": "qwen2", "tie_word_embeddings": True})
-    products = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
-    kinds = {f"blk.{i}.{part}.weight": "Q4_1" for i in (0, 1) for part in products}
+    kinds = {f"blk.{i}.{part}.weight": "Q4_1" for i in (0, 1) for part in PRODUCTS}
     # Look-ups have no minimums, so the embedding is rounded.
     kinds["token_embd.weight"] = "Q4_1"
-    file = tmp_path / "model.gguf"
-    write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
+    file = write_model(tmp_path, kinds, model_type="qwen2", tie_word_embeddings=True)
     options = ExportOptions(max_kl=9.0)
     bundle = export(file, tmp_path / "bundle", precision=QUICK, options=options)
-    found = kept(bundle)
-    assert len(found) == 2 * 5
-    assert "embedding.weight" not in found
+    copied = kept(bundle)
+    assert len(copied) == 2 * 5
+    assert "embedding.weight" not in copied
     graph = onnx.load(tmp_path / "bundle/decoder.onnx", load_external_data=False).graph
     sums = [node for node in graph.node if node.op_type == "ReduceSum"]
     # Products that read the same inputs share their sums: qkv, out, gate and up, down.
     assert len(sums) == 2 * 4
     # Exact except for the head and activations of 8 bits.
-    precise = export(
-        file,
-        tmp_path / "precise",
-        precision=replace(QUICK, exclude=["embedding.weight"]),
-        options=options,
-    )
+    precision = replace(QUICK, exclude=["embedding.weight"])
+    precise = export(file, tmp_path / "precise", precision=precision, options=options)
     measured = read_certificate(precise).measured
     assert measured is not None
     assert measured.mean_kl is not None
@@ -139,11 +139,8 @@ def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
 
 
 def test_portable_graphs_have_no_minimums(tmp_path: Path) -> None:
-    arch, _, keys, _, change = CASES["qwen2"]
-    model = reference_model(WIDE | {"model_type": "qwen2"})
     kinds = {"blk.0.ffn_down.weight": "Q4_1", "blk.1.ffn_down.weight": "Q4_0"}
-    file = tmp_path / "model.gguf"
-    write_gguf(file, arch, model, llama_metadata(model, keys), change=change, kinds=kinds)
+    file = write_model(tmp_path, kinds, model_type="qwen2")
     options = ExportOptions(max_kl=9.0, attention="portable")
     bundle = export(file, tmp_path / "bundle", precision=QUICK, options=options)
     assert kept(bundle).keys() == {"blocks.1.feed_forward.down.weight"}

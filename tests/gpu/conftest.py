@@ -1,6 +1,6 @@
-"""Tests that decide on a GPU what was assumed; on the CPU they show that they can pass.
+"""Tests of onnxruntime's kernels on a GPU; the same tests run on the CPU everywhere.
 
-What needs an NVIDIA GPU is marked `gpu`, and skipped with what is missing.
+Those that need an NVIDIA GPU are marked `gpu`. Without one they are skipped, with the missing part.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from ortolan.cuda_setup import missing_part
 
 @pytest.fixture(scope="session")
 def cuda() -> None:
-    """Everything that CUDA needs, or a test is skipped."""
+    """Skip a test without everything that CUDA needs."""
     part = missing_part()
     if part is not None:
         pytest.skip(f"no {part.name}. {part.remedy}")
@@ -19,8 +19,8 @@ def cuda() -> None:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Place:
-    """One of `tests.gpu.one_node.everywhere`."""
-    given: Place = request.param
-    if given.device == "cuda":
+    """A device and a type, from `tests.gpu.one_node.everywhere`."""
+    place: Place = request.param
+    if place.device == "cuda":
         request.getfixturevalue("cuda")
-    return given
+    return place

@@ -1,7 +1,6 @@
-"""Graphs of one node on a provider of onnxruntime, in each type that it has a kernel for.
+"""Runs graphs of one node on a provider of onnxruntime, in each type that it has a kernel for.
 
-A graph is written in float32, and what it is given and gives is float32; in between is the type
-that is tried.
+Graphs, inputs and results are in float32; the node computes in the type under test.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,21 +36,21 @@ ELEMENTS = {
 }
 
 TOLERANCE = {
-    # Sums of up to thousands of numbers, in some kernels one after the other.
+    # Sums of thousands of numbers, which some kernels add one after the other.
     "float32": 64 * 2**-24,
-    # Inputs are the same numbers, and sums in float32. A result is rounded, and so is, in some
-    # kernels, what it is made of: a score of 8 that is off by one rounding changes its weight by 8.
+    # Inputs are equal, and sums are in float32. Results are rounded, and in some kernels so are
+    # intermediate values: a score of 8 that is off by one rounding changes its weight by 8.
     "float16": 8 * 2**-11,
     "bfloat16": 8 * 2**-8,
 }
-"""How far apart results may be, as a part of the largest number: so many roundings of one."""
+"""Largest difference relative to the largest number, in roundings of one."""
 
 VISIBLE = 2 * max(TOLERANCE.values())
-"""How far apart a test's numbers have to be from those of a mistake that it is to find."""
+"""Smallest difference that a mistake has to make, so that a test finds it in every type."""
 
 
 def everywhere(operator: str, dtypes: Iterable[str] = tuple(ELEMENTS)) -> pytest.MarkDecorator:
-    """A test runs in each `place` of these types where the table says that there is a kernel."""
+    """Run a test in each `place` of these types for which the table has a kernel."""
     marks = {"cpu": (), "cuda": (pytest.mark.gpu,)}
     places = [
         pytest.param(Place(device, dtype), marks=marks[device], id=f"{device}-{dtype}")
@@ -63,19 +62,18 @@ def everywhere(operator: str, dtypes: Iterable[str] = tuple(ELEMENTS)) -> pytest
 
 
 def on(place: Place, model: ModelProto, *, in_place: Mapping[str, str] | None = None) -> Run:
-    """A graph in the type and on the device of a place, and nowhere else.
+    """Compute a graph on the device and in the type of a place, and nowhere else.
 
     Args:
-        place: where, and in what type.
+        place: device and type.
         model: a graph in float32.
-        in_place: outputs that are written over an input, which lies on the device; not in
-            bfloat16, which NumPy lacks.
+        in_place: outputs that overwrite an input on the device; not in bfloat16, which NumPy lacks.
     """
     options = ort.SessionOptions()
     options.intra_op_num_threads = 1
     options.log_severity_level = 3
     if place.device != "cpu":
-        # Without a kernel on the device the CPU's would answer, and nobody would know.
+        # Without a kernel on the device, the CPU would compute silently.
         options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     session = ort.InferenceSession(
         _typed(model, place.dtype).SerializeToString(),
@@ -87,12 +85,12 @@ def on(place: Place, model: ModelProto, *, in_place: Mapping[str, str] | None = 
 
     def run(inputs: Arrays) -> list[NDArray[np.float32]]:
         binding = session.io_binding()
-        given = {name: _rounded(array, place.dtype) for name, array in inputs.items()}
+        tensors = {name: _rounded(array, place.dtype) for name, array in inputs.items()}
         values = {
             name: ort.OrtValue.ortvalue_from_numpy(tensor.numpy().copy(), place.device)
             if name in over.values()
             else ort.OrtValue.from_dlpack(tensor)
-            for name, tensor in given.items()
+            for name, tensor in tensors.items()
         }
         for name, value in values.items():
             binding.bind_ortvalue_input(name, value)
@@ -108,24 +106,24 @@ def on(place: Place, model: ModelProto, *, in_place: Mapping[str, str] | None = 
 
 
 def rounded(run: Run, dtype: str) -> Run:
-    """A reference in float32 that is given what a graph of another type is given."""
+    """A reference in float32 of inputs rounded to another type."""
 
     def run_rounded(inputs: Arrays) -> list[NDArray[np.float32]]:
         tensors = {name: _rounded(array, dtype) for name, array in inputs.items()}
         return run(
             {
-                name: (each.float() if each.is_floating_point() else each).numpy()
-                for name, each in tensors.items()
+                name: (tensor.float() if tensor.is_floating_point() else tensor).numpy()
+                for name, tensor in tensors.items()
             }
         )
 
     return run_rounded
 
 
-def distance(got: Outputs, wanted: Outputs) -> float:
-    """The largest difference of two lists of arrays, as a part of each array's largest number."""
-    pairs = zip(got, wanted, strict=True)
-    # `max` of Python would pass over what is no number
+def distance(got: Outputs, expected: Outputs) -> float:
+    """The largest difference of two lists of arrays, relative to each array's largest number."""
+    pairs = zip(got, expected, strict=True)
+    # Python's own `max` would skip NaN.
     return float(np.max([np.abs(a - b).max() / np.abs(b).max() for a, b in pairs]))
 
 
@@ -141,15 +139,15 @@ def _rounded(array: NDArray[np.generic], dtype: str) -> torch.Tensor:
 
 
 def _typed(model: ModelProto, dtype: str) -> ModelProto:
-    """The same graph with another type in place of float32."""
+    """Replace float32 in a graph with another type."""
     element = ELEMENTS[dtype][0]
-    made = ModelProto()
-    made.CopyFrom(model)
-    for value in (*made.graph.input, *made.graph.output):
+    typed = ModelProto()
+    typed.CopyFrom(model)
+    for value in (*typed.graph.input, *typed.graph.output):
         if value.type.tensor_type.elem_type == TensorProto.FLOAT:
             value.type.tensor_type.elem_type = element
-    for tensor in made.graph.initializer:
+    for tensor in typed.graph.initializer:
         if tensor.data_type == TensorProto.FLOAT:
             array = numpy_helper.to_array(tensor).astype(helper.tensor_dtype_to_np_dtype(element))
             tensor.CopyFrom(numpy_helper.from_array(array, tensor.name))
-    return made
+    return typed

@@ -1,6 +1,6 @@
-"""GroupQueryAttention, one node, beside PyTorch."""
+"""GroupQueryAttention as one node, against PyTorch."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -15,13 +15,13 @@ from tests.gpu.one_node import TOLERANCE, VISIBLE, Place, distance, everywhere, 
 OPERATOR = "com.microsoft::GroupQueryAttention"
 
 LARGE = {
-    # Sizes that models have: kernels for a GPU are chosen by them.
-    "64 wide, every head its keys": cached.Kind(heads=8, kv_heads=8, width=64, scale=0.125),
+    # A GPU chooses its kernel by these sizes.
+    "64 wide, keys for every head": cached.Kind(heads=8, kv_heads=8, width=64, scale=0.125),
     "64 wide, 8 heads share": cached.Kind(heads=8, kv_heads=1, width=64, rotated=64, scale=0.125),
     "128 wide, 4 heads share": cached.Kind(
         heads=8, kv_heads=2, width=128, rotated=128, scale=128**-0.5, apart=True
     ),
-    "96 wide, a part turned": cached.Kind(width=96, rotated=48, scale=96**-0.5),
+    "96 wide, partial rotary": cached.Kind(width=96, rotated=48, scale=96**-0.5),
     "256 wide, softcap": cached.Kind(
         heads=4, kv_heads=1, width=256, rotated=256, softcap=3.0, scale=256**-0.5
     ),
@@ -42,7 +42,7 @@ LONG = {
     "long, sinks": cached.Kind(width=64, capacity=320, scale=0.125, sinks=True, window=128),
     "long, bias": cached.Kind(width=64, capacity=320, scale=0.125, biased=True),
 }
-"""Texts of more tokens than a kernel takes at once, in a buffer that is longer still."""
+"""More tokens than a kernel takes at once, in a buffer that is longer still."""
 
 RAGGED = Conversation(steps=[(6, 4), (1, 1), (1, 1)])
 LONG_CONVERSATION = Conversation(steps=[(290,), (3,), (1,), (1,)])
@@ -66,27 +66,24 @@ SLIPS: dict[str, Callable[[Any], Any]] = {
     "causal": lambda kind: hasattr(kind, "causal") and replace(kind, causal=not kind.causal),
     "sinks": lambda kind: getattr(kind, "sinks", False) and replace(kind, sinks=False),
 }
-"""What a kernel may leave out or take for something else; None where a kind has no such thing."""
+"""Mistakes that a kernel could make, as another kind; falsy if a kind cannot have the mistake."""
 
 
-def slips(kinds: dict[str, Any]) -> pytest.MarkDecorator:
-    """A test looks at each kind, and at each that it could be taken for."""
-    pairs = [
-        pytest.param(kind, wrong, id=f"{name}: {what}")
-        for name, kind in kinds.items()
-        for what, slip in SLIPS.items()
-        if (wrong := slip(kind))
-    ]
-    return pytest.mark.parametrize(("kind", "wrong"), pairs)
+def slips(kinds: dict[str, Any], steps: Conversation | None) -> Iterator[Any]:
+    """Each kind with each mistake, and the conversation that shows it; None without a cache."""
+    for name, kind in kinds.items():
+        for mistake, slip in SLIPS.items():
+            if wrong := slip(kind):
+                yield pytest.param(kind, wrong, steps, id=f"{name}: {mistake}")
 
 
 def talk(kind: cached.Kind, run: Run) -> list[NDArray[np.float32]]:
-    """All conversations, one after the other."""
-    return [part for each in cached.CONVERSATIONS.values() for part in each.run(kind, run)]
+    """Run all conversations, one after the other."""
+    return [part for steps in cached.CONVERSATIONS.values() for part in steps.run(kind, run)]
 
 
-def wanted(kind: cached.Kind, dtype: str) -> Run:
-    return rounded(cached.in_pytorch(kind), dtype)
+def reference(kind: cached.Kind, place: Place) -> Run:
+    return rounded(cached.in_pytorch(kind), place.dtype)
 
 
 @everywhere(OPERATOR)
@@ -94,7 +91,7 @@ def wanted(kind: cached.Kind, dtype: str) -> Run:
 def test_with_a_cache(name: str, place: Place) -> None:
     kind = CACHED[name]
     got = talk(kind, on(place, cached.graph(kind)))
-    assert distance(got, talk(kind, wanted(kind, place.dtype))) < TOLERANCE[place.dtype]
+    assert distance(got, talk(kind, reference(kind, place))) < TOLERANCE[place.dtype]
 
 
 @everywhere(OPERATOR, dtypes=("float32", "float16"))
@@ -103,17 +100,17 @@ def test_with_a_cache_that_is_extended_in_place(name: str, place: Place) -> None
     kind = CACHED[name]
     over = {} if kind.shared else cached.CACHE
     got = talk(kind, on(place, cached.graph(kind), in_place=over))
-    assert distance(got, talk(kind, wanted(kind, place.dtype))) < TOLERANCE[place.dtype]
+    assert distance(got, talk(kind, reference(kind, place))) < TOLERANCE[place.dtype]
 
 
 @everywhere(OPERATOR)
 @pytest.mark.parametrize("conversation", [LONG_CONVERSATION, LONG_RAGGED])
 @pytest.mark.parametrize("name", LONG)
-def test_over_long_texts(name: str, conversation: Conversation, place: Place) -> None:
+def test_over_long_sequences(name: str, conversation: Conversation, place: Place) -> None:
     kind = LONG[name]
     got = conversation.run(kind, on(place, cached.graph(kind)))
-    reference = conversation.run(kind, wanted(kind, place.dtype))
-    assert distance(got, reference) < TOLERANCE[place.dtype]
+    expected = conversation.run(kind, reference(kind, place))
+    assert distance(got, expected) < TOLERANCE[place.dtype]
 
 
 @everywhere(OPERATOR)
@@ -121,62 +118,49 @@ def test_over_long_texts(name: str, conversation: Conversation, place: Place) ->
 def test_without_a_cache(name: str, place: Place) -> None:
     kind = WHOLE[name]
     got = whole.run_rows(kind, on(place, whole.graph(kind)))
-    reference = whole.run_rows(kind, rounded(whole.in_pytorch(kind), place.dtype))
-    assert distance(got, reference) < TOLERANCE[place.dtype]
+    expected = whole.run_rows(kind, rounded(whole.in_pytorch(kind), place.dtype))
+    assert distance(got, expected) < TOLERANCE[place.dtype]
 
 
-@slips(CACHED)
-def test_a_slip_with_a_cache_is_seen_in_every_type(kind: cached.Kind, wrong: cached.Kind) -> None:
-    one, other = (RAGGED.run(each, cached.in_pytorch(each)) for each in (kind, wrong))
-    assert distance(other, one) > VISIBLE
+def in_pytorch(kind: Any, steps: Conversation | None) -> list[NDArray[np.float32]]:
+    if steps is None:
+        return list(whole.run_rows(kind, whole.in_pytorch(kind)))
+    return steps.run(kind, cached.in_pytorch(kind))
 
 
-@slips(LONG)
-def test_a_slip_over_a_long_text_is_seen_in_every_type(
-    kind: cached.Kind, wrong: cached.Kind
-) -> None:
-    one, other = (LONG_CONVERSATION.run(each, cached.in_pytorch(each)) for each in (kind, wrong))
-    assert distance(other, one) > VISIBLE
+@pytest.mark.parametrize(
+    ("kind", "wrong", "steps"),
+    [*slips(CACHED, RAGGED), *slips(LONG, LONG_CONVERSATION), *slips(WHOLE, None)],
+)
+def test_a_slip_is_seen_in_every_type(kind: Any, wrong: Any, steps: Conversation | None) -> None:
+    assert distance(in_pytorch(wrong, steps), in_pytorch(kind, steps)) > VISIBLE
 
 
-@slips(WHOLE)
-def test_a_slip_without_a_cache_is_seen_in_every_type(kind: whole.Kind, wrong: whole.Kind) -> None:
-    one, other = (whole.run_rows(each, whole.in_pytorch(each)) for each in (kind, wrong))
-    assert distance(other, one) > VISIBLE
+def without_lengths(run: Run) -> Run:
+    """A mistake: all rows are as long as the longest."""
+
+    def run_longest(inputs: Arrays) -> list[NDArray[np.float32]]:
+        longest = np.full_like(inputs["seqlens_k"], inputs["total"] - 1)
+        return run(inputs | {"seqlens_k": longest})
+
+    return run_longest
 
 
 @pytest.mark.parametrize("steps", [RAGGED, LONG_RAGGED], ids=["short", "long"])
 def test_lengths_that_are_not_read_are_seen_in_every_type(steps: Conversation) -> None:
-    kind = LONG["long"]
-    one, other = (
-        steps.run(kind, run) for run in (cached.in_pytorch(kind), deaf(cached.in_pytorch(kind)))
-    )
-    assert distance(other, one) > VISIBLE
-    encoder = WHOLE["64 wide"]
-    one, other = (
-        whole.run_rows(encoder, run)
-        for run in (whole.in_pytorch(encoder), deaf(whole.in_pytorch(encoder)))
-    )
-    assert distance(other, one) > VISIBLE
+    kind, encoder = LONG["long"], WHOLE["64 wide"]
+    deaf = without_lengths(cached.in_pytorch(kind))
+    assert distance(steps.run(kind, deaf), in_pytorch(kind, steps)) > VISIBLE
+    deaf = without_lengths(whole.in_pytorch(encoder))
+    assert distance(whole.run_rows(encoder, deaf), in_pytorch(encoder, None)) > VISIBLE
 
 
-def deaf(run: Run) -> Run:
-    """A way to compute it in which all rows are as long as the longest."""
-
-    def run_without_lengths(inputs: Arrays) -> list[NDArray[np.float32]]:
-        longest = np.full_like(inputs["seqlens_k"], inputs["total"] - 1)
-        return run(inputs | {"seqlens_k": longest})
-
-    return run_without_lengths
-
-
-def test_a_bias_that_is_the_first_row_s_for_all_is_seen_in_every_type() -> None:
+def test_the_first_row_s_bias_for_all_rows_is_seen_in_every_type() -> None:
     kind = FORMS["a bias for each row"]
-    reference = cached.in_pytorch(kind)
+    run = cached.in_pytorch(kind)
 
     def run_first(inputs: Arrays) -> list[NDArray[np.float32]]:
         bias = inputs["bias"]
-        return reference(inputs | {"bias": np.broadcast_to(bias[:1], bias.shape).copy()})
+        return run(inputs | {"bias": np.broadcast_to(bias[:1], bias.shape).copy()})
 
-    one, other = (RAGGED.run(kind, run) for run in (reference, run_first))
-    assert distance(other, one) > VISIBLE
+    assert distance(RAGGED.run(kind, run_first), in_pytorch(kind, RAGGED)) > VISIBLE

@@ -1,4 +1,4 @@
-"""A trained model in float16 on a device, beside PyTorch in float32 on the CPU."""
+"""A trained model in float16 on a device, against PyTorch in float32 on the CPU."""
 
 import shutil
 from collections.abc import Callable
@@ -30,15 +30,15 @@ TEXT = CHECKPOINT / "calibration.txt"
 POSITIONS, STEPS = 512, 96
 
 MEAN_KL = 1e-4
-"""In nats, at most. Float16 on the CPU is at 1e-6."""
+"""Largest mean KL divergence, in nats. Float16 on the CPU reaches 1e-6."""
 
 NEAR_TIE = THRESHOLDS["fp16"].near_tie or 0.0
-"""How far below the best a token may be that is chosen in its place."""
+"""Largest distance of a chosen token's logit from the best one."""
 
 
 @pytest.fixture(scope="module", params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def device(request: pytest.FixtureRequest) -> str:
-    """A device that the runtime computes on; of another one it says itself why it does not."""
+    """A device that the runtime can use; otherwise the test is skipped with its reason."""
     name: str = request.param
     try:
         choose_device(name, (name,), available_providers())
@@ -70,50 +70,50 @@ def model(device: str, bundle: Bundle) -> Decoder:
 
 @cache
 def reference(ids: tuple[int, ...]) -> Numbers:
-    """What PyTorch computes, in float32."""
+    """Logits of PyTorch in float32."""
     with torch.inference_mode():
         logits: Numbers = load_module(CHECKPOINT).eval()(torch.tensor([ids]))[0].float().numpy()
     return logits
 
 
-def mean_kl(wanted: Numbers, got: Numbers) -> float:
-    p, q = (torch.from_numpy(each).double().log_softmax(-1) for each in (wanted, got))
+def mean_kl(expected: Numbers, got: Numbers) -> float:
+    p, q = (torch.from_numpy(logits).double().log_softmax(-1) for logits in (expected, got))
     return float((p.exp() * (p - q)).sum(-1).mean())
 
 
 def below_the_best(logits: Numbers, chosen: NDArray[np.integer[Any]]) -> Numbers:
-    """How far each chosen token is below the best; zero where it is the best."""
-    taken: Numbers = np.take_along_axis(logits, chosen[:, None], axis=-1)[:, 0]
-    return np.asarray(logits.max(-1) - taken, np.float32)
+    """How far each chosen token's logit is below the best one."""
+    own: Numbers = np.take_along_axis(logits, chosen[:, None], axis=-1)[:, 0]
+    return np.asarray(logits.max(-1) - own, np.float32)
 
 
-def test_logits_of_a_text_are_those_of_pytorch(model: Decoder, device: str) -> None:
+def test_logits_are_those_of_pytorch(model: Decoder, device: str) -> None:
     assert model.tokenizer is not None
     ids = tuple(model.tokenizer.encode(TEXT.read_text()))[:POSITIONS]
-    wanted, got = reference(ids), model.logits(ids)
-    assert mean_kl(wanted, got) <= MEAN_KL
-    # Not those of float32, and a shift of one token would be seen.
-    assert np.abs(got - wanted).max() > 1e-4
-    assert mean_kl(wanted[:-1], got[1:]) > 100 * MEAN_KL
-    gaps = below_the_best(wanted, got.argmax(-1))
+    expected, got = reference(ids), model.logits(ids)
+    assert mean_kl(expected, got) <= MEAN_KL
+    # They are not those of float32, and a shift by one token would show.
+    assert np.abs(got - expected).max() > 1e-4
+    assert mean_kl(expected[:-1], got[1:]) > 100 * MEAN_KL
+    gaps = below_the_best(expected, got.argmax(-1))
     assert gaps.max() <= NEAR_TIE
     print(f"{device}: {(gaps > 0).sum()} near ties in {len(ids)}")
     assert (gaps > 0).mean() < 0.01
 
 
-def test_greedy_text_is_that_of_pytorch_but_for_near_ties(model: Decoder, device: str) -> None:
+def test_greedy_tokens_are_those_of_pytorch_but_for_near_ties(model: Decoder, device: str) -> None:
     assert model.tokenizer is not None
     ids = list(model.tokenizer.encode(PROMPT))
     prompts = [ids, ids[:3]]
     done = model.generate(prompts, max_new_tokens=STEPS, ignore_eos=True)
     for prompt, completion in zip(prompts, done, strict=True):
         tokens = completion.tokens
-        wanted = reference((*prompt, *tokens))[len(prompt) - 1 : -1]
-        gaps = below_the_best(wanted, np.array(tokens))
+        expected = reference((*prompt, *tokens))[len(prompt) - 1 : -1]
+        gaps = below_the_best(expected, np.array(tokens))
         assert gaps.max() <= NEAR_TIE
         print(f"{device}: {(gaps > 0).sum()} near ties in {len(tokens)}")
         assert (gaps > 0).mean() < 0.05
-        assert below_the_best(wanted, np.roll(tokens, 1)).max() > NEAR_TIE
+        assert below_the_best(expected, np.roll(tokens, 1)).max() > NEAR_TIE
 
 
 def test_verify_passes(bundle: Bundle, device: str) -> None:

@@ -1,4 +1,4 @@
-"""Products and look-ups of weights in 4 and 8 bits, one node, beside what the codes stand for."""
+"""Products and look-ups of low-bit weights as one node, against the values of the codes."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -25,10 +25,10 @@ from ortolan.export.quantize.blocks import Codes, dequantize
 from ortolan.export.scheme import BITS, Scheme
 
 ROWS, WIDTH = 96, 512
-"""Of a weight: two groups at least."""
+"""Shape of a weight, with at least two groups in a row."""
 
-TOKENS = {"one": (1, 1), "three texts": (3, 1), "a prompt": (1, 37)}
-"""Kernels for a GPU are chosen by their number."""
+TOKENS = {"one": (1, 1), "three rows": (3, 1), "a prompt": (1, 37)}
+"""Shapes of the activations; a GPU chooses its kernel by the number of tokens."""
 
 IDS = np.array([[0, ROWS - 1, 2], [2, 1, 50]])
 
@@ -36,7 +36,7 @@ every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 
 
 def codes_of(scheme: Scheme, dtype: str = "float32") -> Codes:
-    """Codes with scales that a type has."""
+    """Random codes whose scales are exact in a type."""
     codes = random_codes(scheme, rows=ROWS, inputs=WIDTH)
     return replace(codes, scales=codes.scales.to(getattr(torch, dtype)).float())
 
@@ -47,7 +47,7 @@ def activations(tokens: tuple[int, int]) -> Arrays:
 
 def product_graph(codes: Codes) -> ModelProto:
     arrays = packed(codes)
-    # Level 0: a GPU has no levels, and on the CPU activations are not rounded.
+    # Level 0 does not round activations on the CPU; a GPU has no levels.
     node = matmul_nbits(codes, ["x", *arrays], accuracy_level=0)
     constants = [constant(name, array) for name, array in arrays.items()]
     return graph([node], constants, activations((1, 1)))
@@ -83,8 +83,8 @@ def test_product(scheme: Scheme, tokens: tuple[int, int], place: Place) -> None:
     model = product_graph(codes)
     for value in (*model.graph.input, *model.graph.output):
         value.type.tensor_type.ClearField("shape")
-    wanted = rounded(product(codes), place.dtype)(x)
-    assert distance(on(place, model)(x), wanted) < TOLERANCE[place.dtype]
+    expected = rounded(product(codes), place.dtype)(x)
+    assert distance(on(place, model)(x), expected) < TOLERANCE[place.dtype]
 
 
 @everywhere("com.microsoft::GatherBlockQuantized")

@@ -1,4 +1,4 @@
-"""Norms, one node, beside plain formulas in float64."""
+"""Norms as one node, against plain formulas in float64."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ Array = NDArray[np.float64]
 
 
 class Norm(NamedTuple):
-    """What a node computes of `x`, of `skip` too where it has one, and weights."""
+    """A node and its formula over `x`, perhaps `skip`, and weights."""
 
     domain: str
     inputs: tuple[str, ...]
@@ -23,7 +23,7 @@ class Norm(NamedTuple):
 
 
 class Case(NamedTuple):
-    """Activations of tokens: how many, their deviation, and what one of them is multiplied by."""
+    """Activations: width, deviation, and the factor of one channel."""
 
     width: int
     deviation: float
@@ -53,12 +53,12 @@ NORMS = {
 }
 
 CASES = {
-    "as after an embedding": Case(64, 1.0),
+    "after an embedding": Case(64, 1.0),
     "wide": Case(4096, 1.0),
     "of a head": Case(128, 1.0, epsilon=1e-6),
-    # The square of one is more than float16 holds.
+    # The square of one number overflows float16.
     "large": Case(576, 2000.0),
-    # So is the sum of the squares, where each of them is not.
+    # The sum of the squares does, but no single square.
     "many": Case(4096, 100.0),
     "one massive channel": Case(2048, 1.0, outlier=300.0),
     "small": Case(256, 0.01, epsilon=1e-4),
@@ -70,10 +70,11 @@ def graph(operator: str, case: Case) -> ModelProto:
     node = helper.make_node(
         operator, norm.inputs, norm.outputs, domain=norm.domain, epsilon=case.epsilon
     )
-    made = helper.make_graph(
+    inputs = arrays_of(norm, case)
+    proto = helper.make_graph(
         [node],
         "norm",
-        [value(name, TensorProto.FLOAT, array.shape) for name, array in given(norm, case).items()],
+        [value(name, TensorProto.FLOAT, array.shape) for name, array in inputs.items()],
         [
             value(name, TensorProto.FLOAT, ["batch", "sequence", case.width])
             for name in norm.outputs
@@ -81,10 +82,10 @@ def graph(operator: str, case: Case) -> ModelProto:
         ],
     )
     opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(made, opset_imports=opsets, ir_version=10)
+    return helper.make_model(proto, opset_imports=opsets, ir_version=10)
 
 
-def given(norm: Norm, case: Case) -> Arrays:
+def arrays_of(norm: Norm, case: Case) -> Arrays:
     random = np.random.default_rng(2)
     arrays: Arrays = {}
     for name in norm.inputs:
@@ -101,21 +102,21 @@ def formula(operator: str, epsilon: float) -> Run:
     def run(inputs: Arrays) -> list[NDArray[np.float32]]:
         norm = NORMS[operator]
         arrays: list[Any] = [np.asarray(inputs[name], np.float64) for name in norm.inputs]
-        return [each.astype(np.float32) for each in norm.formula(*arrays, epsilon=epsilon)]
+        return [out.astype(np.float32) for out in norm.formula(*arrays, epsilon=epsilon)]
 
     return run
 
 
-def check(operator: str, name: str, place: Place) -> None:
-    case, norm = CASES[name], NORMS[operator]
-    arrays = given(norm, case)
-    got = on(place, graph(operator, case))(arrays)
-    wanted = rounded(formula(operator, case.epsilon), place.dtype)(arrays)
-    assert np.isfinite(got[0]).all()
-    assert distance(got, wanted) < TOLERANCE[place.dtype]
-
-
 every_case = pytest.mark.parametrize("name", CASES)
+
+
+def check(operator: str, name: str, place: Place) -> None:
+    case = CASES[name]
+    arrays = arrays_of(NORMS[operator], case)
+    got = on(place, graph(operator, case))(arrays)
+    expected = rounded(formula(operator, case.epsilon), place.dtype)(arrays)
+    assert np.isfinite(got[0]).all()
+    assert distance(got, expected) < TOLERANCE[place.dtype]
 
 
 @everywhere("ai.onnx::LayerNormalization")
@@ -126,7 +127,7 @@ def test_layer_norm(name: str, place: Place) -> None:
 
 @everywhere("ai.onnx::RMSNormalization")
 @every_case
-def test_norm_by_root_mean_square(name: str, place: Place) -> None:
+def test_rms_norm(name: str, place: Place) -> None:
     check("RMSNormalization", name, place)
 
 
@@ -139,12 +140,11 @@ def test_sum_and_its_norm(name: str, place: Place) -> None:
 @pytest.mark.parametrize("operator", NORMS)
 @every_case
 def test_an_input_that_is_not_read_is_seen_in_every_type(operator: str, name: str) -> None:
-    arrays = given(NORMS[operator], CASES[name])
+    arrays = arrays_of(NORMS[operator], CASES[name])
     run = formula(operator, CASES[name].epsilon)
-    wanted = run(arrays)
-    for left_out in NORMS[operator].inputs:
-        other = 0.0 if left_out == "b" else 1.0
-        got = run(arrays | {left_out: np.full_like(arrays[left_out], other)})
-        assert distance(got, wanted) > VISIBLE
+    expected = run(arrays)
+    for unread in NORMS[operator].inputs:
+        neutral = np.full_like(arrays[unread], 0.0 if unread == "b" else 1.0)
+        assert distance(run(arrays | {unread: neutral}), expected) > VISIBLE
     if name == "small":
-        assert distance(formula(operator, 1e-12)(arrays), wanted) > VISIBLE
+        assert distance(formula(operator, 1e-12)(arrays), expected) > VISIBLE

@@ -1,4 +1,4 @@
-"""Where onnxruntime computes each node of a bundle, by its own record, and where the table says."""
+"""Where onnxruntime computes each node of a bundle, against the table of kernels."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -26,7 +26,7 @@ from ortolan.runtime.inspect.placement import node_kinds, placement
 Device = Literal["cpu", "cuda"]
 
 Nodes = Counter[tuple[str, str, str]]
-"""Nodes by operator, type of what decides, and provider."""
+"""Nodes by operator, type of the decisive input, and provider."""
 
 MODULES: dict[str, Callable[[], TransformerModel]] = {
     "llama": lambda: tiny_models.decoder(tiny_models.llama()),
@@ -62,13 +62,13 @@ CASES = [
 ]
 
 SIZES = {"batch": 1, "capacity": 16, "rows": 1}
-"""Of axes that have a name; others are as long as the text."""
+"""Sizes of named axes; others have the 3 tokens of the text."""
 
 NUMBERS = {"seqlens_k": 2, "total_sequence_length": 3, "lengths": 3}
-"""A text of three tokens, each of them 0."""
+"""Numbers for three tokens; other inputs are 0."""
 
 CONVERSIONS = frozenset({"Cast", "CastLike", "MemcpyFromHost", "MemcpyToHost"})
-"""What onnxruntime puts between nodes of different types, or on different devices."""
+"""Nodes that onnxruntime puts between types or devices."""
 
 
 @pytest.fixture(scope="module")
@@ -76,10 +76,10 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], B
     @cache
     def export(name: str, precision: str) -> Bundle:
         out = tmp_path_factory.mktemp("placed") / "bundle"
-        device, chosen = PRECISIONS[precision]
+        device, numbers = PRECISIONS[precision]
         options = ortolan.ExportOptions(allow_poor=True)
         bundle: Bundle = ortolan.export(
-            MODULES[name](), out, device=device, precision=chosen, options=options
+            MODULES[name](), out, device=device, precision=numbers, options=options
         )
         return bundle
 
@@ -87,7 +87,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], B
 
 
 def recorded(bundle: Bundle, device: str, folder: Path, level: str) -> Nodes:
-    """What onnxruntime writes of each node of a run, conversions apart."""
+    """The nodes in onnxruntime's own profile of a run, without conversions."""
     options = ort.SessionOptions()
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, level)
     options.log_severity_level = 3
@@ -109,11 +109,11 @@ def recorded(bundle: Bundle, device: str, folder: Path, level: str) -> Nodes:
     session.run_with_iobinding(binding)
     events = msgspec.json.decode(Path(session.end_profiling()).read_bytes())
     return Counter(
-        (name, types[min(decisive.get(name, 0), len(types) - 1)], each["args"]["provider"])
-        for each in events
-        if each["cat"] == "Node" and each["name"].endswith("_kernel_time")
-        if (name := each["args"]["op_name"]) not in CONVERSIONS
-        if (types := [_dtype(next(iter(x))) for x in each["args"]["input_type_shape"] if x])
+        (name, types[min(decisive.get(name, 0), len(types) - 1)], event["args"]["provider"])
+        for event in events
+        if event["cat"] == "Node" and event["name"].endswith("_kernel_time")
+        if (name := event["args"]["op_name"]) not in CONVERSIONS
+        if (types := [_dtype(next(iter(x))) for x in event["args"]["input_type_shape"] if x])
     )
 
 
@@ -125,8 +125,8 @@ def _dtype(name: str) -> str:
 
 
 def predicted(bundle: Bundle, device: str) -> Nodes:
-    """What the table says of the same nodes."""
-    lost = {(each.operator, each.dtype): each for each in placement(bundle, device).misplaced}
+    """Where the table places the nodes."""
+    lost = {(kind.operator, kind.dtype): kind for kind in placement(bundle, device).misplaced}
     (graph,) = bundle.manifest.graphs.values()
     nodes: Nodes = Counter()
     for kind, count in node_kinds(parse_model(bundle.read(graph.file)).graph).items():
@@ -136,14 +136,14 @@ def predicted(bundle: Bundle, device: str) -> Nodes:
         match lost.get((kind.operator, kind.dtype)):
             case None:
                 nodes[name, kind.dtype, PROVIDERS[device]] += count
-            case each:
-                dtype = "float32" if each.fallback == "float32" else kind.dtype
+            case misplaced:
+                dtype = "float32" if misplaced.fallback == "float32" else kind.dtype
                 nodes[name, dtype, PROVIDERS["cpu"]] += count
     return nodes
 
 
 def of_floats(nodes: Nodes) -> Nodes:
-    """Without what counts, which onnxruntime computes where it likes."""
+    """Leave out nodes of integers, which onnxruntime computes where it likes."""
     return Counter({node: count for node, count in nodes.items() if node[1] in ELEMENTS})
 
 
@@ -166,14 +166,14 @@ def test_every_node_is_where_the_table_says(
         expected, found = without_bodies(expected, found)
         expected = widened_where_alone(expected, found)
     assert found == expected
-    # Fused, there are others; those that are left are still where they were.
+    # With fusions there are other nodes; the rest are where they were.
     names = {node[0] for node in expected}
     fused = of_floats(recorded(bundle, device, tmp_path, "ORT_ENABLE_ALL"))
     assert {node for node in fused if node[0] in names} <= set(expected)
 
 
 def without_bodies(expected: Nodes, found: Nodes) -> tuple[Nodes, Nodes]:
-    """Leave out functions that have a kernel in float32 alone: their bodies are computed."""
+    """Leave out functions without a kernel in float16, whose bodies are computed instead."""
     bodies = Counter({node: n for node, n in expected.items() if node[0] == "Gelu"})
     assert not found.keys() & bodies
     parts = {"Div", "Erf", "Mul", "Pow", "Sqrt", "Sum", "Tanh"} if bodies else set()
@@ -184,9 +184,9 @@ def without_bodies(expected: Nodes, found: Nodes) -> tuple[Nodes, Nodes]:
 
 
 def widened_where_alone(expected: Nodes, found: Nodes) -> Nodes:
-    """With single nodes in float32 that have a kernel in float16, as all around them have none.
+    """Move single float16 nodes to float32 if all nodes around them have no float16 kernel.
 
-    onnxruntime saves conversions so, on the CPU. No node is in float16 that the table has not.
+    On the CPU, onnxruntime saves conversions like this. It never moves a node to float16.
     """
     moved: Nodes = Counter()
     for node, count in expected.items():

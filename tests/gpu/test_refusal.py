@@ -1,4 +1,4 @@
-"""What is true of this version where everything for CUDA is there."""
+"""This version refuses CUDA even where everything for it is installed."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 
 @pytest.fixture
 def bundle(tmp_path: Path) -> Path:
-    """A bundle that says it was made for CUDA as well."""
+    """A bundle whose manifest names CUDA as well."""
     folder = tmp_path / "bundle"
     manifest = tiny_bundle.write(folder)
     both = msgspec.structs.replace(manifest, devices=("cpu", "cuda"))
@@ -28,6 +28,6 @@ def test_onnxruntime_offers_cuda() -> None:
     assert "CUDAExecutionProvider" in available_providers()
 
 
-def test_nothing_but_this_version_is_in_the_way_of_cuda(bundle: Path) -> None:
+def test_only_this_version_refuses_cuda(bundle: Path) -> None:
     with pytest.raises(DeviceError, match="on the CPU only"):
         load(bundle, device="cuda")

@@ -39,25 +39,6 @@ GPT2: dict[str, Any] = {
 
 STABLELM = LLAMA | {"model_type": "stablelm", "partial_rotary_factor": 0.5}
 
-MARIAN: dict[str, Any] = {
-    "model_type": "marian",
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "decoder_layers": 2,
-    "decoder_attention_heads": 4,
-    "decoder_ffn_dim": 48,
-    # The encoder is not built, but generation reads the number of layers from its size.
-    "encoder_layers": 2,
-    "encoder_attention_heads": 4,
-    "encoder_ffn_dim": 48,
-    "max_position_embeddings": 96,
-    "activation_function": "relu",
-    "scale_embedding": True,
-    "forced_eos_token_id": None,
-    "decoder_start_token_id": 0,
-    **NO_TOKENS,
-}
-
 
 def reference_model(
     values: dict[str, Any],

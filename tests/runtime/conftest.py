@@ -83,7 +83,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
 def exported(
     tmp_path_factory: pytest.TempPathFactory, quick_exports: None
 ) -> Callable[[str], Path]:
-    """The folder that holds the `bundle` and the `checkpoint` of a tiny translator's family."""
+    """Return a function that exports a tiny translator: folder with `bundle` and `checkpoint`."""
 
     @cache
     def folder(family: str) -> Path:

@@ -1,13 +1,14 @@
 """Changes files of a bundle and corrects its manifest, so that no hash gives them away."""
 
-import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tests.runtime.tiny_bundle import described
 
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.manifest import NAME
@@ -18,12 +19,10 @@ Json = Any
 def reseal(path: Path) -> None:
     """Write the sizes and hashes of the files in a folder to its manifest."""
     manifest = json.loads((path / NAME).read_text())
-    contents = {file.name: file.read_bytes() for file in sorted(path.iterdir()) if file.is_file()}
-    manifest["files"] = [
-        {"name": name, "size": len(data), "sha256": hashlib.sha256(data).hexdigest()}
-        for name, data in contents.items()
-        if name != NAME and not name.endswith(".seal")
-    ]
+    contents = {file.name: file.read_bytes() for file in path.iterdir() if file.is_file()}
+    listed = {name: data for name, data in contents.items() if not name.endswith(".seal")}
+    del listed[NAME]
+    manifest["files"] = msgspec.to_builtins(described(listed))
     (path / NAME).write_text(json.dumps(manifest))
 
 

@@ -1,4 +1,4 @@
-"""The tiny graph with something changed, read and checked as a bundle does it."""
+"""Changes to the tiny graph, which is read and checked as in a bundle."""
 
 from collections.abc import Callable
 from typing import Any
@@ -26,7 +26,7 @@ def changed(change: Change) -> bytes:
 
 
 def checked(data: bytes) -> GraphSummary:
-    """Read a graph whose manifest names every form of node that it holds."""
+    """Read a graph with a manifest that names all its forms of nodes."""
     summary = onnx_graph.read(data, file="decoder.onnx")
     manifest = msgspec.structs.replace(MANIFEST, foreign_operators=summary.foreign)
     check_graph("decoder", summary, manifest, file="decoder.onnx")

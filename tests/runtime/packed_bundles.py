@@ -1,6 +1,6 @@
-"""Tiny bundles: in fp32 as they are, and with their products in 4 bits, or in 8 for prompts.
+"""Tiny bundles in fp32, and with products in 4 bits, or in 8 for prefill.
 
-The quantized one reads its embedding and its head from one tensor, as real ones do.
+The quantized one shares a tensor between embedding and head, as real ones do.
 """
 
 import hashlib
@@ -11,6 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, TensorProto, helper, load_model
+from tests.runtime.tiny_bundle import described, external
 from tests.runtime.tiny_decoder import (
     ALIGNMENT,
     BOS,
@@ -24,7 +25,7 @@ from tests.runtime.tiny_decoder import (
 from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import File, Tokens
+from ortolan.runtime.bundle.manifest import Tokens
 
 BITS = 4
 
@@ -41,8 +42,8 @@ def write(
     """Write a bundle: `fp32`, `split`, `recurrent`, `recurrent-split`, `by-token`, `int4`,
     `int4-split`, `int4-by-token` or `int8-prefill`.
 
-    Those by token are recurrent. The last one has products in 4 bits too, for steps. Groups of more
-    than 32 weights are longer than a row of the embedding, which stays float.
+    Those by token are recurrent. The last one has products in 4 bits for decode steps. With a group
+    size above 32, longer than a row of the embedding, the embedding stays float.
     """
     write_bundle(
         folder,
@@ -60,7 +61,7 @@ def write(
 
 
 def _quantize(folder: Path, group: int, *, is_scaled: bool) -> None:
-    """Exchange each MatMul for MatMulNBits over random codes, in all graphs of a bundle.
+    """Replace each MatMul by MatMulNBits over random codes, in all graphs of a bundle.
 
     With `is_scaled` the prefill graph has DynamicQuantizeMatMul instead.
     """
@@ -74,15 +75,12 @@ def _quantize(folder: Path, group: int, *, is_scaled: bool) -> None:
     weights = f"weights-{hashlib.sha256(blob).hexdigest()[:16]}.bin"
     for name, model in models.items():
         is_prefill = is_scaled and name == manifest.graphs["prefill"].file
-        _exchange(model, scaled if is_prefill else tensors, weights, group)
+        _replace(model, scaled if is_prefill else tensors, weights, group)
         (folder / name).write_bytes(model.SerializeToString(deterministic=True))
     old.unlink()
     (folder / weights).write_bytes(blob)
-    files = tuple(
-        File(name=path.name, size=path.stat().st_size, sha256=_sha256(path))
-        for path in sorted(folder.iterdir())
-        if path.name != manifest_file.NAME
-    )
+    paths = [path for path in folder.iterdir() if path.name != manifest_file.NAME]
+    files = described({path.name: path.read_bytes() for path in paths})
     graphs = dict(manifest.graphs)
     if is_scaled:
         graphs["prefill"] = msgspec.structs.replace(graphs["prefill"], min_new_tokens=2)
@@ -91,7 +89,7 @@ def _quantize(folder: Path, group: int, *, is_scaled: bool) -> None:
 
 
 def _quantized(model: ModelProto, blob: bytearray, group: int) -> list[TensorProto]:
-    """Append random codes and scales for the weight of each MatMul to the blob."""
+    """Append random codes and scales for each MatMul to the blob."""
     random = np.random.default_rng(0)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     tensors = []
@@ -114,7 +112,7 @@ def _quantized(model: ModelProto, blob: bytearray, group: int) -> list[TensorPro
 
 
 def _scaled(model: ModelProto, blob: bytearray) -> list[TensorProto]:
-    """Append random codes of 8 bits and a scale for each output, for the weight of each MatMul."""
+    """Append random 8-bit codes, and a scale for each output, for each MatMul to the blob."""
     random = np.random.default_rng(1)
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     tensors = []
@@ -130,16 +128,12 @@ def _append(
     blob: bytearray, name: str, array: NDArray[np.generic], dtype: TensorProto.DataType
 ) -> TensorProto:
     blob += bytes(-len(blob) % ALIGNMENT)
-    tensor = TensorProto(
-        name=name, dims=array.shape, data_type=dtype, data_location=TensorProto.EXTERNAL
-    )
-    for key, value in (("offset", len(blob)), ("length", array.nbytes)):
-        tensor.external_data.add(key=key, value=f"{value}")
+    tensor = external(name, array.shape, "", len(blob), array.nbytes, dtype)
     blob += array.tobytes()
     return tensor
 
 
-def _exchange(model: ModelProto, tensors: list[TensorProto], weights: str, group: int) -> None:
+def _replace(model: ModelProto, tensors: list[TensorProto], weights: str, group: int) -> None:
     shapes = {tensor.name: tuple(tensor.dims) for tensor in model.graph.initializer}
     nodes = [_node(node, tensors, shapes, group) for node in model.graph.node]
     used = {name for node in nodes for name in node.input}
@@ -192,7 +186,3 @@ def _node(
             bits=BITS,
         )
     return node
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -97,7 +97,7 @@ def test_copying_compares_the_hash_of_the_bytes_it_uses(
     data = bytearray(weights.read_bytes())
     data[100] ^= 1
     weights.write_bytes(data)
-    load(folder, threads=1)  # nobody has read them
+    load(folder, threads=1)  # mapped weights are not hashed
     with pytest.raises(BundleFileError, match=r"^weights-.*: expected sha256 "):
         load(folder, threads=1, weights="copy")
 

@@ -1,9 +1,10 @@
-"""The smallest bundle that is complete: every kind of file, and a graph of six nodes.
+"""The smallest complete bundle: every kind of file, and a graph of six nodes over zeros.
 
-The graph is written with `onnx` and never run. Its weights are zeros.
+The graph is never run.
 """
 
 import hashlib
+from collections.abc import Mapping
 from pathlib import Path
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
@@ -26,7 +27,7 @@ CACHE_SHAPE = ("batch", KV_HEADS, "capacity", HEAD_WIDTH)
 
 
 def write(folder: Path, contents: dict[str, bytes] | None = None) -> Manifest:
-    """Write the bundle; `contents` replaces those of some files."""
+    """Write the bundle; `contents` replaces some files."""
     files = files_of(model()) | (contents or {})
     manifest = manifest_of(files)
     folder.mkdir()
@@ -44,6 +45,14 @@ def files_of(graph: ModelProto) -> dict[str, bytes]:
         "tokenizer.json": b'{"version": "1.0"}',
         BLOB_NAME: BLOB,
     }
+
+
+def described(files: Mapping[str, bytes]) -> tuple[File, ...]:
+    """Return the entries of files in a manifest."""
+    return tuple(
+        File(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
+        for name, data in sorted(files.items())
+    )
 
 
 def manifest_of(files: dict[str, bytes]) -> Manifest:
@@ -71,10 +80,7 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
         tokens=Tokens(bos=1, eos=(2, 3), pad=0),
         tokenizer="tokenizer.json",
         certificate="certificate.json",
-        files=tuple(
-            File(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-            for name, data in sorted(files.items())
-        ),
+        files=described(files),
         provenance=Provenance(
             source_sha256="0" * 64, model_type="tiny", versions={"ortolan": "0.1.0"}
         ),
@@ -82,12 +88,9 @@ def manifest_of(files: dict[str, bytes]) -> Manifest:
 
 
 def model() -> ModelProto:
-    made: ModelProto = helper.make_model(
-        _graph(),
-        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)],
-        ir_version=10,
-    )
-    return made
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    model: ModelProto = helper.make_model(_graph(), opset_imports=opsets, ir_version=10)
+    return model
 
 
 def _graph() -> GraphProto:
@@ -156,10 +159,15 @@ def _initializers() -> list[TensorProto]:
 
 
 def external(
-    name: str, dims: tuple[int, ...], location: str, offset: int, length: int
+    name: str,
+    dims: tuple[int, ...],
+    location: str,
+    offset: int,
+    length: int,
+    dtype: int = TensorProto.FLOAT,
 ) -> TensorProto:
-    """Make a float32 tensor whose bytes are in another file."""
-    tensor = TensorProto(name=name, data_type=TensorProto.FLOAT, dims=dims)
+    """Return a tensor whose bytes are in another file."""
+    tensor = TensorProto(name=name, data_type=dtype, dims=dims)
     tensor.data_location = TensorProto.EXTERNAL
     for key, entry in (("location", location), ("offset", offset), ("length", length)):
         tensor.external_data.add(key=key, value=f"{entry}")

@@ -1,7 +1,7 @@
-"""A tiny decoder as a real bundle on disk, and the same decoder in plain numpy.
+"""A tiny decoder as a real bundle, and as a reference in numpy.
 
-The graph is written with `onnx.helper` and the reference with float64 arrays, apart from each
-other and from the exporter, so that tests of the runtime need neither PyTorch nor an export.
+The graph (by `onnx.helper`) and the reference (in float64) are independent of each other and of the
+exporter, so that tests of the runtime need neither PyTorch nor an export.
 
 Shape letters: S tokens, E width, H heads, K key and value heads, D head width, V vocabulary,
 P positions.
@@ -18,11 +18,12 @@ import tokenizers
 from numpy.typing import NDArray
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
 from tests.runtime.expected_weights import expected_weights
+from tests.runtime.tiny_bundle import described, external
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ortolan.runtime.bundle.manifest import File, Graph, Manifest, Provenance, State, Tokens
+from ortolan.runtime.bundle.manifest import Graph, Manifest, Provenance, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.verification.certificate import Certificate, Probe
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
@@ -52,7 +53,7 @@ class TinyDecoder:
     recurrent: bool
 
     def reference(self, ids: Sequence[int]) -> Floats:
-        """Logits of every position, `(S, V)`, computed at once and without a cache."""
+        """Return the logits of every position, `(S, V)`, without a cache."""
         return reference_logits(self.weights, ids, recurrent=self.recurrent)
 
 
@@ -73,10 +74,10 @@ def write_bundle(
     """Write a bundle with random weights.
 
     Args:
-        split: two graphs over the same weights in place of one.
-        recurrent: with a state of fixed size besides keys and values.
-        poisoned: an id whose embedding is not a number.
-        others: more files, by name.
+        split: two graphs over the same weights instead of one.
+        recurrent: add a state of fixed size.
+        poisoned: an id whose embedding is NaN.
+        others: more files by name.
     """
     weights = random_weights(seed, context_length)
     reference, sound = _certificate(weights, recurrent=recurrent), dict(weights)
@@ -105,13 +106,15 @@ def write_bundle(
         devices=devices,
         context_length=context_length,
         vocab_size=VOCABULARY,
-        graphs={role: Graph(file=f"{role}.onnx", sequence=each) for role, each in graphs.items()},
+        graphs={
+            role: Graph(file=f"{role}.onnx", sequence=length) for role, length in graphs.items()
+        },
         states=_states(recurrent=recurrent),
         weights=(blob_name,),
         tokens=Tokens() if tokens is None else tokens,
         tokenizer=None if tokenizer is None else "tokenizer.json",
         certificate=JSON_NAME,
-        files=_files(contents),
+        files=described(contents),
         provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
     )
     (folder / "manifest.json").write_bytes(encode(manifest))
@@ -124,17 +127,10 @@ def _poisoned(embedding: NDArray[np.float32], token: int) -> NDArray[np.float32]
     return changed
 
 
-def _files(contents: dict[str, bytes]) -> tuple[File, ...]:
-    return tuple(
-        File(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        for name, data in sorted(contents.items())
-    )
-
-
 def tokenizer_json(special: Sequence[str] = ("<bos>", "<eos>")) -> bytes:
-    """A tokenizer of the printable ASCII characters, one id each, and special tokens."""
+    """Return a tokenizer with an id for each printable ASCII character, and special tokens."""
     printable = [chr(code) for code in range(0x20, 0x7F)]
-    # ByteLevel writes a space as this letter
+    # the letter that ByteLevel uses for a space
     letters = ["\u0120" if letter == " " else letter for letter in printable]
     model = BPE(vocab={letter: index for index, letter in enumerate(letters)}, merges=[])
     tokenizer = tokenizers.Tokenizer(model)
@@ -145,7 +141,7 @@ def tokenizer_json(special: Sequence[str] = ("<bos>", "<eos>")) -> bytes:
 
 
 def random_weights(seed: int, positions: int) -> dict[str, NDArray[np.float32]]:
-    """Weights whose logits are some units apart, so that no choice of a token is close."""
+    """Return weights whose logits are far apart, so that no two tokens are nearly tied."""
     random = np.random.default_rng(seed)
 
     def matrix(rows: int, columns: int, gain: float = 1.0) -> NDArray[np.float32]:
@@ -167,7 +163,7 @@ def random_weights(seed: int, positions: int) -> dict[str, NDArray[np.float32]]:
 
 
 def assert_close(got: NDArray[Any], expected: NDArray[Any]) -> None:
-    """Compare logits: float32 with float64, or with sums in another order."""
+    """Compare float32 logits with float64, or with sums in another order."""
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=3e-4)
 
 
@@ -177,7 +173,7 @@ def assert_close(got: NDArray[Any], expected: NDArray[Any]) -> None:
 def reference_logits(
     weights: dict[str, NDArray[np.float32]], ids: Sequence[int], *, recurrent: bool = False
 ) -> Floats:
-    """Logits `(S, V)` in float64: one token after another, one head after another."""
+    """Compute logits `(S, V)` in float64, head by head and token by token."""
     table = {name: array.astype(np.float64) for name, array in weights.items()}
     hidden_SE = table["embedding"][list(ids)]
     if recurrent:
@@ -261,7 +257,9 @@ def _graph(
     for state in _states(recurrent=recurrent):
         inputs.append(_state_info(state.input, state))
         outputs.append(_state_info(state.output, state))
-    initializers = [_external(name, weights[name], *places[name], blob_name) for name in weights]
+    initializers = [
+        external(name, weights[name].shape, blob_name, *places[name]) for name in weights
+    ]
     initializers.append(helper.make_tensor("last_axis", TensorProto.INT64, [1], [-1]))
     nodes = [helper.make_node("Gather", ["embedding", "input_ids"], ["hidden.0"])]
     if recurrent:
@@ -310,9 +308,9 @@ def _layer(layer: int) -> list[NodeProto]:
 
 
 def _recurrence() -> list[NodeProto]:
-    """The running sum of the embeddings of a row, squashed and added to each.
+    """Add the squashed running sum of embeddings to each of them.
 
-    A node reads the old state after another has written the new one, as a graph may.
+    A node reads the old state after another has written the new one, as graphs may.
     """
     node = helper.make_node
     return [
@@ -320,7 +318,7 @@ def _recurrence() -> list[NodeProto]:
         node("CumSum", ["embedded", "axis"], ["new_sums"]),
         node("Slice", ["new_sums", "last_axis", "end", "first_axis"], ["new_sum"]),
         node("Add", ["past_sum", "new_sum"], ["present_sum"]),
-        # waits for the new state, and reads the old one only then
+        # reads the old state after the new one
         node("Mul", ["present_sum", "zero"], ["nothing"]),
         node("Add", ["past_sum", "nothing"], ["old_sum"]),
         node("Add", ["old_sum", "new_sums"], ["sums"]),
@@ -339,28 +337,13 @@ def _model(graph: GraphProto) -> ModelProto:
 
 
 def _pack(weights: dict[str, NDArray[np.float32]]) -> tuple[bytes, dict[str, tuple[int, int]]]:
-    """One blob, each weight at an aligned offset, and (offset, length) of each."""
+    """Pack weights at aligned offsets, and return the blob with (offset, length) by name."""
     blob, places = bytearray(), {}
     for name, array in weights.items():
         blob += bytes(-len(blob) % ALIGNMENT)
         places[name] = (len(blob), array.nbytes)
         blob += array.tobytes()
     return bytes(blob), places
-
-
-def _external(
-    name: str, array: NDArray[np.float32], offset: int, length: int, blob_name: str
-) -> TensorProto:
-    tensor = TensorProto(
-        name=name,
-        dims=array.shape,
-        data_type=TensorProto.FLOAT,
-        data_location=TensorProto.EXTERNAL,
-    )
-    for key, value in (("location", blob_name), ("offset", offset), ("length", length)):
-        entry = tensor.external_data.add()
-        entry.key, entry.value = key, str(value)
-    return tensor
 
 
 def _certificate(weights: dict[str, NDArray[np.float32]], *, recurrent: bool) -> Certificate:

@@ -1,12 +1,11 @@
-"""A tiny encoder as a real bundle on disk, and the same encoder in plain numpy.
+"""A tiny encoder as a real bundle, and as a reference in numpy.
 
-Every token hears of every other: its state depends on the mean of all tokens inside the length,
-so that padding which is not masked shows. Weights stand in the graph.
+The state of each token depends on the mean of all tokens within the length, which reveals unmasked
+padding. Weights are inside the graph.
 
 Shape letters: B batch, T tokens, E width, V vocabulary, L labels, C channels.
 """
 
-import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,12 +15,12 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
+from tests.runtime.tiny_bundle import described
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
 from ortolan.runtime.bundle.manifest import (
-    File,
     Graph,
     ImageSource,
     Manifest,
@@ -48,7 +47,7 @@ IMAGE = ImageSource(
 )
 
 OF_LABELS = ("labels", "tags", "scores")
-"""Kinds of output that have labels; the graph is the same."""
+"""Outputs with labels. All have the same graph."""
 
 SIZES = {
     **{"states": WIDTH, "logits": VOCABULARY, "embedding": WIDTH},
@@ -70,20 +69,20 @@ class TinyEncoder:
     kind: OutputKind
 
     def reference(self, ids: Sequence[int]) -> Floats:
-        """The output for one text, without batch and padding."""
+        """Compute the output for one text, without batch and padding."""
         table = {name: array.astype(np.float64) for name, array in self.weights.items()}
         x_TE = table["embedding"][list(ids)]
         states_TE = np.tanh(x_TE @ table["own"] + x_TE.mean(0) @ table["others"])
         return _head(table, states_TE, self.kind)
 
     def image_reference(self, pixels_CHW: NDArray[np.float32]) -> Floats:
-        """The output for one image."""
+        """Compute the output for one image."""
         table = {name: array.astype(np.float64) for name, array in self.weights.items()}
         states_TE = np.tanh(pixels_CHW.reshape(1, -1).astype(np.float64) @ table["pixels"])
         return _head(table, states_TE, self.kind)
 
     def map_reference(self, ids: Sequence[int]) -> Floats:
-        """Probabilities `(heads, T, T)`."""
+        """Compute attention probabilities `(heads, T, T)`."""
         x_TE = self.weights["embedding"].astype(np.float64)[list(ids)]
         scores_HTT = np.stack([x_TE @ x_TE.T, -(x_TE @ x_TE.T)])
         odds_HTT = np.exp(scores_HTT - scores_HTT.max(-1, keepdims=True))
@@ -105,7 +104,7 @@ def _head(table: dict[str, Floats], states_TE: Floats, kind: OutputKind) -> Floa
 
 
 def tokenizer_json() -> bytes:
-    """One id for each word; `[CLS]` and `[SEP]` are put around a text."""
+    """Return a tokenizer with an id for each word, and `[CLS]` and `[SEP]` around a text."""
     ids = {word: index for index, word in enumerate(WORDS)}
     tokenizer = tokenizers.Tokenizer(WordLevel(ids, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = Whitespace()
@@ -132,13 +131,13 @@ def write_bundle(
 
     Args:
         kind: of output.
-        image: what it takes, in place of text.
-        tokenizer: whether it has one.
-        maps: with a graph of attention maps.
+        image: input instead of text.
+        tokenizer: include one.
+        maps: include a graph of attention maps.
         labels: three names.
-        poisoned: an id whose embedding is not a number.
-        source: what the manifest says of inputs, where that is something else.
-        size: of the output, as the manifest says, where that is something else.
+        poisoned: an id whose embedding is NaN.
+        source: input in the manifest, if different from the graph.
+        size: output size in the manifest, if different from the graph.
     """
     weights = _weights()
     if poisoned is not None:
@@ -165,7 +164,7 @@ def write_bundle(
         tokens=Tokens() if image else Tokens(pad=0),
         tokenizer="tokenizer.json" if has_tokenizer else None,
         certificate="certificate.json",
-        files=files_of(contents),
+        files=described(contents),
         provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
         source=source or image or TextSource(max_tokens=MAX_TOKENS),
         output=Output(
@@ -173,21 +172,10 @@ def write_bundle(
         ),
         attention_maps=("encoder.0.self",) if maps else (),
     )
-    _write(folder, contents | {"manifest.json": encode(manifest)})
-    return TinyEncoder(path=folder, weights=weights, kind=kind)
-
-
-def files_of(contents: dict[str, bytes]) -> tuple[File, ...]:
-    return tuple(
-        File(name=name, size=len(data), sha256=hashlib.sha256(data).hexdigest())
-        for name, data in sorted(contents.items())
-    )
-
-
-def _write(folder: Path, contents: dict[str, bytes]) -> None:
     folder.mkdir(parents=True)
-    for name, data in contents.items():
+    for name, data in (contents | {"manifest.json": encode(manifest)}).items():
         (folder / name).write_bytes(data)
+    return TinyEncoder(path=folder, weights=weights, kind=kind)
 
 
 def _weights() -> dict[str, NDArray[np.float32]]:
@@ -247,7 +235,7 @@ def _text_inputs() -> list[ValueInfoProto]:
 
 
 def _embedded() -> list[NodeProto]:
-    """`x` `(B, T, E)`, and `inside` `(B, T)`, which is true within the length."""
+    """Compute `x`, `(B, T, E)`, and `inside`, `(B, T)`, which is true within the length."""
     node = helper.make_node
     return [
         node("Gather", ["embedding", "input_ids"], ["x"]),

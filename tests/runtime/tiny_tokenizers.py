@@ -31,7 +31,7 @@ CORPUS = [
 
 
 def byte_level() -> Library:
-    """As GPT-2, Llama 3 and Qwen: bytes spelled in letters, special and plain added tokens."""
+    """Like GPT-2, Llama 3 and Qwen: bytes spelled in letters, special and plain added tokens."""
     tokenizer = Library(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -52,7 +52,7 @@ def byte_level() -> Library:
 
 
 def sentencepiece(*, strips: bool = True) -> Library:
-    """As Llama 2, or as Gemma without the strip: ▁ for spaces, <0xNN> for unknown bytes."""
+    """Like Llama 2, or Gemma without the strip: ▁ for spaces, <0xNN> for unknown bytes."""
     alphabet = ["▁", "H", "e", "l", "o", "w", "r", "d", "é", "\ufffd", "日"]
     merges = [("l", "l"), ("▁", "▁"), ("H", "e"), ("o", "r"), ("▁", "w"), ("▁▁", "▁▁")]
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *alphabet]
@@ -82,7 +82,7 @@ def gemma() -> Library:
 
 
 def metaspace() -> Library:
-    """As T5 and XLM-R: the decoder itself drops the space before the first word."""
+    """Like T5 and XLM-R: the decoder drops the space before the first word."""
     tokenizer = Library(models.Unigram())
     tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
     tokenizer.decoder = decoders.Metaspace()
@@ -94,7 +94,7 @@ def metaspace() -> Library:
 
 
 def wordpiece() -> Library:
-    """As BERT: ## continues a word, and spaces before punctuation are cleaned up."""
+    """Like BERT: ## continues a word, and spaces before punctuation are removed."""
     tokenizer = Library(models.WordPiece(unk_token="[UNK]"))
     tokenizer.normalizer = normalizers.BertNormalizer()
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
@@ -107,7 +107,7 @@ def wordpiece() -> Library:
 
 
 def words() -> Library:
-    """No decoder: tokens are joined with spaces."""
+    """Without a decoder: tokens are joined with spaces."""
     tokenizer = Library(
         models.WordLevel({"<unk>": 0, "a": 1, "b c": 2, "": 3, "é": 7}, unk_token="<unk>")
     )
@@ -116,7 +116,7 @@ def words() -> Library:
 
 
 def suffixed() -> Library:
-    """As GPT-1: </w> ends a word. The last token decodes differently, so nothing streams."""
+    """Like GPT-1: </w> ends a word. The last token decodes differently, so nothing streams."""
     tokenizer = Library(models.BPE(unk_token="<unk>", end_of_word_suffix="</w>"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.decoder = decoders.BPEDecoder()
@@ -131,7 +131,7 @@ def suffixed() -> Library:
 
 
 def rewriting() -> Library:
-    """A decoder that rewrites the joined text, wherever tokens end."""
+    """A decoder that rewrites the joined text across tokens."""
     tokenizer = Library(models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "ab": 3}, unk_token="a"))
     tokenizer.decoder = decoders.Sequence([decoders.Fuse(), decoders.Replace("ab", "-")])
     return tokenizer
@@ -153,7 +153,7 @@ KINDS: dict[str, Callable[[], Library]] = {
 
 
 def saved(tokenizer: Library, **changes: Any) -> bytes:
-    """The file of a tokenizer, with some of its keys changed."""
+    """Return the file of a tokenizer, with some keys changed."""
     content: dict[str, Any] = json.loads(tokenizer.to_str())
     return json.dumps(content | changes).encode()
 
@@ -181,7 +181,7 @@ def pieces(kind: str, ids: Iterable[int], *, skip_special_tokens: bool = True) -
 
 
 def tokens_of(kind: str) -> st.SearchStrategy[list[int]]:
-    """Random ids; some in runs that make multi-byte characters, whole or broken."""
+    """Return random ids, some in runs of bytes that spell whole or broken characters."""
     each = st.integers(0, ours(kind).vocab_size - 1)
     texts = TEXTS.map(lambda text: ours(kind).encode(text, add_special_tokens=False))
     cut = st.tuples(texts, st.integers(0, 8), st.integers(0, 8)).map(lambda t: t[0][t[1] :][: t[2]])

@@ -1,7 +1,7 @@
-"""Encoder-decoders of transformers whose random weights give varied texts.
+"""Encoder-decoders of transformers with random weights that generate varied sequences.
 
-With weights of one size alone, a text of such a model is one token over and over, whatever the
-source: beams of it would show nothing.
+With weights of a single scale such a model repeats one token for every source, and beams would test
+nothing.
 """
 
 from pathlib import Path
@@ -23,25 +23,25 @@ SOURCES = ragged(*(1 + 7 * index % 19 for index in range(20)))
 """20 sources of 1 to 19 tokens."""
 
 EOS = tuple(range(2, 40, 3))
-"""Many ids end a text, since a random model rarely chooses a certain one."""
+"""Many EOS tokens, since a random model rarely chooses a particular one."""
 
 _LAYERS = {"encoder_layers": 1, "decoder_layers": 2}
 
 _T5 = T5 | {"num_decoder_layers": T5["num_layers"]}
-"""transformers makes a cache of as many layers as the encoder has."""
+"""transformers allocates as many cache layers as the encoder has."""
 
 FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "marian": ("MarianMTModel", MARIAN | _LAYERS, 0),
     "bart": ("BartForConditionalGeneration", BART | _LAYERS, 9),
     "t5": ("T5ForConditionalGeneration", _T5, 0),
-    # heads that a kernel takes
+    # head width that a kernel supports
     "t5wide": ("T5ForConditionalGeneration", _T5 | {"d_kv": 16}, 0),
 }
 """Class, config and seed."""
 
 
 def translator(family: str) -> PreTrainedModel:
-    """A random model whose next token depends on the source and on the last token."""
+    """Return a random model whose next token depends on the source and on the last token."""
     architecture, values, seed = FAMILIES[family]
     if family.startswith("t5"):
         return reference_model(values, architecture=architecture, spread=0.45)
@@ -59,23 +59,23 @@ def translator(family: str) -> PreTrainedModel:
 
 
 def reference(family: str) -> PreTrainedModel:
-    """Such a model, as `write_bundle` exports it."""
+    """Return the model that `write_bundle` exports."""
     model = translator(family)
     model.generation_config.eos_token_id = list(EOS)
     return model
 
 
 FORMS = ("marian", "bart", "t5", "marian-split", "t5wide-split")
-"""Families, with the graphs of a bundle where these are not unified."""
+"""Families, with the form of their graphs if not unified."""
 
 
 def family_of(form: str) -> str:
-    """The family of a form."""
+    """Return the family of a form."""
     return form.partition("-")[0]
 
 
 def write_bundle(form: str, folder: Path) -> None:
-    """Export such a model to `folder / "bundle"`, with a tokenizer of one letter a token."""
+    """Export a model to `folder / "bundle"`, with a tokenizer of single letters."""
     reference(family_of(form)).save_pretrained(folder / "checkpoint")
     made = tokenizer()
     made.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])

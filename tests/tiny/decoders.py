@@ -6,17 +6,20 @@ VOCABULARY = 97
 
 NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
+SMALL: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 2,
     "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
     "max_position_embeddings": 96,
     **NO_TOKENS,
+}
+
+LLAMA: dict[str, Any] = SMALL | {
+    "model_type": "llama",
+    "intermediate_size": 48,
+    "num_key_value_heads": 1,
+    "head_dim": 16,
 }
 
 GPT2: dict[str, Any] = {

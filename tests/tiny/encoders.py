@@ -7,7 +7,7 @@ from tests.tiny.decoders import VOCABULARY
 PAD = 1
 
 NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None}
-"""In place of ids beyond so small a vocabulary."""
+"""For families whose default ids are beyond this vocabulary."""
 
 BERT: dict[str, Any] = {
     "model_type": "bert",
@@ -80,61 +80,35 @@ T5: dict[str, Any] = {
     "decoder_start_token_id": PAD,
 }
 
-_ALL: tuple[dict[str, Any], ...] = (
-    BERT,
-    BERT | {"model_type": "roberta", "architectures": ["RobertaForMaskedLM"], "type_vocab_size": 1},
-    BERT | {"model_type": "camembert", "architectures": ["CamembertForMaskedLM"]},
-    BERT | {"model_type": "data2vec-text", "architectures": ["Data2VecTextForMaskedLM"]},
-    BERT | {"model_type": "ernie", "architectures": ["ErnieForMaskedLM"]},
-    BERT | {"model_type": "megatron-bert", "architectures": ["MegatronBertForMaskedLM"]},
-    BERT
-    | {
-        "model_type": "roberta-prelayernorm",
-        "architectures": ["RobertaPreLayerNormForMaskedLM"],
-    },
-    BERT | {"model_type": "xlm-roberta", "architectures": ["XLMRobertaForMaskedLM"]},
-    BERT | {"model_type": "xlm-roberta-xl", "architectures": ["XLMRobertaXLForMaskedLM"]},
-    BERT
-    | {
-        "model_type": "albert",
-        "architectures": ["AlbertForMaskedLM"],
-        "embedding_size": 16,
-        "num_hidden_groups": 1,
-    },
-    BERT | {"model_type": "electra", "architectures": ["ElectraForMaskedLM"], "embedding_size": 16},
-    BERT | {"model_type": "mpnet", "architectures": ["MPNetForMaskedLM"]},
-    BERT
-    | {
-        "model_type": "eurobert",
-        "architectures": ["EuroBertForMaskedLM"],
-        "num_key_value_heads": 1,
-        **NO_TOKENS,
-    },
-    BERT | {"model_type": "gte", "architectures": ["GteForMaskedLM"]},
-    BERT | {"model_type": "jina_embeddings_v3", "architectures": ["JinaEmbeddingsV3ForMaskedLM"]},
-    BERT
-    | {
-        "model_type": "modernbert",
-        "architectures": ["ModernBertForMaskedLM"],
-        "local_attention": 6,
-        **NO_TOKENS,
-    },
-    BERT | {"model_type": "big_bird", "architectures": ["BigBirdForMaskedLM"]},
-    BERT
-    | {
-        "model_type": "rembert",
-        "architectures": ["RemBertForMaskedLM"],
-        "input_embedding_size": 16,
-        "output_embedding_size": 24,
-        **NO_TOKENS,
-    },
-    BERT | {"model_type": "roformer", "architectures": ["RoFormerForMaskedLM"]},
-    BERT | {"model_type": "nomic_bert", "architectures": ["NomicBertForMaskedLM"]},
-    DISTILBERT,
-    VIT,
-    MARIAN,
-    *(
-        MARIAN | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
+_MASKED: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("Bert", {}),
+    "roberta": ("Roberta", {"type_vocab_size": 1}),
+    "camembert": ("Camembert", {}),
+    "data2vec-text": ("Data2VecText", {}),
+    "ernie": ("Ernie", {}),
+    "megatron-bert": ("MegatronBert", {}),
+    "roberta-prelayernorm": ("RobertaPreLayerNorm", {}),
+    "xlm-roberta": ("XLMRoberta", {}),
+    "xlm-roberta-xl": ("XLMRobertaXL", {}),
+    "albert": ("Albert", {"embedding_size": 16, "num_hidden_groups": 1}),
+    "electra": ("Electra", {"embedding_size": 16}),
+    "mpnet": ("MPNet", {}),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 1, **NO_TOKENS}),
+    "gte": ("Gte", {}),
+    "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
+    "modernbert": ("ModernBert", {"local_attention": 6, **NO_TOKENS}),
+    "big_bird": ("BigBird", {}),
+    "rembert": (
+        "RemBert",
+        {"input_embedding_size": 16, "output_embedding_size": 24, **NO_TOKENS},
+    ),
+    "roformer": ("RoFormer", {}),
+    "nomic_bert": ("NomicBert", {}),
+}
+
+_CONDITIONAL: dict[str, tuple[str, dict[str, Any]]] = {
+    **{
+        name: (classes, MARIAN)
         for name, classes in {
             "bart": "Bart",
             "blenderbot": "Blenderbot",
@@ -143,17 +117,24 @@ _ALL: tuple[dict[str, Any], ...] = (
             "pegasus": "Pegasus",
             "plbart": "PLBart",
         }.items()
-    ),
-    # The padding id has no position in transformers, so that a text cannot begin with it.
-    MARIAN
-    | {
-        "model_type": "m2m_100",
-        "architectures": ["M2M100ForConditionalGeneration"],
-        "decoder_start_token_id": 2,
     },
-    T5,
-    T5 | {"model_type": "mt5", "architectures": ["MT5ForConditionalGeneration"]},
-    T5 | {"model_type": "umt5", "architectures": ["UMT5ForConditionalGeneration"]},
+    # The padding id has no position in transformers, so a sequence cannot begin with it.
+    "m2m_100": ("M2M100", MARIAN | {"decoder_start_token_id": 2}),
+    "t5": ("T5", T5),
+    "mt5": ("MT5", T5),
+    "umt5": ("UMT5", T5),
+}
+
+_ALL: tuple[dict[str, Any], ...] = (
+    *(
+        BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
+        for name, (classes, values) in _MASKED.items()
+    ),
+    *(DISTILBERT, VIT, MARIAN),
+    *(
+        values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
+        for name, (classes, values) in _CONDITIONAL.items()
+    ),
 )
 
 ENCODERS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

@@ -50,14 +50,6 @@ RECURRENT_GEMMA = EVEN | {
     "block_types": ["recurrent", "attention"],
 }
 
-_ALL: tuple[dict[str, Any], ...] = (
-    LFM2,
-    QWEN3_5,
-    MAMBA,
-    FALCON_MAMBA,
-    MAMBA2,
-    GRANITE,
-    RECURRENT_GEMMA,
-)
+_ALL = (LFM2, QWEN3_5, MAMBA, FALCON_MAMBA, MAMBA2, GRANITE, RECURRENT_GEMMA)
 
 HYBRIDS: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

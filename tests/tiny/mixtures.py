@@ -72,23 +72,9 @@ GRANITEMOE_SWA = (
 HUNYUAN_V1_MOE = LLAMA | {"model_type": "hunyuan_v1_moe", "num_experts": 4, "moe_topk": 2}
 
 _ALL: tuple[dict[str, Any], ...] = (
-    MIXTRAL,
-    QWEN2_MOE,
-    QWEN3_MOE,
-    OLMOE,
-    FLEX_OLMO,
-    PHIMOE,
-    GRANITEMOE,
-    GRANITEMOESHARED,
-    GPT_OSS,
-    ERNIE4_5_MOE,
-    GLM4_MOE,
-    DOTS1,
-    SOLAR_OPEN,
-    EXAONE_MOE,
-    MINIMAX_M2,
-    GRANITEMOE_SWA,
-    HUNYUAN_V1_MOE,
+    *(MIXTRAL, QWEN2_MOE, QWEN3_MOE, OLMOE, FLEX_OLMO, PHIMOE, GRANITEMOE, GRANITEMOESHARED),
+    *(GPT_OSS, ERNIE4_5_MOE, GLM4_MOE, DOTS1, SOLAR_OPEN, EXAONE_MOE, MINIMAX_M2),
+    *(GRANITEMOE_SWA, HUNYUAN_V1_MOE),
 )
 
 MIXTURES: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

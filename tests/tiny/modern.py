@@ -18,15 +18,6 @@ YARN: dict[str, Any] = {
     "original_max_position_embeddings": 24,
 }
 
-LLAMA3: dict[str, Any] = {
-    "rope_type": "llama3",
-    "rope_theta": 500.0,
-    "factor": 8.0,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "original_max_position_embeddings": 48,
-}
-
 CAPS: dict[str, Any] = {
     "query_pre_attn_scalar": 24,
     "attn_logit_softcapping": 5.0,
@@ -44,7 +35,6 @@ QWEN3 = LLAMA | {"model_type": "qwen3"}
 SMOLLM3 = EVEN | {"model_type": "smollm3", "no_rope_layers": [1, 0]}
 GEMMA = LLAMA | {"model_type": "gemma"}
 GEMMA2 = LLAMA | MIXED | CAPS | {"model_type": "gemma2"}
-VAULTGEMMA = GEMMA2 | {"model_type": "vaultgemma"}
 GEMMA3 = (
     LLAMA
     | MIXED
@@ -59,45 +49,20 @@ GEMMA3 = (
 )
 OLMO = EVEN | {"model_type": "olmo", "clip_qkv": 0.8}
 OLMO2 = EVEN | {"model_type": "olmo2"}
-OLMO3 = (
-    EVEN
-    | MIXED
-    | {
-        "model_type": "olmo3",
-        "rope_parameters": {
-            "full_attention": YARN,
-            "sliding_attention": {"rope_type": "default", "rope_theta": 500.0},
-        },
-    }
-)
-EXAONE4 = EVEN | MIXED | {"model_type": "exaone4", "rope_parameters": LLAMA3}
 GRANITE = EVEN | FACTORS | {"model_type": "granite"}
 GRANITE_SWA = EVEN | MIXED | FACTORS | {"model_type": "granite_swa", "layer_rope_theta": [100.0, 0]}
-HYPERCLOVAX = LLAMA | FACTORS | {"model_type": "hyperclovax"}
 COHERE = EVEN | {"model_type": "cohere"}
 COHERE2 = EVEN | MIXED | {"model_type": "cohere2"}
-GLM = LLAMA | {"model_type": "glm", "head_dim": 32, "eos_token_id": 2}
-GLM4 = GLM | {"model_type": "glm4"}
 PHI3 = EVEN | {"model_type": "phi3"}
 SEED_OSS = LLAMA | {"model_type": "seed_oss"}
-CWM = (
-    LLAMA
-    | MIXED
-    | {"model_type": "cwm", "rope_parameters": LLAMA3, "bos_token_id": 1, "eos_token_id": 96}
-)
-MINISTRAL = LLAMA | MIXED | {"model_type": "ministral"}
 MINISTRAL3 = LLAMA | {
     "model_type": "ministral3",
     "rope_parameters": YARN | {"llama_4_scaling_beta": 0.1, "original_max_position_embeddings": 96},
 }
-INTERNLM3 = LLAMA | {"model_type": "internlm3"}
-IQUESTCODER = LLAMA | {"model_type": "iquestcoder"}
 ERNIE4_5 = LLAMA | {"model_type": "ernie4_5"}
-HELIUM = LLAMA | {"model_type": "helium"}
 HUNYUAN = LLAMA | {"model_type": "hunyuan_v1_dense"}
 NEMOTRON = LLAMA | {"model_type": "nemotron", "head_dim": 32}
 ARCEE = LLAMA | {"model_type": "arcee"}
-JAIS2 = LLAMA | {"model_type": "jais2"}
 NANOCHAT = EVEN | {"model_type": "nanochat", "final_logit_softcapping": 3.0}
 BITNET = EVEN | {"model_type": "bitnet"}
 
@@ -127,11 +92,9 @@ DEEPSEEK_V2 = DEEPSEEK_V3 | {"model_type": "deepseek_v2", "topk_method": "greedy
 GLM4_MOE_LITE = LATENT | _EXPERTS | {"model_type": "glm4_moe_lite"}
 
 _ALL = (
-    *(QWEN3, SMOLLM3, GEMMA, GEMMA2, VAULTGEMMA, GEMMA3, OLMO, OLMO2, OLMO3, EXAONE4),
-    *(GRANITE, GRANITE_SWA, HYPERCLOVAX, COHERE, COHERE2, GLM, GLM4, PHI3, SEED_OSS, CWM),
-    *(MINISTRAL, MINISTRAL3, INTERNLM3, IQUESTCODER, ERNIE4_5, HELIUM, HUNYUAN, NEMOTRON),
-    *(ARCEE, JAIS2, NANOCHAT, BITNET, YOUTU, MINICPM3),
-    *(DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
+    *(QWEN3, SMOLLM3, GEMMA, GEMMA2, GEMMA3, OLMO, OLMO2, GRANITE, GRANITE_SWA),
+    *(COHERE, COHERE2, PHI3, SEED_OSS, MINISTRAL3, ERNIE4_5, HUNYUAN, NEMOTRON),
+    *(ARCEE, NANOCHAT, BITNET, YOUTU, MINICPM3, DEEPSEEK_V2, DEEPSEEK_V3, GLM4_MOE_LITE),
 )
 
 MODERN: dict[str, dict[str, Any]] = {values["model_type"]: values for values in _ALL}

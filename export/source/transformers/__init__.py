@@ -1,4 +1,4 @@
-"""Any causal language model of transformers: built without weights, read under its own names."""
+"""Opens any causal language model of transformers, under its own weight names."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ from ortolan.export.source.transformers.adapter import (
     first_position,
     longest_context,
 )
-from ortolan.export.source.transformers.experts import WeightsInTurn
+from ortolan.export.source.transformers.experts import InterleavedWeights
 from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.rotary import pin_rotary, switches_after
 from ortolan.export.source.transformers.skeleton import build_skeleton, config_of
@@ -40,25 +40,11 @@ def open_transformers(
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
-    """Open a checkpoint of a causal language model that transformers has.
+    """Open a checkpoint. Same options and errors as `open_exportable`.
 
-    The reference is transformers' own forward, with its attention, masks and experts; what is
-    traced is the same model over a `State`. `pin_rotary` says what depends on `max_context`.
-
-    Args:
-        checkpoint: as it was published.
-        tokenizer: a tokenizer.json for it; the checkpoint's own by default.
-        max_context: tokens that have to fit; by default the model's own, or those of texts that all
-            have the same rotary frequencies.
-        accept_unknown: keys of config.json to ignore although nothing is known of them.
-
-    Raises:
-        CheckpointError: the files cannot be read.
-        ConfigError: transformers is not installed or does not have the model, or the model's
-            attention cannot be exported like this.
-        WeightError: names weights that are missing, unexpected or of the wrong shape.
-        OptionError: nothing says how many tokens have to fit.
-        TokenizerError: tokenizer.json is damaged, or belongs to another model.
+    The reference is transformers' own forward, with its attention, masks and experts. The trace is
+    of the same model over a `State`. By default the context is the model's own, or the longest one
+    in which all lengths have the same rotary frequencies; see `pin_rotary`.
     """
     reference = build_skeleton(checkpoint.values)
     if reference._can_set_experts_implementation():
@@ -70,7 +56,8 @@ def open_transformers(
     context = _context(reference, max_context, last)
     for model in (reference, traced):
         load_buffers(model, weights)
-    # Up to there the reference chooses for itself; beyond, probes are too short to choose by.
+    # Up to `last` the reference chooses frequencies itself. Beyond, probes are too short for it to
+    # choose those of the whole context.
     for model in (traced,) if last is None or context <= last else (traced, reference):
         pin_rotary(model, context)
     described = Described(
@@ -80,10 +67,10 @@ def open_transformers(
         sha256=checkpoint.sha256,
         folder=checkpoint.folder,
     )
-    _make_companions(checkpoint, with_tokenizer=tokenizer is None)
+    _write_companions(checkpoint, with_tokenizer=tokenizer is None)
     with _explained(described.model_type):
         adapter = TransformersModule(traced, context)
-        opened = open_empty(adapter, WeightsInTurn(weights), described, tokenizer=tokenizer)
+        opened = open_empty(adapter, InterleavedWeights(weights), described, tokenizer=tokenizer)
     return replace(
         opened,
         module=reference,
@@ -101,8 +88,8 @@ def _explained(model_type: str) -> Iterator[None]:
         yield
     except ConfigError as error:
         raise ConfigError(
-            f"{model_type}: expected a model that can be computed a step at a time over a State, "
-            f"got: {error} It needs a family of its own."
+            f"{model_type}: cannot be computed step by step over a State: {error} It needs a "
+            "family of its own."
         ) from error
 
 
@@ -110,27 +97,26 @@ def _forward(model: "PreTrainedModel", ids: Tensor | None) -> Tensor:
     if ids is None:
         raise TypeError("a decoder takes ids")
     first = first_position(model)
-    # Such a model does not count a token of the padding's id, which a text may hold.
-    given = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
-    out: Tensor = model(input_ids=ids[None], use_cache=False, **given).logits
+    # Such a model counts positions without padding, but a prompt may contain the padding's id.
+    positions = {"position_ids": torch.arange(first, first + len(ids))[None]} if first else {}
+    out: Tensor = model(input_ids=ids[None], use_cache=False, **positions).logits
     return out[0]
 
 
 def _context(model: "PreTrainedModel", max_context: int | None, last: int | None) -> int:
-    """Tokens that have to fit; by default those of texts that have the same frequencies."""
+    """Tokens that have to fit; by default as long as the frequencies stay the same."""
     longest = longest_context(model)
     if max_context is None and longest is None:
         raise OptionError(
-            f"{model.config.model_type}: expected max_context, since its config names no number of "
-            "positions, got none. Give the tokens that have to fit."
+            f"max_context: the config of {model.config.model_type} has no number of positions. "
+            "Pass the number of tokens that have to fit."
         )
     context = max_context
     if context is None:
         context = longest if last is None or longest is None else min(longest, last)
     if context is None or not 1 <= context <= (longest or context):
         raise OptionError(
-            f"max_context: expected 1 to {longest}, got {context}. "
-            "The model's positions reach no further."
+            f"max_context must be from 1 to {longest} (got {context}), the model's last position."
         )
     return context
 
@@ -138,16 +124,12 @@ def _context(model: "PreTrainedModel", max_context: int | None, last: int | None
 def _tokens(config: "PreTrainedConfig") -> Tokens:
     text = config.get_text_config()
     bos, eos, pad = (getattr(text, f"{name}_token_id", None) for name in ("bos", "eos", "pad"))
-    several = tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
-    return Tokens(
-        bos=bos,
-        eos=tuple(token for token in several if token is not None),
-        pad=pad,
-    )
+    ends = tuple(eos) if isinstance(eos, (list, tuple)) else (eos,)
+    return Tokens(bos=bos, eos=tuple(token for token in ends if token is not None), pad=pad)
 
 
-def _make_companions(checkpoint: Checkpoint, *, with_tokenizer: bool) -> None:
-    """Let a checkpoint that is a single file write what belongs beside it into its folder."""
+def _write_companions(checkpoint: Checkpoint, *, with_tokenizer: bool) -> None:
+    """Make a single-file checkpoint write its companions into its folder."""
     for name in COMPANIONS:
         if with_tokenizer or name != TOKENIZER:
             checkpoint.companion(name)

@@ -1,7 +1,7 @@
-"""What transformers asks of an attention: a function that attends, and one that makes its mask.
+"""Ortolan's attention for transformers: a function that attends, and one that makes its mask.
 
-The function hands queries, keys and values to the state of the step. The mask is a description of
-what a token sees; the state, which knows how long each text is, needs no other.
+The first hands queries, keys and values to the state of the step. The mask only describes what a
+token sees: the state knows the length of each row.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,58 +18,42 @@ from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.state import State
 
 NAME = "ortolan"
-"""What transformers knows this attention by."""
+"""Name of this attention in transformers."""
 
 INERT = frozenset(
-    (
-        "cache_position",
-        "cu_seq_lens_k",
-        "cu_seq_lens_q",
-        "cumulative_seqlens_k",
-        "cumulative_seqlens_q",
-        "dropout",
-        "is_causal",
-        "labels",
-        "logits_to_keep",
-        "max_length_k",
-        "max_length_q",
-        "max_seqlen_k",
-        "max_seqlen_q",
-        "output_attentions",
-        "output_hidden_states",
-        "output_router_logits",
-        "past_key_values",
-        "position_ids",
-        "return_dict",
-        "token_type_ids",
-        "use_cache",
-    )
+    {
+        *("cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "cumulative_seqlens_k"),
+        *("cumulative_seqlens_q", "dropout", "is_causal", "labels", "logits_to_keep"),
+        *("max_length_k", "max_length_q", "max_seqlen_k", "max_seqlen_q", "output_attentions"),
+        *("output_hidden_states", "output_router_logits", "past_key_values", "position_ids"),
+        *("return_dict", "token_type_ids", "use_cache"),
+    }
 )
-"""What models pass along that changes no score."""
+"""Arguments that change no score."""
 
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a token may attend to: itself and tokens before it.
+    """What a token may attend to: itself and earlier tokens.
 
     Attributes:
-        window: how many tokens in all; None for every one.
-        problem: why it cannot be said like this; what is not used may have one.
+        window: number of tokens, itself included; None for all.
+        problem: why the mask cannot be described; raised only if it is used.
     """
 
     window: int | None = None
     problem: str | None = None
 
     def __getitem__(self, place: object) -> object:
-        """No values.
+        """Refuse to give values.
 
         Raises:
-            ConfigError: a model computes with its mask.
+            ConfigError: always: the model computes with its mask.
         """
-        raise ConfigError("expected an attention that its mask describes, got scores of its own")
+        raise ConfigError("the model computes with the values of its attention mask")
 
     def __getattr__(self, name: str) -> object:
-        """No shape and no dtype; see `__getitem__`."""
+        """Refuse to give a shape or dtype, as `__getitem__`."""
         return self[name]
 
 
@@ -78,14 +62,14 @@ class Step:
     """One call of a model.
 
     Attributes:
-        state: the caller's.
+        state: the state of the step.
         positions: of the new tokens, int64 `(B, S)` or `(1, S)`.
-        context_length: positions that a token can have.
+        context_length: number of positions.
         extended: keys and values of each attention so far, in order.
-        cached: how often keys and values were given to the cache.
-        keeps: something is remembered for the next step.
-        recurrence: the name of the state of the recurrences that are computed next.
-        recurrences: how many of that name there were.
+        cached: number of times that the cache got keys and values.
+        keeps: whether the state keeps anything for the next step.
+        recurrence: name of the state of the next recurrence.
+        recurrences: number of recurrences with that name so far.
     """
 
     state: State
@@ -102,7 +86,7 @@ STEP: ContextVar[Step] = ContextVar("step")
 
 
 def register() -> None:
-    """Make transformers know this attention; again does no harm."""
+    """Register this attention with transformers, once or again."""
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(NAME, attend)
@@ -111,7 +95,7 @@ def register() -> None:
 
 @contextmanager
 def unpadded() -> Iterator[None]:
-    """Let masks of chunks not look for tokens on the left that are padding: there are none."""
+    """Compute the masks of chunked attention without left padding: there is none."""
     from transformers import masking_utils
 
     own = masking_utils.chunked_overlay
@@ -138,21 +122,21 @@ def attend(
     s_aux: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """What transformers calls in every layer: from queries `(B, H, S, D)` to `(B, S, H, U)`.
+    """Attend with queries `(B, H, S, D)`, and return `(B, S, H, U)`; called in every layer.
 
-    Keys and values that another layer made in this step are those of that layer.
+    A layer that passes the keys and values of an earlier one shares its cache.
 
     Raises:
-        ConfigError: it asks for something that a state does not do.
+        ConfigError: the model asks for something that a state does not do.
     """
     step = STEP.get()
     mask = _checked(module, attention_mask, others)
-    found = (
+    shared = (
         place
         for place, (keys, values) in enumerate(step.extended)
         if keys is key and values is value
     )
-    place = next(found, None)
+    place = next(shared, None)
     new: tuple[Tensor, ...] = ()
     if place is None:
         place, new = len(step.extended), (key, value)
@@ -171,29 +155,29 @@ def attend(
 
 
 def _checked(module: nn.Module, mask: Mask | Tensor | None, others: dict[str, Any]) -> Mask:
-    """The mask of a call, which asks for nothing else."""
+    """The mask of a call, once nothing else is asked for."""
     is_causal = others.get("is_causal")
     if is_causal is None:
         is_causal = getattr(module, "is_causal", True)
     unknown = sorted({name for name, value in others.items() if value is not None} - INERT)
     match mask:
         case None:
-            mask = Mask(problem=None if is_causal else "one of both directions")
+            mask = Mask(problem=None if is_causal else "it is bidirectional")
         case Tensor():
-            mask = Mask(problem="scores that a tensor is added to")
-    problem = f"one that takes {', '.join(unknown)}" if unknown else mask.problem
+            mask = Mask(problem="a tensor is added to the scores")
+    problem = f"it takes {', '.join(unknown)}" if unknown else mask.problem
     if problem is not None:
         raise ConfigError(
-            f"{type(module).__name__}: expected causal attention, of a window or of all tokens, "
-            f"got {problem}."
+            f"{type(module).__name__}: attention has to be causal, in a window or over all tokens, "
+            f"but {problem}."
         )
     return mask
 
 
 def make_mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Mask:
-    """What transformers calls for a mask: what a token sees, found by asking about some."""
+    """Describe a mask, by asking what some tokens see; called for every mask."""
     last = STEP.get().context_length - 1
-    # Real numbers, whatever tensors the caller is tracing with.
+    # Real tensors, even while a trace uses fake ones.
     with _disable_current_modes(), torch.device("cpu"):
         zero, keys = torch.zeros((), dtype=torch.int64), torch.arange(last + 2)
 
@@ -205,7 +189,7 @@ def make_mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Mask:
             for position in {0, last // 3, last // 2, last - 1, last} & set(range(last + 1)):
                 expected = (keys > position - window) & (keys <= position)
                 if not torch.equal(seen(position), expected):
-                    return Mask(problem="another mask")
-        except (IndexError, RuntimeError):  # it reads tensors of this step
-            return Mask(problem="a mask that depends on the tokens")
+                    return Mask(problem="its mask is another one")
+        except (IndexError, RuntimeError):  # the mask reads tensors of this step
+            return Mask(problem="its mask depends on the tokens")
     return Mask(window=None if window > last else window)

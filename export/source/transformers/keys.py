@@ -1,4 +1,4 @@
-"""Keys of a config that transformers keeps without reading them."""
+"""Finds the keys of a config.json that transformers stores but never reads."""
 
 import inspect
 import re
@@ -11,7 +11,7 @@ from ortolan.export.source.transformers.skeleton import (
     build,
     build_skeleton,
     config_of,
-    kept,
+    passed_values,
 )
 from ortolan.modeling.families.reader import ConfigKeys, ConfigReader
 
@@ -22,19 +22,18 @@ if TYPE_CHECKING:
 def read_keys(
     values: Mapping[str, object], config: "PreTrainedConfig", accept_unknown: Collection[str]
 ) -> ConfigKeys:
-    """What became of the keys of a config.json.
+    """The keys of a config.json, as read, ignored or accepted.
 
     Args:
         values: of the config.json.
-        config: what transformers made of them.
-        accept_unknown: keys to ignore although nothing is known of them.
+        config: transformers' config of these values.
+        accept_unknown: keys to ignore although their meaning is unknown.
 
     Raises:
-        ConfigError: keys that transformers keeps and does not read, which may matter to whoever
-            wrote them; or one is accepted that is not of these.
+        ConfigError: transformers does not read a key, which may mean that it computes another
+            model; or an accepted key is known.
     """
-    reader = _reader(values, config)
-    return reader.finish(accept_unknown)
+    return _reader(values, config).finish(accept_unknown)
 
 
 def unread_keys(values: Mapping[str, object]) -> tuple[str, ...]:
@@ -46,23 +45,23 @@ def unread_keys(values: Mapping[str, object]) -> tuple[str, ...]:
 def _reader(values: Mapping[str, object], config: "PreTrainedConfig") -> ConfigReader:
     kind: Any = type(config)
     declared = {field.name for field in fields(kind)} | set(config.attribute_map)
-    given = kept(values)
-    undeclared = (given.keys() & vars(config).keys()) - declared
-    # A class computes some attributes from others: these it has without being given them.
-    without = kind.from_dict({key: each for key, each in given.items() if key not in undeclared})
+    passed = passed_values(values)
+    undeclared = (passed.keys() & vars(config).keys()) - declared
+    # Some attributes are computed from others: the class has them even without these keys.
+    without = kind.from_dict({key: v for key, v in passed.items() if key not in undeclared})
     unread = undeclared - vars(without).keys()
     unread -= _names_read(config) if unread else set()
     reader = ConfigReader(values)
     reader.skip(*IGNORED)
-    reader.understood(*(given.keys() - unread))
+    reader.understood(*(passed.keys() - unread))
     return reader
 
 
 def _names_read(config: "PreTrainedConfig") -> set[str]:
-    """Keys that are read though the class of a config does not declare them.
+    """Keys that are read although the config's class does not declare them.
 
-    Its model reads some while it is built, as the `head_dim` of many; and the class itself takes
-    old names out of what it is given.
+    Building the model reads some, such as `head_dim`, and the class itself pops old names from its
+    keyword arguments.
     """
     read: set[str] = set()
     kind: Any = type(config)

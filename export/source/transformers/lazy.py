@@ -1,8 +1,10 @@
-"""Tensors that are read when their rows are asked for.
+"""Tensors whose rows are read only when needed.
 
-transformers says how a published tensor becomes a weight of its model as code that runs on
-tensors: experts are stacked, projections split or joined. Run on these tensors, that code reads
-nothing; it makes others, which know the rows to read for some of theirs.
+transformers describes how published tensors become its model's weights as code that runs on
+tensors: it stacks experts, and splits or joins projections. Run on lazy tensors, that code reads
+nothing. Its results are lazy tensors that know which rows of the originals they need:
+
+    cat([a, b]).chunk(2)[1].rows(0, 10)      reads ten rows, of a, b or both
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -13,17 +15,18 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 Rows = Callable[[int, int], Tensor]
+"""Computes rows `[start:stop]` of a tensor."""
 
 aten = torch.ops.aten
 
 
 class LazyTensor(Tensor):
-    """A float tensor whose rows are computed when they are asked for.
+    """A float tensor whose rows are computed on demand.
 
     Attributes:
         meta: its shape, on the device "meta".
-        rows: its rows `[start:stop]`.
-        is_sliced: some rows cost less than all of them.
+        rows: computes its rows.
+        is_sliced: whether some rows cost less than all.
     """
 
     meta: Tensor
@@ -32,11 +35,11 @@ class LazyTensor(Tensor):
 
     @staticmethod
     def __new__(cls, meta: Tensor, rows: Rows, is_sliced: bool) -> "LazyTensor":
-        """A tensor without memory."""
-        made: LazyTensor = Tensor._make_wrapper_subclass(
+        """Make a tensor without memory."""
+        tensor: LazyTensor = Tensor._make_wrapper_subclass(
             cls, meta.shape, strides=meta.stride(), dtype=meta.dtype, device=torch.device("cpu")
         )
-        return made
+        return tensor
 
     def __init__(self, meta: Tensor, rows: Rows, is_sliced: bool) -> None:
         self.meta = meta
@@ -56,14 +59,14 @@ class LazyTensor(Tensor):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """What an operation on lazy tensors gives, with nothing read."""
-        given = dict(kwargs or {})
-        if not any("Tensor" in str(each.type) for each in func._schema.returns):
-            return _applied(func, args, given)
-        shapes = func(*tree_map(_meta, args), **tree_map(_meta, given))
-        outputs = list(shapes) if isinstance(shapes, (list, tuple)) else [shapes]
-        made = [_output(func, args, given, place, out) for place, out in enumerate(outputs)]
-        return made if isinstance(shapes, (list, tuple)) else made[0]
+        """Apply an operation without reading anything, unless it does not return a tensor."""
+        kwargs = dict(kwargs or {})
+        if not any("Tensor" in str(output.type) for output in func._schema.returns):
+            return _applied(func, args, kwargs)
+        shapes = func(*tree_map(_meta, args), **tree_map(_meta, kwargs))
+        if not isinstance(shapes, (list, tuple)):
+            return _output(func, args, kwargs, 0, shapes)
+        return [_output(func, args, kwargs, place, meta) for place, meta in enumerate(shapes)]
 
 
 def rows_of(tensor: Tensor, start: int, stop: int) -> Tensor:
@@ -84,11 +87,11 @@ def _whole(value: object) -> object:
 
 
 def _applied(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    """An operation on what is read for it, all of it."""
-    given = tree_map(_whole, list(args))
-    if func in _SHAPED:
-        return given[0].reshape(given[1])  # rows that were read may have other strides
-    return func(*given, **tree_map(_whole, dict(kwargs)))
+    """Read all inputs of an operation and apply it."""
+    whole = tree_map(_whole, list(args))
+    if func in _RESHAPES:
+        return whole[0].reshape(whole[1])  # rows that were read may have other strides
+    return func(*whole, **tree_map(_whole, dict(kwargs)))
 
 
 def _output(
@@ -106,48 +109,48 @@ def _output(
         return LazyTensor(meta, rows, all(t.is_sliced for t in _tensors(args)))
 
     def some(start: int, stop: int) -> Tensor:
-        made = _applied(func, args, kwargs)
-        whole: Tensor = made[place] if isinstance(made, (list, tuple)) else made
+        outputs = _applied(func, args, kwargs)
+        whole: Tensor = outputs[place] if isinstance(outputs, (list, tuple)) else outputs
         return whole[start:stop] if meta.dim() else whole
 
     return LazyTensor(meta, some, False)
 
 
 def _tensors(args: Sequence[Any]) -> list[LazyTensor]:
-    found: list[LazyTensor] = []
-    tree_map(lambda each: found.append(each) if isinstance(each, LazyTensor) else None, list(args))
-    return found
+    tensors: list[LazyTensor] = []
+    tree_map(lambda leaf: tensors.append(leaf) if isinstance(leaf, LazyTensor) else None, [*args])
+    return tensors
 
 
 def _axis(args: Sequence[Any], place: int, dims: int) -> int:
-    """An axis among the arguments, 0 where it is left out."""
+    """An axis among the arguments; 0 if it is left out."""
     axis: int = args[place] if len(args) > place else 0
     return axis % max(dims, 1)
 
 
 def _joined(func: Any, args: Sequence[Any], meta: Tensor) -> Rows | None:
-    """Tensors stacked, or put one after the other, along the first axis."""
+    """Tensors stacked or concatenated along the first axis."""
     if func not in (aten.stack.default, aten.cat.default) or _axis(args, 1, meta.dim()):
         return None
     parts: Sequence[Tensor] = args[0]
-    is_stack = func is aten.stack.default
 
-    def rows(start: int, stop: int) -> Tensor:
-        if is_stack:
-            return torch.stack([rows_of(each, 0, each.shape[0]) for each in parts[start:stop]])
-        found, offset = [], 0
-        for each in parts:
-            first, last = max(start - offset, 0), min(stop - offset, each.shape[0])
+    def stacked(start: int, stop: int) -> Tensor:
+        return torch.stack([rows_of(part, 0, part.shape[0]) for part in parts[start:stop]])
+
+    def concatenated(start: int, stop: int) -> Tensor:
+        pieces, offset = [], 0
+        for part in parts:
+            first, last = max(start - offset, 0), min(stop - offset, part.shape[0])
             if first < last:
-                found.append(rows_of(each, first, last))
-            offset += each.shape[0]
-        return found[0] if len(found) == 1 else torch.cat(found)
+                pieces.append(rows_of(part, first, last))
+            offset += part.shape[0]
+        return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
 
-    return rows
+    return stacked if func is aten.stack.default else concatenated
 
 
 def _cut(func: Any, args: Sequence[Any], place: int) -> Rows | None:
-    """Some rows of a tensor: a slice, or one of the parts that it is split into."""
+    """A slice of a tensor's rows, or one of the parts that they are split into."""
     whole = args[0]
     if not isinstance(whole, LazyTensor):
         return None
@@ -163,7 +166,7 @@ def _cut(func: Any, args: Sequence[Any], place: int) -> Rows | None:
     return lambda start, stop: whole.rows(offset + start, offset + stop)
 
 
-_LATER_AXIS = {
+_AXIS_PLACES = {
     aten.slice.Tensor: 1,
     aten.split.Tensor: 2,
     aten.split_with_sizes.default: 2,
@@ -172,9 +175,9 @@ _LATER_AXIS = {
     aten.cat.default: 1,
     aten.stack.default: 1,
 }
-"""Operations along one axis, and where the axis is among the arguments."""
+"""Operations along one axis, and the place of the axis among the arguments."""
 
-_SHAPED = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
+_RESHAPES = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 _COPIES = (aten.clone.default, aten._to_copy.default, aten.alias.default, aten.detach.default)
 
@@ -182,37 +185,38 @@ _COPIES = (aten.clone.default, aten._to_copy.default, aten.alias.default, aten.d
 def _by_row(
     func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], place: int, meta: Tensor
 ) -> Rows | None:
-    """An operation that does the same to every row; None for any other."""
+    """An operation that treats every row alike; None for any other."""
     tensors = _tensors(args)
     length = meta.shape[0]
-    if not tensors or any(each.dim() == 0 or each.shape[0] != length for each in tensors):
+    if not tensors or any(t.dim() == 0 or t.shape[0] != length for t in tensors):
         return None
-    dims = tensors[0].dim()
-    match func:
-        case _ if func in _LATER_AXIS:
-            by_row = _axis(args, _LATER_AXIS[func], dims) != 0
-        case aten.transpose.int:
-            by_row = 0 not in (args[1] % dims, args[2] % dims)
-        case aten.permute.default:
-            by_row = args[1][0] % dims == 0
-        case _ if func in _SHAPED:
-            by_row = True
-        case _:
-            same = all(each.shape == meta.shape for each in tensors)
-            by_row = func in _COPIES or (torch.Tag.pointwise in func.tags and same)
-    if not by_row:
+    if not _is_by_row(func, args, tensors, meta):
         return None
 
     def rows(start: int, stop: int) -> Tensor:
         def part(value: object) -> object:
             return value.rows(start, stop) if isinstance(value, LazyTensor) else value
 
-        given = tree_map(part, list(args))
-        if func in _SHAPED:
-            return given[0].reshape(stop - start, *meta.shape[1:])  # type: ignore[no-any-return]
+        parts = tree_map(part, list(args))
+        if func in _RESHAPES:
+            return parts[0].reshape(stop - start, *meta.shape[1:])  # type: ignore[no-any-return]
         if func in _COPIES:
-            return given[0]  # type: ignore[no-any-return]
-        made = func(*given, **kwargs)
-        return made[place] if isinstance(made, (list, tuple)) else made  # type: ignore[no-any-return]
+            return parts[0]  # type: ignore[no-any-return]
+        outputs = func(*parts, **kwargs)
+        return outputs[place] if isinstance(outputs, (list, tuple)) else outputs  # type: ignore[no-any-return]
 
     return rows
+
+
+def _is_by_row(func: Any, args: Sequence[Any], tensors: Sequence[Tensor], meta: Tensor) -> bool:
+    """Whether an operation of tensors with equally many rows treats every row alike."""
+    dims = tensors[0].dim()
+    if func in _AXIS_PLACES:
+        return _axis(args, _AXIS_PLACES[func], dims) != 0
+    if func is aten.transpose.int:
+        return 0 not in (args[1] % dims, args[2] % dims)
+    if func is aten.permute.default:
+        return bool(args[1][0] % dims == 0)
+    if func in _RESHAPES or func in _COPIES:
+        return True
+    return torch.Tag.pointwise in func.tags and all(t.shape == meta.shape for t in tensors)

@@ -1,7 +1,7 @@
-"""A live model of transformers, as the checkpoint that it would be saved as.
+"""Saves a live model of transformers as a checkpoint, and tells live models apart.
 
-transformers writes it: names, tied weights, and the layout of experts are those of a published
-checkpoint then, and everything that reads one holds for a live model too.
+transformers writes the checkpoint, so names, tied weights and the layout of experts are those of a
+published one, and everything that reads one works for a live model too.
 """
 
 import inspect
@@ -20,37 +20,37 @@ from ortolan.export.source.companions import COMPANIONS
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.errors import CheckpointError, ConfigError
 
-BESIDE = (
+FILES = (
     *COMPANIONS,
     "preprocessor_config.json",
     "calibration.txt",
     "calibration.tsv",
     "calibration.npy",
 )
-"""Files of the folder that a model was loaded from which belong to it as well."""
+"""Files to copy from the folder that a model was loaded from."""
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
-    """The module that `torch.compile` wraps; any other as it is. Tracing a wrapped one crashes."""
+    """Unwrap a module from `torch.compile`: tracing a wrapped one crashes."""
     inner = getattr(module, "_orig_mod", None)
     return uncompiled(inner) if isinstance(inner, nn.Module) else module
 
 
 def is_transformers_model(module: nn.Module) -> bool:
-    """Whether a module is a model of transformers; it need not be imported."""
+    """Whether a module is a model of transformers, without importing that."""
     return _is_of(module, "transformers") and hasattr(module, "save_pretrained")
 
 
 def open_live(module: Any) -> Checkpoint:
-    """A live model of transformers as a checkpoint in a temporary folder.
+    """Save a live model of transformers in a temporary folder, and open that.
 
-    The folder has the size of the weights, and lasts as long as the checkpoint.
+    The folder has the size of the weights, and is removed with the checkpoint.
 
     Args:
         module: a `PreTrainedModel`, with its weights in memory.
 
     Raises:
-        OptionError: it carries adapters that are not merged.
+        OptionError: it has unmerged adapters.
         CheckpointError: the temporary folder cannot be written.
     """
     if getattr(module, "_hf_peft_config_loaded", False):
@@ -59,14 +59,14 @@ def open_live(module: Any) -> Checkpoint:
     try:
         with _no_bar():
             module.save_pretrained(folder)
-        _copy_beside(Path(str(getattr(module, "name_or_path", ""))), folder)
+        _copy_files(Path(str(getattr(module, "name_or_path", ""))), folder)
         checkpoint = open_checkpoint(folder)
         finalize(checkpoint.tensors, shutil.rmtree, folder, ignore_errors=True)
     except OSError as error:
         shutil.rmtree(folder, ignore_errors=True)
         raise CheckpointError(
-            f"{type(module).__name__}: could not write it to {folder}: {error}. Free space there, "
-            "or set TMPDIR."
+            f"{type(module).__name__}: cannot be saved to {folder}: {error}. Free space there, or "
+            "set TMPDIR."
         ) from error
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
@@ -75,10 +75,10 @@ def open_live(module: Any) -> Checkpoint:
 
 
 def check_own(module: nn.Module) -> None:
-    """Refuse a module that is no decoder over a `State`, before its details are asked for.
+    """Refuse a module that is not a decoder over a `State`, before anything else is asked of it.
 
     Raises:
-        OptionError: it carries adapters of PEFT.
+        OptionError: it has unmerged PEFT adapters.
         ConfigError: its forward does not take ids and a state.
     """
     if _is_of(module, "peft"):
@@ -91,15 +91,15 @@ def check_own(module: nn.Module) -> None:
         signature.bind(None, None)
     except TypeError:
         raise ConfigError(
-            f"{type(module).__name__}: a module of your own is a decoder whose forward takes token "
-            f"ids and a State (got forward{signature}). Export encoders, models of images and "
-            "encoder-decoders from a checkpoint, or as a model of transformers."
+            f"{type(module).__name__}: forward must take token ids and a State (got "
+            f"forward{signature}). Export encoders, image models and encoder-decoders from a "
+            "checkpoint, or as a model of transformers."
         ) from None
 
 
 @contextmanager
 def _no_bar() -> Iterator[None]:
-    """Keep transformers from drawing a bar of its own between those of an export."""
+    """Turn off transformers' progress bar, which would interrupt that of the export."""
     from transformers.utils import logging
 
     was_enabled = logging.is_progress_bar_enabled()
@@ -112,20 +112,20 @@ def _no_bar() -> Iterator[None]:
 
 
 def _is_of(module: nn.Module, package: str) -> bool:
-    return any(each.__module__.partition(".")[0] == package for each in type(module).__mro__)
+    return any(base.__module__.partition(".")[0] == package for base in type(module).__mro__)
 
 
 def _unmerged(module: nn.Module) -> OptionError:
     return OptionError(
-        f"{type(module).__name__}: a model with adapters of PEFT that are not merged. Export "
-        "model.merge_and_unload(), or the base checkpoint with the option adapter."
+        f"{type(module).__name__} has unmerged PEFT adapters. Export model.merge_and_unload(), or "
+        "the base checkpoint with the option adapter."
     )
 
 
-def _copy_beside(source: Path, folder: Path) -> None:
-    """Copy what lies beside the weights in a local folder, except what was written already."""
+def _copy_files(source: Path, folder: Path) -> None:
+    """Copy the files of a local checkpoint that were not written already."""
     if source == Path() or not source.is_dir():
         return
-    for name in BESIDE:
+    for name in FILES:
         if (source / name).is_file() and not (folder / name).exists():
             shutil.copyfile(source / name, folder / name)

@@ -1,4 +1,4 @@
-"""What transformers computes by operators that ONNX does not have, by those that it has."""
+"""Replaces operators that ONNX lacks with ones that it has, in models of transformers."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -12,7 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 
 class Complex:
-    """A complex tensor as two real ones: as much of one as rotary positions need.
+    """A complex tensor as two real ones, with the operations that rotary positions need.
 
     Attributes:
         real: of any shape.
@@ -25,15 +25,15 @@ class Complex:
 
     @property
     def device(self) -> torch.device:
-        """Of both."""
+        """The device of both."""
         return self.real.device
 
     def to(self, device: torch.device) -> "Complex":
-        """On another device."""
+        """Move to another device."""
         return Complex(self.real.to(device), self.imag.to(device))
 
     def unsqueeze(self, axis: int) -> "Complex":
-        """With one more axis."""
+        """Add an axis."""
         return Complex(self.real.unsqueeze(axis), self.imag.unsqueeze(axis))
 
     def __getitem__(self, place: Any) -> "Complex":
@@ -55,7 +55,7 @@ class Complex:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """`torch.view_as_real`, and nothing else."""
+        """Handle `torch.view_as_real` alone."""
         if func is not torch.view_as_real:
             return NotImplemented
         return torch.stack((args[0].real, args[0].imag), -1)
@@ -70,13 +70,13 @@ def _view_as_complex(x: Tensor) -> Complex:
 
 
 def _tensor(data: Any, *, dtype: torch.dtype | None = None, **others: Any) -> Tensor:
-    """Numbers that are computed: a trace has no place for values of a tensor made in it."""
+    """Compute numbers instead: a trace cannot store the values of a tensor made in it."""
     match data:
         case bool() | int() | float():
             kind = torch.get_default_dtype() if isinstance(data, float) else _KINDS[type(data)]
             return torch.full((), data, dtype=dtype or kind)
         case list() | tuple() if data:
-            return torch.stack([_tensor(each, dtype=dtype) for each in data])
+            return torch.stack([_tensor(item, dtype=dtype) for item in data])
         case _:
             return torch.tensor(data, dtype=dtype, **others)
 
@@ -95,7 +95,7 @@ _OUTER = (
 
 
 def erfinv(x: Tensor) -> Tensor:
-    """The inverse of the error function, within the rounding of float32.
+    """The inverse of the error function, exact to float32 rounding.
 
     Source: Giles 2010, "Approximating the erfinv function", and one step of Newton's method.
     """
@@ -123,9 +123,9 @@ OPERATORS: Mapping[Callable[..., Any], Callable[..., Any]] = {
 
 @contextmanager
 def known_operators() -> Iterator[None]:
-    """Within it, `OPERATORS` take the place of those that ONNX lacks.
+    """Replace operators with those in `OPERATORS`.
 
-    Distributions do not look at the values of their parameters, which a trace does not have.
+    Also stop distributions from checking their parameters, which have no values in a trace.
     """
     checks = Distribution._validate_args
     Distribution.set_default_validate_args(False)
@@ -144,5 +144,5 @@ class _Known(TorchFunctionMode):
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Call what takes the place of a function, or the function."""
+        """Call the replacement of a function, or the function itself."""
         return OPERATORS.get(func, func)(*args, **(kwargs or {}))

@@ -1,10 +1,8 @@
-"""Functions of transformers' models that compute a recurrence chunk by chunk, as one node.
+"""Computes the recurrences of transformers' models as one node each, over the state of the step.
 
-Models name them alike: a function here takes the place of every one of its name, and computes the
-same from the state of the step. Written so, a prompt may be continued in pieces as well.
-
-They return what they compute, and in the place of the state after it an empty tensor: it is kept
-already.
+Models use the same names for these functions: each one here replaces all of its name. It also
+continues a prompt in chunks. The second result is an empty tensor instead of the next state, which
+is kept already.
 
 Shape letters: B batch, S new tokens, H heads, D key width, U value width, G groups of heads,
 I channels, N numbers of a channel's state.
@@ -33,12 +31,12 @@ def _recur(
     rate: Tensor | None = None,
     scale: float = 1.0,
 ) -> Tensor:
-    """In the state of the layer whose recurrence was asked for last; all `(B, S, H, ...)`.
+    """Compute the recurrence that the cache was asked for last; all tensors `(B, S, H, ...)`.
 
-    Heads may share queries and keys, of which there are fewer then.
+    Heads may share queries and keys, which have fewer heads then.
     """
     step = STEP.get()
-    inputs = (each.transpose(1, 2).float() for each in (query, key, value))
+    inputs = (part.transpose(1, 2).float() for part in (query, key, value))
     name = step.recurrence + (f".{step.recurrences}" if step.recurrences else "")
     step.recurrences += 1
     out = step.state.recur(
@@ -115,7 +113,7 @@ def state_space_of_channels(
     step_BIS = dt if delta_bias is None else dt + delta_bias[:, None]
     step_BIS = F.softplus(step_BIS) if delta_softplus else step_BIS
     step_BSI1 = step_BIS.float().transpose(1, 2)[..., None]
-    keys, queries = (each.transpose(1, 2)[:, :, None] for each in (B, C))
+    keys, queries = (part.transpose(1, 2)[:, :, None] for part in (B, C))
     out = _recur(queries, keys, x_BSI1 * step_BSI1, decay=A.float() * step_BSI1)
     out_BIS = out[..., 0].transpose(1, 2)
     out_BIS = out_BIS if D is None else out_BIS + D[:, None] * hidden_states
@@ -129,23 +127,23 @@ REPLACED: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
     "mamba_selective_scan": state_space_of_channels,
     "torch_chunk_gated_delta_rule": delta_rule,
 }
-"""By the names that the models of transformers have for them."""
+"""By the names that transformers' models use."""
 
 
 @contextmanager
 def replaced(model: nn.Module) -> Iterator[None]:
-    """Let the modules of a model compute their recurrences here."""
+    """Replace the recurrences in the files of a model's modules."""
     files = {type(module).__module__ for module in model.modules()}
-    found = [
+    originals = [
         (sys.modules[file], name, getattr(sys.modules[file], name))
         for file in files
         for name in REPLACED
         if hasattr(sys.modules[file], name)
     ]
     try:
-        for file, name, _ in found:
+        for file, name, _ in originals:
             setattr(file, name, REPLACED[name])
         yield
     finally:
-        for file, name, own in found:
+        for file, name, own in originals:
             setattr(file, name, own)

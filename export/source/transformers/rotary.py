@@ -1,8 +1,7 @@
-"""Rotary frequencies that transformers chooses by the length of a text, chosen once and for all.
+"""Fixes the rotary frequencies that transformers would choose by the length of a sequence.
 
-Other frequencies would change the angles of keys that a cache already holds. The context that was
-chosen takes the place of the length, as in `ortolan.modeling.config.LongRopeScaling`
-(docs/adr/0032).
+Changing them in the middle of a sequence would change the angles of cached keys. They are chosen
+for the whole context instead, as in `ortolan.modeling.config.LongRopeScaling` (docs/adr/0032).
 """
 
 from typing import Any
@@ -11,15 +10,15 @@ import torch
 from torch import nn
 
 PINNED = "pinned"
-"""A type of rotary positions by which transformers does not look at lengths."""
+"""A `rope_type` for which transformers does not look at lengths."""
 
 
 def switches_after(model: nn.Module) -> int | None:
-    """Tokens of the longest text before a model of transformers takes other frequencies.
+    """The longest sequence before a model changes its rotary frequencies.
 
-    None where they are the same for all texts that it takes.
+    None if they are the same for all lengths.
     """
-    found = []
+    lengths = []
     for module in model.modules():
         kinds = getattr(module, "rope_type", None)
         if isinstance(kinds, str):
@@ -27,12 +26,12 @@ def switches_after(model: nn.Module) -> int | None:
         for layers, kind in (kinds or {}).items():
             parameters = _parameters(module, layers)
             if kind == "longrope" and parameters["short_factor"] != parameters["long_factor"]:
-                found.append(int(parameters["original_max_position_embeddings"]))
-    return min(found, default=None)
+                lengths.append(int(parameters["original_max_position_embeddings"]))
+    return min(lengths, default=None)
 
 
 def pin_rotary(model: nn.Module, context_length: int) -> None:
-    """Give rotary positions that depend on a length those of a context.
+    """Fix rotary frequencies that depend on the length to those of a context.
 
     Args:
         model: of transformers, with its buffers.
@@ -51,16 +50,16 @@ def pin_rotary(model: nn.Module, context_length: int) -> None:
 
 
 def _pinned(module: Any, kind: str, layers: str | None, context_length: int) -> str:
-    """The type of some layers of a module from now on; of all where None."""
+    """Fix the frequencies of some layers, or of all (None), and return their new type."""
     if kind != "longrope" and "dynamic" not in kind:
         return kind
     original = _parameters(module, layers).get("original_max_position_embeddings")
     if kind == "longrope" and context_length > original:
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-        chosen = {} if layers is None else {"layer_type": layers}
+        layer_type = {} if layers is None else {"layer_type": layers}
         frequencies, _ = ROPE_INIT_FUNCTIONS[kind](
-            module.config, torch.device("cpu"), seq_len=original + 1, **chosen
+            module.config, torch.device("cpu"), seq_len=original + 1, **layer_type
         )
         name = "inv_freq" if layers is None else f"{layers}_inv_freq"
         module.register_buffer(name, frequencies, persistent=False)
@@ -68,6 +67,5 @@ def _pinned(module: Any, kind: str, layers: str | None, context_length: int) -> 
 
 
 def _parameters(module: Any, layers: str | None) -> Any:
-    """What the config says of the rotary positions of some layers."""
-    given = module.config.rope_parameters
-    return given if layers is None else given[layers]
+    parameters = module.config.rope_parameters
+    return parameters if layers is None else parameters[layers]

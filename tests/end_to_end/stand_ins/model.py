@@ -30,7 +30,6 @@ class CausalSelfAttention(nn.Module):
         self.c_proj = nn.Linear(config.n_embd, config.n_embd, bias=config.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Attention to the text in `x`."""
         heads = self.c_attn(x).unflatten(-1, (3 * self.n_head, -1)).transpose(1, 2)
         q, k, v = heads.chunk(3, 1)
         out = F.scaled_dot_product_attention(q, k, v, is_causal=True)
@@ -63,14 +62,13 @@ class Block(nn.Module):
         self.mlp = MLP(config)
 
     def forward(self, x: Tensor) -> Tensor:
-        """A layer."""
         x = x + self.attn(self.ln_1(x))
         out: Tensor = x + self.mlp(self.ln_2(x))
         return out
 
 
 class GPT(nn.Module):
-    """Its forward counts positions from 0, and gives logits of the last token and a loss."""
+    """A GPT that counts positions from 0 and returns logits of the last token, and a loss."""
 
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()

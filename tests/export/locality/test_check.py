@@ -1,4 +1,4 @@
-"""Own modules that reach past their state are refused before any work; others are not."""
+"""User modules that read other tokens without their state are refused; others are not."""
 
 import re
 
@@ -10,7 +10,7 @@ from tests.export.locality.user_modules import (
     Base,
     Dishonest,
     Dispatched,
-    FlagBesideAState,
+    FlagWithoutState,
 )
 from torch import nn
 
@@ -22,7 +22,7 @@ from ortolan.modeling.errors import ConfigError
 
 
 def slow_but_first(modules: tuple[type[Base], ...]) -> list[object]:
-    return [modules[0], *(pytest.param(each, marks=pytest.mark.slow) for each in modules[1:])]
+    return [modules[0], *(pytest.param(module, marks=pytest.mark.slow) for module in modules[1:])]
 
 
 QUICK = ("600 tokens back", "a mean over the batch")
@@ -35,18 +35,18 @@ def check(module: nn.Module) -> bool:
     )
 
 
-def slow_but(few: tuple[str, ...], names: list[str]) -> list[object]:
-    return [name if name in few else pytest.param(name, marks=pytest.mark.slow) for name in names]
-
-
-@pytest.mark.parametrize("name", slow_but((), [module.__name__ for module in HONEST]))
-def test_an_honest_module_is_not_refused(name: str) -> None:
-    module = next(each for each in HONEST if each.__name__ == name)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [module.__name__ for module in HONEST])
+def test_an_honest_module_is_accepted(name: str) -> None:
+    module = next(m for m in HONEST if m.__name__ == name)
     assert check(module()) == (name in ("Summed", "Looped", "Linear", "Rare"))
 
 
-@pytest.mark.parametrize("name", slow_but(QUICK, list(DISHONEST)))
-def test_a_module_that_reaches_past_its_state_is_refused(name: str) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DISHONEST],
+)
+def test_a_module_that_reads_other_tokens_is_refused(name: str) -> None:
     change, expected = DISHONEST[name]
     with pytest.raises(ConfigError) as refused:
         check(Dishonest(change))
@@ -56,15 +56,15 @@ def test_a_module_that_reaches_past_its_state_is_refused(name: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DISHONEST)
-def test_it_is_refused_after_its_attention_too(name: str) -> None:
+def test_it_is_refused_after_attention_too(name: str) -> None:
     with pytest.raises(ConfigError, match=DISHONEST[name][1]):
         check(Dishonest(DISHONEST[name][0], late=True))
 
 
 @pytest.mark.slow
-def test_a_flag_that_no_state_continues_is_refused_beside_one_that_does() -> None:
+def test_a_flag_without_a_state_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"cumsum in `return x \+ \(x.*` .*line \d+, in after"):
-        check(FlagBesideAState())
+        check(FlagWithoutState())
 
 
 def perturb(module: nn.Module, *, joins: bool = False) -> None:
@@ -74,9 +74,9 @@ def perturb(module: nn.Module, *, joins: bool = False) -> None:
 
 
 @pytest.mark.parametrize("module", slow_but_first(HONEST))
-def test_numbers_of_an_honest_module_say_the_same(module: type[Base]) -> None:
+def test_numbers_accept_an_honest_module(module: type[Base]) -> None:
     name = module.__name__
-    if name != "Looped":  # it takes hundreds of tokens one by one
+    if name != "Looped":  # reading hundreds of tokens one by one is slow
         perturb(module(), joins=name in ("Summed", "Linear", "Rare"))
 
 
@@ -85,17 +85,17 @@ def test_numbers_of_an_honest_module_say_the_same(module: type[Base]) -> None:
     [
         ("a flag once token 7 was seen", "tokens"),
         ("600 tokens back", "tokens"),
-        ("sorted over the text", "tokens"),
+        ("sorted over the tokens", "tokens"),
         ("a mean over the batch", "rows"),
     ],
 )
-def test_changed_numbers_are_found_without_the_graph(name: str, what: str) -> None:
+def test_numbers_alone_show_other_tokens(name: str, what: str) -> None:
     with pytest.raises(ConfigError, match=f"other {what}"):
         perturb(Dishonest(DISHONEST[name][0], late=True))
 
 
 @pytest.mark.slow
-def test_tokens_that_are_sent_to_experts_and_back_are_left_to_the_numbers() -> None:
+def test_tokens_dispatched_to_experts_are_left_to_the_numbers() -> None:
     module = without_memory(Dispatched())
     assert not check_locality(module, context=Base.context_length, takes_one=False)
     perturb(Dispatched())

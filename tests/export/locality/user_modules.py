@@ -1,4 +1,4 @@
-"""Small modules of users: honest ones, and those that look past their state."""
+"""Small user modules: honest ones, and ones that read other tokens without their state."""
 
 import math
 from collections.abc import Callable
@@ -52,7 +52,7 @@ class Base(nn.Module):
 
 
 class LearnedPositions(Base):
-    """GPT's: a table of positions, a tied head."""
+    """A table of positions and a tied head, as in GPT."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ class LearnedPositions(Base):
 
 
 class OwnRotary(Base):
-    """Queries and keys turned before attention, by angles of its own."""
+    """Queries and keys rotated before attention by the module itself."""
 
     def forward(self, ids: Tensor, state: State) -> Tensor:
         x: Tensor = self.embed(ids)
@@ -83,7 +83,7 @@ class OwnRotary(Base):
 
 
 class TableRotary(Base):
-    """Tables of the whole context, given to the state, and a cap of scores and logits."""
+    """Tables of the whole context passed to the state, and a softcap of scores and logits."""
 
     cos: Tensor
     sin: Tensor
@@ -100,7 +100,7 @@ class TableRotary(Base):
 
 
 class Alibi(Base):
-    """Distances in the scores, over the keys of all tokens so far."""
+    """Attention with distances in the scores, over the keys of all tokens so far."""
 
     def forward(self, ids: Tensor, state: State) -> Tensor:
         x: Tensor = self.embed(ids)
@@ -115,7 +115,7 @@ class Alibi(Base):
 
 
 class Experts(Base):
-    """The two best of four experts for each token, of flattened texts."""
+    """The two best of four experts for each token, over flattened rows."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -131,7 +131,7 @@ class Experts(Base):
 
 
 class GatheredExperts(Experts):
-    """The weights of the best expert, looked up for each token; one-hot, and rows by number."""
+    """The weights of the best expert gathered for each token, and through one-hot vectors."""
 
     def after(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, WIDTH)
@@ -144,7 +144,7 @@ class GatheredExperts(Experts):
 
 
 class Convolved(Base):
-    """Channels convolved by the state, and a norm over groups of a token's own."""
+    """Channels convolved by the state, and a group norm within each token."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ class Convolved(Base):
 
 
 class Summed(Base):
-    """A sum that is continued, and every token beside the one before it."""
+    """A continued sum, and every token joined with the one before it."""
 
     def before(self, ids: Tensor, state: State) -> Tensor:
         x: Tensor = self.embed(ids)
@@ -172,7 +172,7 @@ class Summed(Base):
 
 
 class Looped(Base):
-    """A cell that takes one token after the other."""
+    """A cell that reads its tokens one by one."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,17 +181,17 @@ class Looped(Base):
     def forward(self, ids: Tensor, state: State) -> Tensor:
         x: Tensor = self.embed(ids)
         hidden = state.recall("hidden", (WIDTH,), x)
-        found = []
+        outputs = []
         for token in state.tokens(x):
             hidden = self.cell(token, hidden)
-            found.append(hidden)
+            outputs.append(hidden)
         state.keep("hidden", hidden)
-        out: Tensor = self.head(x + torch.stack(found, 1))
+        out: Tensor = self.head(x + torch.stack(outputs, 1))
         return out
 
 
 class Linear(Base):
-    """Linear attention with a decay, in a chunk by a matrix and before it by a state."""
+    """Linear attention with decay: a matrix within the chunk, a state before it."""
 
     def before(self, ids: Tensor, state: State) -> Tensor:
         x: Tensor = self.embed(ids)
@@ -213,7 +213,7 @@ class Shared(Base):
     """A second layer reads the keys of the first; parallel branches, a gate, an unused mean."""
 
     def after(self, x: Tensor) -> Tensor:
-        self.balance = x.mean((0, 1)).square().sum()  # a loss of training
+        self.balance = x.mean((0, 1)).square().sum()  # a training loss
         return x * torch.sigmoid(x.mean(-1, keepdim=True)) + x.sort(-1).values + x.cumsum(-1) / 9
 
     def block(self, x: Tensor, state: State, **options: Any) -> Tensor:
@@ -223,7 +223,7 @@ class Shared(Base):
 
 
 class Normed(Base):
-    """Batch norm by its running figures, padding ids masked, an early branch on positions."""
+    """Batch norm with running statistics, masked padding, a branch on positions."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -237,7 +237,7 @@ class Normed(Base):
 
 
 class Rare(Base):
-    """Operators that few models have, along channels; the token before by its id."""
+    """Rare operators along channels, and the previous token by its id."""
 
     def before(self, ids: Tensor, state: State) -> Tensor:
         last = state.recall("last", (1,), self.embed.weight[:1].expand(ids.shape[0], -1))
@@ -255,7 +255,7 @@ class Rare(Base):
 
 
 class Dispatched(Experts):
-    """Tokens gathered for each expert, and added back to their places."""
+    """Tokens gathered for each expert, and added back in their places."""
 
     def after(self, x: Tensor) -> Tensor:
         flat = x.reshape(-1, WIDTH)
@@ -326,7 +326,7 @@ DISHONEST: dict[str, tuple[Change, str]] = {
         lambda ids, x: x + x.mean(0, keepdim=True),
         "mean in `.*` .* mixes the rows of a batch",
     ),
-    "a mean over the text": (
+    "a mean over the tokens": (
         lambda ids, x: x + x.mean(1, keepdim=True),
         "mean in `.*x.mean.1, keepdim=True.*` .* reads other tokens",
     ),
@@ -334,13 +334,13 @@ DISHONEST: dict[str, tuple[Change, str]] = {
     "batch norm that trains": (_trained_norm, "reads other tokens|mixes the rows"),
     "rolled by 300": (lambda ids, x: x + x.roll(300, 1), "reads other tokens"),
     "a cumulative sum": (lambda ids, x: x + x.cumsum(1) / 99, "cumsum in"),
-    "sorted over the text": (lambda ids, x: x.sort(1).values, "sort in"),
+    "sorted over the tokens": (lambda ids, x: x.sort(1).values, "sort in"),
     "the last token for all": (lambda ids, x: x + x[:, -1:], "reads other tokens"),
     "places counted from 0": (
         lambda ids, x: x + torch.arange(x.shape[1])[:, None] / 99,
         "place in the chunk",
     ),
-    "the text before, in place": (_written, "reads other tokens"),
+    "the token before, in place": (_written, "reads other tokens"),
     "attention of its own": (_own_attention, "in _own_attention"),
     "a product of tokens": (lambda ids, x: x + (x @ x.transpose(1, 2)) @ x, "reads other tokens"),
     "a convolution": (
@@ -349,18 +349,18 @@ DISHONEST: dict[str, tuple[Change, str]] = {
         ).transpose(1, 2),
         "pad.* reads other tokens",
     ),
-    "texts flattened": (lambda ids, x: x + x.flatten(0, 1).softmax(0).view(x.shape), "mixes"),
-    "the other text": (lambda ids, x: x + x.roll(1, 0), "mixes the rows"),
-    "a pooled text": (
+    "rows flattened": (lambda ids, x: x + x.flatten(0, 1).softmax(0).view(x.shape), "mixes"),
+    "the other row": (lambda ids, x: x + x.roll(1, 0), "mixes the rows"),
+    "pooled tokens": (
         lambda ids, x: F.avg_pool1d(x.transpose(1, 2), 3, 1, 1).transpose(1, 2),
         "avg_pool",
     ),
 }
-"""What is done to the vectors `(B, S, E)` of ids `(B, S)`, and what the refusal says."""
+"""A function of ids `(B, S)` and vectors `(B, S, E)`, and a pattern of its refusal."""
 
 
 class Dishonest(Base):
-    """One that does something else before its block, or after it."""
+    """Applies a change before its block, or after it."""
 
     def __init__(self, change: Change, *, late: bool = False) -> None:
         super().__init__()
@@ -373,8 +373,8 @@ class Dishonest(Base):
         return out
 
 
-class FlagBesideAState(Summed):
-    """Honest with one state, and a flag that no state continues."""
+class FlagWithoutState(Summed):
+    """Honest with one state, plus a flag that no state continues."""
 
     def after(self, x: Tensor) -> Tensor:
         return x + (x[..., :1] > 5).cumsum(1).clamp(max=1)

@@ -1,4 +1,4 @@
-"""Graphs whose weights are elsewhere, and what they compute with them."""
+"""Graphs whose weights are elsewhere, and their results."""
 
 from collections.abc import Mapping
 
@@ -18,8 +18,6 @@ from ortolan.export.values import add_initializer, name_of, static_shape, type_o
 HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>'
 
 Array = NDArray[np.float32]
-
-Fed = NDArray[np.generic]
 
 
 class Given:
@@ -41,7 +39,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def parsed(text: str, **weights: Tensor) -> ir.Model:
     """A graph; its initializers are those of `text`, and weights without data."""
-    # The parser wants to know every name.
+    # The parser must know every name.
     names = ", ".join(
         f"{ir.DataType.from_numpy(w.numpy().dtype).name.lower()}[{','.join(map(str, w.shape))}] {n}"
         for n, w in weights.items()
@@ -49,7 +47,7 @@ def parsed(text: str, **weights: Tensor) -> ir.Model:
     proto = onnx.parser.parse_model(f"{HEADER}\n{text.replace('WEIGHTS', names)}")
     model = ir.from_proto(onnx.shape_inference.infer_shapes(proto))
     for node in model.graph:
-        if node.op_type == "FusedMatMul":  # of whose shapes onnx knows nothing
+        if node.op_type == "FusedMatMul":  # onnx does not infer its shape
             x, w = node.inputs
             if x is not None and x.shape is not None and w is not None and w.shape is not None:
                 node.outputs[0].shape = ir.Shape([*x.shape[:-1], w.shape[0]])
@@ -66,10 +64,37 @@ def operators(model: ir.Model) -> list[str]:
     return [node.op_type for node in model.graph]
 
 
+def rewritten(
+    rewrite: ir.passes.InPlacePass,
+    model: ir.Model,
+    weights: Mapping[str, Tensor] | None = None,
+    *,
+    atol: float = 1e-6,
+    **feeds: NDArray[np.generic],
+) -> ir.Model:
+    """Apply a pass: it changes the graph, but not its results, and nothing the second time."""
+    before = run(model, weights or {}, **feeds)
+    outputs = [value.name for value in model.graph.outputs]
+    assert rewrite(model).modified
+    ir.passes.common.RemoveUnusedNodesPass()(model)
+    assert [value.name for value in model.graph.outputs] == outputs
+    for old, new in zip(before, run(model, weights or {}, **feeds), strict=True):
+        np.testing.assert_allclose(new, old, rtol=1e-5, atol=atol)
+    assert not rewrite(model).modified
+    return model
+
+
+def assert_kept(rewrite: ir.passes.InPlacePass, model: ir.Model) -> None:
+    """Apply a pass that changes nothing."""
+    before = operators(model)
+    assert not rewrite(model).modified
+    assert operators(model) == before
+
+
 def run(
     model: ir.Model, weights: Mapping[str, Tensor], **feeds: NDArray[np.generic]
 ) -> list[Array]:
-    """What a graph gives, with weights as they are or as recipes make them."""
+    """The results of a graph, with weights as they are or as recipes make them."""
     source = DerivedWeights(Given(weights), recipes_of([model]))
     proto = ir.to_proto(model)
     del proto.graph.initializer[:]
@@ -85,7 +110,6 @@ def run(
     session = ort.InferenceSession(
         proto.SerializeToString(), options, providers=["CPUExecutionProvider"]
     )
-    wanted = {value.name for value in session.get_inputs()}
-    given = {name: value for name, value in feeds.items() if name in wanted}
-    outputs: list[Array] = session.run(None, given)
+    names = {value.name for value in session.get_inputs()}
+    outputs: list[Array] = session.run(None, {n: v for n, v in feeds.items() if n in names})
     return outputs

@@ -1,7 +1,7 @@
 import numpy as np
 import onnx_ir as ir
 import pytest
-from tests.export.passes.graphs import Array, normal, operators, parsed, run
+from tests.export.passes.graphs import assert_kept, normal, operators, parsed, rewritten
 
 from ortolan.export.derived import Recipe, recipes_of
 from ortolan.export.passes.pack_projections import PackProjections
@@ -58,20 +58,11 @@ def graph(nodes: str) -> ir.Model:
     return parsed(TEXT.replace("NODES", nodes), **WEIGHTS)
 
 
-def results(model: ir.Model) -> Array:
+def packed(nodes: str) -> ir.Model:
     lengths, empty = np.array([2, 2], np.int32), np.zeros((2, 2, 8, 8), np.float32)
     feeds = {"x": X, "z": X + 1, "pk": empty, "pv": empty, "last": lengths}
-    return run(model, WEIGHTS, **feeds, total=np.array(3, np.int32))[0]
-
-
-def packed(nodes: str) -> ir.Model:
-    model = graph(nodes)
-    before = results(model)
-    assert PackProjections()(model).modified
-    ir.passes.common.RemoveUnusedNodesPass()(model)
-    np.testing.assert_allclose(results(model), before, rtol=1e-4, atol=1e-5)
-    assert not PackProjections()(model).modified
-    return model
+    feeds["total"] = np.array(3, np.int32)
+    return rewritten(PackProjections(), graph(nodes), WEIGHTS, atol=1e-4, **feeds)
 
 
 def test_three_products_of_one_tensor_become_one() -> None:
@@ -88,7 +79,7 @@ def test_biases_are_joined_too() -> None:
     assert set(recipes_of([model])) == {"wq+wk+wv", "bq+bk+bv"}
 
 
-def test_what_is_normed_before_it_attends_is_split_off_the_joined_product() -> None:
+def test_normed_projections_are_split_off_the_joined_product() -> None:
     model = packed(NORMED)
     assert operators(model).count("FusedMatMul") == operators(model).count("Split") == 1
     assert None not in model.graph[-1].inputs[:3]
@@ -105,7 +96,4 @@ KEPT = {
 
 @pytest.mark.parametrize("case", KEPT)
 def test_other_products_stay(case: str) -> None:
-    model = graph(KEPT[case])
-    before = operators(model)
-    assert not PackProjections()(model).modified
-    assert operators(model) == before
+    assert_kept(PackProjections(), graph(KEPT[case]))

@@ -1,4 +1,4 @@
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from hashlib import sha256
 from typing import Any
@@ -21,7 +21,7 @@ Export = Callable[[str], Exported]
 
 WAYS = [
     "kernel",
-    "kernel with a body beside it",
+    "kernel with a body",
     "body in onnxruntime",
     "body in onnx.reference",
 ]
@@ -32,26 +32,27 @@ def ways(kind: str) -> dict[str, Run]:
     return attention_graphs.ways(KINDS[kind])
 
 
+def assert_equal(got: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> None:
+    for one, other in zip(got, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("kind", KINDS)
-def test_attention_node_computes_what_pytorch_does(kind: str, conversation: str, way: str) -> None:
+def test_attention_computes_what_pytorch_does(kind: str, conversation: str, way: str) -> None:
     steps = CONVERSATIONS[conversation]
-    wanted = steps.run(KINDS[kind], ways(kind)["pytorch"])
-    got = steps.run(KINDS[kind], ways(kind)[way])
-    for one, other in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    expected = steps.run(KINDS[kind], ways(kind)["pytorch"])
+    assert_equal(steps.run(KINDS[kind], ways(kind)[way]), expected)
 
 
 @pytest.mark.parametrize("conversation", CONVERSATIONS)
 @pytest.mark.parametrize("kind", SINKS)
 def test_kernel_has_the_sinks_that_pytorch_has(kind: str, conversation: str) -> None:
     steps = CONVERSATIONS[conversation]
-    wanted = steps.run(SINKS[kind], attention_graphs.in_pytorch(SINKS[kind]))
+    expected = steps.run(SINKS[kind], attention_graphs.in_pytorch(SINKS[kind]))
     graph = attention_graphs.graph(SINKS[kind])
-    got = steps.run(SINKS[kind], attention_graphs.in_onnxruntime(graph))
-    for one, other in zip(got, wanted, strict=True):
-        np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
+    assert_equal(steps.run(SINKS[kind], attention_graphs.in_onnxruntime(graph)), expected)
 
 
 def test_node_without_a_body_is_refused_in_a_portable_graph() -> None:
@@ -59,7 +60,7 @@ def test_node_without_a_body_is_refused_in_a_portable_graph() -> None:
         attach_bodies(attention_graphs.graph(SINKS["sinks"]))
 
 
-def test_softcap_and_window_change_the_numbers() -> None:
+def test_every_kind_computes_other_numbers() -> None:
     steps = CONVERSATIONS["prompt, chunk over a past, decode"]
     last = [
         steps.run(KINDS[kind], ways(kind)["pytorch"])[3]
@@ -109,16 +110,16 @@ def test_body_of_skip_norm_computes_what_the_kernel_does() -> None:
     attach_bodies(model)
     total = inputs["a"] + inputs["b"]
     inverse = 1 / np.sqrt((total**2).mean(-1, keepdims=True) + 0.01)
-    wanted = (total * inverse * inputs["w"], inverse, total)
+    expected = (total * inverse * inputs["w"], inverse, total)
     inlined = attention_graphs.without_kernel(model)
     for run in (attention_graphs.in_onnxruntime(inlined), attention_graphs.in_reference(model)):
-        for one, other in zip(run(inputs), wanted, strict=True):
+        for one, other in zip(run(inputs), expected, strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     kernel = attention_graphs.in_onnxruntime(model)(inputs)
-    np.testing.assert_allclose(kernel[0], wanted[0], rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(kernel[0], expected[0], rtol=1e-5, atol=1e-6)
 
 
-def test_runtime_knows_exactly_the_bodies_that_export_writes() -> None:
+def test_runtime_accepts_exactly_the_bodies_that_export_writes() -> None:
     written = {
         sha256(body(name).SerializeToString(deterministic=True)).hexdigest() for name in BODIES
     }
@@ -142,10 +143,10 @@ def test_portable_bundle_has_one_body_for_each_kind_of_node(
     bundle = exported(name).bundle
     attention = "GroupQueryAttention, rotary" if rotary else "GroupQueryAttention"
     norms = [body("SkipSimplifiedLayerNormalization")] if rotary else []
-    wanted = [body("FusedMatMul"), body(attention), *norms]
+    expected = [body("FusedMatMul"), body(attention), *norms]
     for graph in bundle.manifest.graphs.values():
         model = onnx.load(str(bundle.file(graph.file)), load_external_data=False)
-        assert list(model.functions) == wanted
+        assert list(model.functions) == expected
 
 
 SIZES = {"batch": 1, "capacity": 32}
@@ -192,10 +193,10 @@ class ReferenceDecoder:
 
 
 @pytest.mark.parametrize("name", ["gpt2-portable", "llama-split-portable"])
-def test_portable_bundle_generates_the_same_without_onnxruntime(
+def test_portable_bundle_generates_the_same_tokens_without_onnxruntime(
     name: str, exported: Export
 ) -> None:
     case = exported(name)
     prompt = [4, 20, 3, 77, 5]
-    ours = case.model.generate(prompt, max_new_tokens=8, ignore_eos=True)
-    assert ReferenceDecoder(case.bundle).greedy(prompt, 8) == tuple(ours.tokens)
+    expected = case.model.generate(prompt, max_new_tokens=8, ignore_eos=True)
+    assert ReferenceDecoder(case.bundle).greedy(prompt, 8) == tuple(expected.tokens)

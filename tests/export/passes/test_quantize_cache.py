@@ -1,11 +1,11 @@
-"""The kernel rounds keys and values as it is modelled here, and computes with what it stored."""
+"""The kernel stores the codes that are modeled here, and attends to them."""
 
 import numpy as np
+import onnx
 import onnx_ir as ir
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 from numpy.typing import NDArray
-from onnx import TensorProto, helper
 
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.quantize_cache import QuantizeCache
@@ -16,37 +16,25 @@ HEADS, KV_HEADS, WIDTH, CAPACITY = 4, 2, 16, 24
 Array = NDArray[np.floating]
 
 
+GRAPH = """
+<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>
+g (float[b, s, q] query, float[b, s, k] key, float[b, s, k] value,
+   int8[b, h, c, d] past_key, int8[b, h, c, d] past_value, int32[b] last, int32 total,
+   float[h, 1, d] key_scale, float[h, 1, d] value_scale)
+=> (float[b, s, q] out, int8[b, h, c, d] present_key, int8[b, h, c, d] present_value) {
+    out, present_key, present_value = com.microsoft.GroupQueryAttention <
+        num_heads = 4, kv_num_heads = 2, scale = 0.3, kv_cache_bit_width = 8,
+        k_quant_type = "PER_CHANNEL", v_quant_type = "PER_CHANNEL",
+        local_window_size = WINDOW, softcap = CAP>
+        (query, key, value, past_key, past_value, last, total, , , , , , key_scale, value_scale)
+}
+"""
+
+
 def session(window: int, cap: float) -> ort.InferenceSession:
-    names = ["query", "key", "value", "past_key", "past_value", "last", "total"]
-    scales = ["key_scale", "value_scale"]
-    node = helper.make_node(
-        "GroupQueryAttention",
-        [*names, *[""] * 5, *scales],
-        ["out", "present_key", "present_value"],
-        domain="com.microsoft",
-        num_heads=HEADS,
-        kv_num_heads=KV_HEADS,
-        scale=0.3,
-        k_quant_type="PER_CHANNEL",
-        v_quant_type="PER_CHANNEL",
-        kv_cache_bit_width=8,
-        local_window_size=window,
-        softcap=cap,
-    )
-    types = [TensorProto.FLOAT] * 3 + [TensorProto.INT8] * 2 + [TensorProto.INT32] * 2
-    types += [TensorProto.FLOAT] * 2
-    inputs = [
-        helper.make_tensor_value_info(name, kind, [] if name == "total" else None)
-        for name, kind in zip([*names, *scales], types, strict=True)
-    ]
-    outputs = [
-        helper.make_tensor_value_info(name, kind, None)
-        for name, kind in zip(node.output, [TensorProto.FLOAT, *types[3:5]], strict=True)
-    ]
-    graph = helper.make_graph([node], "attention", inputs, outputs)
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return ort.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    text = GRAPH.replace("WINDOW", str(window)).replace("CAP", str(cap))
+    data = onnx.parser.parse_model(text).SerializeToString()
+    return ort.InferenceSession(data, providers=["CPUExecutionProvider"])
 
 
 def codes(x: Array, scale: Array) -> NDArray[np.int8]:
@@ -60,7 +48,7 @@ def heads(x: Array) -> Array:
 
 def attention(q: Array, k: Array, v: Array, past: int, window: int, cap: float) -> Array:
     """Queries `(H, S, D)` after `past` tokens, keys and values `(K, T, D)`, to `(S, H * D)`."""
-    k, v = (np.repeat(each, HEADS // KV_HEADS, 0) for each in (k, v))
+    k, v = (np.repeat(part, HEADS // KV_HEADS, 0) for part in (k, v))
     scores = 0.3 * q @ k.transpose(0, 2, 1)
     scores = cap * np.tanh(scores / cap) if cap else scores
     distance = past + np.arange(q.shape[1])[:, None] - np.arange(k.shape[1])
@@ -106,8 +94,8 @@ def test_kernel_attends_to_the_codes_that_it_stores(
         buffer[:, past : past + new] = codes(heads(x), scale)
         np.testing.assert_array_equal(present[0, :, : past + new], buffer[:, : past + new])
         stored.append((buffer[:, : past + new] * scale).astype(np.float32))
-    wanted = attention(heads(query), stored[0], stored[1], past, window, cap)
-    np.testing.assert_allclose(out[0], wanted, atol=1e-5 * np.abs(wanted).max())
+    expected = attention(heads(query), stored[0], stored[1], past, window, cap)
+    np.testing.assert_allclose(out[0], expected, atol=1e-5 * np.abs(expected).max())
 
 
 def test_state_that_another_node_reads_is_refused() -> None:
@@ -119,6 +107,6 @@ def test_state_that_another_node_reads_is_refused() -> None:
     past = ir.Value(name="past", shape=axes, type=kind)
     node = ir.Node("", "TensorScatter", [past, past], num_outputs=1)
     node.outputs[0].name = "present"
-    made = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
+    graph = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
     with pytest.raises(OptionError, match=r"'0.key'.*TensorScatter"):
-        QuantizeCache([state])(ir.Model(made, ir_version=10))
+        QuantizeCache([state])(ir.Model(graph, ir_version=10))

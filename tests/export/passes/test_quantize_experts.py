@@ -1,4 +1,4 @@
-"""MoE nodes become QMoE nodes that compute with what the codes stand for."""
+"""MoE nodes become QMoE nodes that compute with the values of their codes."""
 
 from typing import Any
 
@@ -68,29 +68,29 @@ def result(model: ir.Model) -> NDArray[np.float32]:
 
 
 def filled(model: ir.Model, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Put codes into a graph; the weights that they stand for."""
-    stand_for = {}
+    """Put codes into a graph, and return their values."""
+    values = {}
     for name, weight in WEIGHTS.items():
         codes = [rtn.quantize(expert, scheme) for expert in weight]
-        stand_for[name] = torch.stack([dequantize(each) for each in codes])
+        values[name] = torch.stack([dequantize(c) for c in codes])
         data = {
-            f"{name}.codes": torch.stack([pack(each) for each in codes]),
-            f"{name}.scales": torch.stack([each.scales for each in codes]),
+            f"{name}.codes": torch.stack([pack(c) for c in codes]),
+            f"{name}.scales": torch.stack([c.scales for c in codes]),
         }
-        zeros = [packed for each in codes if (packed := pack_zeros(each)) is not None]
+        zeros = [packed for c in codes if (packed := pack_zeros(c)) is not None]
         if zeros:
             data[f"{name}.zeros"] = torch.stack(zeros)
         for initializer, tensor in data.items():
             value = model.graph.initializers[initializer]
             assert value.shape is not None
             value.const_value = ir.tensor(tensor.numpy().reshape(tuple(value.shape.numpy())))
-    return stand_for
+    return values
 
 
 @pytest.mark.parametrize("text", [BIASED, BARE], ids=["biased", "bare"])
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 @pytest.mark.parametrize("bits", [4, 8])
-def test_a_rewritten_node_computes_with_what_the_codes_stand_for(
+def test_a_rewritten_node_computes_with_the_values_of_its_codes(
     bits: Any, text: str, symmetric: bool
 ) -> None:
     scheme = Scheme(bits=bits, group=32, symmetric=symmetric)

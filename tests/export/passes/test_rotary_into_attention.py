@@ -1,4 +1,4 @@
-"""Positions in the ways in which models write them, one layer each, in one trace."""
+"""Rotary positions as models write them: one layer for each form, in one trace."""
 
 import warnings
 from collections.abc import Callable, Sequence
@@ -24,21 +24,21 @@ FREQUENCIES = 100.0 ** -torch.arange(0, 1, 2 / DIM)
 
 
 def halves(x: Tensor, angles: Tensor) -> Tensor:
-    """As Llama has it."""
+    """Llama's form."""
     cos, sin = (torch.cat([f, f], -1) for f in (angles.cos(), angles.sin()))
     first, second = x.chunk(2, -1)
     return x * cos + torch.cat([-second, first], -1) * sin
 
 
-def neighbours(x: Tensor, angles: Tensor) -> Tensor:
-    """As GPT-J has it."""
+def neighbors(x: Tensor, angles: Tensor) -> Tensor:
+    """GPT-J's form."""
     cos, sin = (f.repeat_interleave(2, -1) for f in (angles.cos(), angles.sin()))
     turned = torch.stack([-x[..., 1::2], x[..., ::2]], -1).flatten(-2)
     return x * cos + turned * sin
 
 
 def formula(x: Tensor, angles: Tensor) -> Tensor:
-    """As the papers have it."""
+    """The form of the papers."""
     first, second = x[..., : DIM // 2], x[..., DIM // 2 :]
     cos, sin = angles.cos(), angles.sin()
     return torch.cat([first * cos - second * sin, second * cos + first * sin], -1)
@@ -50,7 +50,7 @@ def partial(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def longer(x: Tensor, angles: Tensor) -> Tensor:
-    """Scaled as well, queries and keys alike."""
+    """Queries and keys are scaled as well."""
     return 2 * halves(x, angles)
 
 
@@ -59,7 +59,7 @@ def scaled(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def few(x: Tensor, angles: Tensor) -> Tensor:
-    """Fewer channels than the kernel can turn."""
+    """Fewer channels than the kernel can rotate."""
     return torch.cat([halves(x[..., :8], angles[..., :4]), x[..., 8:]], -1)
 
 
@@ -73,14 +73,14 @@ def permuted(x: Tensor, angles: Tensor) -> Tensor:
 
 
 def wrong(x: Tensor, angles: Tensor) -> Tensor:
-    """Something else than a rotation."""
+    """Not a rotation."""
     return x * (1 + angles.repeat_interleave(2, -1))
 
 
 LAYERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
     "halves": (halves, 1.0, 1.0),
     "the same again": (formula, 1.0, 1.0),
-    "neighbours": (neighbours, 1.0, 1.0),
+    "neighbors": (neighbors, 1.0, 1.0),
     "partial": (partial, 1.0, 1.0),
     "scaled queries": (halves, 0.5, 1.0),
     "other frequencies": (halves, 1.0, 0.5),
@@ -92,11 +92,11 @@ LAYERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
     "permuted": (permuted, 1.0, 1.0),
     "wrong": (wrong, 1.0, 1.0),
 }
-"""What a layer does to queries and keys, the factor of its queries, and that of its angles."""
+"""The function of queries and keys, the factor of queries, and that of angles, for each layer."""
 
 
 class Layers(nn.Module):
-    """Attention layers beside one another; what matters is before them."""
+    """Parallel attention layers, each after another form of rotation."""
 
     frequencies: Tensor
 
@@ -124,7 +124,7 @@ class Layers(nn.Module):
             q, k = turn(q, angles * speed) * factor, turn(k, angles * speed)
             out, *present = torch.onnx.ops.symbolic_multi_out(
                 "com.microsoft::GroupQueryAttention",
-                [*(each.transpose(1, 2).flatten(2) for each in (q, k, v)), *past, seqlens_k, total],
+                [*(part.transpose(1, 2).flatten(2) for part in (q, k, v)), *past, seqlens_k, total],
                 {"num_heads": HEADS, "kv_num_heads": KV_HEADS, "scale": 0.125},
                 dtypes=[x.dtype] * 3,
                 shapes=[(*x.shape[:2], HEADS * DIM), past[0].shape, past[1].shape],
@@ -207,9 +207,9 @@ def outputs(model: ir.Model, lengths: list[int], new_tokens: int) -> list[Array]
 
 @pytest.mark.parametrize(
     ("lengths", "new_tokens"), [([6, 6], 6), ([6, 2], 6), ([CONTEXT, 9], 1)],
-    ids=["whole texts", "one with padding", "single tokens"],
+    ids=["whole rows", "one with padding", "single tokens"],
 )  # fmt: skip
-def test_every_layer_computes_what_it_did(
+def test_every_layer_computes_the_same(
     traced: ir.Model, rewritten: ir.Model, lengths: list[int], new_tokens: int
 ) -> None:
     old, new = (outputs(model, lengths, new_tokens) for model in (traced, rewritten))
@@ -219,28 +219,28 @@ def test_every_layer_computes_what_it_did(
 
 
 @pytest.mark.parametrize(
-    "name", ["halves", "the same again", "neighbours", "partial", "scaled rotation"]
+    "name", ["halves", "the same again", "neighbors", "partial", "scaled rotation"]
 )
 def test_a_rotation_becomes_part_of_the_node(rewritten: ir.Model, name: str) -> None:
     node = layer(rewritten, name)
     assert node.attributes.get_int("do_rotary") == 1
-    assert node.attributes.get_int("rotary_interleaved", 0) == (name == "neighbours")
+    assert node.attributes.get_int("rotary_interleaved", 0) == (name == "neighbors")
     assert [value and value.name for value in node.inputs[1:3]] == [None, None]
 
 
 def test_the_tables_are_those_of_the_angles(rewritten: ir.Model) -> None:
     angles = torch.arange(CONTEXT)[:, None] * FREQUENCIES
-    for name, wanted in (("rotary_cos", angles.cos()), ("rotary_sin", angles.sin())):
+    for name, expected in (("rotary_cos", angles.cos()), ("rotary_sin", angles.sin())):
         data = rewritten.graph.initializers[name].const_value
         assert data is not None
-        np.testing.assert_allclose(data.numpy(), wanted.numpy(), atol=1e-6)
+        np.testing.assert_allclose(data.numpy(), expected.numpy(), atol=1e-6)
 
 
 def test_layers_that_rotate_alike_share_tables(rewritten: ir.Model) -> None:
     names = {name: tables(layer(rewritten, name)) for name in LAYERS}
     assert names["halves"] == names["the same again"] == ["rotary_cos", "rotary_sin"]
     assert names["scaled queries"] == names["halves"]
-    apart = ("halves", "neighbours", "partial", "other frequencies", "scaled rotation")
+    apart = ("halves", "neighbors", "partial", "other frequencies", "scaled rotation")
     assert len({names[name][0] for name in apart}) == 5
 
 
@@ -253,7 +253,7 @@ def test_a_factor_of_the_queries_becomes_one_of_the_scores(
     assert layer(rewritten, name).attributes.get_float("scale") == pytest.approx(scale)
 
 
-def test_heads_that_are_only_moved_are_taken_as_they_were(rewritten: ir.Model) -> None:
+def test_heads_that_are_only_moved_are_read_as_they_were(rewritten: ir.Model) -> None:
     node = layer(rewritten, "no positions")
     assert node.attributes.get_int("do_rotary", 0) == 0
     assert node.inputs[1] is node.inputs[2] is None
@@ -263,7 +263,7 @@ def test_heads_that_are_only_moved_are_taken_as_they_were(rewritten: ir.Model) -
 
 
 @pytest.mark.parametrize("name", ["too few channels", "permuted", "wrong", "scaled keys"])
-def test_what_the_kernel_does_not_compute_stays(rewritten: ir.Model, name: str) -> None:
+def test_forms_that_the_kernel_does_not_have_stay(rewritten: ir.Model, name: str) -> None:
     node = layer(rewritten, name)
     assert node.attributes.get_int("do_rotary", 0) == 0
     assert None not in node.inputs[:3]
@@ -273,8 +273,4 @@ def test_what_the_kernel_does_not_compute_stays(rewritten: ir.Model, name: str) 
 def test_a_second_time_changes_nothing(rewritten: ir.Model) -> None:
     again = rewritten.clone()
     RotaryIntoAttention(CONTEXT)(again)
-    before, after = (
-        [(node.op_type, dict(node.attributes)) for node in model.graph]
-        for model in (rewritten, again)
-    )
-    assert [kind for kind, _ in before] == [kind for kind, _ in after]
+    assert [node.op_type for node in again.graph] == [node.op_type for node in rewritten.graph]

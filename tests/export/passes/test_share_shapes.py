@@ -29,13 +29,12 @@ def test_shapes_of_equal_names_are_read_once() -> None:
     # The length, another length, both axes, a width that is known, no axes at all.
     assert len(shapes) == 5
     session = ort.InferenceSession(ir.to_proto(model).SerializeToString())
-    given = {"a": (2, 5, 3), "b": (2, 5), "c": (2, 7), "d": ()}
     inputs = {
         name: np.zeros(size, np.int64 if name == "b" else np.float32)
-        for name, size in given.items()
+        for name, size in {"a": (2, 5, 3), "b": (2, 5), "c": (2, 7), "d": ()}.items()
     }
-    found = [list(size) for size in session.run(None, inputs)]
-    assert found == [[5], [5], [7], [2, 5], [3], []]
+    sizes = [list(size) for size in session.run(None, inputs)]
+    assert sizes == [[5], [5], [7], [2, 5], [3], []]
     assert not ShareShapes()(model).modified
 
 

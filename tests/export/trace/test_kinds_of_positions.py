@@ -1,4 +1,4 @@
-"""Graphs of every kind of position and block against the uncached forward pass of PyTorch."""
+"""Graphs of every kind of position and block, against PyTorch without a cache."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -35,12 +35,12 @@ SKIP_NORM = "SkipSimplifiedLayerNormalization"
 
 
 def wide(**fields: Any) -> BlockConfig:
-    """A block whose heads have a width that the kernel takes."""
+    """A block whose heads have a width that the kernel accepts."""
     return replace(BLOCK, mixer=replace(BLOCK.attention, head_dim=16, **fields))
 
 
 def narrow(**fields: Any) -> BlockConfig:
-    """A block whose heads are 6 wide, which it does not."""
+    """A block whose heads are 6 wide, which the kernel refuses."""
     return replace(BLOCK, mixer=replace(BLOCK.attention, **fields))
 
 
@@ -53,7 +53,7 @@ INNER_NORM = replace(kinds.MLP, inner_norm=kinds.RMS, down_bias=False, activatio
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """A kind of position, layers that take it, and the operator that each layer's attention is."""
+    """A kind of position, and layers that use it with the operator of their attention."""
 
     positions: Positions
     layers: Sequence[tuple[BlockConfig, str]]
@@ -148,16 +148,16 @@ def randomised(config: Any) -> TransformerModel:
 
 
 def assert_lowered(file: Path, kind: Kind) -> None:
-    """Each layer's attention is the operator that it has to be."""
+    """The attention of every layer is the expected operator."""
     graph = onnx.load(str(file), load_external_data=False).graph
-    found = [n.op_type for n in graph.node if n.op_type in (FUSED, STANDARD, PLAIN)]
-    assert found == [operator for _, operator in kind.layers]
+    operators = [n.op_type for n in graph.node if n.op_type in (FUSED, STANDARD, PLAIN)]
+    assert operators == [operator for _, operator in kind.layers]
     assert {n.op_type for n in graph.node if n.domain} <= {"FusedMatMul", FUSED, SKIP_NORM}
 
 
 def logits_of(module: TransformerModel, *inputs: NDArray[Any]) -> NDArray[np.float32]:
     with torch.inference_mode():
-        out: NDArray[np.float32] = module(*(torch.from_numpy(given) for given in inputs)).numpy()
+        out: NDArray[np.float32] = module(*map(torch.from_numpy, inputs)).numpy()
     return out
 
 
@@ -174,35 +174,35 @@ SLOW = (
     "rotary of each layer",
     "sinusoidal",
 )
-"""Kinds of many nodes or several layers, which take long to trace."""
+"""Kinds that take long to trace."""
 
 
 def slow_kind(name: str) -> Any:
-    """A kind, as a slow test where it takes long to trace."""
+    """A kind, marked slow if it takes long to trace."""
     return pytest.param(name, marks=pytest.mark.slow if name in SLOW else ())
 
 
 @pytest.mark.parametrize("name", [slow_kind(name) for name in KINDS])
-def test_cached_decoder_equals_the_whole_text(name: str, tmp_path: Path) -> None:
+def test_cached_decoder_equals_the_whole_sequence(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     module = randomised(kinds.decoder_config(kind.positions, kind.blocks[0], blocks=kind.blocks))
     session = sessions_of(module, ["decoder"], tmp_path)["decoder"]
     assert_lowered(tmp_path / "decoder.onnx", kind)
-    wanted = logits_of(module, TEXTS)
+    expected = logits_of(module, TEXTS)
     # Two prompts of different lengths, then a token each.
     steps, lengths = Steps(session, 2), np.array([6, 4])
     prompt = steps(TEXTS[:2, :6], [6, 4])
     for row, length in enumerate(lengths):
-        assert_close(prompt[row, :length], wanted[row, :length], delta=1e-4)
+        assert_close(prompt[row, :length], expected[row, :length], delta=1e-4)
     for _ in range(4):
         got = steps(TEXTS[[0, 1], lengths][:, None], [1, 1])
-        assert_close(got[:, 0], wanted[[0, 1], lengths], delta=1e-4)
+        assert_close(got[:, 0], expected[[0, 1], lengths], delta=1e-4)
         lengths = lengths + 1
-    # One text in pieces.
+    # One prompt in chunks.
     steps, start = Steps(session, 1), 0
     for size in (3, 5, 1, 4, 1):
         got = steps(TEXTS[:1, start : start + size], [size])
-        assert_close(got[0], wanted[0, start : start + size], delta=1e-4)
+        assert_close(got[0], expected[0, start : start + size], delta=1e-4)
         start += size
 
 
@@ -210,7 +210,7 @@ ENCODERS = ["learned", "rotary", "rotary of narrow heads", "relative-bias", "rel
 
 
 @pytest.mark.parametrize("name", [slow_kind(name) for name in ENCODERS])
-def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> None:
+def test_padded_encoder_equals_each_row_alone(name: str, tmp_path: Path) -> None:
     kind = KINDS[name]
     blocks = tuple(map(kinds.bidirectional, kind.blocks))
     module = randomised(kinds.encoder_config(kind.positions, blocks=blocks))
@@ -219,8 +219,8 @@ def test_padded_encoder_equals_each_text_alone(name: str, tmp_path: Path) -> Non
     lengths = np.array([14, 1, 5], np.int32)
     out = run(session, {"input_ids": TEXTS[:3], "lengths": lengths})["output"]
     for row, length in enumerate(lengths):
-        wanted = logits_of(module, TEXTS[row : row + 1, :length])[0]
-        assert_close(out[row, :length], wanted, delta=1e-4)
+        expected = logits_of(module, TEXTS[row : row + 1, :length])[0]
+        assert_close(out[row, :length], expected, delta=1e-4)
 
 
 @pytest.mark.slow
@@ -235,5 +235,5 @@ def test_rows_of_a_source_equal_each_alone_behind_it(name: str, layer: int, tmp_
     got += [steps(TEXTS[:, i : i + 1], [1] * 6) for i in range(4, 9)]
     for row, text in enumerate(TEXTS):
         source = SOURCES[row // 3, : LENGTHS[row // 3]][None]
-        wanted = logits_of(module, source, text[None, :9])[0]
-        assert_close(np.concatenate(got, 1)[row], wanted, delta=1e-4)
+        expected = logits_of(module, source, text[None, :9])[0]
+        assert_close(np.concatenate(got, 1)[row], expected, delta=1e-4)

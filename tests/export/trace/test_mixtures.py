@@ -15,7 +15,7 @@ from tests.modeling.mixtures import CHANGES, FEW
 from ortolan.modeling.models.transformer import build
 
 WIDE = replace(BLOCK, mixer=replace(BLOCK.attention, head_dim=16))
-"""Its attention is one node."""
+"""A block whose attention is one node."""
 
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (2, 9))
 
@@ -26,7 +26,7 @@ ROUTERS = ("groups", "sparsemixer", "shared, gated")
 @pytest.mark.parametrize(
     "names", [ROUTERS, pytest.param(tuple(CHANGES), marks=pytest.mark.slow)], ids=["some", "all"]
 )
-def test_every_mixture_is_one_node_that_computes_the_same(
+def test_every_mixture_is_one_node_with_the_same_results(
     names: tuple[str, ...], tmp_path: Path
 ) -> None:
     blocks = tuple(replace(WIDE, feed_forward=replace(FEW, **CHANGES[name])) for name in names)
@@ -36,13 +36,13 @@ def test_every_mixture_is_one_node_that_computes_the_same(
     graph = onnx.load(str(tmp_path / "decoder.onnx"), load_external_data=False).graph
     assert sum(node.op_type == "MoE" for node in graph.node) == len(blocks)
     with torch.inference_mode():
-        wanted = module(torch.from_numpy(TEXTS)).numpy()
+        expected = module(torch.from_numpy(TEXTS)).numpy()
     steps = Steps(session, 2)
     got = [steps(TEXTS[:, :6], [6, 6])] + [steps(TEXTS[:, i : i + 1], [1, 1]) for i in (6, 7, 8)]
-    assert_close(np.concatenate(got, 1), wanted, delta=1e-4)
+    assert_close(np.concatenate(got, 1), expected, delta=1e-4)
 
 
-def test_a_router_without_more_to_do_adds_no_node(tmp_path: Path) -> None:
+def test_a_plain_router_adds_no_node(tmp_path: Path) -> None:
     config = kinds.decoder_config(POSITIONS["none"], replace(WIDE, feed_forward=FEW))
     module = kinds.randomised(build(config)).eval()
     sessions_of(module, ["decoder"], tmp_path)

@@ -1,4 +1,4 @@
-"""A graph in which blocks were repeated against the trace of the whole model."""
+"""A graph with repeated blocks, against the trace of the whole model."""
 
 import re
 from collections.abc import Sequence
@@ -30,7 +30,7 @@ WHOLE = Blocks(of_layers={}, stacks={})
 
 
 def deepened(config: C) -> C:
-    """A model of more layers, of which each kind comes more than once and not in turn."""
+    """A model of more layers, with every kind of block more than once, not in turn."""
     match config:
         case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
             return replace(config, encoder=deepened(encoder), decoder=deepened(decoder))
@@ -41,9 +41,9 @@ def deepened(config: C) -> C:
 
 
 def described(model: ir.Model) -> tuple[object, ...]:
-    """All that a graph says, but for the order of its nodes and names that no one else knows.
+    """Everything in a graph but the order of nodes and the names inside.
 
-    A value goes by a hash of what it is computed from.
+    A value is identified by a hash of its computation.
     """
     graph = model.graph
     nodes: list[tuple[object, ...]] = []
@@ -52,10 +52,10 @@ def described(model: ir.Model) -> tuple[object, ...]:
     for node in graph:
         attributes = sorted(map(shown, node.attributes.values()))
         read = [hashes[value] for value in node.inputs]
-        what = (node.domain, node.op_type, node.overload, node.version, attributes, read)
-        nodes.append((*what, [(axes(out), str(out.type)) for out in node.outputs]))
+        computation = (node.domain, node.op_type, node.overload, node.version, attributes, read)
+        nodes.append((*computation, [(axes(out), str(out.type)) for out in node.outputs]))
         for place, out in enumerate(node.outputs):
-            hashes[out] = sha256(repr((what, place)).encode()).hexdigest()
+            hashes[out] = sha256(repr((computation, place)).encode()).hexdigest()
     return (
         sorted(nodes, key=repr),
         [(value.name, str(value.shape), str(value.type)) for value in graph.inputs],
@@ -66,7 +66,7 @@ def described(model: ir.Model) -> tuple[object, ...]:
 
 
 def axes(value: ir.Value) -> str:
-    """The shape of a value; a trace proves for the first layer alone that a step fits the cache."""
+    """The shape of a value; a trace proves only for the first layer that a step fits the cache."""
     return re.sub(r"Min\(capacity, (\w+)\)", r"\1", str(value.shape))
 
 
@@ -87,8 +87,8 @@ FAMILIES = (
     *("llama", "gemma2", "gemma3_text", "bloom", "ernie4_5_moe", "deepseek_v3"),
     *("albert", "vit", "marian", "t5"),
 )
-"""Windows in turn, norms around sublayers, distances in the scores, mixtures after dense layers,
-latents, one layer again and again, images, and two stacks."""
+"""Alternating windows, norms around sublayers, distances in scores, mixtures after dense layers,
+latents, one shared layer, images, and two stacks."""
 
 PAST, PRESENT = ([f"{of}.{i}.key" for i in range(3)] for of in ("past_key_values", "present"))
 
@@ -105,8 +105,8 @@ ROLES = {
 @pytest.mark.parametrize(
     ("name", "role"),
     [
-        pytest.param(*each, id=case, marks=[] if case == QUICK else pytest.mark.slow)
-        for case, each in ROLES.items()
+        pytest.param(*pair, id=case, marks=[] if case == QUICK else pytest.mark.slow)
+        for case, pair in ROLES.items()
     ],
 )
 def test_repeated_blocks_make_the_graph_of_the_whole_trace(
@@ -120,7 +120,7 @@ def test_repeated_blocks_make_the_graph_of_the_whole_trace(
 
 
 def strict(*args: Any, **options: Any) -> None:
-    """`repeat`, whose refusal does not lead to a trace of the whole model."""
+    """Call `repeat`, without the fallback to a trace of the whole model."""
     try:
         repeat(*args, **options)
     except UnlikeBlocksError as error:
@@ -128,14 +128,14 @@ def strict(*args: Any, **options: Any) -> None:
 
 
 def stepped(read: str) -> ir.Model:
-    """Two marked blocks; what is done at the end reads one more value."""
+    """Two marked blocks, and a last node that reads one more value."""
     values = {name: ir.Value(name=name) for name in ("x", *PAST[:2])}
     nodes: list[ir.Node] = []
 
-    def add(operator: str, given: Sequence[str], name: str, domain: str = "") -> str:
+    def add(operator: str, inputs: Sequence[str], name: str, domain: str = "") -> str:
         attributes = [ir.AttrString("stack", "")] if domain else []
-        read = [values[value] for value in given]
-        nodes.append(ir.Node(domain, operator, read, attributes, name=name))
+        values_read = [values[value] for value in inputs]
+        nodes.append(ir.Node(domain, operator, values_read, attributes, name=name))
         values[name] = nodes[-1].outputs[0]
         values[name].name = name
         return name
@@ -162,7 +162,7 @@ def repeated(model: ir.Model) -> ir.Model:
     return model
 
 
-def test_a_block_is_copied_with_states_of_its_own() -> None:
+def test_a_copied_block_has_its_own_states() -> None:
     nodes = {str(node.name): node for node in repeated(stepped(read="x")).graph}
     read = {name: [value.name for value in node.inputs if value] for name, node in nodes.items()}
     assert read == {
@@ -177,7 +177,7 @@ def test_a_block_is_copied_with_states_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("read", ["out0", "leave0", "present.0.key"])
-def test_blocks_that_hand_on_more_than_the_stream_are_refused(read: str) -> None:
+def test_blocks_that_share_more_than_the_stream_are_refused(read: str) -> None:
     with pytest.raises(UnlikeBlocksError):
         repeated(stepped(read))
 

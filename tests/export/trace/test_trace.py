@@ -97,7 +97,7 @@ def test_attention_without_rotary_positions_takes_no_tables(exported: Export) ->
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_versions_are_those_that_the_runtime_can_read(name: str, exported: Export) -> None:
+def test_the_runtime_can_read_the_versions(name: str, exported: Export) -> None:
     for path in graph_files(exported(name).bundle):
         graph = onnx.load(str(path), load_external_data=False)
         assert graph.ir_version <= 13
@@ -130,12 +130,12 @@ def test_graph_is_small_and_every_weight_is_outside(name: str, exported: Export)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_graph_tells_nothing_of_the_machine_that_made_it(name: str, exported: Export) -> None:
-    telling = [str(Path.cwd()), "site-packages", ".py", "/tmp", socket.gethostname()]
-    telling += [f"/{getpass.getuser()}/", "torch.nn", "stack_trace"]
+def test_graph_has_no_trace_of_the_machine_that_exported_it(name: str, exported: Export) -> None:
+    revealing = [str(Path.cwd()), "site-packages", ".py", "/tmp", socket.gethostname()]
+    revealing += [f"/{getpass.getuser()}/", "torch.nn", "stack_trace"]
     for path in graph_files(exported(name).bundle):
         data = path.read_bytes()
-        assert [text for text in telling if text.encode() in data] == []
+        assert [text for text in revealing if text.encode() in data] == []
         graph = onnx.load(str(path), load_external_data=False)
         parts = [graph, graph.graph, *graph.graph.node, *graph.graph.value_info]
         parts += [*graph.graph.input, *graph.graph.output, *graph.graph.initializer]
@@ -143,7 +143,7 @@ def test_graph_tells_nothing_of_the_machine_that_made_it(name: str, exported: Ex
 
 
 def per_layer(model: ir.Model, layers: int) -> list[Counter[tuple[str, str]]]:
-    """Operators of each layer: from its first norm to that of the next one."""
+    """Operators of each layer, from its first norm to that of the next."""
     starts = [f"blocks.{layer}.attention_norm.weight" for layer in range(layers)]
     starts.append("final_norm.weight")
     counts: list[Counter[tuple[str, str]]] = [Counter()]
@@ -160,8 +160,8 @@ def test_every_layer_of_a_deeper_model_has_the_same_nodes(exported: Export) -> N
     four = tidy(trace_decoder(llama(layers=4), dtype=torch.float32))
     shallow, deep = per_layer(two, 2), per_layer(four, 4)
     assert (len(shallow), len(deep)) == (2, 4)
-    # Inside, the norm that begins a layer is one node with the sum that ends the one before. The
-    # last layer is followed by the choice of positions, which ends before the final norm.
+    # Inside, the first norm of a layer is one node with the last sum of the one before. After the
+    # last layer, positions are selected before the final norm.
     assert deep[1] == deep[2]
     assert (shallow[0], shallow[1]) == (deep[0], deep[3])
     for layer in deep:

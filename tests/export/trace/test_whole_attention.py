@@ -1,4 +1,4 @@
-"""Self-attention without a cache: one node, its body, and PyTorch."""
+"""Attention without a cache as one node and as its body, against PyTorch."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ def portable(kind: Kind) -> ModelProto:
 
 WAYS: dict[str, Callable[[Kind], Run]] = {
     "kernel": lambda kind: in_onnxruntime(graph(kind)),
-    "kernel with a body beside it": lambda kind: in_onnxruntime(portable(kind)),
+    "kernel with a body": lambda kind: in_onnxruntime(portable(kind)),
     "body in onnxruntime": lambda kind: in_onnxruntime(without_kernel(portable(kind))),
     "body in onnx.reference": lambda kind: in_reference(portable(kind)),
 }
@@ -29,12 +29,12 @@ WAYS: dict[str, Callable[[Kind], Run]] = {
 @pytest.mark.parametrize("name", KINDS)
 def test_node_without_a_cache_computes_what_pytorch_does(name: str, way: str) -> None:
     kind = KINDS[name]
-    got, wanted = (run_rows(kind, run) for run in (WAYS[way](kind), in_pytorch(kind)))
-    for one, other in zip(got, wanted, strict=True):
+    got, expected = (run_rows(kind, run) for run in (WAYS[way](kind), in_pytorch(kind)))
+    for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=2e-6)
 
 
-def test_every_kind_gives_other_numbers() -> None:
+def test_every_kind_computes_other_numbers() -> None:
     results = [run_rows(kind, in_pytorch(kind))[0] for kind in KINDS.values()]
     for index, one in enumerate(results):
         for other in results[:index]:

@@ -70,6 +70,13 @@ def write_blob(
         return writer.finish()
 
 
+def write_tensors(
+    folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
+) -> Blob:
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    return write_blob([graph(shapes)], Named(**tensors), {}, folder, dtype=dtype)
+
+
 def stored(folder: Path, blob: Blob, name: str, dtype: str = "f4") -> NDArray[np.generic]:
     offset, length = blob.placements[name]
     data = (folder / blob.file.name).read_bytes()[offset : offset + length]
@@ -81,9 +88,7 @@ def ramp(*shape: int) -> Tensor:
 
 
 def test_file_is_named_and_described_by_its_contents(tmp_path: Path) -> None:
-    blob = write_blob(
-        [graph({"a": (3, 5)})], Named(a=ramp(3, 5)), {}, tmp_path, dtype=torch.float32
-    )
+    blob = write_tensors(tmp_path, {"a": ramp(3, 5)})
     data = (tmp_path / blob.file.name).read_bytes()
     digest = sha256(data).hexdigest()
     assert blob.file.name == f"weights-{digest[:16]}.bin"
@@ -93,8 +98,7 @@ def test_file_is_named_and_described_by_its_contents(tmp_path: Path) -> None:
 
 def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
     tensors = {"a": ramp(3, 5), "b": ramp(ALIGNMENT // 4), "c": ramp(2, 600), "d": ramp(1)}
-    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    blob = write_blob([graph(shapes)], Named(**tensors), {}, tmp_path, dtype=torch.float32)
+    blob = write_tensors(tmp_path, tensors)
     assert list(blob.placements) == ["a", "b", "c", "d"]
     data = bytearray((tmp_path / blob.file.name).read_bytes())
     for name, (offset, length) in blob.placements.items():
@@ -125,33 +129,28 @@ def test_chunks_smaller_than_a_tensor_give_the_same_file(
     )
 
 
-def test_no_more_rows_are_read_at_once_than_a_chunk_holds(
+def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    read = []
+    reads: list[tuple[int, int]] = []
+    counts: list[tuple[str, int, int]] = []
 
     class Watched(Named):
         def rows(self, name: str, start: int, stop: int) -> Tensor:
-            read.append((start, stop))
+            reads.append((start, stop))
             return super().rows(name, start, stop)
 
     monkeypatch.setattr(export_weights, "CHUNK_BYTES", 100)
-    write_blob([graph({"a": (7, 10)})], Watched(a=ramp(7, 10)), {}, tmp_path, dtype=torch.float32)
-    assert read == [(0, 2), (2, 4), (4, 6), (6, 7)]
-
-
-def test_progress_ends_with_all_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(export_weights, "CHUNK_BYTES", 16)
-    told: list[tuple[int, int]] = []
     write_blob(
-        [graph({"a": (4, 4), "b": (3,)})],
-        Named(a=ramp(4, 4), b=ramp(3)),
+        [graph({"a": (7, 10), "b": (3,)})],
+        Watched(a=ramp(7, 10), b=ramp(3)),
         {},
         tmp_path,
         dtype=torch.float32,
-        progress=lambda step, done, total: told.append((done, total)),
+        progress=lambda *count: counts.append(count),
     )
-    assert told == [(16, 76), (32, 76), (48, 76), (64, 76), (76, 76)]
+    assert reads == [(0, 2), (2, 4), (4, 6), (6, 7), (0, 3)]
+    assert counts == [("weights", done, 292) for done in (80, 160, 240, 280, 292)]
 
 
 def test_initializer_of_two_graphs_is_stored_once(tmp_path: Path) -> None:
@@ -173,23 +172,18 @@ def test_graphs_of_a_split_bundle_share_every_weight(exported: Export) -> None:
     assert set(graphs["prefill"].external) == set(graphs["decode"].external)
 
 
-def test_computed_table_takes_the_place_of_a_weight(tmp_path: Path) -> None:
-    table = ramp(5, 2)
-    blob = write_blob([graph({"t": (5, 2)})], Named(), {"t": table}, tmp_path, dtype=torch.float32)
+def test_tables_are_written_and_rows_that_the_graph_lacks_are_not(tmp_path: Path) -> None:
+    table, weights = ramp(5, 2), Named(a=ramp(10, 4))
+    models = [graph({"t": (5, 2), "a": (3, 4)})]
+    blob = write_blob(models, weights, {"t": table}, tmp_path, dtype=torch.float32)
     np.testing.assert_array_equal(stored(tmp_path, blob, "t"), table.flatten())
-
-
-def test_only_the_rows_that_the_graph_has_are_stored(tmp_path: Path) -> None:
-    blob = write_blob(
-        [graph({"a": (3, 4)})], Named(a=ramp(10, 4)), {}, tmp_path, dtype=torch.float32
-    )
     np.testing.assert_array_equal(stored(tmp_path, blob, "a"), ramp(10, 4)[:3].flatten())
 
 
-@pytest.mark.parametrize("stored_as", [torch.bfloat16, torch.float16, torch.float32])
-def test_weights_of_any_float_type_become_float32(stored_as: torch.dtype, tmp_path: Path) -> None:
-    weight = ramp(3, 5).to(stored_as)
-    blob = write_blob([graph({"a": (3, 5)})], Named(a=weight), {}, tmp_path, dtype=torch.float32)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_weights_of_any_float_type_become_float32(dtype: torch.dtype, tmp_path: Path) -> None:
+    weight = ramp(3, 5).to(dtype)
+    blob = write_tensors(tmp_path, {"a": weight})
     np.testing.assert_array_equal(stored(tmp_path, blob, "a"), weight.float().flatten())
 
 
@@ -199,10 +193,9 @@ def test_overflow_in_half_precision_names_the_tensor_and_its_value(
     monkeypatch.setattr(export_weights, "CHUNK_BYTES", 8)
     large = ramp(4, 4)
     large[2, 1] = -1e6
-    weights = Named(**{"fine.weight": ramp(4, 4), "blocks.3.out.weight": large})
-    model = graph({"fine.weight": (4, 4), "blocks.3.out.weight": (4, 4)})
+    tensors = {"fine.weight": ramp(4, 4), "blocks.3.out.weight": large}
     with pytest.raises(ExportError, match=r"blocks\.3\.out\.weight .*1e\+06.*float16"):
-        write_blob([model], weights, {}, tmp_path, dtype=torch.float16)
+        write_tensors(tmp_path, tensors, torch.float16)
 
 
 def test_bound_graph_reads_the_file(tmp_path: Path) -> None:

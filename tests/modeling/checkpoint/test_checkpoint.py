@@ -15,7 +15,6 @@ from tests.modeling.checkpoint.refusals import edit, reshape
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
-    MARIAN,
     MISTRAL,
     QWEN2,
     STABLELM,
@@ -49,7 +48,6 @@ MODELS: dict[str, dict[str, Any]] = {
     "qwen2": QWEN2,
     "qwen2-windowed": QWEN2
     | {"use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
-    "marian": MARIAN,
     "stablelm": STABLELM,
 }
 
@@ -77,7 +75,6 @@ def loaded_by_transformers(folder: Path) -> PreTrainedModel:
 # --- written by us, read by transformers --------------------------------------------------------
 
 
-@pytest.mark.usefixtures("extra_families")
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16], ids=["as-it-is", "bf16"])
 @pytest.mark.parametrize("name", MODELS)
 def test_transformers_reads_what_we_write(

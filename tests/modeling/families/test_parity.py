@@ -1,16 +1,15 @@
 """Whole models against Hugging Face transformers: the same checkpoint, the same logits."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tests.modeling.families import cases_classics, cases_hybrids, cases_mixtures, cases_modern
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
-    MARIAN,
     MISTRAL,
     QWEN2,
     STABLELM,
@@ -19,6 +18,10 @@ from tests.modeling.tiny_models import (
     reference_logits,
     reference_model,
 )
+from tests.tiny.classics import CLASSICS
+from tests.tiny.hybrids import HYBRIDS
+from tests.tiny.mixtures import MIXTURES
+from tests.tiny.modern import MODERN
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -26,10 +29,10 @@ from ortolan.modeling import DecoderModel, load
 from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
 
 CHUNKS = (9, 6, 1)
-"""How the first tokens enter the cache."""
+"""Sizes of the first chunks."""
 
 LATER, STEPS = 20, 24
-"""Then chunks of so many tokens, and so many steps of one at the end."""
+"""Size of the other chunks, and decode steps at the end."""
 
 TEXT = sum(CHUNKS) + 2 * LATER + STEPS
 
@@ -38,11 +41,11 @@ NEAR_TIE = 1e-3
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A config of transformers, and how long a text to compare.
+    """A config of transformers, and the length to compare.
 
     Attributes:
-        generates: whether transformers' own cache agrees with its uncached forward.
-        attention: which of its implementations is right.
+        generates: the cache of transformers agrees with its uncached forward.
+        attention: the implementation of transformers that is right.
     """
 
     values: dict[str, Any]
@@ -53,12 +56,35 @@ class Case:
 
 
 def scaled(kind: str, **rope: object) -> dict[str, Any]:
-    """A Llama with wide heads, whose channels turn at many rates, and a scaling of them."""
+    """A Llama with wide heads, so that wavelengths differ, and a scaling of them."""
     wide = {"head_dim": 32, "rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **rope}}
     return LLAMA | wide
 
 
 YARN = {"factor": 4.0, "original_max_position_embeddings": 24}
+
+DECODERS = CLASSICS | MODERN | MIXTURES | HYBRIDS
+
+OPTIONS: dict[str, dict[str, dict[str, Any]]] = json.loads(
+    (Path(__file__).parents[2] / "data" / "decoder_options.json").read_text()
+)
+"""Changes of each family's tiny config: every option that it reads has another value in one."""
+
+
+def stretched(name: str, **rope: object) -> dict[str, Any]:
+    """A family whose wavelengths have a factor each."""
+    factors = {
+        "rope_type": "longrope",
+        "rope_theta": 500.0,
+        "short_factor": [1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7],
+        "long_factor": [1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5],
+        **rope,
+    }
+    original = {"original_max_position_embeddings": 48}
+    return DECODERS[name] | original | {"rope_parameters": factors}
+
+
+LONG_PHI3 = stretched("phi3")
 
 CASES = {
     # attention
@@ -125,15 +151,29 @@ CASES = {
             "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         }
     ),
-    **{name: Case(values=values) for name, values in cases_classics.CASES.items()},
-    **{name: Case(**case) for name, case in cases_modern.CASES.items()},
-    **{name: Case(**case) for name, case in cases_mixtures.CASES.items()},
-    **{name: Case(**case) for name, case in cases_hybrids.CASES.items()},
-    # The other adds the biases twice.
-    "falcon-alibi": Case(values=cases_classics.FALCON_ALIBI, attention="sdpa"),
-    # families of the tests
-    "marian": Case(values=MARIAN),
-    "marian-unscaled": Case(values=MARIAN | {"scale_embedding": False}),
+    **{name: Case(values=values) for name, values in DECODERS.items()},
+    **{
+        f"{name}-{option}": Case(values=DECODERS[name] | changes)
+        for name, options in OPTIONS.items()
+        for option, changes in options.items()
+    },
+    # transformers changes the angles of a cache when a sequence grows long.
+    "phi3-long": Case(values=LONG_PHI3, generates=False, max_context=96),
+    "phi3-short": Case(values=LONG_PHI3, length=40, max_context=48),
+    "phimoe-stretched": Case(
+        values=stretched("phimoe", short_mscale=1.3, long_mscale=1.3), length=40
+    ),
+    # A single step of transformers ignores the bounds.
+    "mamba2-bounded": Case(
+        values=DECODERS["mamba2"] | {"time_step_limit": [0.3, 0.9]}, generates=False
+    ),
+    # The other implementation adds the biases twice.
+    "falcon-alibi": Case(
+        values=DECODERS["falcon"]
+        | {"hidden_size": 64, "num_attention_heads": 4, "alibi": True}
+        | {"bias": True, "multi_query": False},
+        attention="sdpa",
+    ),
     "stablelm-half": Case(values=STABLELM),
     "stablelm-wide": Case(
         values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
@@ -141,7 +181,6 @@ CASES = {
 }
 
 
-@pytest.mark.usefixtures("extra_families")
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
     case = CASES[name]
@@ -159,7 +198,7 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
 
 
 def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
-    """Logits `(1, S, V)` of a text that enters a cache in chunks, the end token by token."""
+    """Logits `(1, S, V)` of a sequence in chunks, with decode steps at the end."""
     length = ids.shape[1]
     cache = empty_cache(module.config, batch=1, capacity=length + 3)
     pieces, start = [], 0
@@ -182,9 +221,9 @@ def step(
 
 
 def near_ties(module: DecoderModel, reference: PreTrainedModel, prompt: Tensor) -> int:
-    """How often both generate different tokens because two are as likely (then it stops).
+    """Whether both generate different tokens because two are equally likely.
 
-    Raises AssertionError where they differ and the tokens are not.
+    Raises AssertionError if other tokens differ.
     """
     count = 24
     generated = reference.generate(  # type: ignore[operator]

@@ -15,6 +15,7 @@ from ortolan.modeling.config import (
     AttentionConfig,
     ClassifierHead,
     LearnedPositions,
+    LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
     ModelConfig,
@@ -23,7 +24,6 @@ from ortolan.modeling.config import (
     RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
-    YarnScaling,
 )
 from ortolan.modeling.families import FAMILIES, family_of, published_config, weights_of
 from ortolan.modeling.weights import targets
@@ -209,6 +209,15 @@ FACTS: list[tuple[str, dict[str, object], dict[str, object]]] = [
             "final_softcap": None,
         },
     ),
+    # A scaling next to two bases is for the layers without a window.
+    (
+        "gemma-3-1b",
+        {"rope_scaling": {"rope_type": "linear", "factor": 8.0}},
+        {
+            "blocks.4.attention.rotary": RotaryPositions(dim=256, theta=10_000.0),
+            "positions.scaling": LinearScaling(factor=8.0),
+        },
+    ),
     (
         "Phi-4-mini",
         {},
@@ -240,21 +249,6 @@ FACTS: list[tuple[str, dict[str, object], dict[str, object]]] = [
         },
     ),
     (
-        "Olmo-3-7B",
-        {},
-        {
-            "blocks.0.attention.rotary": RotaryPositions(dim=128, theta=500_000.0),
-            "blocks.3.attention.rotary": None,
-            "positions.scaling": YarnScaling(
-                factor=8.0, original_context=8192, attention_factor=1.2079441541679836
-            ),
-            "blocks.0.placement": "inner_post",
-            "blocks.0.attention.norm_over": "all",
-        },
-    ),
-    # Without windows, every layer has positions.
-    ("EXAONE-4.0-1.2B", {}, {ROTARIES: [None] * 30, "positions.scaling.factor": 16.0}),
-    (
         "c4ai-command-r7b",
         {"num_hidden_layers": 4},
         {
@@ -262,15 +256,6 @@ FACTS: list[tuple[str, dict[str, object], dict[str, object]]] = [
             ROTARIES: [None, None, None, NoPositions()],
             "head_scale": 0.25,
             "blocks.0.placement": "parallel",
-        },
-    ),
-    (
-        "glm-4-9b",
-        {},
-        {
-            "positions": RotaryPositions(dim=64, interleaved=True),
-            "blocks.0.attention.qkv_bias": True,
-            "blocks.0.attention.out_bias": False,
         },
     ),
     ("phi-2", {}, {"positions": RotaryPositions(dim=32)}),

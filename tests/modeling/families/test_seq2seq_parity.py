@@ -5,24 +5,13 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
-from tests.modeling.tiny_encoders import (
-    SEQ2SEQ,
-    EncoderCase,
-    ragged,
-    reference_output,
-)
+from tests.modeling.tiny_encoders import SEQ2SEQ, EncoderCase, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load, save
-from ortolan.modeling.layers.cache import (
-    CrossCache,
-    LayerCache,
-    Memory,
-    StepLengths,
-    empty_cache,
-)
+from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory, StepLengths, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
 

@@ -12,8 +12,8 @@ def test_names_are_those_of_llama_bench() -> None:
 
 
 def test_cases_go_through_depths_and_then_kinds() -> None:
-    found = [case.name for case in cases([8, 16], [4], [0, 32])]
-    assert found == ["pp8", "pp16", "tg4", "pp8 @ d32", "pp16 @ d32", "tg4 @ d32"]
+    names = [case.name for case in cases([8, 16], [4], [0, 32])]
+    assert names == ["pp8", "pp16", "tg4", "pp8 @ d32", "pp16 @ d32", "tg4 @ d32"]
 
 
 def test_zero_stands_for_none_and_repeated_cases_count_once() -> None:

@@ -22,7 +22,7 @@ from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.machine import memory as process_memory
 
 SPEED = 1e15
-"""Bytes per second, more than a tiny model reads."""
+"""Bandwidth in bytes per second, more than a tiny model reads."""
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
 
 @pytest.fixture
 def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What happened, in order: measurements of the bandwidth, and tokens appended."""
+    """Measurements of the bandwidth and appended tokens, in order."""
     seen: list[str] = []
     append = Session.append
 
@@ -75,9 +75,9 @@ def test_the_fastest_of_both_measurements_counts(
 ) -> None:
     speeds = iter([3e15, 2e15])
     monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads, size: next(speeds))
-    found = measure(model, [Case(kind="pp", tokens=4)], repetitions=1).bandwidth
-    assert found is not None
-    assert found.bytes_per_second == 3e15
+    result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1).bandwidth
+    assert result is not None
+    assert result.bytes_per_second == 3e15
 
 
 def test_replaced_states_are_recomputed_for_every_run(

@@ -218,7 +218,7 @@ def test_unreadable_file_is_named(folder: Path, name: str) -> None:
 def swap_while_opening(
     monkeypatch: pytest.MonkeyPatch, name: str, swap: Callable[[], object]
 ) -> None:
-    """Change a file after it was looked at, and before it is opened."""
+    """Swap a file after it was checked and before it is opened."""
     really_check = plain_file._check_plain
     seen: list[str] = []
 

@@ -83,8 +83,8 @@ def test_names_of_a_graph_follow_from_its_role_and_the_kind(
 def test_missing_and_unexpected_names_are_both_named() -> None:
     manifest = manifest_of("encoder-decoder", TEXT)
     check_names("encoder", manifest, inputs=["lengths", "input_ids"], outputs=["cross.0.key"])
-    found = r"encoder\.onnx.*inputs.*missing: lengths; unexpected: size"
-    with pytest.raises(GraphError, match=found):
+    message = r"encoder\.onnx.*inputs.*missing: lengths; unexpected: size"
+    with pytest.raises(GraphError, match=message):
         check_names("encoder", manifest, inputs=["input_ids", "size"], outputs=["cross.0.key"])
     with pytest.raises(GraphError, match=r"outputs.*missing: cross\.0\.key; unexpected: none"):
         check_names("encoder", manifest, inputs=["input_ids", "lengths"], outputs=[])

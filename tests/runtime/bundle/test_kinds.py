@@ -1,4 +1,4 @@
-"""What follows from the kind of a bundle alone."""
+"""Properties of each kind of bundle."""
 
 import msgspec
 import pytest
@@ -29,10 +29,10 @@ def manifest_of(kind: str, output: str | None = None, *, is_image: bool = False)
 def test_encoder_and_decoder_follow_from_the_graphs(
     kind: str, has_encoder: bool, has_decoder: bool, reads_source: bool
 ) -> None:
-    found = KINDS[kind]
-    assert (found.has_encoder, found.has_decoder) == (has_encoder, has_decoder)
-    assert found.reads_source is reads_source
-    assert all(roles and MAPS_ROLE not in roles for roles in found.graphs)
+    model_kind = KINDS[kind]
+    assert (model_kind.has_encoder, model_kind.has_decoder) == (has_encoder, has_decoder)
+    assert model_kind.reads_source is reads_source
+    assert all(roles and MAPS_ROLE not in roles for roles in model_kind.graphs)
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)

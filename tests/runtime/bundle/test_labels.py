@@ -1,4 +1,4 @@
-"""Scores of labels, from what a graph returns."""
+"""Scores of labels, from the numbers that a graph returns."""
 
 import numpy as np
 import pytest
@@ -12,9 +12,9 @@ from ortolan.runtime.bundle.labels import distinct, named_scores, scores_of
 def test_a_single_label_is_likely_or_not(logit: float, function: ScoreFunction) -> None:
     expected = 1 / (1 + np.exp(-np.clip(logit, -700, 700)))
 
-    found = scores_of(np.array([logit], np.float32), function)
+    scores = scores_of(np.array([logit], np.float32), function)
 
-    np.testing.assert_allclose(found, [expected], rtol=1e-12, atol=1e-300)
+    np.testing.assert_allclose(scores, [expected], rtol=1e-12, atol=1e-300)
 
 
 def test_scores_are_named_and_ordered() -> None:

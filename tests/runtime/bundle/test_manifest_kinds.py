@@ -1,4 +1,4 @@
-"""Manifests of each kind of bundle: what must be there, and what must not."""
+"""Fields that each kind of bundle must have, and must not have."""
 
 import copy
 import json
@@ -29,7 +29,7 @@ PIXELS: Document = {
 
 
 def document_of(kind: str) -> Document:
-    """A manifest of that kind with everything it may have."""
+    """A manifest of this kind with all optional fields."""
     document: Document = json.loads(msgspec.json.encode(MANIFEST))
     graphs = {"decoder": {"file": "decoder.onnx"}, "encoder": {"file": "encoder.onnx"}}
     roles = {"decoder": ["decoder"], "encoder": ["encoder"]}.get(kind, ["encoder", "decoder"])

@@ -80,7 +80,7 @@ def reseal(folder: Path, change: Callable[[PackedManifest], PackedManifest]) -> 
     (folder / SEAL).write_bytes(seal.make_seal((folder / NAME).read_bytes()))
 
 
-# --- what is used -----------------------------------------------------------------------------
+# --- usable folders -----------------------------------------------------------------------------
 
 
 def test_what_was_packed_here_is_used_without_a_warning(
@@ -165,7 +165,7 @@ def test_a_bundle_may_not_contain_such_a_graph(bundle: Bundle) -> None:
         onnx_graph.read(weights.attach("decoder.onnx", bundle.read("decoder.onnx")))
 
 
-# --- what is not used -------------------------------------------------------------------------
+# --- unusable folders -------------------------------------------------------------------------
 
 
 def test_after_an_update_of_onnxruntime_the_old_folder_is_named(

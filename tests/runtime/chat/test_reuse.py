@@ -8,11 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime import packed_bundles
-from tests.runtime.chat.tiny_chat import TEMPLATE
+from tests.runtime.chat.tiny_chat import TEMPLATE, assert_same, packed_chat_models
 from tests.runtime.tiny_decoder import EOS
 
-from ortolan.runtime import Conversation, Decoder, Sampling, load
+from ortolan.runtime import Conversation, Decoder, Sampling
 from ortolan.runtime.chat.reply import Reply
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import GRID
@@ -28,16 +27,7 @@ DRAWN = Sampling(temperature=0.7, seed=5)
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    folder = tmp_path_factory.mktemp("reuse")
-    others = {"chat_template.jinja": TEMPLATE.encode()}
-    return {
-        kind: load(
-            packed_bundles.write(folder / kind, kind, group=64, has_text=True, others=others).path,
-            Decoder,
-            threads=1,
-        )
-        for kind in KINDS
-    }
+    return packed_chat_models(tmp_path_factory.mktemp("reuse"), KINDS, TEMPLATE)
 
 
 def question(turn: int) -> str:
@@ -50,12 +40,6 @@ def ask(conversation: Conversation, turn: int, **options: Any) -> Reply:
     return conversation.ask(
         question(turn), max_new_tokens=limit, sampling=DRAWN, logprobs=2, **options
     )
-
-
-def same(got: Reply, expected: Reply) -> None:
-    assert got.completion.tokens == expected.completion.tokens
-    assert got.completion.logprobs == expected.completion.logprobs
-    assert got.message == expected.message
 
 
 def cached(reply: Reply) -> int:
@@ -73,7 +57,7 @@ def test_ten_turns_equal_those_without_reuse(models: dict[str, Decoder], kind: s
     before = 0
     for turn in range(TURNS):
         got, expected = (ask(c, turn, ignore_eos=True) for c in (reused, computed))
-        same(got, expected)
+        assert_same(got, expected)
         assert cached(expected) == 0
         prompt = model.chat_template.prompt(reused.messages[:-1]).ids
         (alone,) = model.generate(
@@ -144,7 +128,7 @@ def test_events_between_turns_change_no_answer(
     for turn, change in enumerate(between, 2):
         for conversation in (reused, computed):
             change(conversation)
-        same(ask(reused, turn % 5), ask(computed, turn % 5))
+        assert_same(ask(reused, turn % 5), ask(computed, turn % 5))
 
 
 @pytest.mark.parametrize("kind", ["fp32", "int4-split"])
@@ -152,7 +136,7 @@ def test_a_draft_continues_from_reused_state(models: dict[str, Decoder], kind: s
     reused, computed = two(models[kind], system="AB" * 20)
     for turn in range(4):
         got, expected = (ask(c, turn, draft=PromptLookup()) for c in (reused, computed))
-        same(got, expected)
+        assert_same(got, expected)
     assert cached(got) > 0
 
 
@@ -228,7 +212,7 @@ def test_a_mixture_of_experts_continues_from_whole_chunks(
     reused, computed = two(models["fp32"], system="S" * 200)
     for turn in range(3):
         got, expected = ask(reused, turn), ask(computed, turn)
-        same(got, expected)
+        assert_same(got, expected)
         assert cached(got) == (0 if turn == 0 else GRID)
     assert models["fp32"]._last_prompt().chunk == GRID
 
@@ -248,7 +232,7 @@ def test_conversations_in_threads_equal_those_alone(models: dict[str, Decoder]) 
     for number, got in replies.items():
         alone = model.conversation(system="S" * number, reuse=False)
         for turn, reply in enumerate(got):
-            same(reply, ask(alone, turn))
+            assert_same(reply, ask(alone, turn))
 
 
 def test_any_length_of_a_reused_prefix_gives_the_same_result(models: dict[str, Decoder]) -> None:

@@ -1,12 +1,14 @@
-"""A tiny decoder with a chat template."""
+"""Tiny decoders with a chat template."""
 
 from collections.abc import Sequence
 from pathlib import Path
 
+from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import CONTEXT, tokenizer_json, write_bundle
 
 from ortolan.runtime import Decoder, load
 from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.chat.reply import Reply
 
 TEMPLATE = (
     "{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}{{ eos_token }}{% endfor %}"
@@ -35,3 +37,24 @@ def chat_model(
         context_length=context_length,
     )
     return load(bundle.path, Decoder)
+
+
+def packed_chat_models(folder: Path, kinds: Sequence[str], template: str) -> dict[str, Decoder]:
+    """Write and load one bundle of each kind of `packed_bundles`."""
+    files = {"chat_template.jinja": template.encode()}
+    return {
+        kind: load(
+            packed_bundles.write(folder / kind, kind, group=64, has_text=True, others=files).path,
+            Decoder,
+            threads=1,
+        )
+        for kind in kinds
+    }
+
+
+def assert_same(got: Reply, expected: Reply) -> None:
+    """Compare replies to the bit."""
+    assert got.completion.tokens == expected.completion.tokens
+    assert got.completion.logprobs == expected.completion.logprobs
+    assert got.completion.finish_reason == expected.completion.finish_reason
+    assert got.message == expected.message

@@ -26,7 +26,7 @@ def space_of(size: int) -> AddressSpace:
 
 
 def pages_in_memory(array: NDArray[Any]) -> int:
-    """Pages of an array, from the one that it begins in, that are in memory."""
+    """Number of resident pages of an array."""
     start = array.ctypes.data // PAGE * PAGE
     pages = -(-(array.ctypes.data + array.nbytes - start) // PAGE)
     resident = np.zeros(pages, np.uint8)
@@ -95,8 +95,8 @@ def test_reserved_slots_have_room_for_the_context_and_never_move() -> None:
     before = buffers(slots)
     assert slots.capacity == 5000
     filled(slots, 5000, 3)
-    for buffer, kept in zip(buffers(slots), before, strict=True):
-        assert np.shares_memory(buffer, kept)
+    for buffer, old in zip(buffers(slots), before, strict=True):
+        assert np.shares_memory(buffer, old)
     with pytest.raises(ContextLengthError):
         slots.reserve(5001)
 

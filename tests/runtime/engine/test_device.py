@@ -14,7 +14,7 @@ Missing = Callable[[], Part | None]
 
 
 def whole() -> None:
-    """A machine that lacks nothing."""
+    """A machine with everything that CUDA needs."""
 
 
 def without_driver() -> Part:

@@ -139,8 +139,8 @@ def test_attention_maps_are_opened_on_first_use(tmp_path: Path) -> None:
     ids = [2, 5, 6, 3]
     feeds = {"input_ids": np.array([ids]), "lengths": np.array([4], np.int32)}
     for _ in range(2):
-        (found,) = engine.attention(feeds).values()
-        np.testing.assert_allclose(found[0], tiny.map_reference(ids), atol=1e-5)
+        (maps,) = engine.attention(feeds).values()
+        np.testing.assert_allclose(maps[0], tiny.map_reference(ids), atol=1e-5)
     assert (before, len(engine.native_sessions())) == (1, 2)
 
 
@@ -199,7 +199,7 @@ LENGTHS_B = np.array([3, 1], np.int32)
 
 
 class MixingEngine:
-    """An encoder whose states hold the greatest id of the call: of padding, and of all sources."""
+    """An encoder whose states hold the largest id of the whole call, padding included."""
 
     def __init__(self, prefill_precision: str | None) -> None:
         state = State(

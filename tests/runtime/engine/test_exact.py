@@ -1,4 +1,4 @@
-"""What an exact runner gives depends neither on how a prompt is cut nor on what came before."""
+"""Results of an exact runner depend neither on how a prompt is cut nor on earlier prompts."""
 
 from collections.abc import Iterator, Sequence
 
@@ -59,8 +59,8 @@ def test_exact_chunks_compute_the_same_wherever_they_are_cut(
         start = end
     np.testing.assert_array_equal(logits, expected)
     assert parts.slots.lengths[1] == count
-    kept = parts.slots.snapshot(row=1).buffers
-    for got, want in zip(kept, whole.slots.snapshot().buffers, strict=True):
+    got_buffers = parts.slots.snapshot(row=1).buffers
+    for got, want in zip(got_buffers, whole.slots.snapshot().buffers, strict=True):
         np.testing.assert_array_equal(got, want)
 
 
@@ -71,14 +71,14 @@ def test_exact_prompts_compute_the_same_after_any_history(
 ) -> None:
     tokens, engine = random_ids(count), exact[kind]
     expected = exact_runner(engine).prefill(0, tokens)
-    # a block of the grid that is there already, in a row that held something else
-    kept = exact_runner(engine)
+    # restore the first blocks into a row that held another prompt
+    cached = exact_runner(engine)
     whole = (count - 1) // GRID * GRID
     if whole > 0:
-        kept.prefill(0, tokens[:whole])
+        cached.prefill(0, tokens[:whole])
     runner = exact_runner(engine, chunk=GRID // 2)
     runner.prefill(1, random_ids(200, seed=3))
-    runner.restore(kept.slots.snapshot(), row=1)
+    runner.restore(cached.slots.snapshot(), row=1)
     np.testing.assert_array_equal(runner.prefill(1, tokens[whole:]), expected)
 
 
@@ -101,7 +101,7 @@ def test_chunks_are_as_large_as_possible_if_results_do_not_depend_on_them(
 
 
 def runner_parts(runner: Runner, tokens: list[int]) -> Iterator[tuple[int, Sequence[int]]]:
-    """The parts of a prompt, which are computed as they come."""
+    """Compute a prompt chunk by chunk, and yield the chunks."""
     for start, part in runner.chunks(0, tokens):
         runner.chunk(0, part, positions=[0])
         yield start, part
@@ -109,7 +109,7 @@ def runner_parts(runner: Runner, tokens: list[int]) -> Iterator[tuple[int, Seque
 
 def test_requested_logits_are_written_in_place(exact: dict[str, Engine]) -> None:
     runner = exact_runner(exact["int4"])
-    given = np.zeros((3, VOCABULARY), np.float32)
-    logits = runner.chunk(0, random_ids(9), positions=[0, 4, 8], logits_RV=given)
-    assert logits.shape == given.shape
-    np.testing.assert_array_equal(logits, given)
+    out = np.zeros((3, VOCABULARY), np.float32)
+    logits = runner.chunk(0, random_ids(9), positions=[0, 4, 8], logits_RV=out)
+    assert logits.shape == out.shape
+    np.testing.assert_array_equal(logits, out)

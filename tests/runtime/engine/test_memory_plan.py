@@ -97,7 +97,7 @@ def test_replaced_states_count_per_row_and_sources_by_length(bundle: Bundle) -> 
 
 
 def check_request(bundle: Bundle, gib: float, root: Path) -> None:
-    """Check a request whose states take so much."""
+    """Check a request whose states need this many GiB."""
     memory = RequestMemory(bundle.manifest)
     memory.check(tokens=int(gib * GIB) // PER_TOKEN, rows=2, root=root)
 

@@ -120,12 +120,12 @@ def test_a_rewound_row_matches_a_fresh_one(
     tiny: Tiny, tokens: list[int], other: list[int], data: st.DataObject
 ) -> None:
     _, engine = tiny["unified"]
-    kept = data.draw(st.integers(0, len(tokens) - 1))
+    length = data.draw(st.integers(0, len(tokens) - 1))
     rewound, fresh = new_runner(engine), new_runner(engine)
     rewound.prefill(0, tokens)
-    rewound.slots.rewind(kept)
-    if kept > 0:
-        fresh.prefill(0, tokens[:kept])
+    rewound.slots.rewind(length)
+    if length > 0:
+        fresh.prefill(0, tokens[:length])
     assert_close(rewound.prefill(0, other), fresh.prefill(0, other))
 
 
@@ -134,10 +134,10 @@ def test_a_restored_row_matches_the_original(tiny: Tiny, kind: str) -> None:
     _, engine = tiny[kind]
     runner = new_runner(engine)
     runner.prefill(0, random_ids(50))
-    kept = runner.slots.snapshot()
+    snapshot = runner.slots.snapshot()
     expected = runner.prefill(0, random_ids(300, seed=5))
     runner.prefill(0, random_ids(90, seed=6))
-    runner.slots.restore(kept)
+    runner.slots.restore(snapshot)
     np.testing.assert_array_equal(runner.prefill(0, random_ids(300, seed=5)), expected)
 
 
@@ -231,12 +231,12 @@ def test_a_row_that_rests_does_not_change_by_a_bit(tiny: Tiny, kind: str, length
     resting = random_ids(length, seed=2)
     runner.prefill(0, resting)
     runner.prefill(2, random_ids(9, seed=1))
-    kept = runner.slots.snapshot(row=0)
+    snapshot = runner.slots.snapshot(row=0)
     runner.select([2])  # row 0 rests, row 1 is free
     for token in random_ids(50):  # row 2 becomes the longer one
         runner.step([token])
     assert runner.slots.lengths == [length, 0, 59, 0]
-    for got, want in zip(runner.slots.snapshot(row=0).buffers, kept.buffers, strict=True):
+    for got, want in zip(runner.slots.snapshot(row=0).buffers, snapshot.buffers, strict=True):
         np.testing.assert_array_equal(got, want)
     assert_close(runner.prefill(0, [3]), whole(engine, [*resting, 3])[-1])
 
@@ -339,9 +339,9 @@ def test_a_replaced_state_is_restored_on_either_turn(
         runner = new_runner(engine, 2)
         for token in tokens[:steps]:
             runner.step([token, 0])
-        kept = runner.slots.snapshot(row=0)
+        snapshot = runner.slots.snapshot(row=0)
         runner.step([5, 6])
-        runner.slots.restore(kept, row=1)
+        runner.slots.restore(snapshot, row=1)
         for position in range(steps, 9):
             logits = step(runner, 0, tokens[position])
             assert_close(logits[1], decoder.reference(tokens[: position + 1])[-1])

@@ -110,8 +110,8 @@ def test_a_failed_allocation_changes_nothing(
     with pytest.raises(MemoryError):
         slots.reserve(300)
     assert slots.capacity == 256
-    for buffer, kept in zip(buffers(slots), before, strict=True):
-        assert np.shares_memory(buffer, kept)
+    for buffer, old in zip(buffers(slots), before, strict=True):
+        assert np.shares_memory(buffer, old)
 
 
 def test_a_row_is_a_contiguous_view_of_the_whole() -> None:
@@ -230,11 +230,11 @@ def test_rows_are_copied_simultaneously_up_to_the_longest() -> None:
     before = [buffer.copy() for buffer in buffers(slots)]
     slots.copy_rows([1, 2, 3], [2, 1, 0])
     assert slots.lengths == [6, 7, 5, 6]
-    for buffer, kept, capacity_axis in zip(buffers(slots), before, (0, 1, None), strict=True):
+    for buffer, old, capacity_axis in zip(buffers(slots), before, (0, 1, None), strict=True):
         for row, source in enumerate([3, 2, 1, 3]):
             valid = (slice(None),) * (capacity_axis or 0) + (slice(0, 7),)
             part = valid if capacity_axis is not None else ()
-            np.testing.assert_array_equal(buffer[row][part], kept[source][part])
+            np.testing.assert_array_equal(buffer[row][part], old[source][part])
     # what stands behind the longest of the rows that were read stays where it was
     np.testing.assert_array_equal(buffers(slots)[0][0, 7:], before[0][0, 7:])
 
@@ -317,11 +317,11 @@ def held(slots: Slots, slot: int) -> NDArray[Any]:
 
 
 def test_sources_for_all_slots_are_not_copied() -> None:
-    slots, given = Slots((KEY, CROSS), count=2, context_length=100), encoded(3, 5)
-    slots.put_sources([0, 1], given)
+    slots, sources = Slots((KEY, CROSS), count=2, context_length=100), encoded(3, 5)
+    slots.put_sources([0, 1], sources)
     source = slots.sources(slice(0, 2))
     assert source is not None
-    assert np.shares_memory(source.states[0], given.states[0])
+    assert np.shares_memory(source.states[0], sources.states[0])
 
 
 def test_sources_of_any_lengths_can_be_set_one_by_one() -> None:

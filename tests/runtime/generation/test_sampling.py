@@ -25,6 +25,10 @@ from ortolan.runtime.errors import InputError, NumericError, SamplingError
 from ortolan.runtime.generation.sampling import (
     Sampler,
     Sampling,
+    _pick,
+    keep_min_p,
+    keep_top_k,
+    keep_top_p,
 )
 
 Logits = NDArray[np.float32]
@@ -264,6 +268,18 @@ def test_penalties_see_more_distinct_tokens_than_fit_at_first() -> None:
     logits = np.linspace(3, 4, size, dtype=np.float32)
     drawn = [sampler.next(logits) for _ in range(size - 1)]
     assert drawn == list(range(size - 1, 0, -1))
+
+
+def test_limits_of_cuts_and_draws() -> None:
+    weights = np.array([0.2, 0.5, 0.2, 0.1])
+    cuts = ((0.5, [1]), (0.51, [0, 1]), (0.7001, [0, 1, 2]), (0.95, [0, 1, 2, 3]), (1e-300, [1]))
+    for top_p, expected in cuts:
+        assert keep_top_p(weights, top_p).tolist() == expected
+    assert keep_top_p(np.ones(3), 1e-20).tolist() == [0]
+    assert keep_top_k(row(1, 3, 2, 3), 1).tolist() == [1, 3], "ties are kept"
+    assert keep_min_p(np.array([1.0, 0.5, 0.49, 0.0]), 0.5).tolist() == [0, 1]
+    weights = np.array([0.0, 1.0, 0.0, 1.0, 0.0])
+    assert [_pick(weights, uniform) for uniform in (0.0, 0.4999, 0.5, 1 - 2**-53)] == [1, 1, 3, 3]
 
 
 # --- laws -----------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""What a graph may ask of the machine by itself."""
+"""Bounds on what a graph alone can cost."""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -16,19 +16,19 @@ Given = dict[str, Any]
 
 
 def graph(nodes: Sequence[NodeProto], dtype: int = TensorProto.FLOAT, **constants: Any) -> bytes:
-    """A graph from `x` to `y` with constants: arrays in it, or shapes of weights outside of it."""
-    made = []
+    """A graph from `x` to `y`. Constants are arrays in it, or shapes of external weights."""
+    initializers = []
     for name, value in constants.items():
         if isinstance(value, tuple):
             weight = TensorProto(name=name, dims=value, data_type=dtype)
             weight.data_location = TensorProto.EXTERNAL
             weight.external_data.add(key="location", value="weights.bin")
-            made.append(weight)
+            initializers.append(weight)
         else:
-            made.append(numpy_helper.from_array(np.asarray(value), name))
+            initializers.append(numpy_helper.from_array(np.asarray(value), name))
     x = helper.make_tensor_value_info("x", dtype, ["n"])
     y = helper.make_tensor_value_info("y", dtype, None)
-    whole = helper.make_graph(nodes, "graph", [x], [y], made)
+    whole = helper.make_graph(nodes, "graph", [x], [y], initializers)
     return bytes(helper.make_model(whole).SerializeToString())
 
 

@@ -38,9 +38,9 @@ def attention_of(model: ModelProto) -> NodeProto:
 def set_attention(name: str, value: object) -> Change:
     def change(model: ModelProto) -> None:
         node = attention_of(model)
-        kept = [attribute for attribute in node.attribute if attribute.name != name]
+        others = [attribute for attribute in node.attribute if attribute.name != name]
         del node.attribute[:]
-        node.attribute.extend(kept)
+        node.attribute.extend(others)
         if value is not None:
             node.attribute.append(helper.make_attribute(name, value))
 
@@ -269,7 +269,7 @@ def repeat(field: str, count: int) -> Change:
 
 
 def chain(count: int) -> Change:
-    """Add nodes of which each takes what the one before gives."""
+    """Add a chain of nodes."""
 
     def change(model: ModelProto) -> None:
         for index in range(count - len(model.graph.node)):

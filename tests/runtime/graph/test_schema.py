@@ -13,7 +13,7 @@ from ortolan.runtime.graph.summary import GraphSummary
 
 
 def message_pairs() -> list[tuple[Any, Any]]:
-    """Pair every message of the trimmed schema with that of onnx, starting from the model."""
+    """Pair every message of the trimmed schema with that of onnx."""
     pairs = {"Model": (onnx_schema.parse_model(DATA).DESCRIPTOR, ModelProto.DESCRIPTOR)}
     pending = list(pairs.values())
     for ours, theirs in pending:

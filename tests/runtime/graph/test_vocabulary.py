@@ -1,4 +1,4 @@
-"""Which operators a bundle may hold, and in which forms."""
+"""The operators and forms that a bundle may contain."""
 
 import importlib
 

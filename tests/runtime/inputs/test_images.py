@@ -60,7 +60,8 @@ def refusal(image: Any) -> str:
 
 def test_an_array_of_the_right_size_is_normalized_with_channels_first() -> None:
     pixels = read_pixels(picture(), SOURCE)
-    assert (pixels.shape, pixels.dtype) == ((3, 6, 8), np.float32)
+    assert pixels.shape == (3, 6, 8)
+    assert pixels.dtype == np.float32
     assert pixels.flags.c_contiguous
     np.testing.assert_allclose(pixels, normalized(picture()), rtol=1e-5, atol=1e-6)
 

@@ -13,7 +13,7 @@ linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
 
 def mapped(pages: int) -> NDArray[np.int64]:
-    """Memory of its own that nobody has touched yet."""
+    """A separate mapping that was never touched."""
     memory = mmap.mmap(-1, pages * HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     return np.frombuffer(memory, np.int64)
 
@@ -25,7 +25,7 @@ def resident(pages: int) -> NDArray[np.int64]:
 
 
 def huge_pages_of(values: NDArray[np.int64]) -> set[int]:
-    """Those that lie in it whole."""
+    """Addresses of the huge pages within an array."""
     start, stop = values.ctypes.data, values.ctypes.data + values.nbytes
     return set(range(-(-start // HUGE_PAGE) * HUGE_PAGE, stop - HUGE_PAGE + 1, HUGE_PAGE))
 
@@ -54,9 +54,9 @@ def test_memory_in_use_is_found_next_to_untouched_memory() -> None:
     # as where the kernel put weights against a thread's stack and made one mapping of both
     used, unused = np.split(mapped(16), 2)
     used[:] = 1
-    found = pages_in_use()
-    assert huge_pages_of(used) <= found
-    assert not huge_pages_of(unused) & found
+    in_use = pages_in_use()
+    assert huge_pages_of(used) <= in_use
+    assert not huge_pages_of(unused) & in_use
 
 
 @linux
@@ -87,17 +87,17 @@ def test_collapsing_freed_memory_does_no_harm() -> None:
 @linux
 def test_only_newer_memory_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: "madvise")
-    asked: set[int] = set()
-    monkeypatch.setattr(huge_pages, "collapse", asked.update)
+    collapsed: set[int] = set()
+    monkeypatch.setattr(huge_pages, "collapse", collapsed.update)
     gc.collect()  # what other tests left could be freed in between, and its place taken
     old = resident(4)
-    known = pages_in_use()
+    before = pages_in_use()
     new = resident(4)
-    thread = collapse_later(known)
+    thread = collapse_later(before)
     assert thread is not None
     thread.join()
-    assert huge_pages_of(new) <= asked
-    assert not huge_pages_of(old) & asked
+    assert huge_pages_of(new) <= collapsed
+    assert not huge_pages_of(old) & collapsed
 
 
 @pytest.mark.parametrize("mode", ["never", None])

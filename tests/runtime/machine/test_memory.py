@@ -95,11 +95,11 @@ libc.malloc.restype, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
 size = 4 * LARGE_BYTES
 before = used()
 for _ in range(3):  # glibc learns from the first
-    kept = [libc.malloc(size) for _ in range(8)]
-    for each in kept:
-        ctypes.memset(each, 1, size)
-    for each in kept[:-1]:
-        libc.free(each)
+    blocks = [libc.malloc(size) for _ in range(8)]
+    for block in blocks:
+        ctypes.memset(block, 1, size)
+    for block in blocks[:-1]:
+        libc.free(block)
     print(used() - before < 3 * 2 * size)
 """
     run = [sys.executable, "-c", script]

@@ -46,12 +46,12 @@ def bundle(bundles: dict[str, Path], tmp_path: Path, request: pytest.FixtureRequ
     return open_bundle(shutil.copytree(bundles[kind], tmp_path / "bundle"))
 
 
-def found(bundle: Bundle) -> Packed | None:
+def find(bundle: Bundle) -> Packed | None:
     return find_packed(bundle, onnxruntime=onnxruntime_version())
 
 
 def packed_of(bundle: Bundle) -> Packed:
-    weights = found(bundle)
+    weights = find(bundle)
     assert weights is not None
     return weights
 
@@ -70,7 +70,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {path.name: (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
-# --- what it gives ----------------------------------------------------------------------------
+# --- results ----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("bundle", KINDS, indirect=True)
@@ -141,11 +141,11 @@ def test_packing_again_replaces_and_leaves_nothing_else(bundle: Bundle) -> None:
     (first / "packed.json").write_bytes(b"{}")
     names = sorted(path.name for path in bundle.path.iterdir())
     assert Path(pack(bundle).folder) == first
-    assert found(bundle) is not None
+    assert find(bundle) is not None
     assert sorted(path.name for path in bundle.path.iterdir()) == names
 
 
-# --- what goes wrong --------------------------------------------------------------------------
+# --- errors -----------------------------------------------------------------------------------
 
 
 class Killed(BaseException):
@@ -156,7 +156,7 @@ class Killed(BaseException):
 def test_an_interrupted_packing_leaves_nothing(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
-    """Of one that is killed: tests/hostile/test_faults.py."""
+    """tests/hostile/test_faults.py kills the process instead."""
 
     def stop(*_: object, **__: object) -> None:
         raise Killed
@@ -165,7 +165,7 @@ def test_an_interrupted_packing_leaves_nothing(
         patch.setattr(packing, where, stop)
         with pytest.raises(Killed):
             pack(bundle)
-    assert found(bundle) is None
+    assert find(bundle) is None
     assert not list(bundle.path.glob(".packing*"))
     load(bundle.path).generate([1], max_new_tokens=1)
 
@@ -173,7 +173,7 @@ def test_an_interrupted_packing_leaves_nothing(
 def refused(bundle: Bundle, match: str) -> None:
     with pytest.raises(OrtolanError, match=match):
         pack(bundle)
-    assert found(bundle) is None
+    assert find(bundle) is None
     assert (bundle.path / ".packing.new").is_dir() is False
 
 
@@ -209,7 +209,7 @@ def test_what_onnxruntime_cannot_write_is_an_error(
 
 
 def edit_saved(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> None:
-    """Change what onnxruntime wrote, before it is read."""
+    """Change the graph that onnxruntime saved before it is read."""
     save = save_packed
 
     def edited(*arguments: Any, **options: Any) -> Path:

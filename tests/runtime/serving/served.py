@@ -1,4 +1,4 @@
-"""Models to serve, requests to make, and what each gives alone."""
+"""Requests to a service, and their completions alone."""
 
 import time
 from collections.abc import Callable
@@ -20,7 +20,7 @@ KINDS = ("fp32", "recurrent", "by-token", "int4", "int8-prefill")
 
 @dataclass(frozen=True, kw_only=True)
 class Spec:
-    """What a request is made from. A text that is cancelled in between is not compared whole."""
+    """What a request is made from."""
 
     prompt: int
     limit: int
@@ -30,7 +30,7 @@ class Spec:
 
     @property
     def ids(self) -> list[int]:
-        """Prompts of one seed begin alike."""
+        """Prompts of one seed share a prefix."""
         random = np.random.default_rng(self.seed)
         chosen: list[int] = random.integers(0, VOCABULARY, 400)[: self.prompt].tolist()
         return chosen
@@ -46,7 +46,7 @@ class Spec:
 
 
 def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
-    """What a request gives in a service of its own."""
+    """The completion of a request alone in a service."""
 
     @cache
     def run(kind: str, spec: Spec) -> Completion:
@@ -57,7 +57,7 @@ def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
 
 
 def settle(service: Service) -> None:
-    """Wait until nothing is left to do."""
+    """Wait until the service is idle."""
     until = time.monotonic() + 10
     while service.stats().running + service.stats().waiting:
         assert time.monotonic() < until

@@ -102,12 +102,12 @@ def test_tasks_are_woken_by_one_call_into_their_loop(
         assert "".join([piece async for piece in ticket]) == (await ticket).text
 
     asyncio.run(main())
-    # a prompt each, and then a step for all of them
+    # one call per prompt, then one per step for all of them
     assert len(calls) <= 2 * SLOTS + 45
 
 
 async def converse(service: Service, seed: int) -> list[tuple[int, ...]]:
-    """Turns of one conversation; a third of all is given up in between."""
+    """Turns of one conversation; a third of them are cancelled."""
     draw = random.Random(seed)
     text, answers = f"{seed} says ", []
     last = draw.randint(1, 3) if seed % 3 == 0 else None
@@ -136,7 +136,7 @@ async def all_of(service: Service, seeds: range) -> list[list[tuple[int, ...]]]:
 
 
 def check_conversations(model: Decoder, service: Service, count: int) -> None:
-    """Every answer is what it is in a service of its own."""
+    """Compare all answers with those of a separate service."""
     together = asyncio.run(all_of(service, range(count)))
     with model.serve(slots=2, cache_bytes=0) as own:
         for seed in range(count):

@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.runtime import packed_bundles
-from tests.runtime.chat.tiny_chat import chat_model
+from tests.runtime.chat.tiny_chat import assert_same, chat_model, packed_chat_models
 from tests.runtime.serving.served import settle
 
-from ortolan.runtime import Decoder, Sampling, load
+from ortolan.runtime import Decoder, Sampling
 from ortolan.runtime.chat.reply import Reply
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.errors import ChatError, ChatTemplateError, InputError, QueueFullError
@@ -37,16 +36,7 @@ ANSWER: Any = {"max_new_tokens": 24, "logprobs": 1, "ignore_eos": True}
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Decoder]:
-    folder = tmp_path_factory.mktemp("chats")
-    others = {"chat_template.jinja": TEMPLATE.encode()}
-    return {
-        kind: load(
-            packed_bundles.write(folder / kind, kind, group=64, has_text=True, others=others).path,
-            Decoder,
-            threads=1,
-        )
-        for kind in KINDS
-    }
+    return packed_chat_models(tmp_path_factory.mktemp("chats"), KINDS, TEMPLATE)
 
 
 @pytest.fixture
@@ -68,14 +58,6 @@ def drawn(seed: int) -> Any:
     return {**ANSWER, "sampling": Sampling(temperature=0.8, seed=seed)}
 
 
-def same(got: Reply, expected: Reply) -> None:
-    assert got.completion.tokens == expected.completion.tokens
-    assert got.completion.logprobs == expected.completion.logprobs
-    assert got.completion.finish_reason == expected.completion.finish_reason
-    assert got.message == expected.message
-    assert (got.content, got.reasoning) == (expected.content, expected.reasoning)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_equal_those_of_the_model_alone(models: dict[str, Decoder], kind: str) -> None:
     model, got = models[kind], dict[int, Reply]()
@@ -95,7 +77,7 @@ def test_replies_equal_those_of_the_model_alone(models: dict[str, Decoder], kind
             thread.join()
     for seed, reply in got.items():
         (expected,) = model.chat(user("Hi. " * (1 + 9 * seed)), n=1, **drawn(seed))
-        same(reply, expected)
+        assert_same(reply, expected)
 
 
 def test_reasoning_and_calls_are_separate(model: Decoder, service: Service) -> None:
@@ -104,7 +86,7 @@ def test_reasoning_and_calls_are_separate(model: Decoder, service: Service) -> N
     pieces = list(ticket)
     reply = ticket.reply()
     (expected,) = model.chat(user("Call."), n=1, **options)
-    same(reply, expected)
+    assert_same(reply, expected)
     assert reply.reasoning
     assert len(reply.content) == 2
     (call,) = reply.tool_calls
@@ -116,7 +98,7 @@ def test_several_replies_have_consecutive_seeds(model: Decoder, service: Service
     tickets = service.chat(user("Hi."), n=3, **drawn(5))
     expected = model.chat(user("Hi."), n=3, **drawn(5))
     for ticket, reply in zip(tickets, expected, strict=True):
-        same(ticket.reply(), reply)
+        assert_same(ticket.reply(), reply)
     assert len({ticket.reply().content for ticket in tickets}) > 1
 
 
@@ -142,7 +124,7 @@ def test_tasks_read_pieces_and_await_replies(model: Decoder, service: Service) -
 
     for seed, reply in enumerate(asyncio.run(main())):
         (expected,) = model.chat(user(f"{seed}?"), n=1, **drawn(seed))
-        same(reply, expected)
+        assert_same(reply, expected)
 
 
 def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None:
@@ -204,7 +186,7 @@ def test_replies_with_a_draft_equal_those_of_the_model(
             expected = model.chat(user(text), draft=PromptLookup(), **drawn(seed))
         else:
             (expected,) = model.chat(user(text), n=1, **drawn(seed))
-        same(ticket.reply(), expected)
+        assert_same(ticket.reply(), expected)
     if kind == "fp32":  # graphs for few tokens at a time leave no room for drafts
         assert urgent.reply().completion.timings.drafted_tokens > 0
     alone = model.generate(text, draft=PromptLookup(), max_new_tokens=20, ignore_eos=True)
@@ -216,7 +198,7 @@ def test_a_failing_draft_ends_only_its_own_reply(model: Decoder, service: Servic
     good = service.chat(user("Hi."), draft=PromptLookup(), **ANSWER)
     with pytest.raises(InputError, match=r"Failing .*KeyError"):
         bad.reply()
-    same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
+    assert_same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
     with pytest.raises(InputError, match="draft"):
         service.chat(user("Hi."), draft="lookup")  # type: ignore[call-overload]
 
@@ -232,7 +214,7 @@ def test_conversations_equal_those_of_the_model(models: dict[str, Decoder], kind
             if turn == 4:  # the prompt is a prefix of an earlier one
                 del served.messages[-2:], alone.messages[-2:]
             got, expected = (c.ask(f"{turn}?", **drawn(turn)) for c in (served, alone))
-            same(got, expected)
+            assert_same(got, expected)
             cached = got.completion.timings.cached_tokens
             assert cached > 0 or turn == 0
             if kind in ("fp32", "int4-split"):

@@ -70,14 +70,13 @@ class Block(nn.Module):
         )
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """A layer."""
         x = x + self.attn(self.norm_1(x), cos, sin)
         out: Tensor = x + self.mlp(self.norm_2(x))
         return out
 
 
 class GPT(nn.Module):
-    """Its forward takes the first rows of its tables where it is not told otherwise."""
+    """A GPT whose forward pass uses the first rows of its rotary tables."""
 
     cos: Tensor
     sin: Tensor
@@ -98,7 +97,6 @@ class GPT(nn.Module):
         self.register_buffer("sin", angles.sin(), persistent=False)
 
     def forward(self, idx: Tensor) -> Tensor:
-        """Logits of every token."""
         x, count = self.transformer["wte"](idx), idx.shape[1]
         for block in self.transformer["h"]:  # type: ignore[attr-defined]
             x = block(x, self.cos[None, :count], self.sin[None, :count])

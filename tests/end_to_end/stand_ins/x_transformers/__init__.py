@@ -56,7 +56,7 @@ class Decoder(nn.Module):
         )
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
-        """Of the given positions, or from 0 on."""
+        """Embed positions; by default from 0 on."""
         places = torch.arange(x.shape[1])[None] if pos is None else pos
         freqs = (places[..., None] * self.inv_freq).repeat_interleave(2, -1)
         for layer in self.layers:
@@ -77,6 +77,5 @@ class TransformerWrapper(nn.Module):
         self.to_logits = nn.Linear(attn_layers.dim, num_tokens, bias=False)
 
     def forward(self, x: Tensor, pos: Tensor | None = None, **_: Any) -> Tensor:
-        """Logits of every token."""
         out: Tensor = self.to_logits(self.attn_layers(self.token_emb(x), pos=pos))
         return out

@@ -4,9 +4,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.tiny.transformers_types import TYPES, tiny_config
+from tests.export.source.transformers.tiny import tiny_model
+from tests.tiny.transformers_types import TYPES
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.masking_utils import (
     and_masks,
     bidirectional_mask_function,
@@ -17,7 +18,7 @@ from transformers.masking_utils import (
 
 from ortolan.export.source.transformers.adapter import TransformersModule
 from ortolan.export.source.transformers.attention import STEP, Mask, Step, make_mask
-from ortolan.export.trace.module import Carried, find_carried
+from ortolan.export.trace.module import find_carried
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.state import CachedState, State
@@ -28,40 +29,28 @@ positions that begin after the padding."""
 
 NOT_STEPPED = {
     "blt": "its tiny config does not fit together",
-    "deepseek_v4": "it hashes the ids of a text",
+    "deepseek_v4": "it hashes the ids of a prompt",
     "git": "adds numbers to its mask",
     "hrm_text": "its recurrence multiplies rounding; the certificate of an export refuses it",
-    "minimax": "takes a cache of its own alone",
+    "minimax": "accepts only its own cache",
     "roformer": "its attention permutes scores",
-    "xlstm": "takes a cache of its own alone",
-    "zaya": "its convolution does not say how wide it is",
+    "xlstm": "accepts only its own cache",
+    "zaya": "its convolution has no known width",
 }
-"""Types whose own code fails here before there is anything to compare; an export says so."""
+"""Types whose own code fails before there is anything to compare; an export refuses them."""
 
 CONTEXT, PROMPT, STEPS = 96, 33, 40
 
 BOUND = 1e-4
 
 
-def reference(model_type: str, **changes: object) -> PreTrainedModel:
-    """A model with large random weights and transformers' own attention."""
-    config = tiny_config(model_type)
-    for name, value in changes.items():
-        setattr(config, name, value)
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(
-        config, attn_implementation="eager"
-    ).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if not name.endswith("A_log"):  # an exponent
-                parameter.normal_(0, 0.2)
-    return model
+def reference(model_type: str, **changes: Any) -> PreTrainedModel:
+    return tiny_model(model_type, attention="eager", **changes)
 
 
 def steps(adapter: nn.Module, ids: Tensor) -> Iterator[Tensor]:
-    """The logits of a prompt, then of each token after it."""
-    carried: Carried = find_carried(adapter)
+    """The logits of a prompt, then of each later token."""
+    carried = find_carried(adapter)
     caches = {
         layer: LayerCache(*(torch.zeros(1, a.num_kv_heads, CONTEXT, a.head_dim) for _ in "kv"))
         for layer, a in carried.layers.items()
@@ -94,7 +83,7 @@ def test_logits_are_those_of_transformers(model_type: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("model_type", sorted({*TYPES} - {*FAST} - {*NOT_STEPPED}))
-def test_every_type_is_refused_or_gives_the_logits_of_transformers(model_type: str) -> None:
+def test_every_type_is_refused_or_computes_the_logits_of_transformers(model_type: str) -> None:
     try:
         model = reference(model_type)
     except Exception as error:  # whatever its own code raises
@@ -112,29 +101,29 @@ def test_parameters_keep_their_names() -> None:
 @pytest.mark.parametrize(
     ("model_type", "changes", "expected"),
     [
-        ("gptj", {}, "an attention of its own"),
-        ("bert", {"is_decoder": False}, "expected causal attention"),
-        ("deepseek_v32", {}, "scores of its own"),
-        ("openai-gpt", {}, "none with a cache"),
+        ("gptj", {}, "AttentionInterface"),
+        ("bert", {"is_decoder": False}, "has to be causal"),
+        ("deepseek_v32", {}, "values of its attention mask"),
+        ("openai-gpt", {}, "no cache"),
     ],
 )
-def test_what_a_state_does_not_compute_is_refused(
+def test_attention_without_the_state_is_refused(
     model_type: str, changes: dict[str, object], expected: str
 ) -> None:
     with pytest.raises(ConfigError, match=expected):
         find_carried(TransformersModule(reference(model_type, **changes), CONTEXT))
 
 
-def test_rows_are_selected_before_the_last_product() -> None:
+def test_positions_are_selected_before_the_head() -> None:
     adapter = TransformersModule(reference("llama"), CONTEXT)
 
-    class Chosen(type(State.whole())):  # type: ignore[misc]
+    class LastOnly(type(State.whole())):  # type: ignore[misc]
         def select(self, x: Tensor) -> Tensor:
             return x[:, -1:]
 
     ids = torch.arange(5, 9)[None]
     with torch.inference_mode():
-        whole, last = (adapter(ids, state) for state in (State.whole(), Chosen()))
+        whole, last = (adapter(ids, state) for state in (State.whole(), LastOnly()))
     assert last.shape[1] == 1
     assert torch.allclose(last, whole[:, -1:], atol=1e-6)
 
@@ -147,17 +136,17 @@ def seen(function: Any) -> Mask:
         STEP.reset(token)
 
 
-def test_masks_are_told_apart_by_what_tokens_see() -> None:
+def test_masks_are_described_by_what_tokens_see() -> None:
     padding = torch.zeros(1, dtype=torch.int64)
     assert seen(causal_mask_function) == Mask(window=None)
     assert seen(sliding_window_causal_mask_function(7)) == Mask(window=7)
     assert seen(sliding_window_causal_mask_function(CONTEXT)) == Mask(window=None)
     assert seen(chunked_causal_mask_function(CONTEXT, padding)) == Mask(window=None)
-    assert seen(chunked_causal_mask_function(16, padding)).problem == "another mask"
-    assert seen(bidirectional_mask_function).problem == "another mask"
+    assert seen(chunked_causal_mask_function(16, padding)).problem == "its mask is another one"
+    assert seen(bidirectional_mask_function).problem == "its mask is another one"
 
     def of_this_step(batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return torch.ones(1, 3, dtype=torch.bool)[batch, key]
 
     mask = seen(and_masks(causal_mask_function, of_this_step))
-    assert mask.problem == "a mask that depends on the tokens"
+    assert mask.problem == "its mask depends on the tokens"

@@ -1,4 +1,4 @@
-"""Keys of a config that transformers keeps without reading them."""
+"""Keys of a config.json that transformers does not read."""
 
 from typing import Any
 
@@ -47,8 +47,8 @@ def test_keys_that_change_nothing_are_ignored() -> None:
 def test_key_that_transformers_does_not_read_is_refused_unless_it_is_accepted() -> None:
     values = values_of("glm4", strange=1)
     assert unread_keys(values) == ("strange",)
-    with pytest.raises(ConfigError, match=r"is known, got strange\. .*--accept-unknown strange"):
+    with pytest.raises(ConfigError, match=r"--accept-unknown strange"):
         read(values)
     assert read(values, "strange").accepted == ("strange",)
-    with pytest.raises(ConfigError, match="an unknown key 'vocab_size' to accept, got one"):
+    with pytest.raises(ConfigError, match="vocab_size"):
         read(values, "strange", "vocab_size")

@@ -9,16 +9,16 @@ from ortolan.export.source.transformers.lazy import LazyTensor, rows_of
 CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
     "stacked": (lambda a, b: torch.stack([a, b, a]), True),
     "stacked inside": (lambda a, b: torch.stack([a, b], dim=1), True),
-    "one after the other": (lambda a, b: torch.cat([a, b]), True),
-    "beside each other": (lambda a, b: torch.cat([a, b], dim=1), True),
+    "concatenated": (lambda a, b: torch.cat([a, b]), True),
+    "concatenated inside": (lambda a, b: torch.cat([a, b], dim=1), True),
     "one of two parts": (lambda a, b: torch.chunk(a, 2)[1], True),
     "a part by size": (lambda a, b: torch.split(b, [1, 5])[1], True),
     "half of every row": (lambda a, b: torch.chunk(a, 2, dim=1)[0].contiguous(), True),
     "a slice": (lambda a, b: a[2:5], True),
     "every other column": (lambda a, b: a[:, ::2], True),
     "every other row": (lambda a, b: a[::2], False),
-    "turned": (lambda a, b: a.T.contiguous(), False),
-    "turned inside": (lambda a, b: torch.stack([a, b]).transpose(1, 2), True),
+    "transposed": (lambda a, b: a.T.contiguous(), False),
+    "transposed inside": (lambda a, b: torch.stack([a, b]).transpose(1, 2), True),
     "split rows": (lambda a, b: a.reshape(6, 2, 2), True),
     "permuted rows": (lambda a, b: a.view(3, 2, 4).transpose(0, 1).reshape(6, 4), False),
     "sums": (lambda a, b: -(a + b) * 2, True),
@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], bool]] = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_rows_are_those_of_the_tensor(name: str) -> None:
-    made, is_sliced = CASES[name]
+    function, is_sliced = CASES[name]
     torch.manual_seed(0)
     a, b = torch.randn(6, 4), torch.randn(6, 4)
     read = []
@@ -40,7 +40,7 @@ def test_rows_are_those_of_the_tensor(name: str) -> None:
 
         return LazyTensor.read(tensor.shape, rows)
 
-    expected, got = made(a, b), made(lazy(a), lazy(b))
+    expected, got = function(a, b), function(lazy(a), lazy(b))
     assert not read
     assert got.shape == expected.shape
     assert isinstance(got, LazyTensor)
@@ -50,7 +50,7 @@ def test_rows_are_those_of_the_tensor(name: str) -> None:
     assert torch.equal(rows_of(got, 0, len(expected)), expected)
 
 
-def test_a_question_about_values_reads_them() -> None:
+def test_reading_a_number_reads_the_tensor() -> None:
     tensor = torch.tensor([1.0, 2.0])
     lazy = LazyTensor.read(tensor.shape, lambda start, stop: tensor[start:stop])
     assert lazy.sum().item() == 3.0

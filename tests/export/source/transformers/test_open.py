@@ -6,8 +6,8 @@ from typing import Any
 import onnx
 import pytest
 import torch
-from tests.tiny.transformers_types import tiny_config
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from tests.export.source.transformers.tiny import tiny_model
+from transformers import PreTrainedModel
 
 import ortolan
 from family_checks import compare
@@ -23,14 +23,12 @@ from ortolan.modeling.models.transformer import build
 BOUND = 1e-4
 
 
-def saved(folder: Path, model_type: str) -> PreTrainedModel:
-    """A model with large random weights, saved by transformers."""
-    torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(tiny_config(model_type)).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.2)
+def saved(folder: Path, name: str, **values: object) -> PreTrainedModel:
+    """A model of a type saved by transformers, with changed values in its config.json."""
+    model = tiny_model(name)
     model.save_pretrained(folder)
+    config = folder / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | values))
     return model
 
 
@@ -57,9 +55,9 @@ def test_a_bundle_computes_what_transformers_computes(
     bundle = ortolan.export(
         tmp_path / "source", tmp_path / "bundle", options=ExportOptions(via="transformers")
     )
-    found = compare(model, tmp_path / "bundle")
-    assert found.error <= BOUND
-    assert found.tokens_equal
+    result = compare(model, tmp_path / "bundle")
+    assert result.error <= BOUND
+    assert result.tokens_equal
     graph = bundle.path / bundle.manifest.graphs["decoder"].file
     counts = Counter(node.op_type for node in onnx.load(graph, load_external_data=False).graph.node)
     assert nodes.items() <= counts.items()
@@ -106,13 +104,10 @@ def test_a_family_is_chosen_where_there_is_one(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("architecture", "is_hinted"), [("LlamaForCausalLM", True), ("LlamaForSequence", False)]
 )
-def test_what_a_family_refuses_may_be_read_by_transformers(
+def test_a_config_that_a_family_refuses_may_be_read_by_transformers(
     architecture: str, is_hinted: bool, tmp_path: Path
 ) -> None:
-    saved(tmp_path, "llama")
-    values = json.loads((tmp_path / "config.json").read_text())
-    values |= {"rope_interleaved": True, "architectures": [architecture]}
-    (tmp_path / "config.json").write_text(json.dumps(values))
+    saved(tmp_path, "llama", rope_interleaved=True, architectures=[architecture])
     with pytest.raises(ConfigError, match="rope_interleaved false, got true") as caught:
         opened(tmp_path)
     assert ("--via transformers" in str(caught.value)) == is_hinted
@@ -129,24 +124,22 @@ def test_transformers_is_chosen_where_there_is_no_family(tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("is_installed", "expected"),
     [
-        (True, "or a causal language model of transformers 5.*, got 'nobody'"),
+        (True, "transformers 5.*'nobody'"),
         (False, "pip install"),
     ],
 )
-def test_a_type_that_nobody_knows_is_refused(
+def test_an_unknown_type_is_refused(
     is_installed: bool, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    saved(tmp_path, "llama")
-    values = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(values | {"model_type": "nobody"}))
+    saved(tmp_path, "llama", model_type="nobody")
     monkeypatch.setattr("ortolan.export.source.is_installed", lambda: is_installed)
     with pytest.raises(ConfigError, match=expected):
         opened(tmp_path)
 
 
-def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path) -> None:
+def test_a_model_that_attends_on_its_own_is_refused(tmp_path: Path) -> None:
     saved(tmp_path, "gptj")
-    with pytest.raises(ConfigError, match=r"^gptj: expected .*It needs a family of its own\.$"):
+    with pytest.raises(ConfigError, match=r"^gptj: .*AttentionInterface"):
         opened(tmp_path, via="transformers")
 
 
@@ -154,20 +147,20 @@ def test_a_model_with_an_attention_of_its_own_is_refused(tmp_path: Path) -> None
 def test_a_context_beyond_the_positions_is_refused(max_context: int, tmp_path: Path) -> None:
     saved(tmp_path, "llama")
     assert opened(tmp_path, via="transformers").context_length == 128
-    with pytest.raises(OptionError, match="expected 1 to 128"):
+    with pytest.raises(OptionError, match="1 to 128"):
         opened(tmp_path, via="transformers", max_context=max_context)
 
 
-def test_options_of_the_other_way_are_refused(tmp_path: Path) -> None:
+def test_options_of_a_checkpoint_are_refused_for_a_live_module(tmp_path: Path) -> None:
     saved(tmp_path, "llama")
     config: Any = opened(tmp_path).module.config
     model = build(config)
-    with pytest.raises(OptionError, match="via: expected none for a live module"):
+    with pytest.raises(OptionError, match="live module"):
         open_exportable(model, tokenizer=None, max_context=None, via="transformers")
 
 
 @pytest.mark.slow
-def test_products_of_any_model_take_prompts_in_8_bits(tmp_path: Path) -> None:
+def test_any_model_can_prefill_with_8_bit_products(tmp_path: Path) -> None:
     saved(tmp_path / "source", "llama")
     split = ExportOptions(
         via="transformers", graphs="split", prefill_precision="int8", allow_poor=True

@@ -23,9 +23,10 @@ DYNAMIC = {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}
 
 def model_of(rope: dict[str, Any]) -> PreTrainedModel:
     config = tiny_config("llama")
-    values = config.to_dict() | {"rope_parameters": rope}
     torch.manual_seed(0)
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(type(config)(**values)).eval()
+    model: PreTrainedModel = AutoModelForCausalLM.from_config(
+        type(config)(**config.to_dict() | {"rope_parameters": rope})
+    ).eval()
     return model
 
 
@@ -33,7 +34,7 @@ def model_of(rope: dict[str, Any]) -> PreTrainedModel:
     ("rope", "context", "length"),
     [(LONGROPE, ORIGINAL, ORIGINAL), (LONGROPE, LONGER, ORIGINAL + 5), (DYNAMIC, LONGER, 40)],
 )
-def test_frequencies_are_those_of_a_text_as_long_as_the_context(
+def test_frequencies_are_those_of_the_whole_context(
     rope: dict[str, Any], context: int, length: int
 ) -> None:
     ids = torch.randint(5, 100, (1, length), generator=torch.Generator().manual_seed(1))
@@ -47,7 +48,7 @@ def test_frequencies_are_those_of_a_text_as_long_as_the_context(
     torch.testing.assert_close(over_a_state, expected, rtol=1e-4, atol=1e-5)
 
 
-def test_frequencies_do_not_change_with_the_text() -> None:
+def test_frequencies_do_not_change_with_the_length() -> None:
     model = model_of(LONGROPE)
     pin_rotary(model, LONGER)
     ids = torch.randint(5, 100, (1, LONGER))
