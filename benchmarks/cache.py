@@ -24,6 +24,7 @@ from divergence import log_softmax
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
+from script import add_timing
 from texts import spread
 
 Clock = Callable[[], float]
@@ -119,8 +120,7 @@ def main() -> int:
     parser.add_argument("--text", type=Path, action="append", default=[], help="repeatable")
     parser.add_argument("--windows", type=int, default=4)
     parser.add_argument("--window", type=int, default=2048)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-r", "--rounds", type=int, default=5)
+    add_timing(parser, rounds=5)
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time")
     args = parser.parse_args()
     first, second = (

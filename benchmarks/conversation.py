@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import ortolan
+from script import add_timing
 
 QUESTIONS = (
     "What is the capital of France?",
@@ -118,8 +119,7 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--turns", type=int, default=len(QUESTIONS))
     parser.add_argument("-n", "--max-new-tokens", type=int, default=48)
-    parser.add_argument("-r", "--rounds", type=int, default=3)
-    parser.add_argument("--threads", type=int, default=2)
+    add_timing(parser, rounds=3)
     args = parser.parse_args()
     model = ortolan.load(args.bundle, ortolan.Decoder, threads=args.threads)
     turns = measure(model, turns=args.turns, limit=args.max_new_tokens, rounds=args.rounds)

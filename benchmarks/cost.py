@@ -199,9 +199,8 @@ def _work(args: argparse.Namespace) -> None:
         "weights": weights,
         "points": [asdict(point) for point in points],
     }
-    report.write(args.out.with_suffix(".json"), document)
     text = markdown(points, weights, machine, limit=args.limit)
-    args.out.with_suffix(".md").write_text(text, encoding="utf-8")
+    report.write(args.out.with_suffix(".json"), document, text)
     draw_lengths(
         [asdict(point) for point in points],
         args.out.with_suffix(".png"),

@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import ortolan
-from script import count, exit_status
+from script import add_timing, count, exit_status
 
 CODE = '''\
 def load_settings(path, defaults):
@@ -80,8 +80,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="Measure drafts by prompt lookup.")
     parser.add_argument("bundle", type=Path)
     parser.add_argument("-n", "--tokens", type=count, default=256, help="limit per answer")
-    parser.add_argument("-r", "--rounds", type=count, default=5)
-    parser.add_argument("--threads", type=count, default=2)
+    add_timing(parser, rounds=5)
     parser.add_argument("--cpu-time", action="store_true", help="measure CPU time")
     return exit_status(run, parser.parse_args())
 

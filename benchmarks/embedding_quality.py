@@ -26,10 +26,10 @@ import report
 from catalog import OPENVINO, TRANSFORMERS
 from chart import draw_frontier
 from encoding import ONNXRUNTIME
-from prepare import RESULTS, ROOT, all_versions, program, say, trained_checkpoint
+from prepare import all_versions, program, say, trained_checkpoint
 from quality import merged
 from rounds import Program, Worker
-from script import count, exit_status, names
+from script import add_folders, count, exit_status, names
 from settings import GROUP_SIZES, Setting, chosen, ours, point
 from sizes import sizes_of
 from texts import without_separators
@@ -183,8 +183,7 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--only", type=names, default=(), help="TOOL,PATTERN: settings to measure")
     parser.add_argument("--reuse", action="store_true", help="keep Ortolan's earlier exports")
     parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_folders(parser)
     return parser.parse_args(arguments)
 
 
@@ -193,8 +192,7 @@ def publish(document: report.Document, path: Path) -> None:
     if path.exists():
         earlier = json.loads(path.read_text(encoding="utf-8"))
         document = merged(earlier, document)
-    report.write(path, document)
-    path.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
+    report.write(path, document, markdown(document))
     draw_frontier(
         document["settings"],
         path.with_suffix(".png"),

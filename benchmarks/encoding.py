@@ -24,8 +24,8 @@ from numpy.typing import NDArray
 import report
 import rounds
 from catalog import TRANSFORMERS, Peer, ortolan
-from prepare import RESULTS, ROOT, Checkpoint, all_versions, environment, program, say
-from script import count, exit_status
+from prepare import Checkpoint, all_versions, environment, program, say
+from script import add_folders, add_timing, count, exit_status
 
 SHAPE = "bert-22m"
 VOCABULARY = 30522
@@ -59,10 +59,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Compare encoders.")
     parser.add_argument("--texts", type=count, default=256)
     parser.add_argument("--tokens", type=count, default=64)
-    parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("-r", "--rounds", type=count, default=7)
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_timing(parser, rounds=7)
+    add_folders(parser)
     return parser.parse_args(arguments)
 
 
@@ -130,10 +128,8 @@ def side_by_side(args: argparse.Namespace) -> None:
     plain = [{"peer": t.peer, "round": t.round, "seconds": t.answer["seconds"]} for t in turns]
     sizes = {peer: seen.model_bytes for peer, seen in loaded.items()}
     path = args.out / name
-    report.write(
-        path, {"machine": machine, "versions": versions, "runs": plain, "model_bytes": sizes}
-    )
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    document = {"machine": machine, "versions": versions, "runs": plain, "model_bytes": sizes}
+    report.write(path, document, text)
     say(f"wrote {path} and .md")
 
 

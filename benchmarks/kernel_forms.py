@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from onnx import NodeProto, ValueInfoProto, helper, numpy_helper
 
 import report
-from script import count, exit_status
+from script import add_timing, exit_status
 
 Arrays = dict[str, NDArray[Any]]
 Shape = tuple[int, ...]
@@ -105,8 +105,7 @@ class Bound:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Compare forms of a computation.")
-    parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("-r", "--rounds", type=count, default=7)
+    add_timing(parser, rounds=7)
     return parser.parse_args(arguments)
 
 

@@ -27,8 +27,6 @@ import rounds
 from catalog import PEERS, PRECISIONS, Peer
 from make_checkpoint import SHAPES
 from prepare import (
-    RESULTS,
-    ROOT,
     Checkpoint,
     all_versions,
     program,
@@ -36,7 +34,7 @@ from prepare import (
     say,
     trained_checkpoint,
 )
-from script import count, exit_status, names
+from script import add_folders, add_timing, count, exit_status, names
 
 FIRST_ORDINARY_ID = 3  # lower ids are special tokens, which some peers treat differently
 BUSY = 0.5  # load average above which times are unreliable
@@ -83,15 +81,13 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=names,
         help="NAME,NAME: these only; the first is compared with the others",
     )
-    parser.add_argument("--threads", type=count, default=2)
+    add_timing(parser, rounds=7)
+    add_folders(parser)
     parser.add_argument(
         *("-p", "--prompt-tokens"), type=count, nargs="+", default=[128], help="prompt lengths"
     )
     parser.add_argument("-n", "--new-tokens", type=count, default=128)
-    parser.add_argument("-r", "--rounds", type=count, default=7, help="rounds per start")
     parser.add_argument("--starts", type=count, default=1, help="times to start anew")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     args = parser.parse_args(arguments)
     if args.new_tokens < 2:
         parser.error("-n must be at least 2: the first token belongs to the prefill.")
@@ -149,8 +145,7 @@ def publish(
     lengths = "-".join(map(str, setting["prompt_tokens"]))
     sizes = f"p{lengths}-n{setting['new_tokens']}-t{setting['threads']}"
     path = out / f"{setting['checkpoint']}-{setting['precision']}-{sizes}.json"
-    report.write(path, {**setting, **report.document(results, runs)})
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    report.write(path, {**setting, **report.document(results, runs)}, text)
     title = f"{setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads"
     first = results.footprints[0].peer
     chart.draw(results.speeds, path.with_suffix(".png"), title=title, highlighted=first)

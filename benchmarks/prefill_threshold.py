@@ -20,6 +20,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
+from script import add_timing
 
 NEW_TOKENS = (1, 2, 4, 8, 12, 16, 24, 32, 64, 128)
 
@@ -46,8 +47,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--context", type=int, default=128)
-    parser.add_argument("--threads", type=int, default=2)
-    parser.add_argument("-r", "--rounds", type=int, default=7)
+    add_timing(parser, rounds=7)
     args = parser.parse_args()
     bundle = open_bundle(args.bundle)
     engines = {

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 import ortolan
+from script import add_timing
 
 NEW_TOKENS = 8
 
@@ -69,8 +70,7 @@ def main() -> int:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--system", type=int, default=1024)
     parser.add_argument("--question", type=int, default=16)
-    parser.add_argument("-r", "--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=2)
+    add_timing(parser, rounds=7)
     args = parser.parse_args()
     model = ortolan.load(args.bundle, ortolan.Decoder, threads=args.threads)
     prompts = make_prompts(model.manifest.vocab_size, args.system, args.question, args.rounds + 1)

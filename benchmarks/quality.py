@@ -34,8 +34,6 @@ from catalog import TRANSFORMERS
 from chart import draw_frontier
 from divergence import Predictions, Quality
 from prepare import (
-    RESULTS,
-    ROOT,
     Checkpoint,
     all_versions,
     program,
@@ -43,7 +41,7 @@ from prepare import (
     trained_checkpoint,
 )
 from rounds import Program, Worker
-from script import count, exit_status, names
+from script import add_folders, count, exit_status, names
 from settings import SETTINGS, Setting, chosen, standing
 from sizes import sizes_of
 from texts import Text, Window
@@ -154,10 +152,9 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--window", type=count, default=256, help="tokens per window")
     parser.add_argument("--tokens", type=count, default=20480, help="tokens of the recipe's files")
     parser.add_argument("--threads", type=count, default=2)
+    add_folders(parser)
     parser.add_argument("--speed", action="store_true", help="also measure decoding speed")
     parser.add_argument("-r", "--rounds", type=count, default=7, help="rounds of --speed")
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
     return parser.parse_args(arguments)
 
 
@@ -194,8 +191,7 @@ def publish(document: report.Document, path: Path) -> None:
     """Write the rows together with those of earlier runs over the same text."""
     if path.exists():
         document = merged(json.loads(path.read_text(encoding="utf-8")), document)
-    report.write(path, document)
-    path.with_suffix(".md").write_text(markdown(document), encoding="utf-8")
+    report.write(path, document, markdown(document))
     title = f"{document['checkpoint']}, {document['text']['source']}"
     of = ("mean_kl", "mean KL to float32, nats")
     draw_frontier(document["settings"], path.with_suffix(".png"), of=of, title=title)

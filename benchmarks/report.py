@@ -272,7 +272,8 @@ def document(results: Results, runs: Sequence[Run]) -> Document:
     }
 
 
-def write(path: Path, content: Mapping[str, Any]) -> None:
-    """Write indented JSON."""
+def write(path: Path, content: Mapping[str, Any], text: str) -> None:
+    """Write results as JSON, and the text about them as Markdown next to it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+    path.with_suffix(".md").write_text(text, encoding="utf-8")

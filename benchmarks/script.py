@@ -3,8 +3,9 @@
 import argparse
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
-from prepare import say
+from prepare import RESULTS, ROOT, say
 
 
 def count(text: str) -> int:
@@ -18,6 +19,18 @@ def count(text: str) -> int:
 def names(text: str) -> tuple[str, ...]:
     """Parse the names of peers."""
     return tuple(text.split(","))
+
+
+def add_timing(parser: argparse.ArgumentParser, *, rounds: int) -> None:
+    """Add --threads and --rounds."""
+    parser.add_argument("--threads", type=count, default=2)
+    parser.add_argument("-r", "--rounds", type=count, default=rounds)
+
+
+def add_folders(parser: argparse.ArgumentParser) -> None:
+    """Add --work, for models and environments, and --out, for results."""
+    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
+    parser.add_argument("--out", type=Path, default=RESULTS)
 
 
 def exit_status(work: Callable[[argparse.Namespace], None], args: argparse.Namespace) -> int:

@@ -25,8 +25,8 @@ import rounds
 from catalog import LLAMA_CPP, OPENVINO, ORTOLAN, Peer
 from make_checkpoint import SHAPES
 from peers import BUSY, find_checkpoint, make_prompt
-from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say
-from script import count, exit_status, names
+from prepare import Checkpoint, all_versions, program, say
+from script import add_folders, add_timing, count, exit_status, names
 
 PRECISION = "int4"
 
@@ -70,10 +70,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--streams", type=count, nargs="+", default=[1, 4, 8])
     parser.add_argument("-p", "--prompt-tokens", type=count, default=128)
     parser.add_argument("-n", "--new-tokens", type=count, default=128)
-    parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("-r", "--rounds", type=count, default=5)
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_timing(parser, rounds=5)
+    add_folders(parser)
     args = parser.parse_args(arguments)
     if args.new_tokens < 2:
         parser.error("-n must be at least 2: the first token belongs to the prefill.")
@@ -176,9 +174,8 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
             "threads",
             f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. Tokens "
             "per second are over all sequences; `scaling` is relative to the fewest sequences, "
-            f"`times` is the speedup of {first} in steps, and `same` is the number of tokens of "
-            "the "
-            "first sequence that are the same as with the fewest sequences.",
+            f"`times` is the speedup of {first} in steps, and `same` is the number of "
+            "tokens of the first sequence that are the same as with the fewest sequences.",
             report.table(
                 ["texts", "", "prompts/s", "steps/s", "scaling", f"{first}, times", "same"],
                 [
@@ -219,8 +216,7 @@ def side_by_side(args: argparse.Namespace) -> None:
     text = markdown(rows, setting)
     print(text)
     path = args.out / f"streams-{checkpoint.name}-t{args.threads}.json"
-    report.write(path, {**setting, "rows": [asdict(row) for row in rows]})
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    report.write(path, {**setting, "rows": [asdict(row) for row in rows]}, text)
     say(f"wrote {path} and .md")
 
 

@@ -24,8 +24,8 @@ import rounds
 from catalog import TRANSFORMERS, Peer, ortolan
 from ortolan.modeling.training.data import Pair, Pairs, read_data
 from ortolan.modeling.training.recipe import read_recipe
-from prepare import RESULTS, ROOT, Checkpoint, all_versions, program, say, trained_checkpoint
-from script import count, exit_status
+from prepare import Checkpoint, all_versions, program, say, trained_checkpoint
+from script import add_folders, add_timing, count, exit_status
 
 NEW_TOKENS = 96
 """More than any held-out sentence needs."""
@@ -90,10 +90,8 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("checkpoint", type=Path, help="folder of a Marian checkpoint")
     parser.add_argument("--sentences", type=count, default=200)
     parser.add_argument("--batch", type=count, nargs="+", default=[1, 32])
-    parser.add_argument("--threads", type=count, default=2)
-    parser.add_argument("-r", "--rounds", type=count, default=5)
-    parser.add_argument("--work", type=Path, default=ROOT / "build" / "peers")
-    parser.add_argument("--out", type=Path, default=RESULTS)
+    add_timing(parser, rounds=5)
+    add_folders(parser)
     return parser.parse_args(arguments)
 
 
@@ -196,8 +194,7 @@ def side_by_side(args: argparse.Namespace) -> None:
     print(text)
     path = args.out / f"translation-{checkpoint.name}-t{args.threads}.json"
     plain = [{name: getattr(row, name) for name in Row.__dataclass_fields__} for row in rows]
-    report.write(path, {**setting, "rows": plain})
-    path.with_suffix(".md").write_text(text, encoding="utf-8")
+    report.write(path, {**setting, "rows": plain}, text)
     say(f"wrote {path} and .md")
 
 
