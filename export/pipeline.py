@@ -104,11 +104,7 @@ def export(
         via=options.via,
     )
     plan = resolve(
-        model.kind,
-        precision=precision,
-        device=device,
-        options=options,
-        takes_one=model.takes_one,
+        model.kind, precision=precision, device=device, options=options, takes_one=model.takes_one
     )
     if warn is not None:
         for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
@@ -117,16 +113,9 @@ def export(
     data = _calibration(model, plan, calibration)
     inputs = _calibration_inputs(model, plan, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
-        _build(
-            Job(
-                folder=folder,
-                model=model,
-                plan=plan,
-                data=data,
-                inputs=inputs,
-                progress=progress or silent,
-            )
-        )
+        report = progress or silent
+        job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
+        _build(job)
     return open_bundle(out, trust=True)
 
 

@@ -159,10 +159,7 @@ def _describe(
     has_vocabulary = sides.patches is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
     companions = companions_of(
-        checkpoint,
-        tokenizer,
-        has_vocabulary=has_vocabulary,
-        has_decoder=sides.decoder is not None,
+        checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
     computed = {
         f"{prefix}{name}": table

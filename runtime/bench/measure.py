@@ -69,12 +69,7 @@ def measure(
     runs = _run(model, ordered, repetitions, progress)
     peaks.append(process_memory.peak_memory())
     measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))
-    # machines vary in speed: the fastest measurement counts
-    bandwidth = max(
-        (result for result in measured if result is not None),
-        key=lambda result: result.bytes_per_second,
-        default=None,
-    )
+    bandwidth = _fastest(measured)
     speed = None if bandwidth is None else bandwidth.bytes_per_second
     results = tuple(
         case_result(case, seconds, reads, bandwidth=speed, cache_bytes=cache_bytes)
@@ -96,6 +91,12 @@ def measure(
         notes=tuple(_notes(bandwidth, results)),
         advice=_advice(model, ordered, results, reads),
     )
+
+
+def _fastest(measured: Iterable[Bandwidth | None]) -> Bandwidth | None:
+    """Pick the fastest measurement, because a machine's speed varies."""
+    successful = [result for result in measured if result is not None]
+    return max(successful, key=lambda result: result.bytes_per_second, default=None)
 
 
 def _run(

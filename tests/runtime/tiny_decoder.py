@@ -10,6 +10,7 @@ P positions.
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -88,10 +89,9 @@ def write_bundle(
     graphs = {"prefill": None, "decode": 1} if split else {"decoder": 1 if takes_one else None}
     contents = {blob_name: blob, **others}
     contents |= {} if tokenizer is None else {"tokenizer.json": tokenizer}
-    for role, sequence in graphs.items():
-        graph = _graph(weights, places, blob_name, sequence=sequence, recurrent=recurrent)
-        contents[f"{role}.onnx"] = _model(graph).SerializeToString(deterministic=True)
-    written = [contents[f"{role}.onnx"] for role in graphs]
+    graph_of = partial(_graph, weights, places, blob_name, recurrent=recurrent)
+    written = [_encoded(graph_of(sequence=sequence)) for sequence in graphs.values()]
+    contents |= {f"{role}.onnx": data for role, data in zip(graphs, written, strict=True)}
     reference = replace(reference, weights=expected_weights(sound, written))
     folder.mkdir(parents=True)
     write_certificate(folder, reference)
@@ -106,9 +106,7 @@ def write_bundle(
         devices=devices,
         context_length=context_length,
         vocab_size=VOCABULARY,
-        graphs={
-            role: Graph(file=f"{role}.onnx", sequence=length) for role, length in graphs.items()
-        },
+        graphs={role: Graph(file=f"{role}.onnx", sequence=n) for role, n in graphs.items()},
         states=_states(recurrent=recurrent),
         weights=(blob_name,),
         tokens=Tokens() if tokens is None else tokens,
@@ -119,6 +117,10 @@ def write_bundle(
     )
     (folder / "manifest.json").write_bytes(encode(manifest))
     return TinyDecoder(path=folder, weights=weights, recurrent=recurrent)
+
+
+def _encoded(graph: GraphProto) -> bytes:
+    return _model(graph).SerializeToString(deterministic=True)
 
 
 def _poisoned(embedding: NDArray[np.float32], token: int) -> NDArray[np.float32]:

@@ -134,7 +134,6 @@ def write_bundle(
         image: input instead of text.
         tokenizer: include one.
         maps: include a graph of attention maps.
-        labels: three names.
         poisoned: an id whose embedding is NaN.
         source: input in the manifest, if different from the graph.
         size: output size in the manifest, if different from the graph.
