@@ -38,7 +38,7 @@ def sharded(tmp_path: Path) -> Path:
 ATTENTION, MLP = "model.layers.0.self_attn", "model.layers.0.mlp"
 PACKED = "transformer.h.1.attn.c_attn.weight"
 
-SHAPES: list[tuple[dict[str, Any], dict[str, tuple[int, ...] | None], tuple[str, ...]]] = [
+SHAPES: list[Any] = [
     (
         LLAMA,
         {

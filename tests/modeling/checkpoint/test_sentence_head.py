@@ -292,41 +292,41 @@ def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
     assert read_config(tmp_path, EncoderConfig) == before
 
 
-UNSUPPORTED: list[tuple[dict[str, object], str]] = [
-    *(
-        ({"modules.json": listed}, r"modules\.json: ")
-        for listed in [
-            modules("Transformer"),
-            modules("Transformer", "Normalize"),
-            modules("Transformer", "Pooling", "LSTM"),
-            modules("Transformer", "Pooling", "Normalize", "Dense"),
-            modules("WordEmbeddings", "Pooling"),
-            [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
-            {},
-            [1, 2],
-            None,
-        ]
-    ),
-    *(
-        ({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ")
-        for pooling in [
-            {},
-            {"pooling_mode": "attention"},
-            {"pooling_mode": ["mean", 3]},
-            {"pooling_mode": []},
-            MINI_LM_POOLING | {"include_prompt": False},
-            MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
-        ]
-    ),
+LISTED_MODULES: list[Any] = [
+    modules("Transformer"),
+    modules("Transformer", "Normalize"),
+    modules("Transformer", "Pooling", "LSTM"),
+    modules("Transformer", "Pooling", "Normalize", "Dense"),
+    modules("WordEmbeddings", "Pooling"),
+    [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
+    {},
+    [1, 2],
+    None,
+]
+
+POOLING: list[Any] = [
+    {},
+    {"pooling_mode": "attention"},
+    {"pooling_mode": ["mean", 3]},
+    {"pooling_mode": []},
+    MINI_LM_POOLING | {"include_prompt": False},
+    MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
+]
+
+DENSE_CHANGES: list[Any] = [
+    {"in_features": 31},
+    {"activation_function": "mine.Activation"},
+    {"use_residual": True},
+    {"module_output_name": "token_embeddings"},
+    {"normalize": True},
+]
+
+UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    *(({"modules.json": listed}, r"modules\.json: ") for listed in LISTED_MODULES),
+    *(({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ") for pooling in POOLING),
     *(
         ({"2_Dense/config.json": DENSE | change}, r"2_Dense/config\.json: ")
-        for change in [
-            {"in_features": 31},
-            {"activation_function": "mine.Activation"},
-            {"use_residual": True},
-            {"module_output_name": "token_embeddings"},
-            {"normalize": True},
-        ]
+        for change in DENSE_CHANGES
     ),
     *(
         ({"sentence_bert_config.json": values}, "last_hidden_state")
