@@ -120,7 +120,8 @@ def write_bundle(
 
 
 def _encoded(graph: GraphProto) -> bytes:
-    return _model(graph).SerializeToString(deterministic=True)
+    data: bytes = _model(graph).SerializeToString(deterministic=True)
+    return data
 
 
 def _poisoned(embedding: NDArray[np.float32], token: int) -> NDArray[np.float32]:
