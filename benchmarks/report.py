@@ -31,7 +31,7 @@ class Speed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Footprint:
-    """What one peer needs besides computing time.
+    """Memory, disk space and load time of one peer.
 
     Attributes:
         peer: its name.
@@ -126,7 +126,7 @@ def speed(runs: Sequence[Run], *, peer: str, prompt_tokens: int, new_tokens: int
 
 
 def footprint(runs: Sequence[Run], peer: str, loaded: Loaded) -> Footprint:
-    """What one peer needed, over all of its runs."""
+    """The needs of one peer over all of its runs."""
     peaks = [run.peak_bytes for run in runs if run.peer == peer and run.peak_bytes is not None]
     return Footprint(
         peer=peer,
@@ -214,7 +214,7 @@ def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact:
 
 
 def footprint_table(results: Results) -> str:
-    """What each peer needs besides computing time."""
+    """Table of the needs of each peer."""
     return table(
         ["", "load s", "peak MiB", "model MiB"],
         [

@@ -1,4 +1,4 @@
-"""What a user chooses: `precision` and `options` of `ortolan.export`."""
+"""The user's choices: `precision` and `options` of `ortolan.export`."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

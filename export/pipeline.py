@@ -80,7 +80,7 @@ def export(
         out: folder of the bundle.
         precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`.
         device: target device.
-        calibration: file to calibrate and judge with. By default the checkpoint's own
+        calibration: file to calibrate and measure quality with. By default the checkpoint's own
             (`own_calibration`); without one, the model writes its calibration data
             (`inputs.synthetic`).
         max_context: longest context in tokens; by default the model's own, or the longest that
@@ -121,7 +121,7 @@ def export(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """What the steps of one export work on; each step returns a new one.
+    """State of one export; each step returns a new one.
 
     Attributes:
         folder: where the bundle is built.
@@ -129,7 +129,7 @@ class Job:
         plan: resolved settings.
         data: calibration file, if any.
         inputs: cut from `data`, or written by the model, to calibrate on.
-        graphs: tidied, by role; none before they are traced.
+        graphs: tidied graphs by role; empty before tracing.
         progress: called as each step advances.
     """
 
@@ -145,7 +145,7 @@ class Job:
 def _calibration(
     model: Exportable, plan: Plan, calibration: str | Path | None
 ) -> Calibration | None:
-    """The file that was passed, or the checkpoint's own where something is rounded."""
+    """The file that was passed, or the checkpoint's own if the plan rounds any weight."""
     file = own_calibration(model) if calibration is None else Path(calibration)
     if file is None or (calibration is None and not plan.rounds):
         return None
@@ -194,7 +194,7 @@ def _build(job: Job) -> None:
 
 
 def _reference(job: Job) -> Certificate:
-    """What PyTorch computes for the probes, and the limits for the bundle."""
+    """PyTorch's outputs for the probes, and the bundle's limits."""
     options = job.plan.options
     return certify(
         job.model,
@@ -251,7 +251,7 @@ def _needs_inputs(job: Job) -> bool:
 
 
 def _write_draft(job: Job, folder: Path) -> None:
-    """Write an 8-bit CPU bundle of the same model: quick to make, and never proven."""
+    """Write an 8-bit CPU bundle of the same model: quick to make, and not verified."""
     plan = draft_of(job.plan)
     # Nothing encodes text with the draft or asks for its source.
     model = replace(job.model, companions={}, sha256=lambda: "0" * 64)

@@ -62,7 +62,7 @@ class Product:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the call of an input returned.
+    """The result of the call for one input.
 
     Attributes:
         index: of the input.

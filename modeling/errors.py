@@ -1,4 +1,4 @@
-"""What modeling raises on purpose.
+"""Errors of modeling.
 
 OrtolanError
 └── ModelingError

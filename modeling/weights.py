@@ -174,7 +174,7 @@ class Piece(NamedTuple):
         return {self.name: self.published_shape(ours)}
 
     def renamed(self, names: Mapping[str, str]) -> "Piece":
-        """The same piece with names of the checkpoint in place of names of the table."""
+        """Return the piece under the checkpoint's name instead of the table's."""
         return self._replace(name=names.get(self.name, self.name))
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:

@@ -177,7 +177,7 @@ class Flow:
         return {name: named[name] for name in names if name in named}
 
     def _folded(self, node: fx.Node, arguments: Mapping[str, Any]) -> Tensor | None:
-        """What a node computes from constants alone, if that is small."""
+        """The value of a node that depends only on constants, if it is small."""
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return None

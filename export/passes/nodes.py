@@ -1,4 +1,4 @@
-"""What passes share: a walk over the nodes of some operators, and the insertion of new ones."""
+"""Shared by passes: a walk over the nodes of some operators, and the insertion of new ones."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

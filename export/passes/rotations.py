@@ -51,7 +51,7 @@ class Rotation:
 
 
 class Reading(NamedTuple):
-    """What a map computes: `scale * rotation(x[..., first : first + N])`.
+    """The rotation that a map computes: `scale * rotation(x[..., first : first + N])`.
 
     Attributes:
         first: first of the input channels that it selects.
@@ -136,7 +136,7 @@ def _first_channel(vectors: TokenMap, width: int) -> int | None:
 
 
 def _head(vectors: TokenMap, first: int, head_dim: int) -> Array:
-    """What the unit vectors of the first head become at the second position, `(D, D)`."""
+    """The images of the first head's unit vectors at the second position, `(D, D)`."""
     x = np.zeros((head_dim, 1, vectors.width), np.float32)
     x[np.arange(head_dim), 0, first + np.arange(head_dim)] = 1
     return vectors(x, [2] * head_dim)[:, 0, :head_dim]

@@ -131,7 +131,7 @@ def certify(
 
 
 def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surroundings:
-    """What the bundle must contain besides the model."""
+    """Files and values that the bundle must contain besides the model."""
     return Surroundings(
         meanings=meanings_sha256(
             context_length=model.context_length,

@@ -29,7 +29,7 @@ TOKENS = 3
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """What a module carries from step to step, and the size of its vocabulary.
+    """The states that a module carries from step to step, and the size of its vocabulary.
 
     Attributes:
         layers: attention of each layer with keys, by its number.

@@ -39,7 +39,7 @@ class _Owner(NamedTuple):
 
 @dataclass(slots=True)
 class _Body:
-    """What a block owns.
+    """The part of a graph that a block owns.
 
     Attributes:
         nodes: in order, with the marks.
@@ -80,7 +80,7 @@ def repeat(
 
 
 def _bodies(graph: ir.Graph, stacks: Mapping[str, str]) -> Mapping[_Owner, _Body]:
-    """What each block owns.
+    """Find the part that each block owns.
 
     Raises:
         UnlikeBlocksError: something depends on two blocks; see `repeat`.

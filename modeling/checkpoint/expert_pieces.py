@@ -45,7 +45,7 @@ class OneExpert(NamedTuple):
         return dict.fromkeys(self.names, (self.height, *ours[2:]))
 
     def renamed(self, names: Mapping[str, str]) -> "OneExpert":
-        """The same piece with names of the checkpoint in place of names of the table."""
+        """Return the piece under the checkpoint's name instead of the table's."""
         return self._replace(names=tuple(names.get(name, name) for name in self.names))
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
@@ -73,7 +73,7 @@ class AllExperts(NamedTuple):
         return {self.name: (count, *columns, rows) if self.target.transposed else ours}
 
     def renamed(self, names: Mapping[str, str]) -> "AllExperts":
-        """The same piece with names of the checkpoint in place of names of the table."""
+        """Return the piece under the checkpoint's name instead of the table's."""
         return self._replace(name=names.get(self.name, self.name))
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:

@@ -46,7 +46,7 @@ class Readable(Protocol):
         ...
 
     def renamed(self, names: Mapping[str, str]) -> "Readable":
-        """The same piece with names of the checkpoint in place of names of the table."""
+        """Return the piece under the checkpoint's name instead of the table's."""
         ...
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:

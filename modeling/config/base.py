@@ -1,4 +1,4 @@
-"""What every model has."""
+"""Fields of every model."""
 
 from dataclasses import dataclass
 

@@ -107,7 +107,7 @@ def read_labels(hf: ConfigReader) -> tuple[str, ...]:
 
 
 def read_score_function(hf: ConfigReader, labels: int) -> ScoreFunction:
-    """What turns the logits of a classifier into scores.
+    """The function that turns the logits of a classifier into scores.
 
     `problem_type` decides. Without it, several labels exclude each other, and a single one has a
     probability of its own, unless the checkpoint is a cross-encoder that says otherwise.
@@ -152,7 +152,7 @@ def _check_named_function(hf: ConfigReader, function: ScoreFunction) -> None:
 
 
 def _cross_encoder(hf: ConfigReader) -> ScoreFunction | None:
-    """What sentence-transformers applies to the logits; None where it does not say."""
+    """The function that sentence-transformers applies to the logits, or None."""
     library = hf.nested("sentence_transformers")
     named = None if library is None else library.get("activation_fn", str, None)
     if library is not None:

@@ -63,7 +63,7 @@ class Keys:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecoderFormat:
-    """What the configs of a family mean; the defaults are Llama's.
+    """How the configs of a family are read; the defaults are Llama's.
 
     Attributes:
         keys: names of the sizes.

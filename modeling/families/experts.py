@@ -1,4 +1,4 @@
-"""What configs and checkpoints of mixtures of experts have in common."""
+"""Shared by mixtures of experts: their configs and checkpoints."""
 
 from collections.abc import Container
 from dataclasses import replace
@@ -75,7 +75,7 @@ SIGMOID_WEIGHTS: Table = {
 def with_experts(
     config: DecoderConfig, mixture: MixtureConfig, *, dense: Container[int] = ()
 ) -> DecoderConfig:
-    """A decoder with experts in place of its MLPs, except in the layers of `dense`.
+    """A decoder with experts instead of MLPs, except in the layers of `dense`.
 
     Raises:
         ConfigError: experts do not have its activation.

@@ -1,4 +1,4 @@
-"""What every family provides."""
+"""The data of a model family."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -40,7 +40,7 @@ from ortolan.modeling.weights import Entry, Table, Target
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryBertFormat:
-    """What the configs of one of these families mean.
+    """How the configs of one of these families are read.
 
     Attributes:
         classes: the prefix of the names of its model classes.

@@ -57,7 +57,7 @@ class Pairs:
         equals: between a key and its value.
         next: between a value and the next key.
         last: after the last value.
-        none: in place of all of these if there are no arguments.
+        none: used instead of all of these if there are no arguments.
     """
 
     first: str
@@ -75,7 +75,7 @@ class Frame:
         before: before the first name.
         head: between a name and an object of arguments.
         after: after the last arguments.
-        pairs: in place of `head` if arguments are not an object.
+        pairs: used instead of `head` if arguments are not an object.
         between: between the arguments of a call and the next name; `None` if the model makes one
             call at a time.
     """
@@ -171,7 +171,7 @@ class _Probe:
 
     def _rendered(self, arguments: list[dict[str, Any]]) -> str:
         """The calls as the template shows them, from the first marker on; empty if it does not."""
-        # Mistral's templates require ids of nine letters; Kimi's write the id in place of the name
+        # Mistral's templates require ids of nine letters; Kimi's write the id instead of the name
         for ids in ((ID, "probe4567"), (f"functions.{NAME}:0", f"functions.{NAME}:1")):
             calls = [
                 {"id": call_id, "type": "function", "function": {"name": NAME, "arguments": own}}

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
 CAPACITY_STEP = 256
-"""Tokens of the first capacity; later ones are multiples of it."""
+"""Initial capacity in tokens; later ones are multiples of it."""
 
 GROWTH = 1.5
 """Factor between capacities: copying stays a constant share of the work, waste below half."""
@@ -53,7 +53,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Encoded:
-    """What a decoder reads of its sources.
+    """Encoded sources that a decoder reads.
 
     Attributes:
         lengths: valid tokens of each source, int32 `(sources,)`.
@@ -91,7 +91,7 @@ class Slots:
         states: states of the manifest.
         count: number of slots.
         beams: rows per slot; they are adjacent.
-        context_length: most tokens of a row.
+        context_length: maximum tokens per row.
         identity: fingerprint of the bundle; snapshots of other bundles are rejected.
         reserved: keep growing states in reserved address space, where the system has it. They then
             never move, and a released slot returns its memory, but each page costs a moment when
@@ -99,7 +99,7 @@ class Slots:
 
     Attributes:
         lengths: valid tokens of each row.
-        context_length: most tokens of a row.
+        context_length: maximum tokens per row.
         capacity: tokens that each row has room for.
         replaces: whether any state is replaced; if not, rows can be rewound.
         turn: which of the two buffers of replaced states is read, 0 or 1.
@@ -299,10 +299,10 @@ class Slots:
         return Snapshot(identity=self.identity, length=end - start, buffers=buffers)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
-        """Replace the contents of a row by a snapshot of any slots of the same bundle.
+        """Replace the contents of a row with a snapshot of any slots of the same bundle.
 
         Raises:
-            InputError: the snapshot is of another bundle, or of other states.
+            InputError: the snapshot belongs to another bundle, or has other states.
             ContextLengthError: the snapshot exceeds the context.
             MemoryError: there is no memory; nothing has changed.
         """

@@ -48,7 +48,7 @@ class Generator:
     """Sequences that share slots. One thread at a time may use it.
 
     Args:
-        engine: computes.
+        engine: runs the model.
         slots: maximum number of sequences that are computed together; the others wait.
         beams: rows per sequence.
         encode: encodes sources, for an encoder-decoder.
@@ -146,7 +146,7 @@ class Generator:
     def _prefill(self) -> None:
         """Compute the next chunk of the first prompt."""
         slot, sequence = self._scheduler.next_prompt()
-        begun_at, prompt = time.monotonic(), sequence.request.prompt
+        started_at, prompt = time.monotonic(), sequence.request.prompt
         conversation, slots = sequence.request.conversation, self._runner.slots
         start = slots.lengths[slot]
         if start == 0 and self._prefixes is not None:
@@ -164,7 +164,7 @@ class Generator:
                 self._prefixes.offer(prompt, slots, slot, whole)
         if self._last_prompt is not None:
             self._last_prompt.record(prompt, start, end)
-        sequence.prefill_s += time.monotonic() - begun_at
+        sequence.prefill_s += time.monotonic() - started_at
         sequence.prefilled_tokens = end
         if end == len(prompt):
             self._scheduler.start(slot)
@@ -175,13 +175,13 @@ class Generator:
                 self._leave(sequence)
 
     def _prefill_sources(self, encode: Callable[[Sequence[Any]], Encoded]) -> None:
-        """Encode the sources of all sequences that have just got a slot."""
-        begun_at = time.monotonic()
+        """Encode the sources of all sequences that were just given a slot."""
+        started_at = time.monotonic()
         prefilling = dict(self._scheduler.prefilling)
         encoded = encode([sequence.request.source for sequence in prefilling.values()])
         self._runner.put_sources(list(prefilling), encoded)
         for slot, sequence in prefilling.items():
-            sequence.prefill_s = time.monotonic() - begun_at
+            sequence.prefill_s = time.monotonic() - started_at
             self._scheduler.start(slot)
 
     def _step(self) -> None:
@@ -208,7 +208,7 @@ class Generator:
                 self._leave(sequence)
 
     def _select(self) -> None:
-        """Select the running sequences, those with a draft apart, and find their logits."""
+        """Select the running sequences, separate those with a draft, and find their logits."""
         beams, logits_BV = self._beams, self._runner.logits_BV
         running = sorted(self._scheduler.running.items())
         plain = [(slot, sequence) for slot, sequence in running if sequence.request.draft is None]

@@ -54,7 +54,7 @@ Forced and suppressed tokens are missing: an export puts them into the manifest.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
-    """What a `generation_config.json` recommends.
+    """Settings that a `generation_config.json` recommends.
 
     Attributes:
         sampling: for generation; greedy by default.

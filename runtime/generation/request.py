@@ -56,7 +56,7 @@ _GREEDY, _UNCONSTRAINED = Sampling(), Constraints()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What to generate for one prompt or from one source.
+    """One prompt or source, with everything that controls its generation.
 
     Attributes:
         prompt: token ids to continue, at least one.

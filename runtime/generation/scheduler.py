@@ -88,7 +88,7 @@ class Scheduler(Generic[S]):
         return slot
 
     def next(self) -> Work | None:
-        """What to compute next; `None` if all sequences have ended."""
+        """Choose the next piece of work; `None` if all sequences have ended."""
         if self.prefilling and self.running and not self._prefill_first:
             self._last = "prefill" if self._last == "step" else "step"
         elif self.prefilling:

@@ -53,7 +53,7 @@ _ADVICE = (
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
-    """What the child loads, and its limits.
+    """The bundle that the child loads, and its limits.
 
     Attributes:
         folder: path of the bundle.

@@ -40,7 +40,7 @@ Sums = NDArray[np.float64]
 
 
 class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What each weight computes on this device.
+    """Outputs of each weight on this device.
 
     Attributes:
         products: weights that were multiplied, or whose rows were looked up.
@@ -70,7 +70,7 @@ class WeightsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExpectedWeights:
-    """What the weights of a bundle must compute.
+    """Outputs that the weights of a bundle must have.
 
     Attributes:
         outputs: width of each weight's output, by initializer.

@@ -1,4 +1,4 @@
-"""What an NVIDIA GPU needs to run a bundle, and which parts are present.
+"""Parts that an NVIDIA GPU needs to run a bundle, and which are present.
 
 Looks at files, packages and libraries but loads none, so a complete set-up has still not been
 tried. Imports nothing of the runtime, which needs onnxruntime, so `ortolan doctor` works without.

@@ -34,7 +34,7 @@ INERT = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Mask:
-    """What a token may attend to: itself and earlier tokens.
+    """Which tokens a token may attend to: itself and earlier ones.
 
     Attributes:
         window: number of tokens, itself included; None for all.

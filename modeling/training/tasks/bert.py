@@ -1,4 +1,4 @@
-"""What the tasks of BERT-like encoders share: special tokens, the tokenizer, initial weights."""
+"""Shared by the tasks of BERT-like encoders: special tokens, the tokenizer, initial weights."""
 
 from collections.abc import Sequence
 from pathlib import Path

@@ -27,7 +27,7 @@ def read_stdin() -> str:
 
 
 def read_inputs(manifest: "Manifest", arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, with the lines of standard input in place of `-`.
+    """Return the arguments, with `-` replaced by the lines of standard input.
 
     Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
     """
