@@ -18,10 +18,11 @@ There are three kinds of state, named by how they are updated:
   no part in a step keeps its old value, whatever the graph wrote.
 * `source`: computed once per slot, by the encoder, and only read.
 
-Knows shapes, lengths and memory. Does not know which tokens the rows hold, nor onnxruntime.
+States lie in the memory of a device: `HostStates` on the CPU, `DeviceStates` on a GPU. Sources and
+snapshots are arrays of the host everywhere. Does not know which tokens the rows hold.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -29,11 +30,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.buffers import AddressSpace, Buffer, Layout, allocate, reserve
-from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
+from ortolan.runtime.engine.buffers import Buffer, Layout
+from ortolan.runtime.engine.host_states import HostStates, along, layout
+from ortolan.runtime.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
+    from ortolan.runtime.engine.device_states import DeviceStates, Part
 
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
@@ -42,13 +45,6 @@ CAPACITY_STEP = 256
 
 GROWTH = 1.5
 """Factor between capacities: copying stays a constant share of the work, waste below half."""
-
-
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "float32": np.dtype(np.float32),
-    "float16": np.dtype(np.float16),
-    "int8": np.dtype(np.int8),
-}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,13 +92,12 @@ class Slots:
         reserved: keep growing states in reserved address space, where the system has it. They then
             never move, and a released slot returns its memory, but each page costs a moment when
             first written. Otherwise they are in large pages, and keep them.
+        place: creates the states on a device.
 
     Attributes:
         lengths: valid tokens of each row.
         context_length: maximum tokens per row.
-        capacity: tokens that each row has room for.
         replaces: whether any state is replaced; if not, rows can be rewound.
-        turn: which of the two buffers of replaced states is read, 0 or 1.
         keeps: whether a released slot keeps its memory and its contents.
     """
 
@@ -115,35 +110,40 @@ class Slots:
         beams: int = 1,
         identity: str = "",
         reserved: bool = False,
+        place: "Callable[..., HostStates | DeviceStates]" = HostStates,
     ) -> None:
         self.keeps = False
         self.count, self.beams = count, beams
         self.lengths = [0] * (count * beams)
-        self.capacity = min(CAPACITY_STEP, context_length)
-        self.turn = 0
         self.identity = identity
         self.context_length = context_length
         self._states = tuple(state for state in states if state.update != "source")
         self._source_states = tuple(state for state in states if state.update == "source")
-        self._fixed = [n for n, state in enumerate(self._states) if state.update == "replace"]
+        self._fixed = [state for state in self._states if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
-        self._space: AddressSpace | None = None
-        self._buffers: list[Buffer] = []
-        if reserved:
-            self._reserve_context()
-        if self._space is None:
-            self._buffers = self._allocate(self._states, self.capacity)
-        others = self._allocate([self._states[n] for n in self._fixed], 0) if self._fixed else []
-        self._others = dict(zip(self._fixed, others, strict=True))
+        self._held = place(
+            self._states,
+            rows=count * beams,
+            capacity=min(CAPACITY_STEP, context_length),
+            reserve_to=context_length if reserved else None,
+        )
         self._source: Encoded | None = None
+
+    @property
+    def capacity(self) -> int:
+        """Tokens that each row has room for."""
+        return self._held.capacity
+
+    @property
+    def turn(self) -> int:
+        """Which of the two buffers of replaced states is read, 0 or 1."""
+        return self._held.turn
 
     # --- what a graph is bound to -----------------------------------------------------------------
 
-    def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer, Buffer]]":
+    def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer | Part, Buffer | Part]]":
         """Yield each written state with its input buffer and its output buffer, for some rows."""
-        for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
-            read, other = buffer[rows], self._others.get(number)
-            yield state, read, read if other is None else other[rows]
+        yield from self._held.bound(rows)
 
     def sources(self, slots: slice) -> Encoded | None:
         """Return what the decoder reads of the sources of some slots."""
@@ -158,19 +158,15 @@ class Slots:
             return
         part = set(rows)
         if all(row in part for row, length in enumerate(self.lengths) if length > 0):
-            for number, written in self._others.items():
-                self._buffers[number], self._others[number] = written, self._buffers[number]
-            self.turn ^= 1
-            return
-        for number, written in self._others.items():
-            self._buffers[number][list(rows)] = written[list(rows)]
+            self._held.swap()
+        else:
+            self._held.adopt(rows)
 
     def begin(self, rows: Sequence[int]) -> None:
         """Zero the replaced states of rows that hold no tokens yet."""
-        for number in self._fixed:
-            for row in rows:
-                if self.lengths[row] == 0:
-                    self._buffers[number][row].fill(0)
+        empty = [row for row in rows if self.lengths[row] == 0] if self.replaces else []
+        if empty:
+            self._held.clear(empty)
 
     # --- lengths and memory -----------------------------------------------------------------------
 
@@ -197,22 +193,14 @@ class Slots:
         if length <= self.capacity:
             return
         grown = _round_up(max(length, int(self.capacity * GROWTH)))
-        capacity = min(grown, self.context_length)
-        moved, valid = self._allocate(self._states, capacity), slice(0, max(self.lengths))
-        for state, buffer, larger in zip(self._states, self._buffers, moved, strict=True):
-            part = _along(state, "capacity", valid)
-            larger[part] = buffer[part]
-        self._buffers = moved
-        self.capacity = capacity
+        self._held.grow(min(grown, self.context_length), max(self.lengths))
 
     def release(self, slot: int) -> None:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
-        if self._space is not None and not self.keeps:
-            for state, buffer in zip(self._states, self._buffers, strict=True):
-                if state.update == "append":
-                    self._space.give_back(buffer[rows])
+        if not self.keeps:
+            self._held.release(rows)
 
     def rewind(self, length: int, *, row: int = 0) -> None:
         """Forget the tokens of a row after the first `length`.
@@ -227,7 +215,7 @@ class Slots:
             )
         if 0 < length < self.lengths[row] and self._fixed:
             raise InputError(
-                f"rewind: the state {self._states[self._fixed[0]].name!r} is replaced at every "
+                f"rewind: the state {self._fixed[0].name!r} is replaced at every "
                 "step and cannot be rewound. Rewind to 0, or restore a snapshot."
             )
         self.lengths[row] = length
@@ -239,12 +227,8 @@ class Slots:
             sources: rows to read, before any is written.
             targets: rows to write, as many.
         """
-        read, written = np.asarray(sources), np.asarray(targets)
         lengths = [self.lengths[row] for row in sources]
-        valid = slice(0, max(lengths))
-        for state, buffer in zip(self._states, self._buffers, strict=True):
-            part = buffer if state.update == "replace" else buffer[_along(state, "capacity", valid)]
-            part[written] = part[read]
+        self._held.copy_rows(sources, targets, max(lengths))
         for row, length in zip(targets, lengths, strict=True):
             self.lengths[row] = length
 
@@ -278,7 +262,7 @@ class Slots:
             axis = state.shape.index("source")
             for index, slot in enumerate(slots):
                 values[slot] = 0
-                values[slot][_along(state, "source", slice(0, new.shape[axis]))[1:]] = new[index]
+                values[slot][along(state, "source", slice(0, new.shape[axis]))[1:]] = new[index]
             states.append(values)
         held.lengths[list(slots)] = encoded.lengths
         self._source = Encoded(lengths=held.lengths, states=tuple(states))
@@ -290,12 +274,12 @@ class Slots:
         return self.view(row=row).copy()
 
     def view(self, *, row: int = 0, start: int = 0, end: int | None = None) -> Snapshot:
-        """Return tokens of a row without copying; valid until the row changes.
+        """Return tokens of a row, on the CPU without copying: valid until the row changes.
 
         Replaced states have their current values, whatever `end` says.
         """
         end = self.lengths[row] if end is None else end
-        buffers = self._parts(row, start, end)
+        buffers = self._held.read(row, start, end)
         return Snapshot(identity=self.identity, length=end - start, buffers=buffers)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
@@ -314,38 +298,19 @@ class Slots:
 
     def layout(self, length: int) -> list[Layout]:
         """Return the shape and type of each buffer of a snapshot of `length` tokens."""
-        return [_layout(state, 1, length) for state in self._states]
+        return [layout(state, 1, length) for state in self._states]
 
     @contextmanager
     def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
         """Undo what was appended to a row if the block raises."""
         length = self.lengths[row]
-        fixed = {number: self._buffers[number][row].copy() for number in self._fixed}
+        replaced = self._held.replaced(row)
         try:
             yield
         except BaseException:
             self.lengths[row] = length
-            for number, values in fixed.items():
-                self._buffers[number][row] = values
+            self._held.put_replaced(row, replaced)
             raise
-
-    def _allocate(self, states: "Sequence[State]", capacity: int) -> list[Buffer]:
-        return allocate([_layout(state, len(self.lengths), capacity) for state in states])
-
-    def _reserve_context(self) -> None:
-        """Give the buffers room for the whole context, if the system reserves address space."""
-        rows, capacity = len(self.lengths), self.context_length
-        reservation = reserve([_layout(state, rows, capacity) for state in self._states])
-        if reservation is not None:
-            self._space, self._buffers = reservation
-            self.capacity = capacity
-
-    def _parts(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
-        """The parts of all buffers that hold some tokens of a row; replaced states are whole."""
-        return tuple(
-            buffer[row : row + 1][_along(state, "capacity", slice(start, end))]
-            for state, buffer in zip(self._states, self._buffers, strict=True)
-        )
 
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
         layout = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
@@ -356,25 +321,8 @@ class Slots:
             )
         end = start + snapshot.length
         self.reserve(end)
-        for part, values in zip(self._parts(row, start, end), snapshot.buffers, strict=True):
-            part[...] = values
+        self._held.write(row, start, snapshot.buffers, snapshot.length)
         self.lengths[row] = end
-
-
-def _layout(state: "State", rows: int, capacity: int) -> Layout:
-    if state.dtype not in _DTYPES:
-        raise DeviceError(
-            f"The CPU cannot hold the state {state.name!r}, which is {state.dtype}. "
-            "Run the bundle on the device that it was made for."
-        )
-    sizes = {"batch": rows, "capacity": capacity}
-    shape = tuple(sizes[size] if isinstance(size, str) else size for size in state.shape)
-    return shape, _DTYPES[state.dtype]
-
-
-def _along(state: "State", axis: str, part: slice) -> tuple[slice, ...]:
-    """An index that selects a part of the named axis and all of the others."""
-    return tuple(part if size == axis else slice(None) for size in state.shape)
 
 
 def _has_room(values: NDArray[Any], new: NDArray[Any], count: int) -> bool:

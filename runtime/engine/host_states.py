@@ -1,0 +1,164 @@
+"""Host states: the states of all rows in NumPy arrays, in the memory of the CPU.
+
+`DeviceStates` has the same methods for a GPU; `Slots` works with either.
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.engine.buffers import AddressSpace, Buffer, Layout, allocate, reserve
+from ortolan.runtime.errors import DeviceError
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.manifest import State
+
+__all__ = ["HostStates", "along", "layout"]
+
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "float32": np.dtype(np.float32),
+    "float16": np.dtype(np.float16),
+    "int8": np.dtype(np.int8),
+}
+
+
+class HostStates:
+    """States that grow or are replaced, for a number of rows.
+
+    Args:
+        states: states of the manifest, without those of sources.
+        rows: number of rows.
+        capacity: tokens that each row has room for.
+        reserve_to: reserve address space for this many tokens per row, where the system has it.
+
+    Attributes:
+        capacity: tokens that each row has room for now.
+        turn: which of the two buffers of replaced states is read, 0 or 1.
+    """
+
+    def __init__(
+        self,
+        states: "Sequence[State]",
+        *,
+        rows: int,
+        capacity: int,
+        reserve_to: int | None = None,
+    ) -> None:
+        self.capacity = capacity
+        self.turn = 0
+        self._states = tuple(states)
+        self._rows = rows
+        self._space: AddressSpace | None = None
+        self._buffers: list[Buffer] = []
+        if reserve_to is not None:
+            self._reserve(reserve_to)
+        if self._space is None:
+            self._buffers = self._allocate(self._states, capacity)
+        fixed = [number for number, state in enumerate(states) if state.update == "replace"]
+        others = self._allocate([states[number] for number in fixed], 0) if fixed else []
+        self._others = dict(zip(fixed, others, strict=True))
+
+    def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer, Buffer]]":
+        """Yield each state with its input buffer and its output buffer, for some rows."""
+        for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
+            read, other = buffer[rows], self._others.get(number)
+            yield state, read, read if other is None else other[rows]
+
+    def swap(self) -> None:
+        """Adopt what a step wrote to the replaced states of all rows."""
+        for number, written in self._others.items():
+            self._buffers[number], self._others[number] = written, self._buffers[number]
+        self.turn ^= 1
+
+    def adopt(self, rows: Sequence[int]) -> None:
+        """Adopt what a step wrote to the replaced states of some rows."""
+        for number, written in self._others.items():
+            self._buffers[number][list(rows)] = written[list(rows)]
+
+    def clear(self, rows: Sequence[int]) -> None:
+        """Zero the replaced states of some rows."""
+        for number in self._others:
+            self._buffers[number][list(rows)] = 0
+
+    def grow(self, capacity: int, valid: int) -> None:
+        """Make room for `capacity` tokens per row, and keep the first `valid`.
+
+        Raises:
+            MemoryError: there is no memory; nothing has changed.
+        """
+        larger = self._allocate(self._states, capacity)
+        for state, buffer, new in zip(self._states, self._buffers, larger, strict=True):
+            part = along(state, "capacity", slice(0, valid))
+            new[part] = buffer[part]
+        self._buffers, self.capacity = larger, capacity
+
+    def release(self, rows: slice) -> None:
+        """Return the memory of some rows to the system, if it is reserved address space."""
+        if self._space is not None:
+            for state, buffer in zip(self._states, self._buffers, strict=True):
+                if state.update == "append":
+                    self._space.give_back(buffer[rows])
+
+    def copy_rows(self, sources: Sequence[int], targets: Sequence[int], valid: int) -> None:
+        """Copy the first `valid` tokens of some rows to others, all at once."""
+        read, written = np.asarray(sources), np.asarray(targets)
+        for state, buffer in zip(self._states, self._buffers, strict=True):
+            part = buffer if state.update == "replace" else buffer[_valid(state, valid)]
+            part[written] = part[read]
+
+    def read(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
+        """Return views of some tokens of a row; replaced states are whole."""
+        return tuple(
+            buffer[row : row + 1][along(state, "capacity", slice(start, end))]
+            for state, buffer in zip(self._states, self._buffers, strict=True)
+        )
+
+    def write(self, row: int, start: int, values: Sequence[Buffer], length: int) -> None:
+        """Write `length` tokens to a row, from `start` on; replaced states are whole."""
+        for part, new in zip(self.read(row, start, start + length), values, strict=True):
+            part[...] = new
+
+    def replaced(self, row: int) -> list[NDArray[Any]]:
+        """Return a copy of the replaced states of a row."""
+        return [self._buffers[number][row].copy() for number in self._others]
+
+    def put_replaced(self, row: int, values: list[NDArray[Any]]) -> None:
+        """Set the replaced states of a row to a copy of them."""
+        for number, value in zip(self._others, values, strict=True):
+            self._buffers[number][row] = value
+
+    def _allocate(self, states: "Sequence[State]", capacity: int) -> list[Buffer]:
+        return allocate([layout(state, self._rows, capacity) for state in states])
+
+    def _reserve(self, capacity: int) -> None:
+        reservation = reserve([layout(state, self._rows, capacity) for state in self._states])
+        if reservation is not None:
+            self._space, self._buffers = reservation
+            self.capacity = capacity
+
+
+def layout(state: "State", rows: int, capacity: int) -> Layout:
+    """Shape and type of a state of some rows, as an array of the host.
+
+    Raises:
+        DeviceError: NumPy has no such type.
+    """
+    if state.dtype not in _DTYPES:
+        raise DeviceError(
+            f"The CPU cannot hold the state {state.name!r}, which is {state.dtype}. "
+            "Run the bundle on the device that it was made for."
+        )
+    sizes = {"batch": rows, "capacity": capacity}
+    shape = tuple(sizes[size] if isinstance(size, str) else size for size in state.shape)
+    return shape, _DTYPES[state.dtype]
+
+
+def along(state: "State", axis: str, part: slice) -> tuple[slice, ...]:
+    """An index that selects a part of the named axis and all of the others."""
+    return tuple(part if size == axis else slice(None) for size in state.shape)
+
+
+def _valid(state: "State", length: int) -> tuple[slice, ...]:
+    return along(state, "capacity", slice(0, length))
