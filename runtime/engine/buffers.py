@@ -15,12 +15,13 @@ import mmap
 import sys
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["AddressSpace", "Buffer", "Layout", "allocate", "reserve", "reserved"]
+__all__ = ["AddressSpace", "Buffer", "Layout", "Snapshot", "allocate", "reserve", "reserved"]
 
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
 
@@ -32,6 +33,26 @@ _ALIGNMENT = 64
 
 _NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 """Python exports it since 3.13; the number is the same on every Linux that onnxruntime supports."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Snapshot:
+    """The states of consecutive tokens of a row: all of them, or a part.
+
+    Attributes:
+        identity: fingerprint of the bundle that computed them.
+        length: number of tokens.
+        buffers: one per `append` or `replace` state, in their order; batch is 1, capacity is
+            `length`. Replaced states have their values after the last of the tokens.
+    """
+
+    identity: str
+    length: int
+    buffers: tuple[Buffer, ...]
+
+    def copy(self) -> "Snapshot":
+        """Return a copy that shares no memory."""
+        return replace(self, buffers=tuple(buffer.copy() for buffer in self.buffers))
 
 
 class AddressSpace:

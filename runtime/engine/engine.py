@@ -6,7 +6,7 @@ the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
 
 import threading
 from collections.abc import Mapping
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,8 +18,11 @@ from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.device import choose_device
+from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.fork_guard import check_process, guard
-from ortolan.runtime.engine.ort_session import available_providers, open_session
+from ortolan.runtime.engine.host_states import HostStates
+from ortolan.runtime.engine.ort_session import open_session, open_small
+from ortolan.runtime.engine.providers import memory_name, obstacle
 from ortolan.runtime.engine.slots import Encoded, Slots
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import InputError
@@ -64,7 +67,7 @@ class Engine:
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
-        choice = choose_device(device, bundle.manifest.devices, available_providers())
+        choice = choose_device(device, bundle.manifest.devices, obstacle)
         self.device, self.device_reason = choice.device, choice.reason
         self.threads = chosen_threads(threads, bundle.manifest)
         self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
@@ -77,10 +80,15 @@ class Engine:
         is_copied = bundle.kept is not None
         whole = bundle.keeping(weights=True) if is_copied else bundle
         self._sessions = {
-            role: open_session(whole, role, self.threads, packed)
+            role: open_session(whole, role, self.threads, packed, self.device)
             for role in graphs
             if is_copied or role != MAPS_ROLE
         }
+        self._copier = None
+        if self.device != "cpu":
+            written = [s for s in bundle.manifest.states if s.update != "source"]
+            open_graph = partial(open_small, device=self.device)
+            self._copier = Copier(written, memory_name(self.device), open_graph)
         del whole
         if is_copied or packed is not None:
             return_free_memory()
@@ -95,6 +103,11 @@ class Engine:
     def identity(self) -> str:
         """Fingerprint of the bundle; any other weight, graph or token changes it."""
         return fingerprint(self.manifest)
+
+    @property
+    def is_on_host(self) -> bool:
+        """Whether states lie in the memory of the CPU."""
+        return self._copier is None
 
     @cached_property
     def depends_on_chunks(self) -> bool:
@@ -134,6 +147,7 @@ class Engine:
             context_length=self.manifest.context_length,
             identity=self.identity,
             reserved=reserved,
+            place=HostStates if self._copier is None else partial(DeviceStates, self._copier),
         )
 
     @property
@@ -217,7 +231,7 @@ class Engine:
         with self._lock:
             if MAPS_ROLE in self.manifest.graphs and MAPS_ROLE not in self._sessions:
                 self.check_process()
-                session = open_session(self._bundle, MAPS_ROLE, self.threads, None)
+                session = open_session(self._bundle, MAPS_ROLE, self.threads, None, self.device)
                 # a new dictionary: a fork in another thread may be iterating over the old one
                 self._sessions = {**self._sessions, MAPS_ROLE: session}
 

@@ -3,7 +3,7 @@
 `DeviceStates` has the same methods for a GPU; `Slots` works with either.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -65,6 +65,10 @@ class HostStates:
         for number, (state, buffer) in enumerate(zip(self._states, self._buffers, strict=True)):
             read, other = buffer[rows], self._others.get(number)
             yield state, read, read if other is None else other[rows]
+
+    def around(self, rows: slice, call: Callable[[], None]) -> Callable[[], None]:
+        """Return a call for some rows unchanged: it is bound to them in place."""
+        return call
 
     def swap(self) -> None:
         """Adopt what a step wrote to the replaced states of all rows."""

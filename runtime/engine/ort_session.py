@@ -15,27 +15,20 @@ from ortolan.runtime.bundle.interface import check_names
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import Graph
 from ortolan.runtime.engine.attention_kernels import whole_scores
+from ortolan.runtime.engine.providers import check_started, ort, use_device
 from ortolan.runtime.engine.threads import is_small_translator, step_threads
-from ortolan.runtime.errors import ComputeError, GraphError, MissingExtraError
+from ortolan.runtime.errors import ComputeError, DeviceError, GraphError
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
 
-try:
-    import onnxruntime as ort  # type: ignore[import-untyped]
-except ImportError as error:
-    raise MissingExtraError(
-        'ortolan.runtime needs onnxruntime. Run: pip install "ortolan[cpu]"'
-    ) from error
-
 __all__ = [
     "OrtSession",
-    "available_providers",
     "onnxruntime_version",
     "open_part",
     "open_session",
+    "open_small",
     "save_packed",
-    "share",
 ]
 
 _ERRORS_ONLY = 3
@@ -71,15 +64,13 @@ def onnxruntime_version() -> str:
     return str(ort.__version__)
 
 
-def available_providers() -> tuple[str, ...]:
-    """Execution providers of the installed onnxruntime, best first; they may not work here."""
-    return tuple(ort.get_available_providers())
-
-
-def open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None") -> OrtSession:
+def open_session(
+    bundle: Bundle, role: str, threads: int, packed: "Packed | None", device: str = "cpu"
+) -> OrtSession:
     """Open the graph with this role, and check the names of its inputs and outputs.
 
     Raises:
+        DeviceError: the device did not start.
         GraphError: onnxruntime cannot load the graph, or a name does not match the manifest.
     """
     graph = bundle.manifest.graphs[role]
@@ -93,7 +84,9 @@ def open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None
     is_tiled = (role != ENCODER and is_small_translator(bundle.manifest)) or any(
         state.dtype == "int8" for state in bundle.manifest.states
     )
-    session = _load(graph.file, data, _options(bundle, threads=threads), is_tiled=is_tiled)
+    session = _load(
+        graph.file, data, _options(bundle, threads=threads), is_tiled=is_tiled, device=device
+    )
     check_names(
         role,
         bundle.manifest,
@@ -104,7 +97,7 @@ def open_session(bundle: Bundle, role: str, threads: int, packed: "Packed | None
 
 
 def open_part(
-    bundle: Bundle, graph: bytes, *, threads: int
+    bundle: Bundle, graph: bytes, *, threads: int, device: str = "cpu"
 ) -> Callable[[Mapping[str, NDArray[Any]]], dict[str, NDArray[Any]]]:
     """Open a graph cut from one of the bundle's graphs, and return a function that runs it.
 
@@ -112,11 +105,13 @@ def open_part(
         bundle: holds the weights.
         graph: serialized ModelProto.
         threads: threads within one operator.
+        device: where it computes.
 
     Raises:
+        DeviceError: the device did not start.
         GraphError: onnxruntime cannot load the graph.
     """
-    session = _load("a part of a graph", graph, _options(bundle, threads=threads))
+    session = _load("a part of a graph", graph, _options(bundle, threads=threads), device=device)
     names = [output.name for output in session.get_outputs()]
     return lambda inputs: dict(zip(names, session.run(names, dict(inputs)), strict=True))
 
@@ -149,9 +144,16 @@ def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> 
     return path
 
 
-def share(array: NDArray[Any]) -> Any:
-    """Return an OrtValue over the memory of an array."""
-    return ort.OrtValue.ortvalue_from_numpy(array)
+def open_small(graph: bytes, device: str) -> OrtSession:
+    """Open a graph without weights on a device.
+
+    Raises:
+        DeviceError: the device did not start.
+        GraphError: onnxruntime cannot load the graph.
+    """
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    return _load("a graph of copies", graph, options, device=device)
 
 
 def _options(bundle: Bundle, *, threads: int) -> Any:
@@ -174,12 +176,17 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
     return options
 
 
-def _load(name: str, data: bytes, options: Any, *, is_tiled: bool = False) -> OrtSession:
+def _load(
+    name: str, data: bytes, options: Any, *, is_tiled: bool = False, device: str = "cpu"
+) -> OrtSession:
     try:
+        providers = use_device(options, device)
         with nullcontext() if is_tiled else whole_scores():
-            return OrtSession(
-                data, options, ["CPUExecutionProvider"], disabled_optimizers=_SLOW_FUSIONS
-            )
+            session = OrtSession(data, options, providers, disabled_optimizers=_SLOW_FUSIONS)
+        check_started(session, device)
+        return session
+    except DeviceError:
+        raise
     except Exception as error:  # onnxruntime's own error classes have no common base
         raise GraphError(
             f"{name}: onnxruntime {ort.__version__} cannot load this graph: {_first_line(error)}. "

@@ -18,7 +18,7 @@ neither earlier chunks nor other rows can change it.
 Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
-from ortolan.runtime.engine.ort_session import share
+from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import NumericError
 
@@ -382,19 +382,26 @@ class Runner:
         self._engine.check_process()
         *feeds, logits = feeds_and_logits
         binding = session.io_binding()
-        for name, array in zip(STEP_INPUTS, feeds, strict=True):
-            binding.bind_ortvalue_input(name, share(array))
+        inputs = {name: share(array) for name, array in zip(STEP_INPUTS, feeds, strict=True)}
+        for name, value in inputs.items():
+            binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))
         for state, read, written in self.slots.bound(rows):
-            shared = share(read)
-            binding.bind_ortvalue_input(state.input, shared)
-            binding.bind_ortvalue_output(
-                state.output, shared if written is read else share(written)
-            )
+            bind_state(binding, state, read, written)
         beams = self.slots.beams
         source = self.slots.sources(slice(rows.start // beams, -(-rows.stop // beams)))
         if source is not None:
             binding.bind_ortvalue_input(SOURCE_LENGTHS, share(source.lengths))
             for state, values in zip(self._engine.source_states, source.states, strict=True):
                 binding.bind_ortvalue_input(state.input, share(values))
-        return partial(session.run_with_iobinding, binding)
+        run = partial(session.run_with_iobinding, binding)
+        if not self._engine.is_on_host:
+            run = partial(_fed, binding, inputs, run)
+        return self.slots.around(rows, run)
+
+
+def _fed(binding: Any, inputs: Mapping[str, Any], run: Callable[[], None]) -> None:
+    """Run with the present contents of the inputs: binding copies them to the device."""
+    for name, value in inputs.items():
+        binding.bind_ortvalue_input(name, value)
+    run()

@@ -24,13 +24,13 @@ snapshots are arrays of the host everywhere. Does not know which tokens the rows
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.engine.buffers import Buffer, Layout
+from ortolan.runtime.engine.buffers import Buffer, Layout, Snapshot
 from ortolan.runtime.engine.host_states import HostStates, along, layout
 from ortolan.runtime.errors import ContextLengthError, InputError
 
@@ -58,26 +58,6 @@ class Encoded:
 
     lengths: NDArray[np.int32]
     states: tuple[NDArray[Any], ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """The states of consecutive tokens of a row: all of them, or a part.
-
-    Attributes:
-        identity: fingerprint of the bundle that computed them.
-        length: number of tokens.
-        buffers: one per `append` or `replace` state, in their order; batch is 1, capacity is
-            `length`. Replaced states have their values after the last of the tokens.
-    """
-
-    identity: str
-    length: int
-    buffers: tuple[Buffer, ...]
-
-    def copy(self) -> "Snapshot":
-        """Return a copy that shares no memory."""
-        return replace(self, buffers=tuple(buffer.copy() for buffer in self.buffers))
 
 
 class Slots:
@@ -144,6 +124,10 @@ class Slots:
     def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer | Part, Buffer | Part]]":
         """Yield each written state with its input buffer and its output buffer, for some rows."""
         yield from self._held.bound(rows)
+
+    def around(self, rows: slice, call: Callable[[], None]) -> Callable[[], None]:
+        """Return a call that makes this one on the states of some rows, wherever they lie."""
+        return self._held.around(rows, call)
 
     def sources(self, slots: slice) -> Encoded | None:
         """Return what the decoder reads of the sources of some slots."""

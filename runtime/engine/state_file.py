@@ -20,7 +20,7 @@ import struct
 from collections.abc import Iterator, Sequence
 from math import prod
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import msgspec
 import numpy as np
@@ -29,8 +29,11 @@ from numpy.typing import NDArray
 
 from ortolan import files
 from ortolan.runtime import limits
-from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.engine.buffers import Snapshot
 from ortolan.runtime.errors import StateFileError
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.slots import Slots
 
 __all__ = ["VERSION", "file_size", "read_states", "write_states"]
 
@@ -113,7 +116,7 @@ def file_size(states: Snapshot, *, after: str = "") -> int:
     return _CONTENT_AT + len(_header_text(states, after)) + sum(map(_padded, sizes))
 
 
-def read_states(path: Path, slots: Slots, *, after: str = "") -> tuple[list[int], Snapshot]:
+def read_states(path: Path, slots: "Slots", *, after: str = "") -> tuple[list[int], Snapshot]:
     """Read a state file.
 
     Args:
@@ -176,7 +179,7 @@ def _decoded(path: Path, text: bytes) -> _Header:
 
 
 def _placed(
-    path: Path, header: _Header, content: NDArray[np.uint8], slots: Slots, after: str
+    path: Path, header: _Header, content: NDArray[np.uint8], slots: "Slots", after: str
 ) -> tuple[list[int], Snapshot]:
     """Cut the content into ids and buffers, if it belongs to these slots."""
     if header.identity != slots.identity:

@@ -24,6 +24,7 @@ from ortolan.runtime import limits
 __all__ = [
     "RefusedError",
     "check_count",
+    "message_of",
     "parse_function",
     "parse_model",
     "text",
@@ -149,6 +150,11 @@ def parse_model(data: bytes) -> Any:
     """
     _check_field_count(data)
     return _parse("Model", data)
+
+
+def message_of(name: str) -> Any:
+    """Return an empty message, such as `Model`."""
+    return _CLASSES[name]()
 
 
 def parse_function(data: bytes) -> Any:

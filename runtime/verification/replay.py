@@ -17,7 +17,8 @@ from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.ort_session import available_providers, onnxruntime_version
+from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import obstacle
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
@@ -70,13 +71,16 @@ def verify(
     started, before = time.monotonic(), stamps(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read_certificate(bundle)
-    choose_device(device, bundle.manifest.devices, available_providers())
+    chosen = choose_device(device, bundle.manifest.devices, obstacle)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
     weights = check_weights(
-        bundle, certificate.weights, threads=chosen_threads(threads, bundle.manifest)
+        bundle,
+        certificate.weights,
+        threads=chosen_threads(threads, bundle.manifest),
+        device=chosen.device,
     )
     _check_memory(bundle, certificate)
     surroundings = _check_surroundings(bundle, certificate)

@@ -43,13 +43,16 @@ _LOOKED_UP = 1 << 22
 """Numbers of a table in memory at once."""
 
 
-def check_weights(bundle: Bundle, expected: ExpectedWeights, *, threads: int) -> WeightsReport:
+def check_weights(
+    bundle: Bundle, expected: ExpectedWeights, *, threads: int, device: str = "cpu"
+) -> WeightsReport:
     """Compute with each weight of a bundle alone, one at a time in memory.
 
     Args:
         bundle: its files were checked.
         expected: from its certificate.
         threads: within one operator.
+        device: where its products are computed.
 
     Raises:
         CertificateError: the certificate lacks a tensor that the graphs read.
@@ -62,7 +65,8 @@ def check_weights(bundle: Bundle, expected: ExpectedWeights, *, threads: int) ->
     _check_complete(tensors, read, {product.weight for product in all_products}, expected)
     wrong, largest, bound = [], 0.0, 0.0
     for product in all_products:
-        error, most = _error(bundle, product, *sums[product.weight], threads), BOUNDS[product.dtype]
+        run = open_part(bundle, product.graph, threads=threads, device=device)
+        error, most = _error(product, *sums[product.weight], run), BOUNDS[product.dtype]
         largest, bound = max(largest, error), max(bound, most)
         if not error <= most:
             wrong.append(product.weight)
@@ -103,15 +107,13 @@ def _check_complete(
 
 
 def _error(
-    bundle: Bundle,
     product: Product,
     sums_RS: NDArray[np.float32],
     sizes_S: NDArray[np.float32],
-    threads: int,
+    run: Callable[[Any], dict[str, NDArray[Any]]],
 ) -> float:
     """Return the largest error of a weight, relative to the sum of absolute products."""
     x_RK = probe_vectors(product.inputs, whole_range=product.whole_range)
-    run = open_part(bundle, product.graph, threads=threads)
     largest = 0.0
     for rows, outputs_RN in _outputs(product, x_RK, run):
         if outputs_RN.shape[1] != product.outputs or not np.isfinite(outputs_RN).all():

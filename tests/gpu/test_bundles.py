@@ -17,7 +17,7 @@ from ortolan.export.proof.certificate import THRESHOLDS
 from ortolan.modeling import load as load_module
 from ortolan.runtime import Bundle, Decoder, DeviceError, verify
 from ortolan.runtime.engine.device import choose_device
-from ortolan.runtime.engine.ort_session import available_providers
+from ortolan.runtime.engine.providers import available_providers
 
 Numbers = NDArray[np.float32]
 

@@ -9,7 +9,7 @@ from tests.runtime import tiny_bundle
 from ortolan.runtime import DeviceError, load
 from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.engine.ort_session import available_providers
+from ortolan.runtime.engine.providers import available_providers
 
 pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("cuda")]
 

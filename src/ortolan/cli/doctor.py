@@ -95,7 +95,7 @@ def _devices() -> dict[str, str]:
     """Execution providers of onnxruntime, and GPUs that the driver reports."""
     facts = {"onnxruntime-gpu": installed_version("onnxruntime-gpu") or "missing"}
     try:
-        from ortolan.runtime.engine.ort_session import available_providers
+        from ortolan.runtime.engine.providers import available_providers
 
         facts["providers"] = ", ".join(available_providers())
     except ImportError as error:

@@ -1,0 +1,191 @@
+"""Execution providers of onnxruntime: what computes on a device, and what keeps it from working.
+
+    device   provider                  package
+    cpu      CPUExecutionProvider      onnxruntime
+    webgpu   WebGpuExecutionProvider   onnxruntime-ep-webgpu: any GPU with Vulkan, D3D12 or Metal
+    cuda     CUDAExecutionProvider     onnxruntime-gpu
+
+WebGPU is a plugin: a library that is registered once per process and finds its GPUs itself.
+
+onnxruntime computes on the CPU without a word if a provider cannot start. So every new session is
+checked (`check_started`), and `obstacle` starts one with a single node.
+"""
+
+import threading
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from numpy.typing import NDArray
+
+from ortolan.cuda_setup import INSTALL, missing_part
+from ortolan.runtime.engine.device import kind_of
+from ortolan.runtime.errors import DeviceError, MissingExtraError
+from ortolan.runtime.graph.small_model import Node, write_model
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.manifest import State
+
+try:
+    import onnxruntime as ort  # type: ignore[import-untyped]
+except ImportError as error:
+    raise MissingExtraError(
+        'ortolan.runtime needs onnxruntime. Run: pip install "ortolan[cpu]"'
+    ) from error
+
+__all__ = [
+    "allocate_on",
+    "available_providers",
+    "bind_state",
+    "check_started",
+    "memory_name",
+    "obstacle",
+    "ort",
+    "share",
+    "use_device",
+]
+
+PROVIDERS = {
+    "cpu": "CPUExecutionProvider",
+    "webgpu": "WebGpuExecutionProvider",
+    "cuda": "CUDAExecutionProvider",
+}
+
+_MEMORY = {"cpu": "cpu", "webgpu": "gpu", "cuda": "cuda"}
+"""Kinds of memory, as onnxruntime's OrtValues name them."""
+
+_REMEDY = {
+    "webgpu": "Install the driver of the GPU; on Linux also its Vulkan driver and the loader "
+    "(Debian: libvulkan1 mesa-vulkan-drivers); in a container, pass /dev/dri to it.",
+    "cuda": "Run `ortolan doctor`, which lists every part that CUDA needs.",
+}
+
+_ERRORS_ONLY = 3
+
+_lock = threading.Lock()
+
+
+def available_providers() -> tuple[str, ...]:
+    """Execution providers of the installed onnxruntime, best first; they may not work here."""
+    return tuple(ort.get_available_providers())
+
+
+def memory_name(device: str) -> tuple[str, int]:
+    """Kind and index of a device's memory, as onnxruntime names them."""
+    return _MEMORY[kind_of(device)], int(device.partition(":")[2] or 0)
+
+
+def use_device(options: Any, device: str) -> list[Any]:
+    """Make a session with these options compute on a device.
+
+    Args:
+        options: `onnxruntime.SessionOptions`; changed.
+        device: must have no `obstacle`.
+
+    Returns:
+        The providers to pass to the session.
+    """
+    kind, cpu = kind_of(device), PROVIDERS["cpu"]
+    if kind == "webgpu":
+        options.add_provider_for_devices(_webgpus()[:1], {})
+        return []
+    if kind == "cuda":
+        return [(PROVIDERS[kind], {"device_id": str(memory_name(device)[1])}), cpu]
+    return [cpu]
+
+
+def check_started(session: Any, device: str) -> None:
+    """Check that a session computes on its device.
+
+    Raises:
+        DeviceError: its provider could not start, and onnxruntime chose the CPU.
+    """
+    kind = kind_of(device)
+    if PROVIDERS[kind] not in session.get_providers():
+        raise DeviceError(f"device {device!r} did not start. {_REMEDY[kind]}")
+
+
+def obstacle(device: str) -> str | None:
+    """What keeps a device from working here, with a remedy; `None` if nothing does."""
+    kind = kind_of(device)
+    if kind == "cpu":
+        return None
+    if kind not in PROVIDERS:
+        return f"this version of Ortolan does not know {kind}."
+    reason = _missing_webgpu() if kind == "webgpu" else _missing_cuda()
+    return _start(device) if reason is None else reason
+
+
+def allocate_on(array: NDArray[Any], memory: tuple[str, int]) -> Any:
+    """Copy an array to the memory of a device, and return the OrtValue there.
+
+    Raises:
+        MemoryError: the device has no memory for it.
+    """
+    try:
+        return ort.OrtValue.ortvalue_from_numpy(array, *memory)
+    except Exception as error:  # onnxruntime's own error classes have no common base
+        raise MemoryError(f"{memory[0]}: {str(error)[:300]}") from error
+
+
+def share(array: NDArray[Any]) -> Any:
+    """Return an OrtValue over the memory of an array."""
+    return ort.OrtValue.ortvalue_from_numpy(array)
+
+
+def bind_state(binding: Any, state: "State", read: Any, written: Any) -> None:
+    """Bind a state to its buffers: arrays of the host, or parts of buffers on a device."""
+    if isinstance(read, tuple):
+        binding.bind_input(state.input, *read)
+        binding.bind_output(state.output, *written)
+        return
+    shared = share(read)
+    binding.bind_ortvalue_input(state.input, shared)
+    binding.bind_ortvalue_output(state.output, shared if written is read else share(written))
+
+
+def _missing_cuda() -> str | None:
+    part = missing_part()
+    if part is not None:
+        return f"{part.name} is missing. {part.remedy} `ortolan doctor` lists every part."
+    if PROVIDERS["cuda"] not in available_providers():
+        return f"this onnxruntime has no CUDA. Run: {INSTALL}"
+    return None
+
+
+def _missing_webgpu() -> str | None:
+    try:
+        found = _webgpus()
+    except ImportError:
+        return 'onnxruntime-ep-webgpu is not installed. Run: pip install "ortolan[webgpu]"'
+    except Exception as error:  # onnxruntime's own error classes have no common base
+        return f"onnxruntime-ep-webgpu cannot be loaded: {str(error).partition(chr(10))[0][:300]}"
+    return None if found else f"onnxruntime finds no GPU. {_REMEDY['webgpu']}"
+
+
+def _webgpus() -> list[Any]:
+    with _lock:
+        _register_webgpu()
+    return [device for device in ort.get_ep_devices() if device.ep_name == PROVIDERS["webgpu"]]
+
+
+@cache
+def _register_webgpu() -> None:
+    import onnxruntime_ep_webgpu as plugin  # type: ignore[import-not-found]
+
+    ort.register_execution_provider_library("ortolan.webgpu", plugin.get_library_path())
+
+
+def _start(device: str) -> str | None:
+    """Why a session of one node does not start on a device."""
+    options = ort.SessionOptions()
+    options.log_severity_level = _ERRORS_ONLY
+    one_node = write_model(
+        [Node("Abs", ["x"], "y")], inputs={"x": "float32"}, outputs={"y": "float32"}
+    )
+    try:
+        check_started(ort.InferenceSession(one_node, options, use_device(options, device)), device)
+    except DeviceError as error:
+        return str(error)
+    except Exception as error:  # onnxruntime's own error classes have no common base
+        return f"{str(error).partition(chr(10))[0][:300]} {_REMEDY[kind_of(device)]}"
+    return None
