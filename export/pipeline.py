@@ -302,6 +302,8 @@ def _write_files(job: Job, chosen: Chosen | None = None) -> tuple[Stored, Witnes
     else:
         lowered, codes = lower(job.graphs, plan, {}), iter(())
     check_placement(lowered.graphs, plan)
+    weights = DerivedWeights(model.weights, recipes_of(lowered.graphs.values()))
+    model = replace(model, weights=weights)
     witness = Witness(lowered.graphs.values())
     stored = store(
         job.folder,

@@ -43,6 +43,13 @@ DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
         "int8": torch.float16,
         "int4": torch.float16,
     },
+    # Many GPUs compute float16 in no shader, so low-bit weights come with float32.
+    "webgpu": {
+        "fp32": torch.float32,
+        "fp16": torch.float16,
+        "int8": torch.float32,
+        "int4": torch.float32,
+    },
 }
 """Precisions that each device supports, with the type of activations, cache and float weights."""
 
@@ -64,7 +71,7 @@ larger groups (docs/adr/0005)."""
 NARROW_GROUP_SIZE: GroupSize = 32
 """Default group size of short 4-bit rows, which lose most by larger groups (docs/adr/0005)."""
 
-MAX_GROUP_SIZE: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128}
+MAX_GROUP_SIZE: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128, "webgpu": 256}
 """Largest group size that a device has kernels for."""
 
 CALIBRATED_HEAD_BITS: HeadBits = 4
@@ -143,8 +150,8 @@ class Plan:
     @property
     def devices(self) -> tuple[Device, ...]:
         """Devices that run the bundle, the target first."""
-        if self.device == "cuda" and REPLAYED[self.dtype]:
-            return ("cuda", "cpu")
+        if self.device != "cpu" and REPLAYED[self.dtype]:
+            return (self.device, "cpu")
         return (self.device,)
 
     @property

@@ -12,7 +12,7 @@ from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq

@@ -7,6 +7,7 @@ import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.plain_convolutions import PlainConvolutions
+from ortolan.export.passes.plain_products import PlainProducts
 from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.passes.quantize_portable import QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
@@ -61,6 +62,8 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
     for model in models:
         rewrite(model)
         QuantizeExperts(schemes)(model)
+        if plan.device == "webgpu":
+            PlainProducts()(model)
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
 
 

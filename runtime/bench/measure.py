@@ -19,7 +19,7 @@ from ortolan.runtime.bench.cases import Case, cases, check_context
 from ortolan.runtime.bench.figures import CaseResult, Result, case_result, weights
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.session import Session

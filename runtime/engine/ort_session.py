@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "OrtSession",
-    "onnxruntime_version",
     "open_part",
     "open_session",
     "open_small",
@@ -57,11 +56,6 @@ class OrtSession(ort.InferenceSession):  # type: ignore[misc]
             super().run_with_iobinding(*args)
         except Exception as error:
             raise _failed(error) from error
-
-
-def onnxruntime_version() -> str:
-    """Version of the installed onnxruntime."""
-    return str(ort.__version__)
 
 
 def open_session(

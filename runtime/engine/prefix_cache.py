@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ortolan.runtime.engine.attention_kernels import GRID
-from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.engine.prefix_files import PrefixFiles
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.machine.processor import processor_features
 

@@ -39,6 +39,7 @@ __all__ = [
     "check_started",
     "memory_name",
     "obstacle",
+    "onnxruntime_version",
     "ort",
     "share",
     "use_device",
@@ -62,6 +63,11 @@ _REMEDY = {
 _ERRORS_ONLY = 3
 
 _lock = threading.Lock()
+
+
+def onnxruntime_version() -> str:
+    """Version of the installed onnxruntime."""
+    return str(ort.__version__)
 
 
 def available_providers() -> tuple[str, ...]:

@@ -36,7 +36,7 @@ from ortolan.runtime.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.manifest import State
-    from ortolan.runtime.engine.device_states import DeviceStates, Part
+    from ortolan.runtime.engine.device_states import DeviceStates
 
 __all__ = ["CAPACITY_STEP", "Buffer", "Encoded", "Slots", "Snapshot"]
 
@@ -121,7 +121,7 @@ class Slots:
 
     # --- what a graph is bound to -----------------------------------------------------------------
 
-    def bound(self, rows: slice) -> "Iterator[tuple[State, Buffer | Part, Buffer | Part]]":
+    def bound(self, rows: slice) -> "Iterator[tuple[State, Any, Any]]":
         """Yield each written state with its input buffer and its output buffer, for some rows."""
         yield from self._held.bound(rows)
 

@@ -36,7 +36,8 @@ from ortolan.runtime.bundle.packed import (
     Span,
 )
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.ort_session import onnxruntime_version, save_packed
+from ortolan.runtime.engine.ort_session import save_packed
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.graph.schema import RefusedError, parse_model, text

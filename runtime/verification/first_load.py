@@ -20,7 +20,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.engine.memory_plan import check_load, plan_memory, size
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.slots import CAPACITY_STEP
 from ortolan.runtime.errors import FirstLoadError
 from ortolan.runtime.machine.memory import available_memory, free_swap

@@ -14,7 +14,7 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import open_packed
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.errors import FirstLoadError
 from ortolan.runtime.machine.control_groups import read_small

@@ -17,8 +17,7 @@ from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.ort_session import onnxruntime_version
-from ortolan.runtime.engine.providers import obstacle
+from ortolan.runtime.engine.providers import obstacle, onnxruntime_version
 from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import open_tokenizer

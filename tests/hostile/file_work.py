@@ -25,8 +25,8 @@ from ortolan.modeling.training import trainer
 from ortolan.runtime import BundleNotFoundError, StateFileError, open_bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.chat.conversation import Conversation
-from ortolan.runtime.engine.ort_session import onnxruntime_version
 from ortolan.runtime.engine.prefix_files import PrefixFiles
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.pack import write as packing
 

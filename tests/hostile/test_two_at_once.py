@@ -21,7 +21,7 @@ from ortolan.export.errors import OutputError
 from ortolan.export.output import place_of, staged_bundle
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.pack.write import pack
 from ortolan.staging import staged
 

@@ -22,6 +22,7 @@ EXTRAS = {
     "export": ("export checkpoints", ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors")),
     "plot": ("draw attention", ("matplotlib", "onnxruntime")),
     "train": ("train recipes", ("torch", "safetensors", "matplotlib")),
+    "webgpu": ("run bundles on any GPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
     "vision": ("read image files", ("onnxruntime", "pillow")),
 }
 """Extras: what each is for, and its packages."""
@@ -39,7 +40,7 @@ def command(as_json: bool) -> None:
         print_json({"facts": facts, "cuda": [asdict(part) for part in cuda], "advice": advice})
         return
     print_table(list(facts.items()))
-    print("\nfor a bundle on a GPU")
+    print("\nfor a bundle on CUDA")
     print_table(_cuda_rows(cuda))
     print()
     for line in advice or ["Nothing is missing for the CPU."]:
@@ -92,12 +93,14 @@ def _packages() -> dict[str, str]:
 
 
 def _devices() -> dict[str, str]:
-    """Execution providers of onnxruntime, and GPUs that the driver reports."""
+    """Execution providers of onnxruntime, which devices start, and GPUs that the driver reports."""
     facts = {"onnxruntime-gpu": installed_version("onnxruntime-gpu") or "missing"}
     try:
-        from ortolan.runtime.engine.providers import available_providers
+        from ortolan.runtime.engine.providers import PROVIDERS, available_providers, obstacle
 
         facts["providers"] = ", ".join(available_providers())
+        for device in PROVIDERS:
+            facts[f"device {device}"] = obstacle(device) or "works"
     except ImportError as error:
         facts["providers"] = f"none: {' '.join(str(error).split())}"
     tool = shutil.which("nvidia-smi")
@@ -117,7 +120,7 @@ def _cuda_rows(parts: Iterable[Part]) -> list[tuple[str, str]]:
     for part in parts:
         absent = "missing, needed by some models" if part.is_optional else "missing"
         rows.append((f"  {part.name}", part.found or f"{absent}. {part.remedy}"))
-    return [*rows, ("  ortolan", f"{__version__} computes on the CPU only")]
+    return rows
 
 
 def _advice(facts: dict[str, str]) -> list[str]:

@@ -25,7 +25,7 @@ from ortolan.runtime.bundle.packed import (
     find_packed,
     folder_name,
 )
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.graph import rules as onnx_graph
 from ortolan.runtime.pack.write import pack
 

@@ -1,75 +1,66 @@
 import re
-from collections.abc import Callable
 
 import pytest
 
-from ortolan.cuda_setup import Part
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.errors import DeviceError
 
-CPU, CUDA = ("CPUExecutionProvider",), ("CUDAExecutionProvider", "CPUExecutionProvider")
-BOTH = ("cpu", "cuda")
-
-Missing = Callable[[], Part | None]
+ALL = ("cuda", "webgpu", "cpu")
 
 
-def whole() -> None:
-    """A machine with everything that CUDA needs."""
+def works(device: str) -> None:
+    """Every device works."""
 
 
-def without_driver() -> Part:
-    return Part(name="NVIDIA driver", found=None, remedy="Install it.")
+def only_cpu(device: str) -> str | None:
+    return None if device == "cpu" else f"no driver for {device}. Install it."
 
 
-def never() -> Part | None:
+def never(device: str) -> str | None:
     raise AssertionError("the machine was examined")
 
 
 @pytest.mark.parametrize(
-    ("device", "offered", "providers", "missing", "reason"),
+    ("device", "offered", "obstacle", "chosen", "reason"),
     [
-        ("cpu", BOTH, CPU, never, "requested"),
-        ("auto", ("cpu",), CUDA, never, "made for the CPU"),
-        ("auto", BOTH, CPU, without_driver, "NVIDIA driver is missing. Install it."),
-        ("auto", BOTH, CUDA, whole, "on the CPU only"),
+        ("cpu", ALL, works, "cpu", "requested"),
+        ("webgpu", ALL, works, "webgpu", "requested"),
+        ("cuda:1", ALL, works, "cuda:1", "requested"),
+        ("auto", ALL, works, "cuda", "made for cuda, webgpu, cpu"),
+        ("auto", ("webgpu", "cuda"), works, "webgpu", "made for webgpu, cuda"),
+        ("auto", ("webgpu", "cpu"), only_cpu, "cpu", "webgpu: no driver for webgpu. Install it."),
+        ("auto", ("cpu",), works, "cpu", "made for cpu"),
     ],
 )
-def test_the_cpu_is_chosen_with_a_reason(
-    device: str,
-    offered: tuple[str, ...],
-    providers: tuple[str, ...],
-    missing: Missing,
-    reason: str,
+def test_a_device_is_chosen_with_a_reason(
+    device: str, offered: tuple[str, ...], obstacle: object, chosen: str, reason: str
 ) -> None:
-    choice = choose_device(device, offered, providers, missing=missing)
-    assert choice.device == "cpu"
+    choice = choose_device(device, offered, obstacle)  # type: ignore[arg-type]
+    assert choice.device == chosen
     assert reason in choice.reason
 
 
-@pytest.mark.parametrize("device", ["", "gpu", "CPU", "cpu:0", "cuda:", "cuda:x", "cuda:0\n"])
+@pytest.mark.parametrize(
+    "device", ["", "gpu", "CPU", "cpu:0", "webgpu:1", "cuda:", "cuda:x", "cuda:0\n"]
+)
 def test_an_unknown_device_is_an_error_that_names_the_others(device: str) -> None:
-    with pytest.raises(DeviceError, match="auto, cpu, cuda or cuda:N"):
-        choose_device(device, BOTH, CPU, missing=never)
+    with pytest.raises(DeviceError, match="auto, cpu, webgpu, cuda or cuda:N"):
+        choose_device(device, ALL, never)
 
 
 @pytest.mark.parametrize(
-    ("device", "offered", "providers", "missing", "reason"),
+    ("device", "offered", "obstacle", "reason"),
     [
-        ("cpu", ("cuda",), CPU, never, "made for cuda, not for cpu"),
-        ("auto", ("cuda",), CPU, without_driver, "device 'auto': NVIDIA driver"),
-        ("cuda", ("cuda",), CPU, without_driver, "device 'cuda': NVIDIA driver"),
-        ("cuda:1", ("cpu",), CPU, without_driver, "device 'cuda:1': NVIDIA driver"),
-        ("cuda", ("cpu",), CPU, whole, 'pip install "ortolan[cuda]"'),
-        ("cuda", ("cpu",), CUDA, whole, "made for cpu, not for cuda"),
-        ("cuda", BOTH, CUDA, whole, "on the CPU only"),
+        ("cpu", ("cuda",), never, "made for cuda, not for cpu"),
+        ("cuda", ("cpu", "webgpu"), never, "made for cpu, webgpu, not for cuda"),
+        ("webgpu", ("cpu",), never, "made for cpu, not for webgpu"),
+        ("auto", ("cuda",), only_cpu, "device 'auto': cuda: no driver for cuda"),
+        ("cuda:1", ("cuda",), only_cpu, "device 'cuda:1': no driver for cuda:1"),
+        ("webgpu", ALL, only_cpu, "device 'webgpu': no driver for webgpu. Install it."),
     ],
 )
 def test_the_first_obstacle_is_named(
-    device: str,
-    offered: tuple[str, ...],
-    providers: tuple[str, ...],
-    missing: Missing,
-    reason: str,
+    device: str, offered: tuple[str, ...], obstacle: object, reason: str
 ) -> None:
     with pytest.raises(DeviceError, match=re.escape(reason)):
-        choose_device(device, offered, providers, missing=missing)
+        choose_device(device, offered, obstacle)  # type: ignore[arg-type]

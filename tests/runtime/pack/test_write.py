@@ -16,7 +16,8 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import BLOB, Packed, find_packed
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.ort_session import onnxruntime_version, save_packed
+from ortolan.runtime.engine.ort_session import save_packed
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import BundleError
 from ortolan.runtime.pack import write as packing

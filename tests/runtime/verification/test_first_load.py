@@ -26,7 +26,7 @@ from ortolan.runtime import (
 )
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.pack.write import pack
 from ortolan.runtime.verification.first_load import first_load, try_load

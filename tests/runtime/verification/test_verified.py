@@ -10,7 +10,7 @@ from tests.runtime import tiny_decoder
 from ortolan.runtime import FirstLoadError, load, open_bundle, verify
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest_file import encode
-from ortolan.runtime.engine.ort_session import onnxruntime_version
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.verification import verified
 from ortolan.runtime.verification.verified import is_verified, remember, stamps
 
