@@ -54,6 +54,8 @@ class Engine:
         threads: threads within one operator.
         heads: query heads of the widest attention.
         source_states: states that the encoder computes.
+        call_tokens: most new tokens of a call that the device computes right; a `Runner` finds out
+            on a GPU.
         is_stranded: whether this process is a fork of the one that created the engine.
     """
 
@@ -85,9 +87,11 @@ class Engine:
             if is_copied or role != MAPS_ROLE
         }
         self._copier = None
+        self.call_tokens: int | None = bundle.manifest.context_length
         if self.device != "cpu":
             written = [s for s in bundle.manifest.states if s.update != "source"]
             open_graph = partial(open_small, device=self.device)
+            self.call_tokens = None
             self._copier = Copier(written, memory_name(self.device), open_graph)
         del whole
         if is_copied or packed is not None:

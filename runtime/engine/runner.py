@@ -40,6 +40,12 @@ __all__ = ["GRID", "Runner"]
 TOGETHER = 16
 """Most tokens per chunk if the graph takes one at a time; other sequences wait that long."""
 
+CHECKED, SHORT = 96, 16
+"""Tokens that a device computes in one call and in short ones, to compare them."""
+
+LARGEST_ERROR = 0.01
+"""Root mean square of their difference, relative to the standard deviation of the logits."""
+
 WIDE = 32
 """Most tokens of a wide step; beyond this each costs nearly as much as a step."""
 
@@ -98,6 +104,8 @@ class Runner:
         self._rows: list[int] = []
         self._idle: list[int] = []
         self._covered = 0
+        if engine.call_tokens is None:
+            engine.call_tokens = _longest_call(engine)
         self._calls: dict[int, Callable[[], None]] = {}
         self._row_calls: dict[tuple[int, int, int], _Call] = {}
 
@@ -130,6 +138,8 @@ class Runner:
                 logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
             self._token_by_token(row, ids, positions, logits_RV)
             return logits_RV
+        if len(ids) > (self._engine.call_tokens or len(ids)):
+            return self._in_short_calls(row, ids, positions, logits_RV)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         padded_ids, padded_positions = [*ids], [*positions]
         if self._exact:
@@ -162,6 +172,27 @@ class Runner:
         if logits_RV is not None and len(padded_positions) > len(positions):
             logits_RV[...] = result
         return result
+
+    def _in_short_calls(
+        self,
+        row: int,
+        ids: Sequence[int],
+        positions: Sequence[int],
+        logits_RV: NDArray[np.float32] | None,
+    ) -> NDArray[np.float32]:
+        """Run a chunk in calls as long as this device computes right."""
+        self.reserve(self.slots.lengths[row] + len(ids))
+        if logits_RV is None:
+            logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
+        size, wanted = self._engine.call_tokens or len(ids), np.asarray(positions)
+        for start in range(0, len(ids), size):
+            part = ids[start : start + size]
+            inside = (wanted >= start) & (wanted < start + len(part))
+            some = (wanted[inside] - start).tolist() or [len(part) - 1]
+            logits = self.chunk(row, part, positions=some)
+            if inside.any():
+                logits_RV[inside] = logits
+        return logits_RV
 
     def _token_by_token(
         self, row: int, ids: Sequence[int], positions: Sequence[int], logits_RV: NDArray[np.float32]
@@ -398,6 +429,26 @@ class Runner:
         if not self._engine.is_on_host:
             run = partial(_fed, binding, inputs, run)
         return self.slots.around(rows, run)
+
+
+def _longest_call(engine: "Engine") -> int:
+    """Most tokens of a call that a device computes right, tried on this model.
+
+    Attention kernels of WebGPU from 32 new tokens on are wrong on GPUs whose subgroups are narrower
+    than they assume (onnxruntime-ep-webgpu 0.4 with 4 lanes; others were before).
+    """
+    manifest = engine.manifest
+    engine.call_tokens = longest = manifest.context_length
+    size = min(CHECKED, longest)
+    if size <= SHORT or manifest.takes_one or manifest.model_kind.has_encoder:
+        return longest
+    ids = [index % manifest.vocab_size for index in range(size)]
+    whole, parts = Runner(engine, engine.slots()), Runner(engine, engine.slots())
+    got = whole.chunk(0, ids, positions=range(size))
+    engine.call_tokens = SHORT
+    right = parts.chunk(0, ids, positions=range(size))
+    error = np.sqrt(np.mean((got - right) ** 2)) / max(float(right.std(axis=-1).mean()), 1e-6)
+    return longest if error <= LARGEST_ERROR else SHORT
 
 
 def _fed(binding: Any, inputs: Mapping[str, Any], run: Callable[[], None]) -> None:

@@ -109,7 +109,8 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
     """Load a bundle and run a step in a limited subprocess, unless it was verified here.
 
     The memory plan of the bundle bounds the address space, the size of its weights bounds the time,
-    and no file can be written. Only Linux limits memory; Windows limits nothing but time.
+    and no file can be written. Only Linux limits memory; Windows limits nothing but time. A bundle
+    that runs on the CPU too is loaded there: drivers of GPUs need more than these limits.
 
     Args:
         bundle: opened and checked.
@@ -133,7 +134,7 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
     seconds = _seconds(bundle)
     task = Task(
         folder=str(bundle.path),
-        device=device,
+        device="cpu" if "cpu" in bundle.manifest.devices else device,
         packed=None if packed is None else packed.folder,
         memory=_memory(bundle, 0 if packed is None else packed.manifest.blob.size),
         seconds=seconds,

@@ -15,7 +15,9 @@ if TYPE_CHECKING:
 
 bundle = click.argument("bundle", type=click.Path(path_type=Path))
 
-device = click.option("--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda.")
+device = click.option(
+    "--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda."
+)
 
 threads = click.option(
     "--threads",
