@@ -1,9 +1,11 @@
 """Encoders and encoder-decoders of Hugging Face transformers, tiny, with random weights."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
+import transformers
 from tests.modeling.tiny_models import NO_TOKENS, VOCABULARY, reference_model
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -161,6 +163,18 @@ class EncoderCase:
 
     def reference(self) -> PreTrainedModel:
         return reference_model(self.values, architecture=self.architecture, spread=self.spread)
+
+    def write(self, folder: Path) -> PreTrainedModel:
+        """Save the reference model, and return it."""
+        reference = self.reference()
+        reference.save_pretrained(folder)
+        return reference
+
+    def read(self, folder: Path) -> PreTrainedModel:
+        """The model of a folder, as transformers reads it."""
+        kind = getattr(transformers, self.architecture)
+        model: PreTrainedModel = kind.from_pretrained(folder, attn_implementation="eager")
+        return model
 
 
 def t5_case(

@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
 from tests.modeling.tiny_encoders import SEQ2SEQ, EncoderCase, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from torch import Tensor
@@ -21,18 +20,6 @@ CHUNKS = (6, 1, 4)
 """How the first tokens of one text enter the cache; steps of one token follow."""
 
 
-def written(case: EncoderCase, folder: Path) -> PreTrainedModel:
-    reference = case.reference()
-    reference.save_pretrained(folder)
-    return reference
-
-
-def read_by_transformers(case: EncoderCase, folder: Path) -> PreTrainedModel:
-    kind = getattr(transformers, case.architecture)
-    model: PreTrainedModel = kind.from_pretrained(folder, attn_implementation="eager")
-    return model
-
-
 def expected_logits(reference: PreTrainedModel) -> Tensor:
     return reference_output(
         reference,
@@ -45,7 +32,7 @@ def expected_logits(reference: PreTrainedModel) -> Tensor:
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
-    reference = written(SEQ2SEQ[name], tmp_path)
+    reference = SEQ2SEQ[name].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     expected = expected_logits(reference)
     with torch.inference_mode():
@@ -94,7 +81,7 @@ def chunked_logits(module: EncoderDecoderModel, row: int) -> Tensor:
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_path: Path) -> None:
-    written(SEQ2SEQ[name], tmp_path)
+    SEQ2SEQ[name].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     lengths = (5, 9, 2, 7)
     with torch.inference_mode():
@@ -127,7 +114,7 @@ def garbage(cache: list[Memory]) -> list[Memory]:
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> None:
     # As in a beam search: 3 continuations of each source, which is not copied for them.
-    written(SEQ2SEQ[name], tmp_path)
+    SEQ2SEQ[name].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     texts = ragged(*[6] * 12, seed=2).ids.clamp(max=80)
     with torch.inference_mode():
@@ -144,12 +131,12 @@ def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = SEQ2SEQ[name]
-    written(case, tmp_path / "source")
+    case.write(tmp_path / "source")
     module = load(tmp_path / "source", EncoderDecoderModel)
     save(module, tmp_path / "saved")
     again = load(tmp_path / "saved", EncoderDecoderModel)
     assert again.config == module.config
-    expected = expected_logits(read_by_transformers(case, tmp_path / "saved"))
+    expected = expected_logits(case.read(tmp_path / "saved"))
     with torch.inference_mode():
         logits = again(SOURCES.ids, TARGETS, SOURCES.lengths)
         assert_same_logits(logits, expected)
@@ -157,7 +144,7 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
 
 
 def test_shared_tables_are_one(tmp_path: Path) -> None:
-    written(SEQ2SEQ["marian"], tmp_path)
+    SEQ2SEQ["marian"].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     assert module.shared is module.encoder.embedding is module.decoder.embedding
     names = [name for name, _ in module.named_parameters() if "embedding" in name]
@@ -171,19 +158,19 @@ def test_a_base_model_has_a_head_without_bias(base: str, name: str, tmp_path: Pa
     # As facebook/bart-base is published.
     case = SEQ2SEQ[name]
     body = EncoderCase(architecture=base, values=case.values, spread=case.spread)
-    written(body, tmp_path / "source")
+    body.write(tmp_path / "source")
     module = load(tmp_path / "source", EncoderDecoderModel)
     assert module.decoder.head_bias is None
     save(module, tmp_path / "saved")
     assert load(tmp_path / "saved", EncoderDecoderModel).config == module.config
     for folder in ("source", "saved"):
-        expected = expected_logits(read_by_transformers(case, tmp_path / folder))
+        expected = expected_logits(case.read(tmp_path / folder))
         with torch.inference_mode():
             assert_same_logits(module(SOURCES.ids, TARGETS, SOURCES.lengths), expected)
 
 
 def test_a_longer_context_is_reached_by_relative_positions(tmp_path: Path) -> None:
-    reference = written(SEQ2SEQ["t5"], tmp_path)
+    reference = SEQ2SEQ["t5"].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel, max_context=2000)
     assert module.config.decoder.context_length == module.config.encoder.context_length == 2000
     with torch.inference_mode():

@@ -20,7 +20,6 @@ from torch import Tensor
 from ortolan.modeling import ConfigError, EncoderModel
 from ortolan.modeling.config import (
     ClassifierHead,
-    EmbeddingHead,
     Head,
     LanguageModelHead,
     PatchInput,
@@ -76,16 +75,6 @@ def test_a_classifier_equals_the_formula(pooling: Any, activation: Any) -> None:
         out = weight(module, "head.out.weight") @ pooled + weight(module, "head.out.bias")
         rows.append(out)
     assert_close(outputs(module), np.stack(rows))
-
-
-@pytest.mark.parametrize("normalised", [True, False])
-@pytest.mark.parametrize("pooling", ["mean", "first"])
-def test_an_embedding_equals_the_formula(pooling: Any, normalised: bool) -> None:
-    module = with_head(EmbeddingHead(pooling=(pooling,), normalised=normalised))
-    rows = [text[0] if pooling == "first" else text.mean(0) for text in states(module)]
-    rows = [row / np.sqrt(row @ row) for row in rows] if normalised else rows
-    assert_close(outputs(module), np.stack(rows))
-    assert not list(module.head.parameters()) if module.head else False
 
 
 @pytest.mark.parametrize("tied", [True, False])
