@@ -7,22 +7,13 @@ import numpy as np
 import pytest
 import torch
 from tests.modeling.tiny_models import assert_same_logits
-from tests.modeling.training.recipes import IMAGE_CLASSIFICATION, write_recipe
+from tests.modeling.training.recipes import IMAGE_CLASSIFICATION, task_of, write_recipe
 from transformers import AutoModelForImageClassification
 
-from digits.image_classification import (
-    ImageClassificationTask,
-    normalized,
-)
-from ortolan.modeling import ConfigError, EncoderModel, load
+from digits.image_classification import normalized
+from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
-from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.recipe import read_recipe
 from ortolan.modeling.training.trainer import train
-
-
-def task_of(path: Path) -> ImageClassificationTask:
-    return ImageClassificationTask(read_recipe(path), path.parent)
 
 
 def test_pixels_become_channels_from_minus_one_to_one() -> None:
@@ -33,18 +24,16 @@ def test_pixels_become_channels_from_minus_one_to_one() -> None:
 
 
 def test_the_same_seed_gives_the_same_batches(tmp_path: Path) -> None:
-    path = write_recipe(tmp_path, IMAGE_CLASSIFICATION)
-    one, other = (task_of(path).batches() for _ in range(2))
+    one, other = (task_of(tmp_path, IMAGE_CLASSIFICATION).batches() for _ in range(2))
     for _ in range(3):
         for mine, theirs in zip(next(one), next(other), strict=True):
             torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
 def test_only_training_images_are_augmented(tmp_path: Path) -> None:
-    plain = task_of(write_recipe(tmp_path / "plain", IMAGE_CLASSIFICATION))
-    augmented = task_of(
-        write_recipe(tmp_path / "other", IMAGE_CLASSIFICATION, ':read"', ':read"\naugmented = true')
-    )
+    plain = task_of(tmp_path / "plain", IMAGE_CLASSIFICATION)
+    changed = (':read"', ':read"\naugmented = true')
+    augmented = task_of(tmp_path / "other", IMAGE_CLASSIFICATION, *changed)
     torch.testing.assert_close(next(augmented.batches())[0], -next(plain.batches())[0])
     augmented.module.load_state_dict(plain.module.state_dict())
     assert augmented.measure() == plain.measure()
@@ -76,19 +65,3 @@ def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
     images = torch.rand(5, 3, 8, 8, generator=torch.Generator().manual_seed(0)) * 2 - 1
     with torch.inference_mode():
         assert_same_logits(module(images), reference(images).logits)
-
-
-@pytest.mark.parametrize(
-    ("values", "error", "message"),
-    [
-        ('num_channels = 3\nid2label = { 0 = "a", 1 = "b", 2 = "c" }', ConfigError, "2 labels"),
-        ("num_channels = 1", RecipeError, r"\(8, 8, 3\)"),
-    ],
-)
-def test_data_that_does_not_fit_the_model_is_an_error_before_any_work(
-    tmp_path: Path, values: str, error: type[Exception], message: str
-) -> None:
-    recipe = write_recipe(tmp_path, IMAGE_CLASSIFICATION, "num_channels = 3", values)
-    with pytest.raises(error, match=message):
-        train(recipe, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
