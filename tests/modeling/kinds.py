@@ -73,6 +73,11 @@ BLOCKS: dict[str, BlockConfig] = {
     "grouped": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=2)),
     "multi-query": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=1)),
     "softcap": replace(BLOCK, mixer=replace(ATTENTION, softcap=0.8)),
+    "window-of-one": replace(BLOCK, mixer=replace(ATTENTION, sliding_window=1)),
+    "window-grouped": replace(BLOCK, mixer=replace(ATTENTION, sliding_window=3, num_kv_heads=2)),
+    "window-softcap": replace(
+        BLOCK, mixer=replace(ATTENTION, sliding_window=4, num_kv_heads=1, softcap=2.0)
+    ),
     "unbiased": replace(BLOCK, mixer=replace(ATTENTION, qkv_bias=False, out_bias=False)),
     "narrow-values": replace(BLOCK, mixer=replace(ATTENTION, value_dim=3)),
     "wide-values": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH)),

@@ -109,9 +109,6 @@ CASES = {
         )
     ),
     "rope-yarn": Case(values=scaled("yarn", **YARN)),
-    "rope-yarn-untruncated": Case(values=scaled("yarn", truncate=False, **YARN)),
-    "rope-yarn-betas": Case(values=scaled("yarn", beta_fast=4.0, beta_slow=0.5, **YARN)),
-    "rope-yarn-factor": Case(values=scaled("yarn", attention_factor=1.3, **YARN)),
     "rope-yarn-mscale": Case(values=scaled("yarn", mscale=1.5, mscale_all_dim=0.7, **YARN)),
     "rope-dynamic-long": Case(
         values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40},

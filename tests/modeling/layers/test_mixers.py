@@ -1,4 +1,4 @@
-"""Mixers with a memory of fixed size against the formulas, whole and in steps."""
+"""Mixers with a memory of fixed size in steps. For the formulas see families/test_parity.py."""
 
 from collections.abc import Sequence
 
@@ -6,7 +6,6 @@ import pytest
 import torch
 from tests.modeling.kinds import WIDTH, decoder, randomised
 from tests.modeling.mixers import MIXERS, hybrid
-from tests.modeling.plain_mixers import mixed, weights_of
 from torch import Tensor
 
 from ortolan.modeling.errors import ConfigError
@@ -31,16 +30,6 @@ def stream(batch: int = 1) -> Tensor:
 
 def after(length: int, batch: int) -> StepLengths:
     return StepLengths(torch.full((batch,), length - 1), torch.tensor(length))
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_mixer_equals_the_formulas(name: str) -> None:
-    module, x = layer(name), stream()
-    with torch.inference_mode():
-        actual = module(x)[0]
-    expected = torch.from_numpy(mixed(MIXERS[name], weights_of(module), x[0].numpy()))
-    assert expected.std() > 1e-2
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cuts", CUTS)

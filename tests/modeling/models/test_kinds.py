@@ -33,7 +33,14 @@ MIXED = {
     # Features that interact: capped scores with biases, grouped heads with distances.
     f"{positions}-{block}": (POSITIONS[positions], BLOCKS[block])
     for positions in ("relative-bias", "relative-key", "alibi", "rotary")
-    for block in ("grouped", "softcap", "wide-values", "readout-sum", "pre-residual")
+    for block in (
+        "grouped",
+        "softcap",
+        "wide-values",
+        "readout-sum",
+        "pre-residual",
+        "window-softcap",
+    )
 }
 
 CASES: dict[str, tuple[Positions, Blocks]] = {
