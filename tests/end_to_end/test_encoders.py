@@ -36,19 +36,15 @@ ONE_LAYER = {"num_hidden_layers": 1}
 
 CASES = {
     "bert": EncoderCase(
-        architecture="BertForSequenceClassification",
-        values=BERT | THREE_LABELS | {"vocab_size": V} | ONE_LAYER,
+        "BertForSequenceClassification",
+        BERT | THREE_LABELS | {"vocab_size": V} | ONE_LAYER,
     ),
-    "sentences": EncoderCase(architecture="BertModel", values=BERT | {"vocab_size": V} | ONE_LAYER),
-    "distilbert": EncoderCase(
-        architecture="DistilBertModel", values=DISTILBERT | {"vocab_size": V, "n_layers": 1}
-    ),
-    "vit": EncoderCase(
-        architecture="ViTForImageClassification", values=VIT | THREE_LABELS | ONE_LAYER
-    ),
+    "sentences": EncoderCase("BertModel", BERT | {"vocab_size": V} | ONE_LAYER),
+    "distilbert": EncoderCase("DistilBertModel", DISTILBERT | {"vocab_size": V, "n_layers": 1}),
+    "vit": EncoderCase("ViTForImageClassification", VIT | THREE_LABELS | ONE_LAYER),
     "gpt2": EncoderCase(
-        architecture="GPT2LMHeadModel",
-        values={
+        "GPT2LMHeadModel",
+        {
             "model_type": "gpt2",
             "vocab_size": V,
             "n_embd": 32,
@@ -60,8 +56,8 @@ CASES = {
         },
     ),
     "marian": EncoderCase(
-        architecture="MarianMTModel",
-        values=MARIAN
+        "MarianMTModel",
+        MARIAN
         | {"vocab_size": V, "decoder_vocab_size": V, "encoder_layers": 1, "decoder_layers": 1},
     ),
 }

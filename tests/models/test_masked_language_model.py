@@ -72,15 +72,6 @@ def test_other_tokens_stay_and_targets_are_the_hidden_tokens() -> None:
     assert not torch.equal(hidden.ids, ids)
 
 
-def test_masking_is_reproducible() -> None:
-    ids = texts(5, 40)
-    one, same, other = (
-        hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded(seed)) for seed in (1, 1, 2)
-    )
-    assert torch.equal(one.ids, same.ids)
-    assert not torch.equal(one.positions, other.positions)
-
-
 def test_windows_have_special_tokens_at_both_ends() -> None:
     tokens = torch.arange(100, 200, dtype=torch.int32)
     result = windows(tokens, torch.tensor([0, 92]), 10)

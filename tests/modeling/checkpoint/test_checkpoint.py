@@ -242,8 +242,8 @@ def test_nothing_stays_mapped(source: Path) -> None:
 
 
 ROWS = {
-    "packed": EncoderCase(architecture="LlamaForCausalLM", values=LLAMA),
-    "transposed": EncoderCase(architecture="GPT2LMHeadModel", values=GPT2),
+    "packed": EncoderCase("LlamaForCausalLM", LLAMA),
+    "transposed": EncoderCase("GPT2LMHeadModel", GPT2),
     "roberta-masked": ENCODERS["roberta-masked"],
     "vit-classifier": IMAGES["vit-classifier"],
     **{name: SEQ2SEQ[name] for name in ("bart", "t5", "marian")},

@@ -90,7 +90,7 @@ def test_a_language_model_without_modules_is_not_an_encoder(tmp_path: Path) -> N
 
 
 def test_a_gemma_with_two_sided_attention_embeds_texts(tmp_path: Path) -> None:
-    case = EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA)
+    case = EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA)
     reference = case.write(tmp_path)
     write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean",)), 32)
     module = load(tmp_path, EncoderModel)
@@ -103,7 +103,7 @@ def test_a_gemma_with_two_sided_attention_embeds_texts(tmp_path: Path) -> None:
 
 
 def test_padding_beyond_every_window_is_finite(tmp_path: Path) -> None:
-    EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA).write(tmp_path)
+    EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA).write(tmp_path)
     module = load(tmp_path, EncoderModel)
     with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):

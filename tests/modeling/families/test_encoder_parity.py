@@ -113,7 +113,7 @@ def test_labels_keep_their_names_and_order(tmp_path: Path) -> None:
 
 
 def test_the_head_is_that_of_the_architecture(tmp_path: Path) -> None:
-    EncoderCase(architecture="BertForMaskedLM", values=BERT).write(tmp_path)
+    EncoderCase("BertForMaskedLM", BERT).write(tmp_path)
     head = load(tmp_path, EncoderModel).config.head
     assert isinstance(head, LanguageModelHead)
     assert head.tied

@@ -155,7 +155,7 @@ def test_shared_tables_are_one(tmp_path: Path) -> None:
 def test_a_base_model_has_a_head_without_bias(base: str, name: str, tmp_path: Path) -> None:
     # As facebook/bart-base is published.
     case = SEQ2SEQ[name]
-    body = EncoderCase(architecture=base, values=case.values, spread=case.spread)
+    body = EncoderCase(base, case.values, spread=case.spread)
     body.write(tmp_path / "source")
     module = load(tmp_path / "source", EncoderDecoderModel)
     assert module.decoder.head_bias is None
