@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.modeling.steps import after
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -25,7 +26,7 @@ from tests.tiny.modern import MODERN
 from torch import Tensor
 
 from ortolan.modeling import DecoderModel, load
-from ortolan.modeling.layers.cache import StepLengths, empty_cache
+from ortolan.modeling.layers.cache import empty_cache
 
 CHUNKS = (9, 6, 1)
 """Sizes of the first chunks."""
@@ -189,9 +190,6 @@ def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
     steps = length - sum(CHUNKS) - later * LATER
     for size in [*CHUNKS, *[LATER] * later, *[1] * steps]:
         piece, start = ids[:, start : start + size], start + size
-        lengths = StepLengths(
-            torch.tensor([start - 1], dtype=torch.int32), torch.tensor(start, dtype=torch.int32)
-        )
-        logits, cache = module.step(piece, lengths, cache)
+        logits, cache = module.step(piece, after(start), cache)
         pieces.append(logits)
     return torch.cat(pieces, 1)

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from tests.modeling.steps import after, garbage
 from tests.modeling.tiny_encoders import SEQ2SEQ, EncoderCase, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load, save
-from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import CrossCache, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
 
@@ -42,13 +43,6 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
     assert float(expected.std()) > 0.1, "logits that do not discriminate"
 
 
-def steps(*lengths: int) -> StepLengths:
-    return StepLengths(
-        torch.tensor(lengths, dtype=torch.int32) - 1,
-        torch.tensor(max(lengths), dtype=torch.int32),
-    )
-
-
 def cached_logits(module: EncoderDecoderModel) -> Tensor:
     """Logits of all texts, token by token after a cache, their sources encoded once."""
     source = module.source(SOURCES.ids, SOURCES.lengths)
@@ -56,7 +50,7 @@ def cached_logits(module: EncoderDecoderModel) -> Tensor:
     cache = empty_cache(module.config.decoder, batch=batch, capacity=length + 3)
     pieces = []
     for i in range(length):
-        now = steps(*[i + 1] * batch)
+        now = after(*[i + 1] * batch)
         logits, cache = module.step(TARGETS[:, i : i + 1], now, cache, source)
         pieces.append(logits)
     return torch.cat(pieces, 1)
@@ -70,7 +64,7 @@ def chunked_logits(module: EncoderDecoderModel, row: int) -> Tensor:
     cache = empty_cache(module.config.decoder, batch=1, capacity=ids.shape[1])
     pieces, start = [], 0
     for size in [*CHUNKS, *[1] * (ids.shape[1] - sum(CHUNKS))]:
-        now = steps(start + size)
+        now = after(start + size)
         logits, cache = module.step(ids[:, start : start + size], now, cache, source)
         pieces.append(logits)
         start += size
@@ -85,16 +79,16 @@ def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_pat
     with torch.inference_mode():
         whole = module(SOURCES.ids, TARGETS, SOURCES.lengths)
         source = module.source(SOURCES.ids, SOURCES.lengths)
-        cache = garbage(empty_cache(module.config.decoder, batch=4, capacity=16))
-        prompt, cache = module.step(TARGETS[:, :9], steps(*lengths), cache, source)
+        cache = garbage(module.config.decoder, batch=4, capacity=16)
+        prompt, cache = module.step(TARGETS[:, :9], after(*lengths), cache, source)
         new = TARGETS.gather(1, torch.tensor(lengths)[:, None])
-        grown = steps(*(length + 1 for length in lengths))
+        grown = after(*(length + 1 for length in lengths))
         last, _ = module.step(new, grown, cache, source)
         asked = torch.tensor(lengths)[:, None] - 1
         ends, _ = module.step(
             TARGETS[:, :9],
-            steps(*lengths),
-            garbage(empty_cache(module.config.decoder, batch=4, capacity=16)),
+            after(*lengths),
+            garbage(module.config.decoder, batch=4, capacity=16),
             source,
             asked,
         )
@@ -102,11 +96,6 @@ def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_pat
         assert_same_logits(prompt[row, :length], whole[row, :length])
         assert_same_logits(last[row, 0], whole[row, length])
         assert_same_logits(ends[row, 0], whole[row, length - 1])
-
-
-def garbage(cache: list[Memory]) -> list[Memory]:
-    """Buffers whose unwritten places hold numbers that would be noticed."""
-    return [LayerCache(key + 1e4, value - 1e4) for key, value in cache]
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
@@ -121,7 +110,7 @@ def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> No
         expected = module(repeated[0], texts, repeated[1])
         assert_same_logits(module.decoder.with_source(source, texts), expected)
         cache = empty_cache(module.config.decoder, batch=12, capacity=8)
-        logits, _ = module.step(texts, steps(*[6] * 12), cache, source)
+        logits, _ = module.step(texts, after(*[6] * 12), cache, source)
         assert_same_logits(logits, expected)
     assert source.layers[0].key.shape[0] == 4
 

@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from tests.modeling.steps import after
 from torch import Tensor
 
 from ortolan.modeling.config import AttentionConfig
-from ortolan.modeling.layers.cache import LayerCache, StepLengths
+from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.layers.ops import (
     Relative,
     Rotary,
@@ -55,14 +56,6 @@ def rotary(rotated: int, positions: int = 64) -> Rotary | None:
 def empty(spec: AttentionConfig, batch: int, capacity: int) -> LayerCache:
     shape = (batch, spec.num_kv_heads, capacity, HEAD_DIM)
     return LayerCache(torch.zeros(shape), torch.zeros(shape))
-
-
-def after(*lengths: int) -> StepLengths:
-    """Lengths for a step after which the rows have these lengths."""
-    return StepLengths(
-        torch.tensor(lengths, dtype=torch.int32) - 1,
-        torch.tensor(max(lengths), dtype=torch.int32),
-    )
 
 
 def test_half_precision_stays_half_precision() -> None:
