@@ -6,10 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_encoders import (
-    BERT,
     ENCODERS,
     IMAGES,
-    EncoderCase,
     ragged,
     random_images,
     reference_output,
@@ -18,7 +16,7 @@ from tests.modeling.tiny_models import assert_same_logits
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load, save
-from ortolan.modeling.config import LanguageModelHead, PatchInput
+from ortolan.modeling.config import PatchInput
 from ortolan.modeling.families import family_of
 
 TEXTS = ragged(9, 1, 16, 4)
@@ -110,10 +108,3 @@ def test_labels_keep_their_names_and_order(tmp_path: Path) -> None:
     save(module, tmp_path / "saved")
     config = ENCODERS["bert-classifier"].read(tmp_path / "saved").config
     assert config.id2label == {0: "ham", 1: "spam", 2: "eggs"}
-
-
-def test_the_head_is_that_of_the_architecture(tmp_path: Path) -> None:
-    EncoderCase("BertForMaskedLM", BERT).write(tmp_path)
-    head = load(tmp_path, EncoderModel).config.head
-    assert isinstance(head, LanguageModelHead)
-    assert head.tied

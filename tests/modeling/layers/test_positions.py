@@ -1,6 +1,5 @@
 """Position tables against the papers' formulas and against transformers."""
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -235,17 +234,6 @@ def test_dynamic_scaling_of_two_channels_is_an_error() -> None:
 
 
 # --- sinusoidal ---------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("width", [6, 32])
-def test_the_interleaved_table_equals_the_paper(width: int) -> None:
-    table = sinusoidal_table(50, width, SinusoidalPositions())
-    assert table.shape == (50, width)
-    for position in (0, 1, 17, 49):
-        for i in range(width // 2):
-            angle = position / 10_000 ** (2 * i / width)
-            assert table[position, 2 * i] == pytest.approx(math.sin(angle), abs=1e-6)
-            assert table[position, 2 * i + 1] == pytest.approx(math.cos(angle), abs=1e-6)
 
 
 @pytest.mark.parametrize("width", [6, 7, 32])
