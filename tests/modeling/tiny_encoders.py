@@ -332,6 +332,6 @@ def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
         output = model(**inputs)
     for name in ("logits", "prediction_logits", "last_hidden_state"):
         if name in output:
-            found: Tensor = output[name]
-            return found
+            tensor: Tensor = output[name]
+            return tensor
     raise AssertionError(f"no output in {list(output)}")

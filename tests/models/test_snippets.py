@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 from tests.modeling.classifiers import assert_like_transformers
-from tests.models.stdlib_of_packages import write_stdlib
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
@@ -35,7 +34,27 @@ EXCLUDE = ("vendored/*",)
 
 @pytest.fixture
 def stdlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    root = write_stdlib(tmp_path / "stdlib")
+    """A standard library with 4 files per package, whose lines and imports identify it."""
+    root = tmp_path / "stdlib"
+    for package in PACKAGES:
+        for number in range(4):
+            lines = [f"import {package}", f"from {package}.part import thing", "from . import near"]
+            for line in range(30):
+                lines += [f"def {package[::-1]}(x{line}):", f"    return {number + line}", ""]
+            path = root / package / f"file{number}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(lines))
+    others = {
+        "top.py": "value = 1\n\n\nother = 2\n" * 40,
+        "vendored/far.py": "import asyncio\n" * 40,
+        "test/test_json/test_one.py": "assert loads('1') == 1\n" * 24,
+        "test/test_urllib2.py": "assert quote('1') == '1'\n" * 24,
+        "test/test_other.py": "assert True\n" * 24,
+    }
+    for name, text in others.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    (root / "json" / "latin1.py").write_bytes("# é\n".encode("latin-1"))
     monkeypatch.setattr(sysconfig, "get_path", lambda name: str(root) if name == "stdlib" else "")
     return root
 

@@ -1,11 +1,12 @@
 """Published configs, read as the models that they describe."""
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from tests.modeling.families.published import PUBLISHED
 from transformers import AutoConfig, PreTrainedConfig
 
 from ortolan.modeling import ConfigError
@@ -26,6 +27,13 @@ from ortolan.modeling.config import (
     SinusoidalPositions,
 )
 from ortolan.modeling.families import FAMILIES, family_of, published_config
+
+FOLDER = Path(__file__).parents[2] / "data" / "published_configs"
+
+PUBLISHED: dict[str, dict[str, Any]] = {
+    path.stem: json.loads(path.read_text()) for path in sorted(FOLDER.glob("*.json"))
+}
+"""Configs as they were published, without keys of training that another config here has."""
 
 PARAMETERS = {
     "SmolLM2-135M": 134_515_008,

@@ -1,4 +1,4 @@
-"""Patches and inputs of encoders. For heads see families/test_encoder_parity.py."""
+"""Patches of images, and inputs of encoders."""
 
 import numpy as np
 import pytest
