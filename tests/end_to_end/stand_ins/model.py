@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 @dataclass
 class GPTConfig:
-    """The keys that nanoGPT has."""
-
     block_size: int = 1024
     vocab_size: int = 50304
     n_layer: int = 12
@@ -21,8 +19,6 @@ class GPTConfig:
 
 
 class CausalSelfAttention(nn.Module):
-    """Queries, keys and values by one product, and PyTorch's attention."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.n_head = config.n_head
@@ -38,8 +34,6 @@ class CausalSelfAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """Norms before both."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd)
@@ -58,8 +52,6 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT that counts positions from 0 and returns logits of the last token, and a loss."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -75,7 +67,6 @@ class GPT(nn.Module):
         self.transformer["wte"].weight = self.lm_head.weight
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, None]:
-        """Logits of the last token."""
         parts = self.transformer
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1])))
         for block in parts["h"]:  # type: ignore[attr-defined]

@@ -95,7 +95,7 @@ CASES = {
     # activations
     **{
         f"llama-{name}": Case(values=LLAMA | {"hidden_act": name})
-        for name in ("relu", "gelu", "gelu_new", "silu")
+        for name in ("relu", "gelu", "gelu_new")
     },
     # rotary positions
     "rope-theta": Case(values=LLAMA | {"rope_parameters": {"rope_theta": 100.0}}),
@@ -161,9 +161,6 @@ CASES = {
         attention="sdpa",
     ),
     "stablelm-half": Case(values=STABLELM),
-    "stablelm-wide": Case(
-        values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
-    ),
 }
 
 

@@ -51,13 +51,10 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
         (name, weight, None, f"1 differences from config.json: missing {weight}.")
         for name, weight in {
             "bert-classifier": "bert.pooler.dense.weight",
-            "bert-masked": "cls.predictions.transform.LayerNorm.bias",
-            "roberta-masked": "lm_head.dense.weight",
             "vit-classifier": "vit.embeddings.cls_token",
             "marian": "final_logits_bias",
             "bart": "model.decoder.layernorm_embedding.weight",
             "t5": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            "t5-gated": "encoder.block.1.layer.1.DenseReluDense.wi_0.weight",
         }.items()
     ),
     (
@@ -71,7 +68,6 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
             ("vit-classifier", "vit.embeddings.position_embeddings", (1, 17, 32)),
             ("marian", "final_logits_bias", (1, 97)),
             ("bart", "model.encoder.embed_positions.weight", (42, 32)),
-            ("roberta", "embeddings.position_embeddings.weight", (40, 32)),
             ("t5", "decoder.block.2.layer.1.EncDecAttention.k.weight", (48, 32)),
         ]
     ),
@@ -81,7 +77,6 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
             ("bert-masked", "bert.encoder.layer.1.crossattention.self.query.weight"),
             ("bert-masked", "bert.encoder.layer.2.output.dense.weight"),
             ("vit", "embeddings.mask_token"),
-            ("marian", "model.decoder.layers.3.fc1.weight"),
             ("t5", "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"),
             ("t5", "encoder.block.0.layer.1.DenseReluDense.wi_1.weight"),
         ]
