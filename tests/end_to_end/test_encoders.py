@@ -20,6 +20,7 @@ from tests.modeling.tiny_encoders import (
     VIT,
     EncoderCase,
 )
+from tests.modeling.tiny_models import GPT2
 from tokenizers import processors
 
 import ortolan
@@ -44,16 +45,7 @@ CASES = {
     "vit": EncoderCase("ViTForImageClassification", VIT | THREE_LABELS | ONE_LAYER),
     "gpt2": EncoderCase(
         "GPT2LMHeadModel",
-        {
-            "model_type": "gpt2",
-            "vocab_size": V,
-            "n_embd": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            "n_positions": 40,
-            "bos_token_id": 1,
-            "eos_token_id": 2,
-        },
+        GPT2 | {"vocab_size": V, "n_positions": 40, "bos_token_id": 1, "eos_token_id": 2},
     ),
     "marian": EncoderCase(
         "MarianMTModel",

@@ -13,7 +13,7 @@ from tests.modeling.tiny_encoders import (
     ragged,
     reference_output,
 )
-from tests.modeling.tiny_models import VOCABULARY, assert_same_logits, reference_model
+from tests.modeling.tiny_models import LLAMA, assert_same_logits, reference_model
 from torch.nn import functional
 from transformers import AutoModel
 
@@ -25,19 +25,7 @@ from ortolan.modeling.errors import ConfigError
 
 TEXTS = ragged(9, 1, 16, 4)
 
-QWEN3: dict[str, Any] = {
-    "model_type": "qwen3",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 40,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 8, "max_position_embeddings": 40}
 
 LAST = EmbeddingHead(pooling=("last",))
 
