@@ -1,15 +1,14 @@
 """Low-bit checkpoints: tensors equal their dequantized codes."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
-from tests.modeling.checkpoint.refusals import refused
+from tests.modeling.checkpoint.refusals import reconfigure, refused, reshape
 from tests.modeling.mxfp4_files import save_gpt_oss
 from tests.modeling.tiny_models import assert_same_logits, random_text, reference_logits
 
@@ -87,9 +86,7 @@ def test_codes_of_joined_projections_are_concatenated(name: str, tmp_path: Path)
 def test_a_packed_model_equals_its_dequantized_one(tmp_path: Path) -> None:
     expected = write_packed(tmp_path, METHODS["awq"])
     packed = load(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    reconfigure(tmp_path, quantization_config=None)
     save_file({k: v.contiguous() for k, v in expected.items()}, tmp_path / "model.safetensors")
     plain = load(tmp_path)
     ids = torch.arange(12)[None]
@@ -157,9 +154,7 @@ def test_an_unknown_method_is_refused(
     name: str, change: dict[str, Any], error: str, tmp_path: Path
 ) -> None:
     write_packed(tmp_path, METHODS[name])
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    reconfigure(tmp_path, quantization_config=METHODS[name].config | change)
     message = refused(tmp_path)
     assert re.search(error, message)
     assert "Export the checkpoint that this one was quantized from" in message
@@ -179,10 +174,7 @@ def test_an_unknown_method_is_refused(
 )
 def test_an_absent_part_is_named(name: str, part: str, tmp_path: Path) -> None:
     write_packed(tmp_path, METHODS[name])
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    del tensors[f"model.layers.0.mlp.up_proj.{part}"]
-    save_file(tensors, file)
+    reshape(tmp_path, {f"model.layers.0.mlp.up_proj.{part}": None})
     message = refused(tmp_path)
     assert f"model.layers.0.mlp.up_proj.{part}" in message
     assert "The download is incomplete" in message
@@ -200,8 +192,6 @@ def test_other_dtypes_are_refused(method: str, dtype: torch.dtype, tmp_path: Pat
 
 def test_codes_without_a_quantization_config_are_unexpected(tmp_path: Path) -> None:
     write_packed(tmp_path, METHODS["gptq-4"])
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    reconfigure(tmp_path, quantization_config=None)
     with pytest.raises(WeightError, match=r"unexpected model.layers.0.mlp.down_proj.qweight"):
         load(tmp_path)

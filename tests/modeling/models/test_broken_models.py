@@ -1,12 +1,11 @@
 """Encoders and encoder-decoders whose checkpoint is damaged or has another head."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.modeling.checkpoint.refusals import edit, reshape, weight_error
+from tests.modeling.checkpoint.refusals import edit, reconfigure, reshape, weight_error
 from tests.modeling.tiny_encoders import (
     BERT,
     ENCODERS,
@@ -39,11 +38,6 @@ CASES = ENCODERS | IMAGES | SEQ2SEQ
 def saved(name: str, folder: Path) -> Path:
     CASES[name].write(folder)
     return folder
-
-
-def reconfigure(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
