@@ -61,14 +61,6 @@ def test_tensors_have_the_names_and_shapes_of_transformers(shape: str, millions:
     assert round(model.num_parameters() / 1e6) == millions
 
 
-def test_weights_have_the_stated_distribution() -> None:
-    tensors = weights({"norm": (64,), "matrix": (512, 256)}, seed=0)
-    assert tensors["norm"].dtype == torch.bfloat16
-    assert (tensors["norm"] == 1).all()
-    assert tensors["matrix"].float().mean().abs() < 2e-4
-    assert tensors["matrix"].float().std() == pytest.approx(0.02, rel=0.01)
-
-
 def test_weights_depend_on_the_seed_and_not_on_the_number_of_layers() -> None:
     shallow, again, other = (weights({"layers.0": (8, 8)}, seed=seed) for seed in (0, 0, 1))
     deep = weights({"layers.0": (8, 8), "layers.1": (8, 8)}, seed=0)

@@ -1,6 +1,7 @@
 """The commands, outputs and programs that the documents show, and the names that they use.
 
-The quick tests parse every command; the slow ones run everything.
+The quick tests parse every command; the slow ones run everything. Commands whose output is shown
+run in processes of their own, the rest in this one, which traces each model once.
 """
 
 import ast
@@ -13,7 +14,11 @@ from typing import Any
 
 import click
 import pytest
+import torch
+import torch.nn.functional as F
+from tests.cli.conftest import run_here
 
+import ortolan
 import record_output
 from ortolan.cli import cli
 from record_output import STAND_INS, execute, without_numbers
@@ -135,16 +140,31 @@ def test_commands_of_the_document_parse(document: str) -> None:
         assert is_known, f"{words}: the document exports no such bundle before"
 
 
+@pytest.fixture
+def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Run in the workspace, and restore what a program replaces in PyTorch."""
+    monkeypatch.chdir(workspace)
+    monkeypatch.syspath_prepend(str(STAND_INS))
+    monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)
+    yield
+    torch.backends.mha.set_fastpath_enabled(True)
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("in_workspace", "quick_exports")
 @pytest.mark.parametrize("document", SHOWN)
 def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
     for name, *words in commands(document):
         if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
             continue
-        execute([name, *words], workspace)
+        if name == "ortolan":
+            done = run_here(*words)
+            assert done.returncode == 0, done.stderr.decode()
+        else:
+            execute([name, *words], workspace)
     for program in blocks(document, "python"):
         shutil.rmtree(workspace / "build", ignore_errors=True)
-        execute(["python", "-c", program], workspace)
+        exec(program, {"__name__": "__main__"})
 
 
 @pytest.mark.parametrize(
@@ -165,10 +185,6 @@ def test_commands_and_programs_of_the_document_run(document: str, workspace: Pat
 def test_a_ported_module_computes_what_the_original_does(
     package: str, original: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import torch
-
-    import ortolan
-
     ported: list[torch.nn.Module] = []
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setattr(ortolan, "export", lambda module, *_, **__: ported.append(module))

@@ -13,7 +13,7 @@ from tests.modeling.tiny_encoders import (
     ragged,
     reference_output,
 )
-from tests.modeling.tiny_models import VOCABULARY, assert_same_logits, reference_model
+from tests.modeling.tiny_models import LLAMA, assert_same_logits, reference_model
 from torch.nn import functional
 from transformers import AutoModel
 
@@ -25,19 +25,7 @@ from ortolan.modeling.errors import ConfigError
 
 TEXTS = ragged(9, 1, 16, 4)
 
-QWEN3: dict[str, Any] = {
-    "model_type": "qwen3",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 40,
-    "bos_token_id": None,
-    "eos_token_id": None,
-}
+QWEN3 = LLAMA | {"model_type": "qwen3", "head_dim": 8, "max_position_embeddings": 40}
 
 LAST = EmbeddingHead(pooling=("last",))
 
@@ -90,9 +78,8 @@ def test_a_language_model_without_modules_is_not_an_encoder(tmp_path: Path) -> N
 
 
 def test_a_gemma_with_two_sided_attention_embeds_texts(tmp_path: Path) -> None:
-    case = EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA)
-    reference = case.reference()
-    reference.save_pretrained(tmp_path)
+    case = EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA)
+    reference = case.write(tmp_path)
     write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean",)), 32)
     module = load(tmp_path, EncoderModel)
     states = reference_output(reference, input_ids=TEXTS.ids, attention_mask=TEXTS.mask)
@@ -104,9 +91,7 @@ def test_a_gemma_with_two_sided_attention_embeds_texts(tmp_path: Path) -> None:
 
 
 def test_padding_beyond_every_window_is_finite(tmp_path: Path) -> None:
-    EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA).reference().save_pretrained(
-        tmp_path
-    )
+    EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA).write(tmp_path)
     module = load(tmp_path, EncoderModel)
     with torch.inference_mode():
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
@@ -119,8 +104,7 @@ def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
 ) -> None:
     # Like all-mpnet-base-v2 and all-distilroberta-v1.
     case = ENCODERS[f"{name}-masked"]
-    reference = case.reference()
-    reference.save_pretrained(tmp_path)
+    reference = case.write(tmp_path)
     write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean",)), 32)
     with torch.inference_mode():
         states = reference.base_model(TEXTS.ids, TEXTS.mask).last_hidden_state
@@ -132,7 +116,7 @@ def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
 
 def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
     # As written by version 2 of sentence-transformers.
-    ENCODERS["bert"].reference().save_pretrained(tmp_path)
+    ENCODERS["bert"].write(tmp_path)
     head = EmbeddingHead(pooling=("first",), projections=(Projection(width=20),))
     (dense,) = write_sentence_head(tmp_path, head, 32)
     weights = {"linear.weight": torch.randn(20, 32), "linear.bias": torch.randn(20)}

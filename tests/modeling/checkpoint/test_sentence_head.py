@@ -59,7 +59,7 @@ ALL = modules("Transformer", "Pooling", "Normalize")
 
 
 def written(folder: Path, listed: object = ALL, pooling: object = MINI_LM_POOLING) -> Path:
-    ENCODERS["bert"].reference().save_pretrained(folder)
+    ENCODERS["bert"].write(folder)
     (folder / "modules.json").write_text(json.dumps(listed))
     (folder / "1_Pooling").mkdir()
     (folder / "1_Pooling/config.json").write_text(json.dumps(pooling))
@@ -279,14 +279,14 @@ def test_lower_case_of_the_tokenizer_is_accepted(normalizer: object, tmp_path: P
 
 
 def test_saving_over_an_embedding_model_removes_its_head(tmp_path: Path) -> None:
-    ENCODERS["bert"].reference().save_pretrained(tmp_path / "plain")
+    ENCODERS["bert"].write(tmp_path / "plain")
     plain = load(tmp_path / "plain", EncoderModel)
     save(plain, written(tmp_path / "sentence"))
     assert read_config(tmp_path / "sentence", EncoderConfig).head is None
 
 
 def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
-    ENCODERS["bert-classifier"].reference().save_pretrained(tmp_path)
+    ENCODERS["bert-classifier"].write(tmp_path)
     before = read_config(tmp_path, EncoderConfig)
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     assert read_config(tmp_path, EncoderConfig) == before

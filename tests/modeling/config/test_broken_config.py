@@ -131,7 +131,7 @@ ropes = st.tuples(
 ).map(lambda drawn: ROPE | {"rope_type": drawn[0]} | drawn[1])
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(
     family=st.sampled_from(["llama", "mistral", "qwen2", "gpt2"]),
     changes=st.dictionaries(
