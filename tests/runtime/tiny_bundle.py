@@ -68,7 +68,7 @@ def manifest_of(files: Mapping[str, bytes]) -> Manifest:
 
 def manifest(files: Mapping[str, bytes], **fields: Any) -> Manifest:
     """Return the manifest of a decoder in fp32 with these files; `fields` are the others."""
-    defaults = {
+    defaults: dict[str, Any] = {
         "schema": 2,
         "kind": "decoder",
         "precision": "fp32",
