@@ -66,7 +66,7 @@ def test_replies_equal_those_of_the_model_alone(models: dict[str, Decoder], kind
         def ask(seed: int) -> Reply:
             ticket = service.chat(user("Hi. " * (1 + 9 * seed)), **drawn(seed))
             pieces = list(ticket) if seed % 2 else []
-            reply = ticket.reply(30)
+            reply: Reply = ticket.reply(30)
             if pieces:
                 assert "".join(piece.content for piece in pieces) == reply.content
             return reply
