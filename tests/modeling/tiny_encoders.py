@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 import transformers
-from tests.modeling.tiny_models import NO_TOKENS, VOCABULARY, reference_model
+from tests.modeling.tiny_models import LLAMA, NO_TOKENS, VOCABULARY, reference_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -107,12 +107,9 @@ MODERN = BERT | {"model_type": "modernbert", "local_attention": 6} | NO_TOKENS
 
 ALL_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True, "classifier_bias": True}
 
-EMBEDDING_GEMMA = {
+EMBEDDING_GEMMA = LLAMA | {
     "model_type": "gemma3_text",
     "use_bidirectional_attention": True,
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -121,8 +118,6 @@ EMBEDDING_GEMMA = {
     "sliding_window": 6,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 24,
-    "pad_token_id": PAD,
-    **NO_TOKENS,
 }
 
 BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}

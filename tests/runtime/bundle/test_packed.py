@@ -307,17 +307,10 @@ def test_an_altered_blob_is_found_by_a_full_check(
         load(bundle.path, full_check=True)
 
 
-def test_verify_checks_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_checks_what_runs(tmp_path: Path, attached: list[str]) -> None:
     bundle = packed_bundles.write(tmp_path / "bundle", "fp32")
     pack(bundle)
-    attached: list[str] = []
-    attach = Packed.attach
-
-    def spy(self: Packed, file: str, graph: bytes) -> bytes:
-        attached.append(file)
-        return attach(self, file, graph)
-
-    monkeypatch.setattr(Packed, "attach", spy)
+    attached.clear()
     assert verify(bundle.path, isolate=False).verdict == "PASS"
     assert attached == ["decoder.onnx"]
     (blob,) = bundle.path.glob(f"*/{BLOB}")
