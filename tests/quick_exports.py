@@ -68,11 +68,11 @@ def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> bool:
 def keep_graphs(folder: Path) -> None:
     """Copy every exported graph to a folder from now on."""
 
-    def describe_and_keep(exported: Path, *given: Any) -> Manifest:
+    def describe_and_keep(exported: Path, *arguments: Any) -> Manifest:
         for path in exported.glob("*.onnx"):
             data = path.read_bytes()
             (folder / f"{hashlib.sha256(data).hexdigest()}.onnx").write_bytes(data)
-        return describe(exported, *given)
+        return describe(exported, *arguments)
 
     setattr(pipeline, "describe", describe_and_keep)  # noqa: B010 - it is imported there
 
@@ -105,9 +105,9 @@ def _without_weights(model: ir.Model) -> onnx.ModelProto:
     return ir.to_proto(model)
 
 
-def _describe_known(*given: Any) -> Manifest:
+def _describe_known(*arguments: Any) -> Manifest:
     """The manifest; operators that need trust are an error."""
-    manifest = describe(*given)
+    manifest = describe(*arguments)
     if manifest.foreign_operators:
         raise AssertionError(
             f"expected operators of the vocabulary, got {'; '.join(manifest.foreign_operators)}. "

@@ -17,7 +17,6 @@ from ortolan.modeling.errors import CheckpointError
 from ortolan.runtime.errors import StateFileError
 
 Put = Callable[[Path], object]
-Write = Callable[[Path], object]
 
 
 def _loop(path: Path) -> None:
@@ -58,12 +57,37 @@ def _write(path: Path) -> None:
         file.write(b"new")
 
 
+def _write_checkpoint(path: Path) -> None:
+    with replaced_checkpoint(path.parent) as folder:
+        (folder / path.name).write_bytes(b"new")
+        (folder / "config.json").write_bytes(b"new")
+
+
+def _write_bundle(path: Path) -> None:
+    with staged_bundle(path, force=True) as folder:
+        (folder / "manifest.json").write_bytes(b"new")
+
+
 @pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
-def test_only_files_are_replaced(put: Put, tmp_path: Path) -> None:
-    put(tmp_path / "place")
+def test_only_files_are_replaced(put: Put, model: ortolan.Decoder, tmp_path: Path) -> None:
+    place = tmp_path / "model.safetensors"
+    put(place)
     before = _kinds(tmp_path)
-    with pytest.raises(OSError, match="place"):
-        _write(tmp_path / "place")
+    with pytest.raises(OSError, match=place.name):
+        _write(place)
+    with pytest.raises(StateFileError, match="cannot be saved there"):
+        model.session().save(place)
+    with pytest.raises(CheckpointError, match=place.name):
+        _write_checkpoint(place)
+    assert _kinds(tmp_path) == before
+
+
+@pytest.mark.parametrize("name", sorted(NO_FILES.keys() - {"folder", "link to a folder"}))
+def test_a_bundle_replaces_folders_only(name: str, tmp_path: Path) -> None:
+    NO_FILES[name](tmp_path / "bundle")
+    before = _kinds(tmp_path)
+    with pytest.raises(OutputError):
+        _write_bundle(tmp_path / "bundle")
     assert _kinds(tmp_path) == before
 
 
@@ -79,51 +103,13 @@ def test_a_link_stays_and_what_it_points_to_is_replaced(is_there: bool, tmp_path
     assert os.listdir(real.parent) == ["real"]
 
 
-@pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
-def test_a_session_is_saved_to_files_only(put: Put, model: ortolan.Decoder, tmp_path: Path) -> None:
-    put(tmp_path / "place")
-    before = _kinds(tmp_path)
-    with pytest.raises(StateFileError, match="cannot be saved there"):
-        model.session().save(tmp_path / "place")
-    assert _kinds(tmp_path) == before
-
-
-def _write_checkpoint(path: Path) -> None:
-    with replaced_checkpoint(path) as folder:
-        (folder / "model.safetensors").write_bytes(b"new")
-        (folder / "config.json").write_bytes(b"new")
-
-
-@pytest.mark.parametrize("put", NO_FILES.values(), ids=NO_FILES)
-def test_a_checkpoint_replaces_files_only(put: Put, tmp_path: Path) -> None:
-    put(tmp_path / "model.safetensors")
-    before = _kinds(tmp_path)
-    with pytest.raises(CheckpointError, match=r"model\.safetensors"):
-        _write_checkpoint(tmp_path)
-    assert _kinds(tmp_path) == before
-
-
 def test_a_checkpoint_replaces_no_link_to_a_file(tmp_path: Path) -> None:
     blob = tmp_path / "blob"
     blob.write_bytes(b"of others")
-    saved = tmp_path / "saved"
-    saved.mkdir()
-    (saved / "model.safetensors").symlink_to(blob)
+    link = tmp_path / "saved" / "model.safetensors"
+    link.parent.mkdir()
+    link.symlink_to(blob)
     with pytest.raises(CheckpointError, match="A link is there"):
-        _write_checkpoint(saved)
-    assert (saved / "model.safetensors").is_symlink()
+        _write_checkpoint(link)
+    assert link.is_symlink()
     assert blob.read_bytes() == b"of others"
-
-
-def _write_bundle(path: Path) -> None:
-    with staged_bundle(path, force=True) as folder:
-        (folder / "manifest.json").write_bytes(b"new")
-
-
-@pytest.mark.parametrize("name", sorted(NO_FILES.keys() - {"folder", "link to a folder"}))
-def test_a_bundle_replaces_folders_only(name: str, tmp_path: Path) -> None:
-    NO_FILES[name](tmp_path / "bundle")
-    before = _kinds(tmp_path)
-    with pytest.raises(OutputError):
-        _write_bundle(tmp_path / "bundle")
-    assert _kinds(tmp_path) == before

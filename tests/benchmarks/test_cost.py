@@ -27,14 +27,6 @@ def test_exponents_are_slopes_over_the_upper_half() -> None:
     assert cost.exponent([point("lstm", 64, 1.0), point("lstm", 128, None)], "train_s") is None
 
 
-def test_points_over_the_time_limit_are_left_out() -> None:
-    points = [point("ntm", 64, 0.25), point("ntm", 128, None)]
-    machine = {"processor": "P", "load_average": 0.5}
-    text = cost.markdown(points, {"ntm": 1_000_000}, machine, limit=3)
-    assert "more than 3 s" in text
-    assert "| ntm | 250 | - |" in text
-
-
 def test_models_have_about_the_same_number_of_weights() -> None:
     for kind in cost.KINDS:
         model = build(cost._config(kind, 64))

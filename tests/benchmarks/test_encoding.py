@@ -1,7 +1,6 @@
 from pathlib import Path
 
 import numpy as np
-import pytest
 
 import encoding
 from rounds import Turn
@@ -21,9 +20,3 @@ def test_row_has_speed_ratio_and_cosine(tmp_path: Path) -> None:
     ours, theirs = encoding.rows(turns, 8)
     assert ours == ["ortolan", "16.0", "", f"{0.5**0.5:.5f}"]
     assert theirs == [encoding.REFERENCE, "8.0", "2.00 (2.00-2.00)", "1.00000"]
-
-
-def test_cosine_is_of_each_vector() -> None:
-    first = np.array([[[1, 0], [0, 2]]], np.float32)
-    second = np.array([[[3, 0], [1, 0]]], np.float32)
-    assert encoding.cosine(first, second) == pytest.approx(0.5)

@@ -1,4 +1,3 @@
-import os
 from copy import deepcopy
 from dataclasses import replace
 
@@ -47,13 +46,3 @@ def test_attention_writes_keys_into_the_cache_it_reads(form: int) -> None:
     new = case.inputs["packed"][0, :, 32:48].reshape(3, 2, 8).transpose(1, 0, 2)
     np.testing.assert_array_equal(key[0, :, 5:], new)
     np.testing.assert_array_equal(key[0, :, :5], case.inputs["past_key"][0, :, :5])
-
-
-@pytest.mark.parametrize("before", [None, "1"])
-def test_switch_is_restored(before: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(kernel_forms.SWITCH, raising=False)
-    if before is not None:
-        monkeypatch.setenv(kernel_forms.SWITCH, before)
-    with kernel_forms.switched("0"):
-        assert os.environ[kernel_forms.SWITCH] == "0"
-    assert os.environ.get(kernel_forms.SWITCH) == before

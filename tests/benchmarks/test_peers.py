@@ -26,19 +26,3 @@ def test_prompt_is_reproducible_and_fits_the_context(tmp_path: Path) -> None:
     assert set(first) == set(range(3, 10))
     with pytest.raises(ValueError, match=r"512 tokens, less than 385 \+ 128"):
         peers.make_prompt(tmp_path, tokens=385, new_tokens=128)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        [],
-        ["--shape", "tiny", "--checkpoint", "x"],
-        ["--shape", "tiny", "-n", "1"],
-        ["--shape", "tiny", "-p", "128", "0"],
-    ],
-    ids=["no source", "two sources", "no token to decode", "no prompt"],
-)
-def test_wrong_command_lines_are_refused(arguments: list[str]) -> None:
-    with pytest.raises(SystemExit) as refused:
-        peers.parse(arguments)
-    assert refused.value.code == 2

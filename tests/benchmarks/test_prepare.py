@@ -2,7 +2,6 @@ from pathlib import Path
 
 import pytest
 
-import catalog
 import prepare
 import rounds
 from catalog import PEERS, PRECISIONS, Peer
@@ -24,14 +23,6 @@ def test_a_pinned_requirement_overrides_the_constraint() -> None:
     constraints = prepare.constraints_for(["torch", "transformers==5.5.4"])
     assert "transformers==" not in constraints
     assert "torch==" in constraints
-
-
-def test_random_weights_need_no_calibration() -> None:
-    for peer in (catalog.ORTOLAN, catalog.ORTOLAN_SPLIT):
-        assert "--method" not in peer.command("int4", random=False)
-        assert peer.command("int4", random=True)[6:8] == ("--method", "rtn")
-    plain = catalog.ORTOLAN.command("fp32", random=True)
-    assert plain == catalog.ORTOLAN.command("fp32", random=False)
 
 
 def writer(*code: str, reuse: bool = True) -> Peer:

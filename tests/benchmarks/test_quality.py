@@ -7,11 +7,12 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+import embedding_quality
 import quality
 import settings
 import texts
 from catalog import PRECISIONS
-from divergence import Predictions, Quality, log_softmax
+from divergence import Predictions, Quality
 from ortolan.modeling.training.evaluation import bits_per_byte
 from settings import SETTINGS
 from texts import Text
@@ -33,18 +34,6 @@ def test_divergence_matches_pytorch_in_float64() -> None:
     np.testing.assert_allclose(result.kl, kl, rtol=1e-12)
     np.testing.assert_allclose(result.nats, nats, rtol=1e-12)
     assert result.agrees.tolist() == (expected.argmax(1) == actual.argmax(1)).tolist()
-
-
-def test_equal_logits_do_not_diverge() -> None:
-    result = Predictions.of(logits(0), logits(0), [0] * P)
-    assert not result.kl.any()
-    assert result.agrees.all()
-
-
-def test_log_softmax_ignores_a_constant() -> None:
-    shifted = logits(0) + np.float32(512)
-    np.testing.assert_allclose(log_softmax(shifted), log_softmax(logits(0)), atol=1e-4)
-    assert np.isfinite(log_softmax(np.array([[0, 1e4, -1e4]], np.float32))).all()
 
 
 def test_summary_counts_each_prediction_once() -> None:
@@ -95,7 +84,8 @@ def test_settings_are_distinct_and_return_logits() -> None:
     assert len(set(folders)) == len(folders)
     assert {setting.precision for setting in SETTINGS} == {*PRECISIONS, "int8", "auto"}
     assert not any(setting.peer.last_logits_only for setting in SETTINGS)
-    for setting in SETTINGS:
+    assert all(s.peer.worker.endswith("_encoder") for s in embedding_quality.SETTINGS)
+    for setting in (*SETTINGS, *embedding_quality.SETTINGS):
         assert setting.peer.command(setting.precision, random=False)
 
 

@@ -1,7 +1,5 @@
 from typing import Any
 
-import pytest
-
 import streams
 from rounds import Turn
 
@@ -33,16 +31,3 @@ def test_step_time_excludes_the_first_token() -> None:
     assert [row.scaling for row in rows] == [1.0, 1.0, 2.0, 0.8]
     assert [row.same for row in rows] == [11, 11, 3, 11]
     assert rows[3].times == "5.00 (5.00-5.00)"
-
-
-def test_requests_are_for_one_token_and_for_all_tokens() -> None:
-    requests = streams.make_requests([[1], [2], [3]], [1, 3], 9)
-    assert [(len(request["streams"]), request["new_tokens"]) for request in requests] == [
-        *((1, 1), (1, 9)),
-        *((3, 1), (3, 9)),
-    ]
-
-
-def test_an_unknown_peer_is_refused() -> None:
-    with pytest.raises(SystemExit):
-        streams.parse(["--shape", "tiny", "--peers", "nobody"])

@@ -18,15 +18,6 @@ def turn(peer: str, round: int, outputs: list[str], seconds: float) -> Turn:
     )
 
 
-def test_every_setting_is_one_request_with_all_sentences() -> None:
-    requests = translation.make_requests(["un", "deux"], [1, 2])
-    assert [(request["beams"], request["batch"]) for request in requests] == [
-        *((1, 1), (1, 2)),
-        *((4, 1), (4, 2)),
-    ]
-    assert all(request["sources"] == ["un", "deux"] for request in requests)
-
-
 def test_row_compares_speed_and_outputs() -> None:
     targets = ["un deux trois quatre", "deux deux trois quatre"]
     first, right, wrong = *targets, "un un un un"

@@ -15,7 +15,6 @@ from tests.cli.conftest import REPOSITORY, Run, error_line, run_in_subprocess
 from ortolan.cli import COMMANDS
 from ortolan.export.output import describe_files, write_manifest
 from ortolan.runtime import open_bundle
-from ortolan.runtime.machine import bandwidth
 from ortolan.runtime.verification.certificate import Logits
 from ortolan.runtime.verification.certificate_files import read_certificate, write_certificate
 
@@ -139,18 +138,6 @@ def test_a_bfloat16_bundle_is_exported_but_not_run_on_the_cpu(
     for command in ("run", "verify"):
         assert "device 'auto'" in error_line(command, out)
     assert "cuda" in error_line("export", checkpoint, tmp_path / "b", *options[:2])
-
-
-def test_bench_measures_prompts_and_generation(
-    ortolan: Run, bundle: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    # a small array, of whatever cache: the figure itself is tests/runtime/machine/test_bandwidth.py
-    monkeypatch.setattr(bandwidth, "BUFFER_BYTES", bandwidth.MIN_BUFFER_BYTES)
-    monkeypatch.setattr(bandwidth, "CACHES", 0)
-    done = ortolan("bench", bundle, "-p", "16", "-n", "8", "-r", "2")
-    assert done.returncode == 0, done.stderr
-    names = [line.split()[0] for line in done.stdout.decode().splitlines() if line]
-    assert names[:3] == ["test", "pp16", "tg8"]
 
 
 def test_doctor_names_packages_and_every_part_of_cuda(ortolan: Run) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from tests.modeling.checkpoint.gguf_cases import written
+from tests.modeling.training.recipes import LANGUAGE_MODEL, write_recipe
 from tests.runtime.chat.tiny_chat import chat_model
 from tests.tiny.transformers_types import tiny_config
 from transformers import AutoModelForCausalLM
@@ -39,42 +40,6 @@ ABSENT = {
 """Packages that an extra must not install."""
 
 Ortolan = Callable[..., str]
-
-RECIPE = """
-[task]
-name = "language-model"
-
-[model]
-model_type = "llama"
-hidden_size = 32
-intermediate_size = 48
-num_hidden_layers = 1
-num_attention_heads = 2
-num_key_value_heads = 1
-max_position_embeddings = 32
-
-[tokenizer]
-vocab_size = 270
-
-[data]
-source = "data.py:read"
-animals = ["cat", "owl"]
-
-[training]
-steps = 5
-batch_size = 2
-sequence_length = 16
-learning_rate = 1e-2
-warmup_steps = 1
-"""
-
-DATA = """
-from ortolan.modeling.training import Texts
-
-def read(*, animals: tuple[str, ...]) -> Texts:
-    lines = [f"The {animal} sees {number} mice." for animal in animals for number in range(50)]
-    return Texts(train=lines[::2], held_out=lines[1::2])
-"""
 
 
 @cache
@@ -149,14 +114,12 @@ def test_transformers_and_gguf_export_their_checkpoints(environments: Path, tmp_
 
 
 def test_train_follows_a_recipe_with_its_own_data(environments: Path, tmp_path: Path) -> None:
-    (tmp_path / "recipe.toml").write_text(RECIPE)
-    (tmp_path / "data.py").write_text(DATA)
-    program = installed("train", environments) / "ortolan"
-    run(program, "train", tmp_path / "recipe.toml", tmp_path / "out")
+    recipe = write_recipe(tmp_path, LANGUAGE_MODEL)
+    run(installed("train", environments) / "ortolan", "train", recipe, tmp_path / "out")
     written = {path.name for path in (tmp_path / "out").iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "loss.png"} <= written
     figures = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert figures["held_out_texts"] == 50
+    assert figures["lines"] == 20  # of the data module
 
 
 def test_train_names_the_package_that_a_recipe_needs(environments: Path, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnxruntime as ort  # type: ignore[import-untyped]
@@ -26,6 +27,9 @@ CACHE = {"present_key": "past_key", "present_value": "past_value"}
 """Outputs that the runtime has written over an input."""
 
 Shape = Sequence[str | int | None]
+Values = dict[str, tuple[int, Shape]]
+"""Types and shapes, by name."""
+
 Arrays = dict[str, NDArray[np.generic]]
 Run = Callable[[Arrays], list[NDArray[np.float32]]]
 
@@ -86,7 +90,7 @@ INPUTS = (
 """Of the node, in order; nothing gives positions."""
 
 
-def _inputs(kind: Kind) -> dict[str, tuple[int, Shape]]:
+def _inputs(kind: Kind) -> Values:
     """Types and shapes of what the graph of a kind takes."""
     cache: Shape = ["batch", kind.kv_heads, kind.capacity, kind.width]
     shapes: dict[str, Shape] = {
@@ -115,38 +119,39 @@ def _inputs(kind: Kind) -> dict[str, tuple[int, Shape]]:
 
 def graph(kind: Kind) -> ModelProto:
     """What `modeling.ops` emits for this kind of attention."""
-    spec, values = kind.spec, _inputs(kind)
-    names = [name if name in values else "" for name in INPUTS]
+    inputs = _inputs(kind)
+    outputs: Values = {"output": (TensorProto.FLOAT, ["batch", "sequence", kind.widths[0]])}
+    if not kind.shared:
+        outputs |= dict.fromkeys(CACHE, inputs["past_key"])
+    return graph_of(kind.spec, inputs, outputs, interleaved=kind.interleaved)
+
+
+def graph_of(
+    spec: AttentionConfig, inputs: Values, outputs: Values, *, interleaved: bool, **attributes: Any
+) -> ModelProto:
+    names = [name if name in inputs else "" for name in INPUTS]
     while not names[-1]:
         names.pop()
-    cache: Shape = values["past_key"][1]
     node = helper.make_node(
         "GroupQueryAttention",
         names,
-        ["output", "present_key", "present_value"],
+        list(outputs),
         domain="com.microsoft",
         num_heads=spec.num_heads,
         kv_num_heads=spec.num_kv_heads,
         scale=spec.scale,
-        do_rotary=int(kind.rotary is not None),
+        do_rotary=int("cos" in inputs),
         local_window_size=spec.sliding_window or -1,
         softcap=spec.softcap or 0.0,
+        **attributes,
     )
-    if kind.interleaved:
+    if interleaved:
         node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
-    outputs: dict[str, tuple[int, Shape]] = {
-        "output": (TensorProto.FLOAT, ["batch", "sequence", kind.widths[0]]),
-        "present_key": (TensorProto.FLOAT, cache),
-        "present_value": (TensorProto.FLOAT, cache),
-    }
-    if kind.shared:
-        del node.output[1:]
-        outputs = {"output": outputs["output"]}
     return helper.make_model(
         helper.make_graph(
             [node],
             "attention",
-            [helper.make_tensor_value_info(name, *value) for name, value in values.items()],
+            [helper.make_tensor_value_info(name, *value) for name, value in inputs.items()],
             [helper.make_tensor_value_info(name, *value) for name, value in outputs.items()],
         ),
         ir_version=10,
@@ -210,13 +215,15 @@ def in_pytorch(kind: Kind) -> Run:
     return run
 
 
-def ways(kind: Kind) -> dict[str, Run]:
-    """Every way to compute the node."""
-    fused = graph(kind)
-    portable = graph(kind)
+WAYS = ("kernel", "kernel with a body", "body in onnxruntime", "body in onnx.reference")
+
+
+def ways(fused: ModelProto) -> dict[str, Run]:
+    """Every way to compute the node of a graph."""
+    portable = ModelProto()
+    portable.CopyFrom(fused)
     attach_bodies(portable)
     return {
-        "pytorch": in_pytorch(kind),
         "kernel": in_onnxruntime(fused),
         "kernel with a body": in_onnxruntime(portable),
         "body in onnxruntime": in_onnxruntime(without_kernel(portable)),

@@ -1,6 +1,7 @@
 import onnx_ir as ir
 import pytest
 import torch
+from tests.export.memory_weights import MemoryWeights
 from torch import Tensor
 
 from ortolan.export import derived
@@ -8,18 +9,13 @@ from ortolan.export.derived import DerivedWeights, Recipe, derive, recipes_of
 from ortolan.export.values import add_initializer, static_shape
 
 
-class Source:
-    """Weights in memory that record the largest read."""
+class Watched(MemoryWeights):
+    """Records the largest read."""
 
-    def __init__(self, **tensors: Tensor) -> None:
-        self.tensors = tensors
-        self.largest = 0
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
+    largest = 0
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        rows = self.tensors[name][start:stop]
+        rows = super().rows(name, start, stop)
         self.largest = max(self.largest, rows.numel())
         return rows
 
@@ -39,7 +35,7 @@ RECIPES = {
 @pytest.mark.parametrize("name", RECIPES)
 def test_any_rows_of_what_a_recipe_makes_are_those_of_the_whole(name: str) -> None:
     recipes = {key: recipe for key, (recipe, _) in RECIPES.items()}
-    weights = DerivedWeights(Source(a=A, b=B, bias=BIAS), recipes)
+    weights = DerivedWeights(MemoryWeights(a=A, b=B, bias=BIAS), recipes)
     whole = RECIPES[name][1]
     assert weights.shape(name) == whole.shape
     for start in range(len(whole)):
@@ -48,20 +44,20 @@ def test_any_rows_of_what_a_recipe_makes_are_those_of_the_whole(name: str) -> No
 
 
 def test_what_has_no_recipe_comes_from_the_source() -> None:
-    weights = DerivedWeights(Source(a=A), {})
+    weights = DerivedWeights(MemoryWeights(a=A), {})
     assert weights.shape("a") == (3, 4)
     assert torch.equal(weights.rows("a", 1, 3), A[1:3])
 
 
 def test_a_number_is_added_in_float32() -> None:
     small = torch.tensor([0.001], dtype=torch.bfloat16)
-    weights = DerivedWeights(Source(w=small), {"x": Recipe(("w",), offset=1.0)})
+    weights = DerivedWeights(MemoryWeights(w=small), {"x": Recipe(("w",), offset=1.0)})
     assert torch.equal(weights.rows("x", 0, 1), small.float() + 1)
 
 
 def test_axes_are_swapped_a_few_rows_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(derived, "READ_ELEMENTS", 8)
-    source = Source(w=torch.randn(50, 4))
+    source = Watched(w=torch.randn(50, 4))
     weights = DerivedWeights(source, {"x": Recipe(("w",), transposed=True)})
     assert torch.equal(weights.rows("x", 1, 3), source.tensors["w"].T[1:3])
     assert source.largest == 8
@@ -112,7 +108,7 @@ def test_recipes_are_found_in_the_graph_and_read_the_same_shapes() -> None:
         "a+b.weight": Recipe(("a.weight", "b.weight")),
         "a+b.plus_1.weight": Recipe(("a+b.weight",), offset=1.0),
     }
-    source = Source(**{"a.weight": torch.zeros(2, 4), "b.weight": torch.zeros(3, 4)})
+    source = MemoryWeights(**{"a.weight": torch.zeros(2, 4), "b.weight": torch.zeros(3, 4)})
     weights = DerivedWeights(source, recipes)
     for value in (*turned, joined, more):
         assert weights.shape(value.name or "") == static_shape(value)

@@ -4,6 +4,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -133,17 +134,15 @@ def by_pipeline(folder: Path, inputs: list[Any]) -> list[dict[str, float]]:
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], tuple[Path, Path]]:
     """Exports a case once; returns its source and bundle."""
-    made: dict[str, tuple[Path, Path]] = {}
 
-    def make(name: str) -> tuple[Path, Path]:
-        if name not in made:
-            folder = tmp_path_factory.mktemp("labels")
-            save({**FAST, **SLOW}[name], folder / "source")
-            ortolan.export(folder / "source", folder / "bundle")
-            made[name] = folder / "source", folder / "bundle"
-        return made[name]
+    @cache
+    def export(name: str) -> tuple[Path, Path]:
+        folder = tmp_path_factory.mktemp("labels")
+        save({**FAST, **SLOW}[name], folder / "source")
+        ortolan.export(folder / "source", folder / "bundle")
+        return folder / "source", folder / "bundle"
 
-    return make
+    return export
 
 
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])

@@ -156,7 +156,6 @@ def test_there_is_no_graph_for_prompts_of_a_machine(tmp_path: Path) -> None:
     [
         ("lstm, split", Int8(method="rtn")),
         pytest.param("attentive, split", Int4(method="rtn"), marks=pytest.mark.slow),
-        pytest.param("machine", Int4(method="rtn"), marks=pytest.mark.slow),
         pytest.param("machine", Int4(), marks=pytest.mark.slow),
     ],
 )
@@ -164,7 +163,9 @@ def test_products_in_few_bits(name: str, precision: Int4 | Int8, tmp_path: Path)
     """Recurrent operators keep float weights; the cells of a machine are products."""
     name, _, split = name.partition(", ")
     options = ExportOptions(graphs="split" if split else "unified", proof="quick", allow_poor=True)
-    bundle = ortolan.export(model_of(name), tmp_path / "b", precision=precision, options=options)
+    bundle = ortolan.export(
+        model_of(name), tmp_path / "b", precision=precision, max_context=64, options=options
+    )
     quantized = {tensor.name for tensor in bundle.manifest.quantized}
     assert {"embedding.weight", "head.weight"} <= quantized
     assert ("cells.0.weight_hh" in quantized) == (name == "machine")

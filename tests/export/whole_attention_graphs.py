@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from onnx import ModelProto, TensorProto, helper
-from tests.export.attention_graphs import Arrays, Run, Shape
+from onnx import ModelProto, TensorProto
+from tests.export.attention_graphs import Arrays, Run, Values, graph_of
 
 from ortolan.modeling.config import AttentionConfig, RotaryPositions
 from ortolan.modeling.layers.ops import Relative, Rotary, attention
@@ -66,7 +66,7 @@ KINDS = {
 }
 
 
-def given(kind: Kind) -> Arrays:
+def arrays_of(kind: Kind) -> Arrays:
     random = np.random.default_rng(5)
     width = (kind.heads + 2 * kind.kv_heads) * kind.width
     arrays: Arrays = {
@@ -88,41 +88,13 @@ def given(kind: Kind) -> Arrays:
 
 def graph(kind: Kind) -> ModelProto:
     """What `modeling.lowering` emits for this kind of attention."""
-    spec, arrays = kind.spec, given(kind)
-    names = ["query", "", "", "", "", "seqlens_k", "total", "cos", "sin", "", "bias"]
-    names = [name if name in arrays else "" for name in names]
-    while not names[-1]:
-        names.pop()
-    node = helper.make_node(
-        "GroupQueryAttention",
-        names,
-        ["output"],
-        domain="com.microsoft",
-        num_heads=spec.num_heads,
-        kv_num_heads=spec.num_kv_heads,
-        scale=spec.scale,
-        do_rotary=int(kind.rotated > 0),
-        local_window_size=spec.sliding_window or -1,
-        softcap=spec.softcap or 0.0,
-        causal=int(spec.causal),
-    )
-    if kind.interleaved:
-        node.attribute.append(helper.make_attribute("rotary_interleaved", 1))
     types: dict[Any, int] = {np.dtype("f"): TensorProto.FLOAT, np.dtype("i"): TensorProto.INT32}
-    shape: Shape = ["batch", "sequence", kind.heads * kind.width]
-    return helper.make_model(
-        helper.make_graph(
-            [node],
-            "attention",
-            [
-                helper.make_tensor_value_info(name, types[array.dtype], array.shape)
-                for name, array in arrays.items()
-            ],
-            [helper.make_tensor_value_info("output", TensorProto.FLOAT, shape)],
-        ),
-        ir_version=10,
-        opset_imports=[helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)],
-    )
+    inputs: Values = {n: (types[array.dtype], array.shape) for n, array in arrays_of(kind).items()}
+    outputs: Values = {
+        "output": (TensorProto.FLOAT, ["batch", "sequence", kind.heads * kind.width])
+    }
+    causal = int(kind.causal)
+    return graph_of(kind.spec, inputs, outputs, interleaved=kind.interleaved, causal=causal)
 
 
 def in_pytorch(kind: Kind) -> Run:
@@ -142,5 +114,5 @@ def in_pytorch(kind: Kind) -> Run:
 
 def run_rows(kind: Kind, run: Run) -> list[NDArray[np.float32]]:
     """What a way to compute it gives for the valid tokens of each row."""
-    (got,) = run(given(kind))
+    (got,) = run(arrays_of(kind))
     return [got[row, :length] for row, length in enumerate(LENGTHS)]

@@ -1,7 +1,6 @@
 """A trained model in float16 on a device, against PyTorch in float32 on the CPU."""
 
 import shutil
-from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -48,19 +47,10 @@ def device(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture(scope="module")
-def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Bundle]:
-    @cache
-    def export(device: Any) -> Bundle:
-        out = tmp_path_factory.mktemp("halves") / "bundle"
-        bundle: Bundle = ortolan.export(CHECKPOINT, out, device=device, precision="fp16")
-        return bundle
-
-    return export
-
-
-@pytest.fixture(scope="module")
-def bundle(device: str, exported: Callable[[str], Bundle]) -> Bundle:
-    return exported(device)
+def bundle(device: Any, tmp_path_factory: pytest.TempPathFactory) -> Bundle:
+    out = tmp_path_factory.mktemp("halves") / "bundle"
+    bundle: Bundle = ortolan.export(CHECKPOINT, out, device=device, precision="fp16")
+    return bundle
 
 
 @pytest.fixture(scope="module")

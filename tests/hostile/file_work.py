@@ -1,7 +1,7 @@
 """All work of Ortolan that writes permanent files, and checks of the result."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
@@ -77,13 +77,14 @@ def _export(folder: Path) -> Work:
 
 def _auto(folder: Path) -> Work:
     torch.manual_seed(0)
-    module = DecoderModel(tiny_models.gpt2()).eval()
+    config = tiny_models.gpt2()
+    module = DecoderModel(replace(config, blocks=config.blocks[:1])).eval()
 
     def write(place: Path, version: Version) -> None:
         ortolan.export(
             module,
             place / "bundle",
-            precision=ortolan.Auto(target_size=400_000),
+            precision=ortolan.Auto(target_size=300_000),
             options=ExportOptions(allow_poor=True),
             max_context=CONTEXTS[version],
             force=True,

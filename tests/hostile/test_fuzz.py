@@ -32,6 +32,12 @@ print(outcome.kind, outcome.stage, outcome.is_finding, outcome.message, sep="|")
 """
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Folder where each kind of bundle is written once."""
+    return tmp_path_factory.mktemp("bundles")
+
+
 def python(*arguments: object) -> "subprocess.CompletedProcess[str]":
     """Run a fresh Python that can import `tests`."""
     path = os.pathsep.join([f"{ROOT / 'src'}", f"{ROOT}"])
@@ -71,9 +77,9 @@ def test_every_way_to_end_is_recognized(body: str, expected: str, tmp_path: Path
     assert done.stdout.startswith(expected), done
 
 
-def test_a_mutant_is_determined_by_its_name(tmp_path: Path) -> None:
-    bundles.write(tmp_path, ("decoder",))
-    original = bundles.read(tmp_path, "decoder")
+def test_a_mutant_is_determined_by_its_name(folder: Path) -> None:
+    bundles.write(folder, ("decoder",))
+    original = bundles.read(folder, "decoder")
     names = [f"decoder/{SEED}/{number}" for number in range(60)]
     mutants = [mutant(original, name) for name in names]
 
@@ -89,9 +95,9 @@ def counts(table: str) -> dict[str, int]:
     return dict(zip(COLUMNS, map(int, line.split("|")), strict=True))
 
 
-def test_mutants_work_or_are_refused(tmp_path: Path) -> None:
+def test_mutants_work_or_are_refused(folder: Path) -> None:
     kinds = ("--kinds", *bundles.HANDMADE)
-    done = module("fuzz", "--bundles", tmp_path, "--seed", SEED, "--count", 150, *kinds)
+    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 150, *kinds)
 
     assert done.returncode == 0, done.stdout + done.stderr
     total = counts(done.stdout)
@@ -99,10 +105,10 @@ def test_mutants_work_or_are_refused(tmp_path: Path) -> None:
     assert min(total["loaded"], total["refused at open"]) > 5, done.stdout
 
 
-def test_requests_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> None:
+def test_requests_are_answered_or_refused_and_change_nothing(folder: Path) -> None:
     targets = ("decoder", "encoder", "images", "service", "session", "conversation")
     arguments = ("--seed", SEED, "--count", 1200, "--targets", *targets)
-    done = module("fuzz_requests", "--bundles", tmp_path, *arguments)
+    done = module("fuzz_requests", "--bundles", folder, *arguments)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert len(re.findall(r"'answered': [1-9]", done.stdout)) == len(targets), done.stdout
@@ -116,15 +122,15 @@ def test_foreign_operators_are_refused_before_anything_is_loaded() -> None:
 
 
 @pytest.mark.slow
-def test_mutants_of_exports_work_or_are_refused(tmp_path: Path) -> None:
-    done = module("fuzz", "--bundles", tmp_path, "--seed", SEED, "--count", 700)
+def test_mutants_of_exports_work_or_are_refused(folder: Path) -> None:
+    done = module("fuzz", "--bundles", folder, "--seed", SEED, "--count", 700)
 
     assert done.returncode == 0, done.stdout + done.stderr
     assert sum(counts(done.stdout).values()) == 700
 
 
 @pytest.mark.slow
-def test_requests_of_exports_are_answered_or_refused_and_change_nothing(tmp_path: Path) -> None:
-    done = module("fuzz_requests", "--bundles", tmp_path, "--seed", SEED, "--count", 6000)
+def test_requests_of_exports_are_answered_or_refused_and_change_nothing(folder: Path) -> None:
+    done = module("fuzz_requests", "--bundles", folder, "--seed", SEED, "--count", 6000)
 
     assert done.returncode == 0, done.stdout + done.stderr

@@ -42,6 +42,15 @@ MLP = FeedForwardConfig(kind="mlp", intermediate_size=20, activation="gelu", bia
 
 BLOCK = BlockConfig(mixer=ATTENTION, feed_forward=MLP, norm=LAYER)
 
+
+def with_attention(**fields: Any) -> BlockConfig:
+    return replace(BLOCK, mixer=replace(ATTENTION, **fields))
+
+
+def with_mlp(**fields: Any) -> BlockConfig:
+    return replace(BLOCK, feed_forward=replace(MLP, **fields))
+
+
 POSITIONS: dict[str, Positions] = {
     "none": NoPositions(),
     "learned": LearnedPositions(),
@@ -70,27 +79,26 @@ BLOCKS: dict[str, BlockConfig] = {
     "parallel": replace(BLOCK, placement="parallel"),
     "parallel-norms": replace(BLOCK, placement="parallel_norms"),
     "rms": replace(BLOCK, norm=RMS, placement="pre_residual"),
-    "grouped": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=2)),
-    "multi-query": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=1)),
-    "softcap": replace(BLOCK, mixer=replace(ATTENTION, softcap=0.8)),
-    "unbiased": replace(BLOCK, mixer=replace(ATTENTION, qkv_bias=False, out_bias=False)),
-    "narrow-values": replace(BLOCK, mixer=replace(ATTENTION, value_dim=3)),
-    "wide-values": replace(BLOCK, mixer=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH)),
-    "readout-sum": replace(
-        BLOCK,
-        mixer=replace(ATTENTION, value_dim=WIDTH, readout="sum", out_bias=False),
+    "grouped": with_attention(num_kv_heads=2),
+    "multi-query": with_attention(num_kv_heads=1),
+    "softcap": with_attention(softcap=0.8),
+    "window-of-one": with_attention(sliding_window=1),
+    "window-grouped": with_attention(sliding_window=3, num_kv_heads=2),
+    "window-softcap": with_attention(sliding_window=4, num_kv_heads=1, softcap=2.0),
+    "unbiased": with_attention(qkv_bias=False, out_bias=False),
+    "narrow-values": with_attention(value_dim=3),
+    "wide-values": with_attention(num_kv_heads=2, value_dim=WIDTH),
+    "readout-sum": with_attention(value_dim=WIDTH, readout="sum", out_bias=False),
+    "readout-sum-grouped": with_attention(
+        num_kv_heads=2, value_dim=WIDTH, readout="sum", out_bias=False
     ),
-    "readout-sum-grouped": replace(
-        BLOCK,
-        mixer=replace(ATTENTION, num_kv_heads=2, value_dim=WIDTH, readout="sum", out_bias=False),
-    ),
-    "softcap-values": replace(BLOCK, mixer=replace(ATTENTION, softcap=0.8, value_dim=5)),
-    "two-layers": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, activation="relu")),
-    "two-layers-unbiased": replace(BLOCK, feed_forward=replace(MLP, hidden_layers=2, bias=False)),
-    "gated": replace(BLOCK, feed_forward=replace(MLP, kind="gated", activation="silu")),
-    "tanh": replace(BLOCK, feed_forward=replace(MLP, activation="tanh")),
-    "relu2": replace(BLOCK, feed_forward=replace(MLP, activation="relu2")),
-    "quick-gelu": replace(BLOCK, feed_forward=replace(MLP, activation="quick_gelu")),
+    "softcap-values": with_attention(softcap=0.8, value_dim=5),
+    "two-layers": with_mlp(hidden_layers=2, activation="relu"),
+    "two-layers-unbiased": with_mlp(hidden_layers=2, bias=False),
+    "gated": with_mlp(kind="gated", activation="silu"),
+    "tanh": with_mlp(activation="tanh"),
+    "relu2": with_mlp(activation="relu2"),
+    "quick-gelu": with_mlp(activation="quick_gelu"),
     "inner-post": replace(BLOCK, placement="inner_post"),
     "sandwich": replace(BLOCK, placement="sandwich", norm=RMS, residual_scale=0.4),
     "no-attention-norm": replace(BLOCK, attention_norm=False),
@@ -102,15 +110,10 @@ BLOCKS: dict[str, BlockConfig] = {
         mixer=replace(ATTENTION, out_norm=RMS, clip=0.7),
         feed_forward=replace(MLP, inner_norm=RMS, bias=False, down_bias=True),
     ),
-    "gated-inner-norm": replace(
-        BLOCK,
-        feed_forward=replace(MLP, kind="gated", activation="silu", inner_norm=RMS, down_bias=False),
-    ),
-    "sinks": replace(BLOCK, mixer=replace(ATTENTION, sinks=True)),
+    "gated-inner-norm": with_mlp(kind="gated", activation="silu", inner_norm=RMS, down_bias=False),
+    "sinks": with_attention(sinks=True),
     **{
-        f"query-key-norm-{name}": replace(
-            BLOCK, mixer=replace(ATTENTION, num_kv_heads=2, query_key_norm=kind, **fields)
-        )
+        f"query-key-norm-{name}": with_attention(num_kv_heads=2, query_key_norm=kind, **fields)
         for name, kind, fields in (
             ("head", RMS, {}),
             ("all", RMS, {"norm_over": "all"}),
@@ -120,8 +123,8 @@ BLOCKS: dict[str, BlockConfig] = {
             ("weightless", replace(RMS, scale=False), {"norm_after_rotary": True}),
         )
     },
-    "xielu": replace(BLOCK, feed_forward=replace(MLP, activation="xielu")),
-    "gelu-tanh": replace(BLOCK, feed_forward=replace(MLP, activation="gelu_tanh")),
+    "xielu": with_mlp(activation="xielu"),
+    "gelu-tanh": with_mlp(activation="gelu_tanh"),
 }
 
 
@@ -132,11 +135,11 @@ def bidirectional(block: BlockConfig) -> BlockConfig:
 
 LAYERS: dict[str, tuple[BlockConfig, BlockConfig]] = {
     "own-and-none": (
-        replace(BLOCK, mixer=replace(ATTENTION, rotary=RotaryPositions(dim=4, theta=9.0))),
-        replace(BLOCK, mixer=replace(ATTENTION, rotary=NoPositions())),
+        with_attention(rotary=RotaryPositions(dim=4, theta=9.0)),
+        with_attention(rotary=NoPositions()),
     ),
     "own-and-shared": (
-        replace(BLOCK, mixer=replace(ATTENTION, rotary=RotaryPositions(dim=2, theta=50.0))),
+        with_attention(rotary=RotaryPositions(dim=2, theta=50.0)),
         BLOCK,
     ),
 }

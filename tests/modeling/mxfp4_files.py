@@ -1,10 +1,10 @@
 """Tiny checkpoints of gpt-oss with experts in MXFP4, as published."""
 
-import json
 from pathlib import Path
 
 import torch
 from safetensors.torch import load_file, save_file
+from tests.modeling.checkpoint.refusals import reconfigure
 from tests.modeling.tiny_models import reference_model
 from tests.tiny.mixtures import GPT_OSS
 from torch import Tensor
@@ -35,8 +35,6 @@ def save_gpt_oss(folder: Path) -> PreTrainedModel:
         tensors |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
         reference.get_parameter(name).data = stand_for
     save_file(tensors, folder / "model.safetensors")
-    config = folder / "config.json"
-    values = json.loads(config.read_text())
     quantization = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
-    config.write_text(json.dumps(values | {"quantization_config": quantization}))
+    reconfigure(folder, quantization_config=quantization)
     return reference

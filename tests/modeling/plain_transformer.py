@@ -192,7 +192,9 @@ class Head:
             values = [cut(row, values_at, group, spec.value_width) for row in packed]
             positions = range(now + 1 if spec.causal else len(rows))
             if spec.sliding_window is not None:
-                positions = positions[max(0, now + 1 - spec.sliding_window) :]
+                positions = positions[
+                    max(0, now + 1 - spec.sliding_window) : now + spec.sliding_window
+                ]
             scores = [self.score(h, query, now, keys[then], then) for then in positions]
             visible = [values[then] for then in positions]
             if spec.sinks:

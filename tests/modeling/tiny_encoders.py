@@ -1,10 +1,12 @@
 """Encoders and encoder-decoders of Hugging Face transformers, tiny, with random weights."""
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
-from tests.modeling.tiny_models import NO_TOKENS, VOCABULARY, reference_model
+import transformers
+from tests.modeling.tiny_models import LLAMA, NO_TOKENS, VOCABULARY, reference_model
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -96,10 +98,7 @@ NARROW: dict[str, tuple[str, dict[str, Any]]] = {
     "modernbert": ("ModernBert", {"local_attention": 6} | NO_TOKENS),
     "mpnet": ("MPNet", {}),
     "nomic_bert": ("NomicBert", {}),
-    "rembert": (
-        "RemBert",
-        {"input_embedding_size": 16, "output_embedding_size": 24} | NO_TOKENS,
-    ),
+    "rembert": ("RemBert", {"input_embedding_size": 16, "output_embedding_size": 24} | NO_TOKENS),
     "roformer": ("RoFormer", {"embedding_size": 16}),
 }
 """Encoders with a field more than BERT has, or another."""
@@ -108,12 +107,9 @@ MODERN = BERT | {"model_type": "modernbert", "local_attention": 6} | NO_TOKENS
 
 ALL_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True, "classifier_bias": True}
 
-EMBEDDING_GEMMA = {
+EMBEDDING_GEMMA = LLAMA | {
     "model_type": "gemma3_text",
     "use_bidirectional_attention": True,
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "num_key_value_heads": 1,
@@ -122,8 +118,6 @@ EMBEDDING_GEMMA = {
     "sliding_window": 6,
     "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 24,
-    "pad_token_id": PAD,
-    **NO_TOKENS,
 }
 
 BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
@@ -151,7 +145,7 @@ THREE_LABELS: dict[str, Any] = {"id2label": {0: "ham", 1: "spam", 2: "eggs"}}
 HEADS = {"": "Model", "masked": "ForMaskedLM", "classifier": "ForSequenceClassification"}
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class EncoderCase:
     """A model of transformers: its class and its config, and how large its weights are."""
 
@@ -162,133 +156,130 @@ class EncoderCase:
     def reference(self) -> PreTrainedModel:
         return reference_model(self.values, architecture=self.architecture, spread=self.spread)
 
+    def write(self, folder: Path) -> PreTrainedModel:
+        """Save the reference model, and return it."""
+        reference = self.reference()
+        reference.save_pretrained(folder)
+        return reference
+
+    def read(self, folder: Path) -> PreTrainedModel:
+        """The model of a folder, as transformers reads it."""
+        kind = getattr(transformers, self.architecture)
+        model: PreTrainedModel = kind.from_pretrained(folder, attn_implementation="eager")
+        return model
+
 
 def t5_case(
     values: dict[str, Any], architecture: str = "T5ForConditionalGeneration"
 ) -> EncoderCase:
     """A T5, whose scores have no scale: large weights would make them a choice of one token."""
-    return EncoderCase(architecture=architecture, values=values, spread=0.17)
+    return EncoderCase(architecture, values, spread=0.17)
 
 
 ENCODERS = {
-    "bert": EncoderCase(architecture="BertModel", values=BERT),
-    "bert-masked": EncoderCase(architecture="BertForMaskedLM", values=BERT),
+    "bert": EncoderCase("BertModel", BERT),
+    "bert-masked": EncoderCase("BertForMaskedLM", BERT),
     "bert-masked-values": EncoderCase(
-        architecture="BertForMaskedLM",
-        values=BERT | {"hidden_act": "relu", "layer_norm_eps": 0.3, "type_vocab_size": 3},
+        "BertForMaskedLM",
+        BERT | {"hidden_act": "relu", "layer_norm_eps": 0.3, "type_vocab_size": 3},
     ),
-    "bert-pretraining": EncoderCase(architecture="BertForPreTraining", values=BERT),
-    "bert-classifier": EncoderCase(
-        architecture="BertForSequenceClassification", values=BERT | THREE_LABELS
-    ),
-    "roberta": EncoderCase(architecture="RobertaModel", values=ROBERTA),
-    "roberta-masked": EncoderCase(architecture="RobertaForMaskedLM", values=ROBERTA),
+    "bert-pretraining": EncoderCase("BertForPreTraining", BERT),
+    "bert-classifier": EncoderCase("BertForSequenceClassification", BERT | THREE_LABELS),
+    "roberta": EncoderCase("RobertaModel", ROBERTA),
+    "roberta-masked": EncoderCase("RobertaForMaskedLM", ROBERTA),
     "roberta-masked-values": EncoderCase(
-        architecture="RobertaForMaskedLM",
-        values=ROBERTA | {"hidden_act": "gelu_new", "pad_token_id": 4},
+        "RobertaForMaskedLM", ROBERTA | {"hidden_act": "gelu_new", "pad_token_id": 4}
     ),
-    "roberta-classifier": EncoderCase(
-        architecture="RobertaForSequenceClassification", values=ROBERTA
-    ),
-    "distilbert": EncoderCase(architecture="DistilBertModel", values=DISTILBERT),
-    "distilbert-masked": EncoderCase(
-        architecture="DistilBertForMaskedLM", values=DISTILBERT | {"activation": "relu"}
-    ),
+    "roberta-classifier": EncoderCase("RobertaForSequenceClassification", ROBERTA),
+    "distilbert": EncoderCase("DistilBertModel", DISTILBERT),
+    "distilbert-masked": EncoderCase("DistilBertForMaskedLM", DISTILBERT | {"activation": "relu"}),
     "distilbert-masked-untied": EncoderCase(
-        architecture="DistilBertForMaskedLM", values=DISTILBERT | {"tie_word_embeddings": False}
+        "DistilBertForMaskedLM", DISTILBERT | {"tie_word_embeddings": False}
     ),
     "distilbert-classifier": EncoderCase(
-        architecture="DistilBertForSequenceClassification", values=DISTILBERT | THREE_LABELS
+        "DistilBertForSequenceClassification", DISTILBERT | THREE_LABELS
     ),
     **{
         f"{name}-{head or 'base'}": EncoderCase(
-            architecture=f"{classes}{HEADS[head]}", values=BERT | {"model_type": name}
+            f"{classes}{HEADS[head]}", BERT | {"model_type": name}
         )
         for name, classes in BERT_LIKE.items()
         for head in HEADS
     },
     **{
         f"{name}-{head or 'base'}": EncoderCase(
-            architecture=f"{classes}{HEADS[head]}", values=BERT | {"model_type": name} | values
+            f"{classes}{HEADS[head]}", BERT | {"model_type": name} | values
         )
         for name, (classes, values) in NARROW.items()
         for head in HEADS
     },
     "eurobert-first": EncoderCase(
-        architecture="EuroBertForSequenceClassification",
-        values=BERT
+        "EuroBertForSequenceClassification",
+        BERT
         | {"model_type": "eurobert", "classifier_pooling": "bos", "attention_bias": True}
         | NO_TOKENS,
     ),
     "eurobert-tied": EncoderCase(
-        architecture="EuroBertForMaskedLM",
-        values=BERT
+        "EuroBertForMaskedLM",
+        BERT
         | {"model_type": "eurobert", "tie_word_embeddings": True, "mlp_bias": True}
         | NO_TOKENS,
     ),
     "modernbert-biases": EncoderCase(
-        architecture="ModernBertForMaskedLM", values=MODERN | ALL_BIASES | {"decoder_bias": False}
+        "ModernBertForMaskedLM", MODERN | ALL_BIASES | {"decoder_bias": False}
     ),
     "modernbert-mean": EncoderCase(
-        architecture="ModernBertForSequenceClassification",
-        values=MODERN | ALL_BIASES | {"classifier_pooling": "mean", "num_hidden_layers": 4},
+        "ModernBertForSequenceClassification",
+        MODERN | ALL_BIASES | {"classifier_pooling": "mean", "num_hidden_layers": 4},
     ),
-    "embedding-gemma": EncoderCase(architecture="Gemma3TextModel", values=EMBEDDING_GEMMA),
+    "embedding-gemma": EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA),
     "big-bird-full": EncoderCase(
-        architecture="BigBirdForMaskedLM",
-        values=BERT | {"model_type": "big_bird", "attention_type": "original_full"},
+        "BigBirdForMaskedLM", BERT | {"model_type": "big_bird", "attention_type": "original_full"}
     ),
-    "roformer-wide": EncoderCase(
-        architecture="RoFormerForMaskedLM", values=BERT | {"model_type": "roformer"}
-    ),
+    "roformer-wide": EncoderCase("RoFormerForMaskedLM", BERT | {"model_type": "roformer"}),
     "electra-wide": EncoderCase(
-        architecture="ElectraForMaskedLM",
-        values=BERT | {"model_type": "electra", "embedding_size": 32},
+        "ElectraForMaskedLM", BERT | {"model_type": "electra", "embedding_size": 32}
     ),
     "t5-encoder": t5_case(T5, "T5EncoderModel"),
     "umt5-encoder": t5_case(T5 | {"model_type": "umt5"}, "UMT5EncoderModel"),
 }
 
 IMAGES = {
-    "vit": EncoderCase(architecture="ViTModel", values=VIT),
-    "vit-classifier": EncoderCase(
-        architecture="ViTForImageClassification", values=VIT | THREE_LABELS
-    ),
+    "vit": EncoderCase("ViTModel", VIT),
+    "vit-classifier": EncoderCase("ViTForImageClassification", VIT | THREE_LABELS),
     "vit-no-bias-gray": EncoderCase(
-        architecture="ViTForImageClassification",
-        values=VIT | {"qkv_bias": False, "num_channels": 1, "hidden_act": "relu"},
+        "ViTForImageClassification",
+        VIT | {"qkv_bias": False, "num_channels": 1, "hidden_act": "relu"},
     ),
     "vit-oblong": EncoderCase(
-        architecture="ViTForImageClassification",
-        values=VIT | {"image_size": [8, 12], "patch_size": [4, 3], "layer_norm_eps": 0.2},
+        "ViTForImageClassification",
+        VIT | {"image_size": [8, 12], "patch_size": [4, 3], "layer_norm_eps": 0.2},
     ),
 }
 
 SEQ2SEQ = {
-    "marian": EncoderCase(architecture="MarianMTModel", values=MARIAN),
-    "marian-unscaled": EncoderCase(
-        architecture="MarianMTModel", values=MARIAN | {"scale_embedding": False}
-    ),
+    "marian": EncoderCase("MarianMTModel", MARIAN),
+    "marian-unscaled": EncoderCase("MarianMTModel", MARIAN | {"scale_embedding": False}),
     "marian-two-vocabularies": EncoderCase(
-        architecture="MarianMTModel",
-        values=MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 89},
+        "MarianMTModel",
+        MARIAN | {"share_encoder_decoder_embeddings": False, "decoder_vocab_size": 89},
     ),
-    "bart": EncoderCase(architecture="BartForConditionalGeneration", values=BART),
+    "bart": EncoderCase("BartForConditionalGeneration", BART),
     "bart-values": EncoderCase(
-        architecture="BartForConditionalGeneration",
-        values=BART | {"activation_function": "silu", "scale_embedding": True},
+        "BartForConditionalGeneration",
+        BART | {"activation_function": "silu", "scale_embedding": True},
     ),
     **{
         f"{name}-{'scaled' if scaled else 'unscaled'}": EncoderCase(
-            architecture=f"{classes}ForConditionalGeneration",
-            values=BART | {"model_type": name, "scale_embedding": scaled},
+            f"{classes}ForConditionalGeneration",
+            BART | {"model_type": name, "scale_embedding": scaled},
         )
         for name, classes in BART_LIKE.items()
         for scaled in (False, True)
     },
     "m2m_100-padding": EncoderCase(
-        architecture="M2M100ForConditionalGeneration",
-        values=BART | {"model_type": "m2m_100", "pad_token_id": 4, "scale_embedding": True},
+        "M2M100ForConditionalGeneration",
+        BART | {"model_type": "m2m_100", "pad_token_id": 4, "scale_embedding": True},
     ),
     "t5": t5_case(T5),
     "t5-published-buckets": t5_case(
@@ -336,6 +327,6 @@ def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
         output = model(**inputs)
     for name in ("logits", "prediction_logits", "last_hidden_state"):
         if name in output:
-            found: Tensor = output[name]
-            return found
+            tensor: Tensor = output[name]
+            return tensor
     raise AssertionError(f"no output in {list(output)}")

@@ -6,20 +6,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.modeling.training.recipes import ANSWERING, write_recipe
+from tests.modeling.training.recipes import ANSWERING, task_of, write_recipe
 from tokenizers import Tokenizer
 
 from copying.answering import (
     END,
     IGNORED,
-    AnsweringTask,
     padded,
     right_share,
 )
 from ortolan.modeling import ConfigError, RecurrentModel, TransformerModel, load
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.recipe import read_recipe
-from ortolan.modeling.training.tasks.task import Task
 from ortolan.modeling.training.trainer import train
 
 MODEL = 'model_type = "recurrent"\ncell = "gru"\nhidden_size = 24'
@@ -35,14 +32,8 @@ num_attention_heads = 2""",
 }
 
 
-def task_of(folder: Path, old: str = "", new: str = "") -> AnsweringTask:
-    recipe = read_recipe(write_recipe(folder, ANSWERING, old, new))
-    torch.manual_seed(0)
-    return AnsweringTask(recipe, folder, curriculum=recipe.task.get("curriculum", 0.0))
-
-
 def test_tokens_are_words_and_a_text_ends_with_the_end_token(tmp_path: Path) -> None:
-    task = task_of(tmp_path)
+    task = task_of(tmp_path, ANSWERING)
     assert task.tokenizer.get_vocab() == {END: 0, "a": 1, "b": 2, "c": 3, "|": 4}
     assert task.module.config.eos_token_ids == (0,)
     (prompt, answer), (ids, length) = task.data.train[0], task.train[0]
@@ -59,7 +50,7 @@ def test_the_loss_is_of_answers_only() -> None:
 
 
 def test_batches_hold_texts_of_similar_length_and_are_reproducible(tmp_path: Path) -> None:
-    task = task_of(tmp_path)
+    task = task_of(tmp_path, ANSWERING)
     batches = list(islice(task.batches(), 40))
     widths = {inputs.shape[1] for inputs, _ in batches}
     assert len(widths) > 3
@@ -71,7 +62,7 @@ def test_batches_hold_texts_of_similar_length_and_are_reproducible(tmp_path: Pat
 
 
 def test_a_curriculum_begins_with_the_shortest_texts(tmp_path: Path) -> None:
-    task = task_of(tmp_path, 'Task"', 'Task"\ncurriculum = 0.5')
+    task = task_of(tmp_path, ANSWERING, 'Task"', 'Task"\ncurriculum = 0.5')
     steps = task.recipe.steps
     widths = [inputs.shape[1] for inputs, _ in islice(task.batches(), steps)]
     longest = max(len(ids) for ids, _ in task.train) - 1
@@ -106,23 +97,23 @@ def test_an_answer_is_right_if_every_token_is() -> None:
 
 def test_texts_longer_than_the_context_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"max_position_embeddings .*18"):
-        task_of(tmp_path, "max_position_embeddings = 32", "max_position_embeddings = 12")
+        task_of(tmp_path, ANSWERING, "max_position_embeddings = 32", "max_position_embeddings = 12")
 
 
 def test_a_model_that_cannot_answer_is_an_error(tmp_path: Path) -> None:
     vit = 'model_type = "vit"\nhidden_size = 32'
     with pytest.raises((RecipeError, ConfigError)):
-        task_of(tmp_path, MODEL, vit)
+        task_of(tmp_path, ANSWERING, MODEL, vit)
 
 
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_models_learn_from_the_same_data(name: str, tmp_path: Path) -> None:
-    task: Task = task_of(tmp_path, MODEL, OTHERS[name])
+    task = task_of(tmp_path, ANSWERING, MODEL, OTHERS[name])
     optimizer = torch.optim.Adam(task.module.parameters(), lr=1e-2)
     losses = []
     for batch in islice(task.batches(), 25):
         loss = task.loss(batch)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(float(loss.detach()))

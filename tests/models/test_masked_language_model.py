@@ -8,17 +8,16 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.modeling.tiny_models import assert_same_logits
-from tests.modeling.training.recipes import MASKED, write_recipe
+from tests.modeling.training.recipes import MASKED, task_of, write_recipe
 from tokenizers import Tokenizer
 from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-from ortolan.modeling import ConfigError, EncoderModel, load
+from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.errors import RecipeError
-from ortolan.modeling.training.recipe import TokenizerRecipe, read_recipe
+from ortolan.modeling.training.recipe import TokenizerRecipe
 from ortolan.modeling.training.tasks.bert import END_ID, MASK_ID, SPECIAL, START_ID, bert_tokenizer
 from ortolan.modeling.training.trainer import train
 from snippets.masked_language_model import (
-    MaskedLanguageModelTask,
     growing,
     hide,
     stream,
@@ -28,12 +27,6 @@ from snippets.masked_language_model import (
 VOCABULARY = 1000
 
 TEXT = "def add(first, second):\n    return first + second\n"
-
-
-def task_of(path: Path) -> MaskedLanguageModelTask:
-    recipe = read_recipe(path)
-    options = {name: value for name, value in recipe.task.items() if name != "source"}
-    return MaskedLanguageModelTask(recipe, path.parent, **options)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -79,15 +72,6 @@ def test_other_tokens_stay_and_targets_are_the_hidden_tokens() -> None:
     assert not torch.equal(hidden.ids, ids)
 
 
-def test_masking_is_reproducible() -> None:
-    ids = texts(5, 40)
-    one, same, other = (
-        hide(ids, part=0.15, vocab_size=VOCABULARY, generator=seeded(seed)) for seed in (1, 1, 2)
-    )
-    assert torch.equal(one.ids, same.ids)
-    assert not torch.equal(one.positions, other.positions)
-
-
 def test_windows_have_special_tokens_at_both_ends() -> None:
     tokens = torch.arange(100, 200, dtype=torch.int32)
     result = windows(tokens, torch.tensor([0, 92]), 10)
@@ -109,7 +93,7 @@ def test_windows_that_do_not_double_are_an_error(shortest: int, longest: int) ->
 
 
 def test_batches_of_growing_windows_have_the_same_number_of_tokens(tmp_path: Path) -> None:
-    batches = task_of(write_recipe(tmp_path, MASKED, 'Task"', 'Task"\nshortest = 12')).batches()
+    batches = task_of(tmp_path, MASKED, 'Task"', 'Task"\nshortest = 12').batches()
     shapes = [tuple(next(batches)[0].shape) for _ in range(170)]
     expected = [(64, 12)] * 50 + [(32, 24)] * 50 + [(16, 48)] * 70
     assert shapes == expected
@@ -129,16 +113,6 @@ def test_the_tokenizer_adds_special_tokens_and_restores_the_text() -> None:
 
 def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
     folder = train(write_recipe(tmp_path, MASKED), tmp_path / "out")
-
-    assert {path.name for path in folder.iterdir()} == {
-        "calibration.txt",
-        "config.json",
-        "loss.png",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "training.json",
-    }
     figures = json.loads((folder / "training.json").read_text())
     assert figures["tokens_seen"] == 150 * 16 * 48
     assert figures["held_out_masked_accuracy"] > figures["most_frequent_token_accuracy"] > 0
@@ -157,33 +131,11 @@ def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
 
 
 def test_the_loss_is_the_cross_entropy_of_the_hidden_tokens(tmp_path: Path) -> None:
-    path = write_recipe(tmp_path, MASKED)
-    task = task_of(path)
+    task = task_of(tmp_path, MASKED)
     ids, positions, targets = batch = next(task.batches())
     logits = task.module(ids)
     rows = torch.arange(len(ids))[:, None]
     expected = F.cross_entropy(logits[rows, positions].flatten(0, 1), targets.flatten())
     torch.testing.assert_close(task.loss(batch), expected)
-    again = next(task_of(path).batches())
+    again = next(task_of(tmp_path, MASKED).batches())
     assert all(torch.equal(one, other) for one, other in zip(batch, again, strict=True))
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "error", "message"),
-    [
-        ("sequence_length = 48", "sequence_length = 65", RecipeError, "64.* 65"),
-        ("sequence_length = 48", "sequence_length = 4", RecipeError, "8 to .*4"),
-        ("sequence_length = 48\n", "", RecipeError, "sequence_length"),
-        ("[tokenizer]\nvocab_size = 400\n", "", RecipeError, "tokenizer"),
-        ('Task"', 'Task"\nstart = "x"', RecipeError, "`start`"),
-        ('Task"', 'Task"\nshortest = 10', RecipeError, "task.shortest must be 48"),
-        ('"bert"', '"bert"\narchitectures = ["BertModel"]', ConfigError, "NoneType"),
-        ('"bert"', '"llama"', ConfigError, "expected|missing|unknown|must"),
-    ],
-)
-def test_an_invalid_recipe_is_an_error_before_any_work(
-    tmp_path: Path, old: str, new: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        train(write_recipe(tmp_path, MASKED, old, new), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

@@ -9,6 +9,7 @@ from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import BOS, EOS, TinyDecoder, tokenizer_json, write_bundle
 
 from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.bundle.packed import Packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.loading import load
 
@@ -27,6 +28,20 @@ def memory_left(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
         monkeypatch.setattr(memory_plan, "free_swap", lambda root: 0)
 
     return set_free
+
+
+@pytest.fixture
+def attached(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the graphs that packed weights are attached to."""
+    names: list[str] = []
+    attach = Packed.attach
+
+    def spy(self: Packed, file: str, graph: bytes) -> bytes:
+        names.append(file)
+        return attach(self, file, graph)
+
+    monkeypatch.setattr(Packed, "attach", spy)
+    return names
 
 
 @pytest.fixture(scope="session")

@@ -1,6 +1,7 @@
 """Nonsense in any argument is accepted or a typed error, and changes nothing."""
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,22 +28,21 @@ Call = Callable[[Any, Any], object]
 
 USER = [{"role": "user", "content": "a"}]
 
+OPTIONS = (
+    *("min_new_tokens", "sampling", "temperature", "stop", "stop_tokens", "ignore_eos"),
+    *("logprobs", "grammar", "cancel", "draft", "n"),
+)
+"""Options of `generate`."""
+
+
+def _generate(option: str, model: Any, value: Any) -> object:
+    return model.generate([1], max_new_tokens=1, **{option: value})
+
+
 CALLS: dict[str, Call] = {
     "prompt": lambda model, value: model.generate(value, max_new_tokens=1),
     "max_new_tokens": lambda model, value: model.generate([1], max_new_tokens=value),
-    "min_new_tokens": lambda model, value: model.generate(
-        [1], max_new_tokens=1, min_new_tokens=value
-    ),
-    "sampling": lambda model, value: model.generate([1], max_new_tokens=1, sampling=value),
-    "temperature": lambda model, value: model.generate([1], max_new_tokens=1, temperature=value),
-    "stop": lambda model, value: model.generate([1], max_new_tokens=1, stop=value),
-    "stop_tokens": lambda model, value: model.generate([1], max_new_tokens=1, stop_tokens=value),
-    "ignore_eos": lambda model, value: model.generate([1], max_new_tokens=1, ignore_eos=value),
-    "logprobs": lambda model, value: model.generate([1], max_new_tokens=1, logprobs=value),
-    "grammar": lambda model, value: model.generate([1], max_new_tokens=1, grammar=value),
-    "cancel": lambda model, value: model.generate([1], max_new_tokens=1, cancel=value),
-    "draft": lambda model, value: model.generate([1], max_new_tokens=1, draft=value),
-    "n": lambda model, value: model.generate([1], max_new_tokens=1, n=value),
+    **{name: partial(_generate, name) for name in OPTIONS},
     "decode": lambda model, value: model.tokenizer.decode(value),
     "labels": lambda model, value: model.tokenizer.labels(value),
     "slots": lambda model, value: model.serve(slots=value).close(),
@@ -100,18 +100,24 @@ def _served(model: Any, **options: Any) -> Any:
         return service.submit([1], max_new_tokens=1, **options)
 
 
+def check_nonsense(call: Call, model: Any, probe: Callable[[], Any]) -> None:
+    """Pass nonsense to a call, which may raise typed errors, and compare a fixed request."""
+    expected = probe()
+    for value in nonsense.ARGUMENTS:
+        try:
+            call(model, value)
+        except OrtolanError as error:
+            assert str(error), value  # noqa: PT017 - not every value is refused
+        np.testing.assert_array_equal(probe(), expected)
+
+
 @pytest.mark.parametrize("name", CALLS)
 def test_nonsense_is_accepted_or_a_typed_error(
     model: Any, name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)  # "x" is a path
-    expected = model.generate([1, 2, 3], max_new_tokens=4).tokens
-    for value in nonsense.ARGUMENTS:
-        try:
-            CALLS[name](model, value)
-        except OrtolanError as error:
-            assert str(error), value  # noqa: PT017 - not every value is refused
-        assert model.generate([1, 2, 3], max_new_tokens=4).tokens == expected
+    probe = partial(model.generate, [1, 2, 3], max_new_tokens=4)
+    check_nonsense(CALLS[name], model, lambda: probe().tokens)
 
 
 @pytest.mark.parametrize(
@@ -128,13 +134,7 @@ def test_numpy_integers_are_accepted_and_booleans_refused(model: Any, name: str)
 def test_nonsense_for_an_encoder_is_accepted_or_a_typed_error(name: str, tmp_path: Path) -> None:
     tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")
     encoder = ortolan.load(tmp_path / "bundle", threads=1)
-    expected = encoder.embed("a b")
-    for value in nonsense.ARGUMENTS:
-        try:
-            ENCODER_CALLS[name](encoder, value)
-        except OrtolanError as error:
-            assert str(error), value  # noqa: PT017 - not every value is refused
-        np.testing.assert_array_equal(encoder.embed("a b"), expected)
+    check_nonsense(ENCODER_CALLS[name], encoder, lambda: encoder.embed("a b"))
 
 
 def test_errors_quote_any_value_briefly() -> None:

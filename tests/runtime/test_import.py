@@ -62,6 +62,11 @@ def test_importing_the_package_imports_neither_numpy_nor_onnxruntime() -> None:
     assert not modules("import ortolan.runtime") & {"numpy", "onnxruntime", "torch", "tokenizers"}
 
 
+def test_opening_a_bundle_imports_neither_onnx_nor_onnxruntime() -> None:
+    absent = {"onnx", "onnxruntime", "torch", "transformers"}
+    assert not modules("import ortolan.runtime.bundle.folder") & absent
+
+
 def test_importing_everything_imports_no_torch_onnx_or_transformers() -> None:
     code = "import ortolan.runtime as r\nfor name in r.__all__: getattr(r, name)"
     brought = modules(code)

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -109,14 +110,10 @@ def test_a_request_does_not_depend_on_earlier_or_concurrent_ones(model: Seq2Seq)
             for source in sources
         ]
 
-    expected, got = tokens(), []
+    expected = tokens()
     model.generate([[9, 9, 9], SOURCE * 3], beams=2, max_new_tokens=8)
-    workers = [threading.Thread(target=lambda: got.append(tokens())) for _ in range(3)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert got == [expected] * 3
+    with ThreadPoolExecutor() as pool:
+        assert list(pool.map(lambda _: tokens(), range(3))) == [expected] * 3
 
 
 def test_seeds_of_a_batch_count_up(model: Seq2Seq) -> None:

@@ -6,6 +6,7 @@ The graph is never run.
 import hashlib
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
@@ -22,8 +23,6 @@ WEIGHTS = {
 
 BLOB = b"".join(bytes(4 * rows * columns) for rows, columns in WEIGHTS.values())
 BLOB_NAME = f"weights-{hashlib.sha256(BLOB).hexdigest()[:16]}.bin"
-
-CACHE_SHAPE = ("batch", KV_HEADS, "capacity", HEAD_WIDTH)
 
 
 def write(folder: Path, contents: dict[str, bytes] | None = None) -> Manifest:
@@ -55,54 +54,59 @@ def described(files: Mapping[str, bytes]) -> tuple[File, ...]:
     )
 
 
-def manifest_of(files: dict[str, bytes]) -> Manifest:
-    return Manifest(
-        schema=2,
-        kind="decoder",
-        precision="fp32",
-        attention="fused",
-        devices=("cpu",),
+def manifest_of(files: Mapping[str, bytes]) -> Manifest:
+    return manifest(
+        files,
         context_length=CAPACITY,
         vocab_size=VOCABULARY,
         graphs={"decoder": Graph(file="decoder.onnx")},
-        states=tuple(
-            State(
-                name=f"0.{part}",
-                input=f"past_key_values.0.{part}",
-                output=f"present.0.{part}",
-                shape=CACHE_SHAPE,
-                dtype="float32",
-                update="append",
-            )
-            for part in ("key", "value")
-        ),
+        states=cache_states(1, KV_HEADS, HEAD_WIDTH),
         weights=(BLOB_NAME,),
         tokens=Tokens(bos=1, eos=(2, 3), pad=0),
-        tokenizer="tokenizer.json",
-        certificate="certificate.json",
-        files=described(files),
-        provenance=Provenance(
+    )
+
+
+def manifest(files: Mapping[str, bytes], **fields: Any) -> Manifest:
+    """Return the manifest of a decoder in fp32 with these files; `fields` are the others."""
+    defaults: dict[str, Any] = {
+        "schema": 2,
+        "kind": "decoder",
+        "precision": "fp32",
+        "attention": "fused",
+        "devices": ("cpu",),
+        "states": (),
+        "weights": (),
+        "tokens": Tokens(),
+        "tokenizer": "tokenizer.json" if "tokenizer.json" in files else None,
+        "certificate": "certificate.json",
+        "files": described(files),
+        "provenance": Provenance(
             source_sha256="0" * 64, model_type="tiny", versions={"ortolan": "0.1.0"}
         ),
+    }
+    return Manifest(**defaults | fields)
+
+
+def cache_states(layers: int, heads: int, width: int) -> tuple[State, ...]:
+    """Return the states of a KV cache."""
+    return tuple(
+        State(
+            name=f"{layer}.{part}",
+            input=f"past_key_values.{layer}.{part}",
+            output=f"present.{layer}.{part}",
+            shape=("batch", heads, "capacity", width),
+            dtype="float32",
+            update="append",
+        )
+        for layer in range(layers)
+        for part in ("key", "value")
     )
 
 
 def model() -> ModelProto:
-    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
-    model: ModelProto = helper.make_model(_graph(), opset_imports=opsets, ir_version=10)
-    return model
-
-
-def _graph() -> GraphProto:
     value = helper.make_tensor_value_info
-    caches = [
-        value(name, TensorProto.FLOAT, CACHE_SHAPE)
-        for name in ("past_key_values.0.key", "past_key_values.0.value")
-    ]
-    presents = [
-        value(name, TensorProto.FLOAT, CACHE_SHAPE) for name in ("present.0.key", "present.0.value")
-    ]
-    return helper.make_graph(
+    states = cache_states(1, KV_HEADS, HEAD_WIDTH)
+    graph = helper.make_graph(
         _nodes(),
         "tiny",
         [
@@ -110,26 +114,28 @@ def _graph() -> GraphProto:
             value("seqlens_k", TensorProto.INT32, ["batch"]),
             value("total_sequence_length", TensorProto.INT32, []),
             value("logit_positions", TensorProto.INT64, ["batch", "rows"]),
-            *caches,
+            *(value(state.input, TensorProto.FLOAT, state.shape) for state in states),
         ],
-        [value("logits", TensorProto.FLOAT, ["batch", "rows", VOCABULARY]), *presents],
+        [
+            value("logits", TensorProto.FLOAT, ["batch", "rows", VOCABULARY]),
+            *(value(state.output, TensorProto.FLOAT, state.shape) for state in states),
+        ],
         initializer=_initializers(),
     )
+    return model_of(graph)
+
+
+def model_of(graph: GraphProto) -> ModelProto:
+    opsets = [helper.make_opsetid("", 24), helper.make_opsetid("com.microsoft", 1)]
+    return helper.make_model(graph, opset_imports=opsets, ir_version=10)
 
 
 def _nodes() -> list[NodeProto]:
     node = helper.make_node
+    caches = ["past_key_values.0.key", "past_key_values.0.value"]
     attention = node(
         "GroupQueryAttention",
-        [
-            "projected",
-            "",
-            "",
-            "past_key_values.0.key",
-            "past_key_values.0.value",
-            "seqlens_k",
-            "total_sequence_length",
-        ],
+        ["projected", "", "", *caches, "seqlens_k", "total_sequence_length"],
         ["attended", "present.0.key", "present.0.value"],
         name="attention.0",
         domain="com.microsoft",

@@ -17,17 +17,18 @@ from typing import Any
 import numpy as np
 import tokenizers
 from numpy.typing import NDArray
-from onnx import GraphProto, ModelProto, NodeProto, TensorProto, ValueInfoProto, helper
+from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
+from tests.runtime import tiny_bundle
 from tests.runtime.expected_weights import expected_weights
-from tests.runtime.tiny_bundle import described, external
+from tests.runtime.tiny_bundle import cache_states, external
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from ortolan.runtime.bundle.manifest import Graph, Manifest, Provenance, State, Tokens
+from ortolan.runtime.bundle.manifest import Graph, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.verification.certificate import Certificate, Probe
-from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
+from ortolan.runtime.verification.certificate_files import write_certificate
 from ortolan.runtime.verification.comparison import summarize
 from ortolan.runtime.verification.report import Thresholds
 
@@ -37,7 +38,6 @@ BOS, EOS = 95, 96
 """Ids of the special tokens of `tokenizer_json`."""
 CONTEXT = 1100
 ALIGNMENT = 4096
-OPSET, IR_VERSION = 24, 10
 TOP_K = 8
 PROBES = (5, 40, 150)
 """Lengths of the probes of the certificate."""
@@ -98,11 +98,8 @@ def write_bundle(
     contents |= {path.name: path.read_bytes() for path in folder.iterdir()}
     for name, data in contents.items():
         (folder / name).write_bytes(data)
-    manifest = Manifest(
-        schema=2,
-        kind="decoder",
-        precision="fp32",
-        attention="fused",
+    manifest = tiny_bundle.manifest(
+        contents,
         devices=devices,
         context_length=context_length,
         vocab_size=VOCABULARY,
@@ -110,17 +107,13 @@ def write_bundle(
         states=_states(recurrent=recurrent),
         weights=(blob_name,),
         tokens=Tokens() if tokens is None else tokens,
-        tokenizer=None if tokenizer is None else "tokenizer.json",
-        certificate=JSON_NAME,
-        files=described(contents),
-        provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
     )
     (folder / "manifest.json").write_bytes(encode(manifest))
     return TinyDecoder(path=folder, weights=weights, recurrent=recurrent)
 
 
 def _encoded(graph: GraphProto) -> bytes:
-    data: bytes = _model(graph).SerializeToString(deterministic=True)
+    data: bytes = tiny_bundle.model_of(graph).SerializeToString(deterministic=True)
     return data
 
 
@@ -213,30 +206,15 @@ def _rotate(table: dict[str, Floats], x_SND: Floats) -> Floats:
 
 
 def _states(*, recurrent: bool) -> tuple[State, ...]:
-    states = [
-        State(
-            name=f"layer {layer} {part}",
-            input=f"past_key_values.{layer}.{part}",
-            output=f"present.{layer}.{part}",
-            shape=("batch", KV_HEADS, "capacity", HEAD_WIDTH),
-            dtype="float32",
-            update="append",
-        )
-        for layer in range(LAYERS)
-        for part in ("key", "value")
-    ]
-    if recurrent:
-        states.append(
-            State(
-                name="sum",
-                input="past_sum",
-                output="present_sum",
-                shape=("batch", 1, WIDTH),
-                dtype="float32",
-                update="replace",
-            )
-        )
-    return tuple(states)
+    running_sum = State(
+        name="sum",
+        input="past_sum",
+        output="present_sum",
+        shape=("batch", 1, WIDTH),
+        dtype="float32",
+        update="replace",
+    )
+    return cache_states(LAYERS, KV_HEADS, HEAD_WIDTH) + (running_sum,) * recurrent
 
 
 def _graph(
@@ -248,15 +226,14 @@ def _graph(
     recurrent: bool,
 ) -> GraphProto:
     new_tokens = "sequence" if sequence is None else sequence
+    value = helper.make_tensor_value_info
     inputs = [
-        helper.make_tensor_value_info("input_ids", TensorProto.INT64, ["batch", new_tokens]),
-        helper.make_tensor_value_info("seqlens_k", TensorProto.INT32, ["batch"]),
-        helper.make_tensor_value_info("total_sequence_length", TensorProto.INT32, []),
-        helper.make_tensor_value_info("logit_positions", TensorProto.INT64, ["batch", "rows"]),
+        value("input_ids", TensorProto.INT64, ["batch", new_tokens]),
+        value("seqlens_k", TensorProto.INT32, ["batch"]),
+        value("total_sequence_length", TensorProto.INT32, []),
+        value("logit_positions", TensorProto.INT64, ["batch", "rows"]),
     ]
-    outputs = [
-        helper.make_tensor_value_info("logits", TensorProto.FLOAT, ["batch", "rows", VOCABULARY])
-    ]
+    outputs = [value("logits", TensorProto.FLOAT, ["batch", "rows", VOCABULARY])]
     for state in _states(recurrent=recurrent):
         inputs.append(_state_info(state.input, state))
         outputs.append(_state_info(state.output, state))
@@ -266,10 +243,12 @@ def _graph(
     initializers.append(helper.make_tensor("last_axis", TensorProto.INT64, [1], [-1]))
     nodes = [helper.make_node("Gather", ["embedding", "input_ids"], ["hidden.0"])]
     if recurrent:
-        initializers.append(helper.make_tensor("axis", TensorProto.INT64, [], [1]))
-        initializers.append(helper.make_tensor("end", TensorProto.INT64, [1], [2**31]))
-        initializers.append(helper.make_tensor("first_axis", TensorProto.INT64, [1], [1]))
-        initializers.append(helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]))
+        initializers += [
+            helper.make_tensor("axis", TensorProto.INT64, [], [1]),
+            helper.make_tensor("end", TensorProto.INT64, [1], [2**31]),
+            helper.make_tensor("first_axis", TensorProto.INT64, [1], [1]),
+            helper.make_tensor("zero", TensorProto.FLOAT, [1], [0.0]),
+        ]
         nodes = _recurrence()
     for layer in range(LAYERS):
         nodes += _layer(layer)
@@ -284,30 +263,26 @@ def _graph(
 def _layer(layer: int) -> list[NodeProto]:
     hidden = f"hidden.{layer}"
     node = helper.make_node
-    nodes = [node("MatMul", [hidden, f"{layer}.{part}"], [f"{layer}.{part}.out"]) for part in "qkv"]
-    nodes.append(
+    projected = [f"{layer}.{part}.out" for part in "qkv"]
+    past, present = (
+        [f"{side}.{layer}.{part}" for part in ("key", "value")]
+        for side in ("past_key_values", "present")
+    )
+    return [
+        *(node("MatMul", [hidden, f"{layer}.{part}"], [f"{layer}.{part}.out"]) for part in "qkv"),
         node(
             "GroupQueryAttention",
-            [
-                *(f"{layer}.{part}.out" for part in "qkv"),
-                f"past_key_values.{layer}.key",
-                f"past_key_values.{layer}.value",
-                "seqlens_k",
-                "total_sequence_length",
-                "cos",
-                "sin",
-            ],
-            [f"{layer}.attention", f"present.{layer}.key", f"present.{layer}.value"],
+            [*projected, *past, "seqlens_k", "total_sequence_length", "cos", "sin"],
+            [f"{layer}.attention", *present],
             domain="com.microsoft",
             num_heads=HEADS,
             kv_num_heads=KV_HEADS,
             do_rotary=1,
             scale=HEAD_WIDTH**-0.5,
-        )
-    )
-    nodes.append(node("MatMul", [f"{layer}.attention", f"{layer}.o"], [f"{layer}.o.out"]))
-    nodes.append(node("Add", [hidden, f"{layer}.o.out"], [f"hidden.{layer + 1}"]))
-    return nodes
+        ),
+        node("MatMul", [f"{layer}.attention", f"{layer}.o"], [f"{layer}.o.out"]),
+        node("Add", [hidden, f"{layer}.o.out"], [f"hidden.{layer + 1}"]),
+    ]
 
 
 def _recurrence() -> list[NodeProto]:
@@ -332,11 +307,6 @@ def _recurrence() -> list[NodeProto]:
 
 def _state_info(name: str, state: State) -> ValueInfoProto:
     return helper.make_tensor_value_info(name, TensorProto.FLOAT, list(state.shape))
-
-
-def _model(graph: GraphProto) -> ModelProto:
-    opsets = [helper.make_opsetid("", OPSET), helper.make_opsetid("com.microsoft", 1)]
-    return helper.make_model(graph, opset_imports=opsets, ir_version=IR_VERSION)
 
 
 def _pack(weights: dict[str, NDArray[np.float32]]) -> tuple[bytes, dict[str, tuple[int, int]]]:

@@ -15,20 +15,12 @@ import numpy as np
 import tokenizers
 from numpy.typing import NDArray
 from onnx import NodeProto, TensorProto, ValueInfoProto, helper, numpy_helper
-from tests.runtime.tiny_bundle import described
+from tests.runtime import tiny_bundle
 from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from ortolan.runtime.bundle.manifest import (
-    Graph,
-    ImageSource,
-    Manifest,
-    Output,
-    Provenance,
-    TextSource,
-    Tokens,
-)
+from ortolan.runtime.bundle.manifest import Graph, ImageSource, Output, TextSource, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
 
 WIDTH, HEADS, MAX_TOKENS = 8, 2, 24
@@ -146,25 +138,15 @@ def write_bundle(
     if maps:
         contents["attention.onnx"] = _attention(weights)
         graphs["attention"] = Graph(file="attention.onnx")
-    has_tokenizer = tokenizer and image is None
-    if has_tokenizer:
+    if tokenizer and image is None:
         contents["tokenizer.json"] = tokenizer_json()
-    manifest = Manifest(
-        schema=2,
+    manifest = tiny_bundle.manifest(
+        contents,
         kind="encoder",
-        precision="fp32",
-        attention="fused",
-        devices=("cpu",),
         context_length=1 if image else MAX_TOKENS,
         vocab_size=1 if image else VOCABULARY,
         graphs=graphs,
-        states=(),
-        weights=(),
         tokens=Tokens() if image else Tokens(pad=0),
-        tokenizer="tokenizer.json" if has_tokenizer else None,
-        certificate="certificate.json",
-        files=described(contents),
-        provenance=Provenance(source_sha256="0" * 64, model_type="tiny", versions={"tiny": "1"}),
         source=source or image or TextSource(max_tokens=MAX_TOKENS),
         output=Output(
             kind=kind, size=size or SIZES[kind], labels=labels if kind in OF_LABELS else ()
@@ -209,19 +191,17 @@ def _encoder(
     else:
         inputs = _text_inputs()
         nodes = [*_embedded(), *_text_states()]
-    rank = 3 if kind in ("states", "logits") else 2
-    last = {"states": ["states"], "embedding": ["mean"]}.get(kind, [])
     if kind == "embedding":
         nodes += [
             node("ReduceL2", ["mean", "axis"], ["norm"], keepdims=1),
             node("Div", ["mean", "norm"], ["output"]),
         ]
-    elif last:
-        nodes.append(node("Mul", [*last, "unit"], ["output"]))
+    elif kind == "states":
+        nodes.append(node("Mul", ["states", "unit"], ["output"]))
     else:
-        name = ["states", "vocabulary"] if kind == "logits" else ["mean", "labels"]
-        nodes.append(node("MatMul", name, ["output"]))
-    axes: list[Any] = ["batch", "tokens", "size"][-rank:] if rank == 3 else ["batch", "size"]
+        factors = ["states", "vocabulary"] if kind == "logits" else ["mean", "labels"]
+        nodes.append(node("MatMul", factors, ["output"]))
+    axes = ["batch", "tokens", "size"] if kind in ("states", "logits") else ["batch", "size"]
     output = helper.make_tensor_value_info("output", TensorProto.FLOAT, axes)
     return _model(nodes, inputs, [output], weights)
 
@@ -311,6 +291,4 @@ def _model(
         outputs,
         [numpy_helper.from_array(array, name) for name, array in constants.items() if name in used],
     )
-    opsets = [helper.make_opsetid("", 24)]
-    model = helper.make_model(graph, opset_imports=opsets, ir_version=10)
-    return bytes(model.SerializeToString(deterministic=True))
+    return bytes(tiny_bundle.model_of(graph).SerializeToString(deterministic=True))

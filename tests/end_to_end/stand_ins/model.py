@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 @dataclass
 class GPTConfig:
-    """The keys that nanoGPT has."""
-
     block_size: int = 1024
     vocab_size: int = 50304
     n_layer: int = 12
@@ -21,8 +19,6 @@ class GPTConfig:
 
 
 class CausalSelfAttention(nn.Module):
-    """Queries, keys and values by one product, and PyTorch's attention."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.n_head = config.n_head
@@ -37,29 +33,17 @@ class CausalSelfAttention(nn.Module):
         return result
 
 
-class MLP(nn.Module):
-    """Two products."""
-
-    def __init__(self, config: GPTConfig) -> None:
-        super().__init__()
-        self.c_fc = nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias)
-        self.c_proj = nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Each token alone."""
-        out: Tensor = self.c_proj(F.gelu(self.c_fc(x)))
-        return out
-
-
 class Block(nn.Module):
-    """Norms before both."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.ln_1 = nn.LayerNorm(config.n_embd)
         self.attn = CausalSelfAttention(config)
         self.ln_2 = nn.LayerNorm(config.n_embd)
-        self.mlp = MLP(config)
+        self.mlp = nn.Sequential(
+            nn.Linear(config.n_embd, 4 * config.n_embd, bias=config.bias),
+            nn.GELU(),
+            nn.Linear(4 * config.n_embd, config.n_embd, bias=config.bias),
+        )
 
     def forward(self, x: Tensor) -> Tensor:
         x = x + self.attn(self.ln_1(x))
@@ -68,8 +52,6 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT that counts positions from 0 and returns logits of the last token, and a loss."""
-
     def __init__(self, config: GPTConfig) -> None:
         super().__init__()
         self.config = config
@@ -85,7 +67,6 @@ class GPT(nn.Module):
         self.transformer["wte"].weight = self.lm_head.weight
 
     def forward(self, idx: Tensor, targets: Tensor | None = None) -> tuple[Tensor, None]:
-        """Logits of the last token."""
         parts = self.transformer
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1])))
         for block in parts["h"]:  # type: ignore[attr-defined]

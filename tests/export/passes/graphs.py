@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import numpy_helper
 from onnx_ir.tensor_adapters import to_torch_dtype
+from tests.export.memory_weights import MemoryWeights
 from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, recipes_of
@@ -18,19 +19,6 @@ from ortolan.export.values import add_initializer, name_of, static_shape, type_o
 HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>'
 
 Array = NDArray[np.float32]
-
-
-class Given:
-    """Weights in memory."""
-
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self.tensors = tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][start:stop]
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
@@ -95,7 +83,7 @@ def run(
     model: ir.Model, weights: Mapping[str, Tensor], **feeds: NDArray[np.generic]
 ) -> list[Array]:
     """The results of a graph, with weights as they are or as recipes make them."""
-    source = DerivedWeights(Given(weights), recipes_of([model]))
+    source = DerivedWeights(MemoryWeights(**weights), recipes_of([model]))
     proto = ir.to_proto(model)
     del proto.graph.initializer[:]
     for name, value in model.graph.initializers.items():

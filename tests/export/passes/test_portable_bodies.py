@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from onnx.reference import ReferenceEvaluator
 from tests.export import attention_graphs
-from tests.export.attention_graphs import CONVERSATIONS, KINDS, SINKS, Run
+from tests.export.attention_graphs import CONVERSATIONS, KINDS, SINKS, WAYS, Run
 from tests.export.conftest import Exported
 
 from ortolan.export.errors import ExportError
@@ -19,17 +19,11 @@ from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
 
 Export = Callable[[str], Exported]
 
-WAYS = [
-    "kernel",
-    "kernel with a body",
-    "body in onnxruntime",
-    "body in onnx.reference",
-]
-
 
 @cache
 def ways(kind: str) -> dict[str, Run]:
-    return attention_graphs.ways(KINDS[kind])
+    kernels = attention_graphs.ways(attention_graphs.graph(KINDS[kind]))
+    return {"pytorch": attention_graphs.in_pytorch(KINDS[kind]), **kernels}
 
 
 def assert_equal(got: Sequence[NDArray[Any]], expected: Sequence[NDArray[Any]]) -> None:

@@ -1,12 +1,11 @@
 """Codes in files, and their dequantized weights."""
 
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 import torch
+from tests.export.memory_weights import MemoryWeights
 from tests.export.quantize.weights import correlated_inputs, gaussian
-from torch import Tensor
 
 from ortolan.export.derived import DerivedWeights, Recipe
 from ortolan.export.quantize import gptq, rounding
@@ -23,25 +22,14 @@ SCHEMES = [
 ]
 
 
-class Source:
-    """Small matrices, one of them transposed, and three experts."""
-
-    tensors: ClassVar = {
-        "q": gaussian(6, 40, seed=1),
-        "k": gaussian(4, 40, seed=2),
-        "turned": gaussian(40, 5, seed=3),
-        "experts": gaussian(18, 40, seed=4).view(3, 6, 40),
-    }
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self.tensors[name].shape)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self.tensors[name][start:stop]
-
-
 WEIGHTS = DerivedWeights(
-    Source(), {"q+k": Recipe(("q", "k")), "turned.T": Recipe(("turned",), transposed=True)}
+    MemoryWeights(
+        q=gaussian(6, 40, seed=1),
+        k=gaussian(4, 40, seed=2),
+        turned=gaussian(40, 5, seed=3),
+        experts=gaussian(18, 40, seed=4).view(3, 6, 40),
+    ),
+    {"q+k": Recipe(("q", "k")), "turned.T": Recipe(("turned",), transposed=True)},
 )
 
 

@@ -1,10 +1,8 @@
 import pytest
-import torch
 from tests.export.quantize.low_bit import FOUR_BITS, SCHEMES, label
-from tests.export.quantize.weights import gaussian, heavy_tailed, squared_error
+from tests.export.quantize.weights import gaussian, group_errors, heavy_tailed, squared_error
 
 from ortolan.export.quantize import hqq, rtn
-from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
 from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
@@ -28,10 +26,6 @@ def test_errors_that_stand_help_the_rest(scheme: Scheme, monkeypatch: pytest.Mon
 @every_scheme
 def test_no_group_is_worse_than_rounded(scheme: Scheme) -> None:
     weight = gaussian(8, 2 * scheme.group + 5)
-
-    def errors(codes: Codes) -> torch.Tensor:
-        return into_groups(weight - dequantize(codes), scheme.group).square().sum(-1)
-
-    got, rounded = errors(hqq.quantize(weight, scheme)), errors(rtn.quantize(weight, scheme))
+    got, rounded = (group_errors(weight, m.quantize(weight, scheme)) for m in (hqq, rtn))
     assert bool((got <= rounded * 1.0001).all())
     assert bool((got < rounded * 0.999).any())

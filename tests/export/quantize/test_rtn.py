@@ -10,13 +10,14 @@ from numpy.typing import NDArray
 from tests.export.quantize.low_bit import FOUR_BITS, SCHEMES, label
 from tests.export.quantize.weights import (
     gaussian,
+    group_errors,
     heavy_tailed,
     relative_error,
     squared_error,
 )
 
 from ortolan.export.quantize import rtn
-from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
+from ortolan.export.quantize.blocks import dequantize
 from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
@@ -87,12 +88,8 @@ def test_search_lowers_the_error_of_every_group(scheme: Scheme) -> None:
     weight = heavy_tailed(8, 2 * scheme.group)
     plain = rtn.quantize(weight, scheme)
     searched = rtn.quantize(weight, scheme, importance=torch.ones(2 * scheme.group))
-
-    def errors(codes: Codes) -> torch.Tensor:
-        off = into_groups(weight - dequantize(codes), scheme.group)
-        return off.square().sum(-1)
-
-    assert bool((errors(searched) <= errors(plain) * 1.0001).all())
+    got, rounded = (group_errors(weight, codes) for codes in (searched, plain))
+    assert bool((got <= rounded * 1.0001).all())
     assert squared_error(weight, searched) < 0.99 * squared_error(weight, plain)
 
 

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.quantize import gptq
-from ortolan.export.quantize.blocks import Codes, dequantize
+from ortolan.export.quantize.blocks import Codes, dequantize, into_groups
 from ortolan.export.scheme import Scheme
 
 
@@ -52,6 +52,11 @@ def relative_error(weight: Tensor, codes: Codes) -> float:
 
 def squared_error(weight: Tensor, codes: Codes) -> float:
     return float((weight - dequantize(codes)).square().sum())
+
+
+def group_errors(weight: Tensor, codes: Codes) -> Tensor:
+    """Squared error of every group of every row."""
+    return into_groups(weight - dequantize(codes), codes.scheme.group).square().sum(-1)
 
 
 def output_error(weight: Tensor, codes: Codes, x: Tensor) -> float:

@@ -35,7 +35,8 @@ def deepened(config: C) -> C:
         case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
             return replace(config, encoder=deepened(encoder), decoder=deepened(decoder))
         case StackConfig(blocks=blocks):
-            return replace(config, blocks=(*blocks, *blocks[::-1], blocks[0]))
+            kinds = tuple(dict.fromkeys(blocks))
+            return replace(config, blocks=(*kinds, *kinds[::-1], kinds[0]))
         case _:
             raise TypeError(type(config).__name__)
 
@@ -90,7 +91,7 @@ FAMILIES = (
 """Alternating windows, norms around sublayers, distances in scores, mixtures after dense layers,
 latents, one shared layer, images, and two stacks."""
 
-PAST, PRESENT = ([f"{of}.{i}.key" for i in range(3)] for of in ("past_key_values", "present"))
+PAST, PRESENT = ([f"{of}.{i}.key" for i in range(4)] for of in ("past_key_values", "present"))
 
 QUICK = "llama-decoder"
 
@@ -157,12 +158,12 @@ def stepped(read: str) -> ir.Model:
 
 
 def repeated(model: ir.Model) -> ir.Model:
-    blocks = Blocks(of_layers={"": [0, 0, 1]}, stacks={"past_key_values": "", "present": ""})
+    blocks = Blocks(of_layers={"": [0, 0, 0, 1]}, stacks={"past_key_values": "", "present": ""})
     repeat(model, blocks, inputs=("x", *PAST), outputs=("logits", *PRESENT))
     return model
 
 
-def test_a_copied_block_has_its_own_states() -> None:
+def test_each_copy_of_a_block_reads_the_one_before_and_its_own_states() -> None:
     nodes = {str(node.name): node for node in repeated(stepped(read="x")).graph}
     read = {name: [value.name for value in node.inputs if value] for name, node in nodes.items()}
     assert read == {
@@ -170,8 +171,10 @@ def test_a_copied_block_has_its_own_states() -> None:
         "present.0.key": [PAST[0]],
         "out0.1": ["out0", PAST[1]],
         "present.0.key.1": [PAST[1]],
-        "out1": ["out0.1", PAST[2]],
-        "present.1.key": [PAST[2]],
+        "out0.2": ["out0.1", PAST[2]],
+        "present.0.key.2": [PAST[2]],
+        "out1": ["out0.2", PAST[3]],
+        "present.1.key": [PAST[3]],
         "logits": ["out1", "x"],
     }
 

@@ -9,19 +9,16 @@ import torch
 from numpy.typing import NDArray
 from tests.export import tiny_models
 from tests.export.conftest import Exported
+from tests.export.memory_weights import MemoryWeights
 from torch import Tensor
 
 from ortolan.export.errors import ExportError
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.witness import Witness
 from ortolan.export.sizes import ALIGNMENT, initializer_bytes
+from ortolan.export.values import add_initializer
 from ortolan.export.weights import blob as export_weights
-from ortolan.export.weights.blob import (
-    Blob,
-    BlobWriter,
-    bind,
-    write_rest,
-)
+from ortolan.export.weights.blob import Blob, BlobWriter, bind, write_rest
 from ortolan.modeling import read_config, save
 from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.weights import ModuleWeights, Weights
@@ -30,29 +27,12 @@ Export = Callable[[str], Exported]
 Shapes = Mapping[str, tuple[int, ...]]
 
 
-class Named:
-    """Weights in memory."""
-
-    def __init__(self, **tensors: Tensor) -> None:
-        self._tensors = tensors
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        return tuple(self._tensors[name].shape)
-
-    def rows(self, name: str, start: int, stop: int) -> Tensor:
-        return self._tensors[name][start:stop]
-
-
 def graph(shapes: Shapes, dtype: ir.DataType = ir.DataType.FLOAT) -> ir.Model:
     """A graph of initializers without data, as after tracing."""
-    values = [
-        ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
-        for name, shape in shapes.items()
-    ]
-    made = ir.Graph([], [], nodes=[], opset_imports={"": 24}, name="weights")
-    for value in values:
-        made.initializers.add(value)
-    return ir.Model(made, ir_version=10)
+    graph = ir.Graph([], [], nodes=[], opset_imports={"": 24}, name="weights")
+    for name, shape in shapes.items():
+        add_initializer(graph, name, dtype, shape)
+    return ir.Model(graph, ir_version=10)
 
 
 def write_blob(
@@ -74,7 +54,7 @@ def write_tensors(
     folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype = torch.float32
 ) -> Blob:
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    return write_blob([graph(shapes)], Named(**tensors), {}, folder, dtype=dtype)
+    return write_blob([graph(shapes)], MemoryWeights(**tensors), {}, folder, dtype=dtype)
 
 
 def stored(folder: Path, blob: Blob, name: str, dtype: str = "f4") -> NDArray[np.generic]:
@@ -135,7 +115,7 @@ def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
     reads: list[tuple[int, int]] = []
     counts: list[tuple[str, int, int]] = []
 
-    class Watched(Named):
+    class Watched(MemoryWeights):
         def rows(self, name: str, start: int, stop: int) -> Tensor:
             reads.append((start, stop))
             return super().rows(name, start, stop)
@@ -155,7 +135,7 @@ def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
 
 def test_initializer_of_two_graphs_is_stored_once(tmp_path: Path) -> None:
     both = [graph({"a": (2, 3), "b": (4,)}), graph({"b": (4,), "a": (2, 3)})]
-    weights = Named(a=ramp(2, 3), b=ramp(4))
+    weights = MemoryWeights(a=ramp(2, 3), b=ramp(4))
     blob = write_blob(both, weights, {}, tmp_path, dtype=torch.float32)
     assert list(blob.placements) == ["a", "b"]
     assert blob.file.size == ALIGNMENT + 16
@@ -173,7 +153,7 @@ def test_graphs_of_a_split_bundle_share_every_weight(exported: Export) -> None:
 
 
 def test_tables_are_written_and_rows_that_the_graph_lacks_are_not(tmp_path: Path) -> None:
-    table, weights = ramp(5, 2), Named(a=ramp(10, 4))
+    table, weights = ramp(5, 2), MemoryWeights(a=ramp(10, 4))
     models = [graph({"t": (5, 2), "a": (3, 4)})]
     blob = write_blob(models, weights, {"t": table}, tmp_path, dtype=torch.float32)
     np.testing.assert_array_equal(stored(tmp_path, blob, "t"), table.flatten())

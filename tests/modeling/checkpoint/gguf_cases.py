@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from tests.modeling.checkpoint.gguf_files import (
@@ -88,35 +88,73 @@ def with_parts_apart(groups: int, group: int) -> Change:
     return change
 
 
-CASES: dict[str, tuple[str, dict[str, Any], dict[str, str], dict[str, Any], Change]] = {
-    "llama": ("llama", LLAMA, LLAMA_KEYS, {}, with_turned_pairs),
+class Case(NamedTuple):
+    """Architecture, config, the file's names of config keys, more metadata, and how rows move."""
+
+    arch: str
+    values: dict[str, Any]
+    keys: dict[str, str]
+    metadata: dict[str, Any] = {}  # noqa: RUF012 - of a tuple
+    change: Change = as_it_is
+
+
+def llama(model_type: str = "llama", /, **values: Any) -> dict[str, Any]:
+    return LLAMA | {"model_type": model_type, **values}
+
+
+WIDE = {"head_dim": 16}
+
+GEMMA = {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16}
+
+YARN = {
+    "rope_type": "yarn",
+    "factor": 2.0,
+    "rope_theta": 500.0,
+    "original_max_position_embeddings": 48,
+}
+
+LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
+
+SCALES = {
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+}
+
+BLOOM: dict[str, Any] = {
+    "model_type": "bloom",
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "n_layer": 2,
+    "n_head": 4,
+    **NO_TOKENS,
+}
+
+HALF = {"rope.dimension_count": 4}
+
+CASES = {
+    "llama": Case("llama", LLAMA, LLAMA_KEYS, change=with_turned_pairs),
     # Files hold floats of 32 bits.
-    "llama-exact": ("llama", LLAMA | {"rms_norm_eps": 2.0**-20}, LLAMA_KEYS, {}, with_turned_pairs),
-    "llama-tied-biased": (
-        "llama",
-        LLAMA | {"tie_word_embeddings": True, "attention_bias": True},
-        LLAMA_KEYS,
-        {},
-        with_turned_pairs,
+    "llama-exact": Case(
+        "llama", llama(rms_norm_eps=2.0**-20), LLAMA_KEYS, change=with_turned_pairs
     ),
-    "llama-linear": (
+    "llama-tied-biased": Case(
         "llama",
-        LLAMA | {"rope_parameters": {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}},
+        llama(tie_word_embeddings=True, attention_bias=True),
+        LLAMA_KEYS,
+        change=with_turned_pairs,
+    ),
+    "llama-linear": Case(
+        "llama",
+        llama(rope_parameters=LINEAR),
         LLAMA_KEYS,
         {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
         with_turned_pairs,
     ),
-    "llama-yarn": (
+    "llama-yarn": Case(
         "llama",
-        LLAMA
-        | {
-            "rope_parameters": {
-                "rope_type": "yarn",
-                "factor": 2.0,
-                "rope_theta": 500.0,
-                "original_max_position_embeddings": 48,
-            }
-        },
+        llama(rope_parameters=YARN),
         LLAMA_KEYS,
         {
             "rope.scaling.type": "yarn",
@@ -125,190 +163,112 @@ CASES: dict[str, tuple[str, dict[str, Any], dict[str, str], dict[str, Any], Chan
         },
         with_turned_pairs,
     ),
-    "qwen2": ("qwen2", LLAMA | {"model_type": "qwen2"}, LLAMA_KEYS, {}, as_it_is),
-    "qwen3": (
+    "qwen2": Case("qwen2", llama("qwen2"), LLAMA_KEYS),
+    "qwen3": Case(
         "qwen3",
-        LLAMA | {"model_type": "qwen3", "head_dim": 16},
+        llama("qwen3", **WIDE),
         WINDOWED,
         {"attention.value_length": 16, "rope.dimension_count": 16},
-        as_it_is,
     ),
-    "smollm3": (
-        "smollm3",
-        LLAMA | {"model_type": "smollm3", "num_hidden_layers": 4},
-        LLAMA_KEYS,
-        {},
-        with_turned_pairs,
+    "smollm3": Case(
+        "smollm3", llama("smollm3", num_hidden_layers=4), LLAMA_KEYS, change=with_turned_pairs
     ),
-    "olmo2": ("olmo2", LLAMA | {"model_type": "olmo2"}, LLAMA_KEYS, {}, as_it_is),
-    "granite": (
+    "olmo2": Case("olmo2", llama("olmo2"), LLAMA_KEYS),
+    "granite": Case(
         "granite",
-        LLAMA
-        | {
-            "model_type": "granite",
-            "attention_multiplier": 0.25,
-            "embedding_multiplier": 3.0,
-            "residual_multiplier": 0.5,
-            "logits_scaling": 2.0,
-        },
-        LLAMA_KEYS
-        | {
-            "attention_multiplier": "attention.scale",
-            "embedding_multiplier": "embedding_scale",
-            "residual_multiplier": "residual_scale",
-            "logits_scaling": "logit_scale",
-        },
-        {},
-        with_turned_pairs,
+        llama(
+            "granite",
+            attention_multiplier=0.25,
+            embedding_multiplier=3.0,
+            residual_multiplier=0.5,
+            logits_scaling=2.0,
+        ),
+        LLAMA_KEYS | SCALES,
+        change=with_turned_pairs,
     ),
-    "gemma": (
-        "gemma",
-        LLAMA | {"model_type": "gemma", "head_dim": 16},
-        WINDOWED,
-        {},
-        with_gains_of_one,
-    ),
-    "gemma2": (
+    "gemma": Case("gemma", llama("gemma", **WIDE), WINDOWED, change=with_gains_of_one),
+    "gemma2": Case(
         "gemma2",
-        LLAMA
-        | {
-            "model_type": "gemma2",
-            "head_dim": 16,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 16,
-        },
+        llama("gemma2", **GEMMA),
         WINDOWED,
         {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
         with_gains_of_one,
     ),
-    "gemma3": (
+    "gemma3": Case(
         "gemma3",
-        LLAMA
-        | {
-            "model_type": "gemma3_text",
-            "num_hidden_layers": 6,
-            "head_dim": 16,
-            "sliding_window": 5,
-            "query_pre_attn_scalar": 16,
-            "tie_word_embeddings": True,
-        },
+        llama("gemma3_text", num_hidden_layers=6, tie_word_embeddings=True, **GEMMA),
         WINDOWED,
         {"rope.freq_base": 1e6},
         with_gains_of_one,
     ),
-    "phi3": (
+    "phi3": Case(
         "phi3",
-        LLAMA | {"model_type": "phi3", "sliding_window": 7},
+        llama("phi3", sliding_window=7),
         LLAMA_KEYS | {"sliding_window": "attention.sliding_window"},
-        {},
-        as_it_is,
     ),
-    "starcoder2": (
+    "starcoder2": Case(
         "starcoder2",
-        LLAMA | {"model_type": "starcoder2", "use_bias": True, "sliding_window": None},
+        llama("starcoder2", use_bias=True, sliding_window=None),
         LAYER_NORM | {"norm_epsilon": "attention.layer_norm_epsilon"},
-        {},
-        as_it_is,
     ),
-    "stablelm": (
+    "stablelm": Case(
         "stablelm",
-        LLAMA | {"model_type": "stablelm", "partial_rotary_factor": 0.5},
-        LAYER_NORM | {"layer_norm_eps": "attention.layer_norm_epsilon"},
-        {"rope.dimension_count": 4, "use_parallel_residual": False},
-        as_it_is,
-    ),
-    "gpt2": ("gpt2", GPT2, GPT2_KEYS, {"feed_forward_length": 128}, transposed),
-    "gptneox": (
-        "gptneox",
-        {
-            **{key: value for key, value in LLAMA.items() if key != "num_key_value_heads"},
-            "model_type": "gpt_neox",
-            "rotary_pct": 0.5,
-        },
+        llama("stablelm", partial_rotary_factor=0.5),
         NEOX_KEYS,
-        {"rope.dimension_count": 4, "use_parallel_residual": True},
+        HALF | {"use_parallel_residual": False},
+    ),
+    "gpt2": Case("gpt2", GPT2, GPT2_KEYS, {"feed_forward_length": 128}, transposed),
+    "gptneox": Case(
+        "gptneox",
+        {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+        | {"model_type": "gpt_neox", "rotary_pct": 0.5},
+        NEOX_KEYS,
+        HALF | {"use_parallel_residual": True},
         with_parts_apart(4, 1),
     ),
-    "falcon": (
+    "falcon": Case(
         "falcon",
         FALCON | {"multi_query": True},
         FALCON_KEYS,
         {"attention.head_count_kv": 1, "feed_forward_length": 128},
         with_parts_apart(1, 4),
     ),
-    "falcon-two-norms": (
+    "falcon-two-norms": Case(
         "falcon",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
         FALCON_KEYS,
         {"attention.head_count_kv": 2, "feed_forward_length": 128},
         with_parts_apart(2, 2),
     ),
-    "command-r": (
-        "command-r",
-        LLAMA | {"model_type": "cohere", "logit_scale": 0.25},
-        NEOX_KEYS | {"logit_scale": "logit_scale"},
-        {},
-        as_it_is,
+    "command-r": Case(
+        "command-r", llama("cohere", logit_scale=0.25), NEOX_KEYS | {"logit_scale": "logit_scale"}
     ),
-    "cohere2": (
+    "cohere2": Case(
         "cohere2",
-        LLAMA
-        | {
-            "model_type": "cohere2",
-            "num_hidden_layers": 4,
-            "sliding_window": 5,
-            "logit_scale": 0.25,
-        },
+        llama("cohere2", num_hidden_layers=4, sliding_window=5, logit_scale=0.25),
         NEOX_KEYS | {"logit_scale": "logit_scale", "sliding_window": "attention.sliding_window"},
-        {},
-        as_it_is,
     ),
-    "phi2": (
-        "phi2",
-        LLAMA | {"model_type": "phi", "partial_rotary_factor": 0.5},
-        NEOX_KEYS,
-        {"rope.dimension_count": 4},
-        as_it_is,
-    ),
-    "olmo": (
+    "phi2": Case("phi2", llama("phi", partial_rotary_factor=0.5), NEOX_KEYS, HALF),
+    "olmo": Case(
         "olmo",
-        LLAMA | {"model_type": "olmo", "clip_qkv": 0.5},
+        llama("olmo", clip_qkv=0.5),
         LAYER_NORM | {"clip_qkv": "attention.clamp_kqv"},
         {"attention.layer_norm_epsilon": 1e-5},
         with_turned_pairs,
     ),
-    "nemotron": (
+    "nemotron": Case(
         "nemotron",
-        LLAMA | {"model_type": "nemotron", "partial_rotary_factor": 0.5},
+        llama("nemotron", partial_rotary_factor=0.5),
         LAYER_NORM | {"norm_eps": "attention.layer_norm_epsilon"},
-        {"rope.dimension_count": 4},
+        HALF,
         with_gains_of_one,
     ),
-    "arcee": ("arcee", LLAMA | {"model_type": "arcee"}, LLAMA_KEYS, {}, with_turned_pairs),
-    "ernie4_5": (
-        "ernie4_5",
-        LLAMA | {"model_type": "ernie4_5", "head_dim": 16},
-        WINDOWED,
-        {},
-        as_it_is,
-    ),
-    "seed_oss": (
-        "seed_oss",
-        LLAMA | {"model_type": "seed_oss", "head_dim": 16, "attention_bias": True},
-        WINDOWED,
-        {},
-        as_it_is,
-    ),
-    "bloom": (
+    "arcee": Case("arcee", llama("arcee"), LLAMA_KEYS, change=with_turned_pairs),
+    "ernie4_5": Case("ernie4_5", llama("ernie4_5", **WIDE), WINDOWED),
+    "seed_oss": Case("seed_oss", llama("seed_oss", attention_bias=True, **WIDE), WINDOWED),
+    "bloom": Case(
         "bloom",
-        {
-            "model_type": "bloom",
-            "vocab_size": VOCABULARY,
-            "hidden_size": 32,
-            "n_layer": 2,
-            "n_head": 4,
-            **NO_TOKENS,
-        },
+        BLOOM,
         {
             "hidden_size": "embedding_length",
             "n_layer": "block_count",

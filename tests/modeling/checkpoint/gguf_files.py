@@ -53,7 +53,7 @@ def write_gguf(
     """
     writer = gguf.GGUFWriter(file, arch)
     for key, value in metadata.items():
-        _add(writer, key if key.startswith("tokenizer.") else f"{arch}.{key}", value)
+        add_metadata(writer, key if key.startswith("tokenizer.") else f"{arch}.{key}", value)
     (number,) = [key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == arch]
     names = gguf.get_tensor_name_map(number, model.config.num_hidden_layers)
     for name, tensor in (model.state_dict() if tensors is None else tensors).items():
@@ -79,7 +79,7 @@ def llama_metadata(model: PreTrainedModel, keys: Mapping[str, str] = LLAMA_KEYS)
     return metadata if theta is None else metadata | {"rope.freq_base": float(theta)}
 
 
-def _add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+def add_metadata(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
     match value:
         case bool():
             writer.add_bool(key, value)

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from safetensors.torch import load_file, save_file
+from tests.modeling.checkpoint.refusals import reconfigure
 from tests.modeling.tiny_models import LLAMA, reference_model
 from torch import Tensor
 
@@ -220,7 +221,5 @@ def write_packed(folder: Path, method: Method, values: dict[str, Any] = WIDE) ->
         else:
             stored[name] = tensor
     save_file(stored, file, metadata={"format": "pt"})
-    config = json.loads((folder / "config.json").read_text())
-    config["quantization_config"] = method.config
-    (folder / "config.json").write_text(json.dumps(config))
+    reconfigure(folder, quantization_config=method.config)
     return stands_for

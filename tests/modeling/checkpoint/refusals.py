@@ -1,5 +1,6 @@
 """Damaged checkpoints and the errors for them."""
 
+import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -33,6 +34,12 @@ def reshape(folder: Path, shapes: Mapping[str, tuple[int, ...] | None]) -> None:
                 tensors[name] = torch.zeros(shape)
 
     edit(folder, change)
+
+
+def reconfigure(folder: Path, **changes: object) -> None:
+    """Change values of config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 def refused(source: Path, adapter: Path | None = None) -> str:

@@ -12,6 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.modeling.checkpoint.refusals import edit, reshape
+from tests.modeling.tiny_encoders import ENCODERS, IMAGES, SEQ2SEQ, EncoderCase
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -25,10 +26,17 @@ from tests.modeling.tiny_models import (
 )
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from ortolan.modeling import ConfigError, DecoderModel, WeightError, load, read_config, save
+from ortolan.modeling import (
+    ConfigError,
+    DecoderModel,
+    TransformerModel,
+    WeightError,
+    load,
+    save,
+)
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.checkpoint.folder import open_weights
-from ortolan.modeling.config import DecoderConfig, SinusoidalPositions
+from ortolan.modeling.checkpoint.folder import open_weights, read_config
+from ortolan.modeling.config import DecoderConfig, ModelConfig, SinusoidalPositions
 from ortolan.modeling.weights import ModuleWeights
 
 YARN = {"rope_type": "yarn", "rope_theta": 500.0, "factor": 2.0, "truncate": False}
@@ -233,16 +241,27 @@ def test_nothing_stays_mapped(source: Path) -> None:
 # --- slices -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("values", [LLAMA, GPT2], ids=["packed", "transposed"])
-def test_any_rows_are_the_rows_of_the_whole(values: dict[str, Any], tmp_path: Path) -> None:
-    module = load(written(values, tmp_path))
-    stored, live = open_weights(tmp_path, module.config), ModuleWeights(module)
-    for name, parameter in module.named_parameters():
+ROWS = {
+    "packed": EncoderCase("LlamaForCausalLM", LLAMA),
+    "transposed": EncoderCase("GPT2LMHeadModel", GPT2),
+    "roberta-masked": ENCODERS["roberta-masked"],
+    "vit-classifier": IMAGES["vit-classifier"],
+    **{name: SEQ2SEQ[name] for name in ("bart", "t5", "marian")},
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_any_rows_are_the_rows_of_the_whole(name: str, tmp_path: Path) -> None:
+    ROWS[name].write(tmp_path)
+    module = load(tmp_path, TransformerModel)
+    stored = open_weights(tmp_path, read_config(tmp_path, ModelConfig))
+    live = ModuleWeights(module)
+    for weight, parameter in module.named_parameters():
         rows = len(parameter)
-        assert stored.shape(name) == live.shape(name) == tuple(parameter.shape)
+        assert stored.shape(weight) == live.shape(weight) == tuple(parameter.shape)
         for start, stop in [(0, rows), (0, 1), (rows - 1, rows), (rows // 3, 2 * rows // 3 + 1)]:
-            assert torch.equal(stored.rows(name, start, stop), parameter[start:stop])
-            assert torch.equal(live.rows(name, start, stop), parameter[start:stop])
+            assert torch.equal(stored.rows(weight, start, stop), parameter[start:stop])
+            assert torch.equal(live.rows(weight, start, stop), parameter[start:stop])
 
 
 # --- context ------------------------------------------------------------------------------------

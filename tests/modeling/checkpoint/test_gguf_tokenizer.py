@@ -7,7 +7,7 @@ from typing import Any
 
 import gguf
 import pytest
-from tests.modeling.checkpoint.gguf_files import write_gguf
+from tests.modeling.checkpoint.gguf_files import add_metadata, write_gguf
 from tests.modeling.tiny_models import LLAMA, reference_model
 from tokenizers import AddedToken, Regex, Tokenizer, models, normalizers, pre_tokenizers, trainers
 
@@ -87,15 +87,7 @@ def bytes_metadata(tokenizer: Tokenizer, kind: str) -> dict[str, Any]:
 def written(file: Path, metadata: dict[str, Any]) -> Path:
     writer = gguf.GGUFWriter(file, "llama")
     for key, value in metadata.items():
-        match value:
-            case bool():
-                writer.add_bool(key, value)
-            case int():
-                writer.add_uint32(key, value)
-            case str():
-                writer.add_string(key, value)
-            case _:
-                writer.add_array(key, value)
+        add_metadata(writer, key, value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.close()

@@ -1,17 +1,16 @@
 """Low-bit checkpoints: tensors equal their dequantized codes."""
 
-import json
 import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
-from tests.modeling.checkpoint.refusals import refused
-from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
-from tests.tiny import FAMILY_CONFIGS
+from tests.modeling.checkpoint.refusals import reconfigure, refused, reshape
+from tests.modeling.mxfp4_files import save_gpt_oss
+from tests.modeling.tiny_models import assert_same_logits, random_text, reference_logits
 
 from ortolan.modeling import CheckpointError, WeightError, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
@@ -37,22 +36,22 @@ KEPT = {
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_tensor_equals_its_dequantized_codes(name: str, tmp_path: Path) -> None:
-    meant = write_packed(tmp_path, METHODS[name])
+    expected = write_packed(tmp_path, METHODS[name])
     source = open_checkpoint(tmp_path).tensors
-    assert source.shapes() == {tensor: tuple(value.shape) for tensor, value in meant.items()}
-    for tensor, value in meant.items():
+    assert source.shapes() == {tensor: tuple(value.shape) for tensor, value in expected.items()}
+    for tensor, value in expected.items():
         read = source.read(tensor, 0, value.shape[0])
         torch.testing.assert_close(read, value, rtol=1e-6, atol=1e-7, msg=tensor)
     for start, stop in ((0, 1), (5, 19), (33, 64)):
         part = source.read(DOWN, start, stop)
-        torch.testing.assert_close(part, meant[DOWN][start:stop], rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(part, expected[DOWN][start:stop], rtol=1e-6, atol=1e-7)
     columns = source.read(DOWN, 7, 40, axis=1)
-    torch.testing.assert_close(columns, meant[DOWN][:, 7:40], rtol=1e-6, atol=1e-7)
+    torch.testing.assert_close(columns, expected[DOWN][:, 7:40], rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("name", METHODS)
 def test_codes_are_available_if_kernels_support_them(name: str, tmp_path: Path) -> None:
-    meant = write_packed(tmp_path, METHODS[name])
+    expected = write_packed(tmp_path, METHODS[name])
     source = open_checkpoint(tmp_path).tensors
     assert isinstance(source, Coded)
     result = source.code_format(DOWN)
@@ -64,18 +63,18 @@ def test_codes_are_available_if_kernels_support_them(name: str, tmp_path: Path) 
     assert codes.values.shape == (16, 96)
     groups = torch.arange(96) // GROUP
     values = codes.values.float() - codes.zeros.float()[:, groups]
-    torch.testing.assert_close(values * codes.scales[:, groups], meant[DOWN][5:21])
+    torch.testing.assert_close(values * codes.scales[:, groups], expected[DOWN][5:21])
     assert result.symmetric == bool((codes.zeros == 1 << (result.bits - 1)).all())
 
 
 @pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])
 def test_codes_of_joined_projections_are_concatenated(name: str, tmp_path: Path) -> None:
-    meant = write_packed(tmp_path, METHODS[name])
+    expected = write_packed(tmp_path, METHODS[name])
     config = read_config(tmp_path)
     weights = open_weights(tmp_path, config)
     qkv = "blocks.0.attention.qkv.weight"
     assert weights.code_format(qkv) == KEPT[name]
-    parts = [meant[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
+    parts = [expected[f"model.layers.0.self_attn.{part}_proj.weight"] for part in "qkv"]
     rows = torch.cat(parts)
     codes = weights.codes(qkv, 50, 110)
     groups = torch.arange(64) // GROUP
@@ -85,12 +84,10 @@ def test_codes_of_joined_projections_are_concatenated(name: str, tmp_path: Path)
 
 
 def test_a_packed_model_equals_its_dequantized_one(tmp_path: Path) -> None:
-    meant = write_packed(tmp_path, METHODS["awq"])
+    expected = write_packed(tmp_path, METHODS["awq"])
     packed = load(tmp_path)
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    save_file({k: v.contiguous() for k, v in meant.items()}, tmp_path / "model.safetensors")
+    reconfigure(tmp_path, quantization_config=None)
+    save_file({k: v.contiguous() for k, v in expected.items()}, tmp_path / "model.safetensors")
     plain = load(tmp_path)
     ids = torch.arange(12)[None]
     with torch.inference_mode():
@@ -134,29 +131,9 @@ def test_unsigned_scales_are_exponents(tmp_path: Path) -> None:
 
 
 def test_an_mxfp4_mixture_equals_its_dequantized_one(tmp_path: Path) -> None:
-    model = reference_model(
-        FAMILY_CONFIGS["gpt_oss"] | {"hidden_size": 32, "intermediate_size": 64}
-    )
-    model.save_pretrained(tmp_path)
-    file = tmp_path / "model.safetensors"
-    stored: dict[str, torch.Tensor] = {}
-    for name, tensor in load_file(file).items():
-        if name.endswith(("experts.gate_up_proj", "experts.down_proj")):
-            experts, inputs, outputs = tensor.shape
-            blocks = torch.randint(0, 256, (experts, outputs, inputs // 32, 16)).to(torch.uint8)
-            scales = torch.randint(122, 126, blocks.shape[:-1]).to(torch.uint8)
-            stored |= {f"{name}_blocks": blocks, f"{name}_scales": scales}
-            meant = dequantize_mxfp4(blocks, scales).mT
-            model.get_parameter(name).data.copy_(meant)
-        else:
-            stored[name] = tensor
-    save_file(stored, file)
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] = {"quant_method": "mxfp4"}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    ids = torch.arange(12)[None]
+    reference, ids = save_gpt_oss(tmp_path), random_text(20)
     with torch.inference_mode():
-        assert_same_logits(load(tmp_path)(ids), reference_logits(model, ids))
+        assert_same_logits(load(tmp_path)(ids), reference_logits(reference, ids))
 
 
 # --- refused ------------------------------------------------------------------------------------
@@ -177,9 +154,7 @@ def test_an_unknown_method_is_refused(
     name: str, change: dict[str, Any], error: str, tmp_path: Path
 ) -> None:
     write_packed(tmp_path, METHODS[name])
-    config = json.loads((tmp_path / "config.json").read_text())
-    config["quantization_config"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    reconfigure(tmp_path, quantization_config=METHODS[name].config | change)
     message = refused(tmp_path)
     assert re.search(error, message)
     assert "Export the checkpoint that this one was quantized from" in message
@@ -199,10 +174,7 @@ def test_an_unknown_method_is_refused(
 )
 def test_an_absent_part_is_named(name: str, part: str, tmp_path: Path) -> None:
     write_packed(tmp_path, METHODS[name])
-    file = tmp_path / "model.safetensors"
-    tensors = load_file(file)
-    del tensors[f"model.layers.0.mlp.up_proj.{part}"]
-    save_file(tensors, file)
+    reshape(tmp_path, {f"model.layers.0.mlp.up_proj.{part}": None})
     message = refused(tmp_path)
     assert f"model.layers.0.mlp.up_proj.{part}" in message
     assert "The download is incomplete" in message
@@ -220,8 +192,6 @@ def test_other_dtypes_are_refused(method: str, dtype: torch.dtype, tmp_path: Pat
 
 def test_codes_without_a_quantization_config_are_unexpected(tmp_path: Path) -> None:
     write_packed(tmp_path, METHODS["gptq-4"])
-    config = json.loads((tmp_path / "config.json").read_text())
-    del config["quantization_config"]
-    (tmp_path / "config.json").write_text(json.dumps(config))
+    reconfigure(tmp_path, quantization_config=None)
     with pytest.raises(WeightError, match=r"unexpected model.layers.0.mlp.down_proj.qweight"):
         load(tmp_path)

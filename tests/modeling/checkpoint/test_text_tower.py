@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.modeling import tiny_models
 from tests.modeling.checkpoint.refusals import refused, reshape, weight_error
 from tests.modeling.tiny_models import (
-    VOCABULARY,
     assert_same_logits,
     random_text,
     reference_logits,
@@ -23,18 +23,7 @@ from ortolan.modeling.checkpoint.text_tower import text_values
 
 IDS = random_text(20)
 
-TEXT: dict[str, Any] = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    "bos_token_id": None,
-    "eos_token_id": None,
-    "pad_token_id": None,
-}
+TEXT = {key: value for key, value in tiny_models.LLAMA.items() if key != "model_type"}
 
 IMAGES: dict[str, Any] = {
     "hidden_size": 32,

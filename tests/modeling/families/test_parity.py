@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.modeling.steps import after
 from tests.modeling.tiny_models import (
     GPT2,
     LLAMA,
@@ -23,10 +24,9 @@ from tests.tiny.hybrids import HYBRIDS
 from tests.tiny.mixtures import MIXTURES
 from tests.tiny.modern import MODERN
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ortolan.modeling import DecoderModel, load
-from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import empty_cache
 
 CHUNKS = (9, 6, 1)
 """Sizes of the first chunks."""
@@ -36,32 +36,20 @@ LATER, STEPS = 20, 24
 
 TEXT = sum(CHUNKS) + 2 * LATER + STEPS
 
-NEAR_TIE = 1e-3
-
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """A config of transformers, and the length to compare.
 
     Attributes:
-        generates: the cache of transformers agrees with its uncached forward.
         attention: the implementation of transformers that is right.
     """
 
     values: dict[str, Any]
     length: int = TEXT
     max_context: int | None = None
-    generates: bool = True
     attention: str = "eager"
 
-
-def scaled(kind: str, **rope: object) -> dict[str, Any]:
-    """A Llama with wide heads, so that wavelengths differ, and a scaling of them."""
-    wide = {"head_dim": 32, "rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **rope}}
-    return LLAMA | wide
-
-
-YARN = {"factor": 4.0, "original_max_position_embeddings": 24}
 
 DECODERS = CLASSICS | MODERN | MIXTURES | HYBRIDS
 
@@ -99,34 +87,8 @@ CASES = {
     # activations
     **{
         f"llama-{name}": Case(values=LLAMA | {"hidden_act": name})
-        for name in ("relu", "gelu", "gelu_new", "silu")
+        for name in ("relu", "gelu", "gelu_new")
     },
-    # rotary positions
-    "rope-theta": Case(values=LLAMA | {"rope_parameters": {"rope_theta": 100.0}}),
-    "rope-linear": Case(values=scaled("linear", factor=3.0)),
-    "rope-llama3": Case(
-        values=scaled(
-            "llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=48,
-        )
-    ),
-    "rope-yarn": Case(values=scaled("yarn", **YARN)),
-    "rope-yarn-untruncated": Case(values=scaled("yarn", truncate=False, **YARN)),
-    "rope-yarn-betas": Case(values=scaled("yarn", beta_fast=4.0, beta_slow=0.5, **YARN)),
-    "rope-yarn-factor": Case(values=scaled("yarn", attention_factor=1.3, **YARN)),
-    "rope-yarn-mscale": Case(values=scaled("yarn", mscale=1.5, mscale_all_dim=0.7, **YARN)),
-    "rope-dynamic-long": Case(
-        values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40},
-        max_context=TEXT,
-        # transformers stretches the angles again at every step, and so disagrees with itself.
-        generates=False,
-    ),
-    "rope-dynamic-short": Case(
-        values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40}, length=40
-    ),
     # families
     "gpt2": Case(values=GPT2),
     "gpt2-untied": Case(values=GPT2 | {"tie_word_embeddings": False}),
@@ -136,8 +98,7 @@ CASES = {
     "gpt2-short": Case(values=GPT2, length=40, max_context=40),
     "mistral": Case(values=MISTRAL),
     "mistral-window": Case(values=MISTRAL | {"sliding_window": 7}),
-    # The cache of transformers keeps `window - 1` tokens as `[-0:]`, which is all of them.
-    "mistral-window-1": Case(values=MISTRAL | {"sliding_window": 1}, generates=False),
+    "mistral-window-1": Case(values=MISTRAL | {"sliding_window": 1}),
     "qwen2": Case(values=QWEN2),
     "qwen2-window-unused": Case(values=QWEN2 | {"sliding_window": 7}),
     "qwen2-windowed": Case(
@@ -157,16 +118,12 @@ CASES = {
         for name, options in OPTIONS.items()
         for option, changes in options.items()
     },
-    # transformers changes the angles of a cache when a sequence grows long.
-    "phi3-long": Case(values=LONG_PHI3, generates=False, max_context=96),
+    "phi3-long": Case(values=LONG_PHI3, max_context=96),
     "phi3-short": Case(values=LONG_PHI3, length=40, max_context=48),
     "phimoe-stretched": Case(
         values=stretched("phimoe", short_mscale=1.3, long_mscale=1.3), length=40
     ),
-    # A single step of transformers ignores the bounds.
-    "mamba2-bounded": Case(
-        values=DECODERS["mamba2"] | {"time_step_limit": [0.3, 0.9]}, generates=False
-    ),
+    "mamba2-bounded": Case(values=DECODERS["mamba2"] | {"time_step_limit": [0.3, 0.9]}),
     # The other implementation adds the biases twice.
     "falcon-alibi": Case(
         values=DECODERS["falcon"]
@@ -175,9 +132,6 @@ CASES = {
         attention="sdpa",
     ),
     "stablelm-half": Case(values=STABLELM),
-    "stablelm-wide": Case(
-        values=STABLELM | {"hidden_size": 64, "partial_rotary_factor": 0.25, "use_qkv_bias": True}
-    ),
 }
 
 
@@ -193,8 +147,6 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
     with torch.inference_mode():
         assert_same_logits(module(ids), expected)
         assert_same_logits(cached_logits(module, ids), expected)
-        if case.generates:
-            assert near_ties(module, reference, ids[:, :8]) <= 1
 
 
 def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
@@ -205,44 +157,7 @@ def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
     later = (length - sum(CHUNKS) - STEPS) // LATER
     steps = length - sum(CHUNKS) - later * LATER
     for size in [*CHUNKS, *[LATER] * later, *[1] * steps]:
-        logits, cache = step(module, ids[:, start : start + size], start + size, cache)
+        piece, start = ids[:, start : start + size], start + size
+        logits, cache = module.step(piece, after(start), cache)
         pieces.append(logits)
-        start += size
     return torch.cat(pieces, 1)
-
-
-def step(
-    module: DecoderModel, ids: Tensor, length: int, cache: list[Memory]
-) -> tuple[Tensor, list[Memory]]:
-    lengths = StepLengths(
-        torch.tensor([length - 1], dtype=torch.int32), torch.tensor(length, dtype=torch.int32)
-    )
-    return module.step(ids, lengths, cache)
-
-
-def near_ties(module: DecoderModel, reference: PreTrainedModel, prompt: Tensor) -> int:
-    """Whether both generate different tokens because two are equally likely.
-
-    Raises AssertionError if other tokens differ.
-    """
-    count = 24
-    generated = reference.generate(  # type: ignore[operator]
-        prompt,
-        attention_mask=torch.ones_like(prompt),
-        do_sample=False,
-        max_new_tokens=count,
-        output_logits=True,
-        return_dict_in_generate=True,
-    )
-    expected = generated.sequences[0, prompt.shape[1] :].tolist()
-    assert len(expected) == count
-    cache = empty_cache(module.config, batch=1, capacity=prompt.shape[1] + count)
-    logits, cache = step(module, prompt, prompt.shape[1], cache)
-    for i, token in enumerate(expected):
-        chosen = int(logits[0, -1].argmax())
-        if chosen != token:
-            gap = generated.logits[i][0, token] - generated.logits[i][0, chosen]
-            assert gap < NEAR_TIE, f"token {i}: expected {token}, got {chosen}, gap {gap:.2e}"
-            return 1
-        logits, cache = step(module, torch.tensor([[token]]), prompt.shape[1] + i + 1, cache)
-    return 0

@@ -4,22 +4,13 @@ from typing import Any
 
 import pytest
 import transformers
+from tests.modeling.tiny_models import LLAMA
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.inert_keys import INERT, NEUTRAL, SOURCES
 from ortolan.modeling.families.reader import ConfigReader
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 97,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 64,
-}
 
 SMOLLM2_OF_GGUF: dict[str, Any] = LLAMA | {
     "_model_name_or_path": "Smollm2 135M 8k Lc100K Mix1 Ep2",

@@ -4,33 +4,21 @@ from pathlib import Path
 
 import pytest
 import torch
-import transformers
+from tests.modeling.steps import after, garbage
 from tests.modeling.tiny_encoders import SEQ2SEQ, EncoderCase, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load, save
-from ortolan.modeling.layers.cache import CrossCache, LayerCache, Memory, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import CrossCache, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
 
-TARGETS = ragged(30, 30, 30, 30, seed=1).ids.clamp(max=80)
+TARGETS = ragged(18, 18, 18, 18, seed=1).ids.clamp(max=80)
 
 CHUNKS = (6, 1, 4)
 """How the first tokens of one text enter the cache; steps of one token follow."""
-
-
-def written(case: EncoderCase, folder: Path) -> PreTrainedModel:
-    reference = case.reference()
-    reference.save_pretrained(folder)
-    return reference
-
-
-def read_by_transformers(case: EncoderCase, folder: Path) -> PreTrainedModel:
-    kind = getattr(transformers, case.architecture)
-    model: PreTrainedModel = kind.from_pretrained(folder, attn_implementation="eager")
-    return model
 
 
 def expected_logits(reference: PreTrainedModel) -> Tensor:
@@ -45,23 +33,14 @@ def expected_logits(reference: PreTrainedModel) -> Tensor:
 
 @pytest.mark.parametrize("name", SEQ2SEQ)
 def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path: Path) -> None:
-    reference = written(SEQ2SEQ[name], tmp_path)
+    reference = SEQ2SEQ[name].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     expected = expected_logits(reference)
     with torch.inference_mode():
         assert_same_logits(module(SOURCES.ids, TARGETS, SOURCES.lengths), expected)
         assert_same_logits(cached_logits(module), expected)
-        for row in range(len(TARGETS)):
-            one = slice(row, row + 1)
-            assert_same_logits(chunked_logits(module, row), expected[one])
+        assert_same_logits(chunked_logits(module, 2), expected[2:3])
     assert float(expected.std()) > 0.1, "logits that do not discriminate"
-
-
-def steps(*lengths: int) -> StepLengths:
-    return StepLengths(
-        torch.tensor(lengths, dtype=torch.int32) - 1,
-        torch.tensor(max(lengths), dtype=torch.int32),
-    )
 
 
 def cached_logits(module: EncoderDecoderModel) -> Tensor:
@@ -71,7 +50,7 @@ def cached_logits(module: EncoderDecoderModel) -> Tensor:
     cache = empty_cache(module.config.decoder, batch=batch, capacity=length + 3)
     pieces = []
     for i in range(length):
-        now = steps(*[i + 1] * batch)
+        now = after(*[i + 1] * batch)
         logits, cache = module.step(TARGETS[:, i : i + 1], now, cache, source)
         pieces.append(logits)
     return torch.cat(pieces, 1)
@@ -85,7 +64,7 @@ def chunked_logits(module: EncoderDecoderModel, row: int) -> Tensor:
     cache = empty_cache(module.config.decoder, batch=1, capacity=ids.shape[1])
     pieces, start = [], 0
     for size in [*CHUNKS, *[1] * (ids.shape[1] - sum(CHUNKS))]:
-        now = steps(start + size)
+        now = after(start + size)
         logits, cache = module.step(ids[:, start : start + size], now, cache, source)
         pieces.append(logits)
         start += size
@@ -94,22 +73,22 @@ def chunked_logits(module: EncoderDecoderModel, row: int) -> Tensor:
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_path: Path) -> None:
-    written(SEQ2SEQ[name], tmp_path)
+    SEQ2SEQ[name].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     lengths = (5, 9, 2, 7)
     with torch.inference_mode():
         whole = module(SOURCES.ids, TARGETS, SOURCES.lengths)
         source = module.source(SOURCES.ids, SOURCES.lengths)
-        cache = garbage(empty_cache(module.config.decoder, batch=4, capacity=16))
-        prompt, cache = module.step(TARGETS[:, :9], steps(*lengths), cache, source)
+        cache = garbage(module.config.decoder, batch=4, capacity=16)
+        prompt, cache = module.step(TARGETS[:, :9], after(*lengths), cache, source)
         new = TARGETS.gather(1, torch.tensor(lengths)[:, None])
-        grown = steps(*(length + 1 for length in lengths))
+        grown = after(*(length + 1 for length in lengths))
         last, _ = module.step(new, grown, cache, source)
         asked = torch.tensor(lengths)[:, None] - 1
         ends, _ = module.step(
             TARGETS[:, :9],
-            steps(*lengths),
-            garbage(empty_cache(module.config.decoder, batch=4, capacity=16)),
+            after(*lengths),
+            garbage(module.config.decoder, batch=4, capacity=16),
             source,
             asked,
         )
@@ -119,15 +98,10 @@ def test_a_ragged_prompt_of_the_decoder_equals_its_rows_alone(name: str, tmp_pat
         assert_same_logits(ends[row, 0], whole[row, length - 1])
 
 
-def garbage(cache: list[Memory]) -> list[Memory]:
-    """Buffers whose unwritten places hold numbers that would be noticed."""
-    return [LayerCache(key + 1e4, value - 1e4) for key, value in cache]
-
-
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> None:
     # As in a beam search: 3 continuations of each source, which is not copied for them.
-    written(SEQ2SEQ[name], tmp_path)
+    SEQ2SEQ[name].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     texts = ragged(*[6] * 12, seed=2).ids.clamp(max=80)
     with torch.inference_mode():
@@ -136,20 +110,20 @@ def test_several_texts_of_a_source_need_it_once(name: str, tmp_path: Path) -> No
         expected = module(repeated[0], texts, repeated[1])
         assert_same_logits(module.decoder.with_source(source, texts), expected)
         cache = empty_cache(module.config.decoder, batch=12, capacity=8)
-        logits, _ = module.step(texts, steps(*[6] * 12), cache, source)
+        logits, _ = module.step(texts, after(*[6] * 12), cache, source)
         assert_same_logits(logits, expected)
     assert source.layers[0].key.shape[0] == 4
 
 
-@pytest.mark.parametrize("name", SEQ2SEQ)
+@pytest.mark.parametrize("name", [name for name in SEQ2SEQ if "-unscaled" not in name])
 def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     case = SEQ2SEQ[name]
-    written(case, tmp_path / "source")
+    case.write(tmp_path / "source")
     module = load(tmp_path / "source", EncoderDecoderModel)
     save(module, tmp_path / "saved")
     again = load(tmp_path / "saved", EncoderDecoderModel)
     assert again.config == module.config
-    expected = expected_logits(read_by_transformers(case, tmp_path / "saved"))
+    expected = expected_logits(case.read(tmp_path / "saved"))
     with torch.inference_mode():
         logits = again(SOURCES.ids, TARGETS, SOURCES.lengths)
         assert_same_logits(logits, expected)
@@ -157,7 +131,7 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
 
 
 def test_shared_tables_are_one(tmp_path: Path) -> None:
-    written(SEQ2SEQ["marian"], tmp_path)
+    SEQ2SEQ["marian"].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel)
     assert module.shared is module.encoder.embedding is module.decoder.embedding
     names = [name for name, _ in module.named_parameters() if "embedding" in name]
@@ -170,20 +144,20 @@ def test_shared_tables_are_one(tmp_path: Path) -> None:
 def test_a_base_model_has_a_head_without_bias(base: str, name: str, tmp_path: Path) -> None:
     # As facebook/bart-base is published.
     case = SEQ2SEQ[name]
-    body = EncoderCase(architecture=base, values=case.values, spread=case.spread)
-    written(body, tmp_path / "source")
+    body = EncoderCase(base, case.values, spread=case.spread)
+    body.write(tmp_path / "source")
     module = load(tmp_path / "source", EncoderDecoderModel)
     assert module.decoder.head_bias is None
     save(module, tmp_path / "saved")
     assert load(tmp_path / "saved", EncoderDecoderModel).config == module.config
     for folder in ("source", "saved"):
-        expected = expected_logits(read_by_transformers(case, tmp_path / folder))
+        expected = expected_logits(case.read(tmp_path / folder))
         with torch.inference_mode():
             assert_same_logits(module(SOURCES.ids, TARGETS, SOURCES.lengths), expected)
 
 
 def test_a_longer_context_is_reached_by_relative_positions(tmp_path: Path) -> None:
-    reference = written(SEQ2SEQ["t5"], tmp_path)
+    reference = SEQ2SEQ["t5"].write(tmp_path)
     module = load(tmp_path, EncoderDecoderModel, max_context=2000)
     assert module.config.decoder.context_length == module.config.encoder.context_length == 2000
     with torch.inference_mode():

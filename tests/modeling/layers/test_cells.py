@@ -49,19 +49,6 @@ def test_gradients_equal_torch(kind: CellKind) -> None:
         torch.testing.assert_close(parameter.grad, reference.get_parameter(f"{name}_l0").grad)
 
 
-@pytest.mark.parametrize("kind", REFERENCES)
-def test_steps_equal_the_whole_sequence(kind: CellKind) -> None:
-    cell, _ = cell_and_reference(kind)
-    x = torch.randn(B, S, INPUTS)
-    states = tuple(torch.zeros(B, H) for _ in cell.states)
-    expected, last = cell(x, states)
-    for place in range(S):
-        out, states = cell.step(x[:, place], states)
-        torch.testing.assert_close(out, expected[:, place])
-    for mine, theirs in zip(states, last, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
 def test_a_feed_forward_cell_has_no_state() -> None:
     cell = cell_of("feed_forward", INPUTS, H)
     assert isinstance(cell, FeedForwardCell)

@@ -1,4 +1,4 @@
-"""Mixers with a memory of fixed size against the formulas, whole and in steps."""
+"""Mixers with a memory of fixed size in steps. For the formulas see families/test_parity.py."""
 
 from collections.abc import Sequence
 
@@ -6,17 +6,17 @@ import pytest
 import torch
 from tests.modeling.kinds import WIDTH, decoder, randomised
 from tests.modeling.mixers import MIXERS, hybrid
-from tests.modeling.plain_mixers import mixed, weights_of
+from tests.modeling.steps import after
 from torch import Tensor
 
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.block import mixer
-from ortolan.modeling.layers.cache import Memory, StepLengths, empty_cache
+from ortolan.modeling.layers.cache import Memory, empty_cache
 from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
 
 LENGTH = 11
 
-CUTS = [(11,), (4, 7), (1,) * 11, (5, 1, 1, 3, 1)]
+CUTS = [(1,) * 11, (5, 1, 1, 3, 1)]
 
 
 def layer(name: str) -> FixedMemoryMixer:
@@ -27,20 +27,6 @@ def layer(name: str) -> FixedMemoryMixer:
 
 def stream(batch: int = 1) -> Tensor:
     return torch.randn(batch, LENGTH, WIDTH, generator=torch.Generator().manual_seed(1)).double()
-
-
-def after(length: int, batch: int) -> StepLengths:
-    return StepLengths(torch.full((batch,), length - 1), torch.tensor(length))
-
-
-@pytest.mark.parametrize("name", MIXERS)
-def test_a_mixer_equals_the_formulas(name: str) -> None:
-    module, x = layer(name), stream()
-    with torch.inference_mode():
-        actual = module(x)[0]
-    expected = torch.from_numpy(mixed(MIXERS[name], weights_of(module), x[0].numpy()))
-    assert expected.std() > 1e-2
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("cuts", CUTS)
@@ -54,7 +40,7 @@ def test_steps_equal_the_whole_sequence(name: str, cuts: tuple[int, ...]) -> Non
         for size in cuts:
             part = x[:, start : start + size]
             start += size
-            out, memory = module.step(part, None, memory, after(start, 2))
+            out, memory = module.step(part, None, memory, after(start, start))
             pieces.append(out)
     torch.testing.assert_close(torch.cat(pieces, 1), whole)
     shapes = [tuple(tensor.shape[1:]) for tensor in memory]
@@ -79,9 +65,9 @@ def test_a_hybrid_in_steps_equals_the_whole_sequence(name: str) -> None:
         whole = module(ids)
         for start, size in ((0, 5), (5, 1), (6, 1)):
             part = ids[:, start : start + size]
-            logits, cache = module.step(part, after(start + size, 1), cache)
+            logits, cache = module.step(part, after(start + size), cache)
             results.append(logits)
-        some, _ = module.step(ids[:, 7:], after(12, 1), cache, torch.tensor([[4, 0]]))
+        some, _ = module.step(ids[:, 7:], after(12), cache, torch.tensor([[4, 0]]))
     torch.testing.assert_close(torch.cat(results, 1), whole[:, :7], rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(some, whole[:, [11, 7]], rtol=1e-4, atol=1e-4)
 

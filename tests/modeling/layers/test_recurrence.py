@@ -1,6 +1,8 @@
-import onnxruntime  # type: ignore[import-untyped]
+from typing import Any
+
 import pytest
 import torch
+from tests.modeling.layers.traces import assert_one_node
 from torch import Tensor, nn
 
 from ortolan.modeling.layers.cache import StepLengths
@@ -107,30 +109,24 @@ def test_gradients_flow() -> None:
 
 
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
-@pytest.mark.parametrize("name", ["linear", "decay of a channel", "delta rule and decay of a head"])
-@pytest.mark.parametrize("shares", [False, True])
+@pytest.mark.parametrize(
+    ("name", "shares"),
+    [
+        ("linear", True),
+        ("decay of a channel", False),
+        ("delta rule and decay of a head", False),
+        ("delta rule and decay of a head", True),
+    ],
+)
 def test_a_trace_is_one_node_with_the_same_outputs(name: str, *, shares: bool) -> None:
     values = random(name)
     if shares:
         values = values._replace(query=values.query[:, :1], key=values.key[:, :1])
 
-    class Module(nn.Module):
-        def forward(self, *tensors: Tensor) -> tuple[Tensor, Tensor]:
-            result = iter(tensors[:-1])
-            fields = [next(result) if isinstance(value, Tensor) else value for value in values]
-            return recur(Recurrence(*fields), tensors[-1])  # type: ignore[arg-type]
+    def recurred(*tensors: Tensor) -> tuple[Tensor, Tensor]:
+        rest = iter(tensors[:-1])
+        fields: list[Any] = [next(rest) if isinstance(v, Tensor) else v for v in values]
+        return recur(Recurrence(*fields), tensors[-1])
 
-    state = torch.randn(B, H, D, U)
-    inputs = (*(value for value in values if isinstance(value, Tensor)), state)
-    program = torch.onnx.export(
-        Module().eval(), inputs, dynamo=True, opset_version=24, verbose=False
-    )
-    assert program is not None
-    kinds = [node.op_type for node in program.model.graph]
-    assert kinds.count("LinearAttention") == 1
-    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
-    feeds = dict(
-        zip([i.name for i in session.get_inputs()], map(Tensor.numpy, inputs), strict=True)
-    )
-    for actual, expected in zip(session.run(None, feeds), recur(values, state), strict=True):
-        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=1e-4, atol=1e-5)
+    tensors = [*(v for v in values if isinstance(v, Tensor)), torch.randn(B, H, D, U)]
+    assert_one_node(recurred, tensors, "LinearAttention", rtol=1e-4, atol=1e-5)

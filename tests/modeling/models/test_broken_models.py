@@ -1,12 +1,11 @@
 """Encoders and encoder-decoders whose checkpoint is damaged or has another head."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from tests.modeling.checkpoint.refusals import edit, reshape, weight_error
+from tests.modeling.checkpoint.refusals import edit, reconfigure, reshape, weight_error
 from tests.modeling.tiny_encoders import (
     BERT,
     ENCODERS,
@@ -30,20 +29,15 @@ from ortolan.modeling import (
     load,
     save,
 )
-from ortolan.modeling.checkpoint.folder import open_weights, read_config
-from ortolan.modeling.config import ClassifierHead, ModelConfig
+from ortolan.modeling.checkpoint.folder import read_config
+from ortolan.modeling.config import ClassifierHead
 
 CASES = ENCODERS | IMAGES | SEQ2SEQ
 
 
 def saved(name: str, folder: Path) -> Path:
-    CASES[name].reference().save_pretrained(folder)
+    CASES[name].write(folder)
     return folder
-
-
-def reconfigure(folder: Path, **changes: object) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
 
 SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
@@ -51,13 +45,10 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
         (name, weight, None, f"1 differences from config.json: missing {weight}.")
         for name, weight in {
             "bert-classifier": "bert.pooler.dense.weight",
-            "bert-masked": "cls.predictions.transform.LayerNorm.bias",
-            "roberta-masked": "lm_head.dense.weight",
             "vit-classifier": "vit.embeddings.cls_token",
             "marian": "final_logits_bias",
             "bart": "model.decoder.layernorm_embedding.weight",
             "t5": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
-            "t5-gated": "encoder.block.1.layer.1.DenseReluDense.wi_0.weight",
         }.items()
     ),
     (
@@ -71,7 +62,6 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
             ("vit-classifier", "vit.embeddings.position_embeddings", (1, 17, 32)),
             ("marian", "final_logits_bias", (1, 97)),
             ("bart", "model.encoder.embed_positions.weight", (42, 32)),
-            ("roberta", "embeddings.position_embeddings.weight", (40, 32)),
             ("t5", "decoder.block.2.layer.1.EncDecAttention.k.weight", (48, 32)),
         ]
     ),
@@ -81,7 +71,6 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
             ("bert-masked", "bert.encoder.layer.1.crossattention.self.query.weight"),
             ("bert-masked", "bert.encoder.layer.2.output.dense.weight"),
             ("vit", "embeddings.mask_token"),
-            ("marian", "model.decoder.layers.3.fc1.weight"),
             ("t5", "encoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"),
             ("t5", "encoder.block.0.layer.1.DenseReluDense.wi_1.weight"),
         ]
@@ -161,17 +150,6 @@ def test_a_t5_with_an_untied_head_equals_transformers(tmp_path: Path) -> None:
         assert torch.equal(again(texts.ids, texts.ids), module(texts.ids, texts.ids))
 
 
-@pytest.mark.parametrize("name", ["bart", "roberta-masked", "vit-classifier", "t5", "marian"])
-def test_rows_of_a_weight_equal_those_of_the_whole(name: str, tmp_path: Path) -> None:
-    saved(name, tmp_path)
-    stored = open_weights(tmp_path, read_config(tmp_path, ModelConfig))
-    for ours, parameter in load(tmp_path, TransformerModel).named_parameters():
-        rows = len(parameter)
-        assert stored.shape(ours) == tuple(parameter.shape)
-        for start, stop in [(0, rows), (rows - 1, rows), (rows // 3, 2 * rows // 3 + 1)]:
-            assert torch.equal(stored.rows(ours, start, stop), parameter[start:stop])
-
-
 def test_a_shorter_context_keeps_the_first_positions(tmp_path: Path) -> None:
     saved("bart", tmp_path)
     short, whole = (
@@ -218,8 +196,6 @@ def test_a_head_that_config_json_cannot_describe_is_an_error(tmp_path: Path) -> 
 
 
 def test_an_unsupported_architecture_of_bert_is_an_error(tmp_path: Path) -> None:
-    EncoderCase(architecture="BertForTokenClassification", values=BERT).reference().save_pretrained(
-        tmp_path
-    )
+    EncoderCase("BertForTokenClassification", BERT).write(tmp_path)
     with pytest.raises(ConfigError, match=r"got \['BertForTokenClassification'\]"):
         load(tmp_path, EncoderModel)

@@ -20,11 +20,11 @@ from tests.modeling.kinds import (
     seq2seq_config,
 )
 from tests.modeling.plain_transformer import Array, Weights, stack
+from tests.modeling.steps import after, garbage
 from torch import Tensor
 
 from ortolan.modeling import DecoderModel
-from ortolan.modeling.config import AlibiPositions, DecoderConfig, NoPositions, Positions
-from ortolan.modeling.layers.cache import LayerCache, Memory, StepLengths, empty_cache
+from ortolan.modeling.config import AlibiPositions, NoPositions, Positions
 from ortolan.modeling.models.stack import Stack
 
 CHUNKS = (3, 1, 2, 1, 1, 4)
@@ -33,7 +33,14 @@ MIXED = {
     # Features that interact: capped scores with biases, grouped heads with distances.
     f"{positions}-{block}": (POSITIONS[positions], BLOCKS[block])
     for positions in ("relative-bias", "relative-key", "alibi", "rotary")
-    for block in ("grouped", "softcap", "wide-values", "readout-sum", "pre-residual")
+    for block in (
+        "grouped",
+        "softcap",
+        "wide-values",
+        "readout-sum",
+        "pre-residual",
+        "window-softcap",
+    )
 }
 
 CASES: dict[str, tuple[Positions, Blocks]] = {
@@ -59,19 +66,6 @@ def text(length: int, *, batch: int = 1, seed: int = 0) -> Tensor:
 def assert_close(actual: Tensor, expected: object, tolerance: float = 5e-5) -> None:
     reference = torch.as_tensor(expected).double()
     torch.testing.assert_close(actual.double(), reference, rtol=tolerance, atol=tolerance)
-
-
-def after(*lengths: int) -> StepLengths:
-    return StepLengths(
-        torch.tensor(lengths, dtype=torch.int32) - 1,
-        torch.tensor(max(lengths), dtype=torch.int32),
-    )
-
-
-def garbage(config: DecoderConfig, *, batch: int, capacity: int) -> list[Memory]:
-    """Buffers whose unwritten slots hold large numbers, which a wrong mask would reveal."""
-    empty = empty_cache(config, batch=batch, capacity=capacity)
-    return [LayerCache(key + 1e3, value - 1e3) for key, value in empty]
 
 
 # --- against the plain implementation -----------------------------------------------------------

@@ -1,6 +1,12 @@
 """Recipes of tiny models and their data modules."""
 
 from pathlib import Path
+from typing import Any
+
+import torch
+
+from ortolan.modeling.training import tasks
+from ortolan.modeling.training.recipe import read_recipe
 
 MODELS = Path(__file__).parents[3] / "models"
 
@@ -216,15 +222,15 @@ THINGS = (("apples", "pommes"), ("cats", "chats"), ("red hats", "chapeaux rouges
 
 def sentences(count: int, seed: int) -> list[tuple[str, str]]:
     rng = random.Random(seed)
-    found = {}
-    while len(found) < count:
+    pairs = {}
+    while len(pairs) < count:
         name = rng.choice(NAMES)
         counted = [(rng.randint(2, 9999), rng.choice(THINGS)) for _ in range(rng.randint(1, 4))]
         english, french = (
             " + ".join(f"{number} {thing[side]}" for number, thing in counted) for side in (0, 1)
         )
-        found[f"{name} has {english} today."] = f"{name} a {french} aujourd'hui."
-    return list(found.items())
+        pairs[f"{name} has {english} today."] = f"{name} a {french} aujourd'hui."
+    return list(pairs.items())
 
 def read(*, pairs: int = 400) -> Pairs:
     return Pairs(train=sentences(pairs, 0), held_out={"numbers": sentences(12, 1)})
@@ -286,3 +292,10 @@ def write_recipe(folder: Path, recipe: str, old: str = "", new: str = "") -> Pat
     path = folder / "recipe.toml"
     path.write_text(recipe.replace(old, new) if old else recipe + new)
     return path
+
+
+def task_of(folder: Path, recipe: str, old: str = "", new: str = "") -> Any:
+    """The task of a recipe, with one change, and random weights that are always the same."""
+    path = write_recipe(folder, recipe, old, new)
+    torch.manual_seed(0)
+    return tasks.task_of(read_recipe(path), folder)

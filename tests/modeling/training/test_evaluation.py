@@ -1,11 +1,11 @@
 """Bits per byte of a model."""
 
 import math
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from tests.modeling.tiny_models import LLAMA
 
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf
@@ -15,16 +15,7 @@ from ortolan.modeling.training.evaluation import bits_per_byte
 @pytest.fixture
 def small_model() -> DecoderModel:
     torch.manual_seed(0)
-    recipe: dict[str, Any] = {
-        "model_type": "llama",
-        "vocab_size": 50,
-        "hidden_size": 16,
-        "intermediate_size": 16,
-        "num_hidden_layers": 1,
-        "num_attention_heads": 2,
-        "max_position_embeddings": 64,
-    }
-    return DecoderModel(config_from_hf(recipe))
+    return DecoderModel(config_from_hf(LLAMA | {"vocab_size": 50}))
 
 
 def document(length: int) -> list[int]:

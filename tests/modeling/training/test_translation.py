@@ -9,14 +9,12 @@ from typing import Any
 import pytest
 import torch
 from tests.modeling.tiny_models import assert_same_logits
-from tests.modeling.training.recipes import TRANSLATION, write_recipe
+from tests.modeling.training.recipes import TRANSLATION, task_of, write_recipe
 from tokenizers import Tokenizer
 from transformers import AutoTokenizer, MarianMTModel
 
-from ortolan.modeling import ConfigError, EncoderDecoderModel, load
-from ortolan.modeling.errors import RecipeError
+from ortolan.modeling import EncoderDecoderModel, load
 from ortolan.modeling.training.decoding import greedy, padded
-from ortolan.modeling.training.recipe import read_recipe
 from ortolan.modeling.training.tasks.translation import TranslationTask
 from ortolan.modeling.training.trainer import train
 
@@ -29,9 +27,8 @@ def reference_of(folder: Path) -> MarianMTModel:
 
 @pytest.fixture(scope="module")
 def task(tmp_path_factory: pytest.TempPathFactory) -> TranslationTask:
-    path = write_recipe(tmp_path_factory.mktemp("task"), TRANSLATION)
-    torch.manual_seed(0)
-    return TranslationTask(read_recipe(path), path.parent)
+    task: TranslationTask = task_of(tmp_path_factory.mktemp("task"), TRANSLATION)
+    return task
 
 
 @pytest.fixture(scope="module")
@@ -169,21 +166,3 @@ def test_a_training_learns_and_writes_figures(trained: Path) -> None:
     assert figures["epochs"] == pytest.approx(100 * 8 / 400)
     assert figures["train_loss"] < 0.9 * math.log(400)
     assert figures["measured"][-1][1] == figures["held_out_numbers_equal"]
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "error", "message"),
-    [
-        ("[tokenizer]\nvocab_size = 400\nend_of_text = \"</s>\"", "", RecipeError,
-         "tokenizer: .*translation"),
-        ('model_type = "marian"', 'model_type = "llama"', ConfigError, "hidden_size"),
-        ("max_position_embeddings = 96", "max_position_embeddings = 20", RecipeError,
-         "max_position_embeddings .*20"),
-    ],
-)  # fmt: skip
-def test_an_invalid_recipe_is_an_error_before_any_work(
-    tmp_path: Path, old: str, new: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        train(write_recipe(tmp_path, TRANSLATION, old, new), tmp_path / "out")
-    assert not (tmp_path / "out").exists()

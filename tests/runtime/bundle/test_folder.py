@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import onnx
 import pytest
@@ -261,20 +262,10 @@ def test_reading_checks_again(folder: Path) -> None:
 
 
 def test_failing_disk_is_a_typed_error(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class FailingStream:
-        def __enter__(self) -> "FailingStream":
-            return self
-
-        def __exit__(self, *details: object) -> None:
-            pass
-
-        def fileno(self) -> int:
-            return 0
-
-        def read(self, size: int) -> bytes:
-            raise OSError(5, "Input/output error")
-
-    monkeypatch.setattr("ortolan.runtime.bundle.folder.open_plain", lambda *_: FailingStream())
+    stream = MagicMock()
+    stream.__enter__.return_value.read.side_effect = OSError(5, "Input/output error")
+    stream.__enter__.return_value.fileno.return_value = 0
+    monkeypatch.setattr("ortolan.runtime.bundle.folder.open_plain", lambda *_: stream)
     assert "Input/output error" in str(error_of(folder, NAME))
 
 

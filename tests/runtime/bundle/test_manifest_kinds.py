@@ -7,7 +7,8 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.runtime.bundle.test_manifest import MANIFEST, Change, put
+from tests.runtime.bundle.test_manifest import MANIFEST, Change
+from tests.runtime.damaged_bundles import put
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, Output, TextSource, Tokens

@@ -4,6 +4,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -227,6 +228,29 @@ def link(folder: Path) -> None:
     (folder / BLOB).symlink_to("elsewhere")
 
 
+def with_span(offset: int, length: int) -> Callable[[PackedManifest], PackedManifest]:
+    def change(manifest: PackedManifest) -> PackedManifest:
+        (graph,) = manifest.graphs
+        first, *rest = graph.weights
+        moved = msgspec.structs.replace(first, spans=(Span(offset=offset, length=length),))
+        graph = msgspec.structs.replace(graph, weights=(moved, *rest))
+        return msgspec.structs.replace(manifest, graphs=(graph,))
+
+    return change
+
+
+def without_carrier(manifest: PackedManifest) -> PackedManifest:
+    (graph,) = manifest.graphs
+    carrier = msgspec.structs.replace(graph.carrier, name="0.q.codes")
+    graph = msgspec.structs.replace(graph, carrier=carrier)
+    return msgspec.structs.replace(manifest, graphs=(graph,))
+
+
+def replace_manifest(data: bytes, folder: Path) -> None:
+    (folder / NAME).write_bytes(data)
+    (folder / SEAL).write_bytes(seal.make_seal(data))
+
+
 DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "altered": (alter, "with another seal"),
     "torn": (lambda folder: os.truncate(folder / NAME, 100), "with another seal"),
@@ -237,6 +261,16 @@ DAMAGED: dict[str, tuple[Callable[[Path], object], str]] = {
     "truncated": (lambda folder: os.truncate(folder / BLOB, 5000), "bytes, got 5000"),
     "linked": (link, "packed.bin is a symbolic link"),
     "hard linked": (lambda folder: os.link(folder / BLOB, folder / "again"), "2 hard links"),
+    "unaligned": (lambda folder: reseal(folder, with_span(512, 512)), "schema 1"),
+    "negative": (lambda folder: reseal(folder, with_span(-65536, 512)), "schema 1"),
+    "another carrier": (
+        lambda folder: reseal(folder, without_carrier),
+        "bytes for '0.q.codes' of decoder.onnx",
+    ),
+    **{
+        f"sealed {data[:20]!r}": (partial(replace_manifest, data), "a packed.json of schema 1")
+        for data in (b"", b"[]", b'{"schema": 2}', b"\xff", b"[" * 10000)
+    },
 }
 
 
@@ -249,17 +283,6 @@ def test_a_damaged_folder_is_not_used(
     assert reason in refusal(bundle, caplog)
 
 
-def with_span(offset: int, length: int) -> Callable[[PackedManifest], PackedManifest]:
-    def change(manifest: PackedManifest) -> PackedManifest:
-        (graph,) = manifest.graphs
-        first, *rest = graph.weights
-        moved = msgspec.structs.replace(first, spans=(Span(offset=offset, length=length),))
-        graph = msgspec.structs.replace(graph, weights=(moved, *rest))
-        return msgspec.structs.replace(manifest, graphs=(graph,))
-
-    return change
-
-
 @pytest.mark.parametrize("beyond", [0, 1])
 def test_packed_weights_end_where_the_file_ends(
     bundle: Bundle, folder: Path, beyond: int, caplog: pytest.LogCaptureFixture
@@ -268,38 +291,6 @@ def test_packed_weights_end_where_the_file_ends(
     reseal(folder, with_span(0, size + beyond))
     assert (find_packed(bundle, onnxruntime=VERSION) is None) is (beyond == 1)
     assert (f"within the {size} bytes of packed.bin" in caplog.text) is (beyond == 1)
-
-
-def without_carrier(manifest: PackedManifest) -> PackedManifest:
-    (graph,) = manifest.graphs
-    carrier = msgspec.structs.replace(graph.carrier, name="0.q.codes")
-    graph = msgspec.structs.replace(graph, carrier=carrier)
-    return msgspec.structs.replace(manifest, graphs=(graph,))
-
-
-REFUSED: dict[str, tuple[Callable[[PackedManifest], PackedManifest], str]] = {
-    "unaligned": (with_span(512, 512), "schema 1"),
-    "negative": (with_span(-65536, 512), "schema 1"),
-    "another carrier": (without_carrier, "bytes for '0.q.codes' of decoder.onnx"),
-}
-
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_a_manifest_that_does_not_fit_is_not_used(
-    bundle: Bundle, folder: Path, name: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    change, reason = REFUSED[name]
-    reseal(folder, change)
-    assert reason in refusal(bundle, caplog)
-
-
-@pytest.mark.parametrize("data", [b"", b"[]", b'{"schema": 2}', b"\xff", b"[" * 10000])
-def test_a_sealed_file_that_is_no_manifest_is_not_used(
-    bundle: Bundle, folder: Path, data: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    (folder / NAME).write_bytes(data)
-    (folder / SEAL).write_bytes(seal.make_seal(data))
-    assert "expected a packed.json of schema 1" in refusal(bundle, caplog)
 
 
 def test_an_altered_blob_is_found_by_a_full_check(
@@ -316,17 +307,10 @@ def test_an_altered_blob_is_found_by_a_full_check(
         load(bundle.path, full_check=True)
 
 
-def test_verify_checks_what_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_checks_what_runs(tmp_path: Path, attached: list[str]) -> None:
     bundle = packed_bundles.write(tmp_path / "bundle", "fp32")
     pack(bundle)
-    attached: list[str] = []
-    attach = Packed.attach
-
-    def spy(self: Packed, file: str, graph: bytes) -> bytes:
-        attached.append(file)
-        return attach(self, file, graph)
-
-    monkeypatch.setattr(Packed, "attach", spy)
+    attached.clear()
     assert verify(bundle.path, isolate=False).verdict == "PASS"
     assert attached == ["decoder.onnx"]
     (blob,) = bundle.path.glob(f"*/{BLOB}")

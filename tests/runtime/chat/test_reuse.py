@@ -1,8 +1,8 @@
 """A conversation that reuses its state is bit-identical to one that computes everything again."""
 
-import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -179,8 +179,8 @@ def test_a_prompt_is_used_by_one_sequence_at_a_time(models: dict[str, Decoder]) 
 
 def test_state_is_freed_with_the_conversation(models: dict[str, Decoder]) -> None:
     def states(conversation: Conversation) -> Any:
-        found = conversation._model._last  # type: ignore[attr-defined]
-        return None if found is None else weakref.ref(found)
+        last = conversation._model._last  # type: ignore[attr-defined]
+        return None if last is None else weakref.ref(last)
 
     conversation = models["fp32"].conversation()
     assert states(conversation) is None
@@ -218,21 +218,18 @@ def test_a_mixture_of_experts_continues_from_whole_chunks(
 
 
 def test_conversations_in_threads_equal_those_alone(models: dict[str, Decoder]) -> None:
-    model, replies = models["int4-split"], dict[int, list[Reply]]()
+    model = models["int4-split"]
 
-    def hold(number: int) -> None:
-        conversation = model.conversation(system="S" * number)
-        replies[number] = [ask(conversation, turn) for turn in range(4)]
+    def replies(number: int, *, reuse: bool = True) -> list[Reply]:
+        conversation = model.conversation(system="S" * number, reuse=reuse)
+        return [ask(conversation, turn) for turn in range(4)]
 
-    threads = [threading.Thread(target=hold, args=(number,)) for number in (10, 20, 30)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    for number, got in replies.items():
-        alone = model.conversation(system="S" * number, reuse=False)
-        for turn, reply in enumerate(got):
-            assert_same(reply, ask(alone, turn))
+    numbers = (10, 20, 30)
+    with ThreadPoolExecutor() as pool:
+        together = list(pool.map(replies, numbers))
+    for number, got in zip(numbers, together, strict=True):
+        for reply, expected in zip(got, replies(number, reuse=False), strict=True):
+            assert_same(reply, expected)
 
 
 def test_any_length_of_a_reused_prefix_gives_the_same_result(models: dict[str, Decoder]) -> None:

@@ -1,6 +1,7 @@
 """`Decoder.generate`: tokens, ends, cancellation, failures and timings."""
 
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,8 @@ class Countdown:
 
 
 def in_threads(work: Any, values: Any) -> None:
-    threads = [threading.Thread(target=work, args=(value,)) for value in values]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(work, values))
 
 
 # --- tokens -----------------------------------------------------------------------------------

@@ -59,7 +59,7 @@ def check_valid(completion: Completion, schema: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(100), pytest.param(range(100, 1000), marks=pytest.mark.slow)]
+    "seeds", [range(100), pytest.param(range(100, 500), marks=pytest.mark.slow)]
 )
 def test_finished_text_is_valid_under_its_random_schema(model: Decoder, seeds: range) -> None:
     finished = 0
@@ -78,22 +78,22 @@ def test_finished_text_is_valid_under_its_random_schema(model: Decoder, seeds: r
     assert finished > 0.9 * len(seeds)
 
 
+def finished_texts(model: Decoder, grammar: Grammar) -> list[str]:
+    done = model.generate("x", n=20, max_new_tokens=200, grammar=grammar, sampling=WARM)
+    texts = [completion.text for completion in done if completion.finish_reason == "stop"]
+    assert len(texts) > 5
+    return texts
+
+
 @pytest.mark.parametrize("pattern", [r"(ab|cd)+e?", r"[A-F0-9]{8}", r"x*", r"\d+(\.\d+)?"])
 def test_finished_text_matches_its_regex(model: Decoder, pattern: str) -> None:
-    done = model.generate(
-        "x", n=20, max_new_tokens=60, grammar=Grammar.regex(pattern), sampling=WARM
-    )
-    finished = [completion.text for completion in done if completion.finish_reason == "stop"]
-    assert len(finished) > 5
-    assert all(re.fullmatch(pattern, text, re.ASCII) for text in finished)
+    texts = finished_texts(model, Grammar.regex(pattern))
+    assert all(re.fullmatch(pattern, text, re.ASCII) for text in texts)
 
 
 def test_text_follows_a_lark_grammar(model: Decoder) -> None:
-    grammar = Grammar.lark('start: sum\nsum: "(" sum "+" sum ")" | /[0-9]/')
-    done = model.generate("x", n=20, max_new_tokens=200, grammar=grammar, sampling=WARM)
-    finished = [completion.text for completion in done if completion.finish_reason == "stop"]
-    assert len(finished) > 5
-    assert all(isinstance(eval(text), int) for text in finished)  # digits, + and brackets
+    texts = finished_texts(model, Grammar.lark('start: sum\nsum: "(" sum "+" sum ")" | /[0-9]/'))
+    assert all(isinstance(eval(text), int) for text in texts)  # digits, + and brackets
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
@@ -108,10 +108,22 @@ def test_greedy_and_sampled_text_follow_the_schema(model: Decoder, temperature: 
 # --- ends ----------------------------------------------------------------------------------------
 
 
-def test_a_complete_text_ends_without_another_token(model: Decoder) -> None:
-    done = model.generate("x", max_new_tokens=99, grammar=DATE)
-    assert (len(done.tokens), done.finish_reason) == (10, "stop")
-    assert re.fullmatch(r"[12]\d{3}-[01]\d-[0-3]\d", done.text)
+@pytest.mark.parametrize(
+    ("options", "tokens", "shown", "reason"),
+    [
+        ({}, 10, 10, "stop"),
+        ({"max_new_tokens": 10}, 10, 10, "stop"),
+        ({"max_new_tokens": 4}, 4, 4, "length"),
+        ({"stop": ["-"]}, 5, 4, "stop"),
+    ],
+    ids=["complete", "complete at the limit", "cut off", "stop text"],
+)
+def test_a_text_ends_without_another_token(
+    model: Decoder, options: dict[str, Any], tokens: int, shown: int, reason: str
+) -> None:
+    done = model.generate("x", grammar=DATE, **options)
+    assert (len(done.tokens), len(done.text), done.finish_reason) == (tokens, shown, reason)
+    assert re.fullmatch(r"[12]\d{3}(-[01]\d-[0-3]\d)?", done.text)
 
 
 @pytest.mark.parametrize("ignore_eos", [False, True])
@@ -122,17 +134,6 @@ def test_eos_is_allowed_only_where_the_text_is_complete(model: Decoder, ignore_e
     )
     expected = ("abcabcabc", "length") if ignore_eos else ("abc", "stop")
     assert (done.text, done.finish_reason) == expected
-
-
-def test_a_text_cut_off_finishes_by_length(model: Decoder) -> None:
-    done = model.generate("x", max_new_tokens=4, grammar=DATE)
-    assert (len(done.tokens), done.finish_reason) == (4, "length")
-    assert model.generate("x", max_new_tokens=10, grammar=DATE).finish_reason == "stop"
-
-
-def test_a_stop_text_ends_it_within_the_grammar(model: Decoder) -> None:
-    done = model.generate("x", max_new_tokens=99, grammar=DATE, stop=["-"])
-    assert (len(done.text), done.finish_reason) == (4, "stop")
 
 
 def test_a_stop_token_is_allowed_where_the_text_is_complete(model: Decoder) -> None:

@@ -1,7 +1,5 @@
 """Log-probabilities of tokens, compared with PyTorch."""
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
@@ -10,7 +8,7 @@ from hypothesis import strategies as st
 from tests.runtime.tiny_decoder import TinyDecoder
 
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.errors import InputError, NumericError
+from ortolan.runtime.errors import NumericError
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.logprobs import token_logprobs, top_tokens
 from ortolan.runtime.generation.sampling_options import Sampling
@@ -66,9 +64,3 @@ def test_a_count_of_zero_returns_the_chosen_token_only(model: Decoder) -> None:
     assert done.logprobs is not None
     assert [logprobs.top for logprobs in done.logprobs] == [(), ()]
     assert model.generate("hello", max_new_tokens=2).logprobs is None
-
-
-@pytest.mark.parametrize("count", [-1, 21, True, "3"])
-def test_an_invalid_count_is_an_error(model: Decoder, count: Any) -> None:
-    with pytest.raises(InputError, match="logprobs must be"):
-        model.generate("hello", logprobs=count)

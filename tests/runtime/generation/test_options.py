@@ -84,7 +84,7 @@ INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stop": "text"}, InputError, "stop must be a list"),
     ({"stop": [""]}, InputError, "stop text"),
     ({"cancel": True}, InputError, "cancel must be"),
-    ({"logprobs": 21}, InputError, "logprobs must be"),
+    *(({"logprobs": n}, InputError, "logprobs must be") for n in (-1, 21, True, "3")),
     ({"grammar": {}}, InputError, "grammar must be"),
 ]
 

@@ -4,6 +4,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.runtime.conftest import POISON
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_close, write_bundle
 
@@ -178,20 +180,15 @@ def test_a_second_thread_is_rejected(model: Decoder, monkeypatch: pytest.MonkeyP
 
 def test_sessions_in_different_threads_do_not_affect_each_other(model: Decoder) -> None:
     chains = [[(start + index) % VOCABULARY for index in range(60)] for start in range(4)]
-    got: dict[int, Any] = {}
 
-    def work(index: int) -> None:
+    def work(chain: list[int]) -> NDArray[np.float32]:
         session = model.session()
-        for token in chains[index]:
-            got[index] = session.append([token])
+        return [session.append([token]) for token in chain][-1]
 
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(len(chains))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    for index, chain in enumerate(chains):
-        assert_close(got[index], model.session().append(chain))
+    with ThreadPoolExecutor() as pool:
+        got = list(pool.map(work, chains))
+    for logits, chain in zip(got, chains, strict=True):
+        assert_close(logits, model.session().append(chain))
 
 
 def test_a_closed_session_is_rejected(model: Decoder, tmp_path: Path) -> None:

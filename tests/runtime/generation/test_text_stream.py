@@ -75,25 +75,25 @@ def test_a_closed_stream_is_cancelled(model: Decoder, steps: int) -> None:
 def test_the_memory_of_a_stream_is_released(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    made: list[weakref.ref[Slots]] = []
+    created: list[weakref.ref[Slots]] = []
     make = Slots.__init__
 
     def note(slots: Slots, *args: Any, **options: Any) -> None:
-        made.append(weakref.ref(slots))
+        created.append(weakref.ref(slots))
         make(slots, *args, **options)
 
     monkeypatch.setattr(Slots, "__init__", note)
     stream: Iterator[str] | None = model.stream("hello", max_new_tokens=9)
     assert stream is not None
     next(stream)
-    assert made[0]() is not None
+    assert created[0]() is not None
     gc.disable()
     try:
         if way == "close":
             stream.close()  # type: ignore[attr-defined]
         else:
             stream = None
-        assert made[0]() is None
+        assert created[0]() is None
     finally:
         gc.enable()
 

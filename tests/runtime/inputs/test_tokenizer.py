@@ -1,6 +1,3 @@
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +5,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime.test_import import run
 from tests.runtime.tiny_tokenizers import (
     KINDS,
     TEXTS,
@@ -23,8 +21,6 @@ from tokenizers import Tokenizer as Library
 
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-
-SOURCES = Path(__file__).parents[3] / "src"
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -186,38 +182,35 @@ def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- the process ---
 
 
-def run(code: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        env={**os.environ, "PYTHONPATH": str(SOURCES)},
-        input=saved(library("byte_level")).decode(),
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    )
+@pytest.fixture
+def path(tmp_path: Path) -> str:
+    """A tokenizer in a file."""
+    (tmp_path / "tokenizer.json").write_bytes(saved(library("byte_level")))
+    return str(tmp_path / "tokenizer.json")
 
 
-def test_a_fork_after_use_prints_no_warning() -> None:
+def test_a_fork_after_use_prints_no_warning(path: str) -> None:
     done = run(
         "import os, sys\n"
         "from ortolan.runtime.inputs.tokenizer import Tokenizer\n"
-        "tokenizer = Tokenizer.from_bytes(sys.stdin.buffer.read())\n"
+        "tokenizer = Tokenizer.from_bytes(open(sys.argv[1], 'rb').read())\n"
         "ids = tokenizer.encode('Hello ' * 1000)\n"
         "child = os.fork()\n"
         "assert tokenizer.decode(tokenizer.encode('Hello')) == 'Hello'\n"
         "if not child: os._exit(0)\n"
-        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))\n",
+        path,
     )
     assert (done.stdout, done.stderr) == ("0\n", "")
 
 
-def test_a_tokenizer_opens_no_socket_and_loads_no_torch() -> None:
+def test_a_tokenizer_opens_no_socket_and_loads_no_torch(path: str) -> None:
     done = run(
         "import sys\n"
         "sys.addaudithook(lambda name, _: print(name) if name.startswith('socket') else None)\n"
         "from ortolan.runtime.inputs.tokenizer import Tokenizer\n"
-        "Tokenizer.from_bytes(sys.stdin.buffer.read()).encode('Hello')\n"
-        "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))\n"
+        "Tokenizer.from_bytes(open(sys.argv[1], 'rb').read()).encode('Hello')\n"
+        "print(sorted({'torch', 'transformers', 'huggingface_hub'} & set(sys.modules)))\n",
+        path,
     )
     assert done.stdout == "[]\n"

@@ -12,12 +12,8 @@ from ortolan.runtime.inspect.placement import node_kinds, place, placement
 
 GQA = "com.microsoft::GroupQueryAttention"
 
-FLOAT, HALF, INT64, BOOL = (
-    TensorProto.FLOAT,
-    TensorProto.FLOAT16,
-    TensorProto.INT64,
-    TensorProto.BOOL,
-)
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+INT64, BOOL = TensorProto.INT64, TensorProto.BOOL
 
 node = helper.make_node
 

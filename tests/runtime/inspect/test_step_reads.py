@@ -15,12 +15,8 @@ from ortolan.runtime.graph import rules as onnx_graph
 from ortolan.runtime.graph.summary import GraphSummary, Reader
 from ortolan.runtime.inspect.step_reads import MatrixRead, StepReads, count
 
-FLOAT, HALF, UINT8, INT8 = (
-    TensorProto.FLOAT,
-    TensorProto.FLOAT16,
-    TensorProto.UINT8,
-    TensorProto.INT8,
-)
+FLOAT, HALF = TensorProto.FLOAT, TensorProto.FLOAT16
+UINT8, INT8 = TensorProto.UINT8, TensorProto.INT8
 BITS: dict[int, int] = {FLOAT: 32, HALF: 16, UINT8: 8, INT8: 8, TensorProto.INT4: 4}
 
 MICROSOFT = "com.microsoft"

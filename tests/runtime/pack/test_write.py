@@ -89,19 +89,12 @@ def test_kernels_use_the_packed_weights_and_not_a_bit_of_the_logits_changes(bund
 
 
 def test_a_model_with_packed_weights_generates_the_same_and_the_bundle_is_unchanged(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    bundle: Bundle, attached: list[str]
 ) -> None:
     before = contents(bundle.path)
     expected = load(bundle.path).generate([1, 2, 3], max_new_tokens=16)
     pack(bundle)
-    attached: list[str] = []
-    attach = Packed.attach
-
-    def spy(self: Packed, file: str, graph: bytes) -> bytes:
-        attached.append(file)
-        return attach(self, file, graph)
-
-    monkeypatch.setattr(Packed, "attach", spy)
+    attached.clear()
     model: Decoder = load(bundle.path, full_check=True)
     assert attached == ["decoder.onnx"]
     assert model.generate([1, 2, 3], max_new_tokens=16).tokens == expected.tokens
@@ -194,19 +187,28 @@ def test_a_bundle_that_cannot_be_written_to_is_an_error(bundle: Bundle) -> None:
     refused(bundle, r"Not a directory.*free disk space")
 
 
-def test_a_disk_that_is_full_is_an_error(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(self: packing._Blob, *_: object) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(packing._Blob, "append", full)
-    refused(bundle, "No space left on device")
+def _no_space(*_: object) -> None:
+    raise OSError(28, "No space left on device")
 
 
-def test_what_onnxruntime_cannot_write_is_an_error(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+BROKEN: dict[str, tuple[str, object, str]] = {
+    "full disk": ("_Blob.append", _no_space, "No space left on device"),
+    "no file from onnxruntime": (
+        "_SAVED",
+        "missing/saved.bin",
+        r"packed weights of decoder\.onnx \(\d+ bytes",
+    ),
+    "every weight replaced": ("_copy_packed", lambda *_: ((), {}), "replaces every weight"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_step_that_fails_is_an_error_and_leaves_nothing(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    monkeypatch.setattr(packing, "_SAVED", "missing/saved.bin")
-    refused(bundle, r"packed weights of decoder\.onnx \(\d+ bytes")
+    target, replacement, words = BROKEN[name]
+    monkeypatch.setattr(f"{packing.__name__}.{target}", replacement)
+    refused(bundle, words)
 
 
 def edit_saved(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> None:
@@ -240,13 +242,6 @@ def test_packed_weights_in_another_form_are_an_error(
 ) -> None:
     edit_saved(monkeypatch, old, new)
     refused(bundle, "Use the bundle without packed weights|schema 1")
-
-
-def test_a_graph_whose_weights_are_all_replaced_is_an_error(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "_copy_packed", lambda *_: ((), {}))
-    refused(bundle, "replaces every weight")
 
 
 def test_a_saved_file_that_is_too_short_is_an_error(

@@ -2,8 +2,8 @@
 
 import asyncio
 import json
-import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -60,22 +60,20 @@ def drawn(seed: int) -> Any:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_replies_equal_those_of_the_model_alone(models: dict[str, Decoder], kind: str) -> None:
-    model, got = models[kind], dict[int, Reply]()
+    model = models[kind]
     with model.serve(slots=4) as service:
 
-        def ask(seed: int) -> None:
+        def ask(seed: int) -> Reply:
             ticket = service.chat(user("Hi. " * (1 + 9 * seed)), **drawn(seed))
             pieces = list(ticket) if seed % 2 else []
-            got[seed] = ticket.reply(30)
+            reply: Reply = ticket.reply(30)
             if pieces:
-                assert "".join(piece.content for piece in pieces) == got[seed].content
+                assert "".join(piece.content for piece in pieces) == reply.content
+            return reply
 
-        threads = [threading.Thread(target=ask, args=(seed,)) for seed in range(7)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    for seed, reply in got.items():
+        with ThreadPoolExecutor(7) as pool:
+            replies = list(pool.map(ask, range(7)))
+    for seed, reply in enumerate(replies):
         (expected,) = model.chat(user("Hi. " * (1 + 9 * seed)), n=1, **drawn(seed))
         assert_same(reply, expected)
 

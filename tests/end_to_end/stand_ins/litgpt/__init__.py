@@ -9,8 +9,6 @@ from torch import Tensor, nn
 
 @dataclass
 class Config:
-    """Some of its keys."""
-
     block_size: int = 64
     padded_vocab_size: int = 96
     n_layer: int = 2
@@ -20,13 +18,10 @@ class Config:
 
     @property
     def head_size(self) -> int:
-        """Channels of a head."""
         return self.n_embd // self.n_head
 
 
 class CausalSelfAttention(nn.Module):
-    """Its attention proper is a method of its own."""
-
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.config = config
@@ -35,7 +30,6 @@ class CausalSelfAttention(nn.Module):
         self.proj = nn.Linear(config.n_embd, config.n_embd, bias=False)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attention with cosines and sines `(B, T, channels)` of the tokens."""
         config = self.config
         parts = self.qkv(x).unflatten(-1, (-1, config.head_size)).transpose(1, 2)
         groups = config.n_query_groups
@@ -48,7 +42,6 @@ class CausalSelfAttention(nn.Module):
     def scaled_dot_product_attention(
         self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None
     ) -> Tensor:
-        """`(B, T, heads, channels)` of `(B, heads, T, channels)`."""
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=True).transpose(1, 2)
 
 
@@ -58,8 +51,6 @@ def _turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Block(nn.Module):
-    """A layer."""
-
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.norm_1 = nn.RMSNorm(config.n_embd)
@@ -76,8 +67,6 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    """A GPT whose forward pass uses the first rows of its rotary tables."""
-
     cos: Tensor
     sin: Tensor
 

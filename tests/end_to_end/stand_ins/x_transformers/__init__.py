@@ -9,8 +9,6 @@ from x_transformers.attend import Attend
 
 
 class Attention(nn.Module):
-    """Products around an `attend` of its own."""
-
     def __init__(self, dim: int, heads: int) -> None:
         super().__init__()
         self.heads = heads
@@ -19,7 +17,6 @@ class Attention(nn.Module):
         self.to_out = nn.Linear(dim, dim, bias=False)
 
     def forward(self, x: Tensor, freqs: Tensor) -> Tensor:
-        """Attention with angles `(1 | B, T, channels)` of the tokens."""
         q, k, v = (
             part(x).unflatten(-1, (self.heads, -1)).transpose(1, 2)
             for part in (self.to_q, self.to_k, self.to_v)
@@ -39,8 +36,6 @@ def _turned(x: Tensor, freqs: Tensor) -> Tensor:
 
 
 class Decoder(nn.Module):
-    """Layers, and the angles of positions."""
-
     inv_freq: Tensor
 
     def __init__(self, *, dim: int, depth: int, heads: int, rotary_pos_emb: bool = True) -> None:
@@ -56,7 +51,6 @@ class Decoder(nn.Module):
         )
 
     def forward(self, x: Tensor, pos: Tensor | None = None) -> Tensor:
-        """Embed positions; by default from 0 on."""
         places = torch.arange(x.shape[1])[None] if pos is None else pos
         freqs = (places[..., None] * self.inv_freq).repeat_interleave(2, -1)
         for layer in self.layers:
@@ -67,8 +61,6 @@ class Decoder(nn.Module):
 
 
 class TransformerWrapper(nn.Module):
-    """Embeddings, layers and logits."""
-
     def __init__(self, *, num_tokens: int, max_seq_len: int, attn_layers: Decoder) -> None:
         super().__init__()
         self.max_seq_len = max_seq_len

@@ -9,19 +9,14 @@ from torch import Tensor, nn
 
 @dataclass
 class Intermediates:
-    """What an attention notes for those who ask."""
-
     values: Tensor | None = None
 
 
 class Attend(nn.Module):
-    """Causal attention."""
-
     def __init__(self, *, causal: bool, scale: float) -> None:
         super().__init__()
         self.causal, self.scale = causal, scale
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, **_: Any) -> tuple[Tensor, Intermediates]:
-        """`(B, heads, T, channels)`."""
         out = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, scale=self.scale)
         return out, Intermediates()
