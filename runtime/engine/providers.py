@@ -12,6 +12,7 @@ checked (`check_started`), and `obstacle` starts one with a single node.
 """
 
 import threading
+from collections import Counter
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -62,6 +63,14 @@ _REMEDY = {
 
 _ERRORS_ONLY = 3
 
+_SHAPE_ARITHMETIC = frozenset(
+    "Add Cast Clip Concat Constant Div Equal Expand Gather Greater GreaterOrEqual Identity Less "
+    "LessOrEqual Mul Not Range ReduceSum Reshape Shape Slice Squeeze Sub Unsqueeze Where".split()
+)
+"""Operators that a provider may leave to the CPU, where they compute sizes and positions."""
+
+_RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
+
 _lock = threading.Lock()
 
 
@@ -91,6 +100,8 @@ def use_device(options: Any, device: str) -> list[Any]:
         The providers to pass to the session.
     """
     kind, cpu = kind_of(device), PROVIDERS["cpu"]
+    if kind != "cpu":
+        options.add_session_config_entry(_RECORD_PLACEMENT, "1")
     if kind == "webgpu":
         options.add_provider_for_devices(_webgpus()[:1], {})
         return []
@@ -100,14 +111,30 @@ def use_device(options: Any, device: str) -> list[Any]:
 
 
 def check_started(session: Any, device: str) -> None:
-    """Check that a session computes on its device.
+    """Check that a session computes on its device, by onnxruntime's own record.
 
     Raises:
-        DeviceError: its provider could not start, and onnxruntime chose the CPU.
+        DeviceError: its provider could not start, or has no kernel for some nodes, so that
+            onnxruntime chose the CPU for them.
     """
     kind = kind_of(device)
     if PROVIDERS[kind] not in session.get_providers():
         raise DeviceError(f"device {device!r} did not start. {_REMEDY[kind]}")
+    if kind == "cpu":
+        return
+    misplaced = Counter(
+        node.op_type
+        for part in session.get_provider_graph_assignment_info()
+        if part.ep_name == PROVIDERS["cpu"]
+        for node in part.get_nodes()
+        if node.op_type not in _SHAPE_ARITHMETIC
+    )
+    if misplaced:
+        listed = ", ".join(f"{count} x {name}" for name, count in sorted(misplaced.items()))
+        raise DeviceError(
+            f"device {device!r} has no kernels for some nodes of this bundle: {listed}. "
+            "Choose the device cpu."
+        )
 
 
 def obstacle(device: str) -> str | None:

@@ -1,0 +1,225 @@
+"""Bundles on WebGPU against the same bundles on the CPU.
+
+Runs on any GPU that onnxruntime-ep-webgpu finds. `test_software_gpu.py` runs it on a machine
+without one.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from tests.export import models_of_kinds, tiny_models
+from tests.runtime.damaged_bundles import damage
+
+import ortolan
+from ortolan.export.options import ExportOptions, Int4
+from ortolan.modeling.config.recurrent import MemoryConfig, RecurrentConfig
+from ortolan.modeling.models.recurrent import RecurrentModel
+from ortolan.runtime import DeviceError, PromptLookup, verify
+from ortolan.runtime.engine.providers import obstacle
+from ortolan.runtime.engine.runner import Runner
+
+TOKENS = 16
+
+LONG = 70
+"""Tokens of a prompt that is longer than the calls of a GPU with narrow subgroups."""
+
+
+@pytest.fixture(scope="session")
+def webgpu() -> None:
+    """Skip a test where WebGPU does not start, with the reason."""
+    reason = obstacle("webgpu")
+    if reason is not None:
+        pytest.skip(reason)
+
+
+pytestmark = [pytest.mark.gpu, pytest.mark.usefixtures("webgpu")]
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """One bundle on two devices."""
+
+    folder: Path
+    gpu: Any
+    cpu: Any
+
+
+def recurrent(**fields: Any) -> RecurrentModel:
+    config = RecurrentConfig(
+        model_type="recurrent",
+        hidden_size=24,
+        vocab_size=tiny_models.VOCAB,
+        context_length=400,
+        num_layers=1,
+        **fields,
+    )
+    torch.manual_seed(0)
+    model = RecurrentModel(config).eval()
+    for parameter in model.parameters():
+        parameter.data.normal_(0, 0.4)
+    return model
+
+
+SOURCES: dict[str, Callable[[], Any]] = {
+    "grown": lambda: tiny_models.decoder(tiny_models.llama()),
+    "windowed": lambda: tiny_models.decoder(tiny_models.mistral()),
+    "replaced": lambda: recurrent(
+        cell="feed_forward", memory=MemoryConfig(slots=9, width=8, read_heads=2)
+    ),
+    "lstm": lambda: recurrent(cell="lstm"),
+    "encoder": lambda: models_of_kinds.module_of(models_of_kinds.encoder_config()),
+    "translator": lambda: models_of_kinds.module_of(models_of_kinds.seq2seq_config()),
+}
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Pair]:
+    """Exports a source once for each precision."""
+
+    @cache
+    def exported(name: str, precision: Any = "fp32") -> Pair:
+        folder = tmp_path_factory.mktemp("webgpu") / "bundle"
+        options = ExportOptions(proof="quick", allow_poor=True)
+        ortolan.export(
+            SOURCES[name](), folder, device="webgpu", precision=precision, options=options
+        )
+        gpu, cpu = (ortolan.load(folder, device=device) for device in ("webgpu", "cpu"))
+        return Pair(folder, gpu, cpu)
+
+    return exported
+
+
+def random_ids(count: int, seed: int = 0) -> list[int]:
+    ids: list[int] = np.random.default_rng(seed).integers(3, tiny_models.VOCAB, count).tolist()
+    return ids
+
+
+def assert_close(got: NDArray[Any], want: NDArray[Any]) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
+
+
+DECODERS = ("grown", "windowed", "replaced")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_logits_are_those_of_the_cpu(name: str, pair: Callable[..., Pair]) -> None:
+    both = pair(name)
+    for ids in (random_ids(1), random_ids(5), random_ids(LONG)):
+        assert_close(both.gpu.logits(ids), both.cpu.logits(ids))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [*((name, "fp32") for name in DECODERS), ("grown", "int8"), ("grown", Int4(method="rtn"))],
+)
+def test_a_list_of_prompts_has_the_tokens_of_the_cpu(
+    name: str, precision: Any, pair: Callable[..., Pair]
+) -> None:
+    both = pair(name, precision)
+    prompts = [random_ids(length, seed=length) for length in (3, 20, 41)]
+    got, want = (
+        model.generate(prompts, max_new_tokens=TOKENS, ignore_eos=True)
+        for model in (both.gpu, both.cpu)
+    )
+    assert [done.tokens for done in got] == [done.tokens for done in want]
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_states_stay_on_the_device(name: str, pair: Callable[..., Pair]) -> None:
+    engine = pair(name).gpu._engine
+    runner, copier = Runner(engine, engine.slots(3)), engine._copier
+    before = copier.read_bytes, copier.written_bytes
+    for row in range(3):
+        runner.prefill(row, random_ids(20, seed=row))
+    for rows in ([0, 1, 2], [0, 2], [0]):
+        runner.select(rows)
+        runner.step([5] * len(rows))
+    runner.slots.copy_rows([0], [1])
+    runner.reserve(300)
+    runner.step([6])
+    assert (copier.read_bytes, copier.written_bytes) == before
+    for state, read, written in runner.slots.bound(slice(0, 3)):
+        assert (read.memory, read.shape[0]) == ("gpu", 3)
+        assert (read.pointer == written.pointer) == (state.update == "append")
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_snapshots_and_growth_keep_the_states(name: str, pair: Callable[..., Pair]) -> None:
+    both, ids = pair(name), random_ids(300)
+    want = both.cpu.logits(ids)
+    with both.gpu.session() as session:
+        session.append(ids[:250])
+        kept = session.snapshot()
+        session.append(random_ids(7, seed=3))
+        session.restore(kept)
+        assert_close(session.append(ids[250:]), want[-1])
+    with both.cpu.session() as other:
+        other.restore(kept)
+        assert_close(other.append(ids[250:]), want[-1])
+
+
+def test_requests_of_a_service_join_and_leave_and_share_prefixes(
+    pair: Callable[..., Pair],
+) -> None:
+    both, shared = pair("grown"), random_ids(130)
+    prompts = [[*shared, *random_ids(length, seed=length)] for length in (1, 9, 20, 5)]
+    tokens = []
+    for model in (both.gpu, both.cpu):
+        with model.serve(slots=2, mode="fast") as service:
+            tickets = [
+                service.submit(prompt, max_new_tokens=6 + number, ignore_eos=True)
+                for number, prompt in enumerate(prompts)
+            ]
+            tokens.append([ticket.completion().tokens for ticket in tickets])
+            assert service.stats().cache.tokens > 0
+    assert tokens[0] == tokens[1]
+
+
+def test_drafts_have_the_tokens_of_the_cpu(pair: Callable[..., Pair]) -> None:
+    both, prompt = pair("grown"), random_ids(12) * 3
+    got, want = (
+        model.generate(prompt, max_new_tokens=TOKENS, ignore_eos=True, draft=PromptLookup())
+        for model in (both.gpu, both.cpu)
+    )
+    assert got.tokens == want.tokens
+
+
+@pytest.mark.parametrize(
+    ("name", "operator"), [("encoder", "Attention"), ("translator", "Attention"), ("lstm", "LSTM")]
+)
+def test_missing_kernels_are_named(name: str, operator: str, pair: Callable[..., Pair]) -> None:
+    with pytest.raises(DeviceError, match=rf"no kernels for some nodes.*\d x {operator}"):
+        pair(name)
+
+
+@pytest.mark.parametrize("name", DECODERS)
+def test_a_sound_bundle_passes_and_a_damaged_one_fails(
+    name: str, pair: Callable[..., Pair], tmp_path: Path
+) -> None:
+    folder = pair(name).folder
+    assert verify(folder, device="webgpu", isolate=False).verdict == "PASS"
+    if name != "grown":
+        return
+    for file in folder.iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    tensor = next(iter(ortolan.runtime.open_bundle(folder).graphs.values())).external[-1].name
+
+    def change(values: NDArray[Any]) -> None:
+        values.reshape(-1)[3] *= 1.1
+
+    damage(tmp_path, tensor, change)
+    assert verify(tmp_path, device="webgpu", isolate=False).verdict == "FAIL"
+
+
+def test_a_bundle_for_another_device_is_refused(tmp_path: Path) -> None:
+    source = tiny_models.decoder(tiny_models.llama(layers=1))
+    ortolan.export(source, tmp_path / "bundle", options=ExportOptions(proof="quick"))
+    with pytest.raises(DeviceError, match="made for cpu, not for webgpu"):
+        ortolan.load(tmp_path / "bundle", device="webgpu")

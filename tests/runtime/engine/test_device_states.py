@@ -1,0 +1,108 @@
+"""States in device memory against those in NumPy arrays, with the CPU as the device."""
+
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+from tests.runtime.engine.test_slots import KEY, SUM, VALUE
+
+from ortolan.runtime.engine.device_states import Copier, DeviceStates
+from ortolan.runtime.engine.host_states import HostStates
+from ortolan.runtime.engine.ort_session import open_small
+from ortolan.runtime.engine.slots import Slots
+
+STATES = (KEY, VALUE, SUM)
+
+Both = tuple[Slots, Slots]
+
+
+@pytest.fixture
+def copier() -> Copier:
+    return Copier(STATES, ("cpu", 0), partial(open_small, device="cpu"))
+
+
+@pytest.fixture
+def both(copier: Copier) -> Both:
+    """The same random contents on the device and on the host, in three rows."""
+    places: Any = partial(DeviceStates, copier), HostStates
+    device, host = (Slots(STATES, count=3, context_length=2000, place=p) for p in places)
+    random = np.random.default_rng(0)
+    for row, length in enumerate((5, 90, 200)):
+        contents = tuple(
+            random.normal(size=shape).astype(dtype) for shape, dtype in host.layout(length)
+        )
+        for slots in (device, host):
+            snapshot = type(host.view())(identity="", length=length, buffers=contents)
+            slots.restore(snapshot, row=row)
+    return device, host
+
+
+def contents(slots: Slots) -> list[NDArray[Any]]:
+    return [buffer for row in range(3) for buffer in slots.snapshot(row=row).buffers]
+
+
+def assert_same(both: Both) -> None:
+    device, host = both
+    assert (device.lengths, device.capacity) == (host.lengths, host.capacity)
+    for got, want in zip(contents(device), contents(host), strict=True):
+        np.testing.assert_array_equal(got, want)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda slots: None,
+        lambda slots: slots.copy_rows([0, 2], [2, 0]),
+        lambda slots: slots.reserve(700),
+        lambda slots: (slots.reserve(700), slots.copy_rows([2], [1])),
+        lambda slots: slots.move(2, 0),
+        lambda slots: (slots.release(1), slots.begin([0, 1])),
+        lambda slots: slots.extend(slots.snapshot(row=0), row=1),
+        lambda slots: slots.take_over([1]),
+        lambda slots: slots.take_over([0, 1, 2]),
+    ],
+    ids=["nothing", "swap", "grow", "grow and copy", "move", "begin", "extend", "adopt", "turn"],
+)
+def test_a_change_is_that_of_the_host(change: Any, both: Both) -> None:
+    for slots in both:
+        change(slots)
+    assert_same(both)
+
+
+def test_what_was_appended_is_undone_on_an_error(both: Both) -> None:
+    def fail(slots: Slots) -> None:
+        with slots.unchanged_on_error(row=1):
+            slots.lengths[1] += 3
+            raise RuntimeError
+
+    for slots in both:
+        with pytest.raises(RuntimeError):
+            fail(slots)
+    assert_same(both)
+
+
+def test_a_call_for_a_row_reads_and_writes_that_row(both: Both) -> None:
+    device, _ = both
+    before = contents(device)
+    parts = list(device.bound(slice(1, 2)))
+    assert all(part.shape[0] == 1 for _, *read_and_written in parts for part in read_and_written)
+    calls = []
+    device.around(slice(1, 2), lambda: calls.append(1))()
+    device.take_over([1])
+    assert calls == [1]
+    for number, (got, want) in enumerate(zip(contents(device), before, strict=True)):
+        if number != 5:  # the replaced state of the row, which the call did not write
+            np.testing.assert_array_equal(got, want)
+
+
+def test_only_snapshots_cross_to_the_host(both: Both, copier: Copier) -> None:
+    device, _ = both
+    before = copier.read_bytes, copier.written_bytes
+    device.copy_rows([0], [1])
+    device.reserve(900)
+    device.around(slice(2, 3), lambda: None)()
+    assert (copier.read_bytes, copier.written_bytes) == before
+    snapshot = device.snapshot(row=2)
+    assert copier.read_bytes - before[0] == sum(buffer.nbytes for buffer in snapshot.buffers)
