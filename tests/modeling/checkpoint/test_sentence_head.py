@@ -68,7 +68,8 @@ def written(folder: Path, listed: object = ALL, pooling: object = MINI_LM_POOLIN
 
 def embeddings(module: EncoderModel) -> Tensor:
     with torch.inference_mode():
-        return module(TEXTS.ids, TEXTS.lengths)
+        vectors: Tensor = module(TEXTS.ids, TEXTS.lengths)
+    return vectors
 
 
 def test_embeddings_equal_those_of_the_model_card(tmp_path: Path) -> None:
