@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from embedding_quality import SETTINGS, Agreement, Vectors, lines_of
+from embedding_quality import Agreement, Vectors, lines_of
 
 N, E = 40, 16
 
@@ -37,10 +37,3 @@ def test_lines_are_distinct_and_spread_over_the_files(tmp_path: Path) -> None:
     assert lines_of([file], 5) == lines[::2]
     with pytest.raises(ValueError, match="11 lines are needed, but there are 10"):
         lines_of([file], 11)
-
-
-def test_settings_are_distinct_and_have_encoder_workers() -> None:
-    assert len({setting.name for setting in SETTINGS}) == len(SETTINGS)
-    for setting in SETTINGS:
-        assert setting.peer.worker.endswith("_encoder")
-        assert setting.peer.command(setting.precision, random=False)

@@ -1,5 +1,6 @@
 import io
 import json
+import sysconfig
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -33,7 +34,10 @@ def weights(shapes: Mapping[str, tuple[int, ...]], *, seed: int) -> dict[str, to
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("checkpoint") / "tiny"
-    make_checkpoint("tiny", out, layers=2)
+    with pytest.MonkeyPatch.context() as patch:
+        # Train the tokenizer on one package instead of the whole standard library.
+        patch.setattr(sysconfig, "get_path", lambda _: str(Path(json.__file__).parent))
+        make_checkpoint("tiny", out, layers=2)
     return out
 
 

@@ -5,10 +5,11 @@ run in processes of their own, the rest in this one, which traces each model onc
 """
 
 import ast
+import inspect
 import re
 import shutil
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,9 @@ from tests.cli.conftest import run_here
 import ortolan
 import record_output
 from ortolan.cli import cli
+from ortolan.export import pipeline
+from ortolan.export.output import staged_bundle
+from ortolan.runtime import Bundle, open_bundle
 from record_output import STAND_INS, execute, without_numbers
 
 REPOSITORY = Path(__file__).parents[2]
@@ -140,9 +144,40 @@ def test_commands_of_the_document_parse(document: str) -> None:
         assert is_known, f"{words}: the document exports no such bundle before"
 
 
+class ExportedOnce:
+    """`export` that copies an earlier bundle of the same model and options."""
+
+    def __init__(self, export: Callable[..., Bundle], folder: Path) -> None:
+        self._export, self._folder = export, folder
+        self._bundles: dict[str, Path] = {}
+
+    def __call__(self, source: Any, out: str | Path, **options: Any) -> Bundle:
+        if not str(source).startswith("models/"):
+            return self._export(source, out, **options)
+        call = inspect.signature(self._export).bind(str(source), "", **options)
+        call.apply_defaults()
+        settings = call.arguments | {"force": None, "progress": None, "warn": None}
+        bundle = self._bundles.get(repr(settings))
+        if bundle is None:
+            bundle = self._folder / f"{len(self._bundles)}"
+            self._export(source, bundle, **options)
+            self._bundles[repr(settings)] = bundle
+        with staged_bundle(Path(out).absolute(), force=options.get("force", False)) as staged:
+            shutil.copytree(bundle, staged, dirs_exist_ok=True)
+        return open_bundle(out, trust=True)
+
+
+@pytest.fixture(scope="module")
+def exported_once(tmp_path_factory: pytest.TempPathFactory) -> ExportedOnce:
+    return ExportedOnce(pipeline.export, tmp_path_factory.mktemp("exports"))
+
+
 @pytest.fixture
-def in_workspace(workspace: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def in_workspace(
+    workspace: Path, exported_once: ExportedOnce, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[None]:
     """Run in the workspace, and restore what a program replaces in PyTorch."""
+    monkeypatch.setattr(pipeline, "export", exported_once)
     monkeypatch.chdir(workspace)
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)

@@ -81,14 +81,11 @@ def test_prompts_are_answered_as_in_pytorch(task: str, kind: str, tmp_path: Path
     ortolan.export(folder, tmp_path / "bundle")
     bundle, model = ortolan.load(tmp_path / "bundle", Decoder), load(folder, TransformerModel)
     read = {"copying": copying.data.read, "sorting": sorting.data.read}[task]
-    card = msgspec.json.decode((folder / "training.json").read_bytes())
-    for name, pairs in read(texts=1, held_out=30).held_out.items():
+    for pairs in read(texts=1, held_out=8).held_out.values():
         completions = bundle.generate([prompt for prompt, _ in pairs])
-        right = [c.text == answer for c, (_, answer) in zip(completions, pairs, strict=True)]
-        for (prompt, answer), is_right in zip(pairs, right, strict=True):
+        for (prompt, answer), completion in zip(pairs, completions, strict=True):
             ids = bundle.tokenizer.encode(f"{prompt} {answer}") if bundle.tokenizer else []
             answered = [*ids[-len(answer.split()) :], *bundle.manifest.tokens.eos]
             with torch.inference_mode():
                 likeliest = model(torch.tensor([ids]))[0, -len(answered) :].argmax(-1)
-            assert (likeliest.tolist() == answered) == is_right, prompt
-        assert np.mean(right) == pytest.approx(card[f"held_out_{name}_accuracy"], abs=0.2)
+            assert (likeliest.tolist() == answered) == (completion.text == answer), prompt

@@ -144,15 +144,6 @@ def test_only_training_images_are_augmented(tmp_path: Path) -> None:
 
 def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
     folder = train(write_recipe(tmp_path, IMAGE_CLASSIFICATION), tmp_path / "out")
-
-    assert {path.name for path in folder.iterdir()} == {
-        "calibration.npy",
-        "config.json",
-        "loss.png",
-        "model.safetensors",
-        "preprocessor_config.json",
-        "training.json",
-    }
     figures = json.loads((folder / "training.json").read_text())
     assert figures["held_out_accuracy"] > 0.9
     assert figures["images_seen"] == 60 * 32

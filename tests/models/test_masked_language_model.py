@@ -113,16 +113,6 @@ def test_the_tokenizer_adds_special_tokens_and_restores_the_text() -> None:
 
 def test_a_training_writes_a_checkpoint_that_learned(tmp_path: Path) -> None:
     folder = train(write_recipe(tmp_path, MASKED), tmp_path / "out")
-
-    assert {path.name for path in folder.iterdir()} == {
-        "calibration.txt",
-        "config.json",
-        "loss.png",
-        "model.safetensors",
-        "tokenizer.json",
-        "tokenizer_config.json",
-        "training.json",
-    }
     figures = json.loads((folder / "training.json").read_text())
     assert figures["tokens_seen"] == 150 * 16 * 48
     assert figures["held_out_masked_accuracy"] > figures["most_frequent_token_accuracy"] > 0

@@ -43,28 +43,21 @@ FRENCH: list[tuple[Callable[..., str], tuple[object, ...], str]] = [
     *(
         (partial(french.cardinal, feminine=True), (number,), expected)
         for number, expected in {
-            0: "zéro",
-            1: "une",
-            11: "onze",
             21: "vingt et une",
             71: "soixante et onze",
             80: "quatre-vingts",
-            81: "quatre-vingt-une",
             201: "deux cent une",
             21_000: "vingt et un mille",
-            1_000_000: "un million",
         }.items()
     ),
     *(
         (french.ordinal, (number,), expected)
         for number, expected in {
             1: "premier",
-            2: "deuxième",
             5: "cinquième",
             9: "neuvième",
             21: "vingt et unième",
             80: "quatre-vingtième",
-            100: "centième",
             200: "deux centième",
         }.items()
     ),
@@ -72,50 +65,28 @@ FRENCH: list[tuple[Callable[..., str], tuple[object, ...], str]] = [
     (partial(french.ordinal, feminine=True), (1,), "première"),
     (partial(french.ordinal, feminine=True), (21,), "vingt et unième"),
     # A number used as an ordinal takes no s.
-    (french.numbered, (3,), "trois"),
     (french.numbered, (80,), "quatre-vingt"),
     (french.numbered, (200,), "deux cent"),
-    (french.numbered, (1900,), "mille neuf cent"),
     (french.numbered, (1980,), "mille neuf cent quatre-vingt"),
-    (french.numbered, (2_000,), "deux mille"),
-    *(
-        (partial(french.counted, feminine=True), (number, "étoile", "étoiles"), expected)
-        for number, expected in {
-            0: "zéro étoile",
-            1: "une étoile",
-            2: "deux étoiles",
-            21: "vingt et une étoiles",
-            1_000_000: "un million de étoiles",
-        }.items()
-    ),
+    (partial(french.counted, feminine=True), (1, "étoile", "étoiles"), "une étoile"),
+    (partial(french.counted, feminine=True), (21, "étoile", "étoiles"), "vingt et une étoiles"),
+    (partial(french.counted, feminine=True), (1_000_000, "b", "bs"), "un million de bs"),
     (french.elided, ("je habite à Orléans",), "j'habite à Orléans"),
     (french.elided, ("Je ai un million de étoiles",), "J'ai un million d'étoiles"),
-    (french.elided, ("de Orléans",), "d'Orléans"),
-    (french.elided, ("de Athènes",), "d'Athènes"),
     (french.elided, ("besoin de une pomme",), "besoin d'une pomme"),
     (french.elided, ("un million de habitants",), "un million d'habitants"),
     *(
         (french.elided, (text,), text)
-        for text in (
-            "besoin de onze pommes",
-            "besoin de huit pommes",
-            "le onze mai",
-            "elle part",
-            "une étoile",
-        )
+        for text in ("besoin de onze pommes", "besoin de huit pommes", "elle part")
     ),
     (french.date, (1, 5, None), "premier mai"),
     (french.date, (11, 4, None), "onze avril"),
     (french.date, (14, 7, 1789), "quatorze juillet mille sept cent quatre-vingt-neuf"),
-    (french.date, (31, 12, 2000), "trente et un décembre deux mille"),
-    (french.date, (1, 1, 1900), "premier janvier mille neuf cent"),
     (french.clock, (0, 0), "minuit"),
     (french.clock, (0, 15), "zéro heure quinze"),
-    (french.clock, (1, 0), "une heure"),
     (french.clock, (1, 1), "une heure une"),
     (french.clock, (12, 0), "midi"),
     (french.clock, (12, 30), "douze heures trente"),
-    (french.clock, (17, 30), "dix-sept heures trente"),
     (french.clock, (21, 41), "vingt et une heures quarante et une"),
 ]
 

@@ -2,7 +2,7 @@
 
 import json
 import sysconfig
-from collections import Counter, defaultdict
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,6 @@ from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.recipe import read_recipe
 from snippets import snippets as corpus
-from snippets.baseline import tfidf_guesses
 from snippets.data import read_labelled, read_texts
 from snippets.snippets import (
     LINES,
@@ -65,24 +64,11 @@ def options_of(recipe: str) -> dict[str, Any]:
     return data
 
 
-@pytest.mark.usefixtures("stdlib")
-def test_no_file_is_on_both_sides_of_the_split() -> None:
-    result = read_snippets(exclude=EXCLUDE)
-    learned, measured = ({s.file for s in side} for side in (result.train, result.held_out))
-    assert not learned & measured
-    assert {s.label for s in result.train} == set(range(20)) == {s.label for s in result.held_out}
-    files = defaultdict(set)
-    for snippet in result.held_out:
-        files[PACKAGES[snippet.label]].add(snippet.file)
-    # One of four files of equal size: two would exceed a quarter.
-    assert all(len(names) == 1 for names in files.values())
-
-
 def test_no_file_of_this_standard_library_is_on_both_sides() -> None:
     result = read_snippets(**options_of("recipe.toml"))
     assert not {s.file for s in result.train} & {s.file for s in result.held_out}
     counts = Counter(s.label for s in result.held_out)
-    assert set(counts) == set(range(20))
+    assert set(counts) == {snippet.label for snippet in result.train} == set(range(20))
     assert max(counts.values()) <= MOST_HELD_OUT
     # Pre-training uses no text of a held-out file.
     assert not set(result.texts) & {text for text in result.held_out_texts if len(text) > 200}
@@ -220,18 +206,6 @@ def test_both_tasks_have_the_data_of_the_split() -> None:
     # A random guess is right one time in twenty.
     assert isinstance(accuracy := figures["tfidf_held_out_accuracy"], float)
     assert accuracy > 0.3
-
-
-def test_the_baseline_tells_texts_apart_by_their_words() -> None:
-    words = [["tree", "leaf"], ["sea", "wave"], ["sun", "moon"]]
-    train_on = [
-        Snippet(text=f"{word} = {pair[0]}(x)", label=label, file=f"{label}{number}")
-        for label, pair in enumerate(words)
-        for number in range(6)
-        for word in pair
-    ]
-    held_out = [Snippet(text=f"y({pair[1]})", label=0, file="f") for pair in words]
-    assert tfidf_guesses(train_on, held_out).tolist() == [0, 1, 2]
 
 
 # --- the trained model --------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from tests.modeling.tiny_encoders import (
     reference_output,
 )
 from tests.modeling.tiny_models import LLAMA, assert_same_logits, reference_model
+from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModel
 
@@ -36,6 +37,11 @@ def written(folder: Path, values: dict[str, Any], head: EmbeddingHead = LAST) ->
     return folder
 
 
+def embeddings(folder: Path) -> Tensor:
+    with torch.inference_mode():
+        return load(folder, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_the_last_state_of_a_language_model_is_its_embedding(tied: bool, tmp_path: Path) -> None:
     # Like Qwen3-Embedding, except that its padding is on the left.
@@ -45,22 +51,19 @@ def test_the_last_state_of_a_language_model_is_its_embedding(tied: bool, tmp_pat
     for row, length in enumerate(TEXTS.lengths.tolist()):
         states = reference_output(reference, input_ids=TEXTS.ids[row : row + 1, :length])
         rows.append(functional.normalize(states[0, -1], dim=0))
-    module = load(tmp_path, EncoderModel)
-    with torch.inference_mode():
-        assert_same_logits(module(TEXTS.ids, TEXTS.lengths), torch.stack(rows))
-    assert all(block.attention.causal for block in module.config.blocks)
+    assert_same_logits(embeddings(tmp_path), torch.stack(rows))
+    config = read_config(tmp_path, EncoderConfig)
+    assert all(block.attention.causal for block in config.blocks)
 
 
 def test_names_without_the_prefix_of_the_base_model_are_understood(tmp_path: Path) -> None:
     # Like Qwen3-Embedding.
     written(tmp_path, QWEN3 | {"tie_word_embeddings": True})
-    whole = load(tmp_path, EncoderModel)
+    expected = embeddings(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     bare = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
     save_file(bare, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with torch.inference_mode():
-        actual = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
-        assert torch.equal(actual, whole(TEXTS.ids, TEXTS.lengths))
+    assert torch.equal(embeddings(tmp_path), expected)
 
 
 def test_a_caller_can_ask_for_the_language_model(tmp_path: Path) -> None:
@@ -81,12 +84,11 @@ def test_a_gemma_with_two_sided_attention_embeds_texts(tmp_path: Path) -> None:
     case = EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA)
     reference = case.write(tmp_path)
     write_sentence_head(tmp_path, EmbeddingHead(pooling=("mean",)), 32)
-    module = load(tmp_path, EncoderModel)
     states = reference_output(reference, input_ids=TEXTS.ids, attention_mask=TEXTS.mask)
     mean = (states * TEXTS.mask[..., None]).sum(1) / TEXTS.mask.sum(1, keepdim=True)
-    with torch.inference_mode():
-        assert_same_logits(module(TEXTS.ids, TEXTS.lengths), functional.normalize(mean, dim=1))
-    windows = [block.attention.sliding_window for block in module.config.blocks]
+    assert_same_logits(embeddings(tmp_path), functional.normalize(mean, dim=1))
+    blocks = read_config(tmp_path, EncoderConfig).blocks
+    windows = [block.attention.sliding_window for block in blocks]
     assert windows == [4, None, 4]
 
 
@@ -109,9 +111,7 @@ def test_an_embedding_may_keep_the_class_of_a_masked_language_model(
     with torch.inference_mode():
         states = reference.base_model(TEXTS.ids, TEXTS.mask).last_hidden_state
     mean = (states * TEXTS.mask[..., None]).sum(1) / TEXTS.mask.sum(1, keepdim=True)
-    with torch.inference_mode():
-        actual = load(tmp_path, EncoderModel)(TEXTS.ids, TEXTS.lengths)
-    assert_same_logits(actual, functional.normalize(mean, dim=1))
+    assert_same_logits(embeddings(tmp_path), functional.normalize(mean, dim=1))
 
 
 def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
@@ -125,5 +125,4 @@ def test_a_projection_may_be_a_pickle(tmp_path: Path) -> None:
     with torch.inference_mode():
         first = module.states(TEXTS.ids, TEXTS.lengths)[:, 0]
         hidden = torch.tanh(first @ weights["linear.weight"].T + weights["linear.bias"])
-        actual = module(TEXTS.ids, TEXTS.lengths)
-    assert_same_logits(actual, functional.normalize(hidden, dim=1))
+    assert_same_logits(embeddings(tmp_path), functional.normalize(hidden, dim=1))

@@ -6,8 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.modeling.tiny_models import GPT2, LLAMA
 from tests.nonsense import CONFIG_VALUES
 from tests.tiny import FAMILY_CONFIGS
@@ -105,48 +103,6 @@ def test_a_config_that_is_not_understood_is_an_error(
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=message):
         read_config(tmp_path)
-
-
-ROPE = {
-    "rope_type": "yarn",
-    "factor": 2.0,
-    "original_max_position_embeddings": 64,
-    "low_freq_factor": 1.0,
-    "high_freq_factor": 4.0,
-    "mscale": 1.0,
-    "mscale_all_dim": 1.0,
-}
-
-KINDS = ["default", "linear", "dynamic", "llama3", "yarn", "longrope"]
-
-json_values = st.recursive(
-    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner),
-    max_leaves=4,
-)
-
-ropes = st.tuples(
-    st.sampled_from(KINDS),
-    st.dictionaries(st.sampled_from([*ROPE, "truncate", "beta_fast", "rope_theta"]), json_values),
-).map(lambda drawn: ROPE | {"rope_type": drawn[0]} | drawn[1])
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    family=st.sampled_from(["llama", "mistral", "qwen2", "gpt2"]),
-    changes=st.dictionaries(
-        st.sampled_from([*LLAMA, *GPT2, "head_dim", "layer_types", "sliding_window"]),
-        json_values,
-        max_size=3,
-    ),
-    rope=st.none() | ropes | json_values,
-)
-def test_any_config_is_read_or_refused(
-    family: str, changes: dict[str, object], rope: object
-) -> None:
-    values = (GPT2 if family == "gpt2" else LLAMA) | {"rope_scaling": rope} | changes
-    with contextlib.suppress(ConfigError):
-        config_from_hf(values | {"model_type": family})
 
 
 BROKEN = (*CONFIG_VALUES, 1 << 40, 1e308, "x", [0], ["full_attention"] * 2)

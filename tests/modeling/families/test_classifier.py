@@ -18,7 +18,7 @@ SINGLE, MULTI, REGRESSION = (
     "multi_label_classification",
     "regression",
 )
-IDENTITY, SIGMOID = (f"torch.nn.modules.{each}" for each in ("linear.Identity", "Sigmoid"))
+IDENTITY, SIGMOID = (f"torch.nn.modules.{name}" for name in ("linear.Identity", "Sigmoid"))
 
 CLASSIFIERS = {
     name: case

@@ -72,18 +72,6 @@ def test_types_of_tokens_are_added(tmp_path: Path) -> None:
     assert_same_logits(ours[inside], expected[inside])
 
 
-@pytest.mark.parametrize("name", ["bert", "roberta-classifier", "distilbert-masked"])
-def test_a_ragged_batch_equals_its_rows_alone(name: str, tmp_path: Path) -> None:
-    ENCODERS[name].write(tmp_path)
-    module = load(tmp_path, EncoderModel)
-    with torch.inference_mode():
-        together = module(TEXTS.ids, TEXTS.lengths)
-        for row, length in enumerate(TEXTS.lengths.tolist()):
-            alone = module(TEXTS.ids[row : row + 1, :length])[0]
-            ours = together[row] if together.dim() == 2 else together[row, :length]
-            assert_same_logits(ours, alone)
-
-
 def test_the_names_of_the_first_berts_are_understood(tmp_path: Path) -> None:
     reference = ENCODERS["bert-pretraining"].write(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -51,12 +51,24 @@ OLD_KEYS = (
 """Of configs that older versions of transformers wrote."""
 
 JSON_VALUES = st.recursive(
-    st.sampled_from([*CONFIG_VALUES, "gelu", "default"]),
-    lambda inner: (
-        st.lists(inner, max_size=3)
-        | st.dictionaries(st.sampled_from(["rope_type", "factor", "alibi"]), inner)
-    ),
+    st.sampled_from([*CONFIG_VALUES, "gelu", "default"]) | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.just("alibi"), inner),
     max_leaves=4,
+)
+
+ROPE = {
+    "factor": 2.0,
+    "original_max_position_embeddings": 64,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+
+ROPES = st.builds(
+    lambda kind, changes: ROPE | {"rope_type": kind} | changes,
+    st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope"]),
+    st.dictionaries(st.sampled_from([*ROPE, "truncate", "beta_fast", "rope_theta"]), JSON_VALUES),
 )
 
 
@@ -65,5 +77,6 @@ JSON_VALUES = st.recursive(
 @given(data=st.data())
 def test_any_config_is_read_or_refused(name: str, data: st.DataObject) -> None:
     changes = data.draw(st.dictionaries(st.sampled_from(keys_of(name)), JSON_VALUES, max_size=3))
+    changes |= data.draw(st.just({}) | st.fixed_dictionaries({"rope_scaling": ROPES}))
     with contextlib.suppress(ConfigError):
         config_from_hf(FAMILY_CONFIGS[name] | changes, ModelConfig)

@@ -168,10 +168,10 @@ def test_a_key_that_has_an_effect_is_read_or_refused(
             if output is None or distance(output, published.expected) < 1e-5:
                 continue
             try:
-                found = published.by_ortolan(changed)
+                ours = published.by_ortolan(changed)
             except OrtolanError:
                 continue
-            assert distance(found, output) < TOLERANCE, f"{key}: {value!r}"
+            assert distance(ours, output) < TOLERANCE, f"{key}: {value!r}"
 
 
 def distance(got: Tensor, expected: Tensor) -> float:

@@ -51,14 +51,6 @@ class Case:
     attention: str = "eager"
 
 
-def scaled(kind: str, **rope: object) -> dict[str, Any]:
-    """A Llama with wide heads, so that wavelengths differ, and a scaling of them."""
-    wide = {"head_dim": 32, "rope_parameters": {"rope_type": kind, "rope_theta": 500.0, **rope}}
-    return LLAMA | wide
-
-
-YARN = {"factor": 4.0, "original_max_position_embeddings": 24}
-
 DECODERS = CLASSICS | MODERN | MIXTURES | HYBRIDS
 
 OPTIONS: dict[str, dict[str, dict[str, Any]]] = json.loads(
@@ -97,27 +89,6 @@ CASES = {
         f"llama-{name}": Case(values=LLAMA | {"hidden_act": name})
         for name in ("relu", "gelu", "gelu_new")
     },
-    # rotary positions
-    "rope-theta": Case(values=LLAMA | {"rope_parameters": {"rope_theta": 100.0}}),
-    "rope-linear": Case(values=scaled("linear", factor=3.0)),
-    "rope-llama3": Case(
-        values=scaled(
-            "llama3",
-            factor=8.0,
-            low_freq_factor=1.0,
-            high_freq_factor=4.0,
-            original_max_position_embeddings=48,
-        )
-    ),
-    "rope-yarn": Case(values=scaled("yarn", **YARN)),
-    "rope-yarn-mscale": Case(values=scaled("yarn", mscale=1.5, mscale_all_dim=0.7, **YARN)),
-    "rope-dynamic-long": Case(
-        values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40},
-        max_context=TEXT,
-    ),
-    "rope-dynamic-short": Case(
-        values=scaled("dynamic", factor=2.0) | {"max_position_embeddings": 40}, length=40
-    ),
     # families
     "gpt2": Case(values=GPT2),
     "gpt2-untied": Case(values=GPT2 | {"tie_word_embeddings": False}),

@@ -33,6 +33,7 @@ SCALINGS: dict[str, dict[str, Any]] = {
     "linear": {"factor": 3.0},
     "llama3": RAMP | TRAINED,
     "yarn": {"factor": 3.0} | TRAINED,
+    "yarn with a magnitude": {"factor": 3.0, "mscale": 1.5, "mscale_all_dim": 0.7} | TRAINED,
     "longrope": FACTORS | TRAINED,
     "longrope with a factor": FACTORS | TRAINED | {"factor": 5.0},
     "longrope with a magnitude": FACTORS | TRAINED | {"attention_factor": 1.3},
@@ -72,7 +73,7 @@ def test_texts_of_the_default_context_are_those_of_transformers(name: str, tmp_p
 
 
 @pytest.mark.parametrize("name", sorted(CHANGES - {"dynamic"}))
-@pytest.mark.parametrize("length", [each for each in LENGTHS if each > ORIGINAL])
+@pytest.mark.parametrize("length", [length for length in LENGTHS if length > ORIGINAL])
 def test_long_texts_of_a_context_that_is_asked_for_are_those_of_transformers(
     name: str, length: int, tmp_path: Path
 ) -> None:

@@ -16,7 +16,7 @@ from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
 
 LENGTH = 11
 
-CUTS = [(11,), (4, 7), (1,) * 11, (5, 1, 1, 3, 1)]
+CUTS = [(1,) * 11, (5, 1, 1, 3, 1)]
 
 
 def layer(name: str) -> FixedMemoryMixer:

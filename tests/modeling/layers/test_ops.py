@@ -131,7 +131,7 @@ def test_separate_projections_equal_packed_ones(name: str) -> None:
         attention_weights(heads, tables, spec=spec), attention_weights(qkv, tables, spec=spec)
     )
     one, other = (
-        cached_attention(given, cache, lengths, tables, spec=spec) for given in (heads, qkv)
+        cached_attention(parts, cache, lengths, tables, spec=spec) for parts in (heads, qkv)
     )
     assert_close(one[0], other[0])
     assert_close(one[1].value, other[1].value)

@@ -57,6 +57,7 @@ def test_the_learning_rate_rises_to_its_peak_and_falls_to_nothing() -> None:
     assert rates[55] == pytest.approx(1.0)
     assert 0 < rates[99] < 0.001
     assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert learning_rate(optimizer(warmup_steps=0), 0) == 2.0
 
 
 def test_the_inverse_square_root_schedule_equals_the_paper() -> None:
@@ -64,10 +65,6 @@ def test_the_inverse_square_root_schedule_equals_the_paper() -> None:
     for step in range(1, 101):
         published = 512**-0.5 * min(step**-0.5, step * 10**-1.5)
         assert learning_rate(recipe, step - 1) == pytest.approx(published)
-
-
-def test_without_warm_up_the_learning_rate_starts_at_its_peak() -> None:
-    assert learning_rate(optimizer(warmup_steps=0), 0) == 2.0
 
 
 # --- a training of seconds ----------------------------------------------------------------------
