@@ -8,7 +8,7 @@ P positions.
 """
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ import tokenizers
 from numpy.typing import NDArray
 from onnx import GraphProto, NodeProto, TensorProto, ValueInfoProto, helper
 from tests.runtime import tiny_bundle
-from tests.runtime.expected_weights import expected_weights
 from tests.runtime.tiny_bundle import cache_states, external
 from tokenizers.decoders import ByteLevel as ByteLevelDecoder
 from tokenizers.models import BPE
@@ -27,10 +26,17 @@ from tokenizers.pre_tokenizers import ByteLevel
 
 from ortolan.runtime.bundle.manifest import Graph, State, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
+from ortolan.runtime.graph.products import products
 from ortolan.runtime.verification.certificate import Certificate, Probe
 from ortolan.runtime.verification.certificate_files import write_certificate
 from ortolan.runtime.verification.comparison import summarize
 from ortolan.runtime.verification.report import Thresholds
+from ortolan.runtime.verification.weight_sums import (
+    ExpectedWeights,
+    block_sizes,
+    block_sums,
+    probe_vectors,
+)
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD_WIDTH = 2, 32, 4, 2, 16
 VOCABULARY = 97
@@ -92,7 +98,7 @@ def write_bundle(
     graph_of = partial(_graph, weights, places, blob_name, recurrent=recurrent)
     written = [_encoded(graph_of(sequence=sequence)) for sequence in graphs.values()]
     contents |= {f"{role}.onnx": data for role, data in zip(graphs, written, strict=True)}
-    reference = replace(reference, weights=expected_weights(sound, written))
+    reference = replace(reference, weights=_expected_weights(sound, written))
     folder.mkdir(parents=True)
     write_certificate(folder, reference)
     contents |= {path.name: path.read_bytes() for path in folder.iterdir()}
@@ -336,4 +342,28 @@ def _certificate(weights: dict[str, NDArray[np.float32]], *, recurrent: bool) ->
         reference=replace(
             summarize(np.concatenate(logits), TOP_K), next_logits=next_logits.astype(np.float32)
         ),
+    )
+
+
+def _expected_weights(
+    weights: dict[str, NDArray[np.float32]], graphs: Iterable[bytes]
+) -> ExpectedWeights:
+    """Return the sums of every product of some graphs, and the hashes of all other weights."""
+    by_weight = {product.weight: product for data in graphs for product in products(data)}
+    sums, sizes = [], []
+    for name, product in sorted(by_weight.items()):
+        values_NK = weights[name].T if product.by_columns else weights[name]
+        x_RK = probe_vectors(product.inputs).astype(np.float64)
+        sums.append(block_sums(x_RK @ values_NK.T.astype(np.float64)))
+        sizes.append(block_sizes(np.abs(x_RK).max(0)[None] @ np.abs(values_NK.T))[0])
+    read = {name for product in by_weight.values() for name in product.reads}
+    return ExpectedWeights(
+        outputs={name: product.outputs for name, product in by_weight.items()},
+        sums=np.concatenate(sums, axis=1).astype(np.float32),
+        sizes=np.concatenate(sizes).astype(np.float32),
+        stored={
+            name: hashlib.sha256(values.tobytes()).hexdigest()
+            for name, values in weights.items()
+            if name not in read
+        },
     )

@@ -39,7 +39,8 @@ def written(folder: Path, values: dict[str, Any], head: EmbeddingHead = LAST) ->
 
 def embeddings(folder: Path) -> Tensor:
     with torch.inference_mode():
-        return load(folder, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+        vectors: Tensor = load(folder, EncoderModel)(TEXTS.ids, TEXTS.lengths)
+    return vectors
 
 
 @pytest.mark.parametrize("tied", [True, False])

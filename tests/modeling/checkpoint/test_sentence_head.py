@@ -68,7 +68,8 @@ def written(folder: Path, listed: object = ALL, pooling: object = MINI_LM_POOLIN
 
 def embeddings(module: EncoderModel) -> Tensor:
     with torch.inference_mode():
-        return module(TEXTS.ids, TEXTS.lengths)
+        vectors: Tensor = module(TEXTS.ids, TEXTS.lengths)
+    return vectors
 
 
 def test_embeddings_equal_those_of_the_model_card(tmp_path: Path) -> None:
@@ -285,50 +286,48 @@ def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
     assert read_config(tmp_path, EncoderConfig) == before
 
 
+LISTED_MODULES: list[Any] = [
+    modules("Transformer"),
+    modules("Transformer", "Normalize"),
+    modules("Transformer", "Pooling", "LSTM"),
+    modules("Transformer", "Pooling", "Normalize", "Dense"),
+    modules("WordEmbeddings", "Pooling"),
+    [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
+    {},
+    [1, 2],
+    None,
+]
+
+POOLING: list[Any] = [
+    {},
+    {"pooling_mode": "attention"},
+    {"pooling_mode": ["mean", 3]},
+    {"pooling_mode": []},
+    MINI_LM_POOLING | {"include_prompt": False},
+    MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
+]
+
+DENSE_CHANGES: list[Any] = [
+    {"in_features": 31},
+    {"activation_function": "mine.Activation"},
+    {"use_residual": True},
+    {"module_output_name": "token_embeddings"},
+    {"normalize": True},
+]
+
 UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
+    *(({"modules.json": listed}, r"modules\.json: ") for listed in LISTED_MODULES),
+    *(({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ") for pooling in POOLING),
     *(
-        ({"modules.json": listed}, r"modules\.json: ")
-        for listed in (
-            modules("Transformer"),
-            modules("Transformer", "Normalize"),
-            modules("Transformer", "Pooling", "LSTM"),
-            modules("Transformer", "Pooling", "Normalize", "Dense"),
-            modules("WordEmbeddings", "Pooling"),
-            [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
-            {},
-            [1, 2],
-            None,
-        )
+        ({"2_Dense/config.json": DENSE | change}, r"2_Dense/config\.json: ")
+        for change in DENSE_CHANGES
     ),
     *(
-        ({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ")
-        for pooling in (
-            {},
-            {"pooling_mode": "attention"},
-            {"pooling_mode": ["mean", 3]},
-            {"pooling_mode": []},
-            MINI_LM_POOLING | {"include_prompt": False},
-            MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
-        )
-    ),
-    *(
-        ({"2_Dense/config.json": DENSE | {key: value}}, r"2_Dense/config\.json: ")
-        for key, value in {
-            "in_features": 31,
-            "activation_function": "mine.Activation",
-            "use_residual": True,
-            "module_output_name": "token_embeddings",
-            "normalize": True,
-        }.items()
-    ),
-    ({"sentence_bert_config.json": {"transformer_task": "text-generation"}}, "last_hidden_state"),
-    (
-        {
-            "sentence_bert_config.json": {
-                "modality_config": {"text": {"method_output_name": "pooler_output"}}
-            }
-        },
-        "last_hidden_state",
+        ({"sentence_bert_config.json": values}, "last_hidden_state")
+        for values in [
+            {"transformer_task": "text-generation"},
+            {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
+        ]
     ),
     *(
         (
@@ -338,11 +337,11 @@ UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
             },
             "do_lower_case",
         )
-        for normalizer in (
+        for normalizer in [
             None,
             {"type": "NFC"},
             {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
-        )
+        ]
     ),
 ]
 

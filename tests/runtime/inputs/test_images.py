@@ -12,21 +12,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from PIL import Image
+from tests.runtime.tiny_encoder import IMAGE
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.images import read_pixels
 
-SOURCE = ImageSource(
-    channels=3,
-    height=6,
-    width=8,
-    mean=(0.5, 0.4, 0.3),
-    std=(0.5, 0.25, 0.2),
-    scale=1 / 255,
-    resample="bilinear",
-)
+SOURCE = msgspec.structs.replace(IMAGE, height=6, width=8)
 GRAY = msgspec.structs.replace(SOURCE, channels=1, mean=(0.0,), std=(1.0,), scale=1.0)
 
 

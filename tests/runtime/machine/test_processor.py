@@ -2,6 +2,7 @@ import platform
 from pathlib import Path
 
 import pytest
+from tests.runtime.machine.fake_root import write_root
 
 from ortolan.runtime.machine.processor import processor_features
 
@@ -10,9 +11,7 @@ ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm crc32\n"
 
 
 def root(folder: Path, cpuinfo: str) -> Path:
-    (folder / "proc").mkdir()
-    (folder / "proc/cpuinfo").write_text(cpuinfo)
-    return folder
+    return write_root(folder, {"proc/cpuinfo": cpuinfo})
 
 
 @pytest.mark.parametrize(

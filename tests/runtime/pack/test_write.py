@@ -226,22 +226,23 @@ def edit_saved(monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes) -> None:
     monkeypatch.setattr(packing, "save_packed", edited)
 
 
-def test_a_bundle_without_anything_to_pack_is_an_error(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    edit_saved(monkeypatch, b"prepacked_", b"unpacked__")
-    refused(bundle, "packs none of these weights")
+OTHER_FORM = "Use the bundle without packed weights|schema 1"
 
 
 @pytest.mark.parametrize(
-    ("old", "new"),
-    [(b"MatMulNBits+", b"MatMulNBits/"), (b";0", b";;"), (b"prepacked_0", b"prepacked_\xff")],
+    ("old", "new", "words"),
+    [
+        (b"prepacked_", b"unpacked__", "packs none of these weights"),
+        (b"MatMulNBits+", b"MatMulNBits/", OTHER_FORM),
+        (b";0", b";;", OTHER_FORM),
+        (b"prepacked_0", b"prepacked_\xff", OTHER_FORM),
+    ],
 )
-def test_packed_weights_in_another_form_are_an_error(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes
+def test_no_packed_weights_or_another_form_of_them_are_an_error(
+    bundle: Bundle, monkeypatch: pytest.MonkeyPatch, old: bytes, new: bytes, words: str
 ) -> None:
     edit_saved(monkeypatch, old, new)
-    refused(bundle, "Use the bundle without packed weights|schema 1")
+    refused(bundle, words)
 
 
 def test_a_saved_file_that_is_too_short_is_an_error(

@@ -11,7 +11,7 @@ from tests.runtime.tiny_decoder import TinyDecoder
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.verification import first_load
-from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate import Certificate, Logits
 from ortolan.runtime.verification.certificate_files import read_certificate
 
 STEP = """
@@ -39,6 +39,11 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
 @pytest.fixture(scope="session")
 def certificate(tiny: TinyDecoder) -> Certificate:
     return read_certificate(open_bundle(tiny.path))
+
+
+def logits_of(certificate: Certificate) -> Logits:
+    assert isinstance(certificate.reference, Logits)
+    return certificate.reference
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime.damaged_bundles import edit_json, put
 from tests.runtime.tiny_decoder import PROBES, TinyDecoder, write_bundle
+from tests.runtime.verification.conftest import logits_of
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import BundleFileError, DeviceError, MemoryPlanError
-from ortolan.runtime.verification.certificate import Certificate, Logits
+from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.comparison import divergence, summarize
 from ortolan.runtime.verification.replay import replay, verify
 from ortolan.runtime.verification.report import Divergence, Report, Thresholds
@@ -98,11 +99,6 @@ def test_memory_holds_the_logits_of_one_block(
     monkeypatch.setattr("ortolan.runtime.verification.probe_runs.BLOCK_LOGITS", 64)
     replay(engine, certificate)
     assert max(rows) == 64
-
-
-def logits_of(certificate: Certificate) -> Logits:
-    assert isinstance(certificate.reference, Logits)
-    return certificate.reference
 
 
 def changed(certificate: Certificate, position: int, delta: float) -> Certificate:

@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime.damaged_bundles import edit_json, put, reseal
 from tests.runtime.tiny_decoder import PROBES, TOP_K, VOCABULARY, TinyDecoder
+from tests.runtime.verification.conftest import logits_of
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import CertificateError
-from ortolan.runtime.verification.certificate import Certificate, Logits
+from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import (
     ARRAYS_NAME,
     JSON_NAME,
@@ -112,11 +113,6 @@ def test_an_earlier_schema_says_to_export_again(folder: Path) -> None:
 @pytest.mark.parametrize("document", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
 def test_invalid_json_is_refused(folder: Path, document: bytes) -> None:
     assert JSON_NAME in refusal(folder, JSON_NAME, document)
-
-
-def logits_of(certificate: Certificate) -> Logits:
-    assert isinstance(certificate.reference, Logits)
-    return certificate.reference
 
 
 def arrays_of(certificate: Certificate, **changes: NDArray[Any] | None) -> Arrays:
