@@ -64,8 +64,33 @@ _REMEDY = {
 _ERRORS_ONLY = 3
 
 _SHAPE_ARITHMETIC = frozenset(
-    "Add Cast Clip Concat Constant Div Equal Expand Gather Greater GreaterOrEqual Identity Less "
-    "LessOrEqual Mul Not Range ReduceSum Reshape Shape Slice Squeeze Sub Unsqueeze Where".split()
+    [
+        "Add",
+        "Cast",
+        "Clip",
+        "Concat",
+        "Constant",
+        "Div",
+        "Equal",
+        "Expand",
+        "Gather",
+        "Greater",
+        "GreaterOrEqual",
+        "Identity",
+        "Less",
+        "LessOrEqual",
+        "Mul",
+        "Not",
+        "Range",
+        "ReduceSum",
+        "Reshape",
+        "Shape",
+        "Slice",
+        "Squeeze",
+        "Sub",
+        "Unsqueeze",
+        "Where",
+    ]
 )
 """Operators that a provider may leave to the CPU, where they compute sizes and positions."""
 

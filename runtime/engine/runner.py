@@ -133,13 +133,8 @@ class Runner:
         Raises:
             ContextLengthError: the row would exceed the context; nothing has changed.
         """
-        if self._engine.manifest.takes_one:
-            if logits_RV is None:
-                logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
-            self._token_by_token(row, ids, positions, logits_RV)
-            return logits_RV
-        if len(ids) > (self._engine.call_tokens or len(ids)):
-            return self._in_short_calls(row, ids, positions, logits_RV)
+        if len(ids) > (self._engine.call_tokens or len(ids)) or self._engine.manifest.takes_one:
+            return self._in_calls(row, ids, positions, logits_RV)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         padded_ids, padded_positions = [*ids], [*positions]
         if self._exact:
@@ -173,17 +168,20 @@ class Runner:
             logits_RV[...] = result
         return result
 
-    def _in_short_calls(
+    def _in_calls(
         self,
         row: int,
         ids: Sequence[int],
         positions: Sequence[int],
         logits_RV: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]:
-        """Run a chunk in calls as long as this device computes right."""
+        """Run a chunk in several calls, each as long as graph and device allow."""
         self.reserve(self.slots.lengths[row] + len(ids))
         if logits_RV is None:
             logits_RV = np.empty((len(positions), self._logits.shape[2]), np.float32)
+        if self._engine.manifest.takes_one:
+            self._token_by_token(row, ids, positions, logits_RV)
+            return logits_RV
         size, wanted = self._engine.call_tokens or len(ids), np.asarray(positions)
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
@@ -199,7 +197,6 @@ class Runner:
     ) -> None:
         """Run a chunk on a graph that takes one token at a time."""
         lengths = self.slots.lengths
-        self.reserve(lengths[row] + len(ids))
         self._engine.check_process()
         for position, token in enumerate(ids):
             self.slots.begin([row])

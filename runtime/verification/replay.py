@@ -75,12 +75,8 @@ def verify(
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
-    weights = check_weights(
-        bundle,
-        certificate.weights,
-        threads=chosen_threads(threads, bundle.manifest),
-        device=chosen.device,
-    )
+    cores = chosen_threads(threads, bundle.manifest)
+    weights = check_weights(bundle, certificate.weights, threads=cores, device=chosen.device)
     _check_memory(bundle, certificate)
     surroundings = _check_surroundings(bundle, certificate)
     engine = Engine(bundle, device=device, threads=threads, packed=packed)

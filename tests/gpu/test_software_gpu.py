@@ -29,7 +29,17 @@ def test_webgpu_in_software() -> None:
     assert probe.returncode == 0, probe.stderr
     if probe.stdout.strip():
         pytest.skip(probe.stdout.strip())
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "", "-p", "no:cacheprovider", TESTS]
+    command: list[str | Path] = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "",
+        "-p",
+        "no:cacheprovider",
+        TESTS,
+    ]
     done = subprocess.run([SCRIPT, *command], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-6000:]
     assert " passed" in done.stdout
