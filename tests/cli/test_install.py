@@ -31,6 +31,7 @@ MODELS = REPOSITORY / "models"
 ABSENT = {
     "cpu": ("jinja2", "torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "chat": ("torch", "onnx", "safetensors", "transformers", "matplotlib", "PIL", "sklearn"),
+    "webgpu": ("torch", "onnx", "safetensors", "matplotlib", "PIL"),
     "vision": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
     "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),
