@@ -5,6 +5,7 @@ from typing import Any
 import pytest
 import transformers
 from tests.modeling.tiny_models import LLAMA
+from tests.tiny.modern import NANOCHAT
 from transformers import GenerationConfig, PreTrainedConfig
 
 from ortolan.modeling.checkpoint.folder import config_from_hf
@@ -135,3 +136,9 @@ def test_object_that_a_family_skips_is_ignored_whole() -> None:
     reader = reader_of(vision_config={"odd": 1})
     reader.skip("vision_config")
     assert reader.finish().ignored == ("vision_config",)
+
+
+def test_logits_are_capped_by_default_as_in_transformers() -> None:
+    values = {name: value for name, value in NANOCHAT.items() if name != "final_logit_softcapping"}
+    config: Any = config_from_hf(values)
+    assert config.final_softcap == transformers.NanoChatConfig().final_logit_softcapping
