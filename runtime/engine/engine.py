@@ -45,8 +45,8 @@ class Engine:
     """The sessions of one bundle on one device. Several threads may use it at once.
 
     Methods that run a session raise `ForkedError` in a child of `os.fork()`. Results do not depend
-    on `packed`, which only saves memory. If the bundle keeps its files (`Bundle.keeping`), the
-    weights are read here and nothing is read later.
+    on `packed`, which only saves memory, and only on the CPU. If the bundle keeps its files
+    (`Bundle.keeping`), the weights are read here and nothing is read later.
 
     Attributes:
         device: the device in use.
@@ -54,8 +54,8 @@ class Engine:
         threads: threads within one operator.
         heads: query heads of the widest attention.
         source_states: states that the encoder computes.
-        call_tokens: most new tokens of a call that the device computes right; a `Runner` finds out
-            on a GPU.
+        lock: held while a GPU is tried.
+        longest_call: result of `runner.longest_call` on a GPU.
         is_stranded: whether this process is a fork of the one that created the engine.
     """
 
@@ -77,8 +77,11 @@ class Engine:
         pages_before = pages_in_use()
         graphs = bundle.manifest.graphs
         self.source_states = tuple(s for s in bundle.manifest.states if s.update == "source")
+        if self.device != "cpu":
+            packed = None  # packed for the kernels of the CPU
         self._bundle = bundle
-        self._lock = threading.Lock()
+        self._lock, self.lock = threading.Lock(), threading.Lock()
+        self.longest_call: int | None = None
         is_copied = bundle.kept is not None
         whole = bundle.keeping(weights=True) if is_copied else bundle
         self._sessions = {
@@ -87,11 +90,9 @@ class Engine:
             if is_copied or role != MAPS_ROLE
         }
         self._copier = None
-        self.call_tokens: int | None = bundle.manifest.context_length
         if self.device != "cpu":
             written = [s for s in bundle.manifest.states if s.update != "source"]
             open_graph = partial(open_small, device=self.device)
-            self.call_tokens = None
             self._copier = Copier(written, memory_name(self.device), open_graph)
         del whole
         if is_copied or packed is not None:

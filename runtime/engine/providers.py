@@ -1,4 +1,4 @@
-"""Execution providers of onnxruntime: what computes on a device, and what keeps it from working.
+"""Execution providers of onnxruntime: which one computes on a device, and why one may not start.
 
     device   provider                  package
     cpu      CPUExecutionProvider      onnxruntime
@@ -14,6 +14,7 @@ checked (`check_started`), and `obstacle` starts one with a single node.
 import threading
 from collections import Counter
 from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
@@ -92,7 +93,10 @@ _SHAPE_ARITHMETIC = frozenset(
         "Where",
     ]
 )
-"""Operators that a provider may leave to the CPU, where they compute sizes and positions."""
+"""Operators that a provider may leave to the CPU, where they compute sizes and positions.
+
+The record has no element types, so one of these on floats would be accepted too.
+"""
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
@@ -163,7 +167,7 @@ def check_started(session: Any, device: str) -> None:
 
 
 def obstacle(device: str) -> str | None:
-    """What keeps a device from working here, with a remedy; `None` if nothing does."""
+    """Return why a device does not work here, with a remedy; `None` if it does."""
     kind = kind_of(device)
     if kind == "cpu":
         return None
@@ -228,8 +232,7 @@ def _webgpus() -> list[Any]:
 
 @cache
 def _register_webgpu() -> None:
-    import onnxruntime_ep_webgpu as plugin  # type: ignore[import-not-found]
-
+    plugin = import_module("onnxruntime_ep_webgpu")
     ort.register_execution_provider_library("ortolan.webgpu", plugin.get_library_path())
 
 

@@ -18,6 +18,7 @@ neither earlier chunks nor other rows can change it.
 Shape letters: B rows of a step, S new tokens, R positions, V vocabulary.
 """
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -39,6 +40,8 @@ __all__ = ["GRID", "Runner"]
 
 TOGETHER = 16
 """Most tokens per chunk if the graph takes one at a time; other sequences wait that long."""
+
+_log = logging.getLogger("ortolan.runtime")
 
 CHECKED, SHORT = 96, 16
 """Tokens that a device computes in one call and in short ones, to compare them."""
@@ -75,13 +78,20 @@ class Runner:
             prompt is cut.
         chunk: most new tokens of one call; an even divisor of `GRID` if `exact`. Where cuts change
             results (`Engine.depends_on_chunks`), exact chunks have `GRID` tokens regardless.
+        call_tokens: most new tokens of a call; by default the context, or `longest_call` on a GPU.
 
     Attributes:
         logits_BV: logits of the selected rows, float32; the next step overwrites them.
     """
 
     def __init__(
-        self, engine: "Engine", slots: Slots, *, exact: bool = False, chunk: int = CHUNK
+        self,
+        engine: "Engine",
+        slots: Slots,
+        *,
+        exact: bool = False,
+        chunk: int = CHUNK,
+        call_tokens: int | None = None,
     ) -> None:
         rows, multiple = len(slots.lengths), engine.rows_multiple if exact else 1
         if rows % multiple:
@@ -104,8 +114,7 @@ class Runner:
         self._rows: list[int] = []
         self._idle: list[int] = []
         self._covered = 0
-        if engine.call_tokens is None:
-            engine.call_tokens = _longest_call(engine)
+        self._call_tokens = call_tokens or longest_call(engine)
         self._calls: dict[int, Callable[[], None]] = {}
         self._row_calls: dict[tuple[int, int, int], _Call] = {}
 
@@ -133,7 +142,7 @@ class Runner:
         Raises:
             ContextLengthError: the row would exceed the context; nothing has changed.
         """
-        if len(ids) > (self._engine.call_tokens or len(ids)) or self._engine.manifest.takes_one:
+        if len(ids) > self._call_tokens or self._engine.manifest.takes_one:
             return self._in_calls(row, ids, positions, logits_RV)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         padded_ids, padded_positions = [*ids], [*positions]
@@ -182,7 +191,7 @@ class Runner:
         if self._engine.manifest.takes_one:
             self._token_by_token(row, ids, positions, logits_RV)
             return logits_RV
-        size, wanted = self._engine.call_tokens or len(ids), np.asarray(positions)
+        size, wanted = self._call_tokens, np.asarray(positions)
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
             inside = (wanted >= start) & (wanted < start + len(part))
@@ -428,22 +437,38 @@ class Runner:
         return self.slots.around(rows, run)
 
 
-def _longest_call(engine: "Engine") -> int:
-    """Most tokens of a call that a device computes right, tried on this model.
+def longest_call(engine: "Engine") -> int:
+    """Return the most new tokens of a call that a device computes right, and warn if it is short.
 
     Attention kernels of WebGPU from 32 new tokens on are wrong on GPUs whose subgroups are narrower
-    than they assume (onnxruntime-ep-webgpu 0.4 with 4 lanes; others were before).
+    than they assume (onnxruntime-ep-webgpu 0.4 with 4 lanes). So long calls are compared with short
+    ones on this model when a GPU is first used.
     """
+    if engine.is_on_host:
+        return engine.manifest.context_length
+    with engine.lock:
+        if engine.longest_call is None:
+            engine.longest_call = longest = _compared(engine)
+            if longest < engine.manifest.context_length:
+                _log.warning(
+                    "%s computes calls of %d tokens wrong. Prompts are computed in calls of %d, "
+                    "which is slower.",
+                    *(engine.device, CHECKED, longest),
+                )
+        return engine.longest_call
+
+
+def _compared(engine: "Engine") -> int:
     manifest = engine.manifest
-    engine.call_tokens = longest = manifest.context_length
+    longest = manifest.context_length
     size = min(CHECKED, longest)
     if size <= SHORT or manifest.takes_one or manifest.model_kind.has_encoder:
         return longest
     ids = [index % manifest.vocab_size for index in range(size)]
-    whole, parts = Runner(engine, engine.slots()), Runner(engine, engine.slots())
-    got = whole.chunk(0, ids, positions=range(size))
-    engine.call_tokens = SHORT
-    right = parts.chunk(0, ids, positions=range(size))
+    got, right = (
+        Runner(engine, engine.slots(), call_tokens=most).chunk(0, ids, positions=range(size))
+        for most in (longest, SHORT)
+    )
     error = np.sqrt(np.mean((got - right) ** 2)) / max(float(right.std(axis=-1).mean()), 1e-6)
     return longest if error <= LARGEST_ERROR else SHORT
 

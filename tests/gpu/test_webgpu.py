@@ -4,6 +4,7 @@ Runs on any GPU that onnxruntime-ep-webgpu finds. `test_software_gpu.py` runs it
 without one.
 """
 
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -21,9 +22,11 @@ import ortolan
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.modeling.config.recurrent import MemoryConfig, RecurrentConfig
 from ortolan.modeling.models.recurrent import RecurrentModel
-from ortolan.runtime import DeviceError, PromptLookup, verify
+from ortolan.runtime import DeviceError, PromptLookup, open_bundle, verify
+from ortolan.runtime.engine import runner as runner_module
 from ortolan.runtime.engine.providers import obstacle
-from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.runner import SHORT, Runner, longest_call
+from ortolan.runtime.pack.write import pack
 
 TOKENS = 16
 
@@ -103,6 +106,27 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 
 def assert_close(got: NDArray[Any], want: NDArray[Any]) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
+
+
+def test_packed_weights_of_the_cpu_are_left_out(pair: Callable[..., Pair], tmp_path: Path) -> None:
+    folder = tmp_path / "bundle"
+    shutil.copytree(pair("grown").folder, folder)
+    pack(open_bundle(folder))
+    ids = random_ids(9)
+    model = ortolan.load(folder, device="webgpu")
+    assert_close(model.logits(ids), pair("grown").cpu.logits(ids))
+
+
+def test_calls_that_a_gpu_computes_wrong_are_short(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine, ids = pair("grown").gpu._engine, random_ids(LONG)
+    short, context = Runner(engine, engine.slots(), call_tokens=8), engine.manifest.context_length
+    assert_close(short.chunk(0, ids, positions=range(LONG)), pair("grown").cpu.logits(ids))
+    monkeypatch.setattr(engine, "longest_call", None)
+    monkeypatch.setattr(runner_module, "LARGEST_ERROR", -1.0)
+    assert longest_call(engine) == SHORT < context
+    assert "computes calls of 96 tokens wrong" in caplog.text
 
 
 DECODERS = ("grown", "windowed", "replaced")
@@ -209,7 +233,7 @@ def test_a_sound_bundle_passes_and_a_damaged_one_fails(
         return
     for file in folder.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    tensor = next(iter(ortolan.runtime.open_bundle(folder).graphs.values())).external[-1].name
+    tensor = next(iter(open_bundle(folder).graphs.values())).external[-1].name
 
     def change(values: NDArray[Any]) -> None:
         values.reshape(-1)[3] *= 1.1

@@ -1,9 +1,12 @@
 import re
+from collections.abc import Callable
 
 import pytest
 
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.errors import DeviceError
+
+Obstacle = Callable[[str], str | None]
 
 ALL = ("cuda", "webgpu", "cpu")
 
@@ -33,9 +36,9 @@ def never(device: str) -> str | None:
     ],
 )
 def test_a_device_is_chosen_with_a_reason(
-    device: str, offered: tuple[str, ...], obstacle: object, chosen: str, reason: str
+    device: str, offered: tuple[str, ...], obstacle: Obstacle, chosen: str, reason: str
 ) -> None:
-    choice = choose_device(device, offered, obstacle)  # type: ignore[arg-type]
+    choice = choose_device(device, offered, obstacle)
     assert choice.device == chosen
     assert reason in choice.reason
 
@@ -60,7 +63,7 @@ def test_an_unknown_device_is_an_error_that_names_the_others(device: str) -> Non
     ],
 )
 def test_the_first_obstacle_is_named(
-    device: str, offered: tuple[str, ...], obstacle: object, reason: str
+    device: str, offered: tuple[str, ...], obstacle: Obstacle, reason: str
 ) -> None:
     with pytest.raises(DeviceError, match=re.escape(reason)):
-        choose_device(device, offered, obstacle)  # type: ignore[arg-type]
+        choose_device(device, offered, obstacle)

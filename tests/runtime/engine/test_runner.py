@@ -67,6 +67,16 @@ def test_one_call_matches_the_reference_at_every_position(tiny: Tiny, kind: str)
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_short_calls_give_the_logits_of_the_positions_asked_for(tiny: Tiny, kind: str) -> None:
+    decoder, engine = tiny[kind]
+    tokens, positions = random_ids(70), [69, 3, 20, 21]
+    runner = Runner(engine, engine.slots(), call_tokens=16)
+    logits = runner.chunk(0, tokens, positions=positions)
+    assert_close(logits, decoder.reference(tokens)[positions])
+    assert runner.slots.lengths == [70]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=10, deadline=None)
 @given(tokens=st.lists(ids, min_size=1, max_size=40), chunk=st.integers(1, 12))
 def test_chunks_match_one_call(tiny: Tiny, kind: str, tokens: list[int], chunk: int) -> None:
