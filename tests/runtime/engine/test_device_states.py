@@ -1,5 +1,6 @@
 """States in device memory against those in NumPy arrays, with the CPU as the device."""
 
+import ctypes
 from functools import partial
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.runtime.engine.test_slots import KEY, SUM, VALUE
 
-from ortolan.runtime.engine.device_states import Copier, DeviceStates
+from ortolan.runtime.engine.device_states import Copier, DeviceStates, Part
 from ortolan.runtime.engine.host_states import HostStates
 from ortolan.runtime.engine.ort_session import open_small
 from ortolan.runtime.engine.slots import Slots
@@ -83,18 +84,37 @@ def test_what_was_appended_is_undone_on_an_error(both: Both) -> None:
     assert_same(both)
 
 
-def test_a_call_for_a_row_reads_and_writes_that_row(both: Both) -> None:
-    device, _ = both
-    before = contents(device)
-    parts = list(device.bound(slice(1, 2)))
-    assert all(part.shape[0] == 1 for _, *read_and_written in parts for part in read_and_written)
-    calls = []
-    device.around(slice(1, 2), lambda: calls.append(1))()
-    device.take_over([1])
-    assert calls == [1]
-    for number, (got, want) in enumerate(zip(contents(device), before, strict=True)):
-        if number != 5:  # the replaced state of the row, which the call did not write
-            np.testing.assert_array_equal(got, want)
+def array_of(part: Part) -> NDArray[Any]:
+    """The memory of a part, which is that of this process."""
+    size = int(np.prod(part.shape)) * part.dtype.itemsize
+    data = memoryview((ctypes.c_char * size).from_address(part.pointer))
+    return np.frombuffer(data, part.dtype).reshape(part.shape)
+
+
+@pytest.mark.parametrize("grown", [False, True])
+@pytest.mark.parametrize("row", [0, 1, 2])
+def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both: Both) -> None:
+    device, host = both
+    rows = slice(row, row + 1)
+    device.around(rows, lambda: None)()  # it has its buffers before they grow
+    for slots in both:
+        slots.reserve(700 if grown else 200)
+    on_host, on_device = list(host.bound(rows)), list(device.bound(rows))
+
+    def call() -> None:
+        for (state, read, written), (_, want, new) in zip(on_device, on_host, strict=True):
+            got = array_of(read)
+            np.testing.assert_array_equal(
+                got[..., : host.lengths[row], :] if state.update == "append" else got,
+                want[..., : host.lengths[row], :] if state.update == "append" else want,
+            )
+            array_of(written)[...] = 7
+            new[...] = 7
+
+    device.around(rows, call)()
+    for slots in both:
+        slots.take_over([row])
+    assert_same(both)
 
 
 def test_only_snapshots_cross_to_the_host(both: Both, copier: Copier) -> None:
