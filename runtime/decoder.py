@@ -59,7 +59,7 @@ class Decoder(ChatModel, Model):
 
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
-        self._memory = RequestMemory(bundle.manifest)
+        self._memory = RequestMemory(bundle.manifest, is_on_host=engine.is_on_host)
         self._reader = cache(partial(RequestReader, bundle))  # by tokenizer
 
     @overload

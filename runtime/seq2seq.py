@@ -61,7 +61,7 @@ class Seq2Seq(Model):
                 "with a decoder_start_token_id."
             )
         self._start = manifest.tokens.start
-        self._memory = RequestMemory(manifest)
+        self._memory = RequestMemory(manifest, is_on_host=engine.is_on_host)
         self._requests = RequestReader(bundle, self.tokenizer)
         self._sources = SourceReader(manifest, self.tokenizer)
 

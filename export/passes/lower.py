@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
+from ortolan.export.passes.plain_attention import PlainAttention
 from ortolan.export.passes.plain_convolutions import PlainConvolutions
 from ortolan.export.passes.plain_products import PlainProducts
 from ortolan.export.passes.quantize_experts import QuantizeExperts
@@ -45,11 +46,12 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         schemes: of the low-bit weights.
 
     Raises:
-        OptionError: experts in portable graphs, or no products for `prefill_precision`.
+        OptionError: experts in portable graphs or for WebGPU, or no products for
+            `prefill_precision`.
     """
     models = list(graphs.values())
+    _refuse_experts(models, plan)
     if plan.options.attention == "portable":
-        _refuse_experts(models)
         for model in models:
             PlainConvolutions()(model)
     channels: list[str] = []
@@ -63,6 +65,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         rewrite(model)
         QuantizeExperts(schemes)(model)
         if plan.device == "webgpu":
+            PlainAttention()(model)
             PlainProducts()(model)
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
 
@@ -92,8 +95,16 @@ def _is_product(graph: ir.Graph, weight: str) -> bool:
     return weight in graph.initializers and len(static_shape(graph.initializers[weight])) == 2
 
 
-def _refuse_experts(models: Iterable[ir.Model]) -> None:
-    if any(node.op_type == "MoE" for model in models for node in model.graph):
+def _refuse_experts(models: Iterable[ir.Model], plan: Plan) -> None:
+    if not any(node.op_type == "MoE" for model in models for node in model.graph):
+        return
+    if plan.device == "webgpu":
+        # onnxruntime-ep-webgpu 0.4 has no kernel for MoE, and its QMoE computes wrong values
+        raise OptionError(
+            "device: WebGPU has no kernel that computes a mixture of experts right. Choose cpu or "
+            "cuda."
+        )
+    if plan.options.attention == "portable":
         raise OptionError(
             "attention: a mixture of experts cannot be portable, because no standard operators "
             "replace onnxruntime's node. Leave the option out."

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.engine.buffers import Buffer
 from ortolan.runtime.engine.host_states import layout
-from ortolan.runtime.engine.providers import allocate_on, share
+from ortolan.runtime.engine.providers import allocate_on, no_memory, share
+from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.graph.small_model import Node, write_model
 
 if TYPE_CHECKING:
@@ -76,7 +77,7 @@ class Copier:
         """Zeroed buffers for some rows; `None` in place of the states that are left out.
 
         Raises:
-            MemoryError: the device has no memory for them.
+            MemoryPlanError: the device has no memory for them.
         """
         chosen = self._chosen(which)
         shapes = [layout(state, rows, capacity) for state in self.states]
@@ -84,6 +85,19 @@ class Copier:
             allocate_on(np.zeros(*shape), self.memory) if number in chosen else None
             for number, shape in enumerate(shapes)
         ]
+
+    def allocate(self, rows: int, capacity: int, which: _Which = None) -> _Values:
+        """Zeroed buffers that are certainly there: WebGPU fails only where memory is first used.
+
+        Raises:
+            MemoryPlanError: the device has no memory for them.
+        """
+        values, chosen = self.zeros(rows, capacity, which), self._chosen(which)
+        try:
+            self._slices(values, chosen, rows - 1, 0, 1)
+        except ComputeError as error:
+            raise no_memory() from error
+        return values
 
     def take(self, values: _Values, rows: Sequence[int], to: _Values, which: _Which = None) -> None:
         """Copy rows to buffers that have as many."""
@@ -109,9 +123,16 @@ class Copier:
 
     def read(self, values: _Values, row: int, start: int, end: int) -> tuple[Buffer, ...]:
         """Copy tokens of a row to the host; replaced states are whole."""
+        arrays = self._slices(values, self._chosen(None), row, start, end)
+        self.read_bytes += sum(array.nbytes for array in arrays)
+        return arrays
+
+    def _slices(
+        self, values: _Values, chosen: tuple[int, ...], row: int, start: int, end: int
+    ) -> tuple[Buffer, ...]:
         arrays = tuple(np.zeros(*layout(state, 1, end - start)) for state in self.states)
         # kernels mishandle empty tensors
-        which = tuple(number for number, array in enumerate(arrays) if array.size)
+        which = tuple(number for number in chosen if arrays[number].size)
         feeds: dict[str, NDArray[np.int64]] = {}
         for number in which:
             axis = _capacity(self.states[number])
@@ -121,17 +142,17 @@ class Copier:
             first[0], last[0] = row, row + 1
             feeds |= {f"start{number}": np.array(first), f"end{number}": np.array(last)}
         self._run("read", which, feeds, {"x": values}, [share(array) for array in arrays])
-        self.read_bytes += sum(array.nbytes for array in arrays)
         return arrays
 
     def grow(self, values: _Values, rows: int, capacity: int, larger: int) -> _Values:
         """Return buffers with room for more tokens, and zeros there; replaced states are the same.
 
         Raises:
-            MemoryError: the device has no memory for them.
+            MemoryPlanError: the device has no memory for them.
         """
         which = tuple(number for number, state in enumerate(self.states) if _capacity(state))
-        more, grown = self.zeros(rows, larger - capacity, which), self.zeros(rows, larger, which)
+        more = self.allocate(rows, larger - capacity, which)
+        grown = self.allocate(rows, larger, which)
         self._run("grow", which, {}, {"x": values, "new": more}, grown)
         return [grown[n] if n in which else value for n, value in enumerate(values)]
 
@@ -198,7 +219,7 @@ class DeviceStates:
         self.capacity, self.turn = capacity, 0
         self._copier, self._states, self._rows = copier, tuple(states), rows
         self._fixed = [n for n, state in enumerate(states) if state.update == "replace"]
-        self._buffers = copier.zeros(rows, capacity)
+        self._buffers = copier.allocate(rows, capacity)
         self._others = self._second(rows, capacity, self._buffers)
         self._lent: _Values = []
         self._lent_others: _Values = []
@@ -238,7 +259,7 @@ class DeviceStates:
         """Make room for `capacity` tokens per row.
 
         Raises:
-            MemoryError: there is no memory; nothing has changed.
+            MemoryPlanError: there is no memory; nothing has changed.
         """
         grown = self._copier.grow(self._buffers, self._rows, self.capacity, capacity)
         others = [self._others[n] if n in self._fixed else new for n, new in enumerate(grown)]
@@ -275,12 +296,12 @@ class DeviceStates:
 
     def _second(self, rows: int, capacity: int, buffers: _Values) -> _Values:
         """Buffers for the outputs of a call: those that grow are also its inputs."""
-        new = self._copier.zeros(rows, capacity, self._fixed)
+        new = self._copier.allocate(rows, capacity, self._fixed)
         return [new[n] if n in self._fixed else value for n, value in enumerate(buffers)]
 
     def _borrow(self) -> tuple[_Values, _Values]:
         if not self._lent:
-            self._lent = self._copier.zeros(1, self.capacity)
+            self._lent = self._copier.allocate(1, self.capacity)
             self._lent_others = self._second(1, self.capacity, self._lent)
         return self._lent, self._lent_others
 

@@ -45,8 +45,8 @@ WIDE_TENSORS = 4
 SMALL_BYTES = 64 << 20
 """Below this size, in bytes, skip the check: reading the available memory would take longer."""
 
-_ACTIVATION_BYTES = {"cpu": 4, "cuda": 2}
-"""Bytes per value: the CPU mostly computes float16 in float32; CUDA graphs have 16 bits."""
+_ACTIVATION_BYTES = {"cpu": 4, "webgpu": 4, "cuda": 2}
+"""Most bytes per value: the CPU computes float16 mostly in float32; CUDA graphs have 16 bits."""
 
 _PRODUCTS = frozenset({"ai.onnx::Gemm", "ai.onnx::MatMul", "com.microsoft::FusedMatMul"})
 """Operators whose CPU kernels pack a float32 matrix into a copy."""
@@ -59,7 +59,7 @@ class MemoryPlan(msgspec.Struct, frozen=True, kw_only=True):
     """Memory by use, in bytes.
 
     Attributes:
-        device: `cpu` or `cuda`.
+        device: `cpu`, `webgpu` or `cuda`.
         context: tokens per row.
         batch: rows.
         weights: weights, mapped or copied.
@@ -120,7 +120,7 @@ def plan_memory(
         batch: rows.
         is_packed: packed weights are mapped too (`ortolan pack`).
         is_copied: weights are read into memory instead of mapped.
-        device: `cpu` or `cuda`.
+        device: `cpu`, `webgpu` or `cuda`.
     """
     copies = device == "cpu" and not is_packed
     loaded = [graph for role, graph in graphs.items() if is_copied or role != MAPS_ROLE]
@@ -189,12 +189,20 @@ class RequestMemory:
     Args:
         manifest: the manifest.
         aside: returns the free bytes that are set aside for a prefix cache.
+        is_on_host: whether states lie in the memory of the CPU. How much memory of a GPU is free is
+            unknown, so nothing is rejected there before it is allocated.
     """
 
-    __slots__ = ("_aside", "_per_row", "_per_source_token", "_per_token")
+    __slots__ = ("_aside", "_is_on_host", "_per_row", "_per_source_token", "_per_token")
 
-    def __init__(self, manifest: Manifest, *, aside: Callable[[], int] = lambda: 0) -> None:
-        self._aside = aside
+    def __init__(
+        self,
+        manifest: Manifest,
+        *,
+        aside: Callable[[], int] = lambda: 0,
+        is_on_host: bool = True,
+    ) -> None:
+        self._aside, self._is_on_host = aside, is_on_host
         self._per_token = manifest.state_bytes("append")
         self._per_source_token = manifest.state_bytes("source")
         self._per_row = manifest.state_bytes("replace") + 4 * manifest.vocab_size
@@ -220,6 +228,8 @@ class RequestMemory:
         Raises:
             MemoryPlanError: states and logits exceed the available memory.
         """
+        if not self._is_on_host:
+            return
         needed = (
             tokens * self._per_token + source_tokens * self._per_source_token + rows * self._per_row
         )

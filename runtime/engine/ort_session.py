@@ -176,8 +176,10 @@ def _load(
     try:
         providers = use_device(options, device)
         with nullcontext() if is_tiled else whole_scores():
-            session = OrtSession(data, options, providers, disabled_optimizers=_SLOW_FUSIONS)
-        check_started(session, device)
+            session = OrtSession(
+                data, options, providers, disabled_optimizers=_SLOW_FUSIONS, enable_fallback=0
+            )
+        check_started(session, device, data)
         return session
     except DeviceError:
         raise

@@ -21,7 +21,9 @@ from numpy.typing import NDArray
 
 from ortolan.cuda_setup import INSTALL, missing_part
 from ortolan.runtime.engine.device import kind_of
-from ortolan.runtime.errors import DeviceError, MissingExtraError
+from ortolan.runtime.errors import DeviceError, MemoryPlanError, MissingExtraError
+from ortolan.runtime.graph.element_types import typed_nodes
+from ortolan.runtime.graph.schema import parse_model, text
 from ortolan.runtime.graph.small_model import Node, write_model
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ __all__ = [
     "bind_state",
     "check_started",
     "memory_name",
+    "no_memory",
     "obstacle",
     "onnxruntime_version",
     "ort",
@@ -64,39 +67,21 @@ _REMEDY = {
 
 _ERRORS_ONLY = 3
 
-_SHAPE_ARITHMETIC = frozenset(
-    [
-        "Add",
+_MOVES = frozenset(
+    {
         "Cast",
-        "Clip",
-        "Concat",
-        "Constant",
-        "Div",
-        "Equal",
-        "Expand",
+        "ConstantOfShape",
         "Gather",
-        "Greater",
-        "GreaterOrEqual",
         "Identity",
-        "Less",
-        "LessOrEqual",
-        "Mul",
-        "Not",
-        "Range",
-        "ReduceSum",
         "Reshape",
-        "Shape",
-        "Slice",
         "Squeeze",
-        "Sub",
+        "Transpose",
         "Unsqueeze",
-        "Where",
-    ]
+    }
 )
-"""Operators that a provider may leave to the CPU, where they compute sizes and positions.
+"""Operators that compute nothing: they may be on the CPU, where onnxruntime also inserts some."""
 
-The record has no element types, so one of these on floats would be accepted too.
-"""
+_FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
@@ -139,8 +124,15 @@ def use_device(options: Any, device: str) -> list[Any]:
     return [cpu]
 
 
-def check_started(session: Any, device: str) -> None:
+def check_started(session: Any, device: str, graph: bytes) -> None:
     """Check that a session computes on its device, by onnxruntime's own record.
+
+    Nodes whose outputs are not floats may be anywhere: they compute sizes and positions.
+
+    Args:
+        session: to check.
+        device: that it was made for.
+        graph: serialized ModelProto of the session.
 
     Raises:
         DeviceError: its provider could not start, or has no kernel for some nodes, so that
@@ -151,12 +143,14 @@ def check_started(session: Any, device: str) -> None:
         raise DeviceError(f"device {device!r} did not start. {_REMEDY[kind]}")
     if kind == "cpu":
         return
+    nodes = typed_nodes(parse_model(graph).graph)
+    counting = {text(node.message.name) for node in nodes if _FLOATS.isdisjoint(node.output_types)}
     misplaced = Counter(
         node.op_type
         for part in session.get_provider_graph_assignment_info()
         if part.ep_name == PROVIDERS["cpu"]
         for node in part.get_nodes()
-        if node.op_type not in _SHAPE_ARITHMETIC
+        if node.op_type not in _MOVES and node.name not in counting
     )
     if misplaced:
         listed = ", ".join(f"{count} x {name}" for name, count in sorted(misplaced.items()))
@@ -181,12 +175,20 @@ def allocate_on(array: NDArray[Any], memory: tuple[str, int]) -> Any:
     """Copy an array to the memory of a device, and return the OrtValue there.
 
     Raises:
-        MemoryError: the device has no memory for it.
+        MemoryPlanError: the device has no memory for it. WebGPU says so only when it is used.
     """
     try:
         return ort.OrtValue.ortvalue_from_numpy(array, *memory)
     except Exception as error:  # onnxruntime's own error classes have no common base
-        raise MemoryError(f"{memory[0]}: {str(error)[:300]}") from error
+        raise no_memory() from error
+
+
+def no_memory() -> MemoryPlanError:
+    """The error of a device that has no memory for states."""
+    return MemoryPlanError(
+        "The device has not enough memory for these states. Generate fewer sequences at once, or "
+        "shorter ones."
+    )
 
 
 def share(array: NDArray[Any]) -> Any:
@@ -244,9 +246,14 @@ def _start(device: str) -> str | None:
         [Node("Abs", ["x"], "y")], inputs={"x": "float32"}, outputs={"y": "float32"}
     )
     try:
-        check_started(ort.InferenceSession(one_node, options, use_device(options, device)), device)
+        session = ort.InferenceSession(
+            one_node, options, use_device(options, device), enable_fallback=0
+        )
+        check_started(session, device, one_node)
     except DeviceError as error:
         return str(error)
     except Exception as error:  # onnxruntime's own error classes have no common base
-        return f"{str(error).partition(chr(10))[0][:300]} {_REMEDY[kind_of(device)]}"
+        # before the reason stand a file of onnxruntime and a condition
+        reason = str(error).rpartition(" was false. ")[2].partition("\n")[0].strip()
+        return f"it did not start ({reason[:300]}). {_REMEDY[kind_of(device)]}"
     return None

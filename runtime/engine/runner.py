@@ -462,16 +462,27 @@ def _compared(engine: "Engine") -> int:
     manifest = engine.manifest
     longest = manifest.context_length
     size = min(CHECKED, longest)
-    if size <= SHORT or manifest.takes_one or manifest.model_kind.has_encoder:
+    if size <= SHORT or manifest.takes_one:
         return longest
     ids = [index % manifest.vocab_size for index in range(size)]
     positions = range(SHORT - 1, size, SHORT)  # the logits of all would take a while
     got, right = (
-        Runner(engine, engine.slots(), call_tokens=most).chunk(0, ids, positions=positions)
+        Runner(engine, _slots(engine), call_tokens=most).chunk(0, ids, positions=positions)
         for most in (longest, SHORT)
     )
     error = np.sqrt(np.mean((got - right) ** 2)) / max(float(right.std(axis=-1).mean()), 1e-6)
     return longest if error <= LARGEST_ERROR else SHORT
+
+
+def _slots(engine: "Engine") -> Slots:
+    """A slot with a source of one zero vector, if the decoder reads one."""
+    slots = engine.slots()
+    if engine.source_states:
+        shapes = [[n if isinstance(n, int) else 1 for n in s.shape] for s in engine.source_states]
+        pairs = zip(shapes, engine.source_states, strict=True)
+        states = tuple(np.zeros(shape, state.dtype) for shape, state in pairs)
+        slots.put_sources([0], Encoded(lengths=np.ones(1, np.int32), states=states))
+    return slots
 
 
 def _fed(binding: Any, inputs: Mapping[str, Any], run: Callable[[], None]) -> None:

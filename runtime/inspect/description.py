@@ -107,7 +107,7 @@ def describe(
         bundle: opened and checked.
         context: tokens to plan memory for; the whole context by default.
         batch: rows to plan memory for.
-        device: `cpu` or `cuda` to plan memory for; by default the bundle's.
+        device: `cpu`, `webgpu` or `cuda` to plan memory for; by default the bundle's.
     """
     manifest = bundle.manifest
     length = manifest.context_length if context is None else context

@@ -115,7 +115,7 @@ class Service(ChatService):
         is_exact = _is_exact(options.get("mode", "exact"), engine)
         prefixes = _prefix_cache(options, engine, is_exact=is_exact)
         aside = (lambda: 0) if prefixes is None else prefixes.free_bytes
-        self._memory = RequestMemory(engine.manifest, aside=aside)
+        self._memory = RequestMemory(engine.manifest, aside=aside, is_on_host=engine.is_on_host)
         slots = checked_count("slots", options.get("slots", 8), most=MAX_SLOTS)
         queue = checked_count("queue", options.get("queue", 64), most=MAX_QUEUE)
         generator = Generator(

@@ -7,29 +7,84 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from numpy.typing import NDArray
 from tests.export import tiny_models
+from tests.gpu import webgpu_models as models
+from tests.modeling.tiny_models import reference_model
+from tests.tiny import FAMILY_CONFIGS
 
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
+
+QUICK = ExportOptions(proof="quick", allow_poor=True)
+
+WITHOUT_KERNEL = {"Attention", "FusedMatMul", "TensorScatter"}
+
+
+def operators(graph: Path) -> set[str]:
+    return {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
+
+
+def assert_close(got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
+    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("tied", [False, True])
 def test_products_are_plain_and_compute_what_pytorch_does(tied: bool, tmp_path: Path) -> None:
     config = replace(tiny_models.llama(), tied_head=tied)
     module = tiny_models.decoder(config)
-    options = ExportOptions(proof="quick")
-    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=options)
+    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
     model = ortolan.load(tmp_path / "bundle", device="cpu")
     assert model.manifest.devices == ("webgpu", "cpu")
-    graph = onnx.load(tmp_path / "bundle" / "decoder.onnx", load_external_data=False).graph
-    operators = {node.op_type for node in graph.node}
-    assert "MatMul" in operators
-    assert "FusedMatMul" not in operators
+    assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint(WITHOUT_KERNEL)
     ids = list(range(3, 20))
     with torch.no_grad():
         want = module(torch.tensor([ids]))[0].numpy()
-    np.testing.assert_allclose(model.logits(ids), want, rtol=0, atol=1e-4 * np.abs(want).max())
+    assert_close(model.logits(ids), want)
+
+
+@pytest.mark.parametrize("name", ["softcap", "latent"])
+def test_attention_of_a_decoder_is_plain_and_computes_what_pytorch_does(
+    name: str, tmp_path: Path
+) -> None:
+    module = models.SOURCES[name]()
+    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
+    assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint(WITHOUT_KERNEL)
+    model = ortolan.load(tmp_path / "bundle", ortolan.Decoder, device="cpu")
+    ids = list(range(3, 40))
+    with torch.no_grad():
+        want = module(torch.tensor([ids]))[0].numpy()
+    assert_close(model.logits(ids), want)
+    with model.session() as session:
+        got = [session.append(ids[:11]), *(session.append([token]) for token in ids[11:])]
+    assert_close(np.stack(got), want[10:])
+    prompts = [ids[:5], ids[:20]]
+    together = model.generate(prompts, max_new_tokens=8, ignore_eos=True)
+    alone = [model.generate(prompt, max_new_tokens=8, ignore_eos=True) for prompt in prompts]
+    assert [done.tokens for done in together] == [done.tokens for done in alone]
+
+
+@pytest.mark.parametrize("name", models.ENCODERS)
+def test_attention_of_an_encoder_is_plain_and_computes_what_pytorch_does(
+    name: str, tmp_path: Path
+) -> None:
+    module = models.SOURCES[name]()
+    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
+    assert operators(tmp_path / "bundle" / "encoder.onnx").isdisjoint(WITHOUT_KERNEL)
+    model = ortolan.load(tmp_path / "bundle", ortolan.Encoder, device="cpu")
+    texts = [list(range(3, 30)), [7], list(range(5, 14))]
+    for ids, got in zip(texts, model.states(texts), strict=True):
+        with torch.no_grad():
+            want = module(torch.tensor([ids]), torch.tensor([len(ids)]))[0].numpy()
+        assert_close(got, want)
+
+
+def test_experts_have_no_kernels(tmp_path: Path) -> None:
+    reference_model(FAMILY_CONFIGS["mixtral"]).save_pretrained(tmp_path / "checkpoint")
+    with pytest.raises(OptionError, match="no kernel that computes a mixture of experts right"):
+        ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle", device="webgpu")
+    assert not (tmp_path / "bundle").exists()
 
 
 def test_bfloat16_has_no_kernels(tmp_path: Path) -> None:

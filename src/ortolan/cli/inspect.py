@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @click.option("--batch", type=click.IntRange(min=1), help="Batch to plan memory for. Default: 1.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="Plan memory for this device, and list the nodes without a kernel for it.",
+    type=click.Choice(["cpu", "webgpu", "cuda"]),
+    help="Plan memory for this device; for cpu and cuda also list the nodes without a kernel.",
 )
 @click.option(
     "--via",
@@ -86,7 +86,7 @@ def _describe_bundle(
 
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)
-    placed = None if device is None else placement(opened, device)
+    placed = placement(opened, device) if device in ("cpu", "cuda") else None
     trial = try_load(opened) if isolate else None
     if as_json:
         more = {"placement": placed, "first_load": trial}
