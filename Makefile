@@ -10,7 +10,7 @@ ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-ci test-slow test-gpu fuzz check fix
+.PHONY: all setup demo test test-ci test-slow test-gpu software-gpu fuzz check fix
 
 all: check test
 
@@ -50,6 +50,11 @@ test-slow: $(INSTALLED)
 # Uses the current environment: `setup` would replace onnxruntime-gpu.
 test-gpu:
 	$(BIN)/pytest -m "" -rs tests/gpu
+
+# A GPU in software for the tests of WebGPU, which are skipped without any GPU.
+software-gpu:
+	apt-get -qq update
+	apt-get -qq install --no-install-recommends chromium libvulkan1
 
 # Mutate bundles and requests: make fuzz COUNT=100000. Pass the printed SEED to repeat a run.
 COUNT ?= 20000

@@ -205,6 +205,7 @@ def _reference(job: Job) -> Certificate:
             max_kl=options.max_kl,
             allow_poor=options.allow_poor,
             cache=options.cache,
+            device=job.plan.device,
         ),
         text=text_of(job.model, job.data),
         progress=job.progress,

@@ -69,7 +69,8 @@ class Engine:
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
-        choice = choose_device(device, bundle.manifest.devices, obstacle)
+        works = partial(obstacle, precision=bundle.manifest.precision)
+        choice = choose_device(device, bundle.manifest.devices, works)
         self.device, self.device_reason = choice.device, choice.reason
         self.threads = chosen_threads(threads, bundle.manifest)
         self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)

@@ -17,6 +17,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.cuda_setup import INSTALL, missing_part
@@ -65,7 +66,7 @@ _REMEDY = {
     "cuda": "Run `ortolan doctor`, which lists every part that CUDA needs.",
 }
 
-_ERRORS_ONLY = 3
+_FATAL_ONLY = 4
 
 _MOVES = frozenset(
     {
@@ -160,15 +161,17 @@ def check_started(session: Any, device: str, graph: bytes) -> None:
         )
 
 
-def obstacle(device: str) -> str | None:
-    """Return why a device does not work here, with a remedy; `None` if it does."""
+def obstacle(device: str, *, precision: str = "fp32") -> str | None:
+    """Return why a device does not compute bundles of a precision here; `None` if it does."""
     kind = kind_of(device)
     if kind == "cpu":
         return None
     if kind not in PROVIDERS:
         return f"this version of Ortolan does not know {kind}."
     reason = _missing_webgpu() if kind == "webgpu" else _missing_cuda()
-    return _start(device) if reason is None else reason
+    if reason is not None:
+        return reason
+    return _start(device, "float16" if precision == "fp16" else "float32")
 
 
 def allocate_on(array: NDArray[Any], memory: tuple[str, int]) -> Any:
@@ -238,13 +241,11 @@ def _register_webgpu() -> None:
     ort.register_execution_provider_library("ortolan.webgpu", plugin.get_library_path())
 
 
-def _start(device: str) -> str | None:
-    """Why a session of one node does not start on a device."""
+def _start(device: str, dtype: str) -> str | None:
+    """Why a graph of one node does not compute on a device."""
     options = ort.SessionOptions()
-    options.log_severity_level = _ERRORS_ONLY
-    one_node = write_model(
-        [Node("Abs", ["x"], "y")], inputs={"x": "float32"}, outputs={"y": "float32"}
-    )
+    options.log_severity_level = _FATAL_ONLY
+    one_node = write_model([Node("Abs", ["x"], "y")], inputs={"x": dtype}, outputs={"y": dtype})
     try:
         session = ort.InferenceSession(
             one_node, options, use_device(options, device), enable_fallback=0
@@ -256,4 +257,8 @@ def _start(device: str) -> str | None:
         # before the reason stand a file of onnxruntime and a condition
         reason = str(error).rpartition(" was false. ")[2].partition("\n")[0].strip()
         return f"it did not start ({reason[:300]}). {_REMEDY[kind_of(device)]}"
+    try:
+        session.run(None, {"x": np.ones(1, dtype)})
+    except Exception:  # as above
+        return f"it does not compute {dtype}. Export the checkpoint with --precision int8 or int4."
     return None

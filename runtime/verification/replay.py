@@ -6,6 +6,7 @@ model (`probe_runs`), then sequences alone and among others (`exactness`).
 
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -70,7 +71,8 @@ def verify(
     started, before = time.monotonic(), stamps(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
     certificate = read_certificate(bundle)
-    chosen = choose_device(device, bundle.manifest.devices, obstacle)
+    works = partial(obstacle, precision=bundle.manifest.precision)
+    chosen = choose_device(device, bundle.manifest.devices, works)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)

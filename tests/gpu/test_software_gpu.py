@@ -1,5 +1,6 @@
 """Runs the tests of WebGPU on a GPU in software, where the machine has one."""
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -15,6 +16,26 @@ SKIPPED = 77
 """Status of the script where the machine lacks something."""
 
 PROBE = "from ortolan.runtime.engine.providers import obstacle; print(obstacle('webgpu') or '')"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("missing", ["loader", "driver"])
+def test_a_missing_part_of_vulkan_is_an_obstacle(missing: str, tmp_path: Path) -> None:
+    empty = tmp_path / ("libvulkan.so.1" if missing == "loader" else "driver.json")
+    empty.touch()
+    name = "LD_LIBRARY_PATH" if missing == "loader" else "VK_ICD_FILENAMES"
+    value = tmp_path if missing == "loader" else empty
+    probe = subprocess.run(
+        [SCRIPT, sys.executable, "-c", PROBE],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, name: str(value)},
+    )
+    if probe.returncode == SKIPPED:
+        pytest.skip(probe.stderr.strip())
+    assert "did not start" in probe.stdout
+    assert "libvulkan1 mesa-vulkan-drivers" in probe.stdout
 
 
 @pytest.mark.slow

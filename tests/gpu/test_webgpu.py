@@ -21,11 +21,18 @@ from tests.runtime.damaged_bundles import damage
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
-from ortolan.runtime import DeviceError, MemoryPlanError, PromptLookup, open_bundle, verify
+from ortolan.runtime import (
+    DeviceError,
+    MemoryPlanError,
+    PromptLookup,
+    open_bundle,
+    verify,
+)
 from ortolan.runtime.engine import runner as runner_module
-from ortolan.runtime.engine.providers import obstacle
+from ortolan.runtime.engine.providers import obstacle, ort
 from ortolan.runtime.engine.runner import SHORT, Runner, longest_call
 from ortolan.runtime.engine.slots import CAPACITY_STEP
+from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.pack.write import pack
 
 TOKENS = 16
@@ -209,6 +216,36 @@ def test_translations_and_beams_are_those_of_the_cpu(name: str, pair: Callable[.
         assert [done.tokens for done in got] == [done.tokens for done in want]
     ids = random_ids(LONG)
     assert_close(both.gpu.logits(sources[1], ids), both.cpu.logits(sources[1], ids))
+
+
+def test_float16_is_computed_or_refused(pair: Callable[..., Pair]) -> None:
+    if obstacle("webgpu", precision="fp16") is not None:
+        with pytest.raises(DeviceError, match="does not compute float16"):
+            pair("grown", "fp16")
+        return
+    both, ids = pair("grown", "fp16"), random_ids(LONG)
+    got, want = both.gpu.logits(ids), both.cpu.logits(ids)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-2 * np.abs(want).max())
+    assert verify(both.folder, device="webgpu", isolate=False).verdict != "FAIL"
+
+
+def test_a_failed_step_leaves_the_model_usable(
+    pair: Callable[..., Pair], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model, ids = pair("grown").gpu, random_ids(5)
+    want = model.generate(ids, max_new_tokens=4, ignore_eos=True).tokens
+    run, calls = ort.InferenceSession.run_with_iobinding, iter(range(100))
+
+    def lost(*args: Any) -> None:
+        if next(calls) == 3:
+            raise RuntimeError("the device was lost")
+        run(*args)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ort.InferenceSession, "run_with_iobinding", lost)
+        with pytest.raises(ComputeError, match="device was lost"):
+            model.generate(ids, max_new_tokens=4, ignore_eos=True)
+    assert model.generate(ids, max_new_tokens=4, ignore_eos=True).tokens == want
 
 
 def test_memory_that_the_device_lacks_is_an_error(pair: Callable[..., Pair]) -> None:
