@@ -48,16 +48,15 @@ class PlainAttention(NodePass):
         q, k, v, mask, past_key, past_value, lengths = _padded(node.inputs, 7)
         if q is None or k is None or v is None or past_key is not None or past_value is not None:
             return False  # Case 4
-        seen = None if lengths is None else self._inside(graph, node, lengths, k)
-        bias = None
-        if mask is not None and mask.dtype == ir.DataType.BOOL:
-            if seen is not None:
-                return False  # Case 4
-            seen = mask
-        else:
-            bias = mask
-        heads = int(q.shape[1]), int(k.shape[1])
-        replace_node(graph, node, _attend(graph, node, (q, k, v), heads, bias, seen))
+        is_bool = mask is not None and mask.dtype == ir.DataType.BOOL
+        heads, kv_heads = (_known((axes_of(x) or (0, 0))[1]) for x in (q, k))
+        if not heads or not kv_heads or (is_bool and lengths is not None):
+            return False  # Case 4
+        seen = mask if is_bool else None
+        if lengths is not None:
+            seen = self._inside(graph, node, lengths, k)
+        bias = None if is_bool else mask
+        replace_node(graph, node, _attend(graph, node, (q, k, v), (heads, kv_heads), bias, seen))
         return True
 
     def _self_attention(self, graph: ir.Graph, node: ir.Node) -> bool:
@@ -313,6 +312,11 @@ def _as_int64(graph: ir.Graph, node: ir.Node, x: ir.Value) -> ir.Value:
 
 def _number(graph: ir.Graph, node: ir.Node, value: float, dtype: ir.DataType) -> ir.Value:
     return insert_constant(graph, node, np.array(value, dtype.numpy()))
+
+
+def _known(axis: int | str) -> int:
+    """The size of an axis; 0 if it varies."""
+    return axis if isinstance(axis, int) else 0
 
 
 def _padded(inputs: Sequence[ir.Value | None], count: int) -> list[ir.Value | None]:

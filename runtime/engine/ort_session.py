@@ -5,6 +5,7 @@ Never loads a library of custom operators, and takes no session option from a bu
 
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +19,7 @@ from ortolan.runtime.engine.attention_kernels import whole_scores
 from ortolan.runtime.engine.providers import check_started, ort, use_device
 from ortolan.runtime.engine.threads import is_small_translator, step_threads
 from ortolan.runtime.errors import ComputeError, DeviceError, GraphError
+from ortolan.runtime.graph.element_types import counting_nodes
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
@@ -179,7 +181,7 @@ def _load(
             session = OrtSession(
                 data, options, providers, disabled_optimizers=_SLOW_FUSIONS, enable_fallback=0
             )
-        check_started(session, device, data)
+        check_started(session, device, partial(counting_nodes, data))
         return session
     except DeviceError:
         raise

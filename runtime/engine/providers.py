@@ -13,6 +13,7 @@ checked (`check_started`), and `obstacle` starts one with a single node.
 
 import threading
 from collections import Counter
+from collections.abc import Callable, Collection
 from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -23,8 +24,6 @@ from numpy.typing import NDArray
 from ortolan.cuda_setup import INSTALL, missing_part
 from ortolan.runtime.engine.device import kind_of
 from ortolan.runtime.errors import DeviceError, MemoryPlanError, MissingExtraError
-from ortolan.runtime.graph.element_types import typed_nodes
-from ortolan.runtime.graph.schema import parse_model, text
 from ortolan.runtime.graph.small_model import Node, write_model
 
 if TYPE_CHECKING:
@@ -82,8 +81,6 @@ _MOVES = frozenset(
 )
 """Operators that compute nothing: they may be on the CPU, where onnxruntime also inserts some."""
 
-_FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
-
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
 _lock = threading.Lock()
@@ -125,15 +122,14 @@ def use_device(options: Any, device: str) -> list[Any]:
     return [cpu]
 
 
-def check_started(session: Any, device: str, graph: bytes) -> None:
+def check_started(session: Any, device: str, counting: Callable[[], Collection[str]]) -> None:
     """Check that a session computes on its device, by onnxruntime's own record.
-
-    Nodes whose outputs are not floats may be anywhere: they compute sizes and positions.
 
     Args:
         session: to check.
         device: that it was made for.
-        graph: serialized ModelProto of the session.
+        counting: returns names of nodes that may be anywhere, since they compute no floats, but
+            sizes and positions.
 
     Raises:
         DeviceError: its provider could not start, or has no kernel for some nodes, so that
@@ -144,14 +140,13 @@ def check_started(session: Any, device: str, graph: bytes) -> None:
         raise DeviceError(f"device {device!r} did not start. {_REMEDY[kind]}")
     if kind == "cpu":
         return
-    nodes = typed_nodes(parse_model(graph).graph)
-    counting = {text(node.message.name) for node in nodes if _FLOATS.isdisjoint(node.output_types)}
+    names = counting()
     misplaced = Counter(
         node.op_type
         for part in session.get_provider_graph_assignment_info()
         if part.ep_name == PROVIDERS["cpu"]
         for node in part.get_nodes()
-        if node.op_type not in _MOVES and node.name not in counting
+        if node.op_type not in _MOVES and node.name not in names
     )
     if misplaced:
         listed = ", ".join(f"{count} x {name}" for name, count in sorted(misplaced.items()))
@@ -250,7 +245,7 @@ def _start(device: str, dtype: str) -> str | None:
         session = ort.InferenceSession(
             one_node, options, use_device(options, device), enable_fallback=0
         )
-        check_started(session, device, one_node)
+        check_started(session, device, tuple)
     except DeviceError as error:
         return str(error)
     except Exception as error:  # onnxruntime's own error classes have no common base

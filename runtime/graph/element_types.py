@@ -7,13 +7,15 @@ tables only list operators whose outputs differ in type from their first input.
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from ortolan.runtime.graph.schema import RefusedError, text
+from ortolan.runtime.graph.schema import RefusedError, parse_model, text
 from ortolan.runtime.graph.tensors import dtype_of
 
-__all__ = ["UNKNOWN", "Node", "typed_nodes"]
+__all__ = ["UNKNOWN", "Node", "counting_nodes", "typed_nodes"]
 
 UNKNOWN = "unknown"
 """Type of values that no declared value leads to."""
+
+_FLOATS = frozenset({"float32", "float16", "bfloat16", "float64"})
 
 _FIXED: Mapping[str, tuple[str, ...]] = {
     "ai.onnx::And": ("bool",),
@@ -69,6 +71,12 @@ class Node(NamedTuple):
     input_types: tuple[str, ...]
     output_types: tuple[str, ...]
     message: Any
+
+
+def counting_nodes(data: bytes) -> set[str]:
+    """Names of the nodes of a serialized ModelProto that compute no floats."""
+    nodes = typed_nodes(parse_model(data).graph)
+    return {text(node.message.name) for node in nodes if _FLOATS.isdisjoint(node.output_types)}
 
 
 def typed_nodes(graph: Any) -> list[Node]:

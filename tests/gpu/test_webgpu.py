@@ -103,7 +103,7 @@ def test_calls_that_a_gpu_computes_wrong_are_short(
     short, context = Runner(engine, engine.slots(), call_tokens=8), engine.manifest.context_length
     assert_close(short.chunk(0, ids, positions=range(LONG)), pair("grown").cpu.logits(ids))
     monkeypatch.setattr(engine, "longest_call", None)
-    monkeypatch.setattr(runner_module, "LARGEST_ERROR", -1.0)
+    monkeypatch.setattr(runner_module, "LARGEST_ERROR_FP32", -1.0)
     assert longest_call(engine) == SHORT < context
     assert "computes calls of 96 tokens wrong" in caplog.text
 

@@ -57,8 +57,10 @@ def encoder(block: BlockConfig) -> Any:
 
 def translator(positions: str) -> Any:
     config = models_of_kinds.seq2seq_config(kinds.POSITIONS[positions])
-    sides = (replace(side, context_length=100) for side in (config.encoder, config.decoder))
-    return module_of(replace(config, **dict(zip(("encoder", "decoder"), sides, strict=True))))
+    encoder = replace(config.encoder, context_length=100)
+    return module_of(
+        replace(config, encoder=encoder, decoder=replace(config.decoder, context_length=100))
+    )
 
 
 SOURCES: dict[str, Callable[[], Any]] = {
