@@ -12,6 +12,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor, nn
 
+from ortolan.export.options import Device
 from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
@@ -78,6 +79,7 @@ class Exportable:
         gives: output of an encoder-only model; None for other kinds.
         cached: computes the KV cache of a decoder-only model, in the order of `states`.
         takes_one: the decoder reads its tokens one by one (docs/adr/0026).
+        takes_one_on: devices where it does, for want of a kernel over many tokens.
         keys: which keys of config.json were read, ignored and accepted.
         left_out: parts of the checkpoint for other inputs than text.
         is_own: a user's own module; its probes span the whole context.
@@ -108,6 +110,7 @@ class Exportable:
     gives: Output | None
     cached: Cached | None = None
     takes_one: bool = False
+    takes_one_on: frozenset[Device] = frozenset()
     keys: ConfigKeys = NO_KEYS
     left_out: tuple[str, ...] = ()
     is_own: bool = False

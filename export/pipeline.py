@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortolan import files
 from ortolan.export.advice import advise, context_notes, risks
 from ortolan.export.derived import DerivedWeights, recipes_of
-from ortolan.export.errors import ParityError
+from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import (
     Calibration,
@@ -103,8 +103,13 @@ def export(
         adapter=options.adapter,
         via=options.via,
     )
+    takes_one = model.takes_one or device in model.takes_one_on
+    if options.attention_maps and device in model.takes_one_on:
+        raise OptionError(
+            f"attention_maps of this recurrent network needs the cpu (got {device})."
+        )
     plan = resolve(
-        model.kind, precision=precision, device=device, options=options, takes_one=model.takes_one
+        model.kind, precision=precision, device=device, options=options, takes_one=takes_one
     )
     if warn is not None:
         for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):

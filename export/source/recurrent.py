@@ -84,6 +84,9 @@ def _open(
         folder=folder,
     )
     opened = open_empty(empty_model(config).eval(), weights, described, tokenizer=tokenizer)
+    if config.cell != "feed_forward":
+        # WebGPU has no LSTM, GRU or RNN; one token of them is products.
+        opened = replace(opened, takes_one_on=frozenset({"webgpu"}))
     return _with_maps(opened, config)
 
 

@@ -16,6 +16,7 @@ from tests.tiny import FAMILY_CONFIGS
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions
+from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
 
 QUICK = ExportOptions(proof="quick", allow_poor=True)
 
@@ -85,6 +86,26 @@ def test_experts_have_no_kernels(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no kernel that computes a mixture of experts right"):
         ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle", device="webgpu")
     assert not (tmp_path / "bundle").exists()
+
+
+@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+def test_a_recurrent_network_reads_token_by_token(cell: str, tmp_path: Path) -> None:
+    module = models.recurrent(cell=cell)
+    ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
+    assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint({"RNN", "GRU", "LSTM"})
+    model = ortolan.load(tmp_path / "bundle", ortolan.Decoder, device="cpu")
+    assert model.manifest.takes_one
+    ids = list(range(3, 20))
+    with torch.no_grad():
+        want = module(torch.tensor([ids]))[0].numpy()
+    assert_close(model.logits(ids), want)
+
+
+def test_its_attention_maps_need_the_cpu(tmp_path: Path) -> None:
+    module = models.recurrent(cell="lstm", attention=AdditiveAttentionConfig(width=8))
+    options = replace(QUICK, attention_maps=True)
+    with pytest.raises(OptionError, match="attention_maps of this recurrent network needs the cpu"):
+        ortolan.export(module, tmp_path / "bundle", device="webgpu", options=options)
 
 
 def test_bfloat16_has_no_kernels(tmp_path: Path) -> None:

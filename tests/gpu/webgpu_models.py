@@ -13,7 +13,7 @@ from ortolan.modeling.config import BlockConfig, LatentConfig, RotaryPositions, 
 from ortolan.modeling.config.recurrent import MemoryConfig, RecurrentConfig
 from ortolan.modeling.models.recurrent import RecurrentModel
 
-DECODERS = ("grown", "windowed", "replaced", "latent", "softcap")
+DECODERS = ("grown", "windowed", "replaced", "lstm", "latent", "softcap")
 
 ENCODERS = ("encoder", "rotary encoder")
 
