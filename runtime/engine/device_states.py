@@ -38,13 +38,19 @@ _Which = Sequence[int] | None
 
 _ALL = np.iinfo(np.int64).max
 
+_BFLOAT16 = 16
+"""ONNX's number of bfloat16. Copies hold its bits as float16, which NumPy has."""
+
 
 class Part(NamedTuple):
-    """The first rows of a buffer, as the arguments of onnxruntime's `bind_input`."""
+    """The first rows of a buffer, as the arguments of onnxruntime's `bind_input`.
+
+    `dtype` is ONNX's number for bfloat16, which NumPy lacks.
+    """
 
     memory: str
     number: int
-    dtype: np.dtype[Any]
+    dtype: np.dtype[Any] | int
     shape: list[int]
     pointer: int
 
@@ -182,7 +188,7 @@ class Copier:
     def _open(self, copy: str, which: tuple[int, ...]) -> Any:
         nodes = [_NODES[copy](number, self.states[number]) for number in which]
         dtypes = {
-            f"{prefix}{number}": self.states[number].dtype
+            f"{prefix}{number}": layout(self.states[number], 1, 1)[1].name
             for number in which
             for prefix in ("x", "y", "new")
         }
@@ -312,7 +318,8 @@ class DeviceStates:
         self._copier.put(self._others, [row], others)
 
     def _part(self, state: "State", value: Any, count: int) -> Part:
-        shape, dtype = layout(state, count, self.capacity)
+        shape, held = layout(state, count, self.capacity)
+        dtype = _BFLOAT16 if state.dtype == "bfloat16" else held
         return Part(*self._copier.memory, dtype, list(shape), value.data_ptr())
 
 

@@ -4,15 +4,17 @@ import ctypes
 from functools import partial
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx import TensorProto, helper
 from tests.runtime.engine.test_slots import KEY, SUM, VALUE
 
 from ortolan.runtime.engine.device_states import Copier, DeviceStates, Part
 from ortolan.runtime.engine.host_states import HostStates
 from ortolan.runtime.engine.ort_session import open_small
-from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.slots import Slots, Snapshot
 
 STATES = (KEY, VALUE, SUM)
 
@@ -88,7 +90,7 @@ def array_of(part: Part) -> NDArray[Any]:
     """The memory of a part, which is that of this process."""
     size = int(np.prod(part.shape)) * part.dtype.itemsize
     data = memoryview((ctypes.c_char * size).from_address(part.pointer))
-    return np.frombuffer(data, part.dtype).reshape(part.shape)
+    return np.frombuffer(data, np.dtype(part.dtype)).reshape(part.shape)
 
 
 @pytest.mark.parametrize("grown", [False, True])
@@ -115,6 +117,33 @@ def test_a_call_for_a_row_reads_and_writes_that_row(row: int, grown: bool, both:
     for slots in both:
         slots.take_over([row])
     assert_same(both)
+
+
+def test_bfloat16_is_moved_as_bits_and_read_as_bfloat16() -> None:
+    state = msgspec.structs.replace(KEY, dtype="bfloat16")
+    copier = Copier([state], ("cpu", 0), partial(open_small, device="cpu"))
+    slots = Slots((state,), count=2, context_length=600, place=partial(DeviceStates, copier))
+    numbers = np.random.default_rng(0).normal(size=slots.layout(5)[0][0]).astype(np.float32)
+    bits = (numbers.view(np.uint32) >> 16).astype(np.uint16)
+    kept = Snapshot(identity="", length=5, buffers=(bits.view(np.float16),))
+    slots.restore(kept, row=1)
+    slots.reserve(500)
+    slots.copy_rows([1], [0])
+    np.testing.assert_array_equal(slots.snapshot(row=0).buffers[0].view(np.uint16), bits)
+    node = helper.make_node("Cast", [state.input], ["numbers"], to=TensorProto.FLOAT)
+    value = helper.make_tensor_value_info(state.input, TensorProto.BFLOAT16, None)
+    out = helper.make_tensor_value_info("numbers", TensorProto.FLOAT, None)
+    graph = helper.make_graph([node], "cast", [value], [out])
+    model = helper.make_model(graph, ir_version=10, opset_imports=[helper.make_opsetid("", 21)])
+    session = open_small(model.SerializeToString(), "cpu")
+    binding = session.io_binding()
+    ((_, part, _),) = slots.bound(slice(0, 1))
+    binding.bind_input(state.input, *part)
+    binding.bind_output("numbers", "cpu")
+    session.run_with_iobinding(binding)
+    (got,) = binding.copy_outputs_to_cpu()
+    want = (bits.astype(np.uint32) << 16).view(np.float32)
+    np.testing.assert_array_equal(got[:, :, :5], want)
 
 
 def test_only_snapshots_cross_to_the_host(both: Both, copier: Copier) -> None:
