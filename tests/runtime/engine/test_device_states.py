@@ -88,9 +88,10 @@ def test_what_was_appended_is_undone_on_an_error(both: Both) -> None:
 
 def array_of(part: Part) -> NDArray[Any]:
     """The memory of a part, which is that of this process."""
+    assert isinstance(part.dtype, np.dtype)
     size = int(np.prod(part.shape)) * part.dtype.itemsize
     data = memoryview((ctypes.c_char * size).from_address(part.pointer))
-    return np.frombuffer(data, np.dtype(part.dtype)).reshape(part.shape)
+    return np.frombuffer(data, part.dtype).reshape(part.shape)
 
 
 @pytest.mark.parametrize("grown", [False, True])
