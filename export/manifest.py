@@ -12,8 +12,11 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.output import describe_files
 from ortolan.export.settings import Plan
 from ortolan.export.weights.store import Stored
-from ortolan.runtime.bundle.manifest import Manifest, Provenance, State, StateType
+from ortolan.runtime.bundle.manifest import SCHEMA, Host, Manifest, Provenance, State, StateType
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.engine.attention_kernels import query_heads
+from ortolan.runtime.engine.ort_session import session_settings
+from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.graph.rules import read as read_graph
 from ortolan.runtime.verification.certificate_files import JSON_NAME
 
@@ -33,9 +36,13 @@ def describe(
     quality: Quality | None = None,
 ) -> Manifest:
     """The manifest of the bundle in a folder."""
+    graphs = [
+        read_graph((folder / graph.file).read_bytes(), file=graph.file)
+        for graph in plan.graph_files.values()
+    ]
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
-    return Manifest(
-        schema=2,
+    manifest = Manifest(
+        schema=SCHEMA,
         kind=plan.kind,
         precision=plan.precision,
         attention=plan.options.attention,
@@ -62,18 +69,18 @@ def describe(
         quantized=stored.quantized,
         source=model.takes,
         output=model.gives,
-        foreign_operators=_foreign_operators(folder, plan),
+        # other machines load these only if the user trusts them
+        foreign_operators=tuple(sorted({form for graph in graphs for form in graph.foreign})),
         attention_maps=model.maps if plan.options.attention_maps else (),
         unverified=plan.unverified,
         quality=quality,
     )
-
-
-def _foreign_operators(folder: Path, plan: Plan) -> tuple[str, ...]:
-    """Custom operators of the graphs, which other machines load only if the user trusts them."""
-    files = [folder / graph.file for graph in plan.graph_files.values()]
-    graphs = [read_graph(file.read_bytes(), file=file.name) for file in files]
-    return tuple(sorted({form for graph in graphs for form in graph.foreign}))
+    host = Host(
+        session=session_settings(manifest),
+        onnxruntime=onnxruntime_version(),
+        query_heads=query_heads(graphs, manifest.states),
+    )
+    return msgspec.structs.replace(manifest, host=host)
 
 
 def _states(model: Exportable, plan: Plan) -> tuple[State, ...]:

@@ -105,9 +105,7 @@ def export(
     )
     takes_one = model.takes_one or device in model.takes_one_on
     if options.attention_maps and device in model.takes_one_on:
-        raise OptionError(
-            f"attention_maps of this recurrent network needs the cpu (got {device})."
-        )
+        raise OptionError(f"attention_maps of this recurrent network needs the cpu (got {device}).")
     plan = resolve(
         model.kind, precision=precision, device=device, options=options, takes_one=takes_one
     )

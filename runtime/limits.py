@@ -15,6 +15,9 @@ FILE_NAME_PATTERN = r"\A[a-z0-9._-]{1,96}\Z"
 MAX_MANIFEST_BYTES = 1 << 20
 """Bytes of manifest.json, which is read before anything is known. 512 layers take 200 kB."""
 
+MAX_SETTINGS = 16
+"""Settings of a session, of each kind."""
+
 MAX_FILES = 256
 """Files of a bundle. Most have about ten; sharded weights of the largest models a few dozen."""
 

@@ -14,7 +14,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
@@ -26,9 +26,11 @@ from ortolan.runtime.errors import BundleKindError
 
 __all__ = [
     "NAME",
+    "READABLE",
     "SCHEMA",
     "File",
     "Graph",
+    "Host",
     "ImageSource",
     "KindName",
     "Label",
@@ -37,6 +39,7 @@ __all__ = [
     "OutputName",
     "Provenance",
     "QuantizedTensor",
+    "SessionSettings",
     "Sha256",
     "State",
     "StateType",
@@ -48,8 +51,11 @@ __all__ = [
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
 
-SCHEMA = 2
-"""Version of the format that is read and written."""
+SCHEMA: Final = 3
+"""Version of the format that is written."""
+
+READABLE = (2, 3)
+"""Versions that are read. Version 2 has no `host`."""
 
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -265,6 +271,34 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     calibrated_on: Label | None = None
 
 
+class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of onnxruntime that change the last bits of results.
+
+    Attributes:
+        disabled_optimizers: graph optimizers that are switched off.
+        environment: variables that are set while a session is created.
+    """
+
+    disabled_optimizers: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_SETTINGS)]
+    environment: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_SETTINGS)]
+
+
+class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What programs other than this runtime need to compute the same.
+
+    This runtime takes no setting from it.
+
+    Attributes:
+        session: settings that the certificate was measured with.
+        onnxruntime: version that it was measured with.
+        query_heads: query heads of the widest attention.
+    """
+
+    session: SessionSettings
+    onnxruntime: Label
+    query_heads: Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)]
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """The contents of manifest.json.
 
@@ -294,9 +328,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             needs; see `ortolan.runtime.graph.vocabulary`.
         unverified: why the export could not replay the certificate; `None` if it did.
         quality: distance from the trained model; `None` if it was not measured.
+        host: what other programs need; `None` in schema 2.
     """
 
-    schema: Literal[2]
+    schema: Literal[2, 3]
     kind: KindName
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
     attention: Literal["fused", "portable"]
@@ -319,6 +354,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     foreign_operators: Annotated[tuple[Form, ...], Meta(max_length=limits.MAX_FOREIGN_FORMS)] = ()
     unverified: Label | None = None
     quality: Quality | None = None
+    host: Host | None = None
 
     @property
     def model_kind(self) -> ModelKind:

@@ -14,6 +14,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import (
     NAME,
+    READABLE,
     SCHEMA,
     File,
     ImageSource,
@@ -24,6 +25,9 @@ from ortolan.runtime.bundle.manifest import (
 from ortolan.runtime.errors import ManifestError
 
 __all__ = ["NAME", "decode", "encode", "fingerprint"]
+
+HOST_SINCE = 3
+"""First schema with `host`."""
 
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
@@ -49,12 +53,14 @@ def decode(data: bytes) -> Manifest:
         raise _refused(f"at most {limits.MAX_MANIFEST_BYTES} bytes", f"{len(data)}")
     try:
         schema = msgspec.json.decode(data, type=_Version).schema
-        if schema != SCHEMA:
+        if schema not in READABLE:
             raise ManifestError(
                 f"{NAME}: expected schema {SCHEMA}, got {schema}. "
                 "Export the bundle again, or install the version of Ortolan that made it."
             )
         manifest = msgspec.json.decode(data, type=Manifest)
+        if (manifest.host is None) != (schema < HOST_SINCE):
+            raise _refused("`host` from schema 3 on, and only there", f"schema {schema}")
     # UnicodeDecodeError is not a DecodeError; deep nesting raises RecursionError
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(

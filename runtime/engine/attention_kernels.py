@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.graph.summary import GraphSummary
 
-__all__ = ["CHUNK", "GRID", "chunk_tokens", "query_heads", "score_bytes", "whole_scores"]
+__all__ = ["CHUNK", "GRID", "SWITCH", "chunk_tokens", "query_heads", "score_bytes", "whole_scores"]
 
 CHUNK = 64
 """Default tokens per chunk, after which a prompt can be cancelled or yield to other sequences.
@@ -38,7 +38,7 @@ FEWEST = 16
 SCORE_BYTES = 128 << 20
 """Most bytes of scores of one call with more than `FEWEST` tokens."""
 
-_SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
+SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 """Environment variable that onnxruntime reads only when it creates a kernel."""
 
 _HEADS = ("num_heads", "q_num_heads")
@@ -97,9 +97,9 @@ def whole_scores() -> Iterator[None]:
     """
     global _openers
     with _lock:
-        is_ours = _openers > 0 or _SWITCH not in os.environ
+        is_ours = _openers > 0 or SWITCH not in os.environ
         if is_ours:
-            os.environ[_SWITCH] = "1"
+            os.environ[SWITCH] = "1"
             _openers += 1
     try:
         yield
@@ -108,4 +108,4 @@ def whole_scores() -> Iterator[None]:
             with _lock:
                 _openers -= 1
                 if _openers == 0:
-                    os.environ.pop(_SWITCH, None)
+                    os.environ.pop(SWITCH, None)

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import check_names
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import Graph
-from ortolan.runtime.engine.attention_kernels import whole_scores
+from ortolan.runtime.bundle.kinds import DECODER, ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.manifest import Graph, Manifest, SessionSettings
+from ortolan.runtime.engine.attention_kernels import SWITCH, whole_scores
 from ortolan.runtime.engine.providers import check_started, ort, use_device
 from ortolan.runtime.engine.threads import is_small_translator, step_threads
 from ortolan.runtime.errors import ComputeError, DeviceError, GraphError
@@ -30,6 +30,7 @@ __all__ = [
     "open_session",
     "open_small",
     "save_packed",
+    "session_settings",
 ]
 
 _ERRORS_ONLY = 3
@@ -76,13 +77,9 @@ def open_session(
         data = packed.attach(graph.file, data)
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
-    # the tiled attention kernel is faster for small translators and 8-bit keys (docs/adr/0018)
-    is_tiled = (role != ENCODER and is_small_translator(bundle.manifest)) or any(
-        state.dtype == "int8" for state in bundle.manifest.states
-    )
-    session = _load(
-        graph.file, data, _options(bundle, threads=threads), is_tiled=is_tiled, device=device
-    )
+    options = _options(bundle, threads=threads)
+    is_tiled = _is_tiled(bundle.manifest, role)
+    session = _load(graph.file, data, options, is_tiled=is_tiled, device=device)
     check_names(
         role,
         bundle.manifest,
@@ -90,6 +87,25 @@ def open_session(
         outputs=[value.name for value in session.get_outputs()],
     )
     return session
+
+
+def session_settings(manifest: Manifest) -> SessionSettings:
+    """Settings that sessions of a bundle have here, for other programs."""
+    role = DECODER if manifest.model_kind.has_decoder else ENCODER
+    return SessionSettings(
+        disabled_optimizers=tuple(_SLOW_FUSIONS),
+        environment={} if _is_tiled(manifest, role) else {SWITCH: "1"},
+    )
+
+
+def _is_tiled(manifest: Manifest, role: str) -> bool:
+    """Whether to use the tiled attention kernel.
+
+    It is faster for small translators and 8-bit keys (docs/adr/0018).
+    """
+    if role != ENCODER and is_small_translator(manifest):
+        return True
+    return any(state.dtype == "int8" for state in manifest.states)
 
 
 def open_part(

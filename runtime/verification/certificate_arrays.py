@@ -1,28 +1,46 @@
-"""certificate.npz: arrays with types and shapes fixed before they are read."""
+"""certificate.bin: arrays one after another, as certificate.json lists them.
 
-import io
-import struct
-import zipfile
+Little-endian and row by row, each from an offset that is a multiple of 4 bytes, so that any
+language reads them without a library.
+"""
+
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any, Literal
 
+import msgspec
 import numpy as np
+from msgspec import Meta
 from numpy.typing import NDArray
 
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import Label
 from ortolan.runtime.errors import CertificateError
 
-__all__ = ["Shapes", "damaged", "pack", "unpack"]
+__all__ = ["ListedArray", "Shapes", "damaged", "listed", "pack", "unpack"]
 
-_HEADER_BYTES = 1024
-"""Bytes of an array header, at most. Those here have 128."""
-
-_MAGIC = np.lib.format.magic(1, 0)
-
-_PREFIX = struct.Struct("<8sH")
-"""Magic and version, then the size of the header, as in numpy.lib.format 1.0."""
+ALIGNMENT = 4
+"""Bytes that every offset is a multiple of."""
 
 Shapes = dict[str, tuple[np.dtype[Any], tuple[int, ...]]]
 """Type and shape by name of array."""
+
+Size = Annotated[int, Meta(ge=0, le=limits.MAX_FILE_BYTES)]
+
+
+class ListedArray(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """An array of certificate.bin.
+
+    Attributes:
+        name: as in `Certificate` and its reference.
+        dtype: type of the elements.
+        shape: sizes of the axes.
+        offset: first byte in the file.
+    """
+
+    name: Label
+    dtype: Literal["int32", "float32", "uint8"]
+    shape: Annotated[tuple[Size, ...], Meta(max_length=4)]
+    offset: Size
 
 
 def damaged(expected: str, got: str) -> CertificateError:
@@ -33,75 +51,49 @@ def damaged(expected: str, got: str) -> CertificateError:
     )
 
 
+def listed(shapes: Shapes) -> tuple[ListedArray, ...]:
+    """List arrays of these types and shapes, with their places in the file."""
+    arrays, offset = [], 0
+    for name, (dtype, shape) in shapes.items():
+        kind: Any = dtype.name
+        arrays.append(ListedArray(name=name, dtype=kind, shape=shape, offset=offset))
+        offset += -(-_bytes(dtype, shape) // ALIGNMENT) * ALIGNMENT
+    return tuple(arrays)
+
+
 def pack(arrays: Mapping[str, NDArray[Any]], expected: Shapes) -> bytes:
-    """Return an archive of arrays, always the same bytes for the same arrays.
+    """Return the contents of the file, always the same for the same arrays.
 
     Raises:
         CertificateError: an array has an unexpected type or shape.
     """
+    parts = []
     for name, (dtype, shape) in expected.items():
-        if arrays[name].dtype != dtype or arrays[name].shape != shape:
-            raise damaged(
-                f"{name} as {dtype} {shape}", f"{arrays[name].dtype} {arrays[name].shape}"
-            )
-    packed = io.BytesIO()
-    np.savez(packed, allow_pickle=False, **{name: arrays[name] for name in expected})
-    return packed.getvalue()
+        array = arrays[name]
+        if array.dtype != dtype or array.shape != shape:
+            raise damaged(f"{name} as {dtype} {shape}", f"{array.dtype} {array.shape}")
+        data = array.astype(dtype.newbyteorder("<")).tobytes()
+        parts += [data, bytes(-len(data) % ALIGNMENT)]
+    return b"".join(parts)
 
 
 def unpack(data: bytes, expected: Shapes) -> dict[str, NDArray[Any]]:
-    """Read arrays without allocating more memory than expected.
-
-    numpy's own reader allocates whatever the header of an array says.
+    """Read the arrays of a file.
 
     Raises:
-        CertificateError: unexpected or unreadable arrays.
+        CertificateError: the file has another size.
     """
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as archive:
-            names = sorted(info.filename for info in archive.infolist())
-            if names != sorted(f"{name}.npy" for name in expected):
-                raise damaged(f"the arrays {', '.join(expected)}", ", ".join(names)[:300])
-            return {
-                name: _read_array(archive, name, dtype, shape)
-                for name, (dtype, shape) in expected.items()
-            }
-    # RuntimeError: encrypted, or (NotImplementedError) a compression that this Python lacks
-    except (zipfile.BadZipFile, ValueError, EOFError, RuntimeError, OSError) as error:
-        raise damaged("an archive of arrays", str(error)[:300]) from error
+    places = listed(expected)
+    size = sum(-(-_bytes(*shape) // ALIGNMENT) * ALIGNMENT for shape in expected.values())
+    if len(data) != size:
+        raise damaged(f"{size} bytes of arrays", f"{len(data)}")
+    arrays = {}
+    for place, (dtype, shape) in zip(places, expected.values(), strict=True):
+        count = int(np.prod(shape, dtype=np.int64))
+        values = np.frombuffer(data, dtype.newbyteorder("<"), count, place.offset)
+        arrays[place.name] = values.astype(dtype, copy=False).reshape(shape)
+    return arrays
 
 
-def _read_array(
-    archive: zipfile.ZipFile, name: str, dtype: np.dtype[Any], shape: tuple[int, ...]
-) -> NDArray[Any]:
-    size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
-    info = archive.getinfo(f"{name}.npy")
-    if info.compress_type != zipfile.ZIP_STORED or info.file_size > size + _HEADER_BYTES:
-        raise damaged(f"{size} bytes for {name}, not compressed", f"{info.file_size}")
-    with archive.open(info) as file:
-        start = file.read(_PREFIX.size)
-        if len(start) < _PREFIX.size:
-            raise damaged(f"an array for {name}", f"{len(start)} bytes")
-        magic, header_size = _PREFIX.unpack(start)
-        if magic != _MAGIC:
-            raise damaged(f"an array of version 1.0 for {name}", repr(magic))
-        header = file.read(header_size).rstrip()
-        if header != _header(dtype, shape):
-            raise damaged(f"{name} as {dtype} {shape}", repr(header)[:300])
-        values = file.read()
-    if len(values) != size:
-        raise damaged(f"{size} bytes for {name}", f"{len(values)}")
-    return np.frombuffer(values, dtype).reshape(shape)
-
-
-def _header(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
-    """Return the header of an array without padding, which differs between versions of numpy.
-
-    Headers are compared as text: parsing one would run Python's parser on untrusted input.
-    """
-    stream = io.BytesIO()
-    descr = np.lib.format.dtype_to_descr(dtype)
-    np.lib.format.write_array_header_1_0(
-        stream, {"descr": descr, "fortran_order": False, "shape": shape}
-    )
-    return stream.getvalue()[_PREFIX.size :].rstrip()
+def _bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return dtype.itemsize * int(np.prod(shape, dtype=np.int64))

@@ -1,4 +1,4 @@
-"""Reads and writes certificate.json and certificate.npz."""
+"""Reads and writes certificate.json and certificate.bin."""
 
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
@@ -30,7 +30,14 @@ from ortolan.runtime.verification.certificate import (
     Vectors,
     kept_positions,
 )
-from ortolan.runtime.verification.certificate_arrays import Shapes, damaged, pack, unpack
+from ortolan.runtime.verification.certificate_arrays import (
+    ListedArray,
+    Shapes,
+    damaged,
+    listed,
+    pack,
+    unpack,
+)
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks
@@ -38,9 +45,9 @@ from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, b
 __all__ = ["ARRAYS_NAME", "JSON_NAME", "read_certificate", "write_certificate"]
 
 JSON_NAME = "certificate.json"
-ARRAYS_NAME = "certificate.npz"
+ARRAYS_NAME = "certificate.bin"
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 """Schema that this version reads and writes."""
 
 Outputs = Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
@@ -67,9 +74,10 @@ class _Document(
         top_k: logits kept per row; `None` for vectors.
         width: of a vector; `None` for logits.
         image: size, if the probes are images.
+        arrays: contents of certificate.bin.
     """
 
-    schema: Literal[2]
+    schema: Literal[3]
     top_k: Annotated[int, Meta(ge=2, le=limits.MAX_VOCABULARY)] | None = None
     probes: Annotated[tuple[Probe, ...], Meta(min_length=1, max_length=limits.MAX_PROBES)]
     thresholds: Thresholds
@@ -82,6 +90,7 @@ class _Document(
     outputs: Annotated[dict[Label, Outputs], Meta(max_length=limits.MAX_INITIALIZERS)]
     stored: Annotated[dict[Label, Sha256], Meta(max_length=limits.MAX_INITIALIZERS)]
     surroundings: Surroundings | None = None
+    arrays: Annotated[tuple[ListedArray, ...], Meta(max_length=limits.MAX_STATES)] = ()
 
 
 class _Schema(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,8 +127,9 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
         stored=dict(certificate.weights.stored),
         surroundings=certificate.surroundings,
     )
-    data = pack(_arrays(certificate), _expected_arrays(document))
-    files.write(folder / ARRAYS_NAME, data)
+    expected = _expected_arrays(document)
+    document = msgspec.structs.replace(document, arrays=listed(expected))
+    files.write(folder / ARRAYS_NAME, pack(_arrays(certificate), expected))
     compact = msgspec.json.encode(document, order="deterministic")
     files.write(folder / JSON_NAME, msgspec.json.format(compact, indent=2) + b"\n")
 
@@ -137,16 +147,18 @@ def read_certificate(bundle: Bundle) -> Certificate:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema < SCHEMA:
             raise CertificateError(
-                f"{name} has schema {schema}, which lacks checks of single weights (expected "
-                f"{SCHEMA}). The bundle was verified when it was exported and still runs; export "
-                "the checkpoint again to verify it here."
+                f"{name} has schema {schema} of an older version of Ortolan (expected {SCHEMA}). "
+                "The bundle was verified when it was exported and still runs; export the "
+                "checkpoint again to verify it here."
             )
         document = msgspec.json.decode(data, type=_Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(f"{JSON_NAME} of schema {SCHEMA}", str(error)[:300]) from error
     _check_document(document, bundle.manifest)
-    packed = bundle.read(str(PurePosixPath(name).with_suffix(".npz")))
-    arrays = unpack(packed, _expected_arrays(document))
+    expected = _expected_arrays(document)
+    if document.arrays != listed(expected):
+        raise damaged(f"the arrays {', '.join(expected)}", "others")
+    arrays = unpack(bundle.read(str(PurePosixPath(name).with_suffix(".bin"))), expected)
     _check_values(arrays, bundle.manifest)
     return _certificate(document, arrays)
 

@@ -23,7 +23,7 @@ def target(tmp_path: Path) -> Path:
 
 def fill(folder: Path, marker: bytes) -> None:
     """Write a bundle whose certificate is the marker."""
-    files = tiny_bundle.files_of(GRAPH) | {"certificate.npz": marker}
+    files = tiny_bundle.files_of(GRAPH) | {"certificate.bin": marker}
     for name, data in files.items():
         (folder / name).write_bytes(data)
     manifest = tiny_bundle.manifest_of(files)
@@ -52,7 +52,7 @@ def marker_at(target: Path) -> bytes | None:
         bundle = open_bundle(target, full_check=True)
     except BundleNotFoundError:
         return None
-    return bundle.read("certificate.npz")
+    return bundle.read("certificate.bin")
 
 
 def beside(target: Path) -> list[str]:

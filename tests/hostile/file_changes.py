@@ -1,8 +1,6 @@
 """Changes to files of a bundle other than graphs."""
 
-import io
 import json
-import zipfile
 from random import Random
 from typing import Any
 
@@ -130,60 +128,41 @@ def change_template(random: Random, files: Files) -> str:
 
 
 def change_arrays(random: Random, files: Files) -> str:
-    """Change the certificate's arrays: shape, type or value; flipped bytes; a zip bomb."""
-    name, choice = "certificate.npz", random.random()
+    """Change the certificate's arrays: flipped bytes, length, their list, or a value."""
+    name, choice = "certificate.bin", random.random()
+    data = files[name]
     if choice < 0.25:
-        files[name], summary = flip_bytes(random, files[name])
+        files[name], summary = flip_bytes(random, data)
         return f"{name}: {summary}"
-    with np.load(io.BytesIO(files[name])) as stored:
-        arrays: dict[str, Any] = {key: stored[key] for key in stored.files}
-    key = random.choice(list(arrays))
-    if choice < 0.3:
-        files[name] = _archive({key: bytes(100 << 20)}, zipfile.ZIP_DEFLATED)
-        return f"{name}: {key} of 100 MiB of zeros"
-    summary = _changed_array(random, arrays, key)
-    files[name] = _archive({key: _saved(array) for key, array in arrays.items()})
-    return f"{name}: {summary}"
+    if choice < 0.4:
+        length = random.choice([0, 1, len(data) - 1, len(data) + 4, 100 << 20])
+        files[name] = (data + bytes(max(0, length - len(data))))[:length]
+        return f"{name}: {length} bytes"
+    document = json.loads(files["certificate.json"])
+    place = random.choice(document["arrays"])
+    if choice < 0.6:
+        key = random.choice(list(place))
+        place[key] = random.choice([*INTEGERS, *STRINGS, [], [place["shape"]], [-1], [2**60, 2]])
+        files["certificate.json"] = json.dumps(document).encode()
+        return f"certificate.json: {key} of an array is {place[key]!r:.60}"
+    return f"{name}: {_change_values(random, files, place)}"
 
 
-def _archive(contents: dict[str, bytes], compression: int = zipfile.ZIP_STORED) -> bytes:
-    """Return an archive as of `np.savez`, but without timestamps."""
-    with zipfile.ZipFile(stream := io.BytesIO(), "w") as archive:
-        for key, data in contents.items():
-            archive.writestr(zipfile.ZipInfo(f"{key}.npy"), data, compression)
-    return stream.getvalue()
-
-
-def _saved(array: Any) -> bytes:
-    np.save(stream := io.BytesIO(), array)
-    return stream.getvalue()
-
-
-def _changed_array(random: Random, arrays: dict[str, Any], key: str) -> str:
-    array = arrays[key]
+def _change_values(random: Random, files: Files, place: dict[str, Any]) -> str:
+    dtype, data = np.dtype(place["dtype"]), bytearray(files["certificate.bin"])
+    count = int(np.prod(place["shape"]))
+    array = np.frombuffer(data, dtype, count, place["offset"])
+    values = FLOATS if dtype.kind == "f" else INTEGERS
+    where = slice(None) if random.random() < 0.2 or not count else random.randrange(count)
     with np.errstate(all="ignore"):
-        match random.randrange(5):
-            case 0:
-                arrays[key] = array.astype(random.choice([np.float64, np.int64, np.int8, object]))
-                return f"{key} of type {arrays[key].dtype}"
-            case 1:
-                arrays[key] = random.choice([array[:0], array[None], array.ravel(), array[1:]])
-                return f"{key} of shape {arrays[key].shape}"
-            case 2:
-                arrays[random.choice([f"{key}2", "../x", "values", "images"])] = arrays.pop(key)
-                return f"{key} renamed"
-        flat = array.reshape(-1).copy()
-        values = FLOATS if array.dtype.kind == "f" else INTEGERS
-        if flat.size:
-            place = slice(None) if random.random() < 0.2 else random.randrange(flat.size)
-            flat[place] = np.array(random.choice(values)).astype(array.dtype)
-        arrays[key] = flat.reshape(array.shape)
-        return f"{key} with another value"
+        array[where] = np.array(random.choice(values)).astype(dtype)
+    files["certificate.bin"] = bytes(data)
+    return f"{place['name']} with another value"
 
 
 def change_weights(random: Random, files: Files) -> str:
     """Flip bytes of weights or packed weights, or set numbers."""
-    names = [name for name in files if name.endswith(".bin")]
+    names = [name for name in files if name.endswith(".bin") and name != "certificate.bin"]
     name = random.choice(names)
     data = files[name]
     if random.random() < 0.4 or len(data) < 8:

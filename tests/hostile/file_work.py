@@ -95,7 +95,7 @@ def _auto(folder: Path) -> Work:
 
 def _stage(place: Path, version: Version) -> None:
     """Replace a folder as an export does, with the version in a file."""
-    contents = tiny_bundle.files_of(tiny_bundle.model()) | {"certificate.npz": version.encode()}
+    contents = tiny_bundle.files_of(tiny_bundle.model()) | {"certificate.bin": version.encode()}
     with staged_bundle(place / "bundle", force=True) as folder:
         for name, data in contents.items():
             files.write(folder / name, data)
@@ -107,7 +107,7 @@ def _staged_state(place: Path) -> State:
         bundle = open_bundle(place / "bundle", full_check=True)
     except BundleNotFoundError:
         return None
-    return _version(bundle.read("certificate.npz").decode())
+    return _version(bundle.read("certificate.bin").decode())
 
 
 def _version(text: str) -> Version:

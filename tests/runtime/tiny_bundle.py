@@ -10,7 +10,17 @@ from typing import Any
 
 from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
-from ortolan.runtime.bundle.manifest import NAME, File, Graph, Manifest, Provenance, State, Tokens
+from ortolan.runtime.bundle.manifest import (
+    NAME,
+    File,
+    Graph,
+    Host,
+    Manifest,
+    Provenance,
+    SessionSettings,
+    State,
+    Tokens,
+)
 from ortolan.runtime.bundle.manifest_file import encode
 
 WIDTH, HEADS, KV_HEADS, HEAD_WIDTH, VOCABULARY, CAPACITY = 32, 4, 2, 8, 24, 16
@@ -39,7 +49,7 @@ def write(folder: Path, contents: dict[str, bytes] | None = None) -> Manifest:
 def files_of(graph: ModelProto) -> dict[str, bytes]:
     return {
         "certificate.json": b"{}",
-        "certificate.npz": b"arrays",
+        "certificate.bin": b"arrays",
         "decoder.onnx": graph.SerializeToString(),
         "tokenizer.json": b'{"version": "1.0"}',
         BLOB_NAME: BLOB,
@@ -69,7 +79,12 @@ def manifest_of(files: Mapping[str, bytes]) -> Manifest:
 def manifest(files: Mapping[str, bytes], **fields: Any) -> Manifest:
     """Return the manifest of a decoder in fp32 with these files; `fields` are the others."""
     defaults: dict[str, Any] = {
-        "schema": 2,
+        "schema": 3,
+        "host": Host(
+            session=SessionSettings(disabled_optimizers=(), environment={}),
+            onnxruntime="1.31.1",
+            query_heads=2,
+        ),
         "kind": "decoder",
         "precision": "fp32",
         "attention": "fused",

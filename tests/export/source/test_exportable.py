@@ -61,7 +61,7 @@ def test_a_live_module_has_no_companions(exported: Export) -> None:
     names = {file.name for file in bundle.manifest.files}
     assert names == {
         "certificate.json",
-        "certificate.npz",
+        "certificate.bin",
         "decoder.onnx",
         *bundle.manifest.weights,
     }

@@ -275,8 +275,8 @@ def test_no_descriptor_is_left_open(folder: Path) -> None:
     for name in LISTED:
         os.truncate(folder / name, 0)
         error_of(folder, "")
-    to_folder(folder / "certificate.json", folder)
-    error_of(folder, "certificate.json")
+    to_folder(folder / "certificate.bin", folder)
+    error_of(folder, "certificate.bin")
     assert sorted(os.listdir("/dev/fd")) == before
 
 
@@ -328,6 +328,6 @@ def test_rejected_graph_is_named(tmp_path: Path) -> None:
 
 def test_graph_with_weights_elsewhere_is_rejected(tmp_path: Path) -> None:
     model = tiny_bundle.model()
-    model.graph.initializer.append(tiny_bundle.external("more", (1,), "certificate.npz", 0, 4))
+    model.graph.initializer.append(tiny_bundle.external("more", (1,), "certificate.bin", 0, 4))
     tiny_bundle.write(tmp_path / "other", {"decoder.onnx": model.SerializeToString()})
-    assert "certificate.npz" in str(error_of(tmp_path / "other", "decoder.onnx"))
+    assert "certificate.bin" in str(error_of(tmp_path / "other", "decoder.onnx"))

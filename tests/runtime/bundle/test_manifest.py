@@ -66,8 +66,18 @@ def test_manifest_without_the_newer_lists_of_keys_is_read() -> None:
     assert decode(data) == MANIFEST
 
 
+def test_schema_2_has_no_host_and_is_read() -> None:
+    def older(document: dict[str, Any]) -> None:
+        document["schema"] = 2
+        del document["host"]
+
+    assert decode(changed(older)) == msgspec.structs.replace(MANIFEST, schema=2, host=None)
+    assert "`host` from schema 3 on" in error_of(changed(put("schema", value=2)))
+    assert "`host` from schema 3 on" in error_of(changed(put("host", value=None)))
+
+
 def test_encoding_is_indented_and_does_not_depend_on_the_order_of_dictionaries() -> None:
-    assert DATA.startswith(b'{\n  "schema": 2,\n  "kind": "decoder",\n')
+    assert DATA.startswith(b'{\n  "schema": 3,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
     versions = {"torch": "2.13.0", "onnx": "1.23.2", "ortolan": "0.1.0"}
     first, second = (
@@ -121,7 +131,7 @@ def test_repeated_field_is_rejected(keys: tuple[str | int, ...]) -> None:
 
 
 def test_field_repeated_in_escaped_letters_or_deeper_down_is_rejected() -> None:
-    data = changed(lambda document: document.update(another=2))
+    data = changed(lambda document: document.update(another=3))
     assert "'schema' twice" in error_of(data.replace(b'"another"', rb'"\u0073chema"'))
     data = changed(lambda document: document["provenance"]["versions"].update(another="9"))
     assert "'ortolan' twice" in error_of(data.replace(b'"another"', b'"ortolan"'))
@@ -170,10 +180,10 @@ def test_value_of_the_wrong_kind_is_rejected(keys: tuple[str | int, ...], value:
     error_of(changed(put(*keys, value=value)))
 
 
-@pytest.mark.parametrize("schema", [0, 1, 3, -1])
+@pytest.mark.parametrize("schema", [0, 1, 4, -1])
 def test_other_schema_is_named_before_anything_else(schema: int) -> None:
     data = json.dumps({"schema": schema, "whatever": []}).encode()
-    assert f"expected schema 2, got {schema}" in error_of(data)
+    assert f"expected schema 3, got {schema}" in error_of(data)
 
 
 @pytest.mark.parametrize(
@@ -244,7 +254,7 @@ def test_longest_name_is_accepted() -> None:
 @pytest.mark.parametrize(
     ("change", "part"),
     [
-        (lambda document: document["files"].pop(0), "certificate.json"),
+        (lambda document: document["files"].pop(1), "certificate.json"),
         (lambda document: document["files"].reverse(), "sorted"),
         (lambda document: document["files"].insert(0, document["files"][0]), "twice"),
         (put("tokenizer", value="decoder.onnx"), "'decoder.onnx' twice"),
@@ -252,7 +262,7 @@ def test_longest_name_is_accepted() -> None:
         (put("devices", value=["cpu", "cpu"]), "'cpu' twice"),
         (put("graphs", value={}), "none"),
         (put("graphs", value={"prefill": {"file": "decoder.onnx"}}), "prefill"),
-        (put("graphs", "encoder", value={"file": "certificate.npz"}), "encoder"),
+        (put("graphs", "encoder", value={"file": "certificate.bin"}), "encoder"),
         (put("graphs", "decoder", "sequence", value=17), "17"),
         (put("tokens", "eos", value=[2, 24]), "'eos'"),
         (put("tokens", "bos", value=24), "'bos'"),
@@ -327,7 +337,7 @@ def with_states(count: int) -> Change:
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
-    assert decode(changed(make(limit))).schema == 2
+    assert decode(changed(make(limit))).schema == 3
     error_of(changed(make(limit + 1)))
 
 

@@ -137,7 +137,7 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", put("source", "default_prompt", value="query"), "got query"),
         ("encoder", put("graphs", "encoder", "sequence", value=1), "'encoder'"),
         ("encoder", put("graphs", "encoder", "min_new_tokens", value=2), "'encoder'"),
-        ("encoder", put("graphs", "decoder", value={"file": "certificate.npz"}), "decoder"),
+        ("encoder", put("graphs", "decoder", value={"file": "certificate.bin"}), "decoder"),
         ("encoder", put("output", "size", value=3), "3 labels"),
         ("encoder", put("output", "labels", value=[]), "2 labels"),
         ("encoder", put("output", "kind", value="states"), "0 labels"),

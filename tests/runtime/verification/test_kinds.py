@@ -26,6 +26,7 @@ from ortolan.runtime.verification.certificate import (
     Vectors,
     kept_positions,
 )
+from ortolan.runtime.verification.certificate_arrays import Shapes, pack
 from ortolan.runtime.verification.certificate_files import (
     ARRAYS_NAME,
     JSON_NAME,
@@ -287,10 +288,15 @@ def test_wrong_arrays_are_refused(
 ) -> None:
     folder = tmp_path / "bundle"
     write_bundle(folder, kind, is_image=is_image)
-    with np.load(folder / ARRAYS_NAME) as archive:
-        arrays = {**archive, **changes}
-    arrays = {name: array for name, array in arrays.items() if array is not None}
-    np.savez(folder / ARRAYS_NAME, allow_pickle=False, **arrays)
+    document = msgspec.json.decode((folder / JSON_NAME).read_bytes())
+    data, arrays = (folder / ARRAYS_NAME).read_bytes(), dict[str, Any]()
+    for place in document["arrays"]:
+        count, dtype = int(np.prod(place["shape"])), place["dtype"]
+        values = np.frombuffer(data, dtype, count, place["offset"])
+        arrays[place["name"]] = values.reshape(place["shape"])
+    kept = {name: array for name, array in (arrays | changes).items() if array is not None}
+    shapes: Shapes = {name: (array.dtype, array.shape) for name, array in kept.items()}
+    (folder / ARRAYS_NAME).write_bytes(pack(kept, shapes))
     reseal(folder)
     with pytest.raises(CertificateError):
         read_certificate(open_bundle(folder))
