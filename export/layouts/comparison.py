@@ -42,7 +42,9 @@ def compare(bundle: Bundle, graph: bytes) -> None:
 
     run = open_part(bundle, graph, threads=threads)
     is_token = np.arange(longest) < lengths[:, None]
-    flipped = np.stack([np.roll(row, longest - length) for row, length in zip(ids, lengths)])
+    flipped = np.stack(
+        [np.roll(row, longest - length) for row, length in zip(ids, lengths, strict=True)]
+    )
     for side, prompts, mask in (
         ("right", ids, is_token),
         ("left", flipped, np.flip(is_token, axis=1)),
@@ -67,9 +69,9 @@ def _with_mask(ids: NDArray[np.int64], mask: NDArray[np.bool_]) -> dict[str, NDA
 
 
 def _empty(manifest: Manifest) -> dict[str, NDArray[np.generic]]:
-    sizes = {"batch": 2, "capacity": 0}
+    sizes: dict[int | str, int | str] = {"batch": 2, "capacity": 0}
     return {
-        state.input: np.empty([sizes.get(str(size), size) for size in state.shape], state.dtype)
+        state.input: np.empty([int(sizes.get(size, size)) for size in state.shape], state.dtype)
         for state in manifest.states
     }
 

@@ -8,10 +8,12 @@
 The bundle is the one that was proved. `convert` compares the new graph with it, bit for bit.
 """
 
+import contextlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from tempfile import TemporaryDirectory
+from typing import Any, cast
 
 import onnx
 import onnx_ir as ir
@@ -20,9 +22,11 @@ from ortolan import files
 from ortolan.export.errors import LayoutError, OutputError
 from ortolan.export.layouts.comparison import compare
 from ortolan.export.passes.take_mask import MASK, TakeMask
+from ortolan.export.options import Device, ExportOptions
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
-from ortolan.runtime.bundle.kinds import DECODER
+from ortolan.runtime.bundle.kinds import DECODER, MAPS_ROLE
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.staging import BusyError, Place, staged
 
@@ -38,6 +42,31 @@ _COPIED = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
 
 _DISABLED = "optimization.disable_specified_optimizers"
 """Session option of onnxruntime that lists optimizers."""
+
+
+@contextlib.contextmanager
+def through_bundle(
+    out: str | Path, *, device: Device, options: ExportOptions, force: bool = False
+) -> Iterator[Path]:
+    """Yield where to export a bundle, which is converted to `out` when the block succeeds.
+
+    Args:
+        out: as for `convert`, like `force`.
+        device: of the export.
+        options: of the export.
+
+    Raises:
+        LayoutError: as for `convert`; at once if an option rules the layout out.
+        OutputError: as for `convert`, at once.
+    """
+    _check_options(device, options)
+    target = files.followed(Path(out).absolute())
+    _check_target(target, force)
+    files.make_folders(target.parent)
+    with TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as folder:
+        place = Path(folder) / "bundle"
+        yield place
+        convert(open_bundle(place, trust=True), target, force=force)
 
 
 def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:
@@ -97,7 +126,8 @@ def with_mask(graph: bytes) -> bytes:
     """A serialized decoder graph that takes an attention mask."""
     model = ir.from_proto(onnx.ModelProto.FromString(graph))
     TakeMask()(model)
-    return ir.to_proto(model).SerializeToString(deterministic=True)
+    data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
+    return data
 
 
 def check_convertible(bundle: Bundle) -> None:
@@ -108,13 +138,9 @@ def check_convertible(bundle: Bundle) -> None:
     """
     manifest = bundle.manifest
     if manifest.kind != "decoder":
-        raise _rejected("a decoder", manifest.kind, "Only decoders have this layout.")
-    if manifest.devices[0] != "cpu":
-        raise _rejected("device cpu", manifest.devices[0], "Export with --device cpu.")
-    if manifest.attention != "fused":
-        raise _rejected("fused attention", manifest.attention, "Export with --attention fused.")
-    if set(manifest.graphs) - {"attention"} != {DECODER}:
-        raise _rejected("one decoder graph", "split graphs", "Export with --graphs unified.")
+        raise _rejected("a decoder", manifest.kind, "Other kinds have no such layout.")
+    split = set(manifest.graphs) - {MAPS_ROLE} != {DECODER}
+    _check_choices(manifest.devices[0], manifest.attention, "split" if split else "unified")
     _check_states(bundle)
     tokens = manifest.tokens
     limited = [
@@ -126,6 +152,22 @@ def check_convertible(bundle: Bundle) -> None:
         )
     if not any(file.name == "tokenizer.json" for file in manifest.files):
         raise _rejected("a tokenizer", "none", "Export with --tokenizer.")
+
+
+def _check_options(device: Device, options: ExportOptions) -> None:
+    _check_choices(device, options.attention, options.graphs)
+    if options.cache != "float":
+        raise _rejected("a float KV cache", options.cache, "Export with --cache float.")
+
+
+def _check_choices(device: str, attention: str, graphs: str) -> None:
+    for name, expected, got in (
+        ("device", "cpu", device),
+        ("attention", "fused", attention),
+        ("graphs", "unified", graphs),
+    ):
+        if got != expected:
+            raise _rejected(f"{name} {expected!r}", repr(got), f"Export with --{name} {expected}.")
 
 
 def _check_states(bundle: Bundle) -> None:
@@ -162,14 +204,13 @@ def _config(bundle: Bundle) -> dict[str, Any]:
     manifest = bundle.manifest
     _, kv_heads, _, head_size = manifest.states[0].shape
     attention = bundle.graphs[DECODER].attention[0].attributes
-    heads = int(attention["num_heads"])
+    heads = cast("int", attention["num_heads"])
     tokens = manifest.tokens
-    eos: Sequence[int] = tokens.eos
     decoder: dict[str, Any] = {
         "session_options": _session_options(bundle),
         "filename": MODEL,
         "head_size": head_size,
-        "hidden_size": heads * int(head_size),
+        "hidden_size": heads * cast("int", head_size),
         "inputs": {
             "input_ids": IDS,
             "attention_mask": MASK,
@@ -190,8 +231,8 @@ def _config(bundle: Bundle) -> dict[str, Any]:
         "type": "decoder",
         "context_length": manifest.context_length,
         "vocab_size": manifest.vocab_size,
-        "eos_token_id": list(eos),
-        "pad_token_id": tokens.pad if tokens.pad is not None else next(iter(eos), 0),
+        "eos_token_id": list(tokens.eos),
+        "pad_token_id": tokens.pad if tokens.pad is not None else next(iter(tokens.eos), 0),
         "decoder": decoder,
     }
     if tokens.bos is not None:
