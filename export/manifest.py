@@ -51,11 +51,11 @@ def describe(
         vocab_size=model.vocab_size,
         graphs=plan.graph_files,
         states=_states(model, plan),
-        weights=(stored.blob.file.name,),
+        weights=tuple(file.name for file in stored.blob.files),
         tokens=model.tokens,
         tokenizer="tokenizer.json" if "tokenizer.json" in model.companions else None,
         certificate=JSON_NAME,
-        files=describe_files(folder, (stored.blob.file,)),
+        files=describe_files(folder, stored.blob.files),
         provenance=Provenance(
             source_sha256=model.sha256(),
             model_type=model.model_type,

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar, Literal, get_args
 
-Device = Literal["cpu", "cuda", "webgpu"]
+Device = Literal["cpu", "cuda", "webgpu", "web"]
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Method = Literal["rtn", "hqq", "gptq"]
 GroupSize = Literal[32, 64, 128, 256]

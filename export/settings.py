@@ -50,6 +50,12 @@ DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
         "int8": torch.float32,
         "int4": torch.float32,
     },
+    # Browsers: WebAssembly, whose kernels compute in float32, or WebGPU.
+    "web": {
+        "fp32": torch.float32,
+        "int8": torch.float32,
+        "int4": torch.float32,
+    },
 }
 """Precisions that each device supports, with the type of activations, cache and float weights."""
 
@@ -71,7 +77,12 @@ larger groups (docs/adr/0005)."""
 NARROW_GROUP_SIZE: GroupSize = 32
 """Default group size of short 4-bit rows, which lose most by larger groups (docs/adr/0005)."""
 
-MAX_GROUP_SIZE: Mapping[Device, GroupSize] = {"cpu": 256, "cuda": 128, "webgpu": 256}
+MAX_GROUP_SIZE: Mapping[Device, GroupSize] = {
+    "cpu": 256,
+    "cuda": 128,
+    "webgpu": 256,
+    "web": 256,
+}
 """Largest group size that a device has kernels for."""
 
 CALIBRATED_HEAD_BITS: HeadBits = 4
@@ -148,8 +159,24 @@ class Plan:
         return self.quantization is not None and self.quantization.method == "gptq"
 
     @property
+    def has_standard_products(self) -> bool:
+        """Whether low-bit weights are dequantized by standard operators.
+
+        onnxruntime can do so once at loading. A browser needs that: kernels of WebAssembly would
+        dequantize every weight in every step.
+        """
+        return self.options.attention == "portable" or self.device == "web"
+
+    @property
+    def is_for_webgpu(self) -> bool:
+        """Whether the graphs have kernels on WebGPU."""
+        return self.device in ("webgpu", "web")
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """Devices that run the bundle, the target first."""
+        if self.device == "web":
+            return ("webgpu", "cpu")
         if self.device != "cpu" and REPLAYED[self.dtype]:
             return (self.device, "cpu")
         return (self.device,)
@@ -218,9 +245,6 @@ def resolve(
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
     quantization = None if isinstance(weights, str) else _quantization(kind, weights, device)
-    if quantization is not None and options.attention == "portable":
-        reuse: Reuse = "none" if quantization.reuse == "none" else "plain"
-        quantization = replace(quantization, reuse=reuse)
     plan = Plan(
         kind=kind,
         device=device,
@@ -230,6 +254,9 @@ def resolve(
         auto=auto,
         takes_one=takes_one,
     )
+    if quantization is not None and plan.has_standard_products:
+        reuse: Reuse = "none" if quantization.reuse == "none" else "plain"
+        plan = replace(plan, quantization=replace(quantization, reuse=reuse))
     _check_graphs(plan)
     _check_prefill(plan)
     _check_cache(plan)

@@ -10,16 +10,15 @@ from ortolan.export.passes.plain_attention import PlainAttention
 from ortolan.export.passes.plain_convolutions import PlainConvolutions
 from ortolan.export.passes.plain_products import PlainProducts
 from ortolan.export.passes.quantize_experts import QuantizeExperts
-from ortolan.export.passes.quantize_portable import QuantizePortable
+from ortolan.export.passes.quantize_portable import QuantizeForWeb, QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
+from ortolan.export.passes.weight_readers import QuantizeReaders
 from ortolan.export.quantize.schemes import is_block
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Plan
 from ortolan.export.values import static_shape
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
-
-_REWRITES = {"fused": QuantizeWeights, "portable": QuantizePortable}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +59,21 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
     # A weight that only integer products read needs no low-bit codes.
     read = {name for model in models for name in model.graph.initializers}
     schemes = {name: scheme for name, scheme in schemes.items() if name in read}
-    rewrite = _REWRITES[plan.options.attention](schemes)
+    rewrite = _rewrite(plan)(schemes)
     for model in models:
         rewrite(model)
         QuantizeExperts(schemes)(model)
-        if plan.device == "webgpu":
+        if plan.is_for_webgpu:
             PlainAttention()(model)
             PlainProducts()(model)
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
+
+
+def _rewrite(plan: Plan) -> type[QuantizeReaders]:
+    """The pass that reads low-bit weights."""
+    if plan.options.attention == "portable":
+        return QuantizePortable
+    return QuantizeForWeb if plan.device == "web" else QuantizeWeights
 
 
 def _quantize_products(
@@ -98,7 +104,7 @@ def _is_product(graph: ir.Graph, weight: str) -> bool:
 def _refuse_experts(models: Iterable[ir.Model], plan: Plan) -> None:
     if not any(node.op_type == "MoE" for model in models for node in model.graph):
         return
-    if plan.device == "webgpu":
+    if plan.is_for_webgpu:
         # onnxruntime-ep-webgpu 0.4 has no kernel for MoE, and its QMoE computes wrong values
         raise OptionError(
             "device: WebGPU has no kernel that computes a mixture of experts right. Choose cpu or "

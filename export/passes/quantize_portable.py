@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import onnx_ir as ir
 
 from ortolan.export.passes.nodes import insert_node
+from ortolan.export.passes.quantize_weights import QuantizeWeights
 from ortolan.export.passes.weight_readers import QuantizeReaders
 from ortolan.export.scheme import Scheme
 from ortolan.export.values import add_initializer, static_shape, type_of
@@ -68,6 +69,13 @@ class QuantizePortable(QuantizeReaders):
             tables.append(add_initializer(graph, f"{name}{ROW_ZEROS}", dtype, grid))
         gathered = [insert_node(graph, node, "Gather", [t, node.inputs[1]]) for t in tables]
         return _dequantize(graph, node, gathered, scheme, axis=2)
+
+
+class QuantizeForWeb(QuantizePortable):
+    """Like `QuantizePortable`, but look up rows by GatherBlockQuantized, which reads half bytes."""
+
+    writes_contrib = True
+    _look_up = QuantizeWeights._look_up
 
 
 def _dequantize(

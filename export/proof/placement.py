@@ -25,7 +25,7 @@ def check_placement(graphs: Mapping[str, ir.Model], plan: Plan) -> None:
     Raises:
         PlacementError: lists the nodes without a kernel.
     """
-    if plan.device in ("cpu", "webgpu"):
+    if plan.device == "cpu" or plan.is_for_webgpu:
         return
     data = {role: without_weights(graph) for role, graph in graphs.items()}
     misplaced = place(data, plan.device).misplaced

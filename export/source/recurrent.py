@@ -86,7 +86,7 @@ def _open(
     opened = open_empty(empty_model(config).eval(), weights, described, tokenizer=tokenizer)
     if config.cell != "feed_forward":
         # WebGPU has no LSTM, GRU or RNN; one token of them is products.
-        opened = replace(opened, takes_one_on=frozenset({"webgpu"}))
+        opened = replace(opened, takes_one_on=frozenset({"webgpu", "web"}))
     return _with_maps(opened, config)
 
 

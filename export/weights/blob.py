@@ -1,4 +1,4 @@
-"""Writes weights to the weight file of a bundle, a few rows at a time.
+"""Writes weights to the weight files of a bundle, a few rows at a time.
 
 Memory is bounded by `CHUNK_BYTES`, however large the model and its tensors are.
 """
@@ -27,6 +27,10 @@ from ortolan.runtime.bundle.manifest import File
 CHUNK_BYTES = 8 << 20
 """Bytes of rows in memory."""
 
+FULL_BYTES, MOST_BYTES = 1 << 30, 1_900_000_000
+"""A weight file takes no more tensors from the first size on, and none that would take it beyond
+the second. Browsers cannot open files of 2 GiB. A larger tensor has a file of its own."""
+
 
 class Witness(Protocol):
     """Records what the weights of a bundle must compute (`ortolan.export.proof.witness`)."""
@@ -50,19 +54,19 @@ class Witness(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Blob:
-    """A weight file, and the place of every initializer in it.
+    """The weight files, and the place of every initializer in them.
 
     Attributes:
-        file: the weight file.
-        placements: offset and length in bytes, by initializer.
+        files: the weight files.
+        placements: number of the file, offset and length in bytes, by initializer.
     """
 
-    file: File
-    placements: Mapping[str, tuple[int, int]]
+    files: tuple[File, ...]
+    placements: Mapping[str, tuple[int, int, int]]
 
 
 class BlobWriter:
-    """A file that grows by one tensor at a time, and is finally named by its hash."""
+    """Files that grow by one tensor at a time, and are named by their hashes."""
 
     def __init__(
         self,
@@ -76,12 +80,11 @@ class BlobWriter:
         self.witness = witness
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
-        self._file = files.create(self._unnamed)
-        self._digest = sha256()
-        self._offset = self._written = 0
-        self._total = total
+        self._written, self._total = 0, total
         self._progress = progress
-        self._placements: dict[str, tuple[int, int]] = {}
+        self._finished: list[File] = []
+        self._placements: dict[str, tuple[int, int, int]] = {}
+        self._start()
 
     def __enter__(self) -> Self:
         return self
@@ -92,8 +95,17 @@ class BlobWriter:
     def __contains__(self, name: str) -> bool:
         return name in self._placements
 
-    def add(self, name: str, chunks: Iterable[memoryview]) -> None:
-        """Append a tensor, row-major, on a new page."""
+    def add(self, name: str, chunks: Iterable[memoryview], *, size: int = 0) -> None:
+        """Append a tensor, row-major, on a new page.
+
+        Args:
+            name: of the initializer.
+            chunks: its bytes.
+            size: number of bytes, where a tensor may be large.
+        """
+        if self._offset >= FULL_BYTES or (self._offset and self._offset + size > MOST_BYTES):
+            self._finish()
+            self._start()
         self._write(bytes(pages(self._offset) - self._offset))
         start, digest = self._offset, sha256()
         is_stored = not self.witness.reads(name)
@@ -103,7 +115,7 @@ class BlobWriter:
                 digest.update(chunk)
             self._written += len(chunk)
             self._progress("weights", self._written, self._total)
-        self._placements[name] = (start, self._offset - start)
+        self._placements[name] = (len(self._finished), start, self._offset - start)
         if is_stored:
             self.witness.stored(name, digest.hexdigest())
 
@@ -112,13 +124,19 @@ class BlobWriter:
         self._placements[name] = self._placements[of]
 
     def finish(self) -> Blob:
-        """Close and name the file."""
+        """Close and name the last file."""
+        self._finish()
+        return Blob(files=tuple(self._finished), placements=self._placements)
+
+    def _start(self) -> None:
+        self._file, self._digest, self._offset = files.create(self._unnamed), sha256(), 0
+
+    def _finish(self) -> None:
         self._file.close()
         digest = self._digest.hexdigest()
         name = f"weights-{digest[:16]}.bin"
         files.rename(self._unnamed, self._folder / name)
-        described = File(name=name, size=self._offset, sha256=digest)
-        return Blob(file=described, placements=self._placements)
+        self._finished.append(File(name=name, size=self._offset, sha256=digest))
 
     def _write(self, data: bytes | memoryview) -> None:
         self._file.write(data)
@@ -156,7 +174,9 @@ def write_rest(
                 table = tables.get(name) if data is None else data
                 rows = partial(weights.rows, name) if table is None else partial(_slice, table)
                 stored = dtype if table is None else to_torch_dtype(type_of(value))
-                writer.add(name, _chunks(writer.witness, name, static_shape(value), rows, stored))
+                shape = static_shape(value)
+                chunks = _chunks(writer.witness, name, shape, rows, stored)
+                writer.add(name, chunks, size=math.prod(shape) * stored.itemsize)
 
 
 def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:
@@ -180,13 +200,13 @@ def raw(tensor: Tensor) -> memoryview:
 
 
 def bind(model: ir.Model, blob: Blob) -> None:
-    """Point every initializer of a graph to its place in the weight file."""
+    """Point every initializer of a graph to its place in the weight files."""
     for name, value in model.graph.initializers.items():
-        offset, length = blob.placements[name]
+        number, offset, length = blob.placements[name]
         if value.dtype is None or not isinstance(value.shape, ir.Shape):
             raise ExportError(f"{name}: this initializer has no type or shape.")
         value.const_value = ir.ExternalTensor(
-            blob.file.name, offset, length, value.dtype, shape=value.shape, name=name
+            blob.files[number].name, offset, length, value.dtype, shape=value.shape, name=name
         )
 
 

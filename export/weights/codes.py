@@ -51,7 +51,7 @@ def write_portable(
     *,
     dtype: torch.dtype,
 ) -> list[QuantizedTensor]:
-    """Like `write_codes`, in the layouts of standard operators, with one weight in memory.
+    """Like `write_codes`, in the layouts that graphs want, with one weight in memory.
 
     Raises:
         ExportError: a scale overflows in `dtype`.
@@ -77,6 +77,13 @@ def write_portable(
             writer.add(f"{name}{ROW_SCALES}", [raw(scales)])
             if codes.zeros is not None:
                 writer.add(f"{name}{ROW_ZEROS}", [raw(codes.zeros)])
+        if f"{name}{TABLE}" in wanted:
+            writer.witness.weight(f"{name}{TABLE}", 0, dequantize(codes))
+            writer.add(f"{name}{TABLE}", [raw(pack(codes))])
+            writer.add(f"{name}{SCALES}", [raw(scales)])
+            zeros = pack_zeros(codes)
+            if zeros is not None:
+                writer.add(f"{name}{ZEROS}", [raw(zeros)])
     return written
 
 

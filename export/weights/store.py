@@ -51,7 +51,7 @@ def store(
     total = initializer_bytes(models)
     with BlobWriter(folder, total=total, witness=witness, progress=progress) as writer:
         if plan.quantization is not None:
-            if plan.options.attention == "portable":
+            if plan.has_standard_products:
                 names = {name for graph in models for name in graph.graph.initializers}
                 quantized += write_portable(writer, codes, names, dtype=dtype)
             else:

@@ -83,6 +83,9 @@ _MOVES = frozenset(
 
 _RECORD_PLACEMENT = "session.record_ep_graph_assignment_info"
 
+_FOLD_DEQUANTIZED = "session.disable_quant_qdq"
+"""Dequantize weights once at loading: WebGPU has no kernel for it in 4 bits."""
+
 _lock = threading.Lock()
 
 
@@ -115,6 +118,7 @@ def use_device(options: Any, device: str) -> list[Any]:
     if kind != "cpu":
         options.add_session_config_entry(_RECORD_PLACEMENT, "1")
     if kind == "webgpu":
+        options.add_session_config_entry(_FOLD_DEQUANTIZED, "1")
         options.add_provider_for_devices(_webgpus()[:1], {})
         return []
     if kind == "cuda":

@@ -117,7 +117,7 @@ def test_weights_that_the_disk_does_not_give_back_fail_the_export(
 ) -> None:
     def damaged(*inputs: Any, **named: Any) -> store.Stored:
         stored = store.store(*inputs, **named)
-        with (inputs[0] / stored.blob.file.name).open("r+b") as file:
+        with (inputs[0] / stored.blob.files[0].name).open("r+b") as file:
             file.write(b"?")
         return stored
 

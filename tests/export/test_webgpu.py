@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
 from numpy.typing import NDArray
@@ -15,7 +16,7 @@ from tests.tiny import FAMILY_CONFIGS
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.options import ExportOptions
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
 
 QUICK = ExportOptions(proof="quick", allow_poor=True)
@@ -106,6 +107,29 @@ def test_its_attention_maps_need_the_cpu(tmp_path: Path) -> None:
     options = replace(QUICK, attention_maps=True)
     with pytest.raises(OptionError, match="attention_maps of this recurrent network needs the cpu"):
         ortolan.export(module, tmp_path / "bundle", device="webgpu", options=options)
+
+
+@pytest.mark.parametrize("precision", [Int8(), Int4(method="rtn", asymmetric=True)])
+def test_weights_for_the_web_are_dequantized_once_at_loading(
+    precision: Int8 | Int4, tmp_path: Path
+) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    bundles = [
+        ortolan.export(module, tmp_path / device, device=device, precision=precision, options=QUICK)
+        for device in ("web", "cpu")
+    ]
+    assert bundles[0].manifest.devices == ("webgpu", "cpu")
+    assert operators(bundles[0].path / "decoder.onnx").isdisjoint({*WITHOUT_KERNEL, "MatMulNBits"})
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.disable_quant_qdq", "1")
+    options.optimized_model_filepath = str(tmp_path / "web" / "loaded.onnx")
+    onnxruntime.InferenceSession(tmp_path / "web" / "decoder.onnx", options)
+    loaded = operators(tmp_path / "web" / "loaded.onnx")
+    assert loaded.isdisjoint({"DequantizeLinear", "MatMulNBits"})
+    assert "GatherBlockQuantized" in loaded
+    ids = list(range(3, 20))
+    got, want = (ortolan.load(bundle.path, device="cpu").logits(ids) for bundle in bundles)
+    np.testing.assert_allclose(got, want, rtol=0, atol=2e-2 * np.abs(want).max())
 
 
 def test_bfloat16_has_no_kernels(tmp_path: Path) -> None:

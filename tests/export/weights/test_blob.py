@@ -12,7 +12,9 @@ from tests.export.conftest import Exported
 from tests.export.memory_weights import MemoryWeights
 from torch import Tensor
 
+import ortolan
 from ortolan.export.errors import ExportError
+from ortolan.export.options import ExportOptions
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.witness import Witness
 from ortolan.export.sizes import ALIGNMENT, initializer_bytes
@@ -58,8 +60,8 @@ def write_tensors(
 
 
 def stored(folder: Path, blob: Blob, name: str, dtype: str = "f4") -> NDArray[np.generic]:
-    offset, length = blob.placements[name]
-    data = (folder / blob.file.name).read_bytes()[offset : offset + length]
+    number, offset, length = blob.placements[name]
+    data = (folder / blob.files[number].name).read_bytes()[offset : offset + length]
     return np.frombuffer(data, dtype)
 
 
@@ -68,25 +70,52 @@ def ramp(*shape: int) -> Tensor:
 
 
 def test_file_is_named_and_described_by_its_contents(tmp_path: Path) -> None:
-    blob = write_tensors(tmp_path, {"a": ramp(3, 5)})
-    data = (tmp_path / blob.file.name).read_bytes()
+    (file,) = write_tensors(tmp_path, {"a": ramp(3, 5)}).files
+    data = (tmp_path / file.name).read_bytes()
     digest = sha256(data).hexdigest()
-    assert blob.file.name == f"weights-{digest[:16]}.bin"
-    assert (blob.file.size, blob.file.sha256) == (len(data), digest)
-    assert [path.name for path in tmp_path.iterdir()] == [blob.file.name]
+    assert file.name == f"weights-{digest[:16]}.bin"
+    assert (file.size, file.sha256) == (len(data), digest)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_large_weights_are_in_several_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(export_weights, "FULL_BYTES", 3 * ALIGNMENT)
+    monkeypatch.setattr(export_weights, "MOST_BYTES", 4 * ALIGNMENT)
+    page = ALIGNMENT // 4
+    sizes = {"a": page, "b": 2 * page, "c": page, "d": 3 * page, "e": 9 * page, "f": 1}
+    tensors = {name: ramp(size) for name, size in sizes.items()}
+    blob = write_tensors(tmp_path, tensors)
+    assert [blob.placements[name][0] for name in sizes] == [0, 0, 1, 1, 2, 3]
+    assert [file.size // ALIGNMENT for file in blob.files] == [3, 4, 9, 0]
+    for name, tensor in tensors.items():
+        np.testing.assert_array_equal(stored(tmp_path, blob, name), tensor)
+
+
+def test_a_bundle_of_several_weight_files_computes_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, ids = tiny_models.decoder(tiny_models.llama(layers=1)), list(range(3, 20))
+    whole = ortolan.export(module, tmp_path / "whole", options=ExportOptions(proof="quick"))
+    monkeypatch.setattr(export_weights, "FULL_BYTES", 4 * ALIGNMENT)
+    parts = ortolan.export(module, tmp_path / "parts", options=ExportOptions(proof="quick"))
+    assert len(whole.manifest.weights) == 1 < len(parts.manifest.weights)
+    got, want = (ortolan.load(bundle.path).logits(ids) for bundle in (parts, whole))
+    np.testing.assert_array_equal(got, want)
 
 
 def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
     tensors = {"a": ramp(3, 5), "b": ramp(ALIGNMENT // 4), "c": ramp(2, 600), "d": ramp(1)}
     blob = write_tensors(tmp_path, tensors)
     assert list(blob.placements) == ["a", "b", "c", "d"]
-    data = bytearray((tmp_path / blob.file.name).read_bytes())
-    for name, (offset, length) in blob.placements.items():
+    data = bytearray((tmp_path / blob.files[0].name).read_bytes())
+    for name, (_, offset, length) in blob.placements.items():
         assert offset % ALIGNMENT == 0
         np.testing.assert_array_equal(stored(tmp_path, blob, name), tensors[name].flatten())
         data[offset : offset + length] = bytes(length)
     assert not any(data)
-    assert blob.placements["c"][0] == 2 * ALIGNMENT
+    assert blob.placements["c"][1] == 2 * ALIGNMENT
 
 
 @pytest.mark.parametrize("chunk_bytes", [1, 20, 64, 1000])
@@ -138,7 +167,7 @@ def test_initializer_of_two_graphs_is_stored_once(tmp_path: Path) -> None:
     weights = MemoryWeights(a=ramp(2, 3), b=ramp(4))
     blob = write_blob(both, weights, {}, tmp_path, dtype=torch.float32)
     assert list(blob.placements) == ["a", "b"]
-    assert blob.file.size == ALIGNMENT + 16
+    assert blob.files[0].size == ALIGNMENT + 16
 
 
 def test_tied_head_is_stored_once_and_read_by_both_ends(exported: Export) -> None:
@@ -188,5 +217,5 @@ def test_bound_graph_reads_the_file(tmp_path: Path) -> None:
     for name, parameter in module.named_parameters():
         tensor = model.graph.initializers[name].const_value
         assert isinstance(tensor, ir.ExternalTensor)
-        assert tensor.location == blob.file.name
+        assert tensor.location == blob.files[0].name
         np.testing.assert_array_equal(tensor.numpy(), parameter.detach().numpy())
