@@ -24,6 +24,7 @@ COMMANDS = {
     "doctor": "Show what this machine has, and how to get what is missing.",
     "embed": "Print an embedding of each text or image.",
     "export": "Export a checkpoint to a bundle.",
+    "export-genai": "Convert a bundle for onnxruntime-genai.",
     "families": "List the model types that can be exported.",
     "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
@@ -44,7 +45,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ortolan.cli.{cmd_name}").command
+        command: click.Command = import_module(f"ortolan.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
