@@ -50,7 +50,7 @@ test-slow: $(INSTALLED)
 # the network once, to download an ARM Python.
 test-arm: $(INSTALLED)
 	$(BIN)/python -m tests.arm.machine build/arm/machine
-	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow -rP tests/arm
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow -rP --show-capture=stdout tests/arm
 
 # All of tests/gpu, including the variants on the CPU, which tell a wrong test from a wrong GPU.
 # Uses the current environment: `setup` would replace onnxruntime-gpu.

@@ -42,7 +42,7 @@ from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks
 
-__all__ = ["ARRAYS_NAME", "JSON_NAME", "read_certificate", "write_certificate"]
+__all__ = ["ARRAYS_NAME", "JSON_NAME", "Document", "read_certificate", "write_certificate"]
 
 JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.bin"
@@ -65,7 +65,7 @@ class _Image(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     channels: Annotated[int, Meta(ge=1, le=4)]
 
 
-class _Document(
+class Document(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """certificate.json; see `Certificate` and `ExpectedWeights` for fields not listed here.
@@ -112,7 +112,7 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
         measured = msgspec.structs.replace(measured, seconds=0.0)
     reference, images = certificate.reference, certificate.images
     sizes = None if images is None else dict(zip(_IMAGE_AXES, images.shape[1:], strict=True))
-    document = _Document(
+    document = Document(
         schema=SCHEMA,
         top_k=reference.top_ids.shape[-1] if isinstance(reference, Logits) else None,
         probes=certificate.probes,
@@ -151,7 +151,7 @@ def read_certificate(bundle: Bundle) -> Certificate:
                 "The bundle was verified when it was exported and still runs; export the "
                 "checkpoint again to verify it here."
             )
-        document = msgspec.json.decode(data, type=_Document)
+        document = msgspec.json.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(f"{JSON_NAME} of schema {SCHEMA}", str(error)[:300]) from error
     _check_document(document, bundle.manifest)
@@ -176,7 +176,7 @@ def _arrays(certificate: Certificate) -> dict[str, NDArray[Any]]:
     }
 
 
-def _expected_arrays(document: _Document) -> Shapes:
+def _expected_arrays(document: Document) -> Shapes:
     probes, image, kind = document.probes, document.image, KINDS[document.kind]
     total = sum(probe.length for probe in probes)
     rows = sum(len(kept_positions(probe.length, document.output)) for probe in probes)
@@ -204,7 +204,7 @@ def _expected_arrays(document: _Document) -> Shapes:
     return expected
 
 
-def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
+def _certificate(document: Document, arrays: dict[str, Any]) -> Certificate:
     lengths = [probe.length for probe in document.probes]
     if arrays["lengths"].tolist() != lengths:
         raise damaged(f"the lengths {lengths}", f"{arrays['lengths'].tolist()}")
@@ -232,7 +232,7 @@ def _certificate(document: _Document, arrays: dict[str, Any]) -> Certificate:
     )
 
 
-def _check_document(document: _Document, manifest: Manifest) -> None:
+def _check_document(document: Document, manifest: Manifest) -> None:
     """Check that outputs and probes fit the bundle."""
     expected, actual = (manifest.kind, manifest.output_kind.name), (document.kind, document.output)
     output = OUTPUTS[document.output]

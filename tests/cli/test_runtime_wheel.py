@@ -58,6 +58,7 @@ except ortolan.RuntimeOnlyError as error:
     ("words", "extra"),
     [
         (("export", "a", "b"), "export"),
+        (("export-genai", "a", "b"), "export"),
         (("families",), "export"),
         (("train", "a"), "train"),
         (("inspect", str(MODELS / "pythonic")), "export"),
@@ -77,7 +78,7 @@ def test_help_lists_the_commands_that_work(tmp_path: Path) -> None:
     done = run(sys.executable, "-m", "ortolan", "--help", path=runtime_only(tmp_path))
     commands = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
     assert {"run", "verify", "inspect", "bench", "doctor", "pack", "chat"} <= commands
-    assert commands.isdisjoint({"export", "families", "train"})
+    assert commands.isdisjoint({"export", "export-genai", "families", "train"})
 
 
 def test_missing_extras_are_those_of_ortolan_runtime(tmp_path: Path) -> None:

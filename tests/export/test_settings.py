@@ -116,7 +116,7 @@ def test_auto_starts_from_the_fewest_bytes() -> None:
 @pytest.mark.parametrize(
     ("kind", "choices", "words"),
     [
-        ("decoder", {"device": "tpu"}, "device must be cpu, cuda or webgpu .*'tpu'"),
+        ("decoder", {"device": "tpu"}, "device must be cpu, cuda, webgpu or web .*'tpu'"),
         ("decoder", {"precision": "int3"}, "precision must be fp32, .* or int4 .*'int3'"),
         ("decoder", {"device": "cuda"}, "cuda .* fp32"),
         ("decoder", {"precision": "bf16"}, "cpu .* bf16.*--device cuda"),

@@ -25,6 +25,7 @@ COMMANDS = {
     "doctor": "Show what this machine has, and how to get what is missing.",
     "embed": "Print an embedding of each text or image.",
     "export": "Export a checkpoint to a bundle.",
+    "export-genai": "Convert a bundle for onnxruntime-genai.",
     "families": "List the model types that can be exported.",
     "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
@@ -35,7 +36,12 @@ COMMANDS = {
 }
 """Commands and their line of help; each module has the name of its command."""
 
-_BEYOND_THE_RUNTIME = {"export": "export", "families": "export", "train": "train"}
+_BEYOND_THE_RUNTIME = {
+    "export": "export",
+    "export-genai": "export",
+    "families": "export",
+    "train": "train",
+}
 """Commands that `ortolan-runtime` does not have, and the extra of `ortolan` that each needs."""
 
 
@@ -56,7 +62,7 @@ class _Commands(click.Group):
             return None
         if cmd_name not in _available():
             raise RuntimeOnlyError(f"`ortolan {cmd_name}`", _BEYOND_THE_RUNTIME[cmd_name])
-        command: click.Command = import_module(f"ortolan.cli.{cmd_name}").command
+        command: click.Command = import_module(f"ortolan.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
