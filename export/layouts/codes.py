@@ -5,6 +5,7 @@ Shape letters: N rows of a weight, K its columns, G groups of columns.
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import onnx_ir as ir
@@ -136,7 +137,7 @@ def _unpacked(packed: NDArray[np.uint8], bits: int) -> NDArray[np.float32]:
     return halves.reshape(*packed.shape[:-1], -1).astype(np.float32)
 
 
-def _numbers(value: ir.Value) -> NDArray[np.generic]:
+def _numbers(value: ir.Value) -> NDArray[Any]:
     if value.const_value is None:
         raise LayoutError(f"{value.name}: expected an initializer with data, got none.")
     return value.const_value.numpy().reshape(static_shape(value))

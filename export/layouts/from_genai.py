@@ -9,22 +9,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 import onnx_ir as ir
 import torch
-from google.protobuf.message import DecodeError
-from onnx_ir.passes import common
 
 from ortolan import __version__, files
 from ortolan.export.errors import LayoutError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.layouts.codes import coded_weights, write_coded
-from ortolan.export.layouts.genai_config import Decoder, GenaiConfig, read_config
+from ortolan.export.layouts.genai_config import GenaiConfig, read_config
+from ortolan.export.layouts.genai_graph import open_graph
 from ortolan.export.output import describe_files, staged_bundle, write_manifest
-from ortolan.export.passes.own_forms import OwnForms
-from ortolan.export.passes.take_lengths import TakeLengths
-from ortolan.export.passes.take_mask import MASK
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.probes import make_probes, text_of
@@ -36,7 +33,7 @@ from ortolan.export.weights.blob import Blob, BlobWriter, bind, write_rest
 from ortolan.modeling.weights import ModuleWeights
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
+from ortolan.runtime.bundle.interface import PAST, PRESENT, state_names
 from ortolan.runtime.bundle.kinds import DECODER
 from ortolan.runtime.bundle.manifest import (
     SCHEMA,
@@ -103,7 +100,7 @@ def import_genai(
     """
     source, report = Path(folder), progress or silent
     config = read_config(source)
-    model = _open_graph(source, config)
+    model = open_graph(source, config)
     with staged_bundle(Path(out).absolute(), force=force) as place:
         witness = Witness([model])
         blob, quantized = _write_weights(place, model, witness, report)
@@ -125,125 +122,7 @@ def import_genai(
     return open_bundle(out)
 
 
-# --- the graph ------------------------------------------------------------------------------------
-
-
-def _open_graph(folder: Path, config: GenaiConfig) -> ir.Model:
-    """The decoder with the names, inputs and node forms of a bundle."""
-    decoder = config.model.decoder
-    path = folder / decoder.filename
-    try:
-        model = ir.load(path)
-    except FileNotFoundError as error:
-        raise LayoutError(f"{folder} has no {decoder.filename}. Build the folder again.") from error
-    except (DecodeError, ValueError) as error:
-        raise LayoutError(f"{path} is not an ONNX graph: {error}. Build it again.") from error
-    _rename(model.graph, decoder)
-    _check_inputs(model.graph, decoder)
-    _check_attention(model.graph, decoder)
-    if not TakeLengths()(model).modified:
-        raise LayoutError(
-            f"{decoder.filename}: expected an attention_mask and logits of a matrix product, got "
-            "others. The model builder writes such graphs with its default options."
-        )
-    ir.passes.Sequential(
-        OwnForms(),
-        common.RemoveUnusedNodesPass(),
-        common.ClearMetadataAndDocStringPass(),
-    )(model)
-    _drop_unread(model.graph)
-    _set_shapes(model.graph, config)
-    return model
-
-
-def _rename(graph: ir.Graph, decoder: Decoder) -> None:
-    """Give inputs and outputs the names of the contract."""
-    layers = range(decoder.num_hidden_layers)
-    inputs, outputs = decoder.inputs, decoder.outputs
-    names = {inputs.input_ids: IDS, inputs.attention_mask: MASK, outputs.logits: LOGITS}
-    for theirs, prefix, kind in (
-        (inputs.past_key_names, PAST, "key"),
-        (inputs.past_value_names, PAST, "value"),
-        (outputs.present_key_names, PRESENT, "key"),
-        (outputs.present_value_names, PRESENT, "value"),
-    ):
-        names |= {theirs.replace("%d", str(i)): f"{prefix}.{i}.{kind}" for i in layers}
-    for value in (*graph.inputs, *graph.outputs):
-        value.name = names.get(value.name or "", value.name)
-
-
-def _check_inputs(graph: ir.Graph, decoder: Decoder) -> None:
-    layers = decoder.num_hidden_layers
-    expected = {IDS, MASK, *state_names(PAST, layers)}
-    inputs = {value.name: value for value in graph.inputs}
-    if missing := sorted(expected - inputs.keys()):
-        raise LayoutError(f"{decoder.filename}: expected the input {missing[0]!r}, got none.")
-    for name in inputs.keys() - expected:
-        if readers := sorted({use.node.op_type for use in inputs[name].uses()}):
-            raise LayoutError(
-                f"{decoder.filename}: expected only ids, a mask and a KV cache as inputs, got "
-                f"{name!r}, which {readers[0]} reads. Bundles have no such input."
-            )
-    outputs = {value.name for value in graph.outputs}
-    wanted = {LOGITS, *state_names(PRESENT, layers)}
-    if outputs != wanted:
-        odd = sorted(str(name) for name in outputs ^ wanted)
-        raise LayoutError(
-            f"{decoder.filename}: expected logits and a KV cache as outputs, got a difference in "
-            f"{', '.join(odd[:3])}."
-        )
-
-
-def _check_attention(graph: ir.Graph, decoder: Decoder) -> None:
-    words = ("Attention", "Recurrence")
-    attention = [node for node in graph if node.op_type.endswith(words)]
-    others = sorted({node.op_type for node in attention} - {"GroupQueryAttention"})
-    if others or len(attention) != decoder.num_hidden_layers:
-        got = ", ".join(others) or f"{len(attention)} nodes for {decoder.num_hidden_layers} layers"
-        raise LayoutError(
-            f"{decoder.filename}: expected GroupQueryAttention in every layer, got {got}."
-        )
-
-
-def _drop_unread(graph: ir.Graph) -> None:
-    """Remove inputs and initializers without readers."""
-    states = {*state_names(PAST, len(graph.inputs)), IDS, "seqlens_k"}
-    for value in list(graph.inputs):
-        is_contract = value.name in {*states, "total_sequence_length", "logit_positions"}
-        if not is_contract:
-            if readers := sorted({use.node.op_type for use in value.uses()}):
-                raise LayoutError(
-                    f"{value.name} is read outside of attention, by {readers[0]}. Such a decoder "
-                    "cannot be imported."
-                )
-            graph.inputs.remove(value)
-    for name, value in list(graph.initializers.items()):
-        if not value.uses():
-            del graph.initializers[name]
-
-
-def _set_shapes(graph: ir.Graph, config: GenaiConfig) -> None:
-    """Give states and logits the axes of the contract, and logits float32."""
-    decoder = config.model.decoder
-    axes = ["batch", decoder.num_key_value_heads, "capacity", decoder.head_size]
-    for value in (*graph.inputs, *graph.outputs):
-        if (value.name or "").startswith((f"{PAST}.", f"{PRESENT}.")):
-            value.shape = ir.Shape(axes)
-    logits = next(value for value in graph.outputs if value.name == LOGITS)
-    logits.shape = ir.Shape(["batch", "rows", config.model.vocab_size])
-    if logits.dtype == ir.DataType.FLOAT:
-        return
-    node = ir.node("Cast", [logits], {"to": ir.DataType.FLOAT})
-    graph.append(node)
-    (widened,) = node.outputs
-    widened.shape, widened.type = logits.shape, ir.TensorType(ir.DataType.FLOAT)
-    graph.outputs[graph.outputs.index(logits)] = widened
-    logits.name, widened.name = f"{LOGITS}.narrow", LOGITS
-
-
 # --- files ----------------------------------------------------------------------------------------
-
-
 
 
 def _write_weights(
@@ -272,14 +151,12 @@ def _describe(
     """The manifest without files, certificate and quality."""
     about, layers = config.model, config.model.decoder.num_hidden_layers
     state_type = _state_type(model)
-    bits = {tensor.bits for tensor in quantized}
     shape = ("batch", about.decoder.num_key_value_heads, "capacity", about.decoder.head_size)
     names = zip(state_names(PAST, layers), state_names(PRESENT, layers), strict=True)
-    floats = "fp32" if state_type == "float32" else "fp16"
     manifest = Manifest(
         schema=SCHEMA,
         kind="decoder",
-        precision="int4" if 4 in bits else "int8" if bits else floats,  # type: ignore[arg-type]
+        precision=_precision(state_type, quantized),
         attention="fused",
         devices=("cpu",),
         context_length=about.context_length,
@@ -302,7 +179,7 @@ def _describe(
         certificate=None,
         files=(),
         provenance=Provenance(
-            source_sha256=_digest(source, blob),
+            source_sha256=_digest(source / about.decoder.filename, blob),
             model_type=about.type,
             versions={
                 "ortolan": __version__,
@@ -320,22 +197,30 @@ def _describe(
     return msgspec.structs.replace(manifest, host=host)
 
 
+def _precision(
+    state_type: StateType, quantized: Sequence[QuantizedTensor]
+) -> Literal["fp32", "fp16", "int8", "int4"]:
+    bits = {tensor.bits for tensor in quantized}
+    if bits:
+        return "int4" if 4 in bits else "int8"
+    return "fp32" if state_type == "float32" else "fp16"
+
+
 def _state_type(model: ir.Model) -> StateType:
-    types = {value.dtype for value in model.graph.inputs if (value.name or "").startswith(PAST)}
-    state_type = _STATE_TYPES.get(next(iter(types), None)) if len(types) == 1 else None  # type: ignore[arg-type]
-    if state_type is None:
-        got = ", ".join(sorted(str(dtype) for dtype in types))
+    states = [value for value in model.graph.inputs if (value.name or "").startswith(PAST)]
+    types = {value.dtype for value in states if value.dtype is not None}
+    (dtype, *others) = types or {ir.DataType.UNDEFINED}
+    if others or dtype not in _STATE_TYPES:
         raise LayoutError(
-            f"A KV cache in float32 or float16 can be imported (got {got}). Build the folder with "
-            "-p fp32, fp16 or int4 and -e cpu."
+            f"The KV cache must be float32 or float16 (got {', '.join(map(str, types))}). Build the "
+            "folder with -p fp32 or int4, and -e cpu."
         )
-    return state_type
+    return _STATE_TYPES[dtype]
 
 
-def _digest(source: Path, blob: Blob) -> str:
+def _digest(graph: Path, blob: Blob) -> str:
     """Hash of the graph and the weights."""
-    config = read_config(source)
-    digest = hashlib.sha256((source / config.model.decoder.filename).read_bytes())
+    digest = hashlib.sha256(graph.read_bytes())
     for file in blob.files:
         digest.update(file.sha256.encode())
     return digest.hexdigest()

@@ -3,14 +3,13 @@
 The opposite of `take_mask`. Spec: GroupQueryAttention of com.microsoft, version 1.
 """
 
+import numpy as np
 import onnx_ir as ir
 
 from ortolan.export.passes.nodes import insert_node
 from ortolan.export.passes.take_mask import MASK
 from ortolan.export.values import insert_constant
 from ortolan.runtime.bundle.interface import IDS, LOGITS, STEP_INPUTS
-
-import numpy as np
 
 _SEQLENS, _TOTAL = 5, 6
 """Places of the lengths among the inputs of GroupQueryAttention."""
