@@ -53,7 +53,13 @@ PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int4": Int4(method="rtn", group_s
 
 SEEDS = (0, 1, 2**63, 2**128 + 5, 2**200 + 3)
 
-DRAWN: dict[str, Any] = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
+DRAWN: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 50,
+    "top_p": 0.95,
+    "repetition_penalty": 1.1,
+    "seed": 7,
+}
 
 
 def camel(options: dict[str, Any]) -> dict[str, Any]:
