@@ -52,7 +52,6 @@ from ortolan.runtime.engine.ort_session import session_settings
 from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.graph.rules import read as read_graph
 from ortolan.runtime.graph.summary import GraphSummary
-from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
 
