@@ -1,9 +1,12 @@
 """The JavaScript package against Python, in Node and in headless Chromium."""
 
+import importlib.util
 import json
 import os
 import shutil
 import subprocess
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +53,13 @@ PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int4": Int4(method="rtn", group_s
 
 SEEDS = (0, 1, 2**63, 2**128 + 5, 2**200 + 3)
 
-DRAWN = {"temperature": 0.8, "top_k": 50, "top_p": 0.95, "repetition_penalty": 1.1, "seed": 7}
+DRAWN: dict[str, Any] = {
+    "temperature": 0.8,
+    "top_k": 50,
+    "top_p": 0.95,
+    "repetition_penalty": 1.1,
+    "seed": 7,
+}
 
 
 def camel(options: dict[str, Any]) -> dict[str, Any]:
@@ -166,6 +175,56 @@ def run_node(package: Path, cases: Path, *arguments: str) -> str:
     )
     assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
     return done.stdout
+
+
+@pytest.fixture
+def page(package: Path, cases: Path, bundles: dict[str, Path], tmp_path: Path) -> Iterator[str]:
+    """The address of the page, with a sound bundle and a broken one."""
+    folder = tmp_path / "page"
+    run_node(package, cases, "demo/build.mjs", str(folder), str(bundles["fp32"]))
+    shutil.copytree(folder / "bundle", folder / "broken")
+    with (folder / "broken" / "tokenizer.json").open("a") as file:
+        file.write(" ")
+    server = load_module(package / "demo" / "serve.py").server(str(folder))
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+def load_module(path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_page_in_chromium(package: Path, cases: Path, page: str, tmp_path: Path) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium. Run `make software-gpu`, which installs Debian's")
+    (got,) = run_node(
+        package, cases, "test/browser.mjs", chromium, page, str(tmp_path)
+    ).splitlines()
+    results = json.loads(got)
+    text = PROMPT + json.loads(cases.read_text())["bundles"][0]["text"]
+    assert results["wasm"]["text"] == text
+    assert "tokens per second" in results["wasm"]["speed"]
+    assert text.startswith(results["again"])
+    assert "Certificate: PASS" in results["certificate"]
+    assert results["isolated"]
+    assert results["overflow"] <= 0
+    assert "server answered 404" in results["missing"]
+    assert "tokenizer.json: expected" in results["broken"]
+    if results["gpuState"] == "Ready":
+        assert text.startswith(results["webgpu"]["text"])
+    else:
+        assert "offers no WebGPU" in results["gpuError"]
+    assert len(list(tmp_path.glob("*.png"))) == 4
 
 
 def test_in_node(package: Path, cases: Path) -> None:
