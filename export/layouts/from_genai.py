@@ -211,8 +211,8 @@ def _state_type(model: ir.Model) -> StateType:
     (dtype, *others) = types or {ir.DataType.UNDEFINED}
     if others or dtype not in _STATE_TYPES:
         raise LayoutError(
-            f"The KV cache must be float32 or float16 (got {', '.join(map(str, types))}). Build the "
-            "folder with -p fp32 or int4, and -e cpu."
+            f"The KV cache must be float32 or float16 (got {', '.join(map(str, types))}). Build "
+            "the folder with -p fp32 or int4, and -e cpu."
         )
     return _STATE_TYPES[dtype]
 

@@ -49,9 +49,10 @@ def through_bundle(
     """Yield where to export a bundle, which is converted to `out` when the block succeeds.
 
     Args:
-        out: as for `convert`, like `force`.
+        out: as for `convert`.
         device: of the export.
         options: of the export.
+        force: as for `convert`.
 
     Raises:
         LayoutError: as for `convert`; at once if an option rules the layout out.

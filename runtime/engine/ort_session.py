@@ -38,6 +38,8 @@ _ERRORS_ONLY = 3
 
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 
+_NO_KLEIDIAI = ("mlas.disable_kleidiai", "1")  # on ARM: docs/adr/0011
+
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -196,6 +198,7 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry(*_NO_KLEIDIAI)
     if is_small_translator(bundle.manifest):
         # many small tensors: without these two a sentence takes 0.96 of the time
         options.enable_cpu_mem_arena = options.enable_mem_reuse = False
