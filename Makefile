@@ -10,7 +10,7 @@ ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-ci test-slow test-gpu software-gpu fuzz check fix
+.PHONY: all setup demo test test-ci test-slow test-arm test-gpu software-gpu fuzz check fix
 
 all: check test
 
@@ -36,7 +36,7 @@ test: $(INSTALLED)
 test-ci: $(INSTALLED)
 	mkdir -p build/graphs
 	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 -m slow --ignore=tests/cli/test_install.py \
-		--ignore=tests/end_to_end/test_demo.py --deselect=$(ALL_FAULTS) \
+		--ignore=tests/end_to_end/test_demo.py --ignore=tests/arm --deselect=$(ALL_FAULTS) \
 		--ignore=tests/modeling/families/test_inert_keys.py --ignore=tests/export/locality \
 		--ignore=tests/export/source/transformers/test_weights.py \
 		--ignore=tests/export/source/transformers/test_adapter.py
@@ -45,6 +45,12 @@ test-ci: $(INSTALLED)
 # check must reject, installs into new environments, faults in every file operation, and the demo.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# Bundles on two ARM processors in software: about 15 minutes. Needs Debian 12 with qemu-user-static, and
+# the network once, to download an ARM Python.
+test-arm: $(INSTALLED)
+	$(BIN)/python -m tests.arm.machine build/arm/machine
+	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 -m slow -rP --show-capture=stdout tests/arm
 
 # All of tests/gpu, including the variants on the CPU, which tell a wrong test from a wrong GPU.
 # Uses the current environment: `setup` would replace onnxruntime-gpu.

@@ -3,6 +3,7 @@
 OrtolanError
 └── ExportError
     ├── OptionError        an option cannot be honored
+    ├── LayoutError        a model does not fit another layout
     ├── OutputError        the target is taken, locked or not writable
     ├── PlacementError     the device lacks kernels for some nodes
     └── ParityError        the bundle disagrees with PyTorch
@@ -24,6 +25,12 @@ class OptionError(ExportError):
     """An option, or a combination of options, cannot be honored."""
 
     code: ClassVar[str] = "option"
+
+
+class LayoutError(ExportError):
+    """A model cannot be written to, or read from, the layout of another program."""
+
+    code: ClassVar[str] = "layout"
 
 
 class OutputError(ExportError):

@@ -21,6 +21,7 @@ from importlib import import_module
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
+from ortolan.distribution import pip_install
 from ortolan.runtime.errors import (
     BundleError,
     BundleFileError,
@@ -196,7 +197,7 @@ _switch_telemetry_off()
 
 if find_spec("onnxruntime") is None:
     raise MissingExtraError(
-        'ortolan.runtime needs onnxruntime, which is not installed. Run: pip install "ortolan[cpu]"'
+        f"ortolan.runtime needs onnxruntime, which is not installed. Run: {pip_install('cpu')}"
     )
 
 

@@ -5,28 +5,27 @@ not follow them produces a wheel without code and reports success.
 
     python scripts/check_wheel.py dist/ortolan-0.1.0-py3-none-any.whl [ROOT]
 
+A wheel of `ortolan-runtime` must contain neither modeling nor export.
 Prints one line per problem; exit status 1 if there is any.
 """
 
 import stat
 import sys
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 ROOMS = ("modeling", "export", "runtime")
 
 
-def expected_files(root: Path) -> set[str]:
+def expected_files(root: Path, rooms: Iterable[str] = ROOMS) -> set[str]:
     """Return the names that a wheel built from `root` must contain, without metadata."""
     package = root / "src" / "ortolan"
-    files = {
-        "ortolan/py.typed",
-        "ortolan/export/coverage.json",
-        "ortolan/runtime/graph/vocabulary.json",
-    }
+    files = {"ortolan/py.typed"}
+    data = ("export/coverage.json", "runtime/graph/vocabulary.json")
+    files |= {f"ortolan/{name}" for name in data if name.split("/")[0] in rooms}
     files |= {f"ortolan/{path.relative_to(package)}" for path in package.rglob("*.py")}
-    for room in ROOMS:
+    for room in rooms:
         files |= {f"ortolan/{path.relative_to(root)}" for path in (root / room).rglob("*.py")}
     return files
 
@@ -36,7 +35,8 @@ def problems(wheel: Path, root: Path) -> Iterator[str]:
     with zipfile.ZipFile(wheel) as archive:
         entries = archive.infolist()
     packed = {entry.filename for entry in entries if ".dist-info/" not in entry.filename}
-    expected = expected_files(root)
+    is_runtime = wheel.name.startswith("ortolan_runtime-")
+    expected = expected_files(root, ("runtime",) if is_runtime else ROOMS)
     for name in sorted(expected - packed):
         yield f"{wheel.name}: {name}: expected in the wheel, got nothing. Are the links in src/?"
     for name in sorted(packed - expected):

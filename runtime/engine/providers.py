@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.cuda_setup import INSTALL, missing_part
+from ortolan.distribution import pip_install
 from ortolan.runtime.engine.device import kind_of
 from ortolan.runtime.errors import DeviceError, MemoryPlanError, MissingExtraError
 from ortolan.runtime.graph.small_model import Node, write_model
@@ -33,7 +34,7 @@ try:
     import onnxruntime as ort  # type: ignore[import-untyped]
 except ImportError as error:
     raise MissingExtraError(
-        'ortolan.runtime needs onnxruntime. Run: pip install "ortolan[cpu]"'
+        f"ortolan.runtime needs onnxruntime. Run: {pip_install('cpu')}"
     ) from error
 
 __all__ = [
@@ -222,7 +223,7 @@ def _missing_webgpu() -> str | None:
     try:
         found = _webgpus()
     except ImportError:
-        return 'onnxruntime-ep-webgpu is not installed. Run: pip install "ortolan[webgpu]"'
+        return f"onnxruntime-ep-webgpu is not installed. Run: {pip_install('webgpu')}"
     except Exception as error:  # onnxruntime's own error classes have no common base
         return f"onnxruntime-ep-webgpu cannot be loaded: {str(error).partition(chr(10))[0][:300]}"
     return None if found else f"onnxruntime finds no GPU. {_REMEDY['webgpu']}"

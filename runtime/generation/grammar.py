@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.distribution import pip_install
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import GrammarError, MissingExtraError, shown
 from ortolan.runtime.generation.object_keys import DistinctKeys
@@ -306,7 +307,7 @@ def _llguidance() -> Any:
         import llguidance
     except ImportError as error:
         raise MissingExtraError(
-            'Grammars need llguidance, which is not installed. Run: pip install "ortolan[grammar]"'
+            f"Grammars need llguidance, which is not installed. Run: {pip_install('grammar')}"
         ) from error
     return llguidance
 

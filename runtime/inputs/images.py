@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.errors import InputError, MissingExtraError
@@ -126,7 +127,7 @@ def _pillow() -> Any:
         import PIL.Image
     except ImportError as error:
         raise MissingExtraError(
-            'Reading images needs Pillow. Run: pip install "ortolan[vision]", or pass arrays of '
+            f"Reading images needs Pillow. Run: {pip_install('vision')}, or pass arrays of "
             "the encoder's size"
         ) from error
     return PIL.Image

@@ -9,14 +9,14 @@
     ortolan.load("classifier/").classify(["a text", "another"])
 
 `modeling`, `export` and `runtime` are imported on first use, so that a device that only runs
-bundles does not need PyTorch.
+bundles does not need PyTorch. The distribution `ortolan-runtime` contains only `runtime`.
 """
 
 from importlib import import_module
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ortolan.errors import OrtolanError
+from ortolan.distribution import LEFT_OUT, is_runtime_only, missing_rooms
+from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 if TYPE_CHECKING:
     from ortolan import modeling, runtime
@@ -77,6 +77,7 @@ __all__ = [
     "PromptLookup",
     "QueueFullError",
     "Reply",
+    "RuntimeOnlyError",
     "Sampling",
     "SamplingError",
     "Seq2Seq",
@@ -103,8 +104,7 @@ _ELSEWHERE = {
     "Int8": "ortolan.export.options",
     "State": "ortolan.modeling.state",
 }
-_missing = [name for name in _ROOMS if not (Path(__file__).parent / name).is_dir()]
-if _missing:
+if _missing := missing_rooms():
     raise ImportError(
         f"ortolan: the folders {', '.join(_missing)} are missing next to this file, because this "
         "checkout has no symbolic links. Run `git config core.symlinks true` and "
@@ -114,9 +114,16 @@ del _missing
 
 
 def __getattr__(name: str) -> Any:
-    """Import a package, or a name from one, on first use."""
+    """Import a package, or a name from one, on first use.
+
+    Raises:
+        RuntimeOnlyError: only `ortolan-runtime` is installed, and the name needs more.
+    """
+    home = f"ortolan.{name}" if name in _ROOMS else _ELSEWHERE.get(name, "ortolan.runtime")
+    if home.split(".")[1] in LEFT_OUT and is_runtime_only():
+        raise RuntimeOnlyError(f"ortolan.{name}", "export")
     if name in _ROOMS:
-        return import_module(f"ortolan.{name}")
+        return import_module(home)
     if name in __all__:
-        return getattr(import_module(_ELSEWHERE.get(name, "ortolan.runtime")), name)
+        return getattr(import_module(home), name)
     raise AttributeError(f"module 'ortolan' has no attribute {name!r}")

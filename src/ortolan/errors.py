@@ -5,6 +5,8 @@ Subclasses are in `ortolan.modeling.errors`, `ortolan.export.errors` and `ortola
 
 from typing import ClassVar
 
+__all__ = ["OrtolanError", "RuntimeOnlyError"]
+
 
 class OrtolanError(Exception):
     """An error that the caller can act on: its message says what is wrong and what to do.
@@ -14,3 +16,20 @@ class OrtolanError(Exception):
     """
 
     code: ClassVar[str] = "ortolan"
+
+
+class RuntimeOnlyError(OrtolanError, ImportError):
+    """`ortolan-runtime` is installed, and this needs the distribution `ortolan`.
+
+    Attributes:
+        extra: the extra of `ortolan` that contains it.
+    """
+
+    code = "runtime-only"
+
+    def __init__(self, purpose: str, extra: str) -> None:
+        super().__init__(
+            f"{purpose} is not part of ortolan-runtime, which only runs bundles. Run: "
+            f'pip uninstall ortolan-runtime && pip install "ortolan[{extra}]"'
+        )
+        self.extra = extra

@@ -14,7 +14,8 @@ import click
 
 from ortolan import __version__
 from ortolan.cli.streams import guarded_streams
-from ortolan.errors import OrtolanError
+from ortolan.distribution import is_runtime_only
+from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 COMMANDS = {
     "attention": "Draw what each token attends to.",
@@ -24,6 +25,7 @@ COMMANDS = {
     "doctor": "Show what this machine has, and how to get what is missing.",
     "embed": "Print an embedding of each text or image.",
     "export": "Export a checkpoint to a bundle.",
+    "export-genai": "Convert a bundle for onnxruntime-genai.",
     "families": "List the model types that can be exported.",
     "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
@@ -34,22 +36,38 @@ COMMANDS = {
 }
 """Commands and their line of help; each module has the name of its command."""
 
+_BEYOND_THE_RUNTIME = {
+    "export": "export",
+    "export-genai": "export",
+    "families": "export",
+    "train": "train",
+}
+"""Commands that `ortolan-runtime` does not have, and the extra of `ortolan` that each needs."""
+
+
+def _available() -> dict[str, str]:
+    if not is_runtime_only():
+        return COMMANDS
+    return {name: text for name, text in COMMANDS.items() if name not in _BEYOND_THE_RUNTIME}
+
 
 class _Commands(click.Group):
     """A group that imports a command only to run it, so that `ortolan --help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
+        return list(_available())
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        command: click.Command = import_module(f"ortolan.cli.{cmd_name}").command
+        if cmd_name not in _available():
+            raise RuntimeOnlyError(f"`ortolan {cmd_name}`", _BEYOND_THE_RUNTIME[cmd_name])
+        command: click.Command = import_module(f"ortolan.cli.{cmd_name.replace('-', '_')}").command
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl(list(_available().items()))
 
 
 @click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})

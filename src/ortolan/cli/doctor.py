@@ -15,6 +15,7 @@ from ortolan import __version__
 from ortolan.cli import options
 from ortolan.cli.output import print_json, print_table, size
 from ortolan.cuda_setup import Part, examine, installed_version
+from ortolan.distribution import is_runtime_only, pip_install
 
 EXTRAS = {
     "chat": ("chat", ("jinja2", "onnxruntime")),
@@ -131,12 +132,19 @@ def _advice(facts: dict[str, str]) -> list[str]:
         absent.discard("onnxruntime")
     advice = []
     for extra, (purpose, packages) in EXTRAS.items():
+        if is_runtime_only() and extra in ("export", "train"):
+            continue
         if missing := [name for name in packages if name in absent]:
             names = ", ".join(missing)
-            advice.append(f'To {purpose}: pip install "ortolan[{extra}]" (missing {names})')
+            advice.append(f"To {purpose}: {pip_install(extra)} (missing {names})")
     if has_both:
         advice.append(
             "onnxruntime and onnxruntime-gpu are both installed and overwrite each other: "
             "uninstall both, then install one."
+        )
+    if installed_version("ortolan") and installed_version("ortolan-runtime"):
+        advice.append(
+            "ortolan and ortolan-runtime are both installed and overwrite each other: uninstall "
+            "both, then install one."
         )
     return advice

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -126,6 +127,13 @@ def _choice(literal: Any) -> click.Choice[str]:
     help="One graph, or separate graphs for prefill and decoding.",
 )
 @_graph(
+    "--layout",
+    type=click.Choice(["bundle", "genai"]),
+    default="bundle",
+    show_default=True,
+    help="Layout of OUT: a bundle, or a decoder's folder for onnxruntime-genai.",
+)
+@_graph(
     "--attention",
     type=_choice(choices.Attention),
     default="fused",
@@ -173,7 +181,14 @@ def _choice(literal: Any) -> click.Choice[str]:
     help="Ignore an unknown key of config.json; repeatable.",
 )
 def command(
-    source: Path, out: Path, *, as_json: bool, precision: str, force: bool, **values: Any
+    source: Path,
+    out: Path,
+    *,
+    as_json: bool,
+    precision: str,
+    layout: str,
+    force: bool,
+    **values: Any,
 ) -> None:
     """Export the checkpoint SOURCE to the bundle OUT and prove its parity.
 
@@ -183,6 +198,7 @@ def command(
     A bf16 bundle is proved on its device, by `ortolan verify`.
     """
     with extra("export", command="export"):
+        from ortolan.export.layouts.genai import through_bundle
         from ortolan.export.pipeline import export
     import msgspec
 
@@ -190,25 +206,31 @@ def command(
 
     weights = _precision(precision, values)
     keywords = {name: values.pop(name) for name in ("device", "calibration", "max_context")}
-    with progress("export") as steps:
+    settings = choices.ExportOptions(**values)
+    is_genai = layout == "genai"
+    place: AbstractContextManager[Path] = nullcontext(out)
+    if is_genai:
+        place = through_bundle(out, device=keywords["device"], options=settings, force=force)
+    with progress("export") as steps, place as folder:
         bundle = export(
             source,
-            out,
+            folder,
             precision=weights,
-            options=choices.ExportOptions(**values),
+            options=settings,
             force=force,
             progress=steps,
             warn=lambda text: click.echo(f"ortolan: warning: {text}", err=True),
             **keywords,
         )
-    measured = read_certificate(bundle).measured
+        measured = read_certificate(bundle).measured
     unverified = bundle.manifest.unverified
     origin = bundle.manifest.provenance
-    total = sum(file.size for file in bundle.manifest.files)
+    sizes = [file.size for file in bundle.manifest.files]
+    total = sum(path.stat().st_size for path in out.iterdir()) if is_genai else sum(sizes)
     if as_json:
         print_json(
             {
-                "bundle": str(bundle.path),
+                "bundle": str(out if is_genai else bundle.path),
                 "bytes": total,
                 "unverified": unverified,
                 "left_out": list(origin.left_out),
@@ -220,7 +242,10 @@ def command(
         return
     print_table(
         [
-            ("bundle", f"{out} ({size(total)}, {bundle.manifest.precision})"),
+            (
+                "folder" if is_genai else "bundle",
+                f"{out} ({size(total)}, {bundle.manifest.precision})",
+            ),
             ("weights", _weights(bundle.manifest)),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),

@@ -3,7 +3,8 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from ortolan.errors import OrtolanError
+from ortolan.distribution import LEFT_OUT, is_runtime_only, pip_install
+from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 
 class MissingPackageError(OrtolanError):
@@ -18,10 +19,13 @@ def extra(name: str, *, command: str) -> Iterator[None]:
 
     Raises:
         MissingPackageError: one is not installed.
+        RuntimeOnlyError: it is a package that `ortolan-runtime` does not contain.
     """
     try:
         yield
     except ModuleNotFoundError as error:
+        if is_runtime_only() and error.name in {f"ortolan.{room}" for room in LEFT_OUT}:
+            raise RuntimeOnlyError(f"ortolan {command} of a checkpoint", name) from error
         raise MissingPackageError(
-            f'{command} needs the package {error.name}. Run: pip install "ortolan[{name}]"'
+            f"{command} needs the package {error.name}. Run: {pip_install(name)}"
         ) from error

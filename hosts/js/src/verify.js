@@ -1,0 +1,101 @@
+/** Compares a decoder with its certificate; see "Certificate" in docs/bundle-format.md. */
+
+import { BundleError } from "./errors.js";
+import { highest } from "./sampling.js";
+
+const KINDS = { int32: Int32Array, float32: Float32Array, uint8: Uint8Array };
+const REST = 1e-5;
+const TINY = 1e-300;
+
+/**
+ * Replay the probes of a certificate.
+ *
+ * @param decoder
+ * @param {Map<string, Uint8Array>} contents
+ * @param {object} options
+ * @param {(done: number, total: number) => void} options.onProgress tokens
+ * @returns {Promise<object>} verdict, meanKl, maxAbsDelta, nearTies, positions
+ */
+export async function verify(decoder, contents, { onProgress = () => {} } = {}) {
+  const { document, arrays } = readCertificate(decoder.manifest.certificate, contents);
+  const { thresholds, top_k: kept } = document;
+  const [ids, sums] = [arrays.token_ids, arrays.log_sum_exp];
+  const [topIds, topLogits] = [arrays.top_ids, arrays.top_logits];
+  const found = { positions: 0, meanKl: 0, maxAbsDelta: 0, nearTies: 0, changed: 0, nonFinite: 0 };
+  let row = 0;
+  for (const { length } of document.probes) {
+    await decoder.logits(Array.from(ids.subarray(row, row + length)), (logits, position) => {
+      const at = (row + position) * kept;
+      compare(found, logits, topIds.subarray(at, at + kept), topLogits.subarray(at, at + kept), sums[row + position], thresholds);
+      onProgress(++found.positions, ids.length);
+    });
+    row += length;
+  }
+  found.meanKl /= Math.max(1, found.positions - found.nonFinite);
+  const largest = topLogits.reduce((most, value) => Math.max(most, Math.abs(value)), 1);
+  const isWrong =
+    found.nonFinite > 0 ||
+    found.meanKl > thresholds.mean_kl ||
+    (thresholds.max_abs_delta != null && found.maxAbsDelta > thresholds.max_abs_delta * largest) ||
+    (thresholds.near_tie != null && found.changed > found.nearTies);
+  return { verdict: isWrong ? "FAIL" : "PASS", ...found, thresholds };
+}
+
+function compare(found, logits, ids, expected, logSum, thresholds) {
+  const top = highest(logits);
+  if (!Number.isFinite(logits[top])) {
+    found.nonFinite++;
+    return;
+  }
+  const got = Float64Array.from(ids, (id) => logits[id]);
+  for (let index = 0; index < got.length; index++) {
+    found.maxAbsDelta = Math.max(found.maxAbsDelta, Math.abs(got[index] - expected[index]));
+  }
+  const gotSum = logSumExp(logits);
+  found.meanKl += divergence(
+    Float64Array.from(expected, (value) => value - logSum),
+    got.map((value) => value - gotSum),
+  );
+  if (top !== ids[0]) {
+    found.changed++;
+    if (expected[0] - expected[1] <= (thresholds.near_tie ?? -1)) found.nearTies++;
+  }
+}
+
+/** KL divergence of q from p, log probabilities of the kept tokens; the others count as one. */
+function divergence(p, q) {
+  const mass = (values) => values.reduce((sum, value) => sum + Math.exp(value), 0);
+  const pKept = Math.min(mass(p), 1 - REST);
+  const qKept = Math.min(Math.max(mass(q), TINY), 1 - REST);
+  const between = pKept * Math.log(pKept / qKept) + (1 - pKept) * Math.log((1 - pKept) / (1 - qKept));
+  const [pSum, qSum] = [logSumExp(p), logSumExp(q)];
+  let among = 0;
+  p.forEach((value, index) => {
+    among += Math.exp(value - pSum) * (value - pSum - (q[index] - qSum));
+  });
+  return Math.max(between + pKept * among, 0);
+}
+
+function logSumExp(values) {
+  const top = values[highest(values)];
+  return top + Math.log(values.reduce((sum, value) => sum + Math.exp(value - top), 0));
+}
+
+function readCertificate(name, contents) {
+  const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
+  if (document.schema !== 3 || document.top_k == null) {
+    throw new BundleError(`${name}: expected logits in schema 3, got schema ${document.schema}. Export the bundle again.`);
+  }
+  const data = contents.get(name.replace(/\.json$/, ".bin"));
+  const arrays = {};
+  for (const { name: array, dtype, shape, offset } of document.arrays) {
+    const Kind = KINDS[dtype];
+    const count = shape.reduce((a, b) => a * b, 1);
+    const end = offset + count * Kind.BYTES_PER_ELEMENT;
+    if (!(offset >= 0 && end <= data.length)) {
+      throw new BundleError(`certificate.bin: expected ${end} bytes for ${array}, got ${data.length}.`);
+    }
+    arrays[array] = new Kind(data.slice(offset, end).buffer);
+  }
+  return { document, arrays };
+}

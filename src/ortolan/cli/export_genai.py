@@ -1,0 +1,41 @@
+"""`ortolan export-genai BUNDLE OUT`."""
+
+from pathlib import Path
+
+import click
+
+from ortolan.cli import options
+from ortolan.cli.extras import extra
+from ortolan.cli.output import print_json, print_table, size
+
+
+@click.command()
+@options.bundle
+@click.argument("out", type=click.Path(path_type=Path))
+@click.option("--force", is_flag=True, help="Replace such a folder at OUT.")
+@options.as_json
+def command(bundle: Path, out: Path, force: bool, as_json: bool) -> None:
+    """Convert BUNDLE to the folder OUT, which onnxruntime-genai loads.
+
+    BUNDLE must be a decoder for the CPU with fused attention in one graph. Before OUT is written,
+    the new graph has to compute the same logits as the bundle, bit for bit, for a padded batch.
+    Prompts of a batch are padded on the right, as onnxruntime-genai does.
+    """
+    with extra("export", command="export-genai"):
+        from ortolan.export.layouts.genai import convert
+    from ortolan.runtime import open_bundle
+
+    opened = open_bundle(bundle, full_check=True)
+    folder = convert(opened, out, force=force)
+    total = sum(path.stat().st_size for path in folder.iterdir())
+    settings = opened.manifest.host
+    variables = {} if settings is None else dict(settings.session.environment)
+    if as_json:
+        print_json({"folder": str(folder), "bytes": total, "environment": variables})
+        return
+    print_table(
+        [
+            ("folder", f"{out} ({size(total)}, {opened.manifest.precision})"),
+            ("set", " ".join(f"{name}={value}" for name, value in variables.items()) or None),
+        ]
+    )

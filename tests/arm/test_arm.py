@@ -1,0 +1,69 @@
+"""Bundles exported on this machine run and verify on ARM processors, in software.
+
+`make test-arm` makes the machine; a case takes one to four minutes. With `-rP` each case prints its
+row of the table in docs/guides/edge-devices.md.
+"""
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.arm import machine
+from tests.cli.conftest import run_here
+
+pytestmark = pytest.mark.slow
+
+MACHINE = machine.REPOSITORY / "build" / "arm" / "machine"
+PROMPT, TOKENS = "def read_lines(path):", 32
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _machine() -> None:
+    if reason := machine.missing(MACHINE):
+        pytest.skip(reason)
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """The model of models/pythonic in a precision."""
+    folder = tmp_path_factory.mktemp("arm")
+
+    def exported(precision: str) -> Path:
+        path = folder / precision
+        if not path.exists():
+            source = machine.REPOSITORY / "models" / "pythonic"
+            done = run_here("export", source, path, "--precision", precision)
+            assert done.returncode == 0, done.stderr.decode()
+        return path
+
+    return exported
+
+
+def generated(standard_output: str | bytes) -> list[int]:
+    tokens: list[int] = json.loads(standard_output)["tokens"]
+    return tokens
+
+
+@pytest.mark.parametrize("cpu", machine.CPUS)
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_bundle_runs_and_verifies(cpu: str, precision: str, bundles: Callable[[str], Path]) -> None:
+    bundle = bundles(precision)
+    words = ("run", bundle, PROMPT, "-n", str(TOKENS), "--json")
+    here = generated(run_here(*words).stdout)
+    run = machine.ortolan(MACHINE, cpu, *words)
+    assert run.returncode == 0, run.stderr
+    there = generated(run.stdout)
+    started = time.monotonic()
+    verify = machine.ortolan(MACHINE, cpu, "verify", bundle, "--no-isolate", "--json")
+    seconds = time.monotonic() - started
+    assert verify.returncode in (0, 1), verify.stderr
+    report = json.loads(verify.stdout)
+    equal = next((i for i in range(TOKENS) if here[i] != there[i]), TOKENS)
+    distance = f"{report['mean_kl']:.1e}, {report['max_abs_delta']:.1e}"
+    row = (cpu, precision, f"{equal} of {TOKENS}", report["verdict"], distance, f"{seconds:.0f} s")
+    print(*row, sep=" | ")
+    # 8-bit products round differently on ARM, so nearly tied tokens of low-bit bundles may differ
+    assert precision != "fp32" or here == there
+    assert report["verdict"] == "PASS"
