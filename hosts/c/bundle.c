@@ -13,7 +13,7 @@
 #define MAX_CONTEXT (1 << 21)
 #define MAX_VOCABULARY (1 << 20)
 #define MAX_DIMENSION ((int64_t)1 << 40)
-#define MAX_STATE_NUMBERS ((int64_t)1 << 31) /* of one token, or of a whole state that is replaced */
+#define MAX_STATE_NUMBERS ((int64_t)1 << 31) /* of one token; of a state that is replaced */
 
 static const char known_fields[] =
     "schema kind precision attention devices context_length vocab_size graphs states weights "
@@ -133,8 +133,9 @@ static bool read_shape(ortolan_state *state, const json_value *item, const ortol
   int64_t numbers = 1;
   for (const json_value *size = shape->item; size != NULL; size = size->next) {
     int64_t value = 0;
-    if (size->type == JSON_STRING && strcmp(size->string, "batch") == 0) value = 1, batches++;
-    if (size->type == JSON_STRING && strcmp(size->string, "capacity") == 0) value = -1, capacities++;
+    const char *name = size->type == JSON_STRING ? size->string : "";
+    if (strcmp(name, "batch") == 0) value = 1, batches++;
+    if (strcmp(name, "capacity") == 0) value = -1, capacities++;
     if (size->is_integer && size->integer >= 1 && size->integer <= MAX_STATE_NUMBERS) {
       value = size->integer;
       numbers *= value;

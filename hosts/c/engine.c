@@ -49,9 +49,10 @@ static void release_tensor(const ortolan_engine *engine, tensor *state) {
 static bool create_value(const ortolan_engine *engine, void *data, size_t bytes,
                          const int64_t *shape, size_t rank, ONNXTensorElementDataType type,
                          OrtValue **value, ortolan_error *error) {
-  return ortolan_succeeded(engine->ort, engine->ort->CreateTensorWithDataAsOrtValue(engine->cpu, data, bytes, shape,
-                                                               rank, type, value),
-                   ORTOLAN_COMPUTE, "cannot use a buffer", error);
+  const OrtApi *ort = engine->ort;
+  return ortolan_succeeded(
+      ort, ort->CreateTensorWithDataAsOrtValue(engine->cpu, data, bytes, shape, rank, type, value),
+      ORTOLAN_COMPUTE, "cannot use a buffer", error);
 }
 
 static size_t state_bytes(const ortolan_state *state, int64_t capacity) {
@@ -251,10 +252,11 @@ static bool run(ortolan_engine *engine, OrtSession *session, ortolan_error *erro
     engine->fed[STEP_INPUTS + i] = engine->states[from][i].value;
     engine->written[1 + i] = engine->states[to][i].value;
   }
-  return ortolan_succeeded(engine->ort, engine->ort->Run(session, NULL, engine->inputs, engine->fed,
-                                    bundle->state_count + STEP_INPUTS, engine->outputs,
-                                    bundle->state_count + 1, engine->written),
-                   ORTOLAN_COMPUTE, "failed to run the model", error);
+  const OrtApi *ort = engine->ort;
+  OrtStatus *status = ort->Run(session, NULL, engine->inputs, engine->fed,
+                               bundle->state_count + STEP_INPUTS, engine->outputs,
+                               bundle->state_count + 1, engine->written);
+  return ortolan_succeeded(ort, status, ORTOLAN_COMPUTE, "failed to run the model", error);
 }
 
 /* One call of the graph. */

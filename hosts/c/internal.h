@@ -93,7 +93,8 @@ typedef struct {
   size_t optimizer_count, variable_count;
 } ortolan_bundle;
 
-/* Read manifest.json and check all files. Release with ortolan_bundle_close, even after a failure. */
+/* Read manifest.json and check all files. Close it with ortolan_bundle_close, also after
+ * a failure. */
 bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_hashes,
                          ortolan_error *error);
 void ortolan_bundle_close(ortolan_bundle *bundle);
@@ -148,7 +149,7 @@ typedef struct {
 
 bool ortolan_session_open(const ortolan_opener *opener, const ortolan_graph *graph, int threads,
                           OrtSession **session, ortolan_error *error);
-/* Release the status of a call, and fill the error if it failed: "onnxruntime 1.31.1 <what>: ..." */
+/* Release the status of a call. If it failed, fill the error: "onnxruntime 1.31.1 <what>: ..." */
 bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, const char *what,
                        ortolan_error *error);
 

@@ -48,8 +48,8 @@ static void *allocate(reader *in, size_t size) {
 }
 
 static void skip_space(reader *in) {
-  while (in->at < in->end && (*in->at == ' ' || *in->at == '\n' || *in->at == '\r' || *in->at == '\t'))
-    in->at++;
+  for (; in->at < in->end; in->at++)
+    if (*in->at != ' ' && *in->at != '\n' && *in->at != '\r' && *in->at != '\t') return;
 }
 
 /* Skip spaces, and then this character if it comes next. */
@@ -261,7 +261,7 @@ static bool read_items(reader *in, json_value *parent) {
       last = &item->next;
       parent->count++;
     } while (accept(in, ','));
-    if (!accept(in, close)) return fail(in, is_object ? "an object does not end" : "an array does not end");
+    if (!accept(in, close)) return fail(in, "an array or object does not end");
   }
   in->depth--;
   return !is_object || check_repeated(in, parent);

@@ -5,8 +5,8 @@
  *     top_k, temperature, top_p, min_p                     remove candidates
  *     one draw
  *
- * Draws are NumPy's: PCG64, seeded through SeedSequence. Weights are doubles, so a token differs from
- * Python's only if a draw falls within rounding of the border between two tokens.
+ * Draws are NumPy's: PCG64, seeded through SeedSequence. Weights are doubles, so a token differs
+ * from Python's only if a draw falls within rounding of the border between two tokens.
  */
 #include <math.h>
 #include <stdlib.h>

@@ -16,7 +16,7 @@
 #define SCHEMA 3
 #define MAX_PROBES 1024
 #define BLOCK_LOGITS ((size_t)1 << 24) /* logits in memory at once: 64 MiB */
-#define TAIL 64                        /* tokens at the end of a probe that are decoded one by one */
+#define TAIL 64                        /* last tokens of a probe, decoded one by one */
 #define REST 1e-5                      /* least probability of all tokens that were not kept */
 #define TINY 1e-300                    /* avoids log(0) */
 
@@ -96,9 +96,12 @@ static bool read_arrays(certificate *c, const ortolan_bundle *bundle, const orto
     return false;
   for (size_t i = 0; i < c->probes; i++) c->tokens += (size_t)c->lengths[i];
   c->token_ids = find_array(c, in, "token_ids", "int32", c->tokens, 0);
-  c->top_ids = c->token_ids ? find_array(c, in, "top_ids", "int32", c->tokens, c->kept) : NULL;
-  c->top_logits = c->top_ids ? find_array(c, in, "top_logits", "float32", c->tokens, c->kept) : NULL;
-  c->log_sum_exp = c->top_logits ? find_array(c, in, "log_sum_exp", "float32", c->tokens, 0) : NULL;
+  if (c->token_ids == NULL) return false;
+  c->top_ids = find_array(c, in, "top_ids", "int32", c->tokens, c->kept);
+  if (c->top_ids == NULL) return false;
+  c->top_logits = find_array(c, in, "top_logits", "float32", c->tokens, c->kept);
+  if (c->top_logits == NULL) return false;
+  c->log_sum_exp = find_array(c, in, "log_sum_exp", "float32", c->tokens, 0);
   return c->log_sum_exp != NULL &&
          check_integers(in, "token_ids", c->token_ids, c->tokens, 0, bundle->vocab_size - 1) &&
          check_integers(in, "top_ids", c->top_ids, c->tokens * c->kept, 0,
