@@ -21,17 +21,15 @@ import onnx_ir as ir
 from ortolan import files
 from ortolan.export.errors import LayoutError, OutputError
 from ortolan.export.layouts.comparison import compare
-from ortolan.export.passes.take_mask import MASK, TakeMask
+from ortolan.export.layouts.genai_config import CONFIG
 from ortolan.export.options import Device, ExportOptions
+from ortolan.export.passes.take_mask import MASK, TakeMask
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
 from ortolan.runtime.bundle.kinds import DECODER, MAPS_ROLE
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.staging import BusyError, Place, staged
-
-CONFIG = "genai_config.json"
-"""Settings of onnxruntime-genai; without this file a folder is not in its layout."""
 
 MODEL = "model.onnx"
 
@@ -51,9 +49,10 @@ def through_bundle(
     """Yield where to export a bundle, which is converted to `out` when the block succeeds.
 
     Args:
-        out: as for `convert`, like `force`.
+        out: as for `convert`.
         device: of the export.
         options: of the export.
+        force: as for `convert`.
 
     Raises:
         LayoutError: as for `convert`; at once if an option rules the layout out.

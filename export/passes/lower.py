@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import onnx_ir as ir
+from onnx_ir.passes import common
 
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.plain_attention import PlainAttention
@@ -66,6 +67,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         if plan.is_for_webgpu:
             PlainAttention()(model)
             PlainProducts()(model)
+            common.RemoveUnusedNodesPass()(model)  # weights that are read transposed now
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
 
 

@@ -316,7 +316,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         weights: names of the files that hold the weights.
         tokens: token ids with a meaning.
         tokenizer: name of the tokenizer's file; `None` if the bundle accepts only ids.
-        certificate: name of the file that `ortolan verify` replays.
+        certificate: name of the file that `ortolan verify` replays; `None` if there is nothing to
+            compare with, as `unverified` says.
         files: every file of the bundle except the manifest, sorted by name.
         provenance: where the bundle comes from.
         prefill_precision: type of the weights of the prefill graph, if it differs.
@@ -343,7 +344,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     weights: tuple[FileName, ...]
     tokens: Tokens
     tokenizer: FileName | None
-    certificate: FileName
+    certificate: FileName | None
     files: Annotated[tuple[File, ...], Meta(min_length=1, max_length=limits.MAX_FILES)]
     provenance: Provenance
     prefill_precision: Literal["int8"] | None = None

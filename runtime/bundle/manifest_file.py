@@ -137,13 +137,15 @@ def _check_files(manifest: Manifest) -> None:
     if names != sorted(names):
         raise _refused("files sorted by name", ", ".join(names[:8]))
     used = [graph.file for graph in manifest.graphs.values()]
-    used += [*manifest.weights, manifest.certificate]
-    used += [] if manifest.tokenizer is None else [manifest.tokenizer]
+    used += manifest.weights
+    used += [name for name in (manifest.certificate, manifest.tokenizer) if name is not None]
     # a file with two roles would only be checked by the rules of one
     _check_unique("files for graphs, weights, tokenizer and certificate", used)
     for name in used:
         if name not in names:
             raise _refused(f"{name!r} among `files`", "no such file")
+    if manifest.certificate is None and manifest.unverified is None:
+        raise _refused("a certificate, or the reason in `unverified`", "neither")
     for file in manifest.files:
         _check_size(file, manifest)
 

@@ -29,6 +29,7 @@ __all__ = [
     "open_part",
     "open_session",
     "open_small",
+    "save_optimized",
     "save_packed",
     "session_settings",
 ]
@@ -36,6 +37,8 @@ __all__ = [
 _ERRORS_ONLY = 3
 
 _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
+
+_NO_KLEIDIAI = ("mlas.disable_kleidiai", "1")  # on ARM: docs/adr/0011
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -144,10 +147,31 @@ def save_packed(bundle: Bundle, graph: Graph, folder: Path, *, weights: str) -> 
         GraphError: onnxruntime cannot load or write the graph.
     """
     options = _options(bundle, threads=1)
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    return _save(bundle, graph, folder, options, weights=weights)
+
+
+def save_optimized(bundle: Bundle, graph: Graph, folder: Path) -> Path:
+    """Write a graph as onnxruntime runs it on the CPU, with its weights in a file of their own.
+
+    Args:
+        bundle: holds the graph.
+        graph: the graph to write.
+        folder: where to write it.
+
+    Returns:
+        The path of the graph.
+
+    Raises:
+        GraphError: onnxruntime cannot load or write the graph.
+    """
+    return _save(bundle, graph, folder, _options(bundle, threads=1), weights="weights.bin")
+
+
+def _save(bundle: Bundle, graph: Graph, folder: Path, options: Any, *, weights: str) -> Path:
     path = folder / graph.file
     options.optimized_model_filepath = str(path)
     for key, value in (
-        ("session.save_external_prepacked_constant_initializers", "1"),
         ("session.optimized_model_external_initializers_file_name", weights),
         ("session.optimized_model_external_initializers_min_size_in_bytes", "0"),
     ):
@@ -174,6 +198,7 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = ort.ExecutionMode.ORT_SEQUENTIAL
+    options.add_session_config_entry(*_NO_KLEIDIAI)
     if is_small_translator(bundle.manifest):
         # many small tensors: without these two a sentence takes 0.96 of the time
         options.enable_cpu_mem_arena = options.enable_mem_reuse = False

@@ -142,6 +142,11 @@ def read_certificate(bundle: Bundle) -> Certificate:
         CertificateError: its parts do not agree, or it belongs to another model.
     """
     name = bundle.manifest.certificate
+    if name is None:
+        raise CertificateError(
+            f"This bundle has no certificate: {bundle.manifest.unverified}. It can run, but not be "
+            "verified."
+        )
     data = bundle.read(name)
     try:
         schema = msgspec.json.decode(data, type=_Schema).schema

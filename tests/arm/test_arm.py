@@ -62,7 +62,9 @@ def test_bundle_runs_and_verifies(cpu: str, precision: str, bundles: Callable[[s
     report = json.loads(verify.stdout)
     equal = next((i for i in range(TOKENS) if here[i] != there[i]), TOKENS)
     distance = f"{report['mean_kl']:.1e}, {report['max_abs_delta']:.1e}"
-    row = (cpu, precision, f"{equal} of {TOKENS}", report["verdict"], distance, f"{seconds:.0f} s")
+    exact = ", ".join(report["exact"]["different"]) or "all"
+    outcome = (report["verdict"], distance, f"exact: {exact}", f"{seconds:.0f} s")
+    row = (cpu, precision, f"{equal} of {TOKENS}", *outcome)
     print(*row, sep=" | ")
     # 8-bit products round differently on ARM, so nearly tied tokens of low-bit bundles may differ
     assert precision != "fp32" or here == there

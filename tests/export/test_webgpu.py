@@ -40,6 +40,9 @@ def test_products_are_plain_and_compute_what_pytorch_does(tied: bool, tmp_path: 
     model = ortolan.load(tmp_path / "bundle", device="cpu")
     assert model.manifest.devices == ("webgpu", "cpu")
     assert operators(tmp_path / "bundle" / "decoder.onnx").isdisjoint(WITHOUT_KERNEL)
+    graph = onnx.load(tmp_path / "bundle" / "decoder.onnx", load_external_data=False).graph
+    read = {name for node in graph.node for name in node.input}
+    assert {tensor.name for tensor in graph.initializer} <= read
     ids = list(range(3, 20))
     with torch.no_grad():
         want = module(torch.tensor([ids]))[0].numpy()

@@ -37,6 +37,13 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     type=click.Choice(["family", "transformers"]),
     help="How to read a checkpoint; see `ortolan export --help-all`.",
 )
+@click.option(
+    "--operators",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the operators and types that a bundle needs on the CPU to FILE, the configuration "
+    "of a reduced build of onnxruntime.",
+)
 @options.isolate
 @options.as_json
 def command(
@@ -45,6 +52,7 @@ def command(
     batch: int | None,
     device: str | None,
     via: str | None,
+    operators: Path | None,
     isolate: bool,
     as_json: bool,
 ) -> None:
@@ -60,12 +68,39 @@ def command(
     if os.path.lexists(path / "manifest.json") or not path.exists():
         if via is not None:
             raise click.ClickException(f"--via is for checkpoints, and {path} is not one.")
+        if operators is not None:
+            _write_operators(path, operators, as_json=as_json)
+            return
         _describe_bundle(path, context, batch or 1, device, isolate=isolate, as_json=as_json)
         return
-    for option, value in {"--context": context, "--batch": batch, "--device": device}.items():
+    for_bundles = {"--context": context, "--batch": batch, "--device": device}
+    for option, value in {**for_bundles, "--operators": operators}.items():
         if value is not None:
             raise click.ClickException(f"{option} is for bundles, and {path} is a checkpoint.")
     print_preview(path, via=via, as_json=as_json)
+
+
+def _write_operators(bundle: Path, file: Path, *, as_json: bool) -> None:
+    from ortolan.runtime import open_bundle
+    from ortolan.runtime.inspect.operators import write_operators
+
+    operators = write_operators(open_bundle(bundle), file)
+    if as_json:
+        sets = [
+            {"domain": domain, "version": version, "operators": entries}
+            for (domain, version), entries in operators.items()
+        ]
+        print_json({"file": str(file), "operator_sets": sets})
+        return
+    print_table(
+        [
+            ("operators", str(file)),
+            *(
+                (f"  {domain} {version}", ", ".join(names))
+                for (domain, version), names in operators.items()
+            ),
+        ]
+    )
 
 
 def _describe_bundle(

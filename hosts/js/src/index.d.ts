@@ -1,0 +1,109 @@
+/** Where the files of a bundle come from. */
+export interface Files {
+  read(
+    name: string,
+    options?: { sha256?: string; onBytes?: (count: number) => void },
+  ): Promise<Uint8Array<ArrayBuffer>>;
+}
+
+/** Files below a URL; a browser keeps them in its cache by their hashes. */
+export function urlFiles(base: string | URL): Files;
+/** Files that the user chose. */
+export function chosenFiles(files: Iterable<File>): Files;
+/** Files of a folder, in Node. */
+export function folderFiles(folder: string): Files;
+
+export interface LoadOptions {
+  /** Module of ONNX Runtime: `onnxruntime-web` or `onnxruntime-node`. */
+  ort: unknown;
+  /** `cpu` is that of `onnxruntime-node`. Default: `wasm`. */
+  device?: "wasm" | "webgpu" | "cpu";
+  onProgress?: (loadedBytes: number, totalBytes: number, file: string) => void;
+}
+
+export interface Message {
+  role: string;
+  content: string;
+}
+
+/** Ids need no tokenizer; messages need a chat template. */
+export type Prompt = string | number[] | Message[];
+
+export interface Options {
+  /** Default: as many as fit into the context. */
+  maxNewTokens?: number;
+  /** Texts that end the answer, and are not part of it. */
+  stop?: string | string[];
+  stopTokens?: number[];
+  ignoreEos?: boolean;
+  signal?: AbortSignal;
+  /** 0, the default, takes the most probable token. */
+  temperature?: number;
+  /** Keep this many tokens; 0 keeps all. */
+  topK?: number;
+  /** Keep the fewest tokens whose probabilities reach this sum. */
+  topP?: number;
+  /** Keep tokens at least this probable, relative to the top one. */
+  minP?: number;
+  repetitionPenalty?: number;
+  presencePenalty?: number;
+  frequencyPenalty?: number;
+  /** Values to add to the logits of ids. */
+  logitBias?: Record<number, number>;
+  /** The same seed draws the same tokens as in Python. */
+  seed?: number | bigint;
+}
+
+export interface Completion {
+  text: string;
+  tokens: number[];
+  finishReason: "stop" | "length";
+  prefillMs: number;
+  decodeMs: number;
+}
+
+export interface Verification {
+  verdict: "PASS" | "FAIL";
+  positions: number;
+  /** Mean KL divergence from PyTorch, in nats. */
+  meanKl: number;
+  /** Largest difference of a kept logit. */
+  maxAbsDelta: number;
+  /** Positions where another token is the most probable. */
+  changed: number;
+  /** Those of them where two tokens were nearly as probable. */
+  nearTies: number;
+  nonFinite: number;
+  thresholds: { mean_kl: number; max_abs_delta: number | null; near_tie: number | null };
+}
+
+/** A loaded decoder. Computes one sequence at a time. */
+export class Decoder {
+  readonly manifest: any;
+  /** Null for a bundle without a tokenizer. */
+  readonly text: {
+    readonly hasTemplate: boolean;
+    encode(text: string, options?: { special?: boolean }): number[];
+    decode(ids: number[]): string;
+    chat(messages: Message[]): number[];
+  } | null;
+  generate(prompt: Prompt, options?: Options): Promise<Completion>;
+  /** Yields pieces of text; returns the completion. */
+  stream(prompt: Prompt, options?: Options): AsyncGenerator<string, Completion>;
+  /** Gives the logits after every token to `onRow`. */
+  logits(ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
+  verify(options?: { onProgress?: (done: number, total: number) => void }): Promise<Verification>;
+  release(): Promise<void>;
+}
+
+export function load(files: Files, options: LoadOptions): Promise<Decoder>;
+
+export class OrtolanError extends Error {}
+/** A bundle that is incomplete, damaged, of another version or of another kind. */
+export class BundleError extends OrtolanError {}
+export class InputError extends OrtolanError {}
+export class ContextLengthError extends InputError {}
+export class SamplingError extends InputError {}
+/** A device that is missing or failed. */
+export class DeviceError extends OrtolanError {}
+export class NumericError extends OrtolanError {}

@@ -1,0 +1,163 @@
+/**
+ * The library in Node, on the CPU and in WebAssembly. ORTOLAN_CASES is a JSON file with bundles and
+ * what Python computes for them (tests/hosts/test_js.py writes it).
+ */
+
+import assert from "node:assert/strict";
+import { cp, mkdtemp, readFile, rm, truncate, writeFile } from "node:fs/promises";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
+import test from "node:test";
+
+import * as web from "onnxruntime-web";
+import native from "onnxruntime-node";
+
+import * as ortolan from "../src/index.js";
+import { PCG64 } from "../src/pcg64.js";
+import { Sampler } from "../src/sampling.js";
+import { TextStream } from "../src/text.js";
+
+const cases = JSON.parse(await readFile(process.env.ORTOLAN_CASES, "utf8"));
+web.env.wasm.numThreads = 1;
+
+const loaded = new Map();
+async function open(bundle, device) {
+  const key = `${bundle} ${device}`;
+  if (!loaded.has(key)) {
+    const ort = device === "cpu" ? native : web;
+    loaded.set(key, await ortolan.load(ortolan.folderFiles(bundle), { ort, device }));
+  }
+  return loaded.get(key);
+}
+
+for (const [seed, numbers] of Object.entries(cases.random)) {
+  test(`seed ${seed} draws what NumPy draws`, () => {
+    const generator = new PCG64(BigInt(seed));
+    assert.deepEqual(numbers.map(() => String(generator.next())), numbers);
+  });
+}
+
+for (const { options, logits, prompt, tokens } of cases.sampling) {
+  test(`sampling with ${JSON.stringify(options)}`, () => {
+    const sampler = new Sampler(options, logits[0].length, prompt);
+    assert.deepEqual(logits.map((row) => sampler.next(Float32Array.from(row))), tokens);
+  });
+}
+
+for (const device of ["cpu", "wasm"]) {
+  for (const { bundle, prompt, greedy, sampled, options, text } of cases.bundles) {
+    test(`${bundle} on ${device} generates what Python does`, async () => {
+      const model = await open(bundle, device);
+      const done = await model.generate(prompt, { maxNewTokens: 32, ignoreEos: true });
+      assert.deepEqual(done.tokens, greedy);
+      assert.equal(done.text, text);
+      const drawn = await model.generate(prompt, { ...options, maxNewTokens: 32, ignoreEos: true });
+      assert.deepEqual(drawn.tokens, sampled);
+    });
+    test(`${bundle} on ${device} passes its certificate`, async () => {
+      const model = await open(bundle, device);
+      const report = await model.verify();
+      assert.equal(report.verdict, "PASS");
+      assert.ok(report.positions > 100);
+    });
+  }
+}
+
+test("pieces join to the text, also across a stop text and a signal", async () => {
+  const { bundle, prompt, text } = cases.bundles[0];
+  const model = await open(bundle, "wasm");
+  const stop = text.slice(20, 24);
+  let joined = "";
+  for await (const piece of model.stream(prompt, { maxNewTokens: 32, ignoreEos: true, stop })) joined += piece;
+  assert.equal(joined, text.slice(0, text.indexOf(stop)));
+  const abort = new AbortController();
+  const pieces = model.stream(prompt, { maxNewTokens: 32, signal: abort.signal });
+  await pieces.next();
+  abort.abort();
+  await assert.rejects(async () => { while (!(await pieces.next()).done); }, { name: "AbortError" });
+  const again = await model.generate(prompt, { maxNewTokens: 32, ignoreEos: true });
+  assert.equal(again.text, text);
+});
+
+test("a chat template renders messages", async () => {
+  const { bundle, messages, ids } = cases.chat;
+  const model = await open(bundle, "wasm");
+  assert.deepEqual(model.text.chat(messages), ids);
+});
+
+test("text streams keep characters whole and hold back the beginning of a stop text", () => {
+  const codes = Array.from(new TextEncoder().encode("é, stopover, no stop here"));
+  const decode = (ids) => new TextDecoder().decode(Uint8Array.from(ids));
+  const stream = new TextStream({ decode }, ["stop here"]);
+  const pieces = [];
+  for (const code of codes) {
+    const { piece, isStopped } = stream.add(code);
+    pieces.push(piece);
+    if (isStopped) break;
+  }
+  assert.equal(pieces[0], "");
+  assert.equal(pieces.join(""), "é, stopover, no ");
+});
+
+test("invalid requests are errors", async () => {
+  const { bundle, prompt } = cases.bundles[0];
+  const model = await open(bundle, "wasm");
+  const most = model.manifest.context_length;
+  for (const [bad, options, kind] of [
+    ["", {}, ortolan.InputError],
+    [[1, -1], {}, ortolan.InputError],
+    [new Array(most + 1).fill(5), {}, ortolan.ContextLengthError],
+    [prompt, { temperature: -1 }, ortolan.SamplingError],
+    [prompt, { topP: 0 }, ortolan.SamplingError],
+    [prompt, { seed: -3 }, ortolan.SamplingError],
+    [prompt, { logitBias: { 999999: 1 } }, ortolan.SamplingError],
+    [prompt, { maxNewTokens: 0 }, ortolan.InputError],
+    [prompt, { surplus: 1 }, ortolan.InputError],
+    [[{ role: "user", content: "?" }], {}, ortolan.InputError],
+  ]) {
+    await assert.rejects(model.generate(bad, options), kind);
+  }
+});
+
+const edited = (change) => async (folder) => {
+  const path = join(folder, "manifest.json");
+  const manifest = JSON.parse(await readFile(path, "utf8"));
+  change(manifest);
+  await writeFile(path, JSON.stringify(manifest));
+};
+
+const flipped = async (folder, name) => {
+  const bytes = await readFile(join(folder, name));
+  bytes[bytes.length >> 1] ^= 1;
+  await writeFile(join(folder, name), bytes);
+};
+
+for (const [what, damage, message] of [
+  ["another schema", edited((m) => (m.schema = 9)), /expected schema 2 or 3, got 9/],
+  ["another kind", edited((m) => (m.kind = "encoder")), /Expected a decoder/],
+  ["no manifest", (folder) => rm(join(folder, "manifest.json")), /manifest.json cannot be read/],
+  ["no JSON", (folder) => writeFile(join(folder, "manifest.json"), "{"), /is not JSON/],
+  ["a missing file", (folder) => rm(join(folder, "decoder.onnx")), /decoder.onnx cannot be read/],
+  ["a cut file", (folder) => truncate(join(folder, "tokenizer.json"), 99), /expected \d+ bytes, got 99/],
+  ["a changed file", (folder) => flipped(folder, "decoder.onnx"), /expected SHA-256/],
+]) {
+  test(`a bundle with ${what} is refused`, async () => {
+    const folder = join(await mkdtemp(join(tmpdir(), "ortolan-")), "bundle");
+    await cp(cases.bundles[0].bundle, folder, { recursive: true });
+    await damage(folder);
+    const failed = ortolan.load(ortolan.folderFiles(folder), { ort: web });
+    await assert.rejects(failed, (error) => error instanceof ortolan.BundleError && message.test(error.message));
+  });
+}
+
+test("damaged weights fail verification", async () => {
+  const model = await ortolan.load(ortolan.folderFiles(cases.damaged), { ort: web });
+  assert.equal((await model.verify()).verdict, "FAIL");
+});
+
+test("unknown devices are errors", async () => {
+  const files = ortolan.folderFiles(cases.bundles[0].bundle);
+  for (const device of ["tpu", "webgpu"]) {
+    await assert.rejects(ortolan.load(files, { ort: web, device }), ortolan.DeviceError);
+  }
+});
