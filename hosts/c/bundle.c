@@ -70,6 +70,8 @@ static bool read_weights(ortolan_bundle *bundle, const json_value *root, const o
     if (item->type != JSON_STRING) return ortolan_invalid(in, "weights", "names");
     if (!is_listed(bundle, in, "weights", item->string)) return false;
   }
+  const json_value *certificate = ortolan_json_field(root, "certificate");
+  if (certificate != NULL && certificate->type == JSON_NULL) return true;
   bundle->certificate = ortolan_string(in, root, "", "certificate");
   return is_listed(bundle, in, "certificate", bundle->certificate);
 }

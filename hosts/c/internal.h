@@ -87,7 +87,7 @@ typedef struct {
   int32_t bos, forced_first, forced_last; /* -1 for none */
   int32_t eos[ORTOLAN_MAX_STOP_TOKENS], suppressed[ORTOLAN_MAX_SUPPRESSED];
   size_t eos_count, suppressed_count;
-  const char *certificate;
+  const char *certificate; /* NULL for none */
   const char *optimizers[ORTOLAN_MAX_SETTINGS]; /* to disable */
   const char *variables[ORTOLAN_MAX_SETTINGS], *values[ORTOLAN_MAX_SETTINGS];
   size_t optimizer_count, variable_count;

@@ -41,7 +41,9 @@ static bool add_settings(const ortolan_opener *opener, OrtSessionOptions *option
          opened(opener,
                 ort->AddSessionConfigEntry(
                     options, "optimization.disable_specified_optimizers", names),
-                error);
+                error) &&
+         /* on ARM, the other kernels for 4-bit weights round activations too coarsely */
+         opened(opener, ort->AddSessionConfigEntry(options, "mlas.disable_kleidiai", "1"), error);
 }
 
 /* Create a session while the manifest's variables are set. The user's own values win. */

@@ -131,6 +131,10 @@ static bool read_certificate(certificate *c, const ortolan_bundle *bundle, ortol
   char name[128];
   int64_t schema, kept;
   size_t size;
+  if (c->file == NULL)
+    return ortolan_fail(error, ORTOLAN_CERTIFICATE,
+                        "This bundle has no certificate, so there is nothing to compare with. "
+                        "Export the checkpoint with Ortolan to get one.");
   size_t extension = strlen(c->file) < 5 ? 0 : strlen(c->file) - 5;
   if (strcmp(c->file + extension, ".json") != 0)
     return ortolan_fail(error, ORTOLAN_CERTIFICATE,

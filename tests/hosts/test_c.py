@@ -10,26 +10,25 @@ import re
 import shutil
 import subprocess
 from collections.abc import Callable
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-import onnxruntime
 import pytest
 from tests.runtime.tiny_decoder import VOCABULARY, write_bundle
 
 import ortolan
+from ortolan import Sampling
 from ortolan.runtime.bundle.manifest import Tokens
 
 pytestmark = pytest.mark.slow
 
 REPOSITORY = Path(__file__).parents[2]
 HOST = REPOSITORY / "hosts" / "c"
-LIBRARY = Path(onnxruntime.__file__).parent / "capi"
+LIBRARY = Path(str(distribution("onnxruntime").locate_file("onnxruntime/capi")))
 PROMPT = "def read_lines(path):"
 KINDS = ("unified", "split", "recurrent", "by-token")
-
-Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
 class Built(NamedTuple):
@@ -52,7 +51,13 @@ class Built(NamedTuple):
         )
 
     def generate(
-        self, bundle: Path, prompt: list[int], new: int, *, stop: tuple[int, ...] = (), **options: Any
+        self,
+        bundle: Path,
+        prompt: list[int],
+        new: int,
+        *,
+        stop: tuple[int, ...] = (),
+        **options: Any,
     ) -> list[int]:
         """Generate twice, check that both are equal and finish, and return the ids."""
         done = self.run("run", *arguments(bundle, prompt, new, stop=stop, **options))
@@ -95,9 +100,9 @@ def build(folder: Path, *options: str) -> Built:
     include = os.environ.get("ONNXRUNTIME_INCLUDE")
     if include is None:
         pytest.skip("needs ONNXRUNTIME_INCLUDE, the folder of onnxruntime_c_api.h")
-    configure = ["cmake", "-S", HOST, "-B", folder, f"-DONNXRUNTIME_INCLUDE={include}"]
+    configure = ["cmake", "-S", str(HOST), "-B", str(folder), f"-DONNXRUNTIME_INCLUDE={include}"]
     flags = [f"-DONNXRUNTIME_DIR={LIBRARY}", "-DCMAKE_C_FLAGS=-Werror", *options]
-    for command in ([*configure, *flags], ["cmake", "--build", folder]):
+    for command in ([*configure, *flags], ["cmake", "--build", str(folder)]):
         done = subprocess.run(command, capture_output=True, text=True)
         assert done.returncode == 0, done.stdout + done.stderr
     return Built(folder, {})
@@ -138,13 +143,17 @@ def pythonic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 @pytest.fixture
 def copied(tiny: dict[str, Path], tmp_path: Path) -> Path:
     """A bundle to damage."""
-    return shutil.copytree(tiny["unified"], tmp_path / "bundle")
+    return Path(shutil.copytree(tiny["unified"], tmp_path / "bundle"))
 
 
 def expected(bundle: Path, prompt: list[int], new: int, **options: Any) -> list[int]:
     """Ids of the Python runtime."""
-    model = ortolan.load(bundle, verified=True) if False else ortolan.load(bundle)
-    return list(model.generate(prompt, max_new_tokens=new, **options).tokens)
+    model = ortolan.load(bundle)
+    return [
+        *model.generate(
+            prompt, max_new_tokens=new, sampling=Sampling(**options) if options else None
+        ).tokens
+    ]
 
 
 def random_ids(count: int) -> list[int]:
@@ -190,9 +199,9 @@ def test_sampled_tokens_of_a_trained_model_equal_those_of_python(
 ) -> None:
     model = ortolan.load(pythonic)
     prompt = model.tokenizer.encode(PROMPT)
-    options = {"temperature": 0.9, "seed": seed}
-    reference = model.generate(prompt, max_new_tokens=48, **options)
-    assert built.generate(pythonic, prompt, 48, **options) == list(reference.tokens)
+    options: dict[str, Any] = {"temperature": 0.9, "seed": seed}
+    reference = expected(pythonic, prompt, 48, **options)
+    assert built.generate(pythonic, prompt, 48, **options) == reference
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -234,7 +243,8 @@ def test_each_sampling_option_has_the_effect_that_it_has_in_python(
 def test_suppressed_tokens_are_never_generated_and_stop_tokens_end(
     built: Built, tiny: dict[str, Path]
 ) -> None:
-    bundle, prompt, options = tiny["unified"], random_ids(9), {"temperature": 2, "seed": 5}
+    bundle, prompt = tiny["unified"], random_ids(9)
+    options: dict[str, Any] = {"temperature": 2, "seed": 5}
     tokens = built.generate(bundle, prompt, 200, **options)
     assert not {5, 6} & set(tokens)
     stop = tokens[20]
@@ -248,7 +258,7 @@ def test_empty_prompt_stands_for_bos_and_context_is_the_limit(
     built: Built, tiny: dict[str, Path]
 ) -> None:
     bundle = tiny["unified"]
-    assert built.generate(bundle, [], 20) == expected(bundle, [], 20)
+    assert built.generate(bundle, [], 20) == expected(bundle, [3], 20)
     assert len(built.generate(bundle, random_ids(1000), 0)) == 100
 
 
@@ -292,7 +302,7 @@ def test_verify_fails_for_a_changed_weight(built: Built, copied: Path) -> None:
     ("change", "message"),
     [
         (lambda c: c.update(schema=9), "`schema` must be"),
-        (lambda c: c["arrays"].pop(), r"`arrays\.\w+` must be"),
+        (lambda c: c["arrays"].pop(0), r"`arrays\.lengths` must be"),
         (lambda c: c["arrays"][0].update(offset=2), "inside of the file"),
         (lambda c: c["arrays"][0].update(offset=1 << 40), "inside of the file"),
         (lambda c: c["arrays"][0].update(shape=[-1]), "inside of the file"),
@@ -305,14 +315,23 @@ def test_verify_rejects_a_damaged_certificate(
 ) -> None:
     path = copied / "certificate.json"
     certificate = json.loads(path.read_text())
-    if len(certificate["arrays"]) > 1:  # the arrays that this library reads come last
-        certificate["arrays"].sort(key=lambda array: array["name"] != "lengths")
+    certificate["arrays"].sort(key=lambda array: array["name"] != "lengths")
     change(certificate)
     path.write_text(json.dumps(certificate))
     rehash(copied, path.name)
     done = built.run("verify", copied)
     assert (done.returncode, done.stderr[:12]) == (2, "certificate:"), done.stdout
     assert re.search(message, done.stderr), done.stderr
+
+
+def test_bundle_without_a_certificate_runs_but_cannot_be_verified(
+    built: Built, copied: Path
+) -> None:
+    tokens = built.generate(copied, [1], 8)
+    edit(copied, lambda manifest: manifest.update(certificate=None, unverified="imported"))
+    assert built.generate(copied, [1], 8) == tokens
+    done = built.run("verify", copied)
+    assert done.stderr.startswith("certificate: This bundle has no certificate")
 
 
 # --- errors -------------------------------------------------------------------------------------
@@ -422,7 +441,12 @@ def test_model_that_overflows_is_an_error(built: Built, tmp_path: Path) -> None:
 
 def test_sanitizers_find_nothing(sanitized: Built, tiny: dict[str, Path]) -> None:
     for kind, bundle in tiny.items():
-        sampling = {"temperature": 1, "top_k": 20, "top_p": 0.9, "repetition_penalty": 1.1}
+        sampling: dict[str, Any] = {
+            "temperature": 1,
+            "top_k": 20,
+            "top_p": 0.9,
+            "repetition_penalty": 1.1,
+        }
         assert len(sanitized.generate(bundle, random_ids(250), 300, **sampling)) == 300, kind
         done = sanitized.run("verify", bundle)
         assert done.returncode == 0, done.stderr
@@ -461,7 +485,7 @@ def test_valgrind_finds_nothing(built: Built, tiny: dict[str, Path]) -> None:
         *arguments(tiny["unified"], random_ids(250), 10, temperature=1, top_p=0.9),
         before=program,
     )
-    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.returncode == 0, done.stderr
 
 
 # --- JSON ---------------------------------------------------------------------------------------
@@ -497,7 +521,8 @@ INVALID = {
     '"\\u0000"': "a string contains NUL",
     '"\\ud800"': "a surrogate stands alone",
     '"\\udc00"': "a surrogate stands alone",
-    '"\\u12"': "an escape is not hexadecimal",
+    '"\\u12"': "an escape is incomplete",
+    '"\\u12x4"': "an escape is not hexadecimal",
     '"\\x"': "an escape is unknown",
     "[" * 33 + "]" * 33: "values are nested too deeply",
     "1 2": "text follows the document",
@@ -535,7 +560,7 @@ def test_program_of_the_guide_compiles_and_runs(
     library = built.folder / "onnxruntime"
     flags = ["-std=c11", "-Wall", "-Wextra", "-Werror", f"-I{HOST}", f"-Wl,-rpath,{library}"]
     links = [built.folder / "libortolan.a", library / "libonnxruntime.so.1", "-lm"]
-    subprocess.run(["cc", *flags, source, "-o", target, *links], check=True)
+    subprocess.run(["cc", *flags, str(source), "-o", str(target), *map(str, links)], check=True)
     (tmp_path / "bundle").symlink_to(pythonic)
     done = subprocess.run([target], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
