@@ -39,6 +39,8 @@ LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 NOT_RUN = {
     "pip install": "installs; tests/cli/test_install.py does it in a virtual environment",
+    "ortolan import-genai": "needs a built folder; tests/hosts/test_genai.py builds some",
+    "python -m onnxruntime_genai": "needs that package, as above",
     "ortolan train": "needs an hour; tests/modeling/training trains smaller recipes",
 }
 """Commands that are not run here, and why."""

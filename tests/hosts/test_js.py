@@ -19,6 +19,7 @@ from tests.runtime.damaged_bundles import damage, reseal
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.runtime import Sampling, open_bundle
+from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
@@ -28,7 +29,8 @@ PACKAGE = Path(__file__).parents[2] / "hosts" / "js"
 PROMPT = "def read_lines(path):"
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}"
+    "{% if m.role == 'assistant' %}<|endoftext|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -47,6 +49,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": -0.4, "seed": 5},
     {"temperature": 2.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 2**52 + 3},
     {"logit_bias": {3: 8.0, 7: -100.0}},
+    {"presence_penalty": 0.1, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
 ]
 
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int4": Int4(method="rtn", group_size=32)}
@@ -156,6 +159,7 @@ def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
             "bundle": str(bundles["chat"]),
             "messages": MESSAGES,
             "ids": tokenizer.encode(prompt, add_special_tokens=False),
+            "end": ChatTemplate(TEMPLATE, tokenizer, {}).end_of_turn,
         },
         "damaged": str(bundles["damaged"]),
     }
