@@ -265,6 +265,16 @@ static bool read_host(ortolan_bundle *bundle, const json_value *root, const orto
   return true;
 }
 
+static bool check_device(const json_value *root, const ortolan_fields *in) {
+  const json_value *devices = ortolan_array(in, root, "", "devices", 16);
+  if (devices == NULL) return false;
+  for (const json_value *item = devices->item; item != NULL; item = item->next)
+    if (item->type == JSON_STRING && strcmp(item->string, "cpu") == 0) return true;
+  return ortolan_fail(in->error, ORTOLAN_DEVICE,
+                      "This bundle was not exported for a CPU, where this library computes. Export "
+                      "it with --device cpu.");
+}
+
 static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
   const json_value *root = ortolan_json_root(bundle->manifest);
   int64_t schema;
@@ -282,7 +292,8 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
                         "This bundle is of the kind %.40s; this library runs decoders. Use "
                         "Ortolan's Python runtime for it.",
                         kind);
-  return ortolan_integer(in, root, "", "context_length", 1, MAX_CONTEXT,
+  return check_device(root, in) &&
+         ortolan_integer(in, root, "", "context_length", 1, MAX_CONTEXT,
                          &bundle->context_length) &&
          ortolan_integer(in, root, "", "vocab_size", 1, MAX_VOCABULARY, &bundle->vocab_size) &&
          read_files(bundle, root, in) && read_weights(bundle, root, in) &&

@@ -20,9 +20,10 @@ bool ortolan_no_memory(ortolan_error *error) {
 }
 
 const char *ortolan_code_name(ortolan_code code) {
-  static const char *const names[] = {
-      "ok",      "bundle-not-found", "manifest", "bundle-file", "graph",       "kind",  "input",
-      "context-length", "sampling",  "compute",  "numeric",     "certificate", "memory"};
+  static const char *const names[] = {"ok",     "bundle-not-found", "manifest",       "bundle-file",
+                                      "graph",  "kind",             "device",         "input",
+                                      "context-length", "sampling", "compute",        "numeric",
+                                      "certificate",    "memory"};
   return (size_t)code < sizeof names / sizeof *names ? names[code] : "unknown";
 }
 

@@ -30,6 +30,7 @@ typedef enum {
   ORTOLAN_BUNDLE_FILE,      /* a listed file is missing, resized, altered or not a plain file */
   ORTOLAN_GRAPH,            /* onnxruntime cannot load a graph, or it does not fit the manifest */
   ORTOLAN_KIND,             /* the bundle is not a decoder */
+  ORTOLAN_DEVICE,           /* the bundle was not exported for a CPU */
   ORTOLAN_INPUT,            /* token ids or options are wrong */
   ORTOLAN_CONTEXT_LENGTH,   /* prompt and new tokens exceed the context */
   ORTOLAN_SAMPLING,         /* a sampling option is out of range */

@@ -135,7 +135,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="session", params=["fp32", "int4"])
 def pythonic(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("pythonic") / request.param
+    folder: Path = tmp_path_factory.mktemp("pythonic") / request.param
     ortolan.export(REPOSITORY / "models" / "pythonic", folder, precision=request.param)
     return folder
 
@@ -348,6 +348,7 @@ def failure(built: Built, bundle: Path, prompt: list[int], new: int = 4, **optio
     [
         (lambda m: m.update(schema=4), "manifest: manifest.json has schema 4; .* reads 2 and 3"),
         (lambda m: m.update(kind="encoder"), "kind: This bundle is of the kind encoder"),
+        (lambda m: m.update(devices=["cuda"]), "device: .* not exported for a CPU"),
         (lambda m: m.update(news=1), "manifest: .*`news` of `the document` is unknown"),
         (lambda m: m["host"].update(news=1), "manifest: .*`news` of `host` is unknown"),
         (lambda m: m.pop("host"), "manifest: .*`host` must be an object"),
@@ -565,3 +566,15 @@ def test_program_of_the_guide_compiles_and_runs(
     done = subprocess.run([target], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert len(done.stdout.split()) == 64
+
+
+@pytest.mark.skipif(shutil.which("cargo") is None, reason="needs cargo")
+def test_program_in_rust_generates_the_same_tokens(
+    built: Built, tiny: dict[str, Path], tmp_path: Path
+) -> None:
+    project = shutil.copytree(HOST / "examples" / "rust", tmp_path / "rust")
+    environment = os.environ | {"ORTOLAN_BUILD": str(built.folder)}
+    command = ["cargo", "run", "--quiet", "--offline", "--", str(tiny["unified"]), "20", "1", "2"]
+    done = subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout) == built.generate(tiny["unified"], [1, 2], 20)
