@@ -186,6 +186,7 @@ def page(package: Path, cases: Path, bundles: dict[str, Path], tmp_path: Path) -
     """The address of the page, with a sound bundle and a broken one."""
     folder = tmp_path / "page"
     run_node(package, cases, "demo/build.mjs", str(folder), str(bundles["fp32"]))
+    shutil.copytree(bundles["int4"], folder / "int4")
     shutil.copytree(folder / "bundle", folder / "broken")
     with (folder / "broken" / "tokenizer.json").open("a") as file:
         file.write(" ")
@@ -220,6 +221,8 @@ def test_the_page_in_chromium(package: Path, cases: Path, page: str, tmp_path: P
     assert "tokens per second" in results["wasm"]["speed"]
     assert text.startswith(results["again"])
     assert "Certificate: PASS" in results["certificate"]
+    assert results["int4Error"] == ""
+    assert len(results["int4"]) > len(PROMPT)
     assert results["isolated"]
     assert results["overflow"] <= 0
     assert "server answered 404" in results["missing"]
