@@ -262,6 +262,12 @@ def test_empty_prompt_stands_for_bos_and_context_is_the_limit(
     assert len(built.generate(bundle, random_ids(1000), 0)) == 100
 
 
+def test_bundle_of_schema_2_generates_the_same_tokens(built: Built, copied: Path) -> None:
+    tokens = built.generate(copied, [1], 30)
+    edit(copied, lambda manifest: (manifest.update(schema=2), manifest.pop("host")))
+    assert built.generate(copied, [1], 30) == tokens == expected(copied, [1], 30)
+
+
 # --- verification -------------------------------------------------------------------------------
 
 
@@ -302,6 +308,7 @@ def test_verify_fails_for_a_changed_weight(built: Built, copied: Path) -> None:
     ("change", "message"),
     [
         (lambda c: c.update(schema=9), "`schema` must be"),
+        (lambda c: c.update(schema=2), "schema 2 of an older version"),
         (lambda c: c["arrays"].pop(0), r"`arrays\.lengths` must be"),
         (lambda c: c["arrays"][0].update(offset=2), "inside of the file"),
         (lambda c: c["arrays"][0].update(offset=1 << 40), "inside of the file"),
