@@ -404,6 +404,14 @@ def test_missing_cut_and_altered_files_are_rejected(built: Built, copied: Path) 
     )
 
 
+def test_files_of_all_sizes_around_a_block_have_their_hash(built: Built, tmp_path: Path) -> None:
+    sizes = [0, 1, 55, 56, 63, 64, 65, 119, 120, 65535, 65536, 65537]
+    others = {f"{size}.txt": bytes(range(256)) * (size // 256 + 1) for size in sizes}
+    others = {name: data[: int(name[:-4])] for name, data in others.items()}
+    write_bundle(tmp_path / "bundle", others=others)
+    assert len(built.generate(tmp_path / "bundle", [1], 2)) == 2
+
+
 @pytest.mark.parametrize(
     ("prompt", "options", "message"),
     [
