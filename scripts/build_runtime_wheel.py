@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-README = ROOT / "packaging" / "ortolan-runtime" / "README.md"
+README = ROOT / "scripts" / "ortolan-runtime.md"
 LEFT_OUT = ("modeling", "export")
 EXTRAS = ("chat", "grammar", "plot", "vision", "webgpu")
 """Extras of `ortolan` that need neither PyTorch nor another build of onnxruntime."""
@@ -81,7 +81,7 @@ def copy_source(folder: Path) -> None:
     # links are followed: the copy of runtime is a folder
     shutil.copytree(ROOT / "src" / "ortolan", package, ignore=ignore)
     shutil.copy(ROOT / "LICENSE", folder)
-    shutil.copy(README, folder)
+    shutil.copy(README, folder / "README.md")
     (folder / "pyproject.toml").write_text(
         pyproject(tomllib.loads((ROOT / "pyproject.toml").read_text()))
     )

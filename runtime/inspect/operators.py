@@ -12,7 +12,7 @@ import json
 import platform
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -109,17 +109,21 @@ def required_operators(bundle: Bundle, scratch: Path) -> Operators:
     Raises:
         GraphError: onnxruntime cannot load a graph on the CPU.
     """
-    types: dict[tuple[str, int], dict[str, _Types]] = defaultdict(lambda: defaultdict(_Types))
+    versions: dict[tuple[str, int], set[str]] = defaultdict(set)
+    types: dict[str, _Types] = defaultdict(_Types)  # of all versions: the last entry in a file wins
     for role, graph in bundle.manifest.graphs.items():
         folder = scratch / role
         files.make_folder(folder)
         saved = save_optimized(bundle, graph, folder)
         for data in (bundle.read(graph.file), saved.read_bytes()):
-            _collect(types, graph.file, data)
+            for node, domain, version in _nodes(graph.file, data):
+                versions[domain, version].add(node.operator)
+                if tracked := TRACKED.get(node.operator):
+                    types[node.operator].add(node, tracked)
         files.remove_folder(folder)
     return {
-        key: {name: types[key][name].entry() for name in sorted(types[key])}
-        for key in sorted(types)
+        key: {name.partition("::")[2]: types[name].entry() for name in sorted(versions[key])}
+        for key in sorted(versions)
     }
 
 
@@ -138,7 +142,8 @@ def write_operators(bundle: Bundle, path: Path) -> Operators:
     return operators
 
 
-def _collect(types: dict[tuple[str, int], dict[str, _Types]], name: str, data: bytes) -> None:
+def _nodes(name: str, data: bytes) -> Iterator[tuple[Node, str, int]]:
+    """Yield the nodes of a graph with their domains and the versions of these."""
     try:
         model = parse_model(data)
         opsets = {text(entry.domain) or "ai.onnx": entry.version for entry in model.opset_import}
@@ -149,13 +154,11 @@ def _collect(types: dict[tuple[str, int], dict[str, _Types]], name: str, data: b
             f"{error}. List its operators with onnxruntime's own tools."
         ) from error
     for node in nodes:
-        domain, _, operator = node.operator.partition("::")
-        entry = types[domain, opsets.get(domain, 1)][operator]
-        if tracked := TRACKED.get(node.operator):
-            entry.add(node, tracked)
+        domain = node.operator.partition("::")[0]
+        yield node, domain, opsets.get(domain, 1)
 
 
-def _lines(bundle: Bundle, operators: Operators) -> Iterable[str]:
+def _lines(bundle: Bundle, operators: Operators) -> Iterator[str]:
     manifest = bundle.manifest
     yield f"# Operators and types of a bundle: {manifest.provenance.model_type} {manifest.kind},"
     yield f"# {manifest.precision}, as onnxruntime {onnxruntime_version()} runs it on"

@@ -14,11 +14,13 @@ import jinja2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.export import tiny_models
 from tests.runtime.damaged_bundles import damage, reseal
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.runtime import Sampling, open_bundle
+from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.generation.sampling import Sampler
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
@@ -28,7 +30,8 @@ PACKAGE = Path(__file__).parents[2] / "hosts" / "js"
 PROMPT = "def read_lines(path):"
 
 TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}\n{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content | trim }}"
+    "{% if m.role == 'assistant' %}<|endoftext|>{% endif %}\n{% endfor %}"
     "{% if add_generation_prompt %}<assistant>{% endif %}"
 )
 
@@ -47,6 +50,7 @@ SETTINGS: list[dict[str, Any]] = [
     {"temperature": 1.0, "presence_penalty": 1.5, "frequency_penalty": -0.4, "seed": 5},
     {"temperature": 2.0, "top_k": 9, "top_p": 0.9, "min_p": 0.01, "seed": 2**52 + 3},
     {"logit_bias": {3: 8.0, 7: -100.0}},
+    {"presence_penalty": 0.1, "frequency_penalty": 0.7, "repetition_penalty": 1.1},
 ]
 
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int4": Int4(method="rtn", group_size=32)}
@@ -97,6 +101,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name] = folder / name
         options = ExportOptions(proof="quick", allow_poor=True)
         ortolan.export(source, made[name], device="web", precision=precision, options=options)
+    # capped scores become products that write to slots, next to attention that extends its cache
+    tiny = tiny_models.decoder(tiny_models.qwen2())
+    made["slots"] = folder / "slots"
+    ortolan.export(tiny, made["slots"], device="web", precision="fp32", options=options)
     made["chat"] = folder / "chat"
     shutil.copytree(made["fp32"], made["chat"])
     config = {"chat_template": TEMPLATE, "bos_token": None, "eos_token": "<|endoftext|>"}
@@ -113,17 +121,17 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def bundle_case(folder: Path) -> dict[str, Any]:
+def bundle_case(folder: Path, prompt: str | list[int]) -> dict[str, Any]:
     model = ortolan.load(folder, ortolan.Decoder, device="cpu")
     sampled = Sampling(**DRAWN)
-    greedy = model.generate(PROMPT, max_new_tokens=32, ignore_eos=True)
-    drawn = model.generate(PROMPT, max_new_tokens=32, ignore_eos=True, sampling=sampled)
+    greedy = model.generate(prompt, max_new_tokens=32, ignore_eos=True)
+    drawn = model.generate(prompt, max_new_tokens=32, ignore_eos=True, sampling=sampled)
     return {
         "bundle": str(folder),
-        "prompt": PROMPT,
+        "prompt": prompt,
         "options": camel(DRAWN),
         "greedy": greedy.tokens,
-        "text": greedy.text,
+        "text": greedy.text or "",
         "sampled": drawn.tokens,
     }
 
@@ -151,11 +159,15 @@ def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     document = {
         "random": {s: [str(n) for n in np.random.PCG64(s).random_raw(3)] for s in SEEDS},
         "sampling": [sampling_case(settings) for settings in SETTINGS],
-        "bundles": [bundle_case(bundles[name]) for name in PRECISIONS],
+        "bundles": [
+            *(bundle_case(bundles[name], PROMPT) for name in PRECISIONS),
+            bundle_case(bundles["slots"], [3, 1, 4, 1, 5] * 12),
+        ],
         "chat": {
             "bundle": str(bundles["chat"]),
             "messages": MESSAGES,
             "ids": tokenizer.encode(prompt, add_special_tokens=False),
+            "end": ChatTemplate(TEMPLATE, tokenizer, {}).end_of_turn,
         },
         "damaged": str(bundles["damaged"]),
     }
@@ -182,6 +194,7 @@ def page(package: Path, cases: Path, bundles: dict[str, Path], tmp_path: Path) -
     """The address of the page, with a sound bundle and a broken one."""
     folder = tmp_path / "page"
     run_node(package, cases, "demo/build.mjs", str(folder), str(bundles["fp32"]))
+    shutil.copytree(bundles["int4"], folder / "int4")
     shutil.copytree(folder / "bundle", folder / "broken")
     with (folder / "broken" / "tokenizer.json").open("a") as file:
         file.write(" ")
@@ -216,6 +229,8 @@ def test_the_page_in_chromium(package: Path, cases: Path, page: str, tmp_path: P
     assert "tokens per second" in results["wasm"]["speed"]
     assert text.startswith(results["again"])
     assert "Certificate: PASS" in results["certificate"]
+    assert results["int4Error"] == ""
+    assert len(results["int4"]) > len(PROMPT)
     assert results["isolated"]
     assert results["overflow"] <= 0
     assert "server answered 404" in results["missing"]

@@ -13,7 +13,11 @@ const PACKAGES = {
   "@huggingface/tokenizers": "dist/tokenizers.mjs",
   "@huggingface/jinja": "dist/index.js",
 };
-const RUNTIME = ["ort.webgpu.min.mjs", "ort-wasm-simd-threaded.asyncify.mjs", "ort-wasm-simd-threaded.asyncify.wasm"];
+const RUNTIME = ["", ".asyncify"].flatMap((kind) => [
+  kind ? "ort.webgpu.min.mjs" : "ort.wasm.min.mjs",
+  `ort-wasm-simd-threaded${kind}.mjs`,
+  `ort-wasm-simd-threaded${kind}.wasm`,
+]);
 
 await mkdir(join(out, "lib"), { recursive: true });
 for (const name of ["index.html", "style.css", "page.js"]) await cp(at(name), join(out, name));

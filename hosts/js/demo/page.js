@@ -4,7 +4,8 @@
  * Parameters of the address: bundle (its URL), device (wasm or webgpu).
  */
 
-const ONNX_RUNTIME = new URL("lib/ort.webgpu.min.mjs", import.meta.url);
+/** Builds of ONNX Runtime: that for WebGPU has fewer kernels on the CPU. */
+const BUILDS = { wasm: "lib/ort.wasm.min.mjs", webgpu: "lib/ort.webgpu.min.mjs" };
 
 const parameters = new URLSearchParams(location.search);
 const at = (id) => document.getElementById(id);
@@ -70,7 +71,7 @@ function load(source) {
   return during("Loading", async () => {
     const device = parameters.get("device") ?? "wasm";
     const clock = performance.now();
-    const about = await ask("load", { ...source, device, ort: ONNX_RUNTIME.href });
+    const about = await ask("load", { ...source, device, ort: new URL(BUILDS[device] ?? BUILDS.wasm, location.href).href });
     hasChat = about.hasChat;
     messages = [];
     const { quality } = about;

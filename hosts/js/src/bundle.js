@@ -1,6 +1,6 @@
 /** A bundle: its manifest and its checked files. See docs/bundle-format.md. */
 
-import { BundleError } from "./errors.js";
+import { BundleError, DeviceError } from "./errors.js";
 
 /** Versions of the format that are read. */
 const SCHEMAS = [2, 3];
@@ -17,14 +17,7 @@ const TEXT = ["tokenizer_config.json", "chat_template.jinja", "generation_config
  */
 export async function readBundle(files, { onProgress = () => {} } = {}) {
   const manifest = await readManifest(files);
-  const names = [
-    manifest.graphs.decoder.file,
-    ...manifest.weights,
-    manifest.tokenizer,
-    manifest.certificate,
-    manifest.certificate.replace(/\.json$/, ".bin"),
-    ...TEXT,
-  ];
+  const names = [...usedFiles(manifest), ...TEXT];
   const listed = manifest.files.filter((file) => names.includes(file.name));
   const total = listed.reduce((sum, file) => sum + file.size, 0);
   let loaded = 0;
@@ -63,6 +56,7 @@ async function readManifest(files) {
   if (!manifest.graphs?.decoder) {
     throw new BundleError("Expected one graph. Export the checkpoint without --graphs split.");
   }
+  checkFiles(manifest);
   for (const state of manifest.states) {
     if (state.dtype !== "float32" || !["append", "replace"].includes(state.update)) {
       throw new BundleError(
@@ -73,12 +67,33 @@ async function readManifest(files) {
   return manifest;
 }
 
+/** Names of the files that a manifest refers to. */
+function usedFiles({ graphs, weights, tokenizer, certificate }) {
+  const data = certificate?.endsWith(".json") ? certificate.replace(/json$/, "bin") : null;
+  return [graphs.decoder.file, ...weights, tokenizer, certificate, data].filter((name) => name != null);
+}
+
+/** Check that all files are listed, and that no name leads out of the bundle. */
+function checkFiles(manifest) {
+  const names = manifest.files.map((file) => file.name);
+  const wrong = names.find((name) => !/^[\w.-]+$/.test(name) || /^\.+$/.test(name));
+  if (wrong !== undefined) {
+    throw new BundleError(`manifest.json: expected names of files in the bundle's folder, got ${wrong}.`);
+  }
+  const missing = usedFiles(manifest).find((name) => !names.includes(name));
+  if (missing !== undefined) {
+    throw new BundleError(`manifest.json does not list ${missing}. Export the bundle again.`);
+  }
+}
+
 async function check(file, bytes) {
   const advice = "The bundle is incomplete or was changed: copy it again, or export it again.";
   if (bytes.length !== file.size) {
     throw new BundleError(`${file.name}: expected ${file.size} bytes, got ${bytes.length}. ${advice}`);
   }
-  if (!globalThis.crypto?.subtle) return; // pages without HTTPS have none
+  if (!globalThis.crypto?.subtle) {
+    throw new DeviceError("This page cannot check hashes. Open it with HTTPS, or from localhost.");
+  }
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   const got = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
   if (got !== file.sha256) {

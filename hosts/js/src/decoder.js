@@ -2,7 +2,8 @@
  * A decoder, which generates text.
  *
  * Every call gives the past states to the graph and takes their next values. There are no shared
- * buffers in WebAssembly, so a cache is exactly as long as its text; on WebGPU it stays on the GPU.
+ * buffers in WebAssembly, so a cache is exactly as long as its text, unless the graph writes to slots
+ * (it does where no kernel of attention fits); on WebGPU it stays on the GPU.
  */
 
 import { readBundle } from "./bundle.js";
@@ -13,6 +14,12 @@ import { verify } from "./verify.js";
 
 /** Most new tokens of a call. */
 const CHUNK = 128;
+
+/** Fewest slots of a cache that a graph writes to. */
+const SLOTS = 64;
+
+/** Type of the nodes that write to slots, as a graph's Protocol Buffers spell it. */
+const WRITES = '"\tScatterND';
 
 /** Tokens that a GPU computes in one call and in short ones, to compare them. */
 const CHECKED = 96;
@@ -46,17 +53,23 @@ export async function load(files, { ort, device = "wasm", onProgress } = {}) {
 
 async function open(ort, manifest, contents, { device, folder }) {
   const states = manifest.states.map((state) => [state.output, "gpu-buffer"]);
+  const skipped = manifest.host?.session.disabled_optimizers ?? [];
   const options = {
     executionProviders: [device],
     logSeverityLevel: 3, // errors
     // dequantizes weights once: see "Manifest" in docs/bundle-format.md
-    extra: { session: { disable_quant_qdq: device === "cpu" ? "0" : "1" } },
+    extra: {
+      session: { disable_quant_qdq: device === "cpu" ? "0" : "1" },
+      ...(skipped.length && { optimization: { disable_specified_optimizers: skipped.join(";") } }),
+    },
     ...(device === "webgpu" && { preferredOutputLocation: Object.fromEntries(states) }),
   };
   const file = manifest.graphs.decoder.file;
   try {
     if (device === "cpu") {
-      Object.assign(process.env, manifest.host?.session.environment);
+      for (const [name, value] of Object.entries(manifest.host?.session.environment ?? {})) {
+        if (/^ORT_\w+$/.test(name)) process.env[name] = value; // a bundle sets nothing else
+      }
       const { join } = await import("node:path");
       return await ort.InferenceSession.create(join(folder, file), options);
     }
@@ -76,6 +89,7 @@ export class Decoder {
   #device;
   #contents;
   #chunk = CHUNK;
+  #hasSlots;
   #isBusy = false;
 
   /** Use `load`. */
@@ -85,6 +99,8 @@ export class Decoder {
     this.#device = device;
     this.#contents = contents;
     this.manifest = manifest;
+    const graph = contents.get(manifest.graphs.decoder.file);
+    this.#hasSlots = new TextDecoder("latin1").decode(graph).includes(WRITES);
     this.text = manifest.tokenizer ? new Text(contents, manifest.tokenizer) : null;
     if (manifest.graphs.decoder.sequence === 1) this.#chunk = 1;
   }
@@ -100,25 +116,26 @@ export class Decoder {
   async *stream(prompt, options = {}) {
     const ids = this.#read(prompt, options);
     const { tokens: special, context_length: most } = this.manifest;
-    const limit = Math.min(options.maxNewTokens ?? most, most - ids.length);
-    const ends = new Set([...(options.ignoreEos ? [] : special.eos), ...(options.stopTokens ?? [])]);
+    const limit = options.maxNewTokens ?? most - ids.length;
+    const eos = options.ignoreEos ? [] : special.eos;
+    const ends = new Set([...eos, ...(options.stopTokens ?? []), ...this.#turnEnds(prompt, options)]);
     const sampler = new Sampler(options, this.manifest.vocab_size, ids);
     const stream = this.text && new TextStream(this.text, [options.stop ?? []].flat());
     const result = { text: "", tokens: [], finishReason: "length", prefillMs: 0, decodeMs: 0 };
     const cache = this.#begin();
     let clock = performance.now();
     try {
-      let logits = await cache.append(ids);
+      let logits = await cache.append(ids, { signal: options.signal });
       result.prefillMs = performance.now() - clock;
       clock = performance.now();
       while (result.tokens.length < limit) {
         options.signal?.throwIfAborted();
         const token = sampler.next(this.#allowed(logits));
+        result.tokens.push(token);
         if (ends.has(token)) {
           result.finishReason = "stop";
           break;
         }
-        result.tokens.push(token);
         const { piece, isStopped } = stream?.add(token) ?? { piece: "", isStopped: false };
         result.text += piece;
         if (piece) yield piece;
@@ -128,7 +145,8 @@ export class Decoder {
         }
         if (result.tokens.length < limit) logits = await cache.append([token]);
       }
-      const rest = stream?.end() ?? "";
+      const { piece: rest, isStopped } = stream?.end() ?? { piece: "", isStopped: false };
+      if (isStopped) result.finishReason = "stop";
       result.text += rest;
       if (rest) yield rest;
       return result;
@@ -155,7 +173,7 @@ export class Decoder {
   async logits(ids, onRow) {
     const cache = this.#begin();
     try {
-      await cache.append(ids, onRow);
+      await cache.append(ids, { onRow });
     } finally {
       cache.end();
     }
@@ -205,16 +223,32 @@ export class Decoder {
     else if (typeof prompt?.[0] === "object") ids = this.text.chat(prompt);
     if (!ids?.length) throw new InputError("The prompt is empty. Pass at least one token.");
     const { vocab_size: size, context_length: most } = this.manifest;
-    const wrong = ids.find((id) => !Number.isInteger(id) || id < 0 || id >= size);
-    if (wrong !== undefined) throw new InputError(`Ids must be 0 to ${size - 1} (got ${wrong}).`);
-    if (ids.length >= most) {
-      throw new ContextLengthError(`The context holds ${most} tokens, and the prompt has ${ids.length}.`);
+    const { maxNewTokens, stopTokens = [], stop = [] } = options;
+    for (const list of [ids, stopTokens]) {
+      const at = Array.from(list).findIndex((id) => !Number.isInteger(id) || id < 0 || id >= size);
+      if (at >= 0) throw new InputError(`Ids must be 0 to ${size - 1} (got ${list[at]}).`);
     }
-    const { maxNewTokens } = options;
+    if (![stop].flat().every((text) => typeof text === "string" && text !== "")) {
+      throw new InputError("stop must be a text or a list of texts, none of them empty.");
+    }
+    if (stop.length && !this.text) throw new InputError("This bundle has no tokenizer. Leave out stop.");
     if (maxNewTokens !== undefined && !(Number.isInteger(maxNewTokens) && maxNewTokens > 0)) {
       throw new InputError(`maxNewTokens must be a whole number above 0 (got ${maxNewTokens}).`);
     }
+    const room = most - ids.length;
+    if ((maxNewTokens ?? 1) > room) {
+      throw new ContextLengthError(
+        `A prompt of ${ids.length} and ${maxNewTokens ?? 1} new tokens exceed the context of ${most} ` +
+          `tokens. Shorten the prompt${room > 0 ? `, or lower maxNewTokens to ${room}` : ""}.`,
+      );
+    }
     return Array.from(ids);
+  }
+
+  /** The end of a turn also ends an answer where the manifest does not say so. */
+  #turnEnds(prompt, { ignoreEos }) {
+    const isChat = typeof prompt?.[0] === "object";
+    return isChat && !ignoreEos && this.text.endOfTurn !== null ? [this.text.endOfTurn] : [];
   }
 
   #allowed(logits) {
@@ -234,8 +268,19 @@ export class Decoder {
       const dims = state.shape.map((size) => ({ batch: 1, capacity: 0 })[size] ?? size);
       return new Tensor(state.dtype, new Float32Array(dims.reduce((a, b) => a * b, 1)), dims);
     });
+    let slots = 0;
+    const reserve = async (total) => {
+      if (!this.#hasSlots || total <= slots) return;
+      const wanted = Math.min(Math.max(total, 2 * slots, SLOTS), this.manifest.context_length);
+      for (const [index, { shape }] of this.manifest.states.entries()) {
+        const axis = shape.indexOf("capacity");
+        if (axis >= 0) states[index] = await widened(states[index], axis, wanted, Tensor);
+      }
+      slots = wanted;
+    };
     const call = async (ids, onRow) => {
       const total = length + ids.length;
+      await reserve(total);
       const first = onRow ? 0 : ids.length - 1;
       const positions = Array.from({ length: ids.length - first }, (_, index) => first + index);
       const feeds = {
@@ -261,9 +306,10 @@ export class Decoder {
     };
     return {
       /** Append tokens; returns the logits of the last one. */
-      append: async (ids, onRow) => {
+      append: async (ids, { onRow, signal } = {}) => {
         let logits;
         for (let start = 0; start < ids.length; start += this.#chunk) {
+          signal?.throwIfAborted();
           logits = await call(ids.slice(start, start + this.#chunk), onRow);
         }
         if (!Number.isFinite(logits[0])) {
@@ -277,4 +323,17 @@ export class Decoder {
       },
     };
   }
+}
+
+/** A copy of a float32 tensor with a longer axis, filled with zeros. */
+async function widened(tensor, axis, size, Tensor) {
+  const { dims } = tensor;
+  const inner = dims.slice(axis + 1).reduce((a, b) => a * b, 1);
+  const outer = dims.slice(0, axis).reduce((a, b) => a * b, 1);
+  const [from, to] = [dims[axis] * inner, size * inner];
+  const old = await tensor.getData();
+  const data = new Float32Array(outer * to);
+  for (let row = 0; row < outer; row++) data.set(old.subarray(row * from, (row + 1) * from), row * to);
+  tensor.dispose();
+  return new Tensor("float32", data, dims.with(axis, size));
 }

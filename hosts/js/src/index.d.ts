@@ -56,6 +56,7 @@ export interface Options {
 
 export interface Completion {
   text: string;
+  /** Ids of the new tokens, with the one that ended the text. */
   tokens: number[];
   finishReason: "stop" | "length";
   prefillMs: number;
@@ -63,7 +64,8 @@ export interface Completion {
 }
 
 export interface Verification {
-  verdict: "PASS" | "FAIL";
+  /** AMBIGUOUS: right, but another token won where two were nearly as probable. */
+  verdict: "PASS" | "AMBIGUOUS" | "FAIL";
   positions: number;
   /** Mean KL divergence from PyTorch, in nats. */
   meanKl: number;

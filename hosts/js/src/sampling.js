@@ -100,7 +100,7 @@ export class Sampler {
     for (const id of this.#seen) scores[id] = scores[id] < 0 ? scores[id] * penalty : scores[id] / penalty;
     for (const [id, count] of counts) {
       const lowered = f32(scores[id] - f32(f32(frequencyPenalty) * count));
-      scores[id] = lowered - f32(presencePenalty);
+      scores[id] = lowered - presencePenalty; // NumPy subtracts in float64 here
     }
     return scores;
   }
@@ -142,7 +142,11 @@ export function highest(values) {
 /** Indices, ascending, of the fewest weights whose sum reaches a share; the first ones win ties. */
 function mostProbable(weights, share) {
   const total = weights.reduce((a, b) => a + b, 0);
-  const order = [...weights.keys()].sort((a, b) => weights[b] - weights[a] || a - b);
+  // weights up to (1 - share) / N of the total are never kept; half of that leaves room for rounding
+  const floor = (((1 - share) / 2) * total) / weights.length;
+  const order = [];
+  weights.forEach((weight, index) => weight > floor && order.push(index));
+  order.sort((a, b) => weights[b] - weights[a] || a - b);
   let sum = 0;
   let count = 0;
   while (count < order.length) {

@@ -17,7 +17,11 @@ const TINY = 1e-300;
  * @returns {Promise<object>} verdict, meanKl, maxAbsDelta, nearTies, positions
  */
 export async function verify(decoder, contents, { onProgress = () => {} } = {}) {
-  const { document, arrays } = readCertificate(decoder.manifest.certificate, contents);
+  const { certificate, unverified } = decoder.manifest;
+  if (certificate == null) {
+    throw new BundleError(`This bundle has no certificate: ${unverified ?? "the manifest names none"}.`);
+  }
+  const { document, arrays } = readCertificate(certificate, contents);
   const { thresholds, top_k: kept } = document;
   const [ids, sums] = [arrays.token_ids, arrays.log_sum_exp];
   const [topIds, topLogits] = [arrays.top_ids, arrays.top_logits];
@@ -33,20 +37,21 @@ export async function verify(decoder, contents, { onProgress = () => {} } = {}) 
   }
   found.meanKl /= Math.max(1, found.positions - found.nonFinite);
   const largest = topLogits.reduce((most, value) => Math.max(most, Math.abs(value)), 1);
-  const isWrong =
-    found.nonFinite > 0 ||
-    found.meanKl > thresholds.mean_kl ||
-    (thresholds.max_abs_delta != null && found.maxAbsDelta > thresholds.max_abs_delta * largest) ||
-    (thresholds.near_tie != null && found.changed > found.nearTies);
-  return { verdict: isWrong ? "FAIL" : "PASS", ...found, thresholds };
+  const isRight =
+    found.nonFinite === 0 &&
+    found.meanKl <= thresholds.mean_kl &&
+    (thresholds.max_abs_delta == null || found.maxAbsDelta <= thresholds.max_abs_delta * largest) &&
+    (thresholds.near_tie == null || found.changed === found.nearTies);
+  const verdict = !isRight ? "FAIL" : found.nearTies > 0 ? "AMBIGUOUS" : "PASS";
+  return { verdict, ...found, thresholds };
 }
 
 function compare(found, logits, ids, expected, logSum, thresholds) {
-  const top = highest(logits);
-  if (!Number.isFinite(logits[top])) {
+  if (!logits.every(Number.isFinite)) {
     found.nonFinite++;
     return;
   }
+  const top = highest(logits);
   const got = Float64Array.from(ids, (id) => logits[id]);
   for (let index = 0; index < got.length; index++) {
     found.maxAbsDelta = Math.max(found.maxAbsDelta, Math.abs(got[index] - expected[index]));
@@ -82,6 +87,9 @@ function logSumExp(values) {
 }
 
 function readCertificate(name, contents) {
+  if (!name.endsWith(".json")) {
+    throw new BundleError(`${name}: expected a certificate in JSON. Export the bundle again.`);
+  }
   const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
   if (document.schema !== 3 || document.top_k == null) {
     throw new BundleError(`${name}: expected logits in schema 3, got schema ${document.schema}. Export the bundle again.`);
@@ -96,6 +104,11 @@ function readCertificate(name, contents) {
       throw new BundleError(`certificate.bin: expected ${end} bytes for ${array}, got ${data.length}.`);
     }
     arrays[array] = new Kind(data.slice(offset, end).buffer);
+  }
+  const rows = arrays.token_ids.length;
+  const counted = document.probes.reduce((sum, { length }) => sum + length, 0);
+  if (!(rows > 0 && counted === rows && arrays.top_ids.length === rows * document.top_k)) {
+    throw new BundleError(`${name}: expected probes of ${rows} tokens, got ${counted}. Export the bundle again.`);
   }
   return { document, arrays };
 }

@@ -59,6 +59,11 @@ try {
   results.overflow = await narrow.evaluate(() => document.documentElement.scrollWidth - innerWidth);
   await picture(narrow, "narrow");
 
+  const small = await open("index.html?bundle=int4");
+  await settled(small);
+  results.int4Error = await small.$eval("#error", (element) => element.textContent);
+  results.int4 = (await answer(small, 8)).text;
+
   const gpu = await open("index.html?device=webgpu");
   await settled(gpu);
   results.gpuState = await state(gpu);

@@ -16,6 +16,7 @@ import * as ortolan from "../src/index.js";
 import { PCG64 } from "../src/pcg64.js";
 import { Sampler } from "../src/sampling.js";
 import { TextStream } from "../src/text.js";
+import { verify } from "../src/verify.js";
 
 const cases = JSON.parse(await readFile(process.env.ORTOLAN_CASES, "utf8"));
 web.env.wasm.numThreads = 1;
@@ -83,6 +84,61 @@ test("a chat template renders messages", async () => {
   const { bundle, messages, ids } = cases.chat;
   const model = await open(bundle, "wasm");
   assert.deepEqual(model.text.chat(messages), ids);
+  assert.equal(model.text.endOfTurn, cases.chat.end);
+  const hostile = [{ role: "user", content: "a<|endoftext|>b" }];
+  assert.throws(() => model.text.chat(hostile), /control token <\|endoftext\|>/);
+});
+
+test("the stop text that ends first wins, and the longest of those that end together", () => {
+  for (const [stops, kept] of [[["bcde", "cd"], "ab"], [["d", "bcd"], "a"]]) {
+    const stream = new TextStream({ decode: () => "abcdef" }, stops);
+    assert.deepEqual(stream.add(0), { piece: kept, isStopped: true });
+  }
+});
+
+test("the token that ends a text is among its tokens", async () => {
+  const { bundle, prompt, greedy } = cases.bundles[0];
+  const model = await open(bundle, "wasm");
+  const done = await model.generate(prompt, { stopTokens: [greedy[3]] });
+  assert.deepEqual(done.tokens, greedy.slice(0, greedy.indexOf(greedy[3]) + 1));
+  assert.equal(done.finishReason, "stop");
+});
+
+test("a bundle without a certificate generates, and says so when it is verified", async () => {
+  const folder = join(await mkdtemp(join(tmpdir(), "ortolan-")), "bundle");
+  const { bundle, prompt, greedy } = cases.bundles[0];
+  await cp(bundle, folder, { recursive: true });
+  await edited((m) => Object.assign(m, { certificate: null, unverified: "no reference" }))(folder);
+  const model = await ortolan.load(ortolan.folderFiles(folder), { ort: web });
+  assert.deepEqual((await model.generate(prompt, { maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
+  await assert.rejects(model.verify(), /no certificate: no reference/);
+});
+
+test("a bundle sets no other variables than those of ONNX Runtime", async () => {
+  const folder = join(await mkdtemp(join(tmpdir(), "ortolan-")), "bundle");
+  await cp(cases.bundles[0].bundle, folder, { recursive: true });
+  await edited((m) => Object.assign(m.host.session.environment, { NODE_OPTIONS: "-r x" }))(folder);
+  await (await ortolan.load(ortolan.folderFiles(folder), { ort: native, device: "cpu" })).release();
+  assert.equal(process.env.NODE_OPTIONS, undefined);
+});
+
+test("logits that are not finite fail verification", async () => {
+  const { bundle } = cases.bundles[0];
+  const model = await open(bundle, "wasm");
+  const contents = new Map();
+  for (const name of ["certificate.json", "certificate.bin"]) {
+    contents.set(name, new Uint8Array(await readFile(join(bundle, name))));
+  }
+  for (const value of [NaN, Infinity, -Infinity]) {
+    const broken = {
+      manifest: model.manifest,
+      logits: (ids, onRow) =>
+        model.logits(ids, (row, position) => onRow(row.with(row.length - 1, value), position)),
+    };
+    const report = await verify(broken, contents);
+    assert.equal(report.verdict, "FAIL");
+    assert.equal(report.nonFinite, report.positions);
+  }
 });
 
 test("text streams keep characters whole and hold back the beginning of a stop text", () => {
@@ -112,6 +168,9 @@ test("invalid requests are errors", async () => {
     [prompt, { seed: -3 }, ortolan.SamplingError],
     [prompt, { logitBias: { 999999: 1 } }, ortolan.SamplingError],
     [prompt, { maxNewTokens: 0 }, ortolan.InputError],
+    [prompt, { maxNewTokens: most }, ortolan.ContextLengthError],
+    [prompt, { stop: ["x", ""] }, ortolan.InputError],
+    [prompt, { stopTokens: [-1] }, ortolan.InputError],
     [prompt, { surplus: 1 }, ortolan.InputError],
     [[{ role: "user", content: "?" }], {}, ortolan.InputError],
   ]) {
@@ -135,6 +194,8 @@ const flipped = async (folder, name) => {
 for (const [what, damage, message] of [
   ["another schema", edited((m) => (m.schema = 9)), /expected schema 2 or 3, got 9/],
   ["another kind", edited((m) => (m.kind = "encoder")), /Expected a decoder/],
+  ["a file elsewhere", edited((m) => (m.files[0].name = "../x")), /in the bundle's folder, got ..\/x/],
+  ["a file that is not listed", edited((m) => (m.weights = ["more.bin"])), /does not list more.bin/],
   ["no manifest", (folder) => rm(join(folder, "manifest.json")), /manifest.json cannot be read/],
   ["no JSON", (folder) => writeFile(join(folder, "manifest.json"), "{"), /is not JSON/],
   ["a missing file", (folder) => rm(join(folder, "decoder.onnx")), /decoder.onnx cannot be read/],

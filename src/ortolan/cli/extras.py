@@ -25,7 +25,7 @@ def extra(name: str, *, command: str) -> Iterator[None]:
         yield
     except ModuleNotFoundError as error:
         if is_runtime_only() and error.name in {f"ortolan.{room}" for room in LEFT_OUT}:
-            raise RuntimeOnlyError(f"ortolan {command} of a checkpoint", name) from error
+            raise RuntimeOnlyError(f"`ortolan {command}` of a checkpoint", name) from error
         raise MissingPackageError(
             f"{command} needs the package {error.name}. Run: {pip_install(name)}"
         ) from error

@@ -1,0 +1,353 @@
+#define _POSIX_C_SOURCE 200809L
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "internal.h"
+#include "sha256.h"
+
+#define MANIFEST "manifest.json"
+#define MAX_MANIFEST_BYTES (1 << 20)
+#define MAX_WHOLE_FILE_BYTES (256 << 20)
+#define MAX_CONTEXT (1 << 21)
+#define MAX_VOCABULARY (1 << 20)
+#define MAX_DIMENSION ((int64_t)1 << 40)
+#define MAX_STATE_NUMBERS ((int64_t)1 << 31) /* of one token; of a state that is replaced */
+
+static const char known_fields[] =
+    "schema kind precision attention devices context_length vocab_size graphs states weights "
+    "tokens tokenizer certificate files provenance prefill_precision quantized source output "
+    "attention_maps foreign_operators unverified quality host";
+
+/* --- files --- */
+
+static bool is_file_name(const char *name) {
+  size_t length = strspn(name, "abcdefghijklmnopqrstuvwxyz0123456789._-");
+  return length >= 1 && length <= 96 && name[length] == 0 && strcmp(name, ".") != 0 &&
+         strcmp(name, "..") != 0 && strcmp(name, MANIFEST) != 0;
+}
+
+static const ortolan_file *find_file(const ortolan_bundle *bundle, const char *name) {
+  for (size_t i = 0; i < bundle->file_count; i++)
+    if (strcmp(bundle->files[i].name, name) == 0) return &bundle->files[i];
+  return NULL;
+}
+
+static bool read_files(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *files = ortolan_array(in, root, "", "files", ORTOLAN_MAX_FILES);
+  if (files == NULL) return false;
+  for (const json_value *item = files->item; item != NULL; item = item->next) {
+    ortolan_file file;
+    if (item->type != JSON_OBJECT) return ortolan_invalid(in, "files", "objects");
+    if (!ortolan_known_keys(in, item, "files", "name size sha256")) return false;
+    file.name = ortolan_string(in, item, "files", "name");
+    if (file.name == NULL) return false;
+    file.sha256 = ortolan_string(in, item, "files", "sha256");
+    if (file.sha256 == NULL) return false;
+    if (!ortolan_integer(in, item, "files", "size", 0, (int64_t)1 << 44, &file.size)) return false;
+    if (!is_file_name(file.name))
+      return ortolan_invalid(in, "files.name", "a file name of a-z, 0-9, '.', '_' and '-'");
+    if (strspn(file.sha256, "0123456789abcdef") != 64 || file.sha256[64] != 0)
+      return ortolan_invalid(in, "files.sha256", "64 lower-case hexadecimal digits");
+    if (find_file(bundle, file.name) != NULL)
+      return ortolan_invalid(in, "files.name", "different for every file");
+    bundle->files[bundle->file_count++] = file;
+  }
+  return true;
+}
+
+static bool is_listed(const ortolan_bundle *bundle, const ortolan_fields *in, const char *path,
+                      const char *name) {
+  if (name == NULL) return false; /* reported already */
+  return find_file(bundle, name) != NULL || ortolan_invalid(in, path, "a name among `files`");
+}
+
+static bool read_weights(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *weights = ortolan_array(in, root, "", "weights", ORTOLAN_MAX_FILES);
+  if (weights == NULL) return false;
+  for (const json_value *item = weights->item; item != NULL; item = item->next) {
+    if (item->type != JSON_STRING) return ortolan_invalid(in, "weights", "names");
+    if (!is_listed(bundle, in, "weights", item->string)) return false;
+  }
+  const json_value *certificate = ortolan_json_field(root, "certificate");
+  if (certificate != NULL && certificate->type == JSON_NULL) return true;
+  bundle->certificate = ortolan_string(in, root, "", "certificate");
+  return is_listed(bundle, in, "certificate", bundle->certificate);
+}
+
+/* --- the model --- */
+
+static bool read_graph(ortolan_bundle *bundle, const json_value *graphs, const char *role,
+                       ortolan_graph *graph, const ortolan_fields *in) {
+  char path[32];
+  snprintf(path, sizeof path, "graphs.%s", role);
+  const json_value *object = ortolan_object(in, graphs, "graphs", role);
+  if (object == NULL) return false;
+  if (!ortolan_known_keys(in, object, path, "file sequence min_new_tokens")) return false;
+  graph->file = ortolan_string(in, object, path, "file");
+  if (!is_listed(bundle, in, path, graph->file)) return false;
+  const json_value *sequence = ortolan_json_field(object, "sequence");
+  graph->takes_one = sequence != NULL && sequence->type != JSON_NULL;
+  if (graph->takes_one && !(sequence->is_integer && sequence->integer == 1))
+    return ortolan_invalid(in, "graphs.sequence", "null or 1 for this library");
+  graph->min_new_tokens = 1;
+  return ortolan_json_field(object, "min_new_tokens") == NULL ||
+         ortolan_integer(in, object, path, "min_new_tokens", 1, MAX_CONTEXT,
+                         &graph->min_new_tokens);
+}
+
+static bool read_graphs(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *graphs = ortolan_object(in, root, "", "graphs");
+  if (graphs == NULL) return false;
+  if (!ortolan_known_keys(in, graphs, "graphs", "decoder prefill decode attention")) return false;
+  if (ortolan_json_field(graphs, "decoder") != NULL) {
+    if (!read_graph(bundle, graphs, "decoder", &bundle->decode, in)) return false;
+    bundle->prefill = bundle->decode;
+    return true;
+  }
+  return read_graph(bundle, graphs, "prefill", &bundle->prefill, in) &&
+         read_graph(bundle, graphs, "decode", &bundle->decode, in);
+}
+
+static bool read_type(ortolan_state *state, const char *dtype, const ortolan_fields *in) {
+  static const struct {
+    const char *name;
+    ONNXTensorElementDataType type;
+    size_t bytes;
+  } types[] = {{"float32", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT, 4},
+               {"float16", ONNX_TENSOR_ELEMENT_DATA_TYPE_FLOAT16, 2},
+               {"bfloat16", ONNX_TENSOR_ELEMENT_DATA_TYPE_BFLOAT16, 2},
+               {"int8", ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8, 1}};
+  for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
+    if (strcmp(dtype, types[i].name) != 0) continue;
+    state->type = types[i].type;
+    state->item_bytes = types[i].bytes;
+    return true;
+  }
+  return ortolan_invalid(in, "states.dtype", "float32, float16, bfloat16 or int8");
+}
+
+static bool read_shape(ortolan_state *state, const json_value *item, const ortolan_fields *in) {
+  const json_value *shape = ortolan_array(in, item, "states", "shape", ORTOLAN_MAX_RANK);
+  if (shape == NULL) return false;
+  int batches = 0, capacities = 0;
+  int64_t numbers = 1;
+  for (const json_value *size = shape->item; size != NULL; size = size->next) {
+    int64_t value = 0;
+    const char *name = size->type == JSON_STRING ? size->string : "";
+    if (strcmp(name, "batch") == 0) value = 1, batches++;
+    if (strcmp(name, "capacity") == 0) value = -1, capacities++;
+    if (size->is_integer && size->integer >= 1 && size->integer <= MAX_STATE_NUMBERS) {
+      value = size->integer;
+      numbers *= value;
+    }
+    if (value == 0 || numbers > MAX_STATE_NUMBERS)
+      return ortolan_invalid(in, "states.shape", "sizes within the limits of this library");
+    state->shape[state->rank++] = value;
+  }
+  if (batches != 1 || capacities != (state->update == ORTOLAN_APPEND))
+    return ortolan_invalid(in, "states.shape",
+                           "\"batch\" once and, if the state grows, \"capacity\" once");
+  return true;
+}
+
+static bool read_states(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *states = ortolan_array(in, root, "", "states", ORTOLAN_MAX_STATES);
+  if (states == NULL) return false;
+  bundle->states = calloc(states->count + 1, sizeof *bundle->states);
+  if (bundle->states == NULL) return ortolan_no_memory(in->error);
+  for (const json_value *item = states->item; item != NULL; item = item->next) {
+    ortolan_state *state = &bundle->states[bundle->state_count++];
+    if (item->type != JSON_OBJECT) return ortolan_invalid(in, "states", "objects");
+    if (!ortolan_known_keys(in, item, "states", "name input output shape dtype update"))
+      return false;
+    const char *dtype = ortolan_string(in, item, "states", "dtype");
+    if (dtype == NULL || !read_type(state, dtype, in)) return false;
+    const char *update = ortolan_string(in, item, "states", "update");
+    if (update == NULL) return false;
+    bool appends = strcmp(update, "append") == 0;
+    if (!appends && strcmp(update, "replace") != 0)
+      return ortolan_invalid(in, "states.update", "append or replace in a decoder");
+    state->update = appends ? ORTOLAN_APPEND : ORTOLAN_REPLACE;
+    state->input = ortolan_string(in, item, "states", "input");
+    if (state->input == NULL) return false;
+    state->output = ortolan_string(in, item, "states", "output");
+    if (state->output == NULL || !read_shape(state, item, in)) return false;
+  }
+  return true;
+}
+
+/* --- tokens --- */
+
+static bool read_token(const ortolan_bundle *bundle, const json_value *tokens, const char *key,
+                       int32_t *token, const ortolan_fields *in) {
+  const json_value *value = ortolan_json_field(tokens, key);
+  int64_t id = -1;
+  if (value != NULL && value->type != JSON_NULL &&
+      !ortolan_integer(in, tokens, "tokens", key, 0, bundle->vocab_size - 1, &id))
+    return false;
+  *token = (int32_t)id;
+  return true;
+}
+
+static bool read_token_list(const ortolan_bundle *bundle, const json_value *tokens,
+                            const char *key, size_t most, int32_t *list, size_t *count,
+                            const ortolan_fields *in) {
+  if (ortolan_json_field(tokens, key) == NULL) return true;
+  const json_value *items = ortolan_array(in, tokens, "tokens", key, most);
+  if (items == NULL) return false;
+  for (const json_value *item = items->item; item != NULL; item = item->next) {
+    if (!item->is_integer || item->integer < 0 || item->integer >= bundle->vocab_size)
+      return ortolan_invalid(in, "tokens", "ids within the vocabulary");
+    list[(*count)++] = (int32_t)item->integer;
+  }
+  return true;
+}
+
+static bool read_tokens(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *tokens = ortolan_object(in, root, "", "tokens");
+  return tokens != NULL &&
+         ortolan_known_keys(in, tokens, "tokens",
+                            "bos eos pad start forced_first forced_last suppressed") &&
+         read_token(bundle, tokens, "bos", &bundle->bos, in) &&
+         read_token(bundle, tokens, "forced_first", &bundle->forced_first, in) &&
+         read_token(bundle, tokens, "forced_last", &bundle->forced_last, in) &&
+         read_token_list(bundle, tokens, "eos", ORTOLAN_MAX_STOP_TOKENS, bundle->eos,
+                         &bundle->eos_count, in) &&
+         read_token_list(bundle, tokens, "suppressed", ORTOLAN_MAX_SUPPRESSED, bundle->suppressed,
+                         &bundle->suppressed_count, in);
+}
+
+/* --- settings of onnxruntime --- */
+
+/* Settings of the runtime that wrote schema 2, which has no `host`. */
+static bool read_older_host(ortolan_bundle *bundle) {
+  bundle->optimizers[bundle->optimizer_count++] = "SkipLayerNormFusion";
+  for (size_t i = 0; i < bundle->state_count; i++)
+    if (bundle->states[i].type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) return true;
+  bundle->variables[0] = "ORT_GQA_DISABLE_FLASH_ATTENTION";
+  bundle->values[0] = "1";
+  bundle->variable_count = 1;
+  return true;
+}
+
+static bool read_host(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+  const json_value *host = ortolan_object(in, root, "", "host");
+  if (host == NULL) return false;
+  if (!ortolan_known_keys(in, host, "host", "session onnxruntime query_heads")) return false;
+  if (!ortolan_integer(in, host, "host", "query_heads", 0, MAX_DIMENSION, &bundle->query_heads))
+    return false;
+  const json_value *session = ortolan_object(in, host, "host", "session");
+  if (session == NULL ||
+      !ortolan_known_keys(in, session, "host.session", "disabled_optimizers environment"))
+    return false;
+  const json_value *names = ortolan_array(in, session, "host.session", "disabled_optimizers",
+                                          ORTOLAN_MAX_SETTINGS);
+  const json_value *variables =
+      names == NULL ? NULL : ortolan_object(in, session, "host.session", "environment");
+  if (variables == NULL) return false;
+  for (const json_value *item = names->item; item != NULL; item = item->next) {
+    if (item->type != JSON_STRING || strlen(item->string) > 256)
+      return ortolan_invalid(in, "host.session.disabled_optimizers", "names");
+    bundle->optimizers[bundle->optimizer_count++] = item->string;
+  }
+  if (variables->count > ORTOLAN_MAX_SETTINGS)
+    return ortolan_invalid(in, "host.session.environment", "at most 16 variables");
+  for (const json_value *item = variables->item; item != NULL; item = item->next) {
+    /* other variables would let a bundle change the process */
+    if (strncmp(item->key, "ORT_", 4) != 0 || strchr(item->key, '=') != NULL ||
+        item->type != JSON_STRING)
+      return ortolan_invalid(in, "host.session.environment", "variables that begin with ORT_");
+    bundle->variables[bundle->variable_count] = item->key;
+    bundle->values[bundle->variable_count++] = item->string;
+  }
+  return true;
+}
+
+static bool check_device(const json_value *root, const ortolan_fields *in) {
+  const json_value *devices = ortolan_array(in, root, "", "devices", 16);
+  if (devices == NULL) return false;
+  for (const json_value *item = devices->item; item != NULL; item = item->next)
+    if (item->type == JSON_STRING && strcmp(item->string, "cpu") == 0) return true;
+  return ortolan_fail(in->error, ORTOLAN_DEVICE,
+                      "This bundle was not exported for a CPU, where this library computes. Export "
+                      "it with --device cpu.");
+}
+
+static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
+  const json_value *root = ortolan_json_root(bundle->manifest);
+  int64_t schema;
+  if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
+  if (!ortolan_integer(in, root, "", "schema", 0, INT64_MAX, &schema)) return false;
+  if (schema != 2 && schema != 3)
+    return ortolan_fail(in->error, ORTOLAN_MANIFEST,
+                        "%s has schema %lld; this library reads 2 and 3. Use a version that fits, "
+                        "or export the checkpoint again.",
+                        in->file, (long long)schema);
+  const char *kind = ortolan_string(in, root, "", "kind");
+  if (kind == NULL || !ortolan_known_keys(in, root, "", known_fields)) return false;
+  if (strcmp(kind, "decoder") != 0)
+    return ortolan_fail(in->error, ORTOLAN_KIND,
+                        "This bundle is of the kind %.40s; this library runs decoders. Use "
+                        "Ortolan's Python runtime for it.",
+                        kind);
+  return check_device(root, in) &&
+         ortolan_integer(in, root, "", "context_length", 1, MAX_CONTEXT,
+                         &bundle->context_length) &&
+         ortolan_integer(in, root, "", "vocab_size", 1, MAX_VOCABULARY, &bundle->vocab_size) &&
+         read_files(bundle, root, in) && read_weights(bundle, root, in) &&
+         read_graphs(bundle, root, in) && read_states(bundle, root, in) &&
+         read_tokens(bundle, root, in) &&
+         (schema == 2 ? read_older_host(bundle) : read_host(bundle, root, in));
+}
+
+/* --- the folder --- */
+
+bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_hashes,
+                         ortolan_error *error) {
+  const ortolan_fields in = {.file = MANIFEST, .code = ORTOLAN_MANIFEST, .error = error};
+  size_t size;
+  bundle->folder = strdup(folder);
+  if (bundle->folder == NULL) return ortolan_no_memory(error);
+  char *text = ortolan_file_read(folder, MANIFEST, -1, MAX_MANIFEST_BYTES, &size, error);
+  if (text == NULL)
+    return ortolan_fail(error, ORTOLAN_BUNDLE_NOT_FOUND,
+                        "%.300s is not a bundle: it has no readable " MANIFEST
+                        ". Pass a folder written by `ortolan export`.",
+                        folder);
+  bundle->manifest = ortolan_document(&in, text, size);
+  free(text);
+  if (bundle->manifest == NULL || !read_manifest(bundle, &in)) return false;
+  for (size_t i = 0; i < bundle->file_count; i++)
+    if (!ortolan_file_check(folder, &bundle->files[i], skip_hashes, error)) return false;
+  return true;
+}
+
+void ortolan_bundle_close(ortolan_bundle *bundle) {
+  ortolan_json_free(bundle->manifest);
+  free(bundle->states);
+  free(bundle->folder);
+}
+
+char *ortolan_bundle_read(const ortolan_bundle *bundle, const char *name, size_t *size,
+                          ortolan_error *error) {
+  const ortolan_file *file = find_file(bundle, name);
+  if (file == NULL) {
+    ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%.96s is not listed in " MANIFEST ".", name);
+    return NULL;
+  }
+  char *bytes = ortolan_file_read(bundle->folder, name, file->size, MAX_WHOLE_FILE_BYTES, size,
+                                  error);
+  if (bytes == NULL) return NULL;
+  /* the bytes in memory, not the file: it may have changed since */
+  ortolan_sha256 hash;
+  char hex[65];
+  ortolan_sha256_begin(&hash);
+  ortolan_sha256_add(&hash, bytes, *size);
+  ortolan_sha256_end(&hash, hex);
+  if (strcmp(hex, file->sha256) == 0) return bytes;
+  ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%s was altered. Copy the bundle again.", name);
+  free(bytes);
+  return NULL;
+}

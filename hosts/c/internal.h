@@ -1,0 +1,178 @@
+/* What the files of this library share. Not for programs that use it. */
+#ifndef ORTOLAN_INTERNAL_H
+#define ORTOLAN_INTERNAL_H
+
+#include "json.h"
+#include "onnxruntime_c_api.h"
+#include "ortolan.h"
+
+#define ORTOLAN_MAX_RANK 8
+#define ORTOLAN_MAX_STATES 2048
+#define ORTOLAN_MAX_FILES 256
+#define ORTOLAN_MAX_SETTINGS 16
+#define ORTOLAN_MAX_STOP_TOKENS 64
+#define ORTOLAN_MAX_SUPPRESSED 1024
+
+#if defined(__GNUC__)
+#define ORTOLAN_PRINTF(string, first) __attribute__((format(printf, string, first)))
+#else
+#define ORTOLAN_PRINTF(string, first)
+#endif
+
+/* Fill `error` and return false. */
+ORTOLAN_PRINTF(3, 4)
+bool ortolan_fail(ortolan_error *error, ortolan_code code, const char *format, ...);
+bool ortolan_no_memory(ortolan_error *error);
+
+/* --- fields.c: checked fields of a JSON document --- */
+
+typedef struct {
+  const char *file; /* named in errors */
+  ortolan_code code;
+  ortolan_error *error;
+} ortolan_fields;
+
+/* Each returns NULL or false, and fills the error, if the field is missing or of another type.
+ * `path` names the object in errors: "host.session". */
+const json_value *ortolan_object(const ortolan_fields *in, const json_value *object,
+                                 const char *path, const char *key);
+const json_value *ortolan_array(const ortolan_fields *in, const json_value *object,
+                                const char *path, const char *key, size_t most);
+const char *ortolan_string(const ortolan_fields *in, const json_value *object, const char *path,
+                           const char *key);
+bool ortolan_integer(const ortolan_fields *in, const json_value *object, const char *path,
+                     const char *key, int64_t least, int64_t most, int64_t *integer);
+/* A field that may be null or missing: `number` is then -1. */
+bool ortolan_bound(const ortolan_fields *in, const json_value *object, const char *path,
+                   const char *key, double *number);
+/* Reject fields that are not in `known`, names separated by spaces. */
+bool ortolan_known_keys(const ortolan_fields *in, const json_value *object, const char *path,
+                        const char *known);
+bool ortolan_invalid(const ortolan_fields *in, const char *path, const char *expected);
+ortolan_json *ortolan_document(const ortolan_fields *in, const char *text, size_t size);
+
+/* --- bundle.c: the folder and its manifest --- */
+
+typedef struct {
+  const char *name, *sha256;
+  int64_t size;
+} ortolan_file;
+
+typedef enum { ORTOLAN_APPEND, ORTOLAN_REPLACE } ortolan_update;
+
+typedef struct {
+  const char *input, *output;
+  size_t rank;
+  int64_t shape[ORTOLAN_MAX_RANK]; /* -1 for the axis "capacity"; "batch" is 1 */
+  ONNXTensorElementDataType type;
+  size_t item_bytes;
+  ortolan_update update;
+} ortolan_state;
+
+typedef struct {
+  const char *file;
+  bool takes_one;         /* exactly one new token per call */
+  int64_t min_new_tokens; /* calls with fewer use the other graph */
+} ortolan_graph;
+
+typedef struct {
+  char *folder;
+  ortolan_json *manifest; /* owns all strings below */
+  ortolan_file files[ORTOLAN_MAX_FILES];
+  size_t file_count;
+  int64_t context_length, vocab_size, query_heads;
+  ortolan_graph decode, prefill; /* the same graph, or two */
+  ortolan_state *states;
+  size_t state_count;
+  int32_t bos, forced_first, forced_last; /* -1 for none */
+  int32_t eos[ORTOLAN_MAX_STOP_TOKENS], suppressed[ORTOLAN_MAX_SUPPRESSED];
+  size_t eos_count, suppressed_count;
+  const char *certificate; /* NULL for none */
+  const char *optimizers[ORTOLAN_MAX_SETTINGS]; /* to disable */
+  const char *variables[ORTOLAN_MAX_SETTINGS], *values[ORTOLAN_MAX_SETTINGS];
+  size_t optimizer_count, variable_count;
+} ortolan_bundle;
+
+/* Read manifest.json and check all files. Close it with ortolan_bundle_close, also after
+ * a failure. */
+bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_hashes,
+                         ortolan_error *error);
+void ortolan_bundle_close(ortolan_bundle *bundle);
+/* Read a listed file and check its hash; free the result. */
+char *ortolan_bundle_read(const ortolan_bundle *bundle, const char *name, size_t *size,
+                          ortolan_error *error);
+
+/* --- files.c: plain files of a folder --- */
+
+/* Called with each part of a file, in order. */
+typedef void (*ortolan_on_bytes)(void *context, const char *bytes, size_t size);
+
+/* Read a plain file of exactly this size. With size -1, of at most `most` bytes. */
+bool ortolan_file_scan(const char *folder, const char *name, int64_t size, int64_t most,
+                       ortolan_on_bytes on_bytes, void *context, ortolan_error *error);
+char *ortolan_file_read(const char *folder, const char *name, int64_t size, int64_t most,
+                        size_t *count, ortolan_error *error);
+bool ortolan_file_check(const char *folder, const ortolan_file *file, bool skip_hash,
+                        ortolan_error *error);
+
+/* --- sampling.c: the choice of the next token from a row of logits --- */
+
+typedef struct {
+  ortolan_sampling options;
+  size_t vocab_size, step;
+  uint64_t state[2], increment[2]; /* PCG64, high words first */
+  float *scores, *scratch;
+  double *weights, *sorted;
+  int32_t *ids;
+  float *seen, *generated; /* occurrences of each token; NULL without a penalty */
+} ortolan_sampler;
+
+/* Release with ortolan_sampler_close, even after a failure. */
+bool ortolan_sampler_open(ortolan_sampler *sampler, const ortolan_sampling *options,
+                          size_t vocab_size, const int32_t *prompt, size_t count,
+                          ortolan_error *error);
+void ortolan_sampler_close(ortolan_sampler *sampler);
+bool ortolan_sampler_next(ortolan_sampler *sampler, const float *logits, int32_t *token,
+                          ortolan_error *error);
+/* Count a token that was not chosen by ortolan_sampler_next. */
+void ortolan_sampler_record(ortolan_sampler *sampler, int32_t token);
+
+/* --- session.c: sessions of onnxruntime --- */
+
+typedef struct {
+  const OrtApi *ort;
+  OrtEnv *env;
+  const ortolan_bundle *bundle;
+  const char *const *inputs, *const *outputs; /* names that a graph must have, in any order */
+  size_t input_count, output_count;
+} ortolan_opener;
+
+bool ortolan_session_open(const ortolan_opener *opener, const ortolan_graph *graph, int threads,
+                          OrtSession **session, ortolan_error *error);
+/* Release the status of a call. If it failed, fill the error: "onnxruntime 1.31.1 <what>: ..." */
+bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, const char *what,
+                       ortolan_error *error);
+
+/* --- engine.c: calls and states --- */
+
+typedef struct ortolan_engine ortolan_engine;
+
+struct ortolan_model {
+  ortolan_bundle bundle;
+  ortolan_engine *engine;
+};
+
+ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
+                                    ortolan_error *error);
+void ortolan_engine_close(ortolan_engine *engine);
+/* Forget all tokens. */
+void ortolan_engine_reset(ortolan_engine *engine);
+/* Append tokens in one call, or one by one if the graph takes one. Writes the logits after the
+ * tokens [first, first + rows) to `logits`. */
+bool ortolan_engine_append(ortolan_engine *engine, const int32_t *ids, size_t count, size_t first,
+                           size_t rows, float *logits, ortolan_error *error);
+/* Append tokens in chunks, and write the logits after the last of them. */
+bool ortolan_engine_prefill(ortolan_engine *engine, const int32_t *ids, size_t count,
+                            float *logits, ortolan_error *error);
+
+#endif

@@ -1,0 +1,50 @@
+/* A strict JSON reader (RFC 8259) for documents from untrusted sources.
+ *
+ * Rejects what the standard leaves open: repeated keys, NUL in strings, lone surrogates, text that
+ * is not UTF-8, and nesting beyond ORTOLAN_JSON_DEPTH. Needs memory in proportion to the text.
+ */
+#ifndef ORTOLAN_JSON_H
+#define ORTOLAN_JSON_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define ORTOLAN_JSON_DEPTH 32
+
+typedef enum {
+  JSON_NULL,
+  JSON_BOOLEAN,
+  JSON_NUMBER,
+  JSON_STRING,
+  JSON_ARRAY,
+  JSON_OBJECT,
+} json_type;
+
+/* A value, valid as long as its document. */
+typedef struct json_value {
+  json_type type;
+  bool boolean;
+  bool is_integer;         /* written without fraction and exponent, and fits into 64 bits */
+  int64_t integer;         /* if is_integer */
+  double number;           /* numbers of any form, to about 1 part in 10^15 */
+  const char *string;      /* UTF-8, ends with NUL */
+  size_t count;            /* items or fields */
+  const char *key;         /* name of this field, in an object */
+  struct json_value *item; /* first item or field */
+  struct json_value *next; /* next item or field of the same parent */
+} json_value;
+
+typedef struct ortolan_json ortolan_json;
+
+/* Read a document. Returns NULL on failure; `problem` then says what is wrong and where, or is NULL
+ * if memory ran out. */
+ortolan_json *ortolan_json_read(const char *text, size_t size, const char **problem,
+                                size_t *offset);
+const json_value *ortolan_json_root(const ortolan_json *document);
+void ortolan_json_free(ortolan_json *document);
+
+/* A field of an object, or NULL. */
+const json_value *ortolan_json_field(const json_value *object, const char *key);
+
+#endif

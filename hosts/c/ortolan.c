@@ -1,0 +1,161 @@
+#include "ortolan.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#include "internal.h"
+
+ortolan_model *ortolan_open(const char *folder, const ortolan_open_options *options,
+                            ortolan_error *error) {
+  const ortolan_open_options defaults = {.threads = 0};
+  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
+  if (options == NULL) options = &defaults;
+  ortolan_model *model = calloc(1, sizeof *model);
+  if (model == NULL) {
+    ortolan_no_memory(error);
+    return NULL;
+  }
+  if (folder == NULL || options->threads < 0 || options->threads > 1024) {
+    ortolan_fail(error, ORTOLAN_INPUT, "ortolan_open needs a folder and 0 to 1024 threads.");
+  } else if (ortolan_bundle_open(&model->bundle, folder, options->skip_hashes, error)) {
+    model->engine = ortolan_engine_open(&model->bundle, options->threads, error);
+    if (model->engine != NULL) return model;
+  }
+  ortolan_close(model);
+  return NULL;
+}
+
+void ortolan_close(ortolan_model *model) {
+  if (model == NULL) return;
+  ortolan_engine_close(model->engine);
+  ortolan_bundle_close(&model->bundle);
+  free(model);
+}
+
+int64_t ortolan_vocab_size(const ortolan_model *model) {
+  return model->bundle.vocab_size;
+}
+
+int64_t ortolan_context_length(const ortolan_model *model) {
+  return model->bundle.context_length;
+}
+
+/* --- generation --- */
+
+/* A sequence while it is generated. */
+typedef struct {
+  ortolan_model *model;
+  const ortolan_options *options;
+  ortolan_sampler sampler;
+  float *logits;
+  int32_t *tokens;
+  size_t count, limit;
+} sequence;
+
+static bool check_ids(const ortolan_model *model, const char *what, const int32_t *ids,
+                      size_t count, ortolan_error *error) {
+  for (size_t i = 0; i < count; i++) {
+    if (ids[i] >= 0 && ids[i] < model->bundle.vocab_size) continue;
+    return ortolan_fail(error, ORTOLAN_INPUT,
+                        "%s: token ids must be 0 to %lld (got %ld). Encode the text with this "
+                        "bundle's tokenizer.",
+                        what, (long long)model->bundle.vocab_size - 1, (long)ids[i]);
+  }
+  return true;
+}
+
+/* Check the lengths, and choose the limit of new tokens. */
+static bool choose_limit(sequence *s, size_t prompt_count, size_t capacity,
+                         ortolan_error *error) {
+  size_t context = (size_t)s->model->bundle.context_length, most = s->options->max_new_tokens;
+  size_t least = most == 0 ? 1 : most;
+  if (prompt_count > context || least > context - prompt_count)
+    return ortolan_fail(error, ORTOLAN_CONTEXT_LENGTH,
+                        "A prompt of %zu and %zu new tokens exceed the context of %zu tokens. "
+                        "Shorten the prompt, or lower max_new_tokens.",
+                        prompt_count, least, context);
+  if (capacity < least)
+    return ortolan_fail(error, ORTOLAN_INPUT,
+                        "tokens must have room for %zu new ids (got %zu). Pass a larger array.",
+                        least, capacity);
+  s->limit = most > 0 ? most : context - prompt_count;
+  if (s->limit > capacity) s->limit = capacity;
+  if (s->options->min_new_tokens > s->limit)
+    return ortolan_fail(error, ORTOLAN_INPUT,
+                        "min_new_tokens must be at most the limit of %zu new tokens (got %zu).",
+                        s->limit, s->options->min_new_tokens);
+  return true;
+}
+
+static bool ends(const sequence *s, int32_t token) {
+  const ortolan_bundle *bundle = &s->model->bundle;
+  for (size_t i = 0; i < bundle->eos_count; i++)
+    if (bundle->eos[i] == token) return true;
+  for (size_t i = 0; i < s->options->stop_count; i++)
+    if (s->options->stop_tokens[i] == token) return true;
+  return false;
+}
+
+/* Choose the next token from the logits, unless the model forces one. */
+static bool choose(sequence *s, int32_t *token, ortolan_error *error) {
+  const ortolan_bundle *bundle = &s->model->bundle;
+  int32_t forced = s->count + 1 == s->limit ? bundle->forced_last : -1;
+  if (forced < 0 && s->count == 0) forced = bundle->forced_first;
+  if (forced >= 0) {
+    *token = forced;
+    ortolan_sampler_record(&s->sampler, forced);
+    return true;
+  }
+  for (size_t i = 0; i < bundle->suppressed_count; i++)
+    s->logits[bundle->suppressed[i]] = -INFINITY;
+  if (s->count < s->options->min_new_tokens) {
+    for (size_t i = 0; i < bundle->eos_count; i++) s->logits[bundle->eos[i]] = -INFINITY;
+    for (size_t i = 0; i < s->options->stop_count; i++)
+      s->logits[s->options->stop_tokens[i]] = -INFINITY;
+  }
+  return ortolan_sampler_next(&s->sampler, s->logits, token, error);
+}
+
+static bool continue_sequence(sequence *s, ortolan_finish *finish, ortolan_error *error) {
+  for (;;) {
+    int32_t token;
+    if (!choose(s, &token, error)) return false;
+    s->tokens[s->count++] = token;
+    bool goes_on = s->options->on_token == NULL ||
+                   s->options->on_token(token, s->options->context);
+    *finish = ends(s, token) ? ORTOLAN_STOP : goes_on ? ORTOLAN_LENGTH : ORTOLAN_CANCELLED;
+    if (*finish != ORTOLAN_LENGTH || s->count == s->limit) return true;
+    if (!ortolan_engine_append(s->model->engine, &token, 1, 0, 1, s->logits, error)) return false;
+  }
+}
+
+bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
+                      const ortolan_options *options, int32_t *tokens, size_t capacity,
+                      size_t *count, ortolan_finish *finish, ortolan_error *error) {
+  const ortolan_options greedy = {.sampling = ORTOLAN_GREEDY};
+  ortolan_finish ignored;
+  sequence s = {.model = model, .options = options == NULL ? &greedy : options, .tokens = tokens};
+  if (error != NULL) *error = (ortolan_error){.code = ORTOLAN_OK};
+  *count = 0;
+  if (prompt_count == 0 && model->bundle.bos >= 0) prompt = &model->bundle.bos, prompt_count = 1;
+  if (prompt_count == 0)
+    return ortolan_fail(error, ORTOLAN_INPUT,
+                        "The prompt is empty, and this model has no BOS token to start from. Pass "
+                        "at least one token.");
+  if (!check_ids(model, "prompt", prompt, prompt_count, error) ||
+      !check_ids(model, "stop_tokens", s.options->stop_tokens, s.options->stop_count, error) ||
+      !choose_limit(&s, prompt_count, capacity, error))
+    return false;
+  size_t vocab_size = (size_t)model->bundle.vocab_size;
+  s.logits = malloc(vocab_size * sizeof *s.logits);
+  ortolan_engine_reset(model->engine);
+  bool ok = (s.logits != NULL || ortolan_no_memory(error)) &&
+            ortolan_sampler_open(&s.sampler, &s.options->sampling, vocab_size, prompt,
+                                 prompt_count, error) &&
+            ortolan_engine_prefill(model->engine, prompt, prompt_count, s.logits, error) &&
+            continue_sequence(&s, finish == NULL ? &ignored : finish, error);
+  *count = s.count;
+  ortolan_sampler_close(&s.sampler);
+  free(s.logits);
+  return ok;
+}

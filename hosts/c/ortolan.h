@@ -1,0 +1,145 @@
+/* Ortolan bundles in C: open one, generate token ids, verify it on this machine.
+ *
+ * A bundle is a folder written by `ortolan export`. This library reads decoders and computes on the
+ * CPU with onnxruntime's C API. It works on token ids: encode and decode text with the bundle's
+ * tokenizer.json.
+ *
+ *     ortolan_error error;
+ *     ortolan_model *model = ortolan_open("bundle", NULL, &error);
+ *     if (model == NULL) { fprintf(stderr, "%s\n", error.message); return 1; }
+ *
+ * A model serves one thread at a time. Different models may run in different threads, but open
+ * them from one: opening sets environment variables for a moment.
+ */
+#ifndef ORTOLAN_H
+#define ORTOLAN_H
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Kinds of failure. ortolan_code_name() returns the code that Ortolan's Python errors carry. */
+typedef enum {
+  ORTOLAN_OK = 0,
+  ORTOLAN_BUNDLE_NOT_FOUND, /* no such folder, or no manifest.json in it */
+  ORTOLAN_MANIFEST,         /* manifest.json is malformed, or of another schema */
+  ORTOLAN_BUNDLE_FILE,      /* a listed file is missing, resized, altered or not a plain file */
+  ORTOLAN_GRAPH,            /* onnxruntime cannot load a graph, or it does not fit the manifest */
+  ORTOLAN_KIND,             /* the bundle is not a decoder */
+  ORTOLAN_DEVICE,           /* the bundle was not exported for a CPU */
+  ORTOLAN_INPUT,            /* token ids or options are wrong */
+  ORTOLAN_CONTEXT_LENGTH,   /* prompt and new tokens exceed the context */
+  ORTOLAN_SAMPLING,         /* a sampling option is out of range */
+  ORTOLAN_COMPUTE,          /* onnxruntime could not compute the model */
+  ORTOLAN_NUMERIC,          /* the model returned logits that are not finite */
+  ORTOLAN_CERTIFICATE,      /* the certificate is damaged or of another schema */
+  ORTOLAN_MEMORY,           /* out of memory */
+} ortolan_code;
+
+typedef struct {
+  ortolan_code code;
+  char message[512]; /* one or more sentences, UTF-8: what is wrong, then what to do */
+} ortolan_error;
+
+const char *ortolan_code_name(ortolan_code code);
+
+/* --- models --- */
+
+typedef struct ortolan_model ortolan_model;
+
+typedef struct {
+  int threads;      /* threads within an operator; 0 lets onnxruntime choose */
+  bool skip_hashes; /* check only the sizes of files; for bundles that were checked before */
+} ortolan_open_options;
+
+/* Open a bundle. `options` may be NULL. Returns NULL and fills `error` on failure. */
+ortolan_model *ortolan_open(const char *folder, const ortolan_open_options *options,
+                            ortolan_error *error);
+void ortolan_close(ortolan_model *model); /* NULL is fine */
+
+int64_t ortolan_vocab_size(const ortolan_model *model);
+int64_t ortolan_context_length(const ortolan_model *model);
+
+/* --- generation --- */
+
+/* The options of Sampling in Python. All zeros, with top_p and repetition_penalty at 1, is greedy:
+ * use ORTOLAN_GREEDY. */
+typedef struct {
+  double temperature; /* 0 takes the most probable token */
+  int64_t top_k;      /* 0 keeps all */
+  double top_p;       /* 1 keeps all */
+  double min_p;       /* 0 keeps all */
+  double repetition_penalty;
+  double presence_penalty;
+  double frequency_penalty;
+  uint64_t seed; /* at most 2^63 - 1; the same seed draws the same tokens as in Python */
+} ortolan_sampling;
+
+#define ORTOLAN_GREEDY {.top_p = 1, .repetition_penalty = 1}
+
+/* Called after each token. Return false to end the sequence there. */
+typedef bool (*ortolan_on_token)(int32_t token, void *context);
+
+typedef struct {
+  size_t max_new_tokens; /* 0: as many as `capacity` and the context allow */
+  size_t min_new_tokens; /* EOS is not allowed before this many tokens */
+  ortolan_sampling sampling;
+  const int32_t *stop_tokens; /* ids that end the sequence, besides the model's EOS */
+  size_t stop_count;
+  ortolan_on_token on_token; /* may be NULL */
+  void *context;             /* passed to on_token */
+} ortolan_options;
+
+typedef enum {
+  ORTOLAN_STOP,      /* the last token is an EOS or a stop token */
+  ORTOLAN_LENGTH,    /* the limit of new tokens is reached */
+  ORTOLAN_CANCELLED, /* on_token returned false */
+} ortolan_finish;
+
+/* Continue a prompt.
+ *
+ * An empty prompt stands for the BOS token. `options` may be NULL for greedy decoding. Writes at
+ * most `capacity` ids to `tokens` and their number to `count`, the ending token included. `finish`
+ * may be NULL. Returns false and fills `error` on failure; `count` tokens are valid even then.
+ */
+bool ortolan_generate(ortolan_model *model, const int32_t *prompt, size_t prompt_count,
+                      const ortolan_options *options, int32_t *tokens, size_t capacity,
+                      size_t *count, ortolan_finish *finish, ortolan_error *error);
+
+/* --- verification --- */
+
+typedef enum {
+  ORTOLAN_PASS,
+  ORTOLAN_AMBIGUOUS, /* passes, but another token won where the reference has a near tie */
+  ORTOLAN_FAIL,
+} ortolan_verdict;
+
+typedef struct {
+  ortolan_verdict verdict;
+  size_t positions;      /* tokens compared */
+  double mean_kl;        /* KL divergence from what PyTorch computed, in nats */
+  double max_kl;         /* at one position */
+  double max_abs_delta;  /* largest difference of a logit */
+  double top1_agreement; /* share of positions with the same most probable token */
+  size_t near_ties;      /* other tokens that won a near tie */
+  size_t non_finite;     /* positions with logits that are not finite */
+  double mean_kl_limit;  /* tolerance of the certificate */
+} ortolan_report;
+
+/* Compute the probes of the certificate here, and compare them with what PyTorch computed.
+ *
+ * Each probe is computed in one call, and its end once more token by token. A model that differs is
+ * no error: it is the verdict ORTOLAN_FAIL. Returns false and fills `error` if the verification
+ * could not be carried out.
+ */
+bool ortolan_verify(ortolan_model *model, ortolan_report *report, ortolan_error *error);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
