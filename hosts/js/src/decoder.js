@@ -2,7 +2,8 @@
  * A decoder, which generates text.
  *
  * Every call gives the past states to the graph and takes their next values. There are no shared
- * buffers in WebAssembly, so a cache is exactly as long as its text; on WebGPU it stays on the GPU.
+ * buffers in WebAssembly, so a cache is exactly as long as its text, unless the graph writes to slots
+ * (it does where no kernel of attention fits); on WebGPU it stays on the GPU.
  */
 
 import { readBundle } from "./bundle.js";
@@ -13,6 +14,12 @@ import { verify } from "./verify.js";
 
 /** Most new tokens of a call. */
 const CHUNK = 128;
+
+/** Fewest slots of a cache that a graph writes to. */
+const SLOTS = 64;
+
+/** Type of the nodes that write to slots, as a graph's Protocol Buffers spell it. */
+const WRITES = '"\tScatterND';
 
 /** Tokens that a GPU computes in one call and in short ones, to compare them. */
 const CHECKED = 96;
@@ -82,6 +89,7 @@ export class Decoder {
   #device;
   #contents;
   #chunk = CHUNK;
+  #hasSlots;
   #isBusy = false;
 
   /** Use `load`. */
@@ -91,6 +99,8 @@ export class Decoder {
     this.#device = device;
     this.#contents = contents;
     this.manifest = manifest;
+    const graph = contents.get(manifest.graphs.decoder.file);
+    this.#hasSlots = new TextDecoder("latin1").decode(graph).includes(WRITES);
     this.text = manifest.tokenizer ? new Text(contents, manifest.tokenizer) : null;
     if (manifest.graphs.decoder.sequence === 1) this.#chunk = 1;
   }
@@ -258,8 +268,19 @@ export class Decoder {
       const dims = state.shape.map((size) => ({ batch: 1, capacity: 0 })[size] ?? size);
       return new Tensor(state.dtype, new Float32Array(dims.reduce((a, b) => a * b, 1)), dims);
     });
+    let slots = 0;
+    const reserve = async (total) => {
+      if (!this.#hasSlots || total <= slots) return;
+      const wanted = Math.min(Math.max(total, 2 * slots, SLOTS), this.manifest.context_length);
+      for (const [index, { shape }] of this.manifest.states.entries()) {
+        const axis = shape.indexOf("capacity");
+        if (axis >= 0) states[index] = await widened(states[index], axis, wanted, Tensor);
+      }
+      slots = wanted;
+    };
     const call = async (ids, onRow) => {
       const total = length + ids.length;
+      await reserve(total);
       const first = onRow ? 0 : ids.length - 1;
       const positions = Array.from({ length: ids.length - first }, (_, index) => first + index);
       const feeds = {
@@ -302,4 +323,17 @@ export class Decoder {
       },
     };
   }
+}
+
+/** A copy of a float32 tensor with a longer axis, filled with zeros. */
+async function widened(tensor, axis, size, Tensor) {
+  const { dims } = tensor;
+  const inner = dims.slice(axis + 1).reduce((a, b) => a * b, 1);
+  const outer = dims.slice(0, axis).reduce((a, b) => a * b, 1);
+  const [from, to] = [dims[axis] * inner, size * inner];
+  const old = await tensor.getData();
+  const data = new Float32Array(outer * to);
+  for (let row = 0; row < outer; row++) data.set(old.subarray(row * from, (row + 1) * from), row * to);
+  tensor.dispose();
+  return new Tensor("float32", data, dims.with(axis, size));
 }
