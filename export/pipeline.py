@@ -103,12 +103,7 @@ def export(
         adapter=options.adapter,
         via=options.via,
     )
-    takes_one = model.takes_one or device in model.takes_one_on
-    if options.attention_maps and device in model.takes_one_on:
-        raise OptionError(f"attention_maps of this recurrent network needs the cpu (got {device}).")
-    plan = resolve(
-        model.kind, precision=precision, device=device, options=options, takes_one=takes_one
-    )
+    plan = _plan(model, precision, device, options)
     if warn is not None:
         for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
             warn(note)
@@ -120,6 +115,16 @@ def export(
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
     return open_bundle(out, trust=True)
+
+
+def _plan(model: Exportable, precision: Precision, device: Device, options: ExportOptions) -> Plan:
+    """Resolve the settings, with what the device means for this model."""
+    if options.attention_maps and device in model.takes_one_on:
+        raise OptionError(f"attention_maps of this recurrent network needs the cpu (got {device}).")
+    takes_one = model.takes_one or device in model.takes_one_on
+    return resolve(
+        model.kind, precision=precision, device=device, options=options, takes_one=takes_one
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from ortolan.export.errors import OptionError
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime.bundle.manifest import Manifest
+    from ortolan.runtime.verification.report import Report
 
 _FIGURES = (
     "verdict",
@@ -200,8 +201,6 @@ def command(
     with extra("export", command="export"):
         from ortolan.export.layouts.genai import through_bundle
         from ortolan.export.pipeline import export
-    import msgspec
-
     from ortolan.runtime.verification.certificate_files import read_certificate
 
     weights = _precision(precision, values)
@@ -223,34 +222,40 @@ def command(
             **keywords,
         )
         measured = read_certificate(bundle).measured
-    unverified = bundle.manifest.unverified
-    origin = bundle.manifest.provenance
-    sizes = [file.size for file in bundle.manifest.files]
+    _report(bundle.manifest, measured, out if is_genai else bundle.path, is_genai, as_json)
+
+
+def _report(
+    manifest: Manifest, measured: Report | None, out: Path, is_genai: bool, as_json: bool
+) -> None:
+    """Print what was made: a table, or one JSON object."""
+    import msgspec
+
+    unverified, origin = manifest.unverified, manifest.provenance
+    sizes = [file.size for file in manifest.files]
     total = sum(path.stat().st_size for path in out.iterdir()) if is_genai else sum(sizes)
     if as_json:
         print_json(
             {
-                "bundle": str(out if is_genai else bundle.path),
+                "bundle": str(out),
                 "bytes": total,
                 "unverified": unverified,
                 "left_out": list(origin.left_out),
                 **{name: getattr(measured, name, None) for name in _FIGURES},
                 "weights": msgspec.to_builtins(measured and measured.weights),
-                "quality": msgspec.to_builtins(bundle.manifest.quality),
+                "quality": msgspec.to_builtins(manifest.quality),
             }
         )
         return
+    kind = "folder" if is_genai else "bundle"
     print_table(
         [
-            (
-                "folder" if is_genai else "bundle",
-                f"{out} ({size(total)}, {bundle.manifest.precision})",
-            ),
-            ("weights", _weights(bundle.manifest)),
+            (kind, f"{out} ({size(total)}, {manifest.precision})"),
+            ("weights", _weights(manifest)),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),
             ("device", measured.device_summary if measured else f"not verified: {unverified}"),
-            *quality_rows(bundle.manifest.quality),
+            *quality_rows(manifest.quality),
         ]
     )
 
