@@ -110,7 +110,7 @@ def _coded(node: ir.Node) -> CodedWeight:
     if bits not in (4, 8) or group not in GROUP_SIZES:
         raise LayoutError(
             f"{codes.name}: expected 4 or 8 bits in groups of 32, 64, 128 or 256, got {bits} bits "
-            f"in groups of {group}. Build the folder again with such an int4_block_size."
+            f"in groups of {group}. Build the folder again with another block_size."
         )
     return CodedWeight(
         codes=codes, scales=scales, zeros=zeros, bits=bits, group=group, columns=columns

@@ -181,7 +181,9 @@ def _check_states(bundle: Bundle) -> None:
     others = sorted({node.operator for node in attention} - {GROUP_QUERY})
     if others or len(attention) != layers:
         got = ", ".join(others) or f"{len(attention)} of {layers} layers"
-        raise _rejected("GroupQueryAttention in every layer", got, "Other attention has no mask.")
+        raise _rejected(
+            "GroupQueryAttention in every layer", got, "Other attention cannot be padded."
+        )
     names = [state.input for state in manifest.states]
     shapes = {state.shape for state in manifest.states}
     if names != state_names(PAST, layers) or len(shapes) != 1:

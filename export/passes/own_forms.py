@@ -4,6 +4,7 @@ Spec: RMSNormalization of ai.onnx, version 23; FusedMatMul and SkipSimplifiedLay
 com.microsoft, version 1.
 """
 
+import math
 from collections.abc import Callable
 
 import numpy as np
@@ -72,7 +73,9 @@ def _fold_reshape(graph: ir.Graph, node: ir.Node) -> bool:  # Case 4
     if shape is None:
         return False
     tensor = data.const_value
-    sizes_of = [int(size) for size in shape.numpy()]
+    sizes_of = [int(size) for size in shape.numpy().ravel()]
+    if min(sizes_of, default=1) < 1 or math.prod(sizes_of) != tensor.size:
+        return False
     values = tensor.numpy().reshape(sizes_of)
     folded = _replace(graph, node, f"{data.name}.table", values, tensor.dtype)
     folded.metadata_props[SAME_BYTES] = name_of(data)

@@ -1,6 +1,7 @@
 /* Opens plain files and nothing else: a bundle from an untrusted source may contain links to the
  * user's files, or a pipe that blocks. */
 #define _POSIX_C_SOURCE 200809L
+#define _FILE_OFFSET_BITS 64 /* weights beyond 2 GB on 32-bit systems */
 
 #include <errno.h>
 #include <fcntl.h>

@@ -135,22 +135,20 @@ static bool read_certificate(certificate *c, const ortolan_bundle *bundle, ortol
     return ortolan_fail(error, ORTOLAN_CERTIFICATE,
                         "This bundle has no certificate, so there is nothing to compare with. "
                         "Export the checkpoint with Ortolan to get one.");
-  size_t extension = strlen(c->file) < 5 ? 0 : strlen(c->file) - 5;
-  if (strcmp(c->file + extension, ".json") != 0)
-    return ortolan_fail(error, ORTOLAN_CERTIFICATE,
-                        "%s has the form of an older version of Ortolan. The bundle was verified "
-                        "when it was exported and still runs; export the checkpoint again to "
-                        "verify it here.",
-                        c->file);
   char *text = ortolan_bundle_read(bundle, c->file, &size, error);
   if (text == NULL) return false;
   c->document = ortolan_document(&in, text, size);
   free(text);
   if (c->document == NULL) return false;
   const json_value *root = ortolan_json_root(c->document);
-  if (!ortolan_integer(&in, root, "", "schema", SCHEMA, SCHEMA, &schema) ||
-      !ortolan_integer(&in, root, "", "top_k", 2, bundle->vocab_size, &kept))
-    return false;
+  if (!ortolan_integer(&in, root, "", "schema", 0, SCHEMA, &schema)) return false;
+  if (schema < SCHEMA)
+    return ortolan_fail(error, ORTOLAN_CERTIFICATE,
+                        "%s has schema %lld of an older version of Ortolan (expected %d). The "
+                        "bundle was verified when it was exported and still runs; export the "
+                        "checkpoint again to verify it here.",
+                        c->file, (long long)schema, SCHEMA);
+  if (!ortolan_integer(&in, root, "", "top_k", 2, bundle->vocab_size, &kept)) return false;
   const json_value *probes = ortolan_array(&in, root, "", "probes", MAX_PROBES);
   if (probes == NULL) return false;
   if (probes->count == 0) return ortolan_invalid(&in, "probes", "at least one probe");

@@ -262,6 +262,12 @@ def test_empty_prompt_stands_for_bos_and_context_is_the_limit(
     assert len(built.generate(bundle, random_ids(1000), 0)) == 100
 
 
+def test_bundle_of_schema_2_generates_the_same_tokens(built: Built, copied: Path) -> None:
+    tokens = built.generate(copied, [1], 30)
+    edit(copied, lambda manifest: (manifest.update(schema=2), manifest.pop("host")))
+    assert built.generate(copied, [1], 30) == tokens == expected(copied, [1], 30)
+
+
 # --- verification -------------------------------------------------------------------------------
 
 
@@ -302,6 +308,7 @@ def test_verify_fails_for_a_changed_weight(built: Built, copied: Path) -> None:
     ("change", "message"),
     [
         (lambda c: c.update(schema=9), "`schema` must be"),
+        (lambda c: c.update(schema=2), "schema 2 of an older version"),
         (lambda c: c["arrays"].pop(0), r"`arrays\.lengths` must be"),
         (lambda c: c["arrays"][0].update(offset=2), "inside of the file"),
         (lambda c: c["arrays"][0].update(offset=1 << 40), "inside of the file"),
@@ -402,6 +409,14 @@ def test_missing_cut_and_altered_files_are_rejected(built: Built, copied: Path) 
     assert "manifest: manifest.json is not valid JSON: a key is missing (at byte 13)" in failure(
         built, copied, [1]
     )
+
+
+def test_files_of_all_sizes_around_a_block_have_their_hash(built: Built, tmp_path: Path) -> None:
+    sizes = [0, 1, 55, 56, 63, 64, 65, 119, 120, 65535, 65536, 65537]
+    others = {f"{size}.txt": bytes(range(256)) * (size // 256 + 1) for size in sizes}
+    others = {name: data[: int(name[:-4])] for name, data in others.items()}
+    write_bundle(tmp_path / "bundle", others=others)
+    assert len(built.generate(tmp_path / "bundle", [1], 2)) == 2
 
 
 @pytest.mark.parametrize(

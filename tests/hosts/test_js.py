@@ -14,6 +14,7 @@ import jinja2
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from tests.export import tiny_models
 from tests.runtime.damaged_bundles import damage, reseal
 
 import ortolan
@@ -100,6 +101,10 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         made[name] = folder / name
         options = ExportOptions(proof="quick", allow_poor=True)
         ortolan.export(source, made[name], device="web", precision=precision, options=options)
+    # capped scores become products that write to slots, next to attention that extends its cache
+    tiny = tiny_models.decoder(tiny_models.qwen2())
+    made["slots"] = folder / "slots"
+    ortolan.export(tiny, made["slots"], device="web", precision="fp32", options=options)
     made["chat"] = folder / "chat"
     shutil.copytree(made["fp32"], made["chat"])
     config = {"chat_template": TEMPLATE, "bos_token": None, "eos_token": "<|endoftext|>"}
@@ -116,17 +121,17 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return made
 
 
-def bundle_case(folder: Path) -> dict[str, Any]:
+def bundle_case(folder: Path, prompt: str | list[int]) -> dict[str, Any]:
     model = ortolan.load(folder, ortolan.Decoder, device="cpu")
     sampled = Sampling(**DRAWN)
-    greedy = model.generate(PROMPT, max_new_tokens=32, ignore_eos=True)
-    drawn = model.generate(PROMPT, max_new_tokens=32, ignore_eos=True, sampling=sampled)
+    greedy = model.generate(prompt, max_new_tokens=32, ignore_eos=True)
+    drawn = model.generate(prompt, max_new_tokens=32, ignore_eos=True, sampling=sampled)
     return {
         "bundle": str(folder),
-        "prompt": PROMPT,
+        "prompt": prompt,
         "options": camel(DRAWN),
         "greedy": greedy.tokens,
-        "text": greedy.text,
+        "text": greedy.text or "",
         "sampled": drawn.tokens,
     }
 
@@ -154,7 +159,10 @@ def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
     document = {
         "random": {s: [str(n) for n in np.random.PCG64(s).random_raw(3)] for s in SEEDS},
         "sampling": [sampling_case(settings) for settings in SETTINGS],
-        "bundles": [bundle_case(bundles[name]) for name in PRECISIONS],
+        "bundles": [
+            *(bundle_case(bundles[name], PROMPT) for name in PRECISIONS),
+            bundle_case(bundles["slots"], [3, 1, 4, 1, 5] * 12),
+        ],
         "chat": {
             "bundle": str(bundles["chat"]),
             "messages": MESSAGES,

@@ -36,18 +36,20 @@ def plain_llama() -> DecoderConfig:
     return tiny_models.config("llama", RotaryPositions(dim=HEAD), block, block, **tokens)
 
 
-def write_built(folder: Path, module: DecoderModel, *, bits: int | None = None) -> Path:
+def write_built(
+    folder: Path, module: DecoderModel, *, bits: int | None = None, has_zeros: bool = False
+) -> Path:
     """Write a folder for a `plain_llama`.
 
     Args:
         folder: to create.
         module: the model.
         bits: of rounded weights; None for float32.
+        has_zeros: whether they have zero points.
     """
     folder.mkdir()
-    graph = _Graph(
-        {name: value.detach().numpy() for name, value in module.named_parameters()}, bits
-    )
+    weights = {name: value.detach().numpy() for name, value in module.named_parameters()}
+    graph = _Graph(weights, bits, has_zeros)
     model = graph.model(len(module.config.blocks))
     onnx.save(
         model,
@@ -89,8 +91,8 @@ def settings(layers: int) -> dict[str, Any]:
 class _Graph:
     """Nodes and weights that are added one by one."""
 
-    def __init__(self, weights: Mapping[str, Array], bits: int | None) -> None:
-        self._weights, self._bits = weights, bits
+    def __init__(self, weights: Mapping[str, Array], bits: int | None, has_zeros: bool) -> None:
+        self._weights, self._bits, self._has_zeros = weights, bits, has_zeros
         self._nodes: list[Any] = []
         self._stored: dict[str, Any] = {}
 
@@ -126,11 +128,11 @@ class _Graph:
             self._node("Transpose", [self._store("head", table.T)], ["table"], perm=[1, 0])
             self._node("Gather", ["table", "input_ids"], ["embedded"])
             return "embedded"
-        codes, scales = self._codes("head", table)
+        codes, *scales = self._codes("head", table)
         width = table.shape[1] * self._bits // 8
         self._node("Reshape", [codes, self._constant([len(table), width])], ["table"])
         numbers = {"bits": self._bits, "block_size": GROUP, "gather_axis": 0, "quantize_axis": 1}
-        inputs = ["table", "input_ids", scales]
+        inputs = ["table", "input_ids", *scales]
         self._node("GatherBlockQuantized", inputs, ["embedded"], "com.microsoft", **numbers)
         return "embedded"
 
@@ -205,17 +207,28 @@ class _Graph:
         inputs = [value, *self._codes(name, weight)]
         self._node("MatMulNBits", inputs, [output], "com.microsoft", accuracy_level=4, **numbers)
 
-    def _codes(self, name: str, weight: Array) -> tuple[str, str]:
-        """Round to the nearest of the symmetric codes."""
+    def _codes(self, name: str, weight: Array) -> list[str]:
+        """Round to the nearest: codes, scales, and zero points if there are any."""
         bits = self._bits or 0
+        middle, largest = 1 << (bits - 1), (1 << bits) - 1
         groups = weight.reshape(len(weight), -1, GROUP)
-        largest = np.abs(groups).max(axis=-1, keepdims=True)
-        scales = largest / ((1 << (bits - 1)) - 1)
-        codes = np.rint(groups / scales + (1 << (bits - 1))).astype(np.uint8)
-        if bits == 4:
-            codes = codes[..., ::2] | codes[..., 1::2] << 4
-        stored = self._store(f"{name}_codes", codes)
-        return stored, self._store(f"{name}_scales", scales[..., 0].astype(np.float32))
+        zeros: Array = np.full((*groups.shape[:2], 1), middle)
+        if self._has_zeros:
+            low = np.minimum(groups.min(axis=-1, keepdims=True), 0)
+            high = np.maximum(groups.max(axis=-1, keepdims=True), 0)
+            scales = (high - low) / largest
+            zeros = np.rint(-low / scales)
+        else:
+            scales = np.abs(groups).max(axis=-1, keepdims=True) / (middle - 1)
+        codes = np.clip(np.rint(groups / scales) + zeros, 0, largest).astype(np.uint8)
+        stored = [
+            self._store(f"{name}_codes", _packed(codes, bits)),
+            self._store(f"{name}_scales", scales[..., 0].astype(np.float32)),
+        ]
+        if self._has_zeros:
+            packed = _packed(zeros[..., 0].astype(np.uint8), bits)
+            stored.append(self._store(f"{name}_zeros", packed))
+        return stored
 
     def _store(self, name: str, values: Array) -> str:
         self._stored[name] = numpy_helper.from_array(np.ascontiguousarray(values), name)
@@ -232,6 +245,16 @@ class _Graph:
     ) -> None:
         node = helper.make_node(operator, inputs, outputs, name=outputs[0], domain=domain, **fields)
         self._nodes.append(node)
+
+
+def _packed(codes: Array, bits: int) -> Array:
+    """Two 4-bit codes in a byte, the first in the low half; an odd row ends with half a byte."""
+    if bits == 8:
+        return codes
+    even = np.pad(codes, [(0, 0)] * (codes.ndim - 1) + [(0, codes.shape[-1] % 2)])
+    low, high = even[..., ::2], even[..., 1::2]
+    packed: Array = low | high << 4
+    return packed
 
 
 def _value(name: str, dtype: int, *shape: int | str) -> onnx.ValueInfoProto:

@@ -5,7 +5,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
+import onnx.numpy_helper
 import pytest
 import torch
 from tests.cli.conftest import run_here
@@ -47,13 +49,19 @@ def greedy(count: int) -> list[int]:
     return ids[len(IDS) :]
 
 
+@pytest.mark.parametrize("has_zeros", [False, True], ids=["symmetric", "zeros"])
 @pytest.mark.parametrize(
     ("bits", "precision", "largest"), [(None, "fp32", 1e-9), (8, "int8", 1e-2), (4, "int4", 0.5)]
 )
 def test_an_import_with_its_checkpoint_is_proved(
-    checkpoint: Path, tmp_path: Path, bits: int | None, precision: str, largest: float
+    checkpoint: Path,
+    tmp_path: Path,
+    bits: int | None,
+    precision: str,
+    largest: float,
+    has_zeros: bool,
 ) -> None:
-    built = write_built(tmp_path / "built", module(), bits=bits)
+    built = write_built(tmp_path / "built", module(), bits=bits, has_zeros=has_zeros)
     bundle = import_genai(built, tmp_path / "bundle", checkpoint=checkpoint, allow_poor=True)
     manifest = bundle.manifest
     assert (manifest.precision, manifest.unverified) == (precision, None)
@@ -65,8 +73,8 @@ def test_an_import_with_its_checkpoint_is_proved(
     assert report.weights is not None
     # five in each block, the head, and a look-up of codes
     assert report.weights.products == 2 * 5 + (1 if bits is None else 2)
-    methods = {(weight.bits, weight.method) for weight in manifest.quantized}
-    assert methods == ({(bits, "kept")} if bits else set())
+    forms = {(weight.bits, weight.symmetric, weight.method) for weight in manifest.quantized}
+    assert forms == ({(bits, not has_zeros, "kept")} if bits else set())
 
 
 def test_an_import_generates_what_pytorch_does(built: Path, tmp_path: Path) -> None:
@@ -227,6 +235,20 @@ def test_blocks_that_bundles_do_not_have_are_rejected(tmp_path: Path) -> None:
 
     change_graph(built, change)
     with pytest.raises(LayoutError, match="got 4 bits in groups of 16"):
+        import_genai(built, tmp_path / "bundle")
+
+
+def test_sizes_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
+    built = write_built(tmp_path / "built", module(), bits=4)
+
+    def change(graph: Any) -> None:
+        node = next(node for node in graph.node if node.op_type == "Reshape")
+        sizes = next(n for n in graph.node if n.output[0] == node.input[1])
+        tensor = onnx.numpy_helper.from_array(np.array([1, 7]), "sizes")
+        sizes.attribute[0].t.CopyFrom(tensor)
+
+    change_graph(built, change)
+    with pytest.raises(LayoutError, match="expected stored low-bit weights"):
         import_genai(built, tmp_path / "bundle")
 
 

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import onnx
 import pytest
 import torch
+from msgspec.structs import replace as replace_fields
 from numpy.typing import NDArray
 from tests.cli.conftest import run_here
 from tests.export import tiny_models
@@ -22,6 +24,7 @@ from ortolan.export.layouts.genai_config import CONFIG
 from ortolan.export.options import ExportOptions
 from ortolan.modeling.config import LearnedPositions
 from ortolan.runtime import Bundle
+from ortolan.runtime.bundle.manifest import Manifest, Tokens
 from ortolan.runtime.engine.ort_session import open_part
 
 Export = Callable[[str], Exported]
@@ -175,6 +178,41 @@ def test_bundles_that_genai_cannot_run_are_rejected(
         through_bundle(tmp_path / "genai", device=given["device"], options=given["options"]),
     ):
         raise AssertionError("exports before it rejects")
+
+
+def as_latent(manifest: Manifest) -> Manifest:
+    first, *others = manifest.states
+    shape = ("batch", 2, "capacity", 8)
+    return replace_fields(manifest, states=(replace_fields(first, shape=shape), *others))
+
+
+def as_recurrent(manifest: Manifest) -> Manifest:
+    first, *others = manifest.states
+    recurrent = replace_fields(first, shape=("batch", 8), update="replace")
+    return replace_fields(manifest, states=(recurrent, *others))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda manifest: replace_fields(manifest, kind="encoder"), r"a decoder \(got encoder\)"),
+        (as_recurrent, r"a KV cache only \(got the state '0.key'\)"),
+        (as_latent, r"one size in every layer \(got 2 sizes\)"),
+        (lambda manifest: replace_fields(manifest, states=manifest.states[:2]), "in every layer"),
+        (
+            lambda manifest: replace_fields(manifest, tokens=Tokens(suppressed=(3,))),
+            r"no restricted tokens \(got suppressed\)",
+        ),
+    ],
+    ids=["encoder", "recurrent", "latent", "other attention", "suppressed"],
+)
+def test_models_that_genai_cannot_run_are_rejected(
+    exported: Export, tmp_path: Path, change: Callable[[Manifest], Manifest], message: str
+) -> None:
+    bundle = exported("llama").bundle
+    with pytest.raises(LayoutError, match=message):
+        convert(replace(bundle, manifest=change(bundle.manifest)), tmp_path / "genai")
+    assert not (tmp_path / "genai").exists()
 
 
 def test_a_bundle_without_a_tokenizer_is_rejected(exported: Export, tmp_path: Path) -> None:

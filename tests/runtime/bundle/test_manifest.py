@@ -369,3 +369,16 @@ def test_random_changes_raise_only_manifest_errors(data: st.DataObject) -> None:
     except ManifestError:
         return
     assert isinstance(manifest, Manifest)
+
+
+def test_a_bundle_without_a_certificate_says_why() -> None:
+    def drop(document: Any) -> None:
+        document["certificate"] = None
+
+    assert "a certificate, or the reason in `unverified`" in error_of(changed(drop))
+
+    def drop_and_explain(document: Any) -> None:
+        drop(document)
+        document["unverified"] = "imported"
+
+    assert decode(changed(drop_and_explain)).certificate is None
