@@ -60,6 +60,7 @@ async function open(ort, manifest, contents, { device, folder }) {
     // dequantizes weights once: see "Manifest" in docs/bundle-format.md
     extra: {
       session: { disable_quant_qdq: device === "cpu" ? "0" : "1" },
+      mlas: { disable_kleidiai: "1" }, // its 4-bit products on ARM are less exact
       ...(skipped.length && { optimization: { disable_specified_optimizers: skipped.join(";") } }),
     },
     ...(device === "webgpu" && { preferredOutputLocation: Object.fromEntries(states) }),
