@@ -222,7 +222,7 @@ def command(
             **keywords,
         )
         measured = read_certificate(bundle).measured
-    _report(bundle.manifest, measured, out if is_genai else bundle.path, is_genai, as_json)
+    _report(bundle.manifest, measured, out, is_genai, as_json)
 
 
 def _report(
@@ -237,7 +237,7 @@ def _report(
     if as_json:
         print_json(
             {
-                "bundle": str(out),
+                "bundle": str(out if is_genai else out.absolute()),
                 "bytes": total,
                 "unverified": unverified,
                 "left_out": list(origin.left_out),
