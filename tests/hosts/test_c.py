@@ -98,7 +98,7 @@ def build(folder: Path, *options: str) -> Built:
     if shutil.which("cmake") is None or shutil.which("cc") is None:
         pytest.skip("needs cmake and a C compiler")
     include = os.environ.get("ONNXRUNTIME_INCLUDE")
-    if include is None:
+    if not include:
         pytest.skip("needs ONNXRUNTIME_INCLUDE, the folder of onnxruntime_c_api.h")
     configure = ["cmake", "-S", str(HOST), "-B", str(folder), f"-DONNXRUNTIME_INCLUDE={include}"]
     flags = [f"-DONNXRUNTIME_DIR={LIBRARY}", "-DCMAKE_C_FLAGS=-Werror", *options]
