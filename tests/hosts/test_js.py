@@ -152,7 +152,7 @@ def sampling_case(settings: dict[str, Any]) -> dict[str, Any]:
 
 @pytest.fixture(scope="session")
 def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What Python computes, as JSON."""
+    """A JSON file with what Python computes."""
     environment = jinja2.Environment(trim_blocks=True, lstrip_blocks=True)
     prompt = environment.from_string(TEMPLATE).render(messages=MESSAGES, add_generation_prompt=True)
     tokenizer = Tokenizer.from_bytes((bundles["chat"] / "tokenizer.json").read_bytes())
