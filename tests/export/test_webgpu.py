@@ -70,6 +70,27 @@ def test_attention_of_a_decoder_is_plain_and_computes_what_pytorch_does(
     assert [done.tokens for done in together] == [done.tokens for done in alone]
 
 
+def test_rows_of_a_first_call_may_be_padded(tmp_path: Path) -> None:
+    module = models.SOURCES["softcap"]()
+    bundle = ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)
+    texts = [list(range(3, 8)), list(range(20, 29))]
+    ids = np.array([text + [0] * (9 - len(text)) for text in texts], np.int64)
+    feeds = {
+        "input_ids": ids,
+        "seqlens_k": np.array([4, 8], np.int32),
+        "total_sequence_length": np.array(9, np.int32),
+        "logit_positions": np.array([[4], [8]], np.int64),
+    }
+    for state in bundle.manifest.states:
+        sizes = [{"batch": 2, "capacity": 16}.get(str(n), n) for n in state.shape]
+        feeds[state.input] = np.zeros([int(n) for n in sizes], np.float32)
+    session = onnxruntime.InferenceSession(bundle.path / "decoder.onnx")
+    got = session.run(["logits"], feeds)[0][:, 0]
+    for text, row in zip(texts, got, strict=True):
+        with torch.no_grad():
+            assert_close(row, module(torch.tensor([text]))[0, -1].numpy())
+
+
 @pytest.mark.parametrize("name", models.ENCODERS)
 def test_attention_of_an_encoder_is_plain_and_computes_what_pytorch_does(
     name: str, tmp_path: Path
