@@ -32,6 +32,7 @@ from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import NumericError
+from ortolan.runtime.graph.adapters import ADAPTERS
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -426,6 +427,8 @@ class Runner:
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))
+        if self._engine.adapters is not None:
+            binding.bind_ortvalue_input(ADAPTERS, share(self.slots.adapters[rows]))
         for state, read, written in self.slots.bound(rows):
             bind_state(binding, state, read, written)
         beams = self.slots.beams

@@ -54,6 +54,7 @@ class LastPrompt:
         # reserved: growing would copy the states
         self.slots = engine.slots(engine.rows_multiple, reserved=True)
         self.slots.keeps = True
+        self._adapter = 0
         self._ids: list[int] = []  # of the first row, computed by prefill
         self._replaced: dict[int, Snapshot] = {}  # recurrent states, by length in ascending order
         self._sequence: weakref.ref[SampledSequence] | None = None
@@ -87,6 +88,10 @@ class LastPrompt:
                     "Another thread is using this conversation. Give each thread its own."
                 )
             self._sequence = weakref.ref(sequence)
+        if sequence.request.adapter != self._adapter:
+            self._adapter = sequence.request.adapter
+            self._ids, self._replaced = [], {}
+        self.slots.adapters[0] = self._adapter
         sequence.cached_tokens = self._rewind(sequence.request.prompt)
 
     def record(self, prompt: Sequence[int], start: int, end: int) -> None:

@@ -30,6 +30,7 @@ __all__ = [
     "BeamOptions",
     "Cancel",
     "Options",
+    "adapter_number",
     "checked_beams",
     "checked_options",
 ]
@@ -60,6 +61,7 @@ class Options(TypedDict, total=False):
         ignore_eos: continue after EOS.
         logprobs: return log-probabilities of the chosen token and of the top k tokens, before
             sampling options apply; 0 for the chosen token only.
+        adapter: name of an adapter that the bundle was loaded with; `None`, the default, for none.
         grammar: a `Grammar` that restricts the text. The sequence ends when the grammar does.
         cancel: a function or an event, polled between calls of the model.
     """
@@ -72,6 +74,7 @@ class Options(TypedDict, total=False):
     stop_tokens: TokenIds
     ignore_eos: bool
     logprobs: int | None
+    adapter: str | None
     grammar: Grammar | None
     cancel: Cancel | None
 
@@ -102,6 +105,7 @@ def checked_options(
     manifest: Manifest,
     tokenizer: Tokenizer | None,
     recommended: Callable[[], Sampling] = Sampling,
+    adapters: Sequence[str] = (),
 ) -> Request:
     """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0.
 
@@ -110,9 +114,10 @@ def checked_options(
         manifest: of the bundle.
         tokenizer: of the bundle, if it has one.
         recommended: returns the sampling that the model recommends.
+        adapters: names of the loaded adapters.
 
     Raises:
-        InputError: an option is unknown or invalid.
+        InputError: an option or an adapter is unknown or invalid.
         SamplingError: the temperature is out of range, or the recommended sampling is broken.
         TokenizerError: stop texts or a grammar, but the bundle has no tokenizer.
     """
@@ -150,8 +155,30 @@ def checked_options(
             if logprobs is None
             else checked_count("logprobs", logprobs, least=0, most=MAX_LOGPROBS)
         ),
+        adapter=adapter_number(options.get("adapter"), adapters),
         grammar=grammar,
         cancelled=_cancel_function(options.get("cancel")),
+    )
+
+
+def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
+    """Return the number of an adapter, counted from 1; 0 for `None`.
+
+    Args:
+        name: from the caller.
+        adapters: names of the loaded adapters.
+
+    Raises:
+        InputError: no adapter has this name.
+    """
+    if name is None:
+        return 0
+    if isinstance(name, str) and name in adapters:
+        return 1 + adapters.index(name)
+    names = ", ".join(adapters) if adapters else "none"
+    raise InputError(
+        f"adapter {shown(name)} is not loaded (loaded: {names:.300}). "
+        "Load the bundle with adapters={name: folder}."
     )
 
 

@@ -70,6 +70,7 @@ class Request:
         logprobs: number of top tokens with log-probabilities at each step; `None` for none at all.
         grammar: restricts the text.
         constraints: forced and suppressed tokens.
+        adapter: number of the adapter; 0 for none.
         draft: source of guesses at the next tokens; `None` decodes token by token.
         conversation: key under which a service keeps the end of the prompt for the next turn.
         cancelled: polled between calls of the model.
@@ -87,6 +88,7 @@ class Request:
     logprobs: int | None = None
     grammar: "Grammar | None" = None
     constraints: Constraints = _UNCONSTRAINED
+    adapter: int = 0
     draft: "Draft | None" = None
     conversation: bytes | None = None
     cancelled: Callable[[], bool] | None = None

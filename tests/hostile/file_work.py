@@ -200,8 +200,10 @@ def _session(folder: Path) -> Work:
     return Work(write=lambda place, version: sessions[version].save(place / "saved"), state=state)
 
 
-_SLOTS = Slots((KEY, SUM), count=1, context_length=100, identity="bundle")
-_BLOCK = filled(Slots((KEY, SUM), count=1, context_length=100, identity="bundle"), 16).snapshot()
+_SLOTS = Slots((KEY, SUM), count=1, context_length=100, identities=("bundle",))
+_BLOCK = filled(
+    Slots((KEY, SUM), count=1, context_length=100, identities=("bundle",)), 16
+).snapshot()
 _IDS = np.arange(16, dtype="<i4").tobytes()
 _KEY, _ROOT = bytes(range(32)), bytes(32)
 

@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
+_ADAPTER = "adapter"
+"""Name of the only adapter."""
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
 _seq2seq = section("Encoder-decoder models")
@@ -33,6 +36,9 @@ _seq2seq = section("Encoder-decoder models")
     "--draft",
     metavar="lookup|BUNDLE",
     help="Speed up decoding with drafts: from the prompt, or by a smaller model.",
+)
+@click.option(
+    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
 )
 @options.device
 @options.threads
@@ -55,6 +61,7 @@ def command(
     regex: str | None,
     lark: Path | None,
     draft: str | None,
+    adapter: Path | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -71,7 +78,8 @@ def command(
     from ortolan.runtime import load
 
     text = read_stdin() if prompt == "-" else prompt
-    model = load(bundle, device=device, threads=threads)
+    adapters = {} if adapter is None else {_ADAPTER: adapter}
+    model = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
     _check_kind(model, search | first_token)
@@ -82,6 +90,7 @@ def command(
         "grammar": _grammar(json_schema, regex, lark),
         **({"ignore_eos": True} if ignore_eos else {}),
         **first_token,
+        **dict.fromkeys(("adapter",) if adapters else (), _ADAPTER),
         **_present(draft=_draft(draft, device=device, threads=threads)),
     }
     if model.manifest.source is not None:

@@ -22,7 +22,7 @@ ROOT = bytes(32)
 
 
 def new_slots(identity: str = "bundle") -> Slots:
-    return Slots((KEY, SUM), count=1, context_length=100, identity=identity)
+    return Slots((KEY, SUM), count=1, context_length=100, identities=(identity,))
 
 
 STATES = filled(new_slots(), 16).snapshot()

@@ -23,7 +23,7 @@ Change = Callable[[bytearray], object]
 
 
 def new_slots(*, states: tuple[State, ...] = STATES, identity: str = "bundle") -> Slots:
-    return Slots(states, count=2, context_length=600, identity=identity)
+    return Slots(states, count=2, context_length=600, identities=(identity,))
 
 
 SLOTS = new_slots()
