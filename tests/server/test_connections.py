@@ -131,8 +131,8 @@ def test_time_is_limited(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPat
 def test_bundles_load_when_named_and_are_dropped_for_others(
     bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortolan.runtime.errors import MemoryPlanError
     from ortolan.runtime import load
+    from ortolan.runtime.errors import MemoryPlanError
     from ortolan.server import models as module
 
     loads: list[Path] = []
