@@ -79,7 +79,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.serving.chat_ticket import ChatTicket
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
-    from ortolan.runtime.serving.ticket import Ticket
+    from ortolan.runtime.serving.ticket import TextPiece, Ticket
     from ortolan.runtime.verification.replay import verify
     from ortolan.runtime.verification.report import Report
 
@@ -130,6 +130,7 @@ __all__ = [
     "ServiceStats",
     "Session",
     "StateFileError",
+    "TextPiece",
     "TextStream",
     "Ticket",
     "Timings",
@@ -166,6 +167,7 @@ _HOMES = {
     "Service": "serving.service",
     "ServiceStats": "serving.stats",
     "Session": "generation.session",
+    "TextPiece": "serving.ticket",
     "TextStream": "generation.text_stream",
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",

@@ -88,11 +88,13 @@ class LastPrompt:
                     "Another thread is using this conversation. Give each thread its own."
                 )
             self._sequence = weakref.ref(sequence)
-        if sequence.request.adapter != self._adapter:
-            self._adapter = sequence.request.adapter
-            self._ids, self._replaced = [], {}
+        request = sequence.request
+        if request.adapter != self._adapter:
+            self._adapter, self._ids, self._replaced = request.adapter, [], {}
         self.slots.adapters[0] = self._adapter
-        sequence.cached_tokens = self._rewind(sequence.request.prompt)
+        # log-probabilities of the prompt need the logits of all its tokens
+        prompt = request.prompt if request.prompt_logprobs is None else []
+        sequence.cached_tokens = self._rewind(prompt)
 
     def record(self, prompt: Sequence[int], start: int, end: int) -> None:
         """Note that prefill has extended the first row from `start` to `end` tokens."""

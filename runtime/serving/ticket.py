@@ -7,17 +7,19 @@ lock of the service: threads directly, and all tasks of a loop by a single call 
 import threading
 import time
 from asyncio import AbstractEventLoop, Future, get_running_loop
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.arguments import checked_seconds
-from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.completion import Completion, TokenLogprobs
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 
-__all__ = ["Signal", "Ticket", "Woken", "wake"]
+__all__ = ["Signal", "TextPiece", "TextPieces", "Ticket", "Woken", "wake"]
 
 T = TypeVar("T")
 
@@ -71,13 +73,29 @@ def _resolve(futures: list["Future[None]"]) -> None:
             future.set_result(None)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextPiece:
+    """Part of a completion: its texts join to the text, its tokens to the tokens.
+
+    Attributes:
+        text: the new text; may be empty in the last piece, such as that of EOS.
+        tokens: the new ids; the text of the last one ends in this piece.
+        logprobs: one entry per token; `None` unless the request asks for them.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] | None
+
+
 class Ticket(Iterator[str], AsyncIterator[str]):
     """A request of a service. Any thread and any event loop may use it.
 
-        for piece in ticket: ...             # or: async for piece in ticket
+        for text in ticket: ...              # or: async for text in ticket
+        for piece in ticket.pieces(): ...    # with tokens and log-probabilities
         completion = ticket.completion()     # or: await ticket
 
-    Pieces go to one reader; a slow reader gets several of them joined. A piece never ends inside a
+    Text goes to one reader; a slow reader gets several pieces joined. A piece never ends inside a
     character or a stop text. Leaving a `with` block cancels an unfinished request.
 
     Args:
@@ -103,7 +121,9 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         self._cancel = cancel
         self._check = check
         self._more, self._end = Signal(lock), Signal(lock)
-        self._pending = ""
+        # unread texts, each with the number of tokens so far
+        self._pending: deque[tuple[str, int]] = deque()
+        self._read_tokens = 0
         self._is_done = False
         self._error: OrtolanError | None = None
 
@@ -118,6 +138,17 @@ class Ticket(Iterator[str], AsyncIterator[str]):
     def prompt_progress(self) -> tuple[int, int]:
         """Number of prompt tokens computed so far, and number of prompt tokens."""
         return self.sequence.prompt_progress
+
+    def pieces(self) -> "TextPieces":
+        """Read the text with its tokens and log-probabilities, instead of the text alone.
+
+        Pieces are not joined: each is what one call of the model added.
+
+        Raises:
+            TokenizerError: the bundle has no tokenizer.
+        """
+        self._check_pieces()
+        return TextPieces(self)
 
     def cancel(self) -> None:
         """End the request; its slot is free before the next call of the model.
@@ -158,27 +189,23 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         return self._awaited().__await__()
 
     def __next__(self) -> str:
-        """Wait for the next piece; raises what `completion` does at the end."""
-        self._check_pieces()
-        with self._lock:
-            while (piece := self._take()) is None:
-                self._more.wait(None)
-        if not piece:
-            self._completed()
+        """Wait for the next text; raises what `completion` does at the end."""
+        text = _joined(self.next_pieces())
+        if not text:
+            self.raise_error()
             raise StopIteration
-        return piece
+        return text
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> str:
-        """Wait for the next piece; raises what `completion` does at the end."""
-        self._check_pieces()
-        piece = await self._when(self._more, self._take)
-        if not piece:
-            self._completed()
+        """Wait for the next text; raises what `completion` does at the end."""
+        text = _joined(await self.anext_pieces())
+        if not text:
+            self.raise_error()
             raise StopAsyncIteration
-        return piece
+        return text
 
     def __enter__(self) -> Self:
         return self
@@ -187,11 +214,40 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         if not self._is_done:
             self.cancel()
 
+    # --- for readers ------------------------------------------------------------------------------
+
+    def next_pieces(self, most: int | None = None) -> list[TextPiece]:
+        """Wait for unread pieces, and return the first `most`; none at the end."""
+        self._check_pieces()
+        with self._lock:
+            while (pieces := self._take(most)) is None:
+                self._more.wait(None)
+        return pieces
+
+    async def anext_pieces(self, most: int | None = None) -> list[TextPiece]:
+        """Wait for unread pieces, and return the first `most`; none at the end."""
+        self._check_pieces()
+        return await self._when(self._more, lambda: self._take(most))
+
+    def raise_error(self) -> None:
+        """Raise what `completion` raises; call it at the end of the pieces."""
+        self._completed()
+
+    def piece(self, text: str, start: int, end: int) -> TextPiece:
+        """A piece with the tokens from `start` to `end`."""
+        sequence = self.sequence
+        has_logprobs = sequence.request.logprobs is not None
+        return TextPiece(
+            text=text,
+            tokens=tuple(sequence.tokens[start:end]),
+            logprobs=tuple(sequence.logprobs[start:end]) if has_logprobs else None,
+        )
+
     # --- for the service, with the lock held ------------------------------------------------------
 
-    def deliver(self, piece: str, *, is_last: bool, woken: Woken) -> None:
-        """Hand a piece to the reader, and note whether it is the last."""
-        self._pending += piece
+    def deliver(self, text: str, *, is_last: bool, woken: Woken) -> None:
+        """Hand the next text to the reader, and note whether it is the last."""
+        self._pending.append((text, len(self.sequence.tokens)))
         self._is_done = self._is_done or is_last
         self._more.send(woken)
         if is_last:
@@ -203,12 +259,17 @@ class Ticket(Iterator[str], AsyncIterator[str]):
 
     # ----------------------------------------------------------------------------------------------
 
-    def _take(self) -> str | None:
-        """Text to read: `""` at the end, `None` if there is none yet."""
+    def _take(self, most: int | None) -> list[TextPiece] | None:
+        """Remove the first `most` unread pieces: none at the end, `None` if there are none yet."""
         if not self._pending and not self._is_done:
             return None
-        piece, self._pending = self._pending, ""
-        return piece
+        pieces: list[TextPiece] = []
+        while self._pending and len(pieces) != most:
+            text, end = self._pending.popleft()
+            start, self._read_tokens = self._read_tokens, end
+            if text or end > start:
+                pieces.append(self.piece(text, start, end))
+        return pieces
 
     async def _awaited(self) -> Completion:
         self._check()
@@ -238,3 +299,28 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         self._check()
         if not self._has_pieces:
             raise no_tokenizer("read pieces")
+
+
+class TextPieces(Iterator[TextPiece], AsyncIterator[TextPiece]):
+    """The pieces of a ticket, for a thread or a task."""
+
+    def __init__(self, ticket: Ticket) -> None:
+        self._ticket = ticket
+
+    def __next__(self) -> TextPiece:
+        """Wait for the next piece; raises what `Ticket.completion` does at the end."""
+        for piece in self._ticket.next_pieces(1):
+            return piece
+        self._ticket.raise_error()
+        raise StopIteration
+
+    async def __anext__(self) -> TextPiece:
+        """Wait for the next piece; raises what `Ticket.completion` does at the end."""
+        for piece in await self._ticket.anext_pieces(1):
+            return piece
+        self._ticket.raise_error()
+        raise StopAsyncIteration
+
+
+def _joined(pieces: list[TextPiece]) -> str:
+    return "".join(piece.text for piece in pieces)

@@ -279,6 +279,8 @@ def test_ids_of_a_source_belong_to_its_vocabulary(changed: Changed) -> None:
         ({"beams": 2, "sampling": Sampling()}, "sampling does not apply"),
         ({"beams": 2, "stop": ["a"]}, "stop does not apply"),
         ({"max_new_tokens": 0}, "max_new_tokens"),
+        ({"prompt_logprobs": 0}, "prompt_logprobs is for decoders"),
+        ({"beams": 2, "prompt_logprobs": 0}, "prompt_logprobs does not apply"),
         ({"max_new_tokens": 40}, "max_new_tokens to 39"),
         ({"cancel": 3}, "cancel must be"),
         ({"temperature": -1.0}, "temperature"),
