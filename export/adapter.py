@@ -106,8 +106,8 @@ def export_adapter(
         updates=updated,
         files=(),
     )
-    with _staged(Path(out).absolute(), force=force) as place:
-        _write(place, certificate, manifest, blob=blob)
+    with staged_adapter(Path(out).absolute(), force=force) as place:
+        write_adapter(place, certificate, manifest, blob=blob)
         progress("verify", 0, 1)
         measured = replay(base.path, adapter=place)
         if measured.verdict == "FAIL":
@@ -116,7 +116,7 @@ def export_adapter(
                 f"{measured.device_summary}. Nothing was written. {MERGE}"
             )
         manifest = msgspec.structs.replace(manifest, quality=measured.quality)
-        _write(place, passed(certificate, measured), manifest)
+        write_adapter(place, passed(certificate, measured), manifest)
         progress("verify", 1, 1)
     return open_adapter(Path(out).absolute())
 
@@ -201,7 +201,7 @@ def _thresholds(base: Bundle) -> Thresholds:
 
 
 @contextmanager
-def _staged(target: Path, *, force: bool) -> Iterator[Path]:
+def staged_adapter(target: Path, *, force: bool) -> Iterator[Path]:
     """A folder that becomes `target` when the block succeeds.
 
     Raises:
@@ -232,7 +232,7 @@ def _check_target(target: Path, *, force: bool) -> None:
         raise OutputError(f"{target} is an adapter. Pass --force to replace it.")
 
 
-def _write(
+def write_adapter(
     place: Path, certificate: Certificate, manifest: AdapterManifest, *, blob: bytes | None = None
 ) -> None:
     """Write the files of an adapter, and last the manifest that lists them."""

@@ -190,7 +190,6 @@ class Slots:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
-        self.adapters[rows] = 0
         if not self.keeps:
             self._held.release(rows)
 
