@@ -129,9 +129,8 @@ def main() -> int:
                     way()
                     seconds.append((clock() - begun_at) / STEPS)
             base, own, none = map(statistics.median, times)
-            size = 0 if adapters is None else adapters.size
             print(
-                f"| {what} | {count} | {rows} | {size / 1e6:.1f} | {1e3 * base:.2f} "
+                f"| {what} | {count} | {rows} | {adapters.size / 1e6:.1f} | {1e3 * base:.2f} "
                 f"| {own / base:.3f} | {none / base:.3f} |",
                 flush=True,
             )

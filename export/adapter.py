@@ -46,7 +46,6 @@ from ortolan.runtime.verification.certificate_files import (
     JSON_NAME,
     write_certificate,
 )
-from ortolan.runtime.verification.report import Thresholds
 from ortolan.staging import BusyError, Place, staged
 
 NAMES = {adapter_folder.NAME, adapter_folder.BLOB, JSON_NAME, ARRAYS_NAME}
@@ -83,30 +82,22 @@ def export_adapter(
         OutputError: the target is taken or not writable.
         ParityError: the bundle with the adapter disagrees with PyTorch.
     """
-    folder, base = Path(source), open_bundle(bundle)
+    folder, base, target = Path(source), open_bundle(bundle), Path(out).absolute()
     if base.manifest.kind != "decoder":
         raise wrong_kind(base.manifest, what="adapter", expected="a decoder")
     model, adapter, updates = _open(folder, base, checkpoint)
     updated, blob = write_factors(_factors(updates, base, folder))
-    certificate = certify(
-        model,
-        make_probes(model),
-        thresholds=_thresholds(base),
-        text=text_of(model, None),
-        progress=progress,
-    )
-    # the bundle's own certificate covers its tokenizer and other files
-    certificate = replace(certificate, surroundings=None)
+    certificate = _reference(model, base, progress)
     manifest = AdapterManifest(
         schema=adapter_folder.SCHEMA,
         bundle=fingerprint(base.manifest),
         source_sha256=model.sha256(),
-        modules=tuple(sorted({name_template(name)[0] for name in adapter.ranks})),
+        modules=_modules(adapter),
         ranks=tuple(sorted(set(adapter.ranks.values()))),
         updates=updated,
         files=(),
     )
-    with staged_adapter(Path(out).absolute(), force=force) as place:
+    with staged_adapter(target, force=force) as place:
         write_adapter(place, certificate, manifest, blob=blob)
         progress("verify", 0, 1)
         measured = replay(base.path, adapter=place)
@@ -118,7 +109,7 @@ def export_adapter(
         manifest = msgspec.structs.replace(manifest, quality=measured.quality)
         write_adapter(place, passed(certificate, measured), manifest)
         progress("verify", 1, 1)
-    return open_adapter(Path(out).absolute())
+    return open_adapter(target)
 
 
 def _open(
@@ -190,14 +181,27 @@ def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict
     }
 
 
-def _thresholds(base: Bundle) -> Thresholds:
-    """The limits of the bundle's own export."""
+def _modules(adapter: Adapted) -> tuple[str, ...]:
+    """Names of the matrices that an adapter updates, with `{}` for the layer."""
+    return tuple(sorted({name_template(name)[0] for name in adapter.ranks}))
+
+
+def _reference(model: Exportable, base: Bundle, progress: Progress) -> Certificate:
+    """PyTorch's outputs with the adapter merged, and the limits of the bundle's own export."""
     manifest = base.manifest
-    return thresholds(
-        manifest.precision,
-        allow_poor=manifest.quality is not None and manifest.quality.word == "poor",
-        cache="int8" if any(state.dtype == "int8" for state in manifest.states) else "float",
+    certificate = certify(
+        model,
+        make_probes(model),
+        thresholds=thresholds(
+            manifest.precision,
+            allow_poor=manifest.quality is not None and manifest.quality.word == "poor",
+            cache="int8" if any(state.dtype == "int8" for state in manifest.states) else "float",
+        ),
+        text=text_of(model, None),
+        progress=progress,
     )
+    # the bundle's own certificate covers its tokenizer and other files
+    return replace(certificate, surroundings=None)
 
 
 @contextmanager

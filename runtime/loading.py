@@ -118,11 +118,7 @@ def load(
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
-    check_load(
-        bundle,
-        is_packed=packed is not None,
-        adapter_bytes=0 if adapters is None else adapters.size,
-    )
+    check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size)
     device = options.get("device", "auto")
     if isolate:
         first_load(bundle, device=device, packed=packed)

@@ -15,7 +15,7 @@ from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.errors import AdapterError, InputError, shown
 from ortolan.runtime.graph.adapters import JoinedFactors
 
-__all__ = ["Adapters", "open_adapters"]
+__all__ = ["NO_ADAPTERS", "Adapters", "open_adapters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +27,8 @@ class Adapters:
         opened: the adapters, in the same order.
     """
 
-    names: tuple[str, ...]
-    opened: tuple[Adapter, ...]
+    names: tuple[str, ...] = ()
+    opened: tuple[Adapter, ...] = ()
 
     @property
     def size(self) -> int:
@@ -63,8 +63,11 @@ class Adapters:
         return {weight: _joined(owned) for weight, owned in parts.items()}
 
 
-def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -> Adapters | None:
-    """Open the adapters of a bundle; `None` if there are none.
+NO_ADAPTERS = Adapters()
+
+
+def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -> Adapters:
+    """Open the adapters of a bundle.
 
     Args:
         paths: folders by name.
@@ -82,7 +85,7 @@ def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -
             'Write adapters={"name": "adapter/"}.'
         )
     if not paths:
-        return None
+        return NO_ADAPTERS
     _check_names(list(paths), bundle.manifest)
     opened = tuple(
         open_adapter(checked_path("adapters", path).absolute()) for path in paths.values()

@@ -16,7 +16,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.engine.adapters import Adapters
+from ortolan.runtime.engine.adapters import NO_ADAPTERS, Adapters
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
@@ -50,7 +50,7 @@ class Engine:
     (`Bundle.keeping`), the weights are read here and nothing is read later.
 
     Attributes:
-        adapters: adapters that rows may use, if any were loaded.
+        adapters: loaded adapters, which rows may use.
         adapter: number of the adapter of new slots; 0, the default, for none.
         device: the device in use.
         device_reason: why this device was chosen.
@@ -69,7 +69,7 @@ class Engine:
         device: str = "auto",
         threads: int | None = None,
         packed: "Packed | None" = None,
-        adapters: Adapters | None = None,
+        adapters: Adapters = NO_ADAPTERS,
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
@@ -77,7 +77,7 @@ class Engine:
         works = partial(obstacle, precision=bundle.manifest.precision)
         choice = choose_device(device, bundle.manifest.devices, works)
         self.device, self.device_reason = choice.device, choice.reason
-        if adapters is not None and self.device != "cpu":
+        if adapters.names and self.device != "cpu":
             raise DeviceError(
                 f"Adapters run on the cpu only (got {self.device}). Load the bundle with "
                 'device="cpu", or export the checkpoint with the adapter merged: --adapter.'
@@ -95,7 +95,7 @@ class Engine:
         self.longest_call: int | None = None
         is_copied = bundle.kept is not None
         whole = bundle.keeping(weights=True) if is_copied else bundle
-        updates = {} if adapters is None else adapters.updates()
+        updates = adapters.updates()
         self._sessions = {
             role: open_session(whole, role, self.threads, packed, self.device, updates)
             for role in graphs
@@ -124,8 +124,7 @@ class Engine:
     @cached_property
     def identities(self) -> tuple[str, ...]:
         """Identities of states: those of the bundle alone, then those with each adapter."""
-        others = () if self.adapters is None else self.adapters.identities(self.identity)
-        return (self.identity, *others)
+        return (self.identity, *self.adapters.identities(self.identity))
 
     @property
     def is_on_host(self) -> bool:

@@ -247,7 +247,7 @@ class PrefixCache:
 
     def _root(self, slots: Slots, row: int) -> bytes:
         """The key that the chains of a row's adapter begin with."""
-        return self._roots[slots.adapters[row]]
+        return self._roots[int(slots.adapters[row])]
 
     def _chain(self, ids: Sequence[int], count: int, root: bytes) -> Iterator[_Link]:
         """The first blocks of a prompt."""

@@ -427,7 +427,7 @@ class Runner:
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))
-        if self._engine.adapters is not None:
+        if self._engine.adapters.names:
             binding.bind_ortvalue_input(ADAPTERS, share(self.slots.adapters[rows]))
         for state, read, written in self.slots.bound(rows):
             bind_state(binding, state, read, written)

@@ -119,7 +119,7 @@ class Slots:
 
     def identity(self, *, row: int = 0) -> str:
         """Fingerprint of what computes a row: the bundle, or the bundle with an adapter."""
-        return self._identities[self.adapters[row]]
+        return self._identities[int(self.adapters[row])]
 
     @property
     def turn(self) -> int:

@@ -12,10 +12,11 @@ from pathlib import Path
 import msgspec
 
 from ortolan.runtime.arguments import checked_path
+from ortolan.runtime.bundle.adapter_folder import Adapter
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.engine.adapters import Adapters, open_adapters
+from ortolan.runtime.engine.adapters import open_adapters
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -34,9 +35,10 @@ from ortolan.runtime.verification.comparison import Comparison
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.first_load import first_load
 from ortolan.runtime.verification.probe_runs import compute, total_positions
-from ortolan.runtime.verification.report import Report
+from ortolan.runtime.verification.report import ExactReport, Report
 from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.verification.verified import remember, stamps
+from ortolan.runtime.verification.weight_sums import WeightsReport
 from ortolan.runtime.verification.weights import check_weights
 
 __all__ = ["replay", "verify"]
@@ -83,11 +85,9 @@ def verify(
     """
     started, before = time.monotonic(), stamps(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
-    own = certificate = read_certificate(bundle)
-    adapters = None
-    if adapter is not None:
-        adapters = open_adapters({_ADAPTER: adapter}, bundle)
-        certificate = _adapter_certificate(adapters, bundle)
+    own = read_certificate(bundle)
+    adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
+    certificate = _adapter_certificate(adapters.opened[0], bundle) if adapters.opened else own
     works = partial(obstacle, precision=bundle.manifest.precision)
     chosen = choose_device(device, bundle.manifest.devices, works)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
@@ -99,18 +99,12 @@ def verify(
     _check_memory(bundle, certificate)
     surroundings = _check_surroundings(bundle, own)
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
-    engine.adapter = 0 if adapters is None else 1
+    engine.adapter = len(adapters.opened)
     report = replay(engine, certificate, progress=progress)
-    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
-    report = msgspec.structs.replace(
-        report,
-        weights=weights,
-        surroundings=surroundings,
-        exact=check_exact(engine, certificate) if exact else None,
-        verdict="FAIL" if is_wrong else report.verdict,
-        seconds=time.monotonic() - started,
-    )
-    if isolate and adapters is None and report.verdict == "PASS":
+    identical = check_exact(engine, certificate) if exact else None
+    report = _judged(report, weights, surroundings, identical)
+    report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
+    if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
 
@@ -137,9 +131,25 @@ def replay(
     )
 
 
-def _adapter_certificate(adapters: Adapters | None, bundle: Bundle) -> Certificate:
-    """The certificate of the only adapter."""
-    (adapter,) = () if adapters is None else adapters.opened
+def _judged(
+    report: Report,
+    weights: WeightsReport,
+    surroundings: SurroundingsReport | None,
+    exact: ExactReport | None,
+) -> Report:
+    """The report of a whole model with those of its parts."""
+    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
+    return msgspec.structs.replace(
+        report,
+        weights=weights,
+        surroundings=surroundings,
+        exact=exact,
+        verdict="FAIL" if is_wrong else report.verdict,
+    )
+
+
+def _adapter_certificate(adapter: Adapter, bundle: Bundle) -> Certificate:
+    """The certificate in the folder of an adapter."""
     return decode_certificate(
         adapter.read(JSON_NAME), lambda: adapter.read(ARRAYS_NAME), bundle.manifest
     )

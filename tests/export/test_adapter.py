@@ -48,12 +48,13 @@ IDS = random_text(24)
 
 def modules_of(model: PreTrainedModel, targets: tuple[str, ...]) -> dict[str, tuple[int, int]]:
     """Outputs and inputs of the modules that an adapter targets, by name."""
-    return {
-        name: tuple(module.weight.shape) if isinstance(module, nn.Linear)
-        else tuple(module.weight.T.shape)
-        for name, module in model.named_modules()
-        if name.endswith(targets)
-    }  # fmt: skip
+    shapes = {}
+    for name, module in model.named_modules():
+        if name.endswith(targets):
+            outputs, inputs = module.weight.shape
+            is_linear = isinstance(module, nn.Linear)
+            shapes[name] = (outputs, inputs) if is_linear else (inputs, outputs)
+    return shapes
 
 
 def write_adapter(
@@ -182,7 +183,7 @@ def test_logits_are_those_of_peft(
     for parameter, value in trained.named_parameters():
         if "lora_B" in parameter:
             nn.init.normal_(value, std=0.3)
-    trained.save_pretrained(tmp_path / "peft")
+    trained.save_pretrained(str(tmp_path / "peft"))
     out = converted(base, tmp_path / "peft", tmp_path / "adapter")
     model = load(base.bundle(), Decoder, adapters={"mine": out})
     with torch.inference_mode():
@@ -298,7 +299,7 @@ def test_command_converts_and_names_what_it_made(
     bases: Callable[[str], Base], tmp_path: Path
 ) -> None:
     base = bases("llama")
-    named = {"base_model_name_or_path": str(base.checkpoint)}
+    named: dict[str, Any] = {"base_model_name_or_path": str(base.checkpoint)}
     adapter = write_adapter(tmp_path / "peft", base.model, ("q_proj",), **named)
     words = ["adapter", str(adapter), str(tmp_path / "out"), "--bundle", str(base.bundle())]
     done = CliRunner().invoke(cli, words, standalone_mode=False)

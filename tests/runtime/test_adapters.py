@@ -51,7 +51,11 @@ class Pair:
 
     def __init__(self, folder: Path, kind: str) -> None:
         self.bundle = packed_bundles.write(folder / "bundle", kind, group=64, has_text=True)
-        kinds = {"a": dict(rank=2), "b": dict(rank=3, weights=("0.q", "1.o")), "c": dict(rank=1)}
+        kinds: dict[str, dict[str, Any]] = {
+            "a": dict(rank=2),
+            "b": dict(rank=3, weights=("0.q", "1.o")),
+            "c": dict(rank=1),
+        }
         self.paths = {
             name: write_adapter(
                 folder / name, self.bundle, random_factors(self.bundle, seed=seed, **options)
@@ -178,12 +182,14 @@ def test_requests_with_adapters_at_any_time_equal_themselves_alone(pairs: Pairs,
             if not hasattr(self, "service"):
                 return
             self.service.close()
-            for ticket, (length, *rest) in self.tickets.items():
-                key = (length, *rest)
+            for finished, key in self.tickets.items():
+                length, limit, seed, adapter = key
                 if key not in alone:
                     with model.serve(slots=2, cache_bytes=0) as service:
-                        alone[key] = service.submit(IDS[:length], **options(*rest)).completion()
-                done = ticket.completion(timeout=60)
+                        alone[key] = service.submit(
+                            IDS[:length], **options(limit, seed, adapter)
+                        ).completion()
+                done = finished.completion(timeout=60)
                 assert done.tokens == alone[key].tokens[: len(done.tokens)]
                 assert done.finish_reason in ("cancelled", alone[key].finish_reason)
 
@@ -266,21 +272,21 @@ def test_adapter_of_another_bundle_is_refused(bundle: Bundle, tmp_path: Path) ->
     assert "made for another bundle" in refused(bundle, folder)
 
 
-def damage(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], None]:
+def damage(name: str, change: Callable[[bytes], bytes]) -> Callable[[Path], object]:
     def apply(folder: Path) -> None:
         (folder / name).write_bytes(change((folder / name).read_bytes()))
 
     return apply
 
 
-def described(**changes: Any) -> Callable[[Path], None]:
+def described(**changes: Any) -> Callable[[Path], object]:
     def change(data: bytes) -> bytes:
         return json.dumps(json.loads(data) | changes).encode()
 
     return damage(NAME, change)
 
 
-DAMAGE = {
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing": (lambda folder: (folder / NAME).unlink(), "not an adapter"),
     "empty": (damage(NAME, lambda data: b""), "adapter.json is invalid"),
     "cut": (damage(NAME, lambda data: data[:-20]), "adapter.json is invalid"),
