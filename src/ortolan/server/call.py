@@ -8,6 +8,7 @@ from typing import Any, Protocol, Self, TypeVar
 
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server.models import Models, ServedModel
+from ortolan.server.store import Store
 
 __all__ = ["Call", "Cancellable"]
 
@@ -28,12 +29,14 @@ class Call:
     Attributes:
         path: parameters of the path.
         models: all models of the server.
+        store: responses that clients may continue.
         notes: what the access log says of the call, such as the model and token counts.
     """
 
-    def __init__(self, *, path: Mapping[str, str], models: Models) -> None:
+    def __init__(self, *, path: Mapping[str, str], models: Models, store: Store) -> None:
         self.path = path
         self.models = models
+        self.store = store
         self.notes: dict[str, Any] = {}
         self._held = AsyncExitStack()
 
