@@ -14,7 +14,7 @@ PATH = "/v1/responses"
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_output_tokens": 24}
 SAMPLED |= {"ignore_eos": True}
 FUNCTION: dict[str, Any] = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
-INCLUDE = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+INCLUDE: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
 def ask(client: httpx2.Client, status: int = 200, **body: Any) -> Any:
@@ -87,7 +87,11 @@ def test_events_come_in_order_and_join_to_the_response(
 
 
 def test_a_forced_call_and_its_events(client: httpx2.Client) -> None:
-    body = {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}, "seed": 4}
+    body: dict[str, Any] = {
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "f"},
+        "seed": 4,
+    }
     body |= {"temperature": 1.0}
     answer = ask(client, **body)
     (item,) = answer["output"]
@@ -152,7 +156,7 @@ def test_items_become_messages(client: httpx2.Client, models: dict[str, Decoder]
 
 def test_settings_are_echoed(client: httpx2.Client) -> None:
     schema = {**FUNCTION["parameters"]}
-    settings = {
+    settings: dict[str, Any] = {
         "temperature": 0.5,
         "top_p": 0.9,
         "presence_penalty": 0.1,
