@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Completion, Ticket, Tokenizer, TokenLogprobs
-from ortolan.server.api.bodies import SamplingFields, StreamOptions, new_id, options_of
+from ortolan.server.api.bodies import SamplingFields, new_id, options_of
 from ortolan.server.api.merge import merged
 from ortolan.server.api.usage import Usage, total, usage_of
 from ortolan.server.call import Call
@@ -34,7 +34,6 @@ class CompletionBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    stream_options: StreamOptions | None = None
     echo: Literal[False] | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
@@ -44,6 +43,7 @@ class TextLogprobs(msgspec.Struct, kw_only=True):
     """Log-probabilities, a list per kind.
 
     Attributes:
+        top_logprobs: those of the chosen token and of the most probable ones.
         text_offset: character in the text of the choice at which each token begins.
     """
 
@@ -148,14 +148,13 @@ async def _events(
     body: CompletionBody,
     prompts: int,
 ) -> AsyncIterator[bytes]:
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunk = TextCompletion(
         id=new_id("cmpl-"),
         created=int(time.time()),
         model=served.name,
         choices=[],
         system_fingerprint=served.fingerprint,
-        usage=None if with_usage else msgspec.UNSET,
+        usage=None if body.streams_usage else msgspec.UNSET,
     )
     async for index, text in merged(tickets):
         chunk.choices = [TextChoice(index=index, text=text, finish_reason=None)]
@@ -173,7 +172,7 @@ async def _events(
         yield event(chunk)
     usage = _usage(done, prompts)
     call.notes |= {"prompt_tokens": usage.prompt_tokens, "new_tokens": usage.completion_tokens}
-    if with_usage:
+    if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
 
@@ -201,7 +200,11 @@ def _logprobs(
         tokens=tokens,
         token_logprobs=[entry.logprob for entry in logprobs],
         top_logprobs=[
-            {_text(tokenizer, token): logprob for token, logprob in entry.top} for entry in logprobs
+            {
+                _text(tokenizer, token): logprob
+                for token, logprob in [(entry.token, entry.logprob), *entry.top]
+            }
+            for entry in logprobs
         ],
         text_offset=offsets[:-1],
     )
