@@ -153,3 +153,30 @@ def test_bundles_load_when_named_and_are_dropped_for_others(
         assert response.status_code == 200, response.text
         assert [m.name for m in server.models.loaded] == ["int4"]
     assert loads == [bundles["int4"]] * 2
+
+
+def test_a_load_blocks_no_other_model_and_survives_its_client(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ortolan.runtime import load
+    from ortolan.server import models as module
+
+    gate, loads = threading.Event(), []
+
+    def slow(path: Path, **options: Any) -> Any:
+        loads.append(path)
+        gate.wait(30)
+        return load(path, **options)
+
+    with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
+        monkeypatch.setattr(module, "load", slow)
+        url = f"{server.url}/v1/completions"
+        body = {**LONG, "model": "int4", "max_tokens": 3}
+        for _ in range(2):
+            with pytest.raises(httpx2.ReadTimeout):
+                httpx2.post(url, json=body, timeout=0.3, trust_env=False)
+        other = {**body, "model": "fp32"}
+        assert httpx2.post(url, json=other, trust_env=False).status_code == 200
+        gate.set()
+        assert httpx2.post(url, json=body, timeout=30, trust_env=False).status_code == 200
+        assert loads == [bundles["int4"]]

@@ -82,7 +82,8 @@ class Models:
         self._shutdown_timeout_s = shutdown_timeout_s
         self._loaded: dict[str, ServedModel] = {}  # least recently used first
         self._users: dict[str, int] = dict.fromkeys(bundles, 0)
-        self._lock = asyncio.Lock()
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._lock = asyncio.Lock()  # one bundle at a time is loaded or dropped
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -177,22 +178,32 @@ class Models:
         return name
 
     async def _get(self, name: str) -> ServedModel:
-        async with self._lock:
-            if name not in self._loaded:
-                self._loaded[name] = await self._load(name)
-            served = self._loaded[name] = self._loaded.pop(name)
+        if name not in self._loaded:
+            if name not in self._loading:
+                load = self._loading[name] = asyncio.create_task(self._load(name))
+                load.add_done_callback(lambda done: self._end_of_load(name, done))
+            # a client that leaves must not stop it: a thread cannot be stopped, and another
+            # load would begin beside it
+            await asyncio.shield(self._loading[name])
+        served = self._loaded[name] = self._loaded.pop(name)
         return served
 
-    async def _load(self, name: str) -> ServedModel:
+    def _end_of_load(self, name: str, done: "asyncio.Task[None]") -> None:
+        del self._loading[name]
+        if not done.cancelled() and done.exception() is not None:
+            log.warning("%s did not load: %s", name, done.exception())
+
+    async def _load(self, name: str) -> None:
         """Load a bundle; while memory is short, drop the least recently used one."""
-        while True:
-            try:
-                return await asyncio.to_thread(self._open, name)
-            except MemoryPlanError:
-                unused = next((other for other in self._loaded if not self._users[other]), None)
-                if unused is None:
-                    raise
-                await self._drop(unused)
+        async with self._lock:
+            while name not in self._loaded:
+                try:
+                    self._loaded[name] = await asyncio.to_thread(self._open, name)
+                except MemoryPlanError:
+                    unused = next((n for n in self._loaded if not self._users[n]), None)
+                    if unused is None:
+                        raise
+                    await self._drop(unused)
 
     def _open(self, name: str) -> ServedModel:
         start = time.monotonic()

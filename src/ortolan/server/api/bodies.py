@@ -12,6 +12,7 @@ from ortolan.server.errors import ApiError
 
 __all__ = [
     "Body",
+    "ChoicesFields",
     "JsonSchema",
     "ResponseFormat",
     "SamplingFields",
@@ -56,9 +57,14 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
+    stream: bool | None = None
+
+
+class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of bodies that ask for one or more choices."""
+
     max_tokens: int | None = None
     n: int | None = None
-    stream: bool | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -95,7 +101,9 @@ _PARAMETERS = (
 )
 
 
-def options_of(body: SamplingFields, recommended: Sampling) -> dict[str, Any]:
+def options_of(
+    body: SamplingFields, recommended: Sampling, *, choices: int | None = None
+) -> dict[str, Any]:
     """Options of a request. What the body leaves out is what the model recommends.
 
     If the model recommends nothing, answers are greedy, unless the body sets a sampling option or
@@ -106,7 +114,7 @@ def options_of(body: SamplingFields, recommended: Sampling) -> dict[str, Any]:
         SamplingError: a sampling option is out of range.
     """
     given = {name: value for name in _PARAMETERS if (value := getattr(body, name)) is not None}
-    is_sampled = bool(given) or (body.n or 1) > 1  # greedy choices would all be the same
+    is_sampled = bool(given) or (choices or 1) > 1  # greedy choices would all be the same
     if is_sampled and "temperature" not in given and recommended.temperature == 0:
         given["temperature"] = 1.0
     sampling = replace(
