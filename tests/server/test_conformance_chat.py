@@ -223,9 +223,9 @@ def test_a_wrong_choice_of_a_tool_is_a_400(client: httpx2.Client, body: dict[str
 
 
 def test_a_prefilled_answer_is_continued(client: httpx2.Client) -> None:
-    messages = [USER, {"role": "assistant", "content": "Whill"}]
+    messages = [USER, {"role": "assistant", "content": "Perhaps"}]
     answer = ask(client, messages=messages, continue_final_message=True, seed=1)
-    parts = [{"type": "text", "text": "Wh"}, {"type": "text", "text": "ill"}]
+    parts = [{"type": "text", "text": "Per"}, {"type": "text", "text": "haps"}]
     messages[1] = {"role": "assistant", "content": parts}  # type: ignore[dict-item]
     again = ask(client, messages=messages, continue_final_message=True, seed=1)
     assert again["choices"] == answer["choices"]
