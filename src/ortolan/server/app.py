@@ -84,7 +84,8 @@ def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
         allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
         expose_headers=["Retry-After", "Retry-After-Ms"],
     )
-    return [Middleware(AccessLog), *([cross_origin] if settings.origins else []), guard]
+    log = Middleware(AccessLog, log_prompts=settings.log_prompts)
+    return [log, *([cross_origin] if settings.origins else []), guard]
 
 
 async def _http_error(_: Request, error: Exception) -> Response:

@@ -6,6 +6,8 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from ortolan.errors import OrtolanError
+from ortolan.runtime import ChatTicket, Ticket
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server.models import Models, ServedModel
 from ortolan.server.store import Store
@@ -31,6 +33,7 @@ class Call:
         models: all models of the server.
         store: responses that clients may continue.
         notes: what the access log says of the call, such as the model and token counts.
+        body: of the request, as it came, if the log needs it.
     """
 
     def __init__(self, *, path: Mapping[str, str], models: Models, store: Store) -> None:
@@ -38,6 +41,8 @@ class Call:
         self.models = models
         self.store = store
         self.notes: dict[str, Any] = {}
+        self.body = b""
+        self._tickets: list[Any] = []
         self._held = AsyncExitStack()
 
     async def model(self, name: str | None) -> ServedModel:
@@ -72,7 +77,13 @@ class Call:
                 _cancel(await work)
             raise
         self._held.callback(_cancel, tickets)
+        self._tickets += tickets
         return tickets
+
+    def texts(self) -> list[str]:
+        """Texts generated for the call, complete or not, for the log."""
+        tickets = [t for t in self._tickets if isinstance(t, Ticket | ChatTicket)]
+        return [_text(ticket) for ticket in tickets]
 
     async def __aenter__(self) -> Self:
         return self
@@ -89,3 +100,14 @@ class Call:
 def _cancel(tickets: Iterable[Cancellable]) -> None:
     for ticket in tickets:
         ticket.cancel()
+
+
+def _text(ticket: Ticket | ChatTicket) -> str:
+    try:
+        if isinstance(ticket, ChatTicket):
+            return ticket.reply(0).completion.text
+        return ticket.completion(0).text
+    except TimeoutError:
+        return "(unfinished)"
+    except OrtolanError as error:
+        return f"({error})"

@@ -29,7 +29,7 @@ class Settings:
         request_timeout_s: maximum time for a request, waiting included.
         write_timeout_s: maximum time for a client to accept what is sent.
         shutdown_timeout_s: at shutdown, seconds until running requests are cancelled.
-        log_prompts: write prompts and answers to the log.
+        log_prompts: write bodies of requests and generated texts to the log.
         max_stored_responses: number of responses to keep for clients that ask for it.
         max_stored_bytes: maximum size of all of them; the least recently used are dropped.
         load: options of `ortolan.load`.
