@@ -12,9 +12,11 @@ from ortolan.runtime import Decoder
 from ortolan.server import Settings
 
 TEMPLATE = (
-    "{{ tools or '' }}{% for m in messages %}<bos>{{ m.role[0] }}:{{ m.content }}"
-    "{{ eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}<bos>a:{% endif %}{# <tool_call> </think> #}"
+    "{{ tools or '' }}{% for m in messages %}<bos>{{ m.role[0] }}:"
+    "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content }}"
+    "{% for call in m.tool_calls or () %}\n<tool_call>{{ call.function | tojson }}</tool_call>"
+    "{% endfor %}{{ eos_token }}{% endfor %}"
+    "{% if add_generation_prompt %}<bos>a:{% endif %}"
 )
 
 

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 
 import uvicorn
@@ -22,11 +22,13 @@ class LiveServer:
     Attributes:
         port: it listens on.
         models: that it serves.
+        connections: that are open.
     """
 
-    def __init__(self, port: int, models: Models) -> None:
+    def __init__(self, port: int, models: Models, connections: Set[object]) -> None:
         self.port = port
         self.models = models
+        self.connections = connections
 
     @property
     def url(self) -> str:
@@ -48,7 +50,7 @@ def live_server(settings: Settings) -> Iterator[LiveServer]:
         time.sleep(0.01)
     port: int = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield LiveServer(port, app.state.models)
+        yield LiveServer(port, app.state.models, server.server_state.connections)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -15,6 +15,9 @@ KEYS_VARIABLE = "ORTOLAN_API_KEY"
 
 _service = section("Scheduling")
 _network = section("Network")
+_operation = section("Operation")
+
+_SECONDS = click.FloatRange(min=0, min_open=True)
 
 
 class UnprotectedError(OrtolanError):
@@ -26,7 +29,13 @@ class UnprotectedError(OrtolanError):
 @click.command(cls=LongCommand)
 @click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", default=8080, show_default=True, type=int, help="Port; 0 for a free one.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 for any free one.",
+)
 @click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
@@ -44,11 +53,41 @@ class UnprotectedError(OrtolanError):
     "--cache-folder", type=click.Path(path_type=Path), help="Keep the prefix cache in this folder."
 )
 @_network("--insecure", is_flag=True, help="Allow other machines to call without a key.")
-@_network("--allow-host", multiple=True, metavar="NAME", help="Answer for this host name.")
-@_network("--allow-origin", multiple=True, metavar="URL", help="Allow pages of this web origin.")
-@_network("--root-path", default="", help="Path under which a proxy serves the server.")
-@_network("--request-timeout", default=600.0, show_default=True, help="Seconds per request.")
-@_network("--shutdown-timeout", default=10.0, show_default=True, help="Seconds to finish at exit.")
+@_network(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Answer requests for this host name; repeatable.",
+)
+@_network(
+    "--allow-origin",
+    multiple=True,
+    metavar="URL",
+    callback=lambda _, __, urls: tuple(map(_origin, urls)),
+    help="Let web pages of this origin call; repeatable.",
+)
+@_network(
+    "--root-path",
+    default="",
+    metavar="PATH",
+    callback=lambda _, __, path: _root_path(path),
+    help="Path under which a proxy serves the server.",
+)
+@_operation(
+    "--request-timeout",
+    default=600.0,
+    show_default=True,
+    type=_SECONDS,
+    help="Seconds that a request may take, waiting included.",
+)
+@_operation(
+    "--shutdown-timeout",
+    default=10.0,
+    show_default=True,
+    type=_SECONDS,
+    help="Seconds that running requests get to finish at exit.",
+)
+@_operation("--log-prompts", is_flag=True, help="Log request bodies and generated texts, too.")
 def command(
     bundles: tuple[str, ...],
     host: str,
@@ -69,6 +108,7 @@ def command(
     root_path: str,
     request_timeout: float,
     shutdown_timeout: float,
+    log_prompts: bool,
 ) -> None:
     """Serve bundles over HTTP to clients of OpenAI's API, and a chat page at /.
 
@@ -85,15 +125,17 @@ def command(
             f"--host {host} lets other machines call. Set a key with --key-file or "
             f"{KEYS_VARIABLE}, or accept everybody with --insecure."
         )
-    hosts = frozenset({*LOCAL_HOSTS, *map(str.lower, allow_host)} if is_local else allow_host)
+    allowed = frozenset(map(str.lower, allow_host))
+    hosts = allowed | LOCAL_HOSTS if is_local or allowed else allowed
     settings = Settings(
         bundles=_named(bundles),
         keys=keys,
         hosts=hosts,
         origins=allow_origin,
-        root_path=root_path.rstrip("/"),
+        root_path=root_path,
         request_timeout_s=request_timeout,
         shutdown_timeout_s=shutdown_timeout,
+        log_prompts=log_prompts,
         load={"device": device, "threads": threads, "isolate": isolate},
         serve={
             "slots": slots,
@@ -122,9 +164,28 @@ def _named(bundles: tuple[str, ...]) -> dict[str, Path]:
 
 
 def _keys(file: Path | None) -> frozenset[str]:
-    lines = [] if file is None else file.read_text(encoding="utf-8").splitlines()
-    keys = {line.strip() for line in [*lines, os.environ.get(KEYS_VARIABLE, "")]}
-    keys -= {""}
-    if file is not None and not keys:
+    try:
+        text = "" if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} must be UTF-8 text with a key per line.") from error
+    lines = [*text.splitlines(), os.environ.get(KEYS_VARIABLE, "")]
+    keys = frozenset(key for line in lines if (key := line.strip()))
+    if file is not None and not text.strip():
         raise click.UsageError(f"{file} holds no key.")
-    return frozenset(keys)
+    return keys
+
+
+def _origin(url: str) -> str:
+    """An origin as browsers send it."""
+    scheme, colon, host = url.rstrip("/").partition("://")
+    if scheme not in ("http", "https") or not colon or not host or set(host) & set("/?#*"):
+        raise click.BadParameter(
+            f"{url} must be like https://example.org or http://localhost:3000."
+        )
+    return f"{scheme}://{host.lower()}"
+
+
+def _root_path(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise click.BadParameter(f"{path} must start with /.")
+    return path.rstrip("/")

@@ -6,8 +6,11 @@ from contextlib import AsyncExitStack, suppress
 from types import TracebackType
 from typing import Any, Protocol, Self, TypeVar
 
+from ortolan.errors import OrtolanError
+from ortolan.runtime import ChatTicket, Ticket
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server.models import Models, ServedModel
+from ortolan.server.store import Store
 
 __all__ = ["Call", "Cancellable"]
 
@@ -28,13 +31,18 @@ class Call:
     Attributes:
         path: parameters of the path.
         models: all models of the server.
+        store: responses that clients may continue.
         notes: what the access log says of the call, such as the model and token counts.
+        body: of the request, as it came, if the log needs it.
     """
 
-    def __init__(self, *, path: Mapping[str, str], models: Models) -> None:
+    def __init__(self, *, path: Mapping[str, str], models: Models, store: Store) -> None:
         self.path = path
         self.models = models
+        self.store = store
         self.notes: dict[str, Any] = {}
+        self.body = b""
+        self._tickets: list[Any] = []
         self._held = AsyncExitStack()
 
     async def model(self, name: str | None) -> ServedModel:
@@ -69,7 +77,13 @@ class Call:
                 _cancel(await work)
             raise
         self._held.callback(_cancel, tickets)
+        self._tickets += tickets
         return tickets
+
+    def texts(self) -> list[str]:
+        """Texts generated for the call, complete or not, for the log."""
+        tickets = [t for t in self._tickets if isinstance(t, Ticket | ChatTicket)]
+        return [_text(ticket) for ticket in tickets]
 
     async def __aenter__(self) -> Self:
         return self
@@ -86,3 +100,14 @@ class Call:
 def _cancel(tickets: Iterable[Cancellable]) -> None:
     for ticket in tickets:
         ticket.cancel()
+
+
+def _text(ticket: Ticket | ChatTicket) -> str:
+    try:
+        if isinstance(ticket, ChatTicket):
+            return ticket.reply(0).completion.text
+        return ticket.completion(0).text
+    except TimeoutError:
+        return "(unfinished)"
+    except OrtolanError as error:
+        return f"({error})"

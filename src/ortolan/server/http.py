@@ -16,6 +16,7 @@ from ortolan.server.errors import ApiError, api_error, error_body
 from ortolan.server.events import KEEP_ALIVE, EventStream, event
 from ortolan.server.models import Models
 from ortolan.server.settings import Settings
+from ortolan.server.store import Store
 
 __all__ = ["EndpointApp", "error_response"]
 
@@ -33,6 +34,10 @@ class ClientGoneError(Exception):
     """The client closed the connection, or does not read."""
 
 
+class _OutOfTimeError(Exception):
+    """The time for a request is up."""
+
+
 class EndpointApp:
     """ASGI application of one endpoint.
 
@@ -40,49 +45,66 @@ class EndpointApp:
     tickets of the call.
     """
 
-    def __init__(self, endpoint: Endpoint, models: Models, settings: Settings) -> None:
+    def __init__(
+        self, endpoint: Endpoint, models: Models, store: Store, settings: Settings
+    ) -> None:
         self._endpoint = endpoint
         self._models = models
+        self._store = store
         self._settings = settings
         self._decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         reply = _Reply(send, self._settings.write_timeout_s)
-        call = Call(path=scope.get("path_params", {}), models=self._models)
+        call = Call(path=scope.get("path_params", {}), models=self._models, store=self._store)
         scope.setdefault("state", {})["call"] = call
         try:
-            body = await self._read(scope, receive)
-            work = asyncio.ensure_future(self._answer(call, body, reply))
-            gone = asyncio.ensure_future(_disconnected(receive))
-            done, _ = await asyncio.wait(
-                {work, gone},
-                timeout=self._settings.request_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
-            if work not in done:
-                call.notes["ended"] = "disconnected" if done else "timeout"
-            gone.cancel()
-            work.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-            if not done:
-                raise _out_of_time(self._settings.request_timeout_s)
-            if not work.cancelled():
-                work.result()
+            body = await self._read(call, scope, receive)
+            await self._watch(asyncio.ensure_future(self._answer(call, body, reply)), receive)
         except ClientGoneError:
             call.notes["ended"] = "disconnected"
+        except _OutOfTimeError:
+            call.notes["ended"] = "timeout"
+            await reply.fail(_out_of_time(self._settings.request_timeout_s))
+        except asyncio.CancelledError:  # only the end of the server cancels this task
+            call.notes["ended"] = "stopped"
+            await reply.fail(_STOPPED)
         except Exception as error:
             failure = api_error(error)
             if failure.code == "bug":
                 log.exception("bug while answering %s", self._endpoint.path)
             await reply.fail(failure)
 
+    async def _watch(self, work: "asyncio.Task[None]", receive: Receive) -> None:
+        """Wait for the answer to be sent; cancel it if that is pointless.
+
+        Raises:
+            ClientGoneError: the client closed the connection.
+            _OutOfTimeError: the time is up.
+        """
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            done, _ = await asyncio.wait(
+                {work, gone},
+                timeout=self._settings.request_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+        else:
+            raise ClientGoneError if done else _OutOfTimeError
+
     async def _answer(self, call: Call, body: Any, reply: "_Reply") -> None:
         async with call:
             answer = await self._endpoint.handler(call, body)
             await reply.send(answer)
 
-    async def _read(self, scope: Scope, receive: Receive) -> Any:
+    async def _read(self, call: Call, scope: Scope, receive: Receive) -> Any:
         """Decode the body.
 
         Raises:
@@ -111,6 +133,8 @@ class EndpointApp:
                 code="body-timeout",
                 headers={"connection": "close"},
             ) from None
+        if self._settings.log_prompts:
+            call.body = data
         return self._decoder.decode(data)
 
 
@@ -249,3 +273,12 @@ def _out_of_time(seconds: float) -> ApiError:
         code="request-timeout",
         headers={"x-should-retry": "false"},
     )
+
+
+_STOPPED = ApiError(
+    status=503,
+    message="The server is stopping. Send the request again.",
+    type="server_error",
+    code="stopping",
+    headers={"connection": "close", "retry-after": "1"},
+)

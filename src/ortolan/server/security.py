@@ -74,6 +74,14 @@ class Guard:
 
     def _check(self, scope: MutableMapping[str, Any]) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope["headers"]}
+        if b"transfer-encoding" in headers and b"content-length" in headers:
+            raise ApiError(
+                status=400,
+                message="A request has either Transfer-Encoding or Content-Length: a proxy could "
+                "read another body than the server.",
+                code="two-lengths",
+                headers={"connection": "close"},
+            )
         host = headers.get(b"host", "")
         if self._hosts and _host_name(host) not in self._hosts:
             raise ApiError(

@@ -92,6 +92,45 @@ def test_streamed_pieces_join_to_the_answer(client: httpx2.Client) -> None:
         assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
 
 
+def test_streamed_logprobs_come_with_their_pieces(client: httpx2.Client) -> None:
+    body = {**SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2}
+    whole = ask(client, **body)
+    events = post_stream(client, PATH, {"model": "fp32", "messages": MESSAGES, **body})
+    for index in range(2):
+        mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
+        parts = [choice["logprobs"]["content"] for choice in mine if choice["logprobs"]]
+        assert len(parts) > 10
+        expected = whole["choices"][index]["logprobs"]["content"]
+        assert [entry for part in parts for entry in part] == expected
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_single_call_ends_the_answer(client: httpx2.Client, stream: bool) -> None:
+    body = {
+        "tools": [TOOL],
+        "tool_choice": "required",
+        "max_tokens": 300,
+        "ignore_eos": True,
+    }
+    body |= {"temperature": 1.0, "seed": 1, "logprobs": True}
+    several = ask(client, **body)["choices"][0]["message"]["tool_calls"]
+    assert len(several) > 1  # the model cannot end, so it calls again and again
+    body["parallel_tool_calls"] = False
+    if not stream:
+        answer = ask(client, **body)
+        (choice,) = answer["choices"]
+        assert choice["message"]["tool_calls"] == several[:1]
+        assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 300
+        assert choice["finish_reason"] == "tool_calls"
+        return
+    events = post_stream(client, PATH, {"model": "fp32", "messages": MESSAGES, **body})
+    choices = [event["choices"][0] for event in events[:-1]]
+    calls = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
+    assert {part["index"] for part in calls} == {0}
+    assert "".join(p["function"]["arguments"] for p in calls) == several[0]["function"]["arguments"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
+
+
 def test_forced_tool_call(client: httpx2.Client) -> None:
     body = {"tools": [TOOL], "tool_choice": "required", **SAMPLED, "ignore_eos": False}
     body["max_tokens"] = 200

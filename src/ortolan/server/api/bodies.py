@@ -1,5 +1,6 @@
 """Fields that several bodies share, and the options that they become."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,10 +9,12 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Grammar, Sampling
+from ortolan.runtime.errors import shown
 from ortolan.server.errors import ApiError
 
 __all__ = [
     "Body",
+    "ChoicesFields",
     "JsonSchema",
     "ResponseFormat",
     "SamplingFields",
@@ -40,6 +43,13 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
 
 
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
 class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     """Sampling options by OpenAI's names, and those that vLLM and llama.cpp add."""
 
@@ -56,16 +66,26 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     stop_token_ids: list[int] | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
-    max_tokens: int | None = None
-    n: int | None = None
     stream: bool | None = None
 
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of a stream."""
+class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+    """Fields of bodies that ask for one or more choices."""
 
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    max_tokens: int | None = None
+    n: int | None = None
+    stream_options: StreamOptions | None = None
+
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(
+                status=400, message="stream_options needs stream=true.", param="stream_options"
+            )
+
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -84,6 +104,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     json_schema: JsonSchema | None = None
 
 
+_TOKEN_ID = re.compile("[0-9]{1,10}")
+
 _PARAMETERS = (
     "temperature",
     "top_p",
@@ -95,7 +117,9 @@ _PARAMETERS = (
 )
 
 
-def options_of(body: SamplingFields, recommended: Sampling) -> dict[str, Any]:
+def options_of(
+    body: SamplingFields, recommended: Sampling, *, choices: int | None = None
+) -> dict[str, Any]:
     """Options of a request. What the body leaves out is what the model recommends.
 
     If the model recommends nothing, answers are greedy, unless the body sets a sampling option or
@@ -106,7 +130,7 @@ def options_of(body: SamplingFields, recommended: Sampling) -> dict[str, Any]:
         SamplingError: a sampling option is out of range.
     """
     given = {name: value for name in _PARAMETERS if (value := getattr(body, name)) is not None}
-    is_sampled = bool(given) or (body.n or 1) > 1  # greedy choices would all be the same
+    is_sampled = bool(given) or (choices or 1) > 1  # greedy choices would all be the same
     if is_sampled and "temperature" not in given and recommended.temperature == 0:
         given["temperature"] = 1.0
     sampling = replace(
@@ -158,11 +182,12 @@ def new_id(prefix: str) -> str:
 
 
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
+    wrong = [shown(token) for token in bias if not _TOKEN_ID.fullmatch(token)]
+    if wrong:
         raise ApiError(
             status=400,
-            message='logit_bias must have token ids as keys, such as {"42": -100}.',
+            message='logit_bias must have token ids as keys, such as {"42": -100} (got '
+            f"{', '.join(wrong[:5])}).",
             param="logit_bias",
-        ) from None
+        )
+    return {int(token): value for token, value in bias.items()}

@@ -11,16 +11,17 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import ChatTicket, Completion, Reply, ToolCall
+from ortolan.runtime.chat.parser import Piece
 from ortolan.server.api.bodies import (
+    ChoicesFields,
     ResponseFormat,
-    SamplingFields,
-    StreamOptions,
     grammar_of,
     new_id,
     options_of,
 )
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
 from ortolan.server.api.merge import merged
+from ortolan.server.api.replies import ReplyReader
 from ortolan.server.api.usage import Usage, usage_of
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
@@ -31,7 +32,7 @@ from ortolan.server.models import ServedModel
 __all__ = ["ENDPOINTS"]
 
 
-class ChatBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     """Body of a chat completion.
 
     Attributes:
@@ -46,7 +47,6 @@ class ChatBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    stream_options: StreamOptions | None = None
     store: Literal[False] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -143,9 +143,17 @@ async def create(call: Call, body: ChatBody) -> Answer:
     tickets: list[ChatTicket] = await call.submit(
         lambda: served.service.chat(body.messages, n=count, **options)
     )
+    readers = [
+        ReplyReader(
+            ticket,
+            with_tokens=bool(body.stream and body.logprobs),
+            single_call=body.parallel_tool_calls is False,
+        )
+        for ticket in tickets
+    ]
     if body.stream:
-        return EventStream(_events(call, tickets, served, body))
-    replies = [await ticket for ticket in tickets]
+        return EventStream(_events(call, readers, served, body))
+    replies = [await reader.reply() for reader in readers]
     usage = usage_of(reply.completion for reply in replies)
     _note(call, usage)
     return ChatCompletion(
@@ -159,14 +167,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
 
 
 def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
-    options = options_of(body, served.model.recommended_sampling)
-    if body.parallel_tool_calls is False and body.tools:
-        raise ApiError(
-            status=400,
-            message="parallel_tool_calls=false is not supported. Name the tool in tool_choice to "
-            "get a single call.",
-            param="parallel_tool_calls",
-        )
+    options = options_of(body, served.model.recommended_sampling, choices=body.n)
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
@@ -224,45 +225,54 @@ def _finish(completion: Completion, *, has_calls: bool) -> Finish:
 
 
 async def _events(
-    call: Call, tickets: Sequence[ChatTicket], served: ServedModel, body: ChatBody
+    call: Call, readers: Sequence[ReplyReader], served: ServedModel, body: ChatBody
 ) -> AsyncIterator[bytes]:
     """Chunks of all choices, as they come."""
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunk = ChatChunk(
         id=new_id("chatcmpl-"),
         created=int(time.time()),
         model=served.name,
         choices=[],
         system_fingerprint=served.fingerprint,
-        usage=None if with_usage else msgspec.UNSET,
+        usage=None if body.streams_usage else msgspec.UNSET,
     )
 
     def encoded(index: int, delta: Delta, finish: Finish | None = None, **rest: Any) -> bytes:
         chunk.choices = [ChunkChoice(index=index, delta=delta, finish_reason=finish, **rest)]
         return event(chunk)
 
-    calls = [0] * len(tickets)
-    for index in range(len(tickets)):
+    tokenizer = served.model.tokenizer
+    calls = [0] * len(readers)
+    rest: list[ChoiceLogprobs | None] = [None] * len(readers)
+    for index in range(len(readers)):
         yield encoded(index, Delta(role="assistant", content=""))
-    async for index, piece in merged(tickets):
-        if piece.tool_call is not None:
-            for delta in _call_deltas(piece.tool_call, calls[index]):
-                yield encoded(index, delta)
-            calls[index] += 1
-        if piece.reasoning:
-            yield encoded(index, Delta(reasoning_content=piece.reasoning))
-        if piece.content:
-            yield encoded(index, Delta(content=piece.content))
-    replies = [await ticket for ticket in tickets]
+    async for index, piece in merged(readers):
+        logprobs = logprobs_of(piece.logprobs or None, tokenizer)
+        deltas = _deltas(piece, calls[index])
+        if not deltas:  # tokens without text, such as EOS
+            rest[index] = logprobs
+        for delta in deltas:
+            yield encoded(index, delta, logprobs=logprobs)
+            logprobs = None
+        calls[index] += piece.tool_call is not None
+    replies = [await reader.reply() for reader in readers]
     for index, reply in enumerate(replies):
         finish = _finish(reply.completion, has_calls=bool(reply.tool_calls))
-        logprobs = logprobs_of(reply.completion.logprobs, served.model.tokenizer)
-        yield encoded(index, Delta(), finish, logprobs=logprobs)
+        yield encoded(index, Delta(), finish, logprobs=rest[index])
     usage = usage_of(reply.completion for reply in replies)
     _note(call, usage)
-    if with_usage:
+    if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
+
+
+def _deltas(piece: Piece, index: int) -> list[Delta]:
+    """What a piece adds to the message, to which `index` calls belong already."""
+    if piece.tool_call is not None:
+        return _call_deltas(piece.tool_call, index)
+    if piece.reasoning:
+        return [Delta(reasoning_content=piece.reasoning)]
+    return [Delta(content=piece.content)] if piece.content else []
 
 
 def _call_deltas(call: ToolCall, index: int) -> list[Delta]:

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import Completion, Ticket, Tokenizer, TokenLogprobs
-from ortolan.server.api.bodies import SamplingFields, StreamOptions, new_id, options_of
+from ortolan.runtime import Completion, Ticket
+from ortolan.server.api.bodies import ChoicesFields, new_id, options_of
 from ortolan.server.api.merge import merged
+from ortolan.server.api.text_choice import ChoiceReader, TextChoice
 from ortolan.server.api.usage import Usage, total, usage_of
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
@@ -29,37 +30,14 @@ DEFAULT_TOKENS = 16
 """OpenAI's default of `max_tokens`."""
 
 
-class CompletionBody(SamplingFields, kw_only=True, forbid_unknown_fields=True):
+class CompletionBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     """Body of a completion. A prompt is text or token ids; a list of them is a batch."""
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    stream_options: StreamOptions | None = None
-    echo: Literal[False] | None = None
+    echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
-
-
-class TextLogprobs(msgspec.Struct, kw_only=True):
-    """Log-probabilities, a list per kind.
-
-    Attributes:
-        text_offset: character in the text of the choice at which each token begins.
-    """
-
-    tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]]
-    text_offset: list[int]
-
-
-class TextChoice(msgspec.Struct, kw_only=True):
-    """A continuation, or in a stream a part of one."""
-
-    index: int
-    text: str
-    finish_reason: Literal["stop", "length"] | None
-    logprobs: TextLogprobs | None = None
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
@@ -86,30 +64,35 @@ async def create(call: Call, body: CompletionBody) -> Answer:
             f"with n={count}).",
             param="n",
         )
+    if body.echo:
+        served.expect("decoder", what="echo a prompt")
     options = {
-        **options_of(body, served.model.recommended_sampling),
+        **options_of(body, served.model.recommended_sampling, choices=body.n),
         "max_new_tokens": DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
         "logprobs": body.logprobs,
+        "prompt_logprobs": _prompt_logprobs(body),
     }
     tickets = await call.submit(lambda: _submitted(served, prompts, count, options))
+    choices = [
+        ChoiceReader(
+            index,
+            ticket,
+            tokenizer=served.model.tokenizer,
+            with_logprobs=body.logprobs is not None,
+            prompt=prompts[index // count] if body.echo else None,
+        )
+        for index, ticket in enumerate(tickets)
+    ]
     if body.stream:
-        return EventStream(_events(call, tickets, served, body, len(prompts)))
-    done = [await ticket for ticket in tickets]
-    usage = _usage(done, len(prompts))
-    call.notes |= {"prompt_tokens": usage.prompt_tokens, "new_tokens": usage.completion_tokens}
+        return EventStream(_events(call, choices, served, body, len(prompts)))
+    whole = [await choice.whole() for choice in choices]
+    usage = _usage([await ticket for ticket in tickets], len(prompts))
+    _note(call, usage)
     return TextCompletion(
         id=new_id("cmpl-"),
         created=int(time.time()),
         model=served.name,
-        choices=[
-            TextChoice(
-                index=index,
-                text=completion.text,
-                finish_reason=_finish(completion),
-                logprobs=_logprobs(completion.logprobs, served.model.tokenizer),
-            )
-            for index, completion in enumerate(done)
-        ],
+        choices=whole,
         usage=usage,
         system_fingerprint=served.fingerprint,
     )
@@ -143,43 +126,34 @@ def _submitted(
 
 async def _events(
     call: Call,
-    tickets: Sequence[Ticket],
+    choices: Sequence[ChoiceReader],
     served: ServedModel,
     body: CompletionBody,
     prompts: int,
 ) -> AsyncIterator[bytes]:
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunk = TextCompletion(
         id=new_id("cmpl-"),
         created=int(time.time()),
         model=served.name,
         choices=[],
         system_fingerprint=served.fingerprint,
-        usage=None if with_usage else msgspec.UNSET,
+        usage=None if body.streams_usage else msgspec.UNSET,
     )
-    async for index, text in merged(tickets):
-        chunk.choices = [TextChoice(index=index, text=text, finish_reason=None)]
+    async for _, part in merged(choices):
+        chunk.choices = [part]
         yield event(chunk)
-    done = [await ticket for ticket in tickets]
-    for index, completion in enumerate(done):
-        chunk.choices = [
-            TextChoice(
-                index=index,
-                text="",
-                finish_reason=_finish(completion),
-                logprobs=_logprobs(completion.logprobs, served.model.tokenizer),
-            )
-        ]
-        yield event(chunk)
-    usage = _usage(done, prompts)
-    call.notes |= {"prompt_tokens": usage.prompt_tokens, "new_tokens": usage.completion_tokens}
-    if with_usage:
+    usage = _usage([await choice.ticket for choice in choices], prompts)
+    _note(call, usage)
+    if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
 
 
-def _finish(completion: Completion) -> Literal["stop", "length"]:
-    return "length" if completion.finish_reason == "length" else "stop"
+def _prompt_logprobs(body: CompletionBody) -> int | None:
+    """Those of an echoed prompt. Without new tokens, the prompt is computed for them alone."""
+    if not body.echo:
+        return None
+    return 0 if body.logprobs is None and body.max_tokens == 0 else body.logprobs
 
 
 def _usage(done: Sequence[Completion], prompts: int) -> Usage:
@@ -188,27 +162,8 @@ def _usage(done: Sequence[Completion], prompts: int) -> Usage:
     return total(usage_of(done[at : at + count]) for at in range(0, len(done), count))
 
 
-def _logprobs(
-    logprobs: Sequence[TokenLogprobs] | None, tokenizer: Tokenizer | None
-) -> TextLogprobs | None:
-    if logprobs is None or tokenizer is None:
-        return None
-    tokens = [_text(tokenizer, entry.token) for entry in logprobs]
-    offsets = [0]
-    for text in tokens:
-        offsets.append(offsets[-1] + len(text))
-    return TextLogprobs(
-        tokens=tokens,
-        token_logprobs=[entry.logprob for entry in logprobs],
-        top_logprobs=[
-            {_text(tokenizer, token): logprob for token, logprob in entry.top} for entry in logprobs
-        ],
-        text_offset=offsets[:-1],
-    )
-
-
-def _text(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token).decode(errors="replace")
+def _note(call: Call, usage: Usage) -> None:
+    call.notes |= {"prompt_tokens": usage.prompt_tokens, "new_tokens": usage.completion_tokens}
 
 
 ENDPOINTS = [
