@@ -132,7 +132,7 @@ def converted(base: Base, adapter: Path, out: Path, precision: str = "fp32") -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gpt2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen2", "phi3"))]
+    "name", ["llama", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen2", "phi3", "gpt2"))]
 )
 def test_logits_are_those_of_transformers_with_merged_weights(
     bases: Callable[[str], Base], tmp_path: Path, name: str

@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.runtime import packed_bundles, tiny_encoder
+from tests.runtime.chat.tiny_chat import TEMPLATE
 from tests.runtime.tiny_adapters import merged, random_factors, write_adapter
 from tests.runtime.tiny_decoder import (
     VOCABULARY,
@@ -50,7 +51,10 @@ class Pair:
     """A bundle, loaded without and with three adapters."""
 
     def __init__(self, folder: Path, kind: str) -> None:
-        self.bundle = packed_bundles.write(folder / "bundle", kind, group=64, has_text=True)
+        others = {"chat_template.jinja": TEMPLATE.encode()}
+        self.bundle = packed_bundles.write(
+            folder / "bundle", kind, group=64, has_text=True, others=others
+        )
         kinds: dict[str, dict[str, Any]] = {
             "a": dict(rank=2),
             "b": dict(rank=3, weights=("0.q", "1.o")),
@@ -223,6 +227,25 @@ def test_a_draft_changes_nothing(pairs: Pairs, kind: str) -> None:
         assert drafted.tokens == tuple(chunks[len(prompt) - 1 : -1].argmax(-1).tolist())
 
 
+@pytest.mark.parametrize("kind", ["fp32", "int4", "recurrent"])
+def test_turns_of_a_conversation_may_use_different_adapters(pairs: Pairs, kind: str) -> None:
+    model = pairs[kind].adapted
+    with model.serve(slots=2) as service:
+        conversations = (
+            model.conversation(), model.conversation(reuse=False), service.conversation()
+        )  # fmt: skip
+        for turn, adapter in enumerate(("a", "a", "b", None, "a")):
+            replies = [
+                conversation.ask(
+                    "Hello! " * (turn + 20), max_new_tokens=8, logprobs=2, adapter=adapter
+                )
+                for conversation in conversations
+            ]
+            assert len({str(outcome(reply.completion)) for reply in replies}) == 1
+            cached = replies[0].completion.timings.cached_tokens
+            assert (cached > 0) == (turn == 1)
+
+
 def test_sessions_fork_save_and_restore_with_their_adapter(pairs: Pairs, tmp_path: Path) -> None:
     model = pairs["fp32"].adapted
     with model.session(adapter="a") as session, model.session() as other:
@@ -309,6 +332,29 @@ def test_damaged_adapter_is_refused(bundle: Bundle, tmp_path: Path, kind: str) -
     text = refused(bundle, folder)
     assert message in text
     assert "ortolan adapter" in text
+
+
+def test_changed_bytes_raise_a_typed_error_or_change_nothing(
+    bundle: Bundle, tmp_path: Path
+) -> None:
+    factors = random_factors(bundle, weights=("0.q",))
+    folder = write_adapter(tmp_path / "adapter", bundle, factors)
+    expected = load(bundle.path, Decoder, adapters={"a": folder}).logits(IDS[:4], adapter="a")
+    random, loaded = np.random.default_rng(0), 0
+    for name in 60 * [NAME] + 10 * [BLOB]:
+        content = (folder / name).read_bytes()
+        changed = bytearray(content)
+        changed[random.integers(len(content))] ^= random.integers(1, 256)
+        (folder / name).write_bytes(changed)
+        try:
+            model = load(bundle.path, Decoder, adapters={"a": folder})
+        except AdapterError:
+            pass
+        else:  # a field about where the adapter comes from
+            np.testing.assert_array_equal(model.logits(IDS[:4], adapter="a"), expected)
+            loaded += 1
+        (folder / name).write_bytes(content)
+    assert loaded < 40
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])

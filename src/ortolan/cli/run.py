@@ -17,9 +17,6 @@ if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
-_ADAPTER = "adapter"
-"""Name of the only adapter."""
-
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
 _seq2seq = section("Encoder-decoder models")
@@ -37,9 +34,7 @@ _seq2seq = section("Encoder-decoder models")
     metavar="lookup|BUNDLE",
     help="Speed up decoding with drafts: from the prompt, or by a smaller model.",
 )
-@click.option(
-    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
-)
+@options.adapter
 @options.device
 @options.threads
 @options.as_json
@@ -78,7 +73,7 @@ def command(
     from ortolan.runtime import load
 
     text = read_stdin() if prompt == "-" else prompt
-    adapters = {} if adapter is None else {_ADAPTER: adapter}
+    adapters = _present(**{options.ADAPTER: adapter})
     model = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
@@ -90,7 +85,7 @@ def command(
         "grammar": _grammar(json_schema, regex, lark),
         **({"ignore_eos": True} if ignore_eos else {}),
         **first_token,
-        **dict.fromkeys(("adapter",) if adapters else (), _ADAPTER),
+        **({"adapter": options.ADAPTER} if adapters else {}),
         **_present(draft=_draft(draft, device=device, threads=threads)),
     }
     if model.manifest.source is not None:
