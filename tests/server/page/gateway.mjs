@@ -36,12 +36,6 @@ const STREAMS = {
     chunk({ content: "🐦" }, bird),
     chunk({ content: "." }, [token(".", -3, [token(" ", -0.1), token("!", -4)])]),
   ],
-  late: [
-    chunk({ reasoning_content: "Hm." }),
-    chunk({ content: "Yes " }),
-    chunk({ content: "No" }),
-    chunk({}, [token("<think>"), token("Hm."), token("</think>"), token("Yes "), token("No"), token("<eos>")], "stop"),
-  ],
   long: words(["a".repeat(600), "\n```\n", "b".repeat(600), "\n```\n"]),
   broken: [...words(["Half an"]), "close"],
   failing: [...words(["Half an"]), { error: { message: `It broke: ${HTML}`, code: "bug" } }],
