@@ -86,7 +86,8 @@ async function stream(outgoing, steps, observed) {
 
 function forward(incoming, outgoing, url, body) {
   const headers = { ...incoming.headers, "content-length": body.length };
-  const onward = request(url, { method: incoming.method, headers }, (answer) => {
+  // without an agent, which would reuse a connection that the server is closing
+  const onward = request(url, { method: incoming.method, headers, agent: false }, (answer) => {
     outgoing.writeHead(answer.statusCode, answer.headers);
     answer.pipe(outgoing);
   });
