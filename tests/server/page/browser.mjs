@@ -157,9 +157,7 @@ const cases = {
     const halves = await hint(page);
     await page.click("#shade");
     const bands = await page.$$eval(".shaded .turn:last-of-type .content .token", (all) => all.map(({ dataset }) => dataset.band));
-    await ask(page, "late");
-    await idle(page);
-    return { html, fences, copied, thinking, isOpen, missing, halves, bands, late: await tokens() };
+    return { html, fences, copied, thinking, isOpen, missing, halves, bands };
   },
 
   async errors() {
@@ -207,6 +205,32 @@ const cases = {
     await page.reload();
     await page.waitForSelector("#model:not(:disabled)");
     return { cancelled, answer, stored: await page.evaluate(() => [sessionStorage.length, localStorage.length]) };
+  },
+
+  async models() {
+    const card = { id: "draft", kind: "decoder", precision: "int4", context_length: 64, quality: null, unverified: "no <b>device</b>" };
+    const encoder = { ...card, id: "vectors", kind: "encoder", unverified: null };
+    const answers = [null, [encoder], [encoder, card]];
+    const page = await browser.newPage();
+    await page.setViewport({ width: 1000, height: 700 });
+    await page.setRequestInterception(true);
+    page.on("request", (request) => {
+      if (!request.url().endsWith("/v1/models")) return request.continue();
+      const data = answers.shift();
+      return data ? request.respond({ contentType: "application/json", body: JSON.stringify({ data }) }) : request.abort();
+    });
+    const shown = async () => ({ welcome: await text(page, "#welcome"), certificate: await visible(page, "#quality, #verdict, dd") });
+    await page.goto(served.url);
+    await page.waitForSelector(".error");
+    const gone = [await text(page, ".error strong"), await shown()];
+    await page.click(".error button");
+    await page.waitForFunction(() => document.getElementById("model").options.length === 1);
+    await page.type("#prompt", "Hello");
+    const none = [await page.$eval("#send", (button) => button.disabled), await shown()];
+    await page.reload();
+    await page.waitForSelector("#model:not(:disabled)");
+    const options = await page.$$eval("#model option", (all) => all.map(({ label, disabled, selected }) => [label, disabled, selected]));
+    return { gone, none, draft: await shown(), options };
   },
 
   async narrow() {
