@@ -129,8 +129,9 @@ def main() -> int:
                     way()
                     seconds.append((clock() - begun_at) / STEPS)
             base, own, none = map(statistics.median, times)
+            megabytes = (adapters.size if adapters else 0) / 1e6
             print(
-                f"| {what} | {count} | {rows} | {adapters.size / 1e6:.1f} | {1e3 * base:.2f} "
+                f"| {what} | {count} | {rows} | {megabytes:.1f} | {1e3 * base:.2f} "
                 f"| {own / base:.3f} | {none / base:.3f} |",
                 flush=True,
             )

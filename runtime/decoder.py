@@ -60,7 +60,7 @@ class Decoder(ChatModel, Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest, is_on_host=engine.is_on_host)
-        self._adapters = engine.adapters.names
+        self._adapters = () if engine.adapters is None else engine.adapters.names
         self._reader = cache(
             partial(RequestReader, bundle, adapters=self._adapters)
         )  # by tokenizer

@@ -118,7 +118,7 @@ def load(
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
-    check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size)
+    check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     device = options.get("device", "auto")
     if isolate:
         first_load(bundle, device=device, packed=packed)

@@ -2,8 +2,9 @@
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
@@ -11,11 +12,12 @@ from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.adapter_folder import Adapter, Factors, open_adapter
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.interface import ADAPTERS
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.errors import AdapterError, InputError, shown
-from ortolan.runtime.graph.adapters import JoinedFactors
+from ortolan.runtime.graph.adapters import JoinedFactors, adapted_graph
 
-__all__ = ["NO_ADAPTERS", "Adapters", "open_adapters"]
+__all__ = ["Adapters", "open_adapters"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,8 +29,8 @@ class Adapters:
         opened: the adapters, in the same order.
     """
 
-    names: tuple[str, ...] = ()
-    opened: tuple[Adapter, ...] = ()
+    names: tuple[str, ...]
+    opened: tuple[Adapter, ...]
 
     @property
     def size(self) -> int:
@@ -50,8 +52,10 @@ class Adapters:
             for number in range(1, 1 + len(self.opened))
         )
 
-    def updates(self) -> dict[str, JoinedFactors]:
-        """Read the factors of all adapters, side by side, by name of weight.
+    def adaptation(self) -> Callable[[bytes], bytes]:
+        """Read the factors of all adapters; return a function that adds them to a graph.
+
+        The function raises AdapterError if the graph has no product for one of the updates.
 
         Raises:
             AdapterError: a file was changed, or holds numbers that are not finite.
@@ -60,14 +64,12 @@ class Adapters:
         for number, adapter in enumerate(self.opened, 1):
             for weight, factors in adapter.factors().items():
                 parts.setdefault(weight, []).append((number, factors))
-        return {weight: _joined(owned) for weight, owned in parts.items()}
+        updates = {weight: _joined(owned) for weight, owned in parts.items()}
+        return partial(adapted_graph, updates=updates, rows=ADAPTERS)
 
 
-NO_ADAPTERS = Adapters()
-
-
-def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -> Adapters:
-    """Open the adapters of a bundle.
+def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -> Adapters | None:
+    """Open the adapters of a bundle; `None` if there are none.
 
     Args:
         paths: folders by name.
@@ -85,7 +87,7 @@ def open_adapters(paths: Mapping[str, str | os.PathLike[str]], bundle: Bundle) -
             'Write adapters={"name": "adapter/"}.'
         )
     if not paths:
-        return NO_ADAPTERS
+        return None
     _check_names(list(paths), bundle.manifest)
     opened = tuple(
         open_adapter(checked_path("adapters", path).absolute()) for path in paths.values()

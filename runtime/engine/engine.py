@@ -16,7 +16,6 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.engine.adapters import NO_ADAPTERS, Adapters
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
@@ -32,6 +31,7 @@ from ortolan.runtime.machine.memory import return_free_memory
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
+    from ortolan.runtime.engine.adapters import Adapters
 
 __all__ = ["Engine"]
 
@@ -50,7 +50,7 @@ class Engine:
     (`Bundle.keeping`), the weights are read here and nothing is read later.
 
     Attributes:
-        adapters: loaded adapters, which rows may use.
+        adapters: adapters that rows may use; `None` if none were loaded.
         adapter: number of the adapter of new slots; 0, the default, for none.
         device: the device in use.
         device_reason: why this device was chosen.
@@ -69,7 +69,7 @@ class Engine:
         device: str = "auto",
         threads: int | None = None,
         packed: "Packed | None" = None,
-        adapters: Adapters = NO_ADAPTERS,
+        adapters: "Adapters | None" = None,
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
@@ -77,7 +77,7 @@ class Engine:
         works = partial(obstacle, precision=bundle.manifest.precision)
         choice = choose_device(device, bundle.manifest.devices, works)
         self.device, self.device_reason = choice.device, choice.reason
-        if adapters.names and self.device != "cpu":
+        if adapters is not None and self.device != "cpu":
             raise DeviceError(
                 f"Adapters run on the cpu only (got {self.device}). Load the bundle with "
                 'device="cpu", or export the checkpoint with the adapter merged: --adapter.'
@@ -95,9 +95,9 @@ class Engine:
         self.longest_call: int | None = None
         is_copied = bundle.kept is not None
         whole = bundle.keeping(weights=True) if is_copied else bundle
-        updates = adapters.updates()
+        adapt = None if adapters is None else adapters.adaptation()
         self._sessions = {
-            role: open_session(whole, role, self.threads, packed, self.device, updates)
+            role: open_session(whole, role, self.threads, packed, self.device, adapt)
             for role in graphs
             if is_copied or role != MAPS_ROLE
         }
@@ -106,7 +106,7 @@ class Engine:
             written = [s for s in bundle.manifest.states if s.update != "source"]
             open_graph = partial(open_small, device=self.device)
             self._copier = Copier(written, memory_name(self.device), open_graph)
-        del whole, updates
+        del whole, adapt
         if is_copied or packed is not None:
             return_free_memory()
         prefill = "prefill" if "prefill" in graphs else "decoder"
@@ -124,7 +124,8 @@ class Engine:
     @cached_property
     def identities(self) -> tuple[str, ...]:
         """Identities of states: those of the bundle alone, then those with each adapter."""
-        return (self.identity, *self.adapters.identities(self.identity))
+        others = () if self.adapters is None else self.adapters.identities(self.identity)
+        return (self.identity, *others)
 
     @property
     def is_on_host(self) -> bool:
@@ -260,7 +261,7 @@ class Engine:
         with self._lock:
             if MAPS_ROLE in self.manifest.graphs and MAPS_ROLE not in self._sessions:
                 self.check_process()
-                session = open_session(self._bundle, MAPS_ROLE, self.threads, None, self.device, {})
+                session = open_session(self._bundle, MAPS_ROLE, self.threads, None, self.device)
                 # a new dictionary: a fork in another thread may be iterating over the old one
                 self._sessions = {**self._sessions, MAPS_ROLE: session}
 

@@ -7,20 +7,18 @@ from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import check_names
+from ortolan.runtime.bundle.interface import ADAPTERS, check_names
 from ortolan.runtime.bundle.kinds import DECODER, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Manifest, SessionSettings
 from ortolan.runtime.engine.attention_kernels import SWITCH, whole_scores
 from ortolan.runtime.engine.providers import check_started, ort, use_device
 from ortolan.runtime.engine.threads import is_small_translator, step_threads
 from ortolan.runtime.errors import ComputeError, DeviceError, GraphError
-from ortolan.runtime.graph.adapters import ADAPTERS, JoinedFactors, adapted_graph
 from ortolan.runtime.graph.element_types import counting_nodes
 
 if TYPE_CHECKING:
@@ -72,7 +70,7 @@ def open_session(
     threads: int,
     packed: "Packed | None",
     device: str = "cpu",
-    updates: Mapping[str, JoinedFactors] = MappingProxyType({}),
+    adapt: Callable[[bytes], bytes] | None = None,
 ) -> OrtSession:
     """Open the graph with this role, and check the names of its inputs and outputs.
 
@@ -82,10 +80,10 @@ def open_session(
         threads: threads within one operator.
         packed: packed weights, if any.
         device: where it computes.
-        updates: of adapters, by name of weight, for the graphs of a decoder.
+        adapt: adds adapters to a graph of a decoder.
 
     Raises:
-        AdapterError: the graph has no product for one of the updates.
+        AdapterError: the graph has no product for one of the adapters.
         DeviceError: the device did not start.
         GraphError: onnxruntime cannot load the graph, or a name does not match the manifest.
     """
@@ -94,9 +92,9 @@ def open_session(
     data = bundle.read(graph.file)
     if packed is not None:
         data = packed.attach(graph.file, data)
-    is_adapted = len(updates) > 0 and role in STEPPED
-    if is_adapted:
-        data = adapted_graph(data, updates)
+    added = set()
+    if adapt is not None and role in STEPPED:
+        data, added = adapt(data), {ADAPTERS}
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
     options = _options(bundle, threads=threads)
@@ -105,8 +103,7 @@ def open_session(
     check_names(
         role,
         bundle.manifest,
-        inputs={value.name for value in session.get_inputs()}
-        - ({ADAPTERS} if is_adapted else set()),
+        inputs={value.name for value in session.get_inputs()} - added,
         outputs=[value.name for value in session.get_outputs()],
     )
     return session

@@ -23,10 +23,7 @@ from ortolan.runtime.errors import AdapterError
 from ortolan.runtime.graph.products import Product, placed_products
 from ortolan.runtime.graph.schema import message_of, parse_model
 
-__all__ = ["ADAPTERS", "JoinedFactors", "adaptable_weights", "adapted_graph"]
-
-ADAPTERS = "adapters"
-"""Input of an adapted graph: the number of each row's adapter, int64 `(B,)`; 0 for none."""
+__all__ = ["JoinedFactors", "adaptable_weights", "adapted_graph"]
 
 _SUFFIXES = (".codes", ".channels")
 """Suffixes of low-bit weights in a graph; without them the name is that of the model."""
@@ -67,12 +64,13 @@ def adaptable_weights(data: bytes) -> dict[str, tuple[int, int]]:
     }
 
 
-def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors]) -> bytes:
+def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors], *, rows: str) -> bytes:
     """Return a decoder's graph with the updates of some weights.
 
     Args:
         data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
         updates: by name of weight, at least one; every product by that weight is updated.
+        rows: name of a new input, the number of each row's adapter, int64 `(B,)`; 0 for none.
 
     Raises:
         AdapterError: the graph has no product by one of the weights that can be adapted, or the
@@ -95,10 +93,10 @@ def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors]) -> bytes:
         if not product.looks_up and _weight_name(product) in updates
     }
     masks = {
-        owners: f"{ADAPTERS}.mask.{number}"
+        owners: f"{rows}.mask.{number}"
         for number, owners in enumerate(dict.fromkeys(joined.owners for joined in updates.values()))
     }
-    nodes = list(_mask_nodes(masks))
+    nodes = list(_mask_nodes(masks, rows))
     for node in graph.node:
         copy = message_of("Node")
         copy.CopyFrom(node)
@@ -108,8 +106,8 @@ def adapted_graph(data: bytes, updates: Mapping[str, JoinedFactors]) -> bytes:
             nodes += _update_nodes(copy, x.decode(), name, masks[updates[name].owners])
     del graph.node[:]
     graph.node.extend(nodes)
-    _add_tensors(graph, masks, updates)
-    value = graph.input.add(name=ADAPTERS.encode())
+    _add_tensors(graph, masks, updates, rows)
+    value = graph.input.add(name=rows.encode())
     value.type.tensor_type.elem_type = _INT64
     value.type.tensor_type.shape.dim.add(dim_param=b"batch")
     adapted: bytes = model.SerializeToString()
@@ -138,12 +136,11 @@ def _biased(graph: Any) -> dict[bytes, bytes]:
     }
 
 
-def _mask_nodes(masks: Mapping[tuple[int, ...], str]) -> Iterator[Any]:
+def _mask_nodes(masks: Mapping[tuple[int, ...], str], rows: str) -> Iterator[Any]:
     """Nodes that compute the masks, float32 `(B, 1, W)`."""
-    rows = f"{ADAPTERS}.rows"
-    yield _node("Reshape", (ADAPTERS, f"{rows}.shape"), rows)
+    yield _node("Reshape", (rows, f"{rows}.shape"), f"{rows}.column")
     for mask in masks.values():
-        yield _node("Equal", (rows, f"{mask}.owners"), f"{mask}.equal")
+        yield _node("Equal", (f"{rows}.column", f"{mask}.owners"), f"{mask}.equal")
         yield _node("Cast", (f"{mask}.equal",), mask, to=_FLOAT)
 
 
@@ -168,10 +165,13 @@ def _node(operator: str, inputs: tuple[str, ...], output: str, **attributes: int
 
 
 def _add_tensors(
-    graph: Any, masks: Mapping[tuple[int, ...], str], updates: Mapping[str, JoinedFactors]
+    graph: Any,
+    masks: Mapping[tuple[int, ...], str],
+    updates: Mapping[str, JoinedFactors],
+    rows: str,
 ) -> None:
     """Add the initializers that the new nodes read."""
-    tensors: dict[str, NDArray[Any]] = {f"{ADAPTERS}.rows.shape": np.array([-1, 1, 1], np.int64)}
+    tensors: dict[str, NDArray[Any]] = {f"{rows}.shape": np.array([-1, 1, 1], np.int64)}
     for owners, mask in masks.items():
         tensors[f"{mask}.owners"] = np.array(owners, np.int64)
     for name, (first, second, _) in updates.items():

@@ -12,11 +12,10 @@ from pathlib import Path
 import msgspec
 
 from ortolan.runtime.arguments import checked_path
-from ortolan.runtime.bundle.adapter_folder import Adapter
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
-from ortolan.runtime.engine.adapters import open_adapters
+from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -87,7 +86,7 @@ def verify(
     bundle = open_bundle(path, full_check=True, trust=trust)
     own = read_certificate(bundle)
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
-    certificate = _adapter_certificate(adapters.opened[0], bundle) if adapters.opened else own
+    certificate = own if adapters is None else _certificate_of(adapters, bundle)
     works = partial(obstacle, precision=bundle.manifest.precision)
     chosen = choose_device(device, bundle.manifest.devices, works)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
@@ -99,7 +98,7 @@ def verify(
     _check_memory(bundle, certificate)
     surroundings = _check_surroundings(bundle, own)
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
-    engine.adapter = len(adapters.opened)
+    engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
     report = _judged(report, weights, surroundings, identical)
@@ -148,8 +147,9 @@ def _judged(
     )
 
 
-def _adapter_certificate(adapter: Adapter, bundle: Bundle) -> Certificate:
-    """The certificate in the folder of an adapter."""
+def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:
+    """The certificate of the only adapter."""
+    (adapter,) = adapters.opened
     return decode_certificate(
         adapter.read(JSON_NAME), lambda: adapter.read(ARRAYS_NAME), bundle.manifest
     )
