@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
-    from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.encoder import Encoder
+    from ortolan.runtime.encoding.classification import Classification
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
@@ -76,6 +77,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
+    from ortolan.runtime.serving.encoder_service import EncoderService, EncoderStats
+    from ortolan.runtime.serving.encoder_ticket import EncoderTicket
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import TextPiece, Ticket
@@ -100,6 +103,9 @@ __all__ = [
     "DeviceError",
     "DraftModel",
     "Encoder",
+    "EncoderService",
+    "EncoderStats",
+    "EncoderTicket",
     "FirstLoadError",
     "ForkedError",
     "Grammar",
@@ -145,12 +151,15 @@ __all__ = [
 _HOMES = {
     "Bundle": "bundle.bundle",
     "ChatTicket": "serving.chat_ticket",
-    "Classification": "encoder",
+    "Classification": "encoding.classification",
     "Completion": "generation.completion",
     "Conversation": "chat.conversation",
     "Decoder": "decoder",
     "DraftModel": "generation.drafts",
     "Encoder": "encoder",
+    "EncoderService": "serving.encoder_service",
+    "EncoderStats": "serving.encoder_service",
+    "EncoderTicket": "serving.encoder_ticket",
     "Grammar": "generation.grammar",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",

@@ -45,6 +45,11 @@ class ActiveSequence(ABC):
         self._error: OrtolanError | None = None
         self._started_at = self._first_at = self._last_at = time.monotonic()
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the sequence has ended."""
+        return self.finish_reason is not None
+
     def score_prompt(self, start: int, logits_SV: NDArray[np.float32]) -> None:
         """Note the log-probabilities of the prompt's tokens after `start`.
 

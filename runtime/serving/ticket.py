@@ -1,76 +1,18 @@
-"""Tickets: one request of a service, for the thread or task that submitted it.
-
-A thread waits on a condition, a task on a future of its loop. The worker wakes both under the one
-lock of the service: threads directly, and all tasks of a loop by a single call into that loop.
-"""
+"""Tickets of generation: text, piece by piece, and the completion."""
 
 import threading
-import time
-from asyncio import AbstractEventLoop, Future, get_running_loop
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, Self
 
-from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_seconds
 from ortolan.runtime.generation.completion import Completion, TokenLogprobs
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
+from ortolan.runtime.serving.base_ticket import BaseTicket
+from ortolan.runtime.serving.signals import Signal, Woken
 
-__all__ = ["Signal", "TextPiece", "TextPieces", "Ticket", "Woken", "wake"]
-
-T = TypeVar("T")
-
-Woken = dict[AbstractEventLoop, list["Future[None]"]]
-"""Futures to resolve, by event loop."""
-
-
-class Signal:
-    """Wakes threads and tasks. All methods need the lock.
-
-    Args:
-        lock: of the service.
-    """
-
-    def __init__(self, lock: threading.Lock) -> None:
-        self._condition = threading.Condition(lock)
-        self._futures: set[Future[None]] = set()
-
-    def wait(self, timeout: float | None) -> None:
-        """Block this thread, releasing the lock; it may wake up early."""
-        self._condition.wait(timeout)
-
-    def future(self) -> "Future[None]":
-        """A future for a task of the running loop to await; then call `forget`."""
-        future: Future[None] = get_running_loop().create_future()
-        self._futures.add(future)
-        return future
-
-    def forget(self, future: "Future[None]") -> None:
-        """Drop a future whose task no longer waits."""
-        self._futures.discard(future)
-
-    def send(self, woken: Woken) -> None:
-        """Wake waiting threads, and add waiting tasks to `woken`, for `wake`."""
-        self._condition.notify_all()
-        for future in self._futures:
-            woken.setdefault(future.get_loop(), []).append(future)
-        self._futures.clear()
-
-
-def wake(woken: Mapping[AbstractEventLoop, list["Future[None]"]]) -> None:
-    """Resume tasks, by one call into each loop. Call it without the lock."""
-    for loop, futures in woken.items():
-        with suppress(RuntimeError):  # a closed loop has no waiting task
-            loop.call_soon_threadsafe(_resolve, futures)
-
-
-def _resolve(futures: list["Future[None]"]) -> None:
-    for future in futures:
-        if not future.done():
-            future.set_result(None)
+__all__ = ["TextPiece", "TextPieces", "Ticket"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,7 +30,7 @@ class TextPiece:
     logprobs: tuple[TokenLogprobs, ...] | None
 
 
-class Ticket(Iterator[str], AsyncIterator[str]):
+class Ticket(BaseTicket[SampledSequence, Completion], Iterator[str], AsyncIterator[str]):
     """A request of a service. Any thread and any event loop may use it.
 
         for text in ticket: ...              # or: async for text in ticket
@@ -96,7 +38,8 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         completion = ticket.completion()     # or: await ticket
 
     Text goes to one reader; a slow reader gets several pieces joined. A piece never ends inside a
-    character or a stop text. Leaving a `with` block cancels an unfinished request.
+    character or a stop text. Leaving a `with` block cancels an unfinished request; its completion
+    holds what was generated so far.
 
     Args:
         sequence: of the request.
@@ -112,32 +55,22 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         *,
         has_pieces: bool,
         lock: threading.Lock,
-        cancel: Callable[["Ticket"], None],
+        cancel: Callable[[BaseTicket[Any, Any]], None],
         check: Callable[[], None],
     ) -> None:
-        self.sequence = sequence
+        super().__init__(sequence, lock=lock, cancel=cancel, check=check)
         self._has_pieces = has_pieces
-        self._lock = lock
-        self._cancel = cancel
-        self._check = check
-        self._more, self._end = Signal(lock), Signal(lock)
+        self._more = Signal(lock)
         # unread texts, each with the number of tokens so far
         self._pending: deque[tuple[str, int]] = deque()
         self._read_tokens = 0
-        self._is_done = False
-        self._error: OrtolanError | None = None
 
     # --- for the caller ---------------------------------------------------------------------------
 
     @property
-    def done(self) -> bool:
-        """Whether generation has ended, read or not."""
-        return self._is_done
-
-    @property
     def prompt_progress(self) -> tuple[int, int]:
         """Number of prompt tokens computed so far, and number of prompt tokens."""
-        return self.sequence.prompt_progress
+        return self.work.prompt_progress
 
     def pieces(self) -> "TextPieces":
         """Read the text with its tokens and log-probabilities, instead of the text alone.
@@ -149,14 +82,6 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         """
         self._check_pieces()
         return TextPieces(self)
-
-    def cancel(self) -> None:
-        """End the request; its slot is free before the next call of the model.
-
-        The completion holds what was generated so far. Cancelling a finished request does nothing.
-        """
-        self._check()
-        self._cancel(self)
 
     def completion(self, timeout: float | None = None) -> Completion:
         """Wait for the completion.
@@ -172,27 +97,13 @@ class Ticket(Iterator[str], AsyncIterator[str]):
             ServiceError: the service failed.
             ForkedError: the process was forked after loading.
         """
-        self._check()
-        until = None if timeout is None else time.monotonic() + checked_seconds("timeout", timeout)
-        with self._lock:
-            while not self._is_done:
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
-                    raise TimeoutError(
-                        f"The completion was not ready within {timeout} s. Wait longer, or cancel."
-                    )
-                self._end.wait(left)
-        return self._completed()
-
-    def __await__(self) -> Generator[Any, None, Completion]:
-        """Wait for the completion; raises what `completion` does."""
-        return self._awaited().__await__()
+        return self._waited(timeout, "completion")
 
     def __next__(self) -> str:
         """Wait for the next text; raises what `completion` does at the end."""
         text = _joined(self.next_pieces())
         if not text:
-            self.raise_error()
+            self._result()
             raise StopIteration
         return text
 
@@ -203,39 +114,29 @@ class Ticket(Iterator[str], AsyncIterator[str]):
         """Wait for the next text; raises what `completion` does at the end."""
         text = _joined(await self.anext_pieces())
         if not text:
-            self.raise_error()
+            self._result()
             raise StopAsyncIteration
         return text
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if not self._is_done:
-            self.cancel()
 
     # --- for readers ------------------------------------------------------------------------------
 
     def next_pieces(self, most: int | None = None) -> list[TextPiece]:
         """Wait for unread pieces, and return the first `most`; none at the end."""
         self._check_pieces()
-        with self._lock:
-            while (pieces := self._take(most)) is None:
-                self._more.wait(None)
-        return pieces
+        return self._more.wait(lambda: self._take(most))
 
     async def anext_pieces(self, most: int | None = None) -> list[TextPiece]:
         """Wait for unread pieces, and return the first `most`; none at the end."""
         self._check_pieces()
-        return await self._when(self._more, lambda: self._take(most))
+        return await self._more.awaited(lambda: self._take(most))
 
     def raise_error(self) -> None:
         """Raise what `completion` raises; call it at the end of the pieces."""
-        self._completed()
+        self._result()
 
     def piece(self, text: str, start: int, end: int) -> TextPiece:
         """A piece with the tokens from `start` to `end`."""
-        sequence = self.sequence
+        sequence = self.work
         has_logprobs = sequence.request.logprobs is not None
         return TextPiece(
             text=text,
@@ -245,17 +146,21 @@ class Ticket(Iterator[str], AsyncIterator[str]):
 
     # --- for the service, with the lock held ------------------------------------------------------
 
-    def deliver(self, text: str, *, is_last: bool, woken: Woken) -> None:
-        """Hand the next text to the reader, and note whether it is the last."""
-        self._pending.append((text, len(self.sequence.tokens)))
-        self._is_done = self._is_done or is_last
-        self._more.send(woken)
-        if is_last:
-            self._end.send(woken)
+    def deliver(self, woken: Woken) -> bool:
+        """Hand the new text to the reader, and return whether the sequence has ended."""
+        text, is_done = self.work.take(), self.work.is_done
+        if text:
+            self._pending.append((text, len(self.work.tokens)))
+            self._more.send(woken)
+        if is_done:
+            self.end(woken)
+        return is_done
 
-    def fail(self, error: OrtolanError) -> None:
-        """Set the error that `completion` raises; call `deliver` with the end after it."""
-        self._error = self._error or error
+    def end(self, woken: Woken) -> None:
+        """Tell all readers that the request has ended."""
+        self._pending.append(("", len(self.work.tokens)))
+        self._more.send(woken)
+        super().end(woken)
 
     # ----------------------------------------------------------------------------------------------
 
@@ -271,29 +176,8 @@ class Ticket(Iterator[str], AsyncIterator[str]):
                 pieces.append(self.piece(text, start, end))
         return pieces
 
-    async def _awaited(self) -> Completion:
-        self._check()
-        await self._when(self._end, lambda: self._is_done or None)
-        return self._completed()
-
-    async def _when(self, signal: Signal, poll: Callable[[], T | None]) -> T:
-        """Wait until `poll` returns a value; it is called after each signal."""
-        while True:
-            with self._lock:
-                value = poll()
-                if value is not None:
-                    return value
-                future = signal.future()
-            try:
-                await future
-            finally:
-                with self._lock:
-                    signal.forget(future)
-
     def _completed(self) -> Completion:
-        if self._error is not None:
-            raise self._error
-        return self.sequence.completion()
+        return self.work.completion()
 
     def _check_pieces(self) -> None:
         self._check()

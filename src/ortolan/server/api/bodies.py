@@ -1,5 +1,6 @@
 """Fields that several bodies share, and the options that they become."""
 
+import re
 import secrets
 from collections.abc import Mapping
 from dataclasses import replace
@@ -8,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Grammar, Sampling
+from ortolan.runtime.errors import shown
 from ortolan.server.errors import ApiError
 
 __all__ = [
@@ -41,6 +43,13 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     prompt_cache_retention: str | None = None
 
 
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream."""
+
+    include_usage: bool | None = None
+    include_obfuscation: bool | None = None
+
+
 class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     """Sampling options by OpenAI's names, and those that vLLM and llama.cpp add."""
 
@@ -65,13 +74,18 @@ class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
 
     max_tokens: int | None = None
     n: int | None = None
+    stream_options: StreamOptions | None = None
 
+    def __post_init__(self) -> None:
+        if self.stream_options is not None and not self.stream:
+            raise ApiError(
+                status=400, message="stream_options needs stream=true.", param="stream_options"
+            )
 
-class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Options of a stream."""
-
-    include_usage: bool | None = None
-    include_obfuscation: bool | None = None
+    @property
+    def streams_usage(self) -> bool:
+        """Whether a stream ends with the usage."""
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
 
 
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -89,6 +103,8 @@ class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
 
+
+_TOKEN_ID = re.compile("[0-9]{1,10}")
 
 _PARAMETERS = (
     "temperature",
@@ -166,11 +182,12 @@ def new_id(prefix: str) -> str:
 
 
 def _logit_bias(bias: Mapping[str, float]) -> dict[int, float]:
-    try:
-        return {int(token): value for token, value in bias.items()}
-    except ValueError:
+    wrong = [shown(token) for token in bias if not _TOKEN_ID.fullmatch(token)]
+    if wrong:
         raise ApiError(
             status=400,
-            message='logit_bias must have token ids as keys, such as {"42": -100}.',
+            message='logit_bias must have token ids as keys, such as {"42": -100} (got '
+            f"{', '.join(wrong[:5])}).",
             param="logit_bias",
-        ) from None
+        )
+    return {int(token): value for token, value in bias.items()}

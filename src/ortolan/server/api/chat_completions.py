@@ -15,7 +15,6 @@ from ortolan.runtime.chat.parser import Piece
 from ortolan.server.api.bodies import (
     ChoicesFields,
     ResponseFormat,
-    StreamOptions,
     grammar_of,
     new_id,
     options_of,
@@ -48,7 +47,6 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    stream_options: StreamOptions | None = None
     store: Literal[False] | None = None
     reasoning_effort: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
@@ -230,14 +228,13 @@ async def _events(
     call: Call, readers: Sequence[ReplyReader], served: ServedModel, body: ChatBody
 ) -> AsyncIterator[bytes]:
     """Chunks of all choices, as they come."""
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunk = ChatChunk(
         id=new_id("chatcmpl-"),
         created=int(time.time()),
         model=served.name,
         choices=[],
         system_fingerprint=served.fingerprint,
-        usage=None if with_usage else msgspec.UNSET,
+        usage=None if body.streams_usage else msgspec.UNSET,
     )
 
     def encoded(index: int, delta: Delta, finish: Finish | None = None, **rest: Any) -> bytes:
@@ -264,7 +261,7 @@ async def _events(
         yield encoded(index, Delta(), finish, logprobs=rest[index])
     usage = usage_of(reply.completion for reply in replies)
     _note(call, usage)
-    if with_usage:
+    if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
 

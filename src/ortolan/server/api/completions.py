@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Completion, Ticket
-from ortolan.server.api.bodies import ChoicesFields, StreamOptions, new_id, options_of
+from ortolan.server.api.bodies import ChoicesFields, new_id, options_of
 from ortolan.server.api.merge import merged
 from ortolan.server.api.text_choice import ChoiceReader, TextChoice
 from ortolan.server.api.usage import Usage, total, usage_of
@@ -35,7 +35,6 @@ class CompletionBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
-    stream_options: StreamOptions | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
     suffix: None = None
@@ -132,21 +131,20 @@ async def _events(
     body: CompletionBody,
     prompts: int,
 ) -> AsyncIterator[bytes]:
-    with_usage = body.stream_options is not None and bool(body.stream_options.include_usage)
     chunk = TextCompletion(
         id=new_id("cmpl-"),
         created=int(time.time()),
         model=served.name,
         choices=[],
         system_fingerprint=served.fingerprint,
-        usage=None if with_usage else msgspec.UNSET,
+        usage=None if body.streams_usage else msgspec.UNSET,
     )
     async for _, part in merged(choices):
         chunk.choices = [part]
         yield event(chunk)
     usage = _usage([await choice.ticket for choice in choices], prompts)
     _note(call, usage)
-    if with_usage:
+    if body.streams_usage:
         chunk.choices, chunk.usage = [], usage
         yield event(chunk)
 

@@ -43,10 +43,14 @@ class TextLogprobsWriter:
         return TextLogprobs(
             tokens=[self._text(token) for token in tokens],
             token_logprobs=[None for _ in unscored] + [entry.logprob for entry in entries],
-            top_logprobs=[None for _ in unscored]
-            + [{self._text(token): logprob for token, logprob in entry.top} for entry in entries],
+            top_logprobs=[None for _ in unscored] + [self._top(entry) for entry in entries],
             text_offset=[self._next_offset(token) for token in tokens],
         )
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The chosen token, and the most probable ones."""
+        pairs = [(entry.token, entry.logprob), *entry.top]
+        return {self._text(token): logprob for token, logprob in pairs}
 
     def _next_offset(self, token: int) -> int:
         """Where a token begins. A character belongs to the token that completes it."""

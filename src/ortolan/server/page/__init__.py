@@ -20,6 +20,14 @@ _HEADERS = {
     "frame-ancestors 'none'; object-src 'none'",
 }
 
+_MEDIA_TYPES = {
+    ".css": "text/css",
+    ".html": "text/html",
+    ".js": "text/javascript",
+    ".svg": "image/svg+xml",
+}
+"""By suffix. Python's table depends on the system, and browsers reject scripts of other types."""
+
 
 def page_routes() -> list[Route]:
     """A route for each file, and `/` for the page itself."""
@@ -31,4 +39,4 @@ def page_routes() -> list[Route]:
 
 
 async def _file(path: Path, _: Request) -> FileResponse:
-    return FileResponse(path, headers=_HEADERS)
+    return FileResponse(path, headers=_HEADERS, media_type=_MEDIA_TYPES[path.suffix])
