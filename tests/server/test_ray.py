@@ -5,6 +5,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ from typing import Any
 import httpx2
 import pytest
 
-from ortolan.runtime import Decoder
+from ortolan.runtime import Decoder, Sampling
 from ortolan.server import Settings
 
 ray = pytest.importorskip("ray", reason="needs ortolan[ray]")
@@ -71,16 +72,11 @@ def running(client: httpx2.Client) -> int:
 def test_texts_are_those_of_a_single_process(
     client: httpx2.Client, models: dict[str, Decoder]
 ) -> None:
-    sampling: Any = {"temperature": 1.0, "seed": 7}
+    options: Any = {"max_new_tokens": PROMPT["max_tokens"], "ignore_eos": True}
     with models["fp32"].serve(slots=2) as service:
         tickets = [
-            service.submit(
-                str(PROMPT["prompt"]),
-                max_new_tokens=100,
-                ignore_eos=True,
-                **{**sampling, "seed": 7 + number},
-            )
-            for number in range(8)
+            service.submit("one two three", sampling=Sampling(temperature=1, seed=seed), **options)
+            for seed in range(7, 15)
         ]
         expected = [ticket.completion().text for ticket in tickets]
     with ThreadPoolExecutor(6) as pool:
@@ -153,12 +149,17 @@ def test_a_dataset_gets_the_texts_of_generate(
     assert got == {p: c.text for p, c in zip(prompts, expected, strict=True)}
 
 
+@dataclass(frozen=True)
+class FakeReplica:
+    replica_id: str
+
+
 def ranking(body: Any, names: str) -> str:
     from ortolan.ray import PrefixRouter
 
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     request = SimpleNamespace(args=({}, data), routing_context=SimpleNamespace())
-    replicas = [SimpleNamespace(replica_id=name) for name in names]
+    replicas = [FakeReplica(name) for name in names]
     router = object.__new__(PrefixRouter)
     ranked = asyncio.run(router.choose_replicas(replicas, request))
     return "".join(replica.replica_id for (replica,) in ranked)
