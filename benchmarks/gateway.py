@@ -92,7 +92,7 @@ def make_prompts(shared: int, rounds: int) -> list[str]:
     """Prompts with shared beginnings, in random order."""
     beginnings = [
         f"# Rules of shop {shop}\n"
-        + "".join(f"# {rule}: shop {shop} never sells item {shop * rule}.\n" for rule in range(20))
+        + "".join(f"# {rule}: shop {shop} never sells item {shop * rule}.\n" for rule in range(40))
         for shop in range(100, 100 + shared)
     ]
     prompts = [f"{text}# May I buy {number}?\n" for text in beginnings for number in range(rounds)]
@@ -152,8 +152,8 @@ def main() -> int:
     parser.add_argument("--router", default="vllm-router", help="the program of the gateway")
     parser.add_argument("--policies", type=names, default=POLICIES)
     parser.add_argument("--processes", type=count, default=2)
-    parser.add_argument("--prompts", type=count, default=6, help="shared beginnings")
-    parser.add_argument("--cache-mb", type=count, default=9)
+    parser.add_argument("--prompts", type=count, default=8, help="shared beginnings")
+    parser.add_argument("--cache-mb", type=count, default=14)
     parser.add_argument("--port", type=count, default=28300, help="the first of several ports")
     parser.add_argument("-r", "--rounds", type=count, default=6, help="prompts of each")
     return exit_status(compare, parser.parse_args())
