@@ -58,7 +58,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.conversation import Conversation
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
-    from ortolan.runtime.encoder import Classification, Encoder
+    from ortolan.runtime.encoder import Encoder
+    from ortolan.runtime.encoding.classification import Classification
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
@@ -76,9 +77,12 @@ if TYPE_CHECKING:
     from ortolan.runtime.model import Model
     from ortolan.runtime.seq2seq import Seq2Seq
     from ortolan.runtime.serving.chat_ticket import ChatTicket
+    from ortolan.runtime.serving.encoder_service import EncoderService, EncoderStats
+    from ortolan.runtime.serving.encoder_ticket import EncoderTicket
+    from ortolan.runtime.serving.seq2seq_service import Seq2SeqService
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
-    from ortolan.runtime.serving.ticket import Ticket
+    from ortolan.runtime.serving.ticket import TextPiece, Ticket
     from ortolan.runtime.verification.replay import verify
     from ortolan.runtime.verification.report import Report
 
@@ -100,6 +104,9 @@ __all__ = [
     "DeviceError",
     "DraftModel",
     "Encoder",
+    "EncoderService",
+    "EncoderStats",
+    "EncoderTicket",
     "FirstLoadError",
     "ForkedError",
     "Grammar",
@@ -122,12 +129,14 @@ __all__ = [
     "Sampling",
     "SamplingError",
     "Seq2Seq",
+    "Seq2SeqService",
     "Service",
     "ServiceClosedError",
     "ServiceError",
     "ServiceStats",
     "Session",
     "StateFileError",
+    "TextPiece",
     "TextStream",
     "Ticket",
     "Timings",
@@ -144,12 +153,15 @@ __all__ = [
 _HOMES = {
     "Bundle": "bundle.bundle",
     "ChatTicket": "serving.chat_ticket",
-    "Classification": "encoder",
+    "Classification": "encoding.classification",
     "Completion": "generation.completion",
     "Conversation": "chat.conversation",
     "Decoder": "decoder",
     "DraftModel": "generation.drafts",
     "Encoder": "encoder",
+    "EncoderService": "serving.encoder_service",
+    "EncoderStats": "serving.encoder_service",
+    "EncoderTicket": "serving.encoder_ticket",
     "Grammar": "generation.grammar",
     "Hypothesis": "generation.completion",
     "Manifest": "bundle.manifest",
@@ -161,9 +173,11 @@ _HOMES = {
     "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
+    "Seq2SeqService": "serving.seq2seq_service",
     "Service": "serving.service",
     "ServiceStats": "serving.stats",
     "Session": "generation.session",
+    "TextPiece": "serving.ticket",
     "TextStream": "generation.text_stream",
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",

@@ -36,6 +36,11 @@ class Model:
         return self.bundle.manifest
 
     @property
+    def identity(self) -> str:
+        """Fingerprint of the bundle; any other weight, graph or token changes it."""
+        return self._engine.identity
+
+    @property
     def device(self) -> str:
         """Device in use."""
         return self._engine.device

@@ -25,6 +25,8 @@ def expected_files(root: Path, rooms: Iterable[str] = ROOMS) -> set[str]:
     data = ("export/coverage.json", "runtime/graph/vocabulary.json")
     files |= {f"ortolan/{name}" for name in data if name.split("/")[0] in rooms}
     files |= {f"ortolan/{path.relative_to(package)}" for path in package.rglob("*.py")}
+    page = package / "server" / "page" / "files"
+    files |= {f"ortolan/{path.relative_to(package)}" for path in page.rglob("*.*")}
     for room in rooms:
         files |= {f"ortolan/{path.relative_to(root)}" for path in (root / room).rglob("*.py")}
     return files

@@ -18,8 +18,8 @@ __all__ = [
     "check_tools",
     "is_name",
     "plain",
+    "with_joined_text",
     "with_json_arguments",
-    "with_single_text",
 ]
 
 Message = Mapping[str, Any]
@@ -53,7 +53,7 @@ class _Parts(list[dict[str, str]]):
     """Text parts; fails if a template converts them to a string."""
 
     def __str__(self) -> str:
-        raise PartsError("This chat template needs text, not a list of parts. Join the parts.")
+        raise PartsError("This chat template needs text, not a list of parts.")
 
 
 class _Arguments(dict[str, Any]):
@@ -121,11 +121,11 @@ def plain(value: Any, where: str, *, depth: int = 0) -> Any:
     raise ChatError(f"{where}: expected JSON data, got {_got(value)}.")
 
 
-def with_single_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Replace content of a single part by its text."""
+def with_joined_text(message: dict[str, Any]) -> dict[str, Any]:
+    """Replace a list of parts by their joined text, as templates that read parts write it."""
     content = message["content"]
-    if isinstance(content, list) and len(content) == 1:
-        return {**message, "content": content[0]["text"]}
+    if isinstance(content, list):
+        return {**message, "content": "".join(part["text"] for part in content)}
     return message
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from ortolan.runtime.chat.call_syntax import ToolCall, UnfinishedError
 from ortolan.runtime.chat.formats import Format
+from ortolan.runtime.generation.completion import TokenLogprobs
 
 __all__ = ["Piece", "ReplyParser"]
 
@@ -28,11 +29,21 @@ CHUNK = 4096
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Piece:
-    """Part of a reply: content, reasoning, or one call."""
+    """Part of a reply: content, reasoning, or one call.
+
+    Attributes:
+        content: of the answer.
+        reasoning: before the answer.
+        tool_call: of the model.
+        tokens: new ids, the last of which completes this piece; see `ChatTicket.pieces`.
+        logprobs: one entry per token; `None` unless the request asks for them.
+    """
 
     content: str = ""
     reasoning: str = ""
     tool_call: ToolCall | None = None
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] | None = None
 
 
 class ReplyParser:

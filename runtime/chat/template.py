@@ -13,8 +13,8 @@ from ortolan.runtime.chat.messages import (
     check_messages,
     check_tools,
     plain,
+    with_joined_text,
     with_json_arguments,
-    with_single_text,
 )
 from ortolan.runtime.chat.provenance import Marks, Span, marked, unmarked
 from ortolan.runtime.errors import ChatError, ChatTemplateError, shown
@@ -165,27 +165,18 @@ class ChatTemplate:
         """Render messages in the first form that the template accepts.
 
         Case 1: unchanged.
-        Case 2: a list of one part becomes its text.
+        Case 2: a list of parts becomes its text.
         Case 3: as in case 2, and arguments of calls become JSON.
-
-        Raises:
-            ChatError: it does not accept a list of several parts.
         """
         messages = data["messages"]
-        single = [*map(with_single_text, messages)]
-        with_json = [*map(with_json_arguments, single)]
+        joined = [*map(with_joined_text, messages)]
+        with_json = [*map(with_json_arguments, joined)]
         errors: list[ChatError | ChatTemplateError] = []
-        for form in [messages, *(form for form in (single, with_json) if form != messages)]:
+        for form in [messages, *(form for form in (joined, with_json) if form != messages)]:
             try:
                 return self._encoded(constants, {**data, "messages": form}, tag)
             except (PartsError, ChatTemplateError) as error:
                 errors.append(error)
-        for number, message in enumerate(single):
-            if isinstance(message["content"], list):
-                raise ChatError(
-                    f"messages[{number}].content: this chat template needs text, not a list of "
-                    f"{len(message['content'])} parts. Join the parts."
-                ) from errors[0]
         raise errors[0]
 
     def _encoded(self, constants: Mapping[str, Any], data: dict[str, Any], tag: str) -> Prompt:

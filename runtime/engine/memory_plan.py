@@ -193,7 +193,14 @@ class RequestMemory:
             unknown, so nothing is rejected there before it is allocated.
     """
 
-    __slots__ = ("_aside", "_is_on_host", "_per_row", "_per_source_token", "_per_token")
+    __slots__ = (
+        "_aside",
+        "_is_on_host",
+        "_per_logits",
+        "_per_row",
+        "_per_source_token",
+        "_per_token",
+    )
 
     def __init__(
         self,
@@ -205,7 +212,8 @@ class RequestMemory:
         self._aside, self._is_on_host = aside, is_on_host
         self._per_token = manifest.state_bytes("append")
         self._per_source_token = manifest.state_bytes("source")
-        self._per_row = manifest.state_bytes("replace") + 4 * manifest.vocab_size
+        self._per_logits = 4 * manifest.vocab_size
+        self._per_row = manifest.state_bytes("replace") + self._per_logits
 
     def check(
         self,
@@ -214,6 +222,7 @@ class RequestMemory:
         rows: int,
         source_tokens: int = 0,
         held_tokens: int = 0,
+        scored_tokens: int = 0,
         root: Path = Path("/"),
     ) -> None:
         """Check that the states of a request fit into memory.
@@ -223,6 +232,8 @@ class RequestMemory:
             rows: rows computed together.
             source_tokens: tokens of all sources together.
             held_tokens: how many of `tokens` have their states in memory already.
+            scored_tokens: tokens of the longest prompt whose tokens all get log-probabilities; the
+                logits of one chunk are in memory at a time.
             root: folder that holds `sys` and `proc`.
 
         Raises:
@@ -231,7 +242,10 @@ class RequestMemory:
         if not self._is_on_host:
             return
         needed = (
-            tokens * self._per_token + source_tokens * self._per_source_token + rows * self._per_row
+            tokens * self._per_token
+            + source_tokens * self._per_source_token
+            + rows * self._per_row
+            + min(scored_tokens, GRID) * self._per_logits
         )
         _check(
             needed,

@@ -8,7 +8,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.generation.completion import Completion, FinishReason, Timings
+from ortolan.runtime.generation.completion import (
+    Completion,
+    FinishReason,
+    Timings,
+    TokenLogprobs,
+)
+from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Request
 
 __all__ = ["ActiveSequence"]
@@ -22,6 +28,7 @@ class ActiveSequence(ABC):
         finish_reason: `None` while the sequence is generated.
         prefill_s: seconds spent on the prompt so far.
         prefilled_tokens: tokens of the prompt whose states have been computed.
+        prompt_logprobs: of the prompt after its first token; empty unless requested.
         cached_tokens: tokens of the prompt whose states came from the prefix cache.
         drafted_tokens: number of guesses, `accepted_tokens` of which were right.
     """
@@ -33,9 +40,31 @@ class ActiveSequence(ABC):
         self.finish_reason: FinishReason | None = None
         self.prefill_s = 0.0
         self.prefilled_tokens = self.cached_tokens = 0
+        self.prompt_logprobs: list[TokenLogprobs] = []
         self.drafted_tokens = self.accepted_tokens = 0
         self._error: OrtolanError | None = None
         self._started_at = self._first_at = self._last_at = time.monotonic()
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the sequence has ended."""
+        return self.finish_reason is not None
+
+    def score_prompt(self, start: int, logits_SV: NDArray[np.float32]) -> None:
+        """Note the log-probabilities of the prompt's tokens after `start`.
+
+        Args:
+            start: position of the first token of a chunk.
+            logits_SV: logits after each token of the chunk.
+
+        Raises:
+            NumericError: the highest logit of a token is not finite.
+        """
+        count, following = self.request.prompt_logprobs or 0, self.request.prompt[start + 1 :]
+        self.prompt_logprobs += [
+            token_logprobs(logits_V, token, count)
+            for logits_V, token in zip(logits_SV, following, strict=False)
+        ]
 
     @property
     def forced(self) -> Sequence[int]:

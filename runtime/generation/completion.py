@@ -39,10 +39,10 @@ class Timings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenLogprobs:
-    """Log-probabilities at one new token, before sampling options apply.
+    """Log-probabilities at one token, before sampling options apply.
 
     Attributes:
-        token: the chosen id.
+        token: the id of the token.
         logprob: natural logarithm of its probability.
         top: the most probable ids with their log-probabilities, highest first.
     """
@@ -78,6 +78,8 @@ class Completion:
             `max_new_tokens` or the end of the context; `cancelled`.
         timings: token counts and times.
         logprobs: one entry per token, if requested.
+        prompt_logprobs: one entry per token of the prompt after the first, if requested. Nothing
+            comes before the first token, so it has no probability.
         score: of a beam search, as in `Hypothesis`.
         alternatives: the next best sequences of a beam search, best first.
     """
@@ -87,5 +89,6 @@ class Completion:
     finish_reason: FinishReason
     timings: Timings
     logprobs: tuple[TokenLogprobs, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprobs, ...] | None = None
     score: float | None = None
     alternatives: tuple[Hypothesis, ...] = ()

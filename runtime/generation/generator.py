@@ -148,8 +148,8 @@ class Generator:
         slot, sequence = self._scheduler.next_prompt()
         started_at, prompt = time.monotonic(), sequence.request.prompt
         conversation, slots = sequence.request.conversation, self._runner.slots
-        start = slots.lengths[slot]
-        if start == 0 and self._prefixes is not None:
+        start, is_scored = slots.lengths[slot], sequence.request.prompt_logprobs is not None
+        if start == 0 and self._prefixes is not None and not is_scored:
             # not at admission: the sequence before may just have computed a shared prefix
             start = self._prefixes.fetch(prompt, slots, slot)
             if conversation is not None:
@@ -157,7 +157,8 @@ class Generator:
             sequence.cached_tokens = start
         end = min(len(prompt), start + self._runner.chunk_tokens(slot))
         chunk = prompt[start:end]
-        logits_RV = self._runner.chunk(slot, chunk, positions=[len(chunk) - 1])
+        positions = range(len(chunk)) if is_scored else [len(chunk) - 1]
+        logits_RV = self._runner.chunk(slot, chunk, positions=positions)
         if self._prefixes is not None:
             whole = end - end % self._prefixes.grid
             if whole > start:
@@ -166,13 +167,18 @@ class Generator:
             self._last_prompt.record(prompt, start, end)
         sequence.prefill_s += time.monotonic() - started_at
         sequence.prefilled_tokens = end
-        if end == len(prompt):
+        if is_scored:
+            self._score(sequence, start, logits_RV)
+        if end == len(prompt) and sequence.finish_reason is None:
             self._scheduler.start(slot)
-            self._advance(sequence, logits_RV[0])
+            if sequence.request.limit == 0:
+                sequence.finish("length")
+            else:
+                self._advance(sequence, logits_RV[-1])
             if self._prefixes is not None and conversation is not None:
                 self._prefixes.offer_end(conversation, prompt, slots, slot)
-            if sequence.finish_reason is not None:
-                self._leave(sequence)
+        if sequence.finish_reason is not None:
+            self._leave(sequence)
 
     def _prefill_sources(self, encode: Callable[[Sequence[Any]], Encoded]) -> None:
         """Encode the sources of all sequences that were just given a slot."""
@@ -251,6 +257,12 @@ class Generator:
     def _advance(self, sequence: ActiveSequence, logits: NDArray[np.float32]) -> None:
         try:
             sequence.advance(logits)
+        except OrtolanError as error:
+            sequence.fail(error)
+
+    def _score(self, sequence: ActiveSequence, start: int, logits_SV: NDArray[np.float32]) -> None:
+        try:
+            sequence.score_prompt(start, logits_SV)
         except OrtolanError as error:
             sequence.fail(error)
 

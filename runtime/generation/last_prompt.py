@@ -87,7 +87,10 @@ class LastPrompt:
                     "Another thread is using this conversation. Give each thread its own."
                 )
             self._sequence = weakref.ref(sequence)
-        sequence.cached_tokens = self._rewind(sequence.request.prompt)
+        request = sequence.request
+        # log-probabilities of the prompt need the logits of all its tokens
+        prompt = request.prompt if request.prompt_logprobs is None else []
+        sequence.cached_tokens = self._rewind(prompt)
 
     def record(self, prompt: Sequence[int], start: int, end: int) -> None:
         """Note that prefill has extended the first row from `start` to `end` tokens."""

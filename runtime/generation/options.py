@@ -48,7 +48,8 @@ class Options(TypedDict, total=False):
     """Options of a request, all optional.
 
     Attributes:
-        max_new_tokens: maximum number of new tokens; `None`, the default, fills the context.
+        max_new_tokens: maximum number of new tokens; `None`, the default, fills the context. 0 is
+            for requests with `prompt_logprobs`.
         min_new_tokens: minimum number of new tokens before an EOS or stop token is allowed. A stop
             text still ends the sequence.
         sampling: how tokens are chosen: a `Sampling`, or `"model"` for what the model recommends
@@ -60,6 +61,9 @@ class Options(TypedDict, total=False):
         ignore_eos: continue after EOS.
         logprobs: return log-probabilities of the chosen token and of the top k tokens, before
             sampling options apply; 0 for the chosen token only.
+        prompt_logprobs: return the same for the tokens of the prompt. The prompt is then computed
+            without the prefix cache. Only for decoders. Where one scale rounds the activations of a
+            whole call (docs/adr/0006), the new tokens may differ from those without it.
         grammar: a `Grammar` that restricts the text. The sequence ends when the grammar does.
         cancel: a function or an event, polled between calls of the model.
     """
@@ -72,6 +76,7 @@ class Options(TypedDict, total=False):
     stop_tokens: TokenIds
     ignore_eos: bool
     logprobs: int | None
+    prompt_logprobs: int | None
     grammar: Grammar | None
     cancel: Cancel | None
 
@@ -117,7 +122,7 @@ def checked_options(
         TokenizerError: stop texts or a grammar, but the bundle has no tokenizer.
     """
     refuse_unknown("options", options, Options.__optional_keys__)
-    max_new_tokens, logprobs = options.get("max_new_tokens"), options.get("logprobs")
+    prompt_logprobs = _logprobs(options, "prompt_logprobs")
     stop, grammar = checked_stop(options.get("stop", ())), options.get("grammar")
     if tokenizer is None and len(stop) > 0:
         raise no_tokenizer("stop")
@@ -139,20 +144,27 @@ def checked_options(
     return Request(
         prompt=[],
         prompt_tokens=0,
-        limit=0 if max_new_tokens is None else checked_count("max_new_tokens", max_new_tokens),
-        is_bounded=max_new_tokens is not None,
+        limit=_limit(options, least=1 if prompt_logprobs is None else 0),
+        is_bounded=options.get("max_new_tokens") is not None,
         min_new_tokens=checked_count("min_new_tokens", options.get("min_new_tokens", 0), least=0),
         sampling=_sampling(options.get("sampling"), options.get("temperature"), recommended),
         eos=frozenset((*(() if ignores_eos else manifest.tokens.eos), *stop_tokens)),
         stop=stop,
-        logprobs=(
-            None
-            if logprobs is None
-            else checked_count("logprobs", logprobs, least=0, most=MAX_LOGPROBS)
-        ),
+        logprobs=_logprobs(options, "logprobs"),
+        prompt_logprobs=prompt_logprobs,
         grammar=grammar,
         cancelled=_cancel_function(options.get("cancel")),
     )
+
+
+def _limit(options: Options, *, least: int) -> int:
+    count = options.get("max_new_tokens")
+    return 0 if count is None else checked_count("max_new_tokens", count, least=least)
+
+
+def _logprobs(options: Options, name: Literal["logprobs", "prompt_logprobs"]) -> int | None:
+    count = options.get(name)
+    return None if count is None else checked_count(name, count, least=0, most=MAX_LOGPROBS)
 
 
 def checked_beams(options: BeamOptions) -> tuple[Beams, Options]:

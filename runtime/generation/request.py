@@ -68,6 +68,7 @@ class Request:
         eos: ids that end the sequence: EOS tokens and stop tokens.
         stop: texts that end the sequence.
         logprobs: number of top tokens with log-probabilities at each step; `None` for none at all.
+        prompt_logprobs: the same for each token of the prompt.
         grammar: restricts the text.
         constraints: forced and suppressed tokens.
         draft: source of guesses at the next tokens; `None` decodes token by token.
@@ -85,6 +86,7 @@ class Request:
     eos: frozenset[int] = frozenset()
     stop: Sequence[str] = ()
     logprobs: int | None = None
+    prompt_logprobs: int | None = None
     grammar: "Grammar | None" = None
     constraints: Constraints = _UNCONSTRAINED
     draft: "Draft | None" = None
@@ -126,4 +128,8 @@ def check_memory(
             request.prompt_tokens for request in requests if request.source is not None
         ),
         held_tokens=held_tokens,
+        scored_tokens=max(
+            (len(request.prompt) for request in requests if request.prompt_logprobs is not None),
+            default=0,
+        ),
     )

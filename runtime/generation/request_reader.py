@@ -96,6 +96,10 @@ class RequestReader:
             InputError: an option or `first` is invalid.
         """
         template = self._template(options)
+        if template.prompt_logprobs is not None:
+            raise InputError(
+                "prompt_logprobs is for decoders: a source has no log-probabilities. Leave it out."
+            )
         if first is not None:
             constraints = replace(template.constraints, first=self._token(first))
             template = replace(template, constraints=constraints)
@@ -166,12 +170,15 @@ class RequestReader:
     ) -> Request:
         """The request for the prompt or source at position `index` of a batch."""
         context = self._manifest.context_length
-        room, wanted = context - len(prompt), template.limit or 1
+        is_empty = template.is_bounded and template.limit == 0
+        if is_empty:
+            context -= context % 2  # an exact chunk may need a dummy token
+        room, wanted = context - len(prompt), 0 if is_empty else template.limit or 1
         if wanted > room:
+            lower = f", or lower max_new_tokens{f' to {room}' if room > 0 else ''}"
             raise ContextLengthError(
                 f"A prompt of {len(prompt)} and {wanted} new tokens exceed the context of "
-                f"{context} tokens. Shorten the prompt, or lower max_new_tokens"
-                f"{f' to {room}' if room > 0 else ''}."
+                f"{context} tokens. Shorten the prompt{lower if wanted else ''}."
             )
         limit = template.limit if template.is_bounded else room
         if template.min_new_tokens > limit:

@@ -136,6 +136,9 @@ class SampledSequence(ActiveSequence):
             tokens=tuple(self.tokens),
             finish_reason=self.finish_reason,
             logprobs=None if self.request.logprobs is None else tuple(self.logprobs),
+            prompt_logprobs=(
+                None if self.request.prompt_logprobs is None else tuple(self.prompt_logprobs)
+            ),
             timings=self._timings(len(self.tokens)),
         )
 

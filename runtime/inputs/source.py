@@ -14,7 +14,7 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["Input", "Inputs", "Source", "SourceReader", "is_batch", "pad"]
+__all__ = ["Input", "Inputs", "Source", "SourceReader", "as_list", "is_batch", "pad"]
 
 Input = str | Sequence[int] | NDArray[np.integer[Any]] | Image
 """A text or its token ids, or an image as a path, bytes or pixels."""
@@ -63,11 +63,9 @@ class SourceReader:
             MissingExtraError: an image must be decoded, but Pillow is not installed.
             TokenizerError: the tokenizer cannot read the text, or the bundle has none.
         """
-        truncate = checked_flag("truncate", truncate)
+        truncate = self.checked_truncate(truncate)
         source = self._manifest.source
         if isinstance(source, ImageSource):
-            if truncate:
-                raise InputError("truncate is for texts, and this encoder reads images.")
             return read_pixels(value, source)
         if isinstance(value, str):
             ids = self._encode(value, truncate=truncate)
@@ -80,6 +78,13 @@ class SourceReader:
                 "or with an Encoder pass truncate=True."
             )
         return ids
+
+    def checked_truncate(self, truncate: bool) -> bool:
+        """Return the flag if it applies to this encoder; or InputError."""
+        truncate = checked_flag("truncate", truncate)
+        if truncate and isinstance(self._manifest.source, ImageSource):
+            raise InputError("truncate is for texts, and this encoder reads images.")
+        return truncate
 
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
         """Return graph inputs for a batch of sources, padded on the right."""
@@ -104,6 +109,11 @@ def is_batch(inputs: Any) -> bool:
     if not isinstance(inputs, list | tuple):
         return False
     return len(inputs) == 0 or not isinstance(inputs[0], int | np.integer)
+
+
+def as_list(inputs: Any) -> list[Any]:
+    """The inputs of a batch, or one input as a batch."""
+    return list(inputs) if is_batch(inputs) else [inputs]
 
 
 def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:

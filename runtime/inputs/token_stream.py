@@ -9,7 +9,7 @@ import codecs
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
-__all__ = ["TokenStream", "open_stream"]
+__all__ = ["TokenStream", "open_stream", "token_bytes"]
 
 Lookup = Callable[[int], str | None]
 """Returns the vocabulary entry of an id, or `None` for a token without text."""
@@ -47,6 +47,19 @@ def open_stream(decoder: Any, lookup: Lookup, decode: Decode) -> TokenStream:
     if types in ([], ["WordPiece"], ["Metaspace"]) or _is_sentencepiece(parts):
         return _LocalStream(lookup, decode, has_bytes="ByteFallback" in types)
     return _WholeStream(lookup, decode)
+
+
+def token_bytes(decoder: Any, text: str) -> bytes:
+    """Return the bytes that a vocabulary entry adds to a text, a leading space included."""
+    parts = _parts(decoder)
+    types = [part.get("type") for part in parts]
+    if types == ["ByteLevel"]:
+        return _spelled_bytes(text)
+    if "ByteFallback" in types and _is_byte_token(text):
+        return bytes([int(text[3:5], 16)])
+    if types == ["WordPiece"]:
+        return text.removeprefix("##").encode() if text.startswith("##") else f" {text}".encode()
+    return text.replace("▁", " ").encode()
 
 
 class _ByteStream:

@@ -13,7 +13,7 @@ import tokenizers
 
 from ortolan.runtime.errors import TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.token_stream import TokenStream, open_stream
+from ortolan.runtime.inputs.token_stream import TokenStream, open_stream, token_bytes
 from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 
 if TYPE_CHECKING:
@@ -167,6 +167,19 @@ class Tokenizer:
         """
         checked = [self._checked(token) for token in _listed(ids)]
         return self._decode(checked, skip_special_tokens=skip_special_tokens)
+
+    def token_bytes(self, token: int) -> bytes:
+        """Return the bytes that a token adds to a text; it may end inside a character.
+
+        A special token returns its name.
+
+        Raises:
+            TokenizerError: the id is outside the vocabulary.
+        """
+        text: str | None = self._library.id_to_token(self._checked(token))
+        if text is None:
+            return b""
+        return text.encode() if token in self._added else token_bytes(self._decoder, text)
 
     def special_ids(self) -> list[int]:
         """Return the ids of the special tokens, ascending."""

@@ -5,49 +5,33 @@ The calling thread checks a request and hands it to the worker, whose thread com
 """
 
 import os
-import weakref
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Literal, Self, TypedDict, Unpack, get_args
+from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
-from ortolan.errors import OrtolanError
-from ortolan.runtime.arguments import checked_count, checked_integer, refuse_unknown
+from ortolan.runtime.arguments import checked_count, refuse_unknown
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.prefix_cache import (
-    CACHE_BYTES,
-    FOLDER_BYTES,
-    PrefixCache,
-)
+from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES, PrefixCache
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.generation.request import Request, check_memory
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.chat_service import ChatService
-from ortolan.runtime.serving.stats import ServiceStats
+from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
-from ortolan.runtime.serving.worker import Worker
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
 
-__all__ = ["MAX_SLOTS", "Mode", "ServeOptions", "Service"]
-
-MAX_SLOTS = 256
-"""Maximum number of sequences in one decode step."""
-
-MAX_QUEUE = 1 << 16
-"""Maximum length of the queue."""
+__all__ = ["Mode", "ServeOptions", "Service"]
 
 Mode = Literal["exact", "fast"]
 
@@ -78,7 +62,7 @@ class ServeOptions(TypedDict, total=False):
     cache_folder_bytes: int
 
 
-class Service(ChatService):
+class Service(ChatService, GenerationService):
     """Generates for many requests at once. Any thread and any event loop may use it.
 
         with model.serve(slots=8) as service:
@@ -108,29 +92,31 @@ class Service(ChatService):
         **options: Unpack[ServeOptions],
     ) -> None:
         refuse_unknown("serve", options, ServeOptions.__optional_keys__)
-        self._engine = engine
         self._reader = reader
         self._tokenizer = tokenizer
         self._chat_of_bundle = chat
         is_exact = _is_exact(options.get("mode", "exact"), engine)
+        chunk = _checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks)
         prefixes = _prefix_cache(options, engine, is_exact=is_exact)
         aside = (lambda: 0) if prefixes is None else prefixes.free_bytes
-        self._memory = RequestMemory(engine.manifest, aside=aside, is_on_host=engine.is_on_host)
-        slots = checked_count("slots", options.get("slots", 8), most=MAX_SLOTS)
-        queue = checked_count("queue", options.get("queue", 64), most=MAX_QUEUE)
-        generator = Generator(
+        memory = RequestMemory(engine.manifest, aside=aside, is_on_host=engine.is_on_host)
+        super().__init__(
             engine,
-            slots=slots,
-            exact=is_exact,
-            chunk=_checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks),
-            prefill_first=False,
-            reserved=True,
-            memory=self._memory,
+            lambda slots: Generator(
+                engine,
+                slots=slots,
+                exact=is_exact,
+                chunk=chunk,
+                prefill_first=False,
+                reserved=True,
+                memory=memory,
+                prefixes=prefixes,
+            ),
+            memory,
+            slots=options.get("slots", 8),
+            queue=options.get("queue", 64),
             prefixes=prefixes,
         )
-        self._worker = Worker(generator, engine=engine, slots=slots, queue=queue, prefixes=prefixes)
-        self._dropped = weakref.finalize(self, self._worker.close_later)
-        self._dropped.atexit = False  # the worker closes itself at exit
 
     # --- for any thread ---------------------------------------------------------------------------
 
@@ -169,35 +155,6 @@ class Service(ChatService):
             )
         return ticket
 
-    def stats(self) -> ServiceStats:
-        """Current load, and totals since the start.
-
-        Raises:
-            ForkedError: the process was forked after loading.
-        """
-        self._engine.check_process()
-        return self._worker.stats()
-
-    def close(self, timeout: float | None = None) -> None:
-        """Accept no more requests, finish the accepted ones, and release the memory.
-
-        Args:
-            timeout: seconds after which unfinished requests are cancelled; `None` waits for them.
-        """
-        self._dropped.detach()
-        self._worker.close(timeout)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self.close(None if error is None else 0)
-
     # --- a request --------------------------------------------------------------------------------
 
     @property
@@ -206,16 +163,6 @@ class Service(ChatService):
 
     def _chat(self) -> "Chat":
         return self._chat_of_bundle()
-
-    @contextmanager
-    def _counting_refusals(self) -> Iterator[None]:
-        self._engine.check_process()
-        try:
-            self._worker.check_open()
-            yield
-        except OrtolanError as error:
-            self._worker.count_refused(error.code)
-            raise
 
     def _submit_question(
         self,
@@ -250,41 +197,12 @@ class Service(ChatService):
         priority: int,
         conversation: bytes | None = None,
     ) -> list[Ticket]:
-        priority = checked_integer("priority", priority)
         reader = self._reader(tokenizer)
         requests = [
             replace(request, conversation=conversation)
             for request in reader.prompts(prompts, options, draft=draft)
         ]
-        for request in requests:  # each alone: if they do not fit together, some wait
-            check_memory(self._memory, [request], whole=True, held_tokens=self._worker.held_tokens)
-        tickets = [self._ticket(reader, request) for request in requests]
-        self._worker.submit(tickets, priority=priority)
-        return tickets
-
-    def _ticket(self, reader: RequestReader, request: Request) -> Ticket:
-        cancelled = request.cancelled
-        if cancelled is not None:
-            # an exception of the caller's function must not end other sequences
-            request = replace(request, cancelled=lambda: _is_cancelled(cancelled, ticket))
-        ticket = Ticket(
-            reader.sequence(request, streams=True),
-            has_pieces=self._engine.manifest.tokenizer is not None,
-            lock=self._worker.lock,
-            cancel=self._worker.cancel,
-            check=self._engine.check_process,
-        )
-        return ticket
-
-
-def _is_cancelled(cancelled: Callable[[], bool], ticket: Ticket) -> bool:
-    try:
-        return cancelled()
-    except Exception as error:
-        failure = InputError(f"cancel: the function raised {type(error).__name__}: {error}.")
-        failure.__cause__ = error
-        ticket.fail(failure)
-        return True
+        return self._submit_requests(reader, requests, priority=priority)
 
 
 def _is_exact(mode: Mode, engine: Engine) -> bool:

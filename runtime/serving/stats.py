@@ -1,14 +1,16 @@
 """Load and totals of a service."""
 
 import time
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from ortolan.runtime.engine.prefix_cache import PrefixCounts
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
-__all__ = ["Counts", "ServiceStats"]
+__all__ = ["Counts", "GenerationCounts", "ServiceStats"]
 
 SMOOTHING = 0.2
 """Weight of the newest gap in the average time between two finished requests."""
@@ -41,7 +43,7 @@ class ServiceStats:
     cache: PrefixCounts
 
 
-class Counts:
+class Counts(ABC):
     """Counts finished and rejected requests.
 
     Attributes:
@@ -52,22 +54,37 @@ class Counts:
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
         self.gap_s = 1.0
+        self.finished = 0
         self._ended_at = time.monotonic()
-        self._finished = self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
 
     def begin(self) -> None:
         """Start a gap now: idle time does not count."""
         self._ended_at = time.monotonic()
 
-    def add(self, sequence: SampledSequence) -> None:
+    def add(self, work: Any) -> None:
         """Count a finished request."""
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)
         self._ended_at = now
-        self._finished += 1
-        self._prompt_tokens += sequence.request.prompt_tokens
-        self._cached_tokens += sequence.cached_tokens
-        self._new_tokens += len(sequence.tokens)
+        self.finished += 1
+        self._add(work)
+
+    @abstractmethod
+    def _add(self, work: Any) -> None:
+        """Count what is special to this kind of request."""
+
+
+class GenerationCounts(Counts):
+    """Counts requests that generate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
+
+    def _add(self, work: SampledSequence) -> None:
+        self._prompt_tokens += work.request.prompt_tokens
+        self._cached_tokens += work.cached_tokens
+        self._new_tokens += len(work.tokens)
 
     def stats(self, *, slots: int, running: int, waiting: int, cache: PrefixCounts) -> ServiceStats:
         """These counts together with the current load."""
@@ -75,7 +92,7 @@ class Counts:
             slots=slots,
             running=running,
             waiting=waiting,
-            finished=self._finished,
+            finished=self.finished,
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             new_tokens=self._new_tokens,

@@ -1,12 +1,12 @@
 """Worker: the thread of a service.
 
     submit, cancel, close                     one round after the other
-    any thread ──── queue of commands ──────► worker thread (generator, slots)
+    any thread ──── queue of commands ──────► worker thread (generator, or queue of an encoder)
         ▲                                         │
-        └──── tickets: pieces, under one lock ◄───┘
+        └──── tickets: results, under one lock ◄──┘
 
 Only the worker thread touches the generator. Other threads queue commands for it. After each round
-the worker hands the new pieces of all sequences to their tickets, under one lock.
+the worker hands what is new to the tickets, under one lock.
 
 The worker holds no reference to the service. So when a service is dropped without `close`, the
 worker is told: it finishes what was submitted, and ends.
@@ -17,29 +17,55 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
+from typing import Any, Protocol, TypeVar
 
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
-from ortolan.runtime.generation.generator import Generator
-from ortolan.runtime.generation.sampled_sequence import SampledSequence
-from ortolan.runtime.serving.stats import Counts, ServiceStats
-from ortolan.runtime.serving.ticket import Ticket, Woken, wake
+from ortolan.runtime.serving.base_ticket import BaseTicket
+from ortolan.runtime.serving.signals import Woken, wake
+from ortolan.runtime.serving.stats import Counts
 
-__all__ = ["Worker"]
+__all__ = ["Rounds", "Worker"]
 
-Command = Callable[[Generator], None]
+T = TypeVar("T")
+
+Ticket = BaseTicket[Any, Any]
+
+
+class Rounds(Protocol):
+    """What the thread runs: a generator, or the queue of an encoder."""
+
+    def submit(self, work: Any, *, priority: int = 0) -> None:
+        """Let a request join."""
+
+    def cancel(self, work: Any) -> None:
+        """End an unfinished request."""
+
+    def round(self) -> bool:
+        """Do the next piece of work. `False` if all requests have ended."""
+
+    @property
+    def in_slots(self) -> int:
+        """Number of requests that are being computed."""
+
+    @property
+    def held_tokens(self) -> int:
+        """Tokens whose states are in memory."""
+
+
+Command = Callable[[Rounds], None]
 
 
 class Worker:
-    """Runs the rounds of a generator in its own thread. Any thread may call its methods.
+    """Runs rounds in its own thread. Any thread may call its methods.
 
     Args:
-        generator: from now on used by the worker thread only.
-        engine: of the generator.
-        slots: of the generator.
+        rounds: from now on used by the worker thread only.
+        engine: that computes them.
+        slots: number of requests that are computed together.
         queue: maximum number of waiting requests.
-        prefixes: prefix cache of the generator; closed when the thread ends.
+        counts: counts requests.
+        at_end: called when the thread ends.
 
     Attributes:
         lock: guards the state of the worker and of its tickets.
@@ -47,29 +73,30 @@ class Worker:
 
     def __init__(
         self,
-        generator: Generator,
+        rounds: Rounds,
         *,
         engine: Engine,
         slots: int,
         queue: int,
-        prefixes: PrefixCache | None,
+        counts: Counts,
+        at_end: Callable[[], None] | None = None,
     ) -> None:
         self._engine = engine
         self._slots = slots
         self._queue = queue
-        self._prefixes = prefixes
+        self._at_end = at_end
         # `put` may be called by the garbage collector at any point, even with the lock held
         self._commands: SimpleQueue[Command] = SimpleQueue()
         # guarded by the lock:
         self.lock = threading.Lock()
         self._open: dict[Ticket, None] = {}
         self._running, self._held_tokens = 0, 0
-        self._counts = Counts()
+        self._counts = counts
         self._is_closing = False
         self._failure: ServiceError | None = None
         # a daemon that is closed at exit: otherwise an open service would block the exit
         self._thread = threading.Thread(
-            target=self._run, args=(generator,), name="ortolan-service", daemon=True
+            target=self._run, args=(rounds,), name="ortolan-service", daemon=True
         )
         self._thread.start()
         atexit.register(self.close, 0)
@@ -87,7 +114,7 @@ class Worker:
             self._check_open(len(tickets))
             for ticket in tickets:
                 self._open[ticket] = None
-                self._commands.put(partial(_submit, ticket.sequence, priority))
+                self._commands.put(partial(_submit, ticket.work, priority))
 
     def check_open(self) -> None:
         """Raise what `submit` would raise."""
@@ -95,10 +122,10 @@ class Worker:
             self._check_open()
 
     def cancel(self, ticket: Ticket) -> None:
-        """End the sequence of a ticket before the next round, unless it has ended."""
+        """End the request of a ticket before the next round, unless it has ended."""
         with self.lock:
             if ticket in self._open:
-                self._commands.put(partial(_end, ticket.sequence))
+                self._commands.put(partial(_end, ticket.work))
 
     def count_refused(self, code: str) -> None:
         """Count a rejected request."""
@@ -111,15 +138,10 @@ class Worker:
         with self.lock:
             return self._held_tokens
 
-    def stats(self) -> ServiceStats:
-        """Current load, and totals."""
+    def load(self, read: Callable[[int, int], T]) -> T:
+        """Call `read` with the numbers of running and waiting requests, with the lock."""
         with self.lock:
-            return self._counts.stats(
-                slots=self._slots,
-                running=self._running,
-                waiting=len(self._open) - self._running,
-                cache=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
-            )
+            return read(self._running, len(self._open) - self._running)
 
     def close(self, timeout: float | None = None) -> None:
         """Accept no more requests, finish the accepted ones, and wait for the thread to end.
@@ -134,7 +156,7 @@ class Worker:
         if self._thread.is_alive():
             with self.lock:
                 for ticket in self._open:
-                    self._commands.put(partial(_end, ticket.sequence))
+                    self._commands.put(partial(_end, ticket.work))
             self._thread.join()
 
     def close_later(self) -> None:
@@ -143,20 +165,20 @@ class Worker:
 
     # --- for the thread ---------------------------------------------------------------------------
 
-    def _run(self, generator: Generator) -> None:
+    def _run(self, rounds: Rounds) -> None:
         try:
             is_busy = False
             while (commands := self._take_commands(is_busy=is_busy)) or is_busy:
                 for command in commands:
-                    command(generator)
-                is_busy = generator.round()
-                self._deliver(generator)
+                    command(rounds)
+                is_busy = rounds.round()
+                self._deliver(rounds)
         except BaseException as error:
             self._fail(error)
         finally:
             atexit.unregister(self.close)
-            if self._prefixes is not None:
-                self._prefixes.close()
+            if self._at_end is not None:
+                self._at_end()
 
     def _take_commands(self, *, is_busy: bool) -> list[Command]:
         """Take the queued commands; wait for one if there is no work and the worker is open."""
@@ -171,7 +193,7 @@ class Worker:
             commands.append(self._commands.get())
         return commands
 
-    def _close(self, _: Generator) -> None:
+    def _close(self, _: Rounds) -> None:
         with self.lock:
             self._is_closing = True
 
@@ -188,19 +210,15 @@ class Worker:
                 retry_after_s=self._counts.gap_s,
             )
 
-    def _deliver(self, generator: Generator) -> None:
-        """Hand new pieces to the tickets."""
+    def _deliver(self, rounds: Rounds) -> None:
+        """Hand what is new to the tickets."""
         woken: Woken = {}
         with self.lock:
-            self._running, self._held_tokens = generator.in_slots, generator.held_tokens
+            self._running, self._held_tokens = rounds.in_slots, rounds.held_tokens
             for ticket in list(self._open):
-                piece = ticket.sequence.take()
-                is_last = ticket.sequence.finish_reason is not None
-                if piece or is_last:
-                    ticket.deliver(piece, is_last=is_last, woken=woken)
-                if is_last:
+                if ticket.deliver(woken):
                     del self._open[ticket]
-                    self._counts.add(ticket.sequence)
+                    self._counts.add(ticket.work)
         wake(woken)
 
     def _fail(self, error: BaseException) -> None:
@@ -215,16 +233,16 @@ class Worker:
             self._failure = failure
             for ticket in self._open:
                 ticket.fail(failure)
-                ticket.deliver("", is_last=True, woken=woken)
+                ticket.end(woken)
             self._open.clear()
             self._running = 0
         wake(woken)
 
 
-def _submit(sequence: SampledSequence, priority: int, generator: Generator) -> None:
-    generator.submit(sequence, priority=priority)
+def _submit(work: Any, priority: int, rounds: Rounds) -> None:
+    rounds.submit(work, priority=priority)
 
 
-def _end(sequence: SampledSequence, generator: Generator) -> None:
-    if sequence.finish_reason is None:
-        generator.cancel(sequence)
+def _end(work: Any, rounds: Rounds) -> None:
+    if not work.is_done:
+        rounds.cancel(work)

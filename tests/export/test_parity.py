@@ -109,6 +109,24 @@ def test_llama_generates_greedily_what_hugging_face_does(
     assert len(set(wanted)) > 5
 
 
+def test_log_probabilities_of_a_prompt_are_those_of_hugging_face(
+    exported: Export, checkpoint: Path
+) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        from transformers import LlamaForCausalLM
+
+        theirs: Any = LlamaForCausalLM.from_pretrained(str(checkpoint))
+        ids = random_ids(200)
+        with torch.inference_mode():
+            wanted = torch.log_softmax(theirs(torch.tensor([ids])).logits[0], dim=-1)
+    done = exported("llama").model.generate(ids, max_new_tokens=0, prompt_logprobs=0)
+    assert done.prompt_logprobs is not None
+    got = [logprobs.logprob for logprobs in done.prompt_logprobs]
+    expected = [float(row[token]) for row, token in zip(wanted, ids[1:], strict=False)]
+    np.testing.assert_allclose(got, expected, atol=1e-4)
+
+
 def test_split_and_unified_graphs_give_the_same_logits(exported: Export) -> None:
     unified, split = exported("llama").model, exported("llama-split-portable").model
     assert set(split.manifest.graphs) == {"prefill", "decode"}

@@ -93,6 +93,7 @@ def options(random: Random) -> dict[str, Any]:
         "stop_tokens": lambda: random.choice([[], [5], [1, 2, 3], np.array([4]), {7}]),
         "ignore_eos": lambda: random.choice([True, False]),
         "logprobs": lambda: random.choice([None, 0, 1, 20, 21]),
+        "prompt_logprobs": lambda: random.choice([None, 0, 1, 20, 21]),
         "grammar": lambda: _grammar(random),
         "cancel": lambda: random.choice([None, event, lambda: False, lambda: True, _raising]),
     }

@@ -30,7 +30,7 @@ USER = [{"role": "user", "content": "a"}]
 
 OPTIONS = (
     *("min_new_tokens", "sampling", "temperature", "stop", "stop_tokens", "ignore_eos"),
-    *("logprobs", "grammar", "cancel", "draft", "n"),
+    *("logprobs", "prompt_logprobs", "grammar", "cancel", "draft", "n"),
 )
 """Options of `generate`."""
 

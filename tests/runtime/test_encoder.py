@@ -19,10 +19,15 @@ from tests.runtime.tiny_encoder import (
     TinyEncoder,
 )
 
-from ortolan.runtime import encoder as encoders
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import TextSource
-from ortolan.runtime.encoder import Encoder, batches
+from ortolan.runtime.encoder import Encoder
+from ortolan.runtime.encoding.batches import (
+    MAX_BATCH_ROWS,
+    MAX_BATCH_TOKENS,
+    MIN_BATCH_SHARE,
+    batches,
+)
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import (
     BundleKindError,
@@ -176,9 +181,9 @@ def test_batches_hold_every_index_once_and_keep_to_their_bounds(lengths: list[in
     assert sorted(index for batch in results for index in batch) == list(range(len(lengths)))
     for batch in results:
         sizes = [lengths[index] for index in batch]
-        assert len(batch) <= encoders.MAX_BATCH_ROWS
-        assert len(batch) * max(sizes) <= encoders.MAX_BATCH_TOKENS
-        assert min(sizes) >= encoders.MIN_BATCH_SHARE * max(sizes)
+        assert len(batch) <= MAX_BATCH_ROWS
+        assert len(batch) * max(sizes) <= MAX_BATCH_TOKENS
+        assert min(sizes) >= MIN_BATCH_SHARE * max(sizes)
 
 
 def test_batches_are_filled_and_a_longer_text_is_a_batch_alone() -> None:

@@ -31,6 +31,7 @@ COMMANDS = {
     "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",
+    "serve": "Serve bundles over HTTP to clients of OpenAI's API.",
     "train": "Train the model of a recipe.",
     "trust": "Trust a bundle that uses custom operators.",
     "verify": "Replay the proof of a bundle on this machine.",

@@ -84,7 +84,9 @@ INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"stop": "text"}, InputError, "stop must be a list"),
     ({"stop": [""]}, InputError, "stop text"),
     ({"cancel": True}, InputError, "cancel must be"),
-    *(({"logprobs": n}, InputError, "logprobs must be") for n in (-1, 21, True, "3")),
+    *(({"logprobs": n}, InputError, "^logprobs must be") for n in (-1, 21, True, "3")),
+    *(({"prompt_logprobs": n}, InputError, "prompt_logprobs must be") for n in (-1, 21, True, "3")),
+    ({"prompt_logprobs": 1, "max_new_tokens": -1}, InputError, "max_new_tokens must be"),
     ({"grammar": {}}, InputError, "grammar must be"),
 ]
 

@@ -26,10 +26,8 @@ from ortolan.runtime.generation.sampling import (
     Sampler,
     Sampling,
     _pick,
-    keep_min_p,
-    keep_top_k,
-    keep_top_p,
 )
+from ortolan.runtime.generation.truncation import keep_min_p, keep_top_k, keep_top_p
 
 Logits = NDArray[np.float32]
 

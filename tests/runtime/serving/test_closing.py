@@ -74,8 +74,9 @@ def test_a_service_that_is_dropped_in_a_cycle_under_its_own_lock_ends(model: Dec
     ticket = service.submit("abc", max_new_tokens=9, ignore_eos=True)
     cycle: list[Any] = [service]
     cycle.append(cycle)
+    lock = service._worker.lock
     del service, cycle
-    with ticket._lock:  # the collector may run wherever something is allocated
+    with lock:  # the collector may run wherever something is allocated
         gc.collect()
     assert len(ticket.completion(timeout=10).tokens) == 9
 

@@ -207,7 +207,7 @@ def test_a_cancelled_request_frees_its_slot_and_affects_no_other(
                 max_new_tokens=20,
                 ignore_eos=True,
                 cancel=lambda: (
-                    len(ticket.sequence.tokens) == state
+                    len(ticket.work.tokens) == state
                     if isinstance(state, int)
                     else next(answers, True)
                 ),
@@ -308,7 +308,7 @@ def test_a_long_prompt_does_not_block_running_sequences(model: Decoder) -> None:
         long = service.submit(
             "a" * 1000,
             max_new_tokens=1,
-            cancel=lambda: short.sequence.finish_reason is not None,  # polled between its chunks
+            cancel=lambda: short.work.finish_reason is not None,  # polled between its chunks
         )
         assert len(short.completion().tokens) == 50
         assert long.completion().finish_reason == "cancelled"

@@ -1,0 +1,1 @@
+"""Texts and images through an encoder, in batches of similar length."""

@@ -1,0 +1,105 @@
+"""Calls of an encoder: some inputs, and the result that their outputs become."""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import CancelledError
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.errors import OrtolanError
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.inputs.source import Source
+
+__all__ = ["EncoderCall", "Item", "Row"]
+
+R = TypeVar("R")
+
+Row = NDArray[np.float32]
+"""The output of one input: `(size,)`, or `(tokens, size)`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Item:
+    """One input of a call.
+
+    Attributes:
+        index: position in the call.
+        is_alone: whether the call has no other.
+        length: number of tokens; of an image, roughly.
+        ids: token ids of a text.
+        image: read when it is computed, since pixels need far more memory than files.
+    """
+
+    index: int
+    is_alone: bool
+    length: int
+    ids: Source | None = None
+    image: Any = None
+
+    def error(self, error: OrtolanError) -> OrtolanError:
+        """An error of this input, with its position if there are others."""
+        if self.is_alone or not isinstance(error, InputError):
+            return error
+        return type(error)(f"input {self.index}: {error}")
+
+
+class EncoderCall(Generic[R]):
+    """Inputs, and how their outputs become a result.
+
+    Args:
+        items: the inputs.
+        finish: makes the result of all outputs, in the order of the inputs.
+
+    Attributes:
+        tokens: number of tokens of all texts.
+    """
+
+    def __init__(self, items: Sequence[Item], finish: Callable[[list[Row]], R]) -> None:
+        self.items = items
+        self.tokens = sum(len(item.ids) for item in items if item.ids is not None)
+        self._finish = finish
+        self._rows: dict[int, Row] = {}
+        self._error: OrtolanError | None = None
+        self._is_cancelled = False
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all outputs have come."""
+        return len(self._rows) == len(self.items)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all outputs have come, or the call has ended early."""
+        return self.is_complete or self._error is not None or self._is_cancelled
+
+    def put(self, item: Item, output: Row | OrtolanError) -> None:
+        """Take the output of an input, or its error, which ends the call."""
+        if isinstance(output, OrtolanError):
+            self.fail(output)
+        else:
+            self._rows[item.index] = output
+
+    def fail(self, error: OrtolanError) -> None:
+        """End the call with an error."""
+        self._error = self._error or error
+
+    def cancel(self) -> None:
+        """End the call."""
+        self._is_cancelled = True
+
+    def result(self) -> R:
+        """The result.
+
+        Raises:
+            OrtolanError: an input failed.
+            concurrent.futures.CancelledError: the call was cancelled before all outputs came.
+        """
+        if self._error is not None:
+            raise self._error
+        if self._is_cancelled:
+            raise CancelledError("The request was cancelled.")
+        if not self.is_done:
+            raise InputError("result: the call has not ended.")
+        return self._finish([self._rows[index] for index in range(len(self.items))])

@@ -1,0 +1,112 @@
+"""Calls of an encoder from inputs and options, checked before anything is computed."""
+
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.kinds import ScoreFunction
+from ortolan.runtime.bundle.labels import distinct, named_scores
+from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
+from ortolan.runtime.encoding.call import EncoderCall, Row
+from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.rows import Rows
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.inputs.source import Inputs, SourceReader, as_list
+
+__all__ = ["EncoderCalls"]
+
+
+class EncoderCalls:
+    """Makes the calls of an encoder. Threads may share it.
+
+    Methods have the arguments and errors of those of `Encoder`.
+
+    Args:
+        engine: of the encoder.
+        reader: of its inputs.
+        output: that it returns.
+    """
+
+    def __init__(self, engine: Engine, reader: SourceReader, output: Output) -> None:
+        self.rows = Rows(engine, reader, output)
+        self._manifest = engine.manifest
+        self._output = output
+        self._labels = distinct(output.labels)
+
+    def embed(
+        self, inputs: Inputs, *, prompt: str | None, truncate: bool
+    ) -> EncoderCall[NDArray[np.float32]]:
+        """A vector for each input."""
+        self._expect("embedding", what="embed", expected="an encoder of embeddings")
+        items = self.rows.items(self._prompted(inputs, prompt), truncate=truncate)
+        return EncoderCall(items, partial(_stacked, size=self._output.size))
+
+    def classify(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Classification]]:
+        """Scores of the labels for each input."""
+        function = self._manifest.output_kind.scores
+        if function is None:
+            raise wrong_kind(self._manifest, what="classify", expected="an encoder with labels")
+        items = self.rows.items(inputs, truncate=truncate)
+        return EncoderCall(items, partial(_classified, function=function, labels=self._labels))
+
+    def states(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
+        """A vector for each token of each input."""
+        self._expect("states", what="states", expected="an encoder without a head")
+        return EncoderCall(self.rows.items(inputs, truncate=truncate), _as_they_are)
+
+    def logits(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
+        """Logits for each token of each input."""
+        self._expect("logits", what="logits", expected="an encoder with a language model's head")
+        return EncoderCall(self.rows.items(inputs, truncate=truncate), _as_they_are)
+
+    def _expect(self, kind: str, *, what: str, expected: str) -> None:
+        if self._output.kind != kind:
+            raise wrong_kind(self._manifest, what=what, expected=expected)
+
+    def _prompted(self, inputs: Inputs, name: str | None) -> Inputs:
+        """Put a prompt of the model before each text."""
+        if name is not None and not isinstance(name, str):
+            raise InputError(f"prompt must be the name of a prompt (got {shown(name)}).")
+        source = self._manifest.source
+        prompts = source.prompts if isinstance(source, TextSource) else {}
+        chosen = name
+        if name is None and isinstance(source, TextSource):
+            chosen = source.default_prompt
+        if not chosen:
+            return inputs
+        if chosen not in prompts:
+            names = ", ".join(map(repr, sorted(prompts))) or "none"
+            raise InputError(
+                f"The model has no prompt {chosen[:40]!r}. Its prompts: {names}. "
+                "Put any other text before the input yourself."
+            )
+        batch = as_list(inputs)
+        if name and not all(isinstance(item, str) for item in batch):
+            raise InputError(
+                "prompt applies to text, not to token ids. Leave it out, or pass text."
+            )
+        return [prompts[chosen] + item if isinstance(item, str) else item for item in batch]
+
+
+def _stacked(rows: list[Row], *, size: int) -> NDArray[np.float32]:
+    return np.stack(rows) if rows else np.empty((0, size), np.float32)
+
+
+def _as_they_are(rows: list[Row]) -> list[Row]:
+    return rows
+
+
+def _classified(
+    rows: list[Row], *, function: ScoreFunction, labels: list[str]
+) -> list[Classification]:
+    return [_classification(named_scores(row, function, labels), function) for row in rows]
+
+
+def _classification(scores: dict[str, float], function: ScoreFunction) -> Classification:
+    label, score = next(iter(scores.items()))
+    are_probabilities = function != "none"
+    return Classification(
+        label=label, score=score, scores=scores, are_probabilities=are_probabilities
+    )

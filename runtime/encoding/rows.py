@@ -1,0 +1,109 @@
+"""Rows: reads inputs of an encoder and computes their outputs."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.errors import OrtolanError
+from ortolan.runtime.bundle.interface import OUTPUT
+from ortolan.runtime.bundle.manifest import ImageSource, Output
+from ortolan.runtime.encoding.call import Item, Row
+from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.errors import GraphError, InputError, NumericError
+from ortolan.runtime.inputs.source import Source, SourceReader, as_list
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """Reads inputs and computes their outputs. Threads may share it.
+
+    Args:
+        engine: of the encoder.
+        reader: of its inputs.
+        output: that it returns.
+    """
+
+    def __init__(self, engine: Engine, reader: SourceReader, output: Output) -> None:
+        self._engine = engine
+        self._reader = reader
+        self._output = output
+        source = engine.manifest.source
+        self._image = source if isinstance(source, ImageSource) else None
+
+    def items(self, inputs: Any, *, truncate: bool) -> list[Item]:
+        """Check one input or several. Images are checked when they are computed.
+
+        Raises:
+            InputError: see `SourceReader.read`; it names the input if there are several.
+        """
+        batch = as_list(inputs)
+        is_alone = len(batch) == 1
+        if self._image is not None:
+            self._reader.checked_truncate(truncate)
+            # patches of 8 by 8 pixels
+            length = max(1, self._image.height * self._image.width // 64)
+            return [
+                Item(index=index, is_alone=is_alone, length=length, image=value)
+                for index, value in enumerate(batch)
+            ]
+        return [
+            self._item(value, index, is_alone=is_alone, truncate=truncate)
+            for index, value in enumerate(batch)
+        ]
+
+    def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:
+        """Compute the outputs of a batch by one call of the graph; errors of single inputs.
+
+        Raises:
+            OrtolanError: the whole batch failed.
+        """
+        sources = [self._source(item) for item in items]
+        valid = [source for source in sources if not isinstance(source, OrtolanError)]
+        if not valid:
+            return [source for source in sources if isinstance(source, OrtolanError)]
+        output = self._engine.encode(self._reader.feeds(valid))[OUTPUT]
+        self._check_shape(output.shape, len(valid))
+        outputs = iter(output)
+        return [
+            source if isinstance(source, OrtolanError) else _checked(next(outputs), source, item)
+            for item, source in zip(items, sources, strict=True)
+        ]
+
+    def _item(self, value: Any, index: int, *, is_alone: bool, truncate: bool) -> Item:
+        try:
+            ids = self._reader.read(value, truncate=truncate)
+        except InputError as error:
+            if is_alone:
+                raise
+            raise type(error)(f"input {index}: {error}") from error
+        return Item(index=index, is_alone=is_alone, length=len(ids), ids=ids)
+
+    def _source(self, item: Item) -> Source | OrtolanError:
+        if item.ids is not None:
+            return item.ids
+        try:
+            return self._reader.read(item.image)
+        except OrtolanError as error:
+            return item.error(error)
+
+    def _check_shape(self, shape: tuple[int, ...], rows: int) -> None:
+        """Check the output: onnxruntime only warns if it differs from the declared shape."""
+        axes = 3 if self._engine.manifest.output_kind.by_token else 2
+        if (len(shape), shape[0], shape[-1]) != (axes, rows, self._output.size):
+            raise GraphError(
+                f"The encoder returned an array {shape} for {rows} inputs. The manifest declares "
+                f"{self._output.size} values of {self._output.kind}. Export the checkpoint again."
+            )
+
+
+def _checked(row_: NDArray[np.float32], source: Source, item: Item) -> Row | OrtolanError:
+    """One row of an output without its padding, or the error if it is not finite."""
+    row = row_[: len(source)] if row_.ndim == 2 and isinstance(source, list) else row_
+    if not np.isfinite(row).all():
+        return NumericError(
+            f"input {item.index}: the output is not finite. Run `ortolan verify` on the bundle."
+        )
+    return row

@@ -1,0 +1,116 @@
+"""The queue of an encoder: inputs of several calls, computed in batches of similar length.
+
+    call A   ▮▮▮▮▮▮▮▮   ▮▮▮▮▮▮▮▮   ▮▮▮        blocks of similar length, one per turn
+    call B   ▮▮                               joins the next turn, not the end of the queue
+
+Each round computes the first waiting input together with others of its length, of any call. A call
+of many inputs takes its turns with later ones, so it does not block them.
+"""
+
+from dataclasses import dataclass
+from itertools import count
+from typing import Any
+
+from ortolan.errors import OrtolanError
+from ortolan.runtime.encoding.batches import MAX_BATCH_ROWS, batches
+from ortolan.runtime.encoding.call import EncoderCall, Item
+from ortolan.runtime.encoding.rows import Rows
+
+__all__ = ["EncoderQueue"]
+
+WINDOW = 8 * MAX_BATCH_ROWS
+"""Number of waiting inputs among which those of similar length are sought."""
+
+Call = EncoderCall[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Waiting:
+    order: tuple[int, int, int]
+    call: Call
+    item: Item
+
+
+class EncoderQueue:
+    """Calls that are computed together. One thread at a time may use it.
+
+    Args:
+        rows: computes batches.
+
+    Attributes:
+        batches: number of calls of the graph.
+    """
+
+    def __init__(self, rows: Rows) -> None:
+        self.batches = 0
+        self._rows = rows
+        self._waiting: list[_Waiting] = []
+        self._begun: set[Call] = set()
+        self._turn = 0
+        self._arrivals = count()
+
+    def submit(self, work: Call, *, priority: int = 0) -> None:
+        """Let the inputs of a call wait: higher priorities first, then by turn and arrival."""
+        arrival = next(self._arrivals)
+        longest_first = sorted(work.items, key=lambda item: -item.length)
+        self._waiting += [
+            _Waiting(
+                order=(-priority, self._turn + 1 + place // MAX_BATCH_ROWS, arrival),
+                call=work,
+                item=item,
+            )
+            for place, item in enumerate(longest_first)
+        ]
+        self._waiting.sort(key=lambda waiting: waiting.order)
+
+    def cancel(self, work: Call) -> None:
+        """End a call before the next batch."""
+        work.cancel()
+        self._forget({work})
+
+    def round(self) -> bool:
+        """Compute a batch. `False` if nothing waits.
+
+        Raises:
+            ForkedError: the process was forked after the engine was made.
+        """
+        if not self._waiting:
+            return False
+        window = self._waiting[:WINDOW]
+        lengths = [waiting.item.length for waiting in window]
+        chosen = set(next(batch for batch in batches(lengths) if 0 in batch))
+        self._turn = window[0].order[1]
+        rest = [waiting for place, waiting in enumerate(window) if place not in chosen]
+        self._waiting[:WINDOW] = rest
+        self._compute([window[place] for place in sorted(chosen)])
+        return True
+
+    @property
+    def in_slots(self) -> int:
+        """Number of unfinished calls of which some outputs have come."""
+        return len(self._begun)
+
+    @property
+    def held_tokens(self) -> int:
+        """Always 0: an encoder keeps no states."""
+        return 0
+
+    def _compute(self, batch: list[_Waiting]) -> None:
+        self.batches += 1
+        calls = {waiting.call for waiting in batch}
+        try:
+            outputs = self._rows.compute([waiting.item for waiting in batch])
+        except OrtolanError as error:
+            for call in calls:
+                call.fail(error)
+        else:
+            for waiting, output in zip(batch, outputs, strict=True):
+                waiting.call.put(waiting.item, output)
+        self._begun |= calls
+        self._forget({call for call in calls if call.is_done})
+
+    def _forget(self, ended: set[Call]) -> None:
+        """Forget calls that have ended, and what still waits of them."""
+        self._begun -= ended
+        if any(not call.is_complete for call in ended):
+            self._waiting = [one for one in self._waiting if one.call not in ended]

@@ -1,0 +1,191 @@
+"""`ortolan serve BUNDLE...`."""
+
+import logging
+import os
+import sys
+from pathlib import Path
+
+import click
+
+from ortolan.cli import options
+from ortolan.cli.help import LongCommand, section
+from ortolan.errors import OrtolanError
+
+KEYS_VARIABLE = "ORTOLAN_API_KEY"
+
+_service = section("Scheduling")
+_network = section("Network")
+_operation = section("Operation")
+
+_SECONDS = click.FloatRange(min=0, min_open=True)
+
+
+class UnprotectedError(OrtolanError):
+    """The server would be open to other machines without a key."""
+
+    code = "unprotected"
+
+
+@click.command(cls=LongCommand)
+@click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE...")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    default=8080,
+    show_default=True,
+    type=click.IntRange(0, 65535),
+    help="Port to listen on; 0 for any free one.",
+)
+@click.option(
+    "--key-file",
+    type=click.Path(exists=True, dir_okay=False, path_type=Path),
+    help=f"API keys, one per line. Or set {KEYS_VARIABLE}.",
+)
+@click.option("--slots", default=8, show_default=True, help="Sequences to compute together.")
+@options.device
+@options.threads
+@options.isolate
+@_service("--queue", default=64, show_default=True, help="Requests that may wait.")
+@_service("--chunk", type=int, help="Prompt tokens to compute between two decode steps.")
+@_service("--fast", is_flag=True, help="Faster for few clients, but not exact.")
+@_service("--cache-mb", default=256, show_default=True, help="Size of the prefix cache.")
+@_service(
+    "--cache-folder", type=click.Path(path_type=Path), help="Keep the prefix cache in this folder."
+)
+@_network("--insecure", is_flag=True, help="Allow other machines to call without a key.")
+@_network(
+    "--allow-host",
+    multiple=True,
+    metavar="NAME",
+    help="Answer requests for this host name; repeatable.",
+)
+@_network(
+    "--allow-origin",
+    multiple=True,
+    metavar="URL",
+    callback=lambda _, __, urls: tuple(map(_origin, urls)),
+    help="Let web pages of this origin call; repeatable.",
+)
+@_network(
+    "--root-path",
+    default="",
+    metavar="PATH",
+    callback=lambda _, __, path: _root_path(path),
+    help="Path under which a proxy serves the server.",
+)
+@_operation(
+    "--request-timeout",
+    default=600.0,
+    show_default=True,
+    type=_SECONDS,
+    help="Seconds that a request may take, waiting included.",
+)
+@_operation(
+    "--shutdown-timeout",
+    default=10.0,
+    show_default=True,
+    type=_SECONDS,
+    help="Seconds that running requests get to finish at exit.",
+)
+@_operation("--log-prompts", is_flag=True, help="Log request bodies and generated texts, too.")
+def command(
+    bundles: tuple[str, ...],
+    host: str,
+    port: int,
+    key_file: Path | None,
+    slots: int,
+    queue: int,
+    chunk: int | None,
+    fast: bool,
+    cache_mb: int,
+    cache_folder: Path | None,
+    device: str,
+    threads: int | None,
+    isolate: bool,
+    insecure: bool,
+    allow_host: tuple[str, ...],
+    allow_origin: tuple[str, ...],
+    root_path: str,
+    request_timeout: float,
+    shutdown_timeout: float,
+    log_prompts: bool,
+) -> None:
+    """Serve bundles over HTTP to clients of OpenAI's API, and a chat page at /.
+
+    The first bundle is loaded at once, the others when a request names them.
+    """
+    from ortolan.server import Settings
+    from ortolan.server.run import run
+    from ortolan.server.security import LOCAL_HOSTS
+
+    keys = _keys(key_file)
+    is_local = host in LOCAL_HOSTS
+    if not (is_local or keys or insecure):
+        raise UnprotectedError(
+            f"--host {host} lets other machines call. Set a key with --key-file or "
+            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
+        )
+    allowed = frozenset(map(str.lower, allow_host))
+    hosts = allowed | LOCAL_HOSTS if is_local or allowed else allowed
+    settings = Settings(
+        bundles=_named(bundles),
+        keys=keys,
+        hosts=hosts,
+        origins=allow_origin,
+        root_path=root_path,
+        request_timeout_s=request_timeout,
+        shutdown_timeout_s=shutdown_timeout,
+        log_prompts=log_prompts,
+        load={"device": device, "threads": threads, "isolate": isolate},
+        serve={
+            "slots": slots,
+            "queue": queue,
+            "chunk": chunk,
+            "mode": "fast" if fast else "exact",
+            "cache_bytes": cache_mb << 20,
+            "cache_folder": cache_folder,
+        },
+    )
+    logging.basicConfig(stream=sys.stderr, format="%(asctime)s %(message)s", level=logging.INFO)
+    run(settings, host=host, port=port)
+
+
+def _named(bundles: tuple[str, ...]) -> dict[str, Path]:
+    """Folders by name: that before `=`, or the name of the folder."""
+    named: dict[str, Path] = {}
+    for text in bundles:
+        name, equals, folder = text.partition("=")
+        path = Path(folder if equals else text)
+        name = name if equals else path.resolve().name
+        if name in named:
+            raise click.UsageError(f"Two bundles are called {name}. Write NAME=BUNDLE.")
+        named[name] = path
+    return named
+
+
+def _keys(file: Path | None) -> frozenset[str]:
+    try:
+        text = "" if file is None else file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"{file} must be UTF-8 text with a key per line.") from error
+    lines = [*text.splitlines(), os.environ.get(KEYS_VARIABLE, "")]
+    keys = frozenset(key for line in lines if (key := line.strip()))
+    if file is not None and not text.strip():
+        raise click.UsageError(f"{file} holds no key.")
+    return keys
+
+
+def _origin(url: str) -> str:
+    """An origin as browsers send it."""
+    scheme, colon, host = url.rstrip("/").partition("://")
+    if scheme not in ("http", "https") or not colon or not host or set(host) & set("/?#*"):
+        raise click.BadParameter(
+            f"{url} must be like https://example.org or http://localhost:3000."
+        )
+    return f"{scheme}://{host.lower()}"
+
+
+def _root_path(path: str) -> str:
+    if path and not path.startswith("/"):
+        raise click.BadParameter(f"{path} must start with /.")
+    return path.rstrip("/")

@@ -1,0 +1,71 @@
+"""One log line per request, without prompts unless the settings ask for them."""
+
+import logging
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from ortolan.server.call import Call
+
+__all__ = ["AccessLog"]
+
+log = logging.getLogger("ortolan.server.access")
+
+App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
+
+
+class AccessLog:
+    """ASGI middleware that logs method, path, status, time and what the call noted.
+
+    Text from clients and models is escaped, so a line stays a line.
+
+    Args:
+        app: application behind it.
+        log_prompts: add the body of the request and the generated texts.
+    """
+
+    def __init__(self, app: App, *, log_prompts: bool = False) -> None:
+        self._app = app
+        self._log_prompts = log_prompts
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
+        """Pass a request on, and log its end."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        start = time.monotonic()
+        status = 0
+
+        async def noting_send(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+            await send(message)
+
+        try:
+            await self._app(scope, receive, noting_send)
+        finally:
+            call = scope.get("state", {}).get("call")
+            notes = {} if call is None else call.notes
+            texts = _texts(call) if call is not None and self._log_prompts else ""
+            log.info(
+                "%s %s %s %.3f s%s%s",
+                scope["method"],
+                _escaped(scope["path"]),
+                status or "-",
+                time.monotonic() - start,
+                "".join(f" {name}={_escaped(str(value))}" for name, value in notes.items()),
+                texts,
+            )
+
+
+def _texts(call: Call) -> str:
+    """The body of a request and its generated texts, quoted, with control characters escaped."""
+    named = [("body", call.body.decode(errors="replace"))] if call.body else []
+    named += [("answer", text) for text in call.texts()]
+    return "".join(f" {name}={text!r}" for name, text in named)
+
+
+def _escaped(text: str) -> str:
+    """Text on one line without control characters or spaces."""
+    return text[:200].encode("unicode_escape").decode().replace(" ", "\\x20")

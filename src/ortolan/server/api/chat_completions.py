@@ -1,0 +1,303 @@
+"""`/v1/chat/completions`.
+
+Source: https://platform.openai.com/docs/api-reference/chat
+"""
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, Literal
+
+import msgspec
+
+from ortolan.runtime import ChatTicket, Completion, Reply, ToolCall
+from ortolan.runtime.chat.parser import Piece
+from ortolan.server.api.bodies import (
+    ChoicesFields,
+    ResponseFormat,
+    grammar_of,
+    new_id,
+    options_of,
+)
+from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
+from ortolan.server.api.merge import merged
+from ortolan.server.api.replies import ReplyReader
+from ortolan.server.api.usage import Usage, usage_of
+from ortolan.server.call import Call
+from ortolan.server.endpoints import Answer, Endpoint
+from ortolan.server.errors import ApiError
+from ortolan.server.events import EventStream, event
+from ortolan.server.models import ServedModel
+
+__all__ = ["ENDPOINTS"]
+
+
+class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
+    """Body of a chat completion.
+
+    Attributes:
+        chat_template_kwargs: variables of the chat template, such as `enable_thinking`.
+    """
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: ResponseFormat | None = None
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    store: Literal[False] | None = None
+    reasoning_effort: str | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+    continue_final_message: bool | None = None
+
+
+class Function(msgspec.Struct, kw_only=True):
+    """Name and arguments of a call, the latter as JSON."""
+
+    arguments: str
+    name: str | msgspec.UnsetType = msgspec.UNSET
+
+
+class MessageCall(msgspec.Struct, kw_only=True):
+    """A tool call; in a stream, `index` tells which one."""
+
+    function: Function
+    id: str | msgspec.UnsetType = msgspec.UNSET
+    type: Literal["function"] | msgspec.UnsetType = msgspec.UNSET
+    index: int | msgspec.UnsetType = msgspec.UNSET
+
+
+class Message(msgspec.Struct, kw_only=True):
+    """The answer of the model."""
+
+    content: str | None
+    role: Literal["assistant"] = "assistant"
+    refusal: None = None
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[MessageCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+class Delta(msgspec.Struct, kw_only=True):
+    """What a chunk adds to the message."""
+
+    role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
+    content: str | msgspec.UnsetType = msgspec.UNSET
+    reasoning_content: str | msgspec.UnsetType = msgspec.UNSET
+    tool_calls: list[MessageCall] | msgspec.UnsetType = msgspec.UNSET
+
+
+Finish = Literal["stop", "length", "tool_calls"]
+
+
+class Choice(msgspec.Struct, kw_only=True):
+    """One of `n` answers."""
+
+    index: int
+    message: Message
+    finish_reason: Finish
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChunkChoice(msgspec.Struct, kw_only=True):
+    """Part of one of `n` answers."""
+
+    index: int
+    delta: Delta
+    finish_reason: Finish | None = None
+    logprobs: ChoiceLogprobs | None = None
+
+
+class ChatCompletion(msgspec.Struct, kw_only=True):
+    """A complete answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[Choice]
+    usage: Usage
+    system_fingerprint: str
+    object: Literal["chat.completion"] = "chat.completion"
+
+
+class ChatChunk(msgspec.Struct, kw_only=True):
+    """An event of a streamed answer."""
+
+    id: str
+    created: int
+    model: str
+    choices: list[ChunkChoice]
+    system_fingerprint: str
+    usage: Usage | msgspec.UnsetType | None = msgspec.UNSET
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+
+
+async def create(call: Call, body: ChatBody) -> Answer:
+    """Answer a conversation."""
+    served = await call.model(body.model)
+    served.expect("decoder", what="chat")
+    options = _options(body, served)
+    count = 1 if body.n is None else body.n
+    tickets: list[ChatTicket] = await call.submit(
+        lambda: served.service.chat(body.messages, n=count, **options)
+    )
+    readers = [
+        ReplyReader(
+            ticket,
+            with_tokens=bool(body.stream and body.logprobs),
+            single_call=body.parallel_tool_calls is False,
+        )
+        for ticket in tickets
+    ]
+    if body.stream:
+        return EventStream(_events(call, readers, served, body))
+    replies = [await reader.reply() for reader in readers]
+    usage = usage_of(reply.completion for reply in replies)
+    _note(call, usage)
+    return ChatCompletion(
+        id=new_id("chatcmpl-"),
+        created=int(time.time()),
+        model=served.name,
+        choices=[_choice(n, reply, served) for n, reply in enumerate(replies)],
+        usage=usage,
+        system_fingerprint=served.fingerprint,
+    )
+
+
+def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
+    options = options_of(body, served.model.recommended_sampling, choices=body.n)
+    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    variables = dict(body.chat_template_kwargs or {})
+    if body.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    return {
+        **options,
+        "max_new_tokens": limit,
+        "tools": body.tools or None,
+        "tool_choice": body.tool_choice if body.tools or body.tool_choice != "none" else None,
+        "grammar": grammar_of(body.response_format),
+        "logprobs": _top(body),
+        "variables": variables or None,
+        "documents": body.documents,
+        "continue_final_message": bool(body.continue_final_message),
+    }
+
+
+def _top(body: ChatBody) -> int | None:
+    if not body.logprobs:
+        if body.top_logprobs:
+            raise ApiError(
+                status=400, message="top_logprobs needs logprobs=true.", param="top_logprobs"
+            )
+        return None
+    return body.top_logprobs or 0
+
+
+def _choice(index: int, reply: Reply, served: ServedModel) -> Choice:
+    calls = [_call(call) for call in reply.tool_calls]
+    return Choice(
+        index=index,
+        message=Message(
+            content=None if calls and not reply.content else reply.content,
+            reasoning_content=reply.reasoning or msgspec.UNSET,
+            tool_calls=calls or msgspec.UNSET,
+        ),
+        finish_reason=_finish(reply.completion, has_calls=bool(calls)),
+        logprobs=logprobs_of(reply.completion.logprobs, served.model.tokenizer),
+    )
+
+
+def _call(call: ToolCall, index: int | msgspec.UnsetType = msgspec.UNSET) -> MessageCall:
+    return MessageCall(
+        id=call.id,
+        type="function",
+        function=Function(name=call.name, arguments=json.dumps(call.arguments, ensure_ascii=False)),
+        index=index,
+    )
+
+
+def _finish(completion: Completion, *, has_calls: bool) -> Finish:
+    if completion.finish_reason == "length":
+        return "length"
+    return "tool_calls" if has_calls else "stop"
+
+
+async def _events(
+    call: Call, readers: Sequence[ReplyReader], served: ServedModel, body: ChatBody
+) -> AsyncIterator[bytes]:
+    """Chunks of all choices, as they come."""
+    chunk = ChatChunk(
+        id=new_id("chatcmpl-"),
+        created=int(time.time()),
+        model=served.name,
+        choices=[],
+        system_fingerprint=served.fingerprint,
+        usage=None if body.streams_usage else msgspec.UNSET,
+    )
+
+    def encoded(index: int, delta: Delta, finish: Finish | None = None, **rest: Any) -> bytes:
+        chunk.choices = [ChunkChoice(index=index, delta=delta, finish_reason=finish, **rest)]
+        return event(chunk)
+
+    tokenizer = served.model.tokenizer
+    calls = [0] * len(readers)
+    rest: list[ChoiceLogprobs | None] = [None] * len(readers)
+    for index in range(len(readers)):
+        yield encoded(index, Delta(role="assistant", content=""))
+    async for index, piece in merged(readers):
+        logprobs = logprobs_of(piece.logprobs or None, tokenizer)
+        deltas = _deltas(piece, calls[index])
+        if not deltas:  # tokens without text, such as EOS
+            rest[index] = logprobs
+        for delta in deltas:
+            yield encoded(index, delta, logprobs=logprobs)
+            logprobs = None
+        calls[index] += piece.tool_call is not None
+    replies = [await reader.reply() for reader in readers]
+    for index, reply in enumerate(replies):
+        finish = _finish(reply.completion, has_calls=bool(reply.tool_calls))
+        yield encoded(index, Delta(), finish, logprobs=rest[index])
+    usage = usage_of(reply.completion for reply in replies)
+    _note(call, usage)
+    if body.streams_usage:
+        chunk.choices, chunk.usage = [], usage
+        yield event(chunk)
+
+
+def _deltas(piece: Piece, index: int) -> list[Delta]:
+    """What a piece adds to the message, to which `index` calls belong already."""
+    if piece.tool_call is not None:
+        return _call_deltas(piece.tool_call, index)
+    if piece.reasoning:
+        return [Delta(reasoning_content=piece.reasoning)]
+    return [Delta(content=piece.content)] if piece.content else []
+
+
+def _call_deltas(call: ToolCall, index: int) -> list[Delta]:
+    """A call in two parts: id and name, then its arguments."""
+    whole = _call(call, index)
+    name = msgspec.structs.replace(
+        whole, function=msgspec.structs.replace(whole.function, arguments="")
+    )
+    arguments = MessageCall(index=index, function=Function(arguments=whole.function.arguments))
+    return [Delta(tool_calls=[name]), Delta(tool_calls=[arguments])]
+
+
+def _note(call: Call, usage: Usage) -> None:
+    call.notes["prompt_tokens"] = usage.prompt_tokens
+    call.notes["new_tokens"] = usage.completion_tokens
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="POST",
+        path="/v1/chat/completions",
+        handler=create,
+        body=ChatBody,
+        answer=ChatCompletion,
+        event=ChatChunk,
+        summary="Answer a conversation.",
+    )
+]

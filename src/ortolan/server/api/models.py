@@ -1,0 +1,86 @@
+"""`/v1/models`: what the server serves."""
+
+from typing import Any, Literal
+
+import msgspec
+
+from ortolan.server.call import Call
+from ortolan.server.endpoints import Answer, Endpoint
+
+__all__ = ["ENDPOINTS"]
+
+
+class ModelCard(msgspec.Struct, kw_only=True):
+    """A model.
+
+    Attributes:
+        id: its name.
+        created: Unix time of the export.
+        loaded: whether it is in memory.
+        kind: kind of the bundle.
+        context_length: maximum number of tokens.
+        precision: of the weights.
+        quality: measured distance from the trained model; `None` if it was not measured.
+        unverified: why the export could not replay its certificate; `None` if it did.
+    """
+
+    id: str
+    created: int
+    loaded: bool
+    kind: str
+    context_length: int
+    precision: str
+    quality: dict[str, Any] | None
+    unverified: str | None
+    object: Literal["model"] = "model"
+    owned_by: str = "ortolan"
+
+
+class ModelList(msgspec.Struct, kw_only=True):
+    """All models."""
+
+    data: list[ModelCard]
+    object: Literal["list"] = "list"
+
+
+async def list_models(call: Call, _: None) -> Answer:
+    """List the models."""
+    return ModelList(data=[_card(call, name) for name in call.models.names])
+
+
+async def get_model(call: Call, _: None) -> Answer:
+    """Describe one model."""
+    return _card(call, call.path["model"])
+
+
+def _card(call: Call, name: str) -> ModelCard:
+    manifest = call.models.manifest(name)
+    quality = manifest.quality
+    return ModelCard(
+        id=name,
+        created=call.models.created(name),
+        loaded=call.models.is_loaded(name),
+        kind=manifest.kind,
+        context_length=manifest.context_length,
+        precision=manifest.precision,
+        quality=None if quality is None else msgspec.to_builtins(quality),
+        unverified=manifest.unverified,
+    )
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/v1/models",
+        handler=list_models,
+        answer=ModelList,
+        summary="List the models.",
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/models/{model:path}",
+        handler=get_model,
+        answer=ModelCard,
+        summary="Describe a model.",
+    ),
+]

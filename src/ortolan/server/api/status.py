@@ -1,0 +1,50 @@
+"""`/health`, `/ready` and `/metrics`."""
+
+from ortolan.server.api.metrics import metrics_text
+from ortolan.server.call import Call
+from ortolan.server.endpoints import Answer, Endpoint, Text
+from ortolan.server.errors import ApiError
+
+__all__ = ["ENDPOINTS"]
+
+
+async def health(_: Call, __: None) -> Answer:
+    """Tell that the process answers."""
+    return {"status": "ok"}
+
+
+async def ready(call: Call, _: None) -> Answer:
+    """Tell whether a model is loaded.
+
+    Raises:
+        ApiError: none is.
+    """
+    if not call.models.is_ready:
+        raise ApiError(
+            status=503, message="No model is loaded yet.", type="server_error", code="loading"
+        )
+    return {"status": "ready"}
+
+
+async def metrics(call: Call, _: None) -> Answer:
+    """Load and totals of the loaded models, for Prometheus."""
+    return Text(text=metrics_text(call.models.loaded), media_type="text/plain; version=0.0.4")
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="GET",
+        path="/health",
+        handler=health,
+        summary="Whether the process answers.",
+        is_open=True,
+    ),
+    Endpoint(
+        method="GET",
+        path="/ready",
+        handler=ready,
+        summary="Whether a model is loaded.",
+        is_open=True,
+    ),
+    Endpoint(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus."),
+]

@@ -1,0 +1,103 @@
+"""One choice of a completion, whole or in parts."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Literal
+
+import msgspec
+
+from ortolan.runtime import Ticket, Tokenizer, TokenLogprobs
+from ortolan.runtime.inputs.tokenizer import no_tokenizer
+from ortolan.server.api.text_logprobs import TextLogprobs, TextLogprobsWriter, joined
+
+__all__ = ["ChoiceReader", "TextChoice"]
+
+Finish = Literal["stop", "length"]
+
+
+class TextChoice(msgspec.Struct, kw_only=True):
+    """A continuation, or in a stream a part of one."""
+
+    index: int
+    text: str
+    finish_reason: Finish | None
+    logprobs: TextLogprobs | None = None
+
+
+class ChoiceReader(AsyncIterator[TextChoice]):
+    """The parts of a choice; the last one has the finish reason.
+
+    Args:
+        index: of the choice.
+        ticket: that generates it.
+        tokenizer: of the bundle.
+        with_logprobs: whether parts have log-probabilities.
+        prompt: text or token ids to begin with; `None` to leave the prompt out.
+
+    Raises:
+        TokenizerError: the bundle has no tokenizer.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        ticket: Ticket,
+        *,
+        tokenizer: Tokenizer | None,
+        with_logprobs: bool,
+        prompt: str | list[int] | None,
+    ) -> None:
+        if tokenizer is None:
+            raise no_tokenizer("complete a prompt")
+        self.ticket = ticket
+        self._index = index
+        self._writer = TextLogprobsWriter(tokenizer) if with_logprobs else None
+        self._echo = tokenizer.decode(prompt) if isinstance(prompt, list) else prompt
+        self._parts = self._read()
+
+    async def __anext__(self) -> TextChoice:
+        """Wait for the next part; raises what `Ticket.completion` does at the end."""
+        return await anext(self._parts)
+
+    async def whole(self) -> TextChoice:
+        """Wait for all parts and join them; raises what `Ticket.completion` does."""
+        parts = [part async for part in self]
+        return TextChoice(
+            index=self._index,
+            text="".join(part.text for part in parts),
+            finish_reason=parts[-1].finish_reason,
+            logprobs=joined([part.logprobs for part in parts if part.logprobs is not None]),
+        )
+
+    async def _read(self) -> AsyncIterator[TextChoice]:
+        async for text, scores in self._texts():
+            if self._echo is not None:
+                yield self._echoed()
+            yield self._part(text, scores)
+        completion = await self.ticket
+        if self._echo is not None:
+            yield self._echoed()
+        part = self._part("", None)
+        part.finish_reason = "length" if completion.finish_reason == "length" else "stop"
+        yield part
+
+    async def _texts(self) -> AsyncIterator[tuple[str, Sequence[TokenLogprobs] | None]]:
+        if self._writer is None:
+            async for text in self.ticket:
+                yield text, None
+        else:
+            async for piece in self.ticket.pieces():
+                yield piece.text, piece.logprobs
+
+    def _echoed(self) -> TextChoice:
+        """The prompt, once it has been computed."""
+        text, self._echo = self._echo or "", None
+        sequence = self.ticket.work
+        return self._part(text, sequence.prompt_logprobs, first=sequence.request.prompt[0])
+
+    def _part(
+        self, text: str, scores: Sequence[TokenLogprobs] | None, *, first: int | None = None
+    ) -> TextChoice:
+        logprobs = None
+        if self._writer is not None and scores is not None:
+            logprobs = self._writer.write(scores, first=first)
+        return TextChoice(index=self._index, text=text, finish_reason=None, logprobs=logprobs)

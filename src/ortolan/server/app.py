@@ -1,0 +1,101 @@
+"""Builds the application of a server: endpoints behind a guard and a log."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from ortolan.server.access_log import AccessLog
+from ortolan.server.api import ENDPOINTS
+from ortolan.server.errors import ApiError
+from ortolan.server.http import EndpointApp, error_response
+from ortolan.server.models import Models
+from ortolan.server.page import page_routes
+from ortolan.server.security import Guard
+from ortolan.server.settings import Settings
+from ortolan.server.store import Store
+
+__all__ = ["build_app"]
+
+
+def build_app(settings: Settings) -> Starlette:
+    """Build the ASGI application. It loads the first bundle when it starts.
+
+    Its `state.models` are the models.
+    """
+    models = Models(
+        settings.bundles,
+        load_options=settings.load,
+        serve_options=settings.serve,
+        shutdown_timeout_s=settings.shutdown_timeout_s,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        await models.load_first()
+        try:
+            yield
+        finally:
+            await models.close()
+
+    store = Store(max_entries=settings.max_stored_responses, max_bytes=settings.max_stored_bytes)
+    page = page_routes()
+    app = Starlette(
+        routes=[*_routes(models, store, settings), *page],
+        lifespan=lifespan,
+        middleware=_middleware(settings, {route.path for route in page}),
+        exception_handlers={HTTPException: _http_error},
+    )
+    app.state.models = models
+    return app
+
+
+def _routes(models: Models, store: Store, settings: Settings) -> list[Route]:
+    return [
+        Route(
+            endpoint.path,
+            EndpointApp(endpoint, models, store, settings),
+            methods=[endpoint.method],
+        )
+        for endpoint in ENDPOINTS
+    ]
+
+
+def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
+    guard = Middleware(
+        Guard,
+        keys=settings.keys,
+        hosts=settings.hosts,
+        origins=settings.origins,
+        open_paths=page_paths.union(e.path for e in ENDPOINTS if e.is_open),
+        root_path=settings.root_path,
+    )
+    cross_origin = Middleware(
+        CORSMiddleware,
+        allow_origins=settings.origins,
+        allow_methods=["GET", "POST", "DELETE"],
+        allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
+        expose_headers=["Retry-After", "Retry-After-Ms"],
+    )
+    log = Middleware(AccessLog, log_prompts=settings.log_prompts)
+    return [log, *([cross_origin] if settings.origins else []), guard]
+
+
+async def _http_error(_: Request, error: Exception) -> Response:
+    """Errors of the router: no such path, or no such method."""
+    status: Any = getattr(error, "status_code", 500)
+    message = {
+        404: "There is no such path. /openapi.json lists all paths.",
+        405: "The path does not support this method. /openapi.json lists what it does.",
+    }.get(status, str(error))
+    headers = getattr(error, "headers", None) or {}
+    return error_response(
+        ApiError(status=status, message=message, code="no-such-path", headers=headers)
+    )

@@ -1,0 +1,113 @@
+"""`Call`: one HTTP request while it is answered."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AsyncExitStack, suppress
+from types import TracebackType
+from typing import Any, Protocol, Self, TypeVar
+
+from ortolan.errors import OrtolanError
+from ortolan.runtime import ChatTicket, Ticket
+from ortolan.runtime.errors import MemoryPlanError
+from ortolan.server.models import Models, ServedModel
+from ortolan.server.store import Store
+
+__all__ = ["Call", "Cancellable"]
+
+
+class Cancellable(Protocol):
+    """A ticket of a service."""
+
+    def cancel(self) -> None:
+        """End the request; after its end, do nothing."""
+
+
+C = TypeVar("C", bound=Cancellable)
+
+
+class Call:
+    """A request, and what it holds until its answer is sent: a model and tickets.
+
+    Attributes:
+        path: parameters of the path.
+        models: all models of the server.
+        store: responses that clients may continue.
+        notes: what the access log says of the call, such as the model and token counts.
+        body: of the request, as it came, if the log needs it.
+    """
+
+    def __init__(self, *, path: Mapping[str, str], models: Models, store: Store) -> None:
+        self.path = path
+        self.models = models
+        self.store = store
+        self.notes: dict[str, Any] = {}
+        self.body = b""
+        self._tickets: list[Any] = []
+        self._held = AsyncExitStack()
+
+    async def model(self, name: str | None) -> ServedModel:
+        """Return a model, loaded if necessary, which stays loaded until the call ends.
+
+        Raises:
+            ApiError: there is no such model.
+            OrtolanError: it cannot be loaded.
+        """
+        model = await self._held.enter_async_context(self.models.use(name))
+        self.notes["model"] = model.name
+        return model
+
+    async def submit(self, submit: Callable[[], list[C]]) -> list[C]:
+        """Run `submit` in a thread; the tickets that it returns are cancelled when the call ends.
+
+        If memory is short, models that no call uses are dropped first.
+        """
+        try:
+            return await self._submitted(submit)
+        except MemoryPlanError:
+            if not await self.models.drop_unused():
+                raise
+        return await self._submitted(submit)
+
+    async def _submitted(self, submit: Callable[[], list[C]]) -> list[C]:
+        work = asyncio.ensure_future(asyncio.to_thread(submit))
+        try:
+            tickets = await asyncio.shield(work)
+        except asyncio.CancelledError:
+            with suppress(Exception):  # a thread cannot be stopped, but what it submitted can
+                _cancel(await work)
+            raise
+        self._held.callback(_cancel, tickets)
+        self._tickets += tickets
+        return tickets
+
+    def texts(self) -> list[str]:
+        """Texts generated for the call, complete or not, for the log."""
+        tickets = [t for t in self._tickets if isinstance(t, Ticket | ChatTicket)]
+        return [_text(ticket) for ticket in tickets]
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        await self._held.aclose()
+
+
+def _cancel(tickets: Iterable[Cancellable]) -> None:
+    for ticket in tickets:
+        ticket.cancel()
+
+
+def _text(ticket: Ticket | ChatTicket) -> str:
+    try:
+        if isinstance(ticket, ChatTicket):
+            return ticket.reply(0).completion.text
+        return ticket.completion(0).text
+    except TimeoutError:
+        return "(unfinished)"
+    except OrtolanError as error:
+        return f"({error})"

@@ -1,0 +1,54 @@
+"""`Endpoint`: one route as data, for the router, the decoder of bodies and the OpenAPI document."""
+
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from ortolan.server.call import Call
+from ortolan.server.events import EventStream
+
+__all__ = ["Answer", "Endpoint", "Text"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Text:
+    """A response that is not JSON.
+
+    Attributes:
+        text: body of the response.
+        media_type: its media type.
+    """
+
+    text: str
+    media_type: str
+
+
+Answer = msgspec.Struct | EventStream | Text | dict[str, Any]
+"""What a handler returns; a structure is sent as JSON."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Endpoint:
+    """A route.
+
+    Attributes:
+        method: HTTP method.
+        path: path of the route, with `{name}` for a parameter.
+        handler: computes the answer from a call and its decoded body.
+        summary: one line for the documentation.
+        body: structure of the body; `None` for a request without one.
+        answer: structure of the answer; `None` for free JSON or text.
+        event: structure of the events, if the endpoint can stream.
+        is_open: whether the endpoint needs no key.
+    """
+
+    method: str
+    path: str
+    handler: Callable[[Call, Any], Awaitable[Answer]]
+    summary: str
+    body: type[msgspec.Struct] | None = None
+    answer: type[msgspec.Struct] | None = None
+    event: Any = None
+    is_open: bool = False

@@ -1,0 +1,284 @@
+"""Runs an endpoint: reads the body, watches the connection, sends the answer."""
+
+import asyncio
+import logging
+from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
+from contextlib import aclosing
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from ortolan.runtime.errors import shown
+from ortolan.server.call import Call
+from ortolan.server.endpoints import Answer, Endpoint, Text
+from ortolan.server.errors import ApiError, api_error, error_body
+from ortolan.server.events import KEEP_ALIVE, EventStream, event
+from ortolan.server.models import Models
+from ortolan.server.settings import Settings
+from ortolan.server.store import Store
+
+__all__ = ["EndpointApp", "error_response"]
+
+log = logging.getLogger("ortolan.server")
+
+KEEP_ALIVE_S = 15.0
+"""Seconds without an event after which a comment is sent."""
+
+Scope = MutableMapping[str, Any]
+Receive = Any
+Send = Any
+
+
+class ClientGoneError(Exception):
+    """The client closed the connection, or does not read."""
+
+
+class _OutOfTimeError(Exception):
+    """The time for a request is up."""
+
+
+class EndpointApp:
+    """ASGI application of one endpoint.
+
+    If the client disconnects or the time is up, the handler's task is cancelled, and with it the
+    tickets of the call.
+    """
+
+    def __init__(
+        self, endpoint: Endpoint, models: Models, store: Store, settings: Settings
+    ) -> None:
+        self._endpoint = endpoint
+        self._models = models
+        self._store = store
+        self._settings = settings
+        self._decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request."""
+        reply = _Reply(send, self._settings.write_timeout_s)
+        call = Call(path=scope.get("path_params", {}), models=self._models, store=self._store)
+        scope.setdefault("state", {})["call"] = call
+        try:
+            body = await self._read(call, scope, receive)
+            await self._watch(asyncio.ensure_future(self._answer(call, body, reply)), receive)
+        except ClientGoneError:
+            call.notes["ended"] = "disconnected"
+        except _OutOfTimeError:
+            call.notes["ended"] = "timeout"
+            await reply.fail(_out_of_time(self._settings.request_timeout_s))
+        except asyncio.CancelledError:  # only the end of the server cancels this task
+            call.notes["ended"] = "stopped"
+            await reply.fail(_STOPPED)
+        except Exception as error:
+            failure = api_error(error)
+            if failure.code == "bug":
+                log.exception("bug while answering %s", self._endpoint.path)
+            await reply.fail(failure)
+
+    async def _watch(self, work: "asyncio.Task[None]", receive: Receive) -> None:
+        """Wait for the answer to be sent; cancel it if that is pointless.
+
+        Raises:
+            ClientGoneError: the client closed the connection.
+            _OutOfTimeError: the time is up.
+        """
+        gone = asyncio.ensure_future(_disconnected(receive))
+        try:
+            done, _ = await asyncio.wait(
+                {work, gone},
+                timeout=self._settings.request_timeout_s,
+                return_when=asyncio.FIRST_COMPLETED,
+            )
+        finally:
+            gone.cancel()
+            work.cancel()
+            await asyncio.gather(work, gone, return_exceptions=True)
+        if not work.cancelled():
+            work.result()
+        else:
+            raise ClientGoneError if done else _OutOfTimeError
+
+    async def _answer(self, call: Call, body: Any, reply: "_Reply") -> None:
+        async with call:
+            answer = await self._endpoint.handler(call, body)
+            await reply.send(answer)
+
+    async def _read(self, call: Call, scope: Scope, receive: Receive) -> Any:
+        """Decode the body.
+
+        Raises:
+            ApiError: it is too large, too slow, or of another media type.
+            msgspec.DecodeError: it is not valid.
+            ClientGoneError: the client closed the connection.
+        """
+        if self._decoder is None:
+            return None
+        headers = dict(scope["headers"])
+        media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
+        if media_type != b"application/json":
+            raise ApiError(
+                status=415,
+                message="Send JSON with the header Content-Type: application/json "
+                f"(got {shown(media_type.decode('latin-1'))}).",
+                code="media-type",
+            )
+        try:
+            async with asyncio.timeout(self._settings.body_timeout_s):
+                data = await _body(headers, receive, self._settings.max_body_bytes)
+        except TimeoutError:
+            raise ApiError(
+                status=408,
+                message=f"The body did not arrive within {self._settings.body_timeout_s:g} s.",
+                code="body-timeout",
+                headers={"connection": "close"},
+            ) from None
+        if self._settings.log_prompts:
+            call.body = data
+        return self._decoder.decode(data)
+
+
+class _Reply:
+    """Sends one answer, or an error."""
+
+    def __init__(self, send: Send, timeout_s: float) -> None:
+        self._raw_send = send
+        self._timeout_s = timeout_s
+        self._has_started = False
+        self._is_stream = False
+
+    async def send(self, answer: Answer) -> None:
+        """Send an answer."""
+        match answer:
+            case EventStream():
+                await self._stream(answer)
+            case Text():
+                await self._whole(200, answer.text.encode(), answer.media_type)
+            case _:
+                await self._whole(200, msgspec.json.encode(answer), "application/json")
+
+    async def fail(self, error: ApiError) -> None:
+        """Send an error; inside a stream, as its last event."""
+        try:
+            if self._is_stream:
+                await self._write({"type": "http.response.body", "body": event(error_body(error))})
+            elif not self._has_started:
+                await self._respond(error_response(error))
+        except ClientGoneError:
+            pass
+
+    async def _whole(self, status: int, body: bytes, media_type: str) -> None:
+        await self._respond(Response(body, status, media_type=media_type))
+
+    async def _respond(self, response: Response) -> None:
+        self._has_started = True
+        await response({"type": "http"}, _never, self._write)
+
+    async def _stream(self, answer: EventStream) -> None:
+        headers = [
+            (b"content-type", b"text/event-stream; charset=utf-8"),
+            (b"cache-control", b"no-cache"),
+            (b"x-accel-buffering", b"no"),
+        ]
+        async with aclosing(_with_keep_alive(answer.events)) as events:
+            # the first event before the headers, so that early errors have their own status
+            first = await anext(events, b"")
+            self._has_started = self._is_stream = True
+            await self._write({"type": "http.response.start", "status": 200, "headers": headers})
+            await self._write_part(first)
+            async for data in events:
+                await self._write_part(data)
+            await self._write({"type": "http.response.body", "body": answer.last})
+            self._is_stream = False
+
+    async def _write_part(self, data: bytes) -> None:
+        await self._write({"type": "http.response.body", "body": data, "more_body": True})
+
+    async def _write(self, message: MutableMapping[str, Any]) -> None:
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                await self._raw_send(message)
+        except (TimeoutError, OSError) as error:
+            raise ClientGoneError from error
+
+
+def error_response(error: ApiError) -> Response:
+    """The response of an error."""
+    return Response(
+        msgspec.json.encode(error_body(error)),
+        error.status,
+        headers=dict(error.headers),
+        media_type="application/json",
+    )
+
+
+async def _with_keep_alive(events: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
+    """Add a comment whenever no event comes for a while."""
+    waiting: asyncio.Future[bytes | None] | None = None
+    try:
+        while True:
+            waiting = waiting or asyncio.ensure_future(anext(events, None))
+            done, _ = await asyncio.wait({waiting}, timeout=KEEP_ALIVE_S)
+            if not done:
+                yield KEEP_ALIVE
+                continue
+            data, waiting = waiting.result(), None
+            if data is None:
+                return
+            yield data
+    finally:
+        if waiting is not None:
+            waiting.cancel()
+            await asyncio.gather(waiting, return_exceptions=True)
+
+
+async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes:
+    too_large = ApiError(
+        status=413,
+        message=f"The body must have at most {most} bytes.",
+        code="body-size",
+        headers={"connection": "close"},
+    )
+    length = headers.get(b"content-length", b"0")
+    if length.isdigit() and int(length) > most:
+        raise too_large
+    parts, size = [], 0
+    while True:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise ClientGoneError
+        parts.append(message.get("body", b""))
+        size += len(parts[-1])
+        if size > most:
+            raise too_large
+        if not message.get("more_body", False):
+            return b"".join(parts)
+
+
+async def _disconnected(receive: Receive) -> None:
+    """Return when the client has closed the connection."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def _never() -> Any:
+    raise RuntimeError("responses do not read the request")
+
+
+def _out_of_time(seconds: float) -> ApiError:
+    return ApiError(
+        status=504,
+        message=f"The request took longer than {seconds:g} s. Ask for fewer tokens.",
+        type="server_error",
+        code="request-timeout",
+        headers={"x-should-retry": "false"},
+    )
+
+
+_STOPPED = ApiError(
+    status=503,
+    message="The server is stopping. Send the request again.",
+    type="server_error",
+    code="stopping",
+    headers={"connection": "close", "retry-after": "1"},
+)

@@ -1,0 +1,239 @@
+"""`Models`: the bundles of a server, loaded when they are needed."""
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ortolan.runtime import Manifest, load, open_bundle
+from ortolan.runtime.errors import BundleKindError, MemoryPlanError
+from ortolan.runtime.serving.service import ServeOptions
+from ortolan.server.errors import ApiError
+
+__all__ = ["Models", "ServedModel"]
+
+log = logging.getLogger("ortolan.server")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServedModel:
+    """A loaded bundle and its service.
+
+    Attributes:
+        name: name that requests use.
+        model: a `Decoder`, an `Encoder` or a `Seq2Seq`.
+        service: generates or computes for many calls at once.
+        fingerprint: changes with the bundle and with the mode of the service.
+    """
+
+    name: str
+    model: Any
+    service: Any
+    fingerprint: str
+
+    @property
+    def kind(self) -> str:
+        """Kind of the bundle."""
+        kind: str = self.model.kind
+        return kind
+
+    def expect(self, *kinds: str, what: str) -> None:
+        """Raise ApiError unless the bundle is of one of these kinds."""
+        if self.kind not in kinds:
+            raise ApiError(
+                status=400,
+                message=f"The model {self.name!r} cannot {what}: its bundle is of the kind "
+                f"{self.kind!r}. Choose another from /v1/models.",
+                code=BundleKindError.code,
+                param="model",
+            )
+
+
+class Models:
+    """Bundles by name. One loads at a time; unused ones are dropped when memory is short.
+
+    Args:
+        bundles: folders by name, at least one.
+        load_options: of `ortolan.load`.
+        serve_options: of `serve`.
+        shutdown_timeout_s: seconds that `close` waits for running requests.
+
+    Raises:
+        BundleError: a folder holds no bundle, or a broken one.
+    """
+
+    def __init__(
+        self,
+        bundles: Mapping[str, Path],
+        *,
+        load_options: Mapping[str, Any],
+        serve_options: Mapping[str, Any],
+        shutdown_timeout_s: float,
+    ) -> None:
+        self._bundles = dict(bundles)
+        self._manifests = {name: open_bundle(path).manifest for name, path in bundles.items()}
+        self._load_options = dict(load_options)
+        self._serve_options = dict(serve_options)
+        self._shutdown_timeout_s = shutdown_timeout_s
+        self._loaded: dict[str, ServedModel] = {}  # least recently used first
+        self._users: dict[str, int] = dict.fromkeys(bundles, 0)
+        self._loading: dict[str, asyncio.Task[None]] = {}
+        self._lock = asyncio.Lock()  # one bundle at a time is loaded or dropped
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of all bundles."""
+        return tuple(self._bundles)
+
+    @property
+    def loaded(self) -> tuple[ServedModel, ...]:
+        """Bundles in memory."""
+        return tuple(self._loaded.values())
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether a bundle is loaded."""
+        return bool(self._loaded)
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether a bundle is in memory."""
+        return name in self._loaded
+
+    def created(self, name: str) -> int:
+        """Unix time of a bundle's manifest."""
+        return int((self._bundles[name] / "manifest.json").stat().st_mtime)
+
+    def manifest(self, name: str) -> Manifest:
+        """Manifest of a bundle.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        if name not in self._bundles:
+            raise ApiError(
+                status=404,
+                message=f"There is no model {name[:100]!r}. Models: {', '.join(self._bundles)}.",
+                code="model_not_found",
+                param="model",
+            )
+        return self._manifests[name]
+
+    async def load_first(self) -> None:
+        """Load the first bundle.
+
+        Raises:
+            OrtolanError: it cannot be loaded.
+        """
+        async with self.use(self.names[0]):
+            pass
+
+    @asynccontextmanager
+    async def use(self, name: str | None) -> AsyncIterator[ServedModel]:
+        """Load a bundle if necessary, and keep it loaded inside the `async with`.
+
+        Args:
+            name: of the bundle; `None` if the server has only one.
+
+        Raises:
+            ApiError: there is no such model.
+            OrtolanError: it cannot be loaded.
+        """
+        chosen = self._named(name)
+        self._users[chosen] += 1
+        try:
+            yield await self._get(chosen)
+        finally:
+            self._users[chosen] -= 1
+
+    async def drop_unused(self) -> bool:
+        """Drop the loaded models that no call uses. Returns whether there were any."""
+        async with self._lock:
+            unused = [name for name in self._loaded if not self._users[name]]
+            for name in unused:
+                await self._drop(name)
+        return bool(unused)
+
+    async def close(self) -> None:
+        """Finish or cancel what runs, and drop all models."""
+        async with self._lock:
+            for name in list(self._loaded):
+                await self._drop(name)
+
+    def _named(self, name: str | None) -> str:
+        if name is None:
+            if len(self._bundles) > 1:
+                raise ApiError(
+                    status=400,
+                    message=f"Name a model. Models: {', '.join(self._bundles)}.",
+                    code="model-missing",
+                    param="model",
+                )
+            return self.names[0]
+        self.manifest(name)
+        return name
+
+    async def _get(self, name: str) -> ServedModel:
+        if name not in self._loaded:
+            if name not in self._loading:
+                load = self._loading[name] = asyncio.create_task(self._load(name))
+                load.add_done_callback(lambda done: self._end_of_load(name, done))
+            # a client that leaves must not stop it: a thread cannot be stopped, and another
+            # load would begin beside it
+            await asyncio.shield(self._loading[name])
+        served = self._loaded[name] = self._loaded.pop(name)
+        return served
+
+    def _end_of_load(self, name: str, done: "asyncio.Task[None]") -> None:
+        del self._loading[name]
+        if not done.cancelled() and done.exception() is not None:
+            log.warning("%s did not load: %s", name, done.exception())
+
+    async def _load(self, name: str) -> None:
+        """Load a bundle; while memory is short, drop the least recently used one."""
+        async with self._lock:
+            while name not in self._loaded:
+                try:
+                    self._loaded[name] = await asyncio.to_thread(self._open, name)
+                except MemoryPlanError:
+                    unused = next((n for n in self._loaded if not self._users[n]), None)
+                    if unused is None:
+                        raise
+                    await self._drop(unused)
+
+    def _open(self, name: str) -> ServedModel:
+        start = time.monotonic()
+        model = load(self._bundles[name], **self._load_options)
+        service = _service(model, self._serve_options)
+        mode = self._serve_options.get("mode", "exact")
+        log.info("loaded %s in %.1f s", name, time.monotonic() - start)
+        return ServedModel(
+            name=name,
+            model=model,
+            service=service,
+            fingerprint=f"fp_{model.identity[:16]}_{mode}",
+        )
+
+    async def _drop(self, name: str) -> None:
+        served = self._loaded.pop(name)
+        await asyncio.to_thread(served.service.close, self._shutdown_timeout_s)
+        del served
+        gc.collect()  # frees the sessions now; a model and its parts refer to each other
+        log.info("dropped %s", name)
+
+
+_OPTIONS_OF_KIND = {
+    "decoder": ServeOptions.__optional_keys__,
+    "encoder": {"queue"},
+    "encoder-decoder": {"slots", "queue"},
+}
+"""Options of `serve` by kind of bundle."""
+
+
+def _service(model: Any, options: Mapping[str, Any]) -> Any:
+    allowed = _OPTIONS_OF_KIND[model.kind]
+    return model.serve(**{name: value for name, value in options.items() if name in allowed})

@@ -1,0 +1,61 @@
+"""`Settings`: what a server serves, to whom, and within which limits."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ortolan.runtime.loading import LoadOptions
+    from ortolan.runtime.serving.service import ServeOptions
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of a server.
+
+    Attributes:
+        bundles: folders by model name. The first one is loaded at once, the others when a request
+            names them.
+        keys: API keys; with none, requests need no key.
+        hosts: names that the `Host` header may have, without port; with none, any. Protects a
+            server on this machine from web pages that resolve their name to it.
+        origins: web origins whose pages may call the server, such as `https://example.org`.
+        root_path: path under which a proxy serves the application, such as `/llm`.
+        max_body_bytes: maximum size of a request body.
+        body_timeout_s: maximum time for a body to arrive.
+        request_timeout_s: maximum time for a request, waiting included.
+        write_timeout_s: maximum time for a client to accept what is sent.
+        shutdown_timeout_s: at shutdown, seconds until running requests are cancelled.
+        log_prompts: write bodies of requests and generated texts to the log.
+        max_stored_responses: number of responses to keep for clients that ask for it.
+        max_stored_bytes: maximum size of all of them; the least recently used are dropped.
+        load: options of `ortolan.load`.
+        serve: options of `Decoder.serve`.
+    """
+
+    bundles: Mapping[str, Path]
+    keys: frozenset[str] = frozenset()
+    hosts: frozenset[str] = frozenset()
+    origins: tuple[str, ...] = ()
+    root_path: str = ""
+    max_body_bytes: int = 4 << 20
+    body_timeout_s: float = 30.0
+    request_timeout_s: float = 600.0
+    write_timeout_s: float = 60.0
+    shutdown_timeout_s: float = 10.0
+    log_prompts: bool = False
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 << 20
+    load: "LoadOptions" = field(default_factory=lambda: _no_load_options())
+    serve: "ServeOptions" = field(default_factory=lambda: _no_serve_options())
+
+
+def _no_load_options() -> "LoadOptions":
+    return {}
+
+
+def _no_serve_options() -> "ServeOptions":
+    return {}

@@ -1,0 +1,57 @@
+"""A server in a thread of this process, on a free port."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Iterator, Set
+from contextlib import contextmanager
+
+import uvicorn
+
+from ortolan.server.app import build_app
+from ortolan.server.models import Models
+from ortolan.server.run import uvicorn_config
+from ortolan.server.settings import Settings
+
+__all__ = ["LiveServer", "live_server"]
+
+
+class LiveServer:
+    """A running server.
+
+    Attributes:
+        port: it listens on.
+        models: that it serves.
+        connections: that are open.
+    """
+
+    def __init__(self, port: int, models: Models, connections: Set[object]) -> None:
+        self.port = port
+        self.models = models
+        self.connections = connections
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+
+@contextmanager
+def live_server(settings: Settings) -> Iterator[LiveServer]:
+    """Run a server; at the end it finishes or cancels what runs."""
+    app = build_app(settings)
+    server = uvicorn.Server(uvicorn_config(app, settings, host="127.0.0.1", port=0))
+    server.install_signal_handlers = lambda: None  # type: ignore[attr-defined]
+    thread = threading.Thread(target=lambda: asyncio.run(server.serve()), daemon=True)
+    thread.start()
+    until = time.monotonic() + 60
+    while not server.started:
+        assert thread.is_alive(), "the server did not start"
+        assert time.monotonic() < until
+        time.sleep(0.01)
+    port: int = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield LiveServer(port, app.state.models, server.server_state.connections)
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()

@@ -1,0 +1,227 @@
+"""The chat page in headless Chromium, with a live server behind a gateway that can misbehave."""
+
+import json
+import math
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx2
+import pytest
+from tests.server.live import LiveServer, live_server
+
+from ortolan.server import Settings
+
+HOST = Path(__file__).parents[3] / "hosts" / "js"  # has puppeteer-core
+DRIVER = Path(__file__).parent / "browser.mjs"
+FILES = Path(__file__).parents[3] / "src" / "ortolan" / "server" / "page" / "files"
+KEY = "sk-ünique"
+HTML = '<img src=x onerror="hacked=1"><b>bold</b><script>hacked=1</script>'
+
+
+def test_files_refer_to_no_absolute_address() -> None:
+    for path in FILES.iterdir():
+        text = path.read_text().replace("http://www.w3.org/2000/svg", "")
+        assert not any(part in text for part in ("http:", "https:", '"//', '="/', '("/')), path.name
+
+
+@pytest.mark.parametrize(
+    ("path", "media_type"),
+    [
+        ("/", "text/html; charset=utf-8"),
+        ("/page.js", "text/javascript; charset=utf-8"),
+        ("/style.css", "text/css; charset=utf-8"),
+        ("/icon.svg", "image/svg+xml"),
+    ],
+)
+def test_media_types(client: httpx2.Client, path: str, media_type: str) -> None:
+    response = client.get(path)
+    assert response.headers["content-type"] == media_type
+    assert response.headers["content-security-policy"].startswith("default-src 'self';")
+
+
+@pytest.fixture(scope="module")
+def keyed(bundles: dict[str, Path]) -> Iterator[LiveServer]:
+    settings = Settings(
+        bundles={"fp32": bundles["fp32"]}, keys=frozenset({KEY}), load={"threads": 1}
+    )
+    with live_server(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def results(
+    server: LiveServer, keyed: LiveServer, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, Any]:
+    """What the driver saw."""
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium. Run `make software-gpu`, which installs Debian's")
+    if shutil.which("node") is None or shutil.which("npm") is None:
+        pytest.skip("no Node. Install node 20 or newer, with npm")
+    if not (HOST / "node_modules" / "puppeteer-core").exists():
+        install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+        done = subprocess.run(install, cwd=HOST, capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            pytest.skip(f"npm ci failed: {done.stderr.strip()[-300:]}")
+    folder = tmp_path_factory.mktemp("pictures")
+    command = ["node", str(DRIVER), chromium, server.url, keyed.url, KEY, str(folder)]
+    done = subprocess.run(command, cwd=HOST, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    seen: dict[str, Any] = json.loads(done.stdout)
+    seen["pictures"] = sorted(path.stem for path in folder.iterdir())
+    return seen
+
+
+@pytest.mark.slow
+def test_the_page_shows_what_the_server_answers(
+    results: dict[str, Any], client: httpx2.Client
+) -> None:
+    live = results["live"]
+    body = json.loads(results["seen"]["Hello."]["body"])
+    assert [message["role"] for message in body["messages"]] == ["system", "user"]
+    assert body["temperature"] == 0
+    answer = client.post(
+        "/v1/chat/completions", json={**body, "stream": False, "stream_options": None}
+    ).json()
+    (choice,) = answer["choices"]
+    assert live["answer"]["content"] == [choice["message"]["content"]]
+    tokens = choice["logprobs"]["content"]
+    assert len(tokens) == 12
+    assert live["answer"]["note"] == ["Stopped at the maximum of 12 tokens."]
+    assert len(live["hints"]) == len(tokens)
+    for rows, token in zip(live["hints"], tokens, strict=True):
+        (chosen,) = [row for row in rows if row["isChosen"]]
+        assert chosen["share"] == share(token["logprob"])
+        assert [row["share"] for row in rows[:5]] == [
+            share(top["logprob"]) for top in token["top_logprobs"]
+        ]
+    assert "12 tokens · " in live["figures"][0]
+    assert "tokens/s · first after" in live["figures"][0]
+    assert live["again"] == live["second"]["content"]
+    assert (live["turns"], live["left"]) == (2, 0)
+    assert [model["value"] for model in live["models"]] == ["fp32", "int4"]
+
+
+def share(logprob: float) -> str:
+    probability = math.exp(logprob)
+    return "< 0.1 %" if probability < 0.001 else f"{100 * probability:.1f} %"
+
+
+@pytest.mark.slow
+def test_stop_ends_the_request_and_keeps_the_text(results: dict[str, Any]) -> None:
+    stop = results["stop"]
+    assert stop["during"]["hint"] == [{"text": "word0␣", "share": "60.7 %", "isChosen": True}]
+    assert "Stop" in stop["during"]["buttons"]
+    assert "Send" not in stop["during"]["buttons"]
+    assert len(stop["during"]["busy"]) == 1
+    assert stop["note"] == ["Stopped."]
+    assert stop["content"][0].startswith("word0 word1 word2")
+    assert len(stop["content"][0]) < 1000
+    assert results["seen"]["slow"]["written"] == "part"
+    question, answer, _ = stop["following"]
+    assert (question["content"], answer["content"]) == ("slow", stop["content"][0])
+
+
+@pytest.mark.slow
+def test_everything_works_by_keyboard(results: dict[str, Any]) -> None:
+    keyboard, tokens = results["keyboard"], results["tokens"]
+    assert keyboard["start"] == "prompt"
+    assert keyboard["lines"] == "sl\n"
+    assert keyboard["stopped"] == ["Stopped."]
+    order = ["new", "token", "copy", "again", "prompt", "system", "temperature", "limit", "shade"]
+    assert keyboard["walk"][: len(order)] == order
+    assert (tokens["first"], tokens["second"]) == ("word0 ", "word1 ")
+    assert tokens["hint"][0]["text"] == "word1␣"
+    assert tokens["closed"] == []
+    assert tokens["stops"] == 1
+
+
+@pytest.mark.slow
+def test_html_stays_text(results: dict[str, Any]) -> None:
+    html = results["text"]["html"]
+    assert html["hacked"] == results["errors"]["hacked"] == 0
+    assert html["elements"] == 0
+    assert html["blocks"] == [["DIV", "", f"{HTML}\n"], ["PRE", "html", f"{HTML}\n"]]
+    assert html["reasoning"] == [HTML]
+    assert html["calls"] == [f'{HTML}({{"city": "{HTML}"}})']
+    assert results["errors"]["errors"]["failing"][1] == f"It broke: {HTML}"
+
+
+@pytest.mark.slow
+def test_fences_become_boxes(results: dict[str, Any]) -> None:
+    assert results["text"]["fences"] == [
+        ["DIV", "", "See:\n"],
+        ["PRE", "python", "if x:\n  ```y\n"],
+        *(["DIV", "", line] for line in ("Done ```.\n", "1\n", "\n", "2")),
+    ]
+    assert "```python\nif x:" in results["text"]["copied"]
+
+
+@pytest.mark.slow
+def test_each_token_gets_its_own_text(results: dict[str, Any]) -> None:
+    text = results["text"]
+    assert text["thinking"] == ["Hm.", "Yes ", "🐦", "."]
+    assert [row["text"] for row in text["halves"]] == ["f0 9f", "90 a6"]
+    assert [(row["text"], row["isChosen"]) for row in text["missing"]] == [
+        ("␣", False),
+        ("!", False),
+        (".", True),
+    ]
+    assert text["bands"] == ["0", "0", "3"]
+    assert not text["isOpen"]
+
+
+@pytest.mark.slow
+def test_errors_are_shown_in_words(results: dict[str, Any]) -> None:
+    errors = results["errors"]
+    assert {name: headline for name, (headline, _) in errors["errors"].items()} == {
+        "context": "The conversation does not fit the context",
+        "invalid": "The request failed",
+        "crash": "The request failed",
+        "gone": "The server does not answer",
+        "broken": "The answer is not complete",
+        "failing": "The request failed",
+    }
+    assert errors["errors"]["context"][1] == "The message of context."
+    assert errors["kept"] == ["Half an", "Half an"]
+    assert errors["shown"] == ["broken", "failing"]  # the others got no answer and were replaced
+    assert errors["status"] == ["The server is busy. Next try in 1 s"]
+    assert results["seen"]["full"]["calls"] == 3
+    assert (errors["again"], errors["alone"]) == (1, 1)
+
+
+@pytest.mark.slow
+def test_a_key_is_asked_for_and_kept_in_the_tab(results: dict[str, Any]) -> None:
+    key = results["key"]
+    assert key["cancelled"] == ["The server needs a key"]
+    assert key["answer"]["content"][0]
+    assert key["stored"] == [1, 0]
+
+
+@pytest.mark.slow
+def test_a_narrow_dark_window(results: dict[str, Any]) -> None:
+    narrow = results["narrow"]
+    assert max(narrow["widths"]) <= 0
+    assert narrow["box"]["left"] >= 0
+    assert narrow["box"]["right"] <= 360
+    assert narrow["before"] == []
+    assert narrow["dark"] != narrow["light"]
+
+
+@pytest.mark.slow
+def test_no_request_leaves_the_server_and_no_rule_is_broken(
+    results: dict[str, Any], keyed: LiveServer
+) -> None:
+    origins = {urlsplit(url)._replace(path="").geturl() for url in results["requests"]}
+    gateway = urlsplit(results["requests"][0])
+    assert origins == {f"http://{gateway.netloc}", keyed.url}
+    paths = {urlsplit(url).path for url in results["requests"] if gateway.netloc in url}
+    assert all(path.startswith("/llm/") for path in paths)
+    assert all(problem.startswith("Failed to load") for problem in results["problems"])
+    assert results["pictures"] == [
+        *("empty", "error", "hover", "key", "narrow", "narrow-settings", "streaming")
+    ]

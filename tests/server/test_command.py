@@ -1,0 +1,210 @@
+"""`ortolan serve`: its start, its errors and its end."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.cli.conftest import REPOSITORY, error_line, run_here
+
+from ortolan.cli import serve
+from ortolan.server import Settings
+from ortolan.server import run as run_module
+
+ENDLESS = {"prompt": "abc", "max_tokens": 150, "ignore_eos": True, "n": 8, "logprobs": 5}
+
+
+class Started:
+    """A running `ortolan serve`."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process = process
+        self.lines: list[str] = []
+        assert process.stderr is not None
+        for line in process.stderr:
+            self.lines.append(line)
+            if found := re.search(r"listening on (http://\S+)", line):
+                self.url = found[1]
+                break
+        else:
+            raise AssertionError("".join(self.lines))
+        self.rest = threading.Thread(target=lambda: self.lines.extend(process.stderr or ()))
+        self.rest.start()
+
+    def stop(self, number: signal.Signals) -> int:
+        """Send a signal and return the exit status; `lines` are then complete."""
+        self.process.send_signal(number)
+        status = self.process.wait(60)
+        self.rest.join()
+        return status
+
+
+@contextmanager
+def started(*arguments: str | Path, **environment: str) -> Iterator[Started]:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "ortolan", "serve", "--port", "0", "--threads", "1"]
+        + [str(argument) for argument in arguments],
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=REPOSITORY,
+        env=os.environ | {"PYTHONPATH": "src", **environment},
+    )
+    with process:
+        try:
+            server = Started(process)
+            yield server
+            server.rest.join(60)
+        finally:
+            process.kill()
+
+
+@pytest.fixture
+def settings(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
+    """Settings of the servers that the test starts, which then do not run."""
+    made: list[Settings] = []
+    monkeypatch.setattr(run_module, "run", lambda settings, **_: made.append(settings))
+    return made
+
+
+def test_a_server_says_where_it_listens_and_ends_well(bundles: dict[str, Path]) -> None:
+    with started(f"a={bundles['fp32']}", "--log-prompts") as server:
+        body = {"prompt": "one\ntwo", "max_tokens": 3}
+        response = httpx2.post(f"{server.url}/v1/completions", json=body, trust_env=False)
+        assert response.status_code == 200
+        assert server.stop(signal.SIGTERM) == 0
+    (line,) = [line for line in server.lines if "/v1/completions" in line]
+    assert r"one\\ntwo" in line  # escaped by JSON, then by the log
+    assert f"answer={response.json()['choices'][0]['text']!r}" in line
+    assert "stopping" in "".join(server.lines)
+    assert "Traceback" not in "".join(server.lines)
+
+
+def stopped_while_running(server: Started, body: dict[str, Any]) -> tuple[int, str]:
+    """Status and text of a request that is running when the server is told to stop."""
+    with ThreadPoolExecutor(1) as pool, httpx2.Client(trust_env=False, timeout=60) as client:
+        answer = pool.submit(client.post, f"{server.url}/v1/completions", json=body)
+        while "requests_running" + '{model="fp32"} 0' in client.get(f"{server.url}/metrics").text:
+            time.sleep(0.01)
+        server.process.send_signal(signal.SIGTERM)
+        response = answer.result(60)
+    assert server.process.wait(60) == 0
+    return response.status_code, response.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_finishes_what_ends_in_time(bundles: dict[str, Path], stream: bool) -> None:
+    with started(bundles["fp32"]) as server:
+        status, text = stopped_while_running(server, {**ENDLESS, "stream": stream})
+    assert status == 200
+    assert text.rstrip().endswith("[DONE]" if stream else "}")
+    assert "error" not in text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_stop_ends_the_rest_with_an_error(bundles: dict[str, Path], stream: bool) -> None:
+    options = ("--shutdown-timeout", "1", "--slots", "1", "--queue", "200")
+    with started(bundles["fp32"], *options) as server:
+        status, text = stopped_while_running(server, {**ENDLESS, "stream": stream, "n": 200})
+    last = [line for line in text.splitlines() if line][-1].removeprefix("data: ")
+    assert status == (200 if stream else 503)
+    assert json.loads(last)["error"]["code"] == "stopping"
+    assert "ended=stopped" in "".join(server.lines)
+    assert "Traceback" not in "".join(server.lines)
+
+
+def test_a_taken_port_is_an_error_of_one_line(bundles: dict[str, Path]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        port = other.getsockname()[1]
+        line = error_line("serve", bundles["fp32"], "--port", str(port))
+    assert f"port {port}" in line
+    assert "--port" in line
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (["no/such/bundle"], "no/such/bundle"),
+        (["BUNDLE", "BUNDLE"], "Two bundles are called"),
+        (["BUNDLE", "--port", "70000"], "--port"),
+        (["BUNDLE", "--host", "192.0.2.1", "--insecure", "--port", "0"], "192.0.2.1"),
+        (["BUNDLE", "--slots", "0", "--port", "0"], "slots"),
+        (["BUNDLE", "--allow-origin", "*"], "https://example.org"),
+        (["BUNDLE", "--allow-origin", "https://a.example/path"], "https://example.org"),
+        (["BUNDLE", "--root-path", "llm"], "must start with /"),
+        (["BUNDLE", "--request-timeout", "0"], "--request-timeout"),
+        (["BUNDLE", "--key-file", "EMPTY"], "holds no key"),
+        (["BUNDLE", "--key-file", "BINARY"], "UTF-8"),
+    ],
+)
+def test_mistakes_are_errors_of_one_line(
+    bundles: dict[str, Path], tmp_path: Path, arguments: list[str], expected: str
+) -> None:
+    files = {"BUNDLE": bundles["fp32"], "EMPTY": tmp_path / "e", "BINARY": tmp_path / "b"}
+    files["EMPTY"].write_text("\n \n")
+    files["BINARY"].write_bytes(b"\xff\xfe")
+    assert expected in error_line("serve", *(files.get(word, word) for word in arguments))
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my-machine"])
+def test_other_machines_need_a_key(
+    bundles: dict[str, Path], host: str, settings: list[Settings], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = ("serve", bundles["fp32"], "--host", host)
+    assert "--insecure" in error_line(*command)
+    monkeypatch.setenv(serve.KEYS_VARIABLE, " ")  # a blank variable is no key
+    assert "--insecure" in error_line(*command)
+    assert settings == []
+    assert run_here(*command, "--insecure").returncode == 0
+    monkeypatch.setenv(serve.KEYS_VARIABLE, "secret")
+    assert run_here(*command).returncode == 0
+    assert [made.keys for made in settings] == [frozenset(), {"secret"}]
+
+
+@pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "::1"])
+def test_this_machine_needs_none_and_has_only_its_own_names(
+    bundles: dict[str, Path], host: str, settings: list[Settings]
+) -> None:
+    options: list[Any] = ["--host", host, "--allow-host", "Box.Local"]
+    assert run_here("serve", bundles["fp32"], *options).returncode == 0
+    assert settings[0].keys == frozenset()
+    assert settings[0].hosts == {"localhost", "127.0.0.1", "::1", "box.local"}
+    assert settings[0].origins == ()
+    assert not settings[0].log_prompts
+
+
+def test_keys_come_from_a_file_and_the_environment(
+    bundles: dict[str, Path],
+    tmp_path: Path,
+    settings: list[Settings],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv(serve.KEYS_VARIABLE, "three")
+    file = tmp_path / "keys"
+    file.write_text("one\n\n  two  \n")
+    options = ("--key-file", file, "--allow-origin", "HTTPS://A.example/".lower())
+    assert run_here("serve", bundles["fp32"], *options).returncode == 0
+    assert settings[0].keys == {"one", "two", "three"}
+    assert settings[0].origins == ("https://a.example",)
+
+
+def test_help_shows_ten_options_and_the_rest_on_request() -> None:
+    main = run_here("serve", "--help").stdout.decode()
+    assert main.count("\n  --") <= 10
+    assert "--queue" not in main
+    everything = run_here("serve", "--help-all").stdout.decode()
+    for option in serve.command.params:
+        assert not option.opts[0].startswith("--") or option.opts[0] in everything

@@ -1,0 +1,182 @@
+"""Clients that leave, wait or come in crowds."""
+
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.server.live import LiveServer, live_server
+
+from ortolan.server import Settings
+
+LONG: dict[str, Any] = {"prompt": "abc " * 8, "max_tokens": 180, "ignore_eos": True, "seed": 1}
+MESSAGES = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 150}
+
+
+@pytest.fixture
+def small(bundles: dict[str, Path]) -> Iterator[LiveServer]:
+    settings = Settings(
+        bundles={"fp32": bundles["fp32"]}, load={"threads": 1}, serve={"slots": 2, "queue": 2}
+    )
+    with live_server(settings) as running:
+        yield running
+
+
+def stats(server: LiveServer) -> Any:
+    return server.models.loaded[0].service.stats()
+
+
+def wait_until(condition: Any) -> None:
+    until = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+def hold_slots(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
+    """Stop the worker before its next round until the event is set."""
+    gate = threading.Event()
+    worker = server.models.loaded[0].service._worker
+    take = worker._take_commands
+
+    def held(*, is_busy: bool) -> Any:
+        commands = take(is_busy=is_busy)
+        gate.wait(30)
+        return commands
+
+    monkeypatch.setattr(worker, "_take_commands", held)
+    return gate
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
+def test_a_client_that_leaves_stops_its_request_alone(
+    small: LiveServer, path: str, stream: bool
+) -> None:
+    body = {**LONG, "stream": stream}
+    if "chat" in path:
+        body = {**MESSAGES, "ignore_eos": True, "stream": stream}
+    data = json.dumps(body).encode()
+    head = (
+        f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+        f"Content-Length: {len(data)}\r\n\r\n"
+    )
+    answers: list[Any] = []
+    other = threading.Thread(
+        target=lambda: answers.append(
+            httpx2.post(f"{small.url}/v1/completions", json=LONG, timeout=60, trust_env=False)
+        )
+    )
+    with socket.create_connection(("127.0.0.1", small.port)) as connection:
+        connection.sendall(head.encode() + data)
+        if stream:
+            connection.recv(10)
+        else:
+            wait_until(lambda: stats(small).running)
+        other.start()
+    wait_until(lambda: stats(small).running + stats(small).waiting == 0 and not other.is_alive())
+    assert answers[0].json()["usage"]["completion_tokens"] == 180
+    assert stats(small).new_tokens < 360
+
+
+def test_a_full_queue_says_when_to_come_back(
+    small: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = hold_slots(small, monkeypatch)
+    url = f"{small.url}/v1/completions"
+    threads = [
+        threading.Thread(target=lambda: httpx2.post(url, json=LONG, timeout=60, trust_env=False))
+        for _ in range(4)
+    ]
+    try:
+        for thread in threads:
+            thread.start()
+        wait_until(lambda: stats(small).waiting + stats(small).running == 4)
+        response = httpx2.post(url, json=LONG, trust_env=False)
+    finally:
+        gate.set()
+        for thread in threads:
+            thread.join()
+    assert response.status_code == 429
+    assert response.json()["error"]["code"] == "queue-full"
+    assert int(response.headers["retry-after-ms"]) > 0
+    assert int(response.headers["retry-after"]) >= 1
+
+
+def test_all_of_n_or_none(small: LiveServer) -> None:
+    url = f"{small.url}/v1/completions"
+    response = httpx2.post(url, json={**LONG, "n": 5}, trust_env=False)
+    assert response.status_code == 429
+    wait_until(lambda: stats(small).running + stats(small).waiting == 0)
+
+
+def test_time_is_limited(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(
+        bundles={"fp32": bundles["fp32"]}, load={"threads": 1}, request_timeout_s=0.3
+    )
+    with live_server(settings) as server:
+        gate = hold_slots(server, monkeypatch)
+        response = httpx2.post(f"{server.url}/v1/completions", json=LONG, trust_env=False)
+        gate.set()
+        wait_until(lambda: stats(server).running + stats(server).waiting == 0)
+    assert response.status_code == 504
+    assert response.headers["x-should-retry"] == "false"
+
+
+def test_bundles_load_when_named_and_are_dropped_for_others(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ortolan.runtime import load
+    from ortolan.runtime.errors import MemoryPlanError
+    from ortolan.server import models as module
+
+    loads: list[Path] = []
+
+    def limited(path: Path, **options: Any) -> Any:
+        """As if there were memory for one bundle."""
+        loads.append(path)
+        if len(server.models.loaded) > 0:
+            raise MemoryPlanError("no room")
+        return load(path, **options)
+
+    with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
+        monkeypatch.setattr(module, "load", limited)
+        names = [m.name for m in server.models.loaded]
+        assert names == ["fp32"]
+        body = {**LONG, "model": "int4", "max_tokens": 3}
+        response = httpx2.post(f"{server.url}/v1/completions", json=body, trust_env=False)
+        assert response.status_code == 200, response.text
+        assert [m.name for m in server.models.loaded] == ["int4"]
+    assert loads == [bundles["int4"]] * 2
+
+
+def test_a_load_blocks_no_other_model_and_survives_its_client(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ortolan.runtime import load
+    from ortolan.server import models as module
+
+    gate, loads = threading.Event(), []
+
+    def slow(path: Path, **options: Any) -> Any:
+        loads.append(path)
+        gate.wait(30)
+        return load(path, **options)
+
+    with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
+        monkeypatch.setattr(module, "load", slow)
+        url = f"{server.url}/v1/completions"
+        body = {**LONG, "model": "int4", "max_tokens": 3}
+        for _ in range(2):
+            with pytest.raises(httpx2.ReadTimeout):
+                httpx2.post(url, json=body, timeout=0.3, trust_env=False)
+        other = {**body, "model": "fp32"}
+        assert httpx2.post(url, json=other, trust_env=False).status_code == 200
+        gate.set()
+        assert httpx2.post(url, json=body, timeout=30, trust_env=False).status_code == 200
+        assert loads == [bundles["int4"]]

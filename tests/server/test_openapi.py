@@ -1,0 +1,48 @@
+"""The document of the interface, and the endpoints that need no model."""
+
+import httpx2
+
+
+def test_the_document_names_every_endpoint(client: httpx2.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    assert "post" in document["paths"]["/v1/chat/completions"]
+    assert document["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["name"] == "model"
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatBody"]["properties"]["messages"]["type"] == "array"
+    assert schemas["ChatBody"]["additionalProperties"] is False
+    for path in document["paths"].values():
+        for operation in path.values():
+            is_open = "security" not in operation
+            assert is_open == (operation["operationId"] in {
+                "get_health", "get_ready", "get_openapi_json"
+            })  # fmt: skip
+
+
+def test_paths_and_methods_that_do_not_exist(client: httpx2.Client) -> None:
+    assert client.get("/v1/nothing").status_code == 404
+    assert client.post("/v1/nothing").json()["error"]["code"] == "no-such-path"
+    response = client.get("/v1/chat/completions")
+    assert response.status_code == 405
+    assert response.headers["allow"] == "POST"
+
+
+def test_metrics_count_tokens(client: httpx2.Client) -> None:
+    client.post("/v1/completions", json={"model": "fp32", "prompt": "abc", "max_tokens": 3})
+    text = client.get("/metrics").text
+    assert 'ortolan_slots{model="fp32"} 4' in text
+    line = next(line for line in text.splitlines() if line.startswith("ortolan_new_tokens_total"))
+    assert float(line.rpartition(" ")[2]) >= 3
+    assert "# TYPE ortolan_new_tokens_total counter" in text
+
+
+def test_tokens_and_text(client: httpx2.Client) -> None:
+    body = {"model": "fp32", "content": "Hi there"}
+    tokens = client.post("/tokenize", json=body).json()
+    assert tokens["count"] == len(tokens["tokens"]) > 0
+    back = client.post("/detokenize", json={"model": "fp32", "tokens": tokens["tokens"]}).json()
+    assert back == {"content": "Hi there"}
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = client.post("/tokenize", json={"model": "fp32", "messages": messages}).json()
+    assert chat["count"] > 2
+    assert client.post("/tokenize", json={"model": "fp32"}).status_code == 400

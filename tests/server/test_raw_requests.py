@@ -1,0 +1,241 @@
+"""Requests that no client library sends: malformed, ambiguous, slow or unread."""
+
+import json
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from tests.server.live import LiveServer, live_server
+
+from ortolan.server import Settings, run
+from ortolan.server.security import LOCAL_HOSTS
+
+BODY = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
+POST = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+
+
+@pytest.fixture(scope="module")
+def server(bundles: dict[str, Path]) -> Iterator[LiveServer]:
+    settings = Settings(
+        bundles={"fp32": bundles["fp32"]},
+        keys=frozenset({"sk-one"}),
+        hosts=LOCAL_HOSTS,
+        write_timeout_s=0.5,
+        load={"threads": 1},
+    )
+    with live_server(settings) as running:
+        yield running
+
+
+@contextmanager
+def connected(server: LiveServer) -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", server.port), timeout=10) as connection:
+        yield connection
+
+
+def received(connection: socket.socket) -> bytes:
+    """Everything until the server closes the connection."""
+    parts = []
+    try:
+        while part := connection.recv(1 << 16):
+            parts.append(part)
+    except ConnectionResetError:
+        pass
+    return b"".join(parts)
+
+
+def answer(server: LiveServer, request: bytes | str) -> bytes:
+    data = request.encode() if isinstance(request, str) else request
+    with connected(server) as connection:
+        connection.sendall(data)
+        return received(connection)
+
+
+def statuses(answers: bytes) -> list[int]:
+    return [int(part[:3]) for part in answers.split(b"HTTP/1.1 ")[1:]]
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Content-Length: 5\r\nContent-Length: 6\r\n",
+        "Content-Length: 5, 6\r\n",
+        "Content-Length: +5\r\n",
+        "Content-Length: -1\r\n",
+        "Content-Length: 0x5\r\n",
+        "Content-Length: " + "9" * 5000 + "\r\n",
+        "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding: chunked\r\nContent-Length: 5\r\n",
+        "Transfer-Encoding: identity, chunked\r\n",
+        "Transfer-Encoding: xchunked\r\n",
+        "Transfer-Encoding : chunked\r\n",
+        "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
+        "Transfer-Encoding:\x0bchunked\r\n",
+        "Host: localhost\r\n",
+        "X-Null: a\x00b\r\n",
+    ],
+)
+def test_ambiguous_requests_are_rejected_and_end_the_connection(
+    server: LiveServer, head: str
+) -> None:
+    hidden = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    request = f"{POST}Authorization: Bearer sk-one\r\n{head}\r\n".encode() + hidden
+    assert statuses(answer(server, request)) == [400]
+
+
+def test_an_absurd_length_is_rejected_before_the_body(server: LiveServer) -> None:
+    for length in (10**9, 10**18):
+        head = f"{POST}Authorization: Bearer sk-one\r\nContent-Length: {length}\r\n\r\n"
+        start = time.monotonic()
+        assert statuses(answer(server, head)) == [413]
+        assert time.monotonic() < start + 5
+
+
+def test_long_headers_are_rejected(server: LiveServer) -> None:
+    long = "a" * 1_000_000
+    for head in (f"GET /{long} HTTP/1.1\r\n", f"GET / HTTP/1.1\r\nX: {long}\r\n"):
+        with connected(server) as connection:
+            try:
+                connection.sendall(head.encode() + b"Host: localhost\r\n\r\n")
+            except ConnectionError:
+                continue  # it closed the connection before it had read everything
+            assert statuses(received(connection)) in ([400], [])
+
+
+def test_http_1_0_needs_a_host_name_and_a_key_too(server: LiveServer) -> None:
+    key = "Authorization: Bearer sk-one\r\n"
+    for head, status in (
+        ("", b"403"),
+        ("Host: evil.example\r\n", b"403"),
+        ("Host: localhost\r\n", b"401"),
+        (f"Host: localhost\r\n{key}", b"200"),
+    ):
+        line = answer(server, f"GET /v1/models HTTP/1.0\r\n{head}\r\n").split(b"\r\n")[0]
+        assert line.split()[1] == status, head
+
+
+def test_forwarded_headers_are_not_trusted(server: LiveServer) -> None:
+    headers = {
+        "X-Forwarded-For": "127.0.0.1",
+        "X-Forwarded-Host": "localhost",
+        "X-Forwarded-Proto": "https",
+        "Forwarded": "for=127.0.0.1;host=localhost",
+        "X-Original-URL": "/health",
+        "X-Rewrite-URL": "/health",
+        "X-HTTP-Method-Override": "OPTIONS",
+    }
+    url = f"{server.url}/v1/models"
+    assert httpx2.get(url, headers=headers, trust_env=False).status_code == 401
+    evil = {**headers, "Host": "evil.example"}
+    assert httpx2.get(url, headers=evil, trust_env=False).status_code == 403
+
+
+@pytest.mark.parametrize("name", ["key", "api_key", "api-key", "authorization", "token"])
+def test_a_key_in_the_url_or_in_a_cookie_is_none(server: LiveServer, name: str) -> None:
+    url = f"{server.url}/v1/models"
+    response = httpx2.get(
+        url, params={name: "sk-one"}, headers={"cookie": f"{name}=sk-one"}, trust_env=False
+    )
+    assert response.status_code == 401
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        "Authorization: Bearer wrong\r\nAuthorization: Bearer wrong\r\n",
+        "Authorization: Bearer wrong\r\nX-Api-Key: sk-one\r\n",
+        "Authorization: Bearer wrong, Bearer sk-one\r\n",
+        "Authorization: Bearer\r\nX-Api-Key: sk-\r\n",
+        "Authorization: Bearer sk-one sk-one\r\n",
+    ],
+)
+def test_keys_that_contradict_each_other_are_rejected(server: LiveServer, lines: str) -> None:
+    request = f"GET /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n"
+    assert statuses(answer(server, request)) == [401]
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["//v1/models", "/v1/../v1/models", "/%76%31/models", "/health/../v1/models", "/v1/models/"],
+)
+def test_no_spelling_of_a_path_avoids_the_key(server: LiveServer, path: str) -> None:
+    request = f"GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+    assert statuses(answer(server, request)) == [401]
+
+
+def test_other_methods_need_a_key_or_do_not_exist(server: LiveServer) -> None:
+    for method in ("HEAD", "PUT", "DELETE", "PATCH", "TRACE", "CONNECT", "get", "OPTIONS"):
+        request = f"{method} /v1/models HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
+        (status,) = statuses(answer(server, request))
+        assert status == (405 if method == "OPTIONS" else 401), method
+
+
+def test_an_upgrade_is_not_followed(server: LiveServer) -> None:
+    request = (
+        "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\n"
+        "Upgrade: websocket\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n"
+    )
+    assert statuses(answer(server, request)) == [200]
+
+
+def test_idle_connections_end_and_do_not_keep_others_out(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 1.0)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(server)) for _ in range(200)]
+        assert httpx2.get(f"{server.url}/health", trust_env=False).status_code == 200
+        start = time.monotonic()
+        assert all(received(connection) == b"" for connection in idle)
+        assert time.monotonic() < start + 8
+
+
+def test_connections_are_limited(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 1.0)
+    with ExitStack() as stack:
+        idle = [stack.enter_context(connected(server)) for _ in range(60)]
+        until = time.monotonic() + 0.7  # before the idle ones end
+        while len(server.connections) < 40 and time.monotonic() < until:
+            time.sleep(0.01)
+        assert len(server.connections) == 40
+        with pytest.raises(httpx2.TransportError):
+            httpx2.get(f"{server.url}/health", trust_env=False)
+        assert all(received(connection) == b"" for connection in idle)
+    assert httpx2.get(f"{server.url}/health", trust_env=False).status_code == 200
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_does_not_read_is_dropped(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
+) -> None:
+    """It leaves no task, no slot and no connection behind."""
+    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 0.3)
+    body: dict[str, Any] = {
+        "prompt": ["abc"] * 8,
+        "max_tokens": 150,
+        "ignore_eos": True,
+        "logprobs": 20,
+        "n": 8,
+        "stream": stream,
+    }
+    data = json.dumps(body).encode()
+    head = f"{POST}Authorization: Bearer sk-one\r\nContent-Length: {len(data)}\r\n\r\n"
+    with socket.socket() as connection:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        connection.connect(("127.0.0.1", server.port))
+        connection.sendall(head.encode() + data)
+        until = time.monotonic() + 60
+        while server.connections or stats(server).running:
+            assert time.monotonic() < until
+            time.sleep(0.05)
+
+
+def stats(server: LiveServer) -> Any:
+    return server.models.loaded[0].service.stats()

@@ -1,0 +1,202 @@
+"""Who may call, and within which limits."""
+
+import http.client
+import logging
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import httpx2
+import pytest
+from tests.server.live import LiveServer, live_server
+
+from ortolan.server import Settings, run
+from ortolan.server.security import LOCAL_HOSTS
+
+KEY = "sk-ünique"  # not ASCII on purpose
+BODY = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
+
+
+@pytest.fixture(scope="module")
+def guarded(bundles: dict[str, Path]) -> Iterator[LiveServer]:
+    settings = Settings(
+        bundles={"fp32": bundles["fp32"]},
+        keys=frozenset({"sk-other", KEY}),
+        hosts=LOCAL_HOSTS,
+        origins=("https://good.example",),
+        max_body_bytes=10_000,
+        body_timeout_s=0.5,
+        load={"threads": 1},
+    )
+    with live_server(settings) as running:
+        yield running
+
+
+@pytest.fixture
+def caller(guarded: LiveServer) -> Iterator[httpx2.Client]:
+    headers = {"authorization": "Bearer sk-other"}
+    with httpx2.Client(base_url=guarded.url, headers=headers, trust_env=False) as client:
+        yield client
+
+
+@pytest.mark.parametrize("path", ["/health", "/ready", "/openapi.json", "/", "/index.html"])
+def test_open_paths_need_no_key(guarded: LiveServer, path: str) -> None:
+    assert httpx2.get(f"{guarded.url}{path}", trust_env=False).status_code == 200
+
+
+@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fp32", "/metrics", "/v1/nothing"])
+@pytest.mark.parametrize("key", [None, "Bearer wrong", "Bearer", "Basic sk-other", "sk-other"])
+def test_other_paths_do(guarded: LiveServer, path: str, key: str | None) -> None:
+    headers = {} if key is None else {"authorization": key}
+    response = httpx2.get(f"{guarded.url}{path}", headers=headers, trust_env=False)
+    assert response.status_code == 401
+    assert response.json()["error"]["type"] == "authentication_error"
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {b"authorization": b"Bearer sk-other"},
+        {b"authorization": b"bearer sk-other"},
+        {b"x-api-key": b"sk-other"},
+        {b"authorization": f"Bearer {KEY}".encode()},
+    ],
+)
+def test_a_key_in_either_header(guarded: LiveServer, headers: dict[bytes, bytes]) -> None:
+    response = httpx2.get(f"{guarded.url}/v1/models", headers=headers, trust_env=False)
+    assert response.status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "127.0.0.1.evil.example", "", "[::1"])
+def test_foreign_host_names_are_rejected(caller: httpx2.Client, host: str) -> None:
+    response = caller.get("/health", headers={"host": host})
+    assert response.status_code == (200 if host == "[::1" else 403)
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:1", "127.0.0.1:8080", "[::1]:8080"])
+def test_names_of_this_machine_are_not(caller: httpx2.Client, host: str) -> None:
+    assert caller.get("/health", headers={"host": host}).status_code == 200
+
+
+def test_pages_of_other_origins_may_not_call(caller: httpx2.Client, guarded: LiveServer) -> None:
+    for origin, status in (
+        ("https://evil.example", 403),
+        ("null", 403),
+        ("file://", 403),
+        ("https://good.example", 200),
+        (guarded.url, 200),
+    ):
+        response = caller.get("/v1/models", headers={"origin": origin})
+        assert response.status_code == status, origin
+        allowed = response.headers.get("access-control-allow-origin")
+        assert allowed == ("https://good.example" if "good" in origin else None)
+
+
+def test_preflight_of_an_allowed_origin(guarded: LiveServer) -> None:
+    headers = {
+        "origin": "https://good.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,content-type",
+    }
+    path = f"{guarded.url}/v1/chat/completions"
+    response = httpx2.options(path, headers=headers, trust_env=False)
+    assert response.status_code == 200
+    assert "credentials" not in " ".join(response.headers)
+    evil = {**headers, "origin": "https://evil.example"}
+    response = httpx2.options(path, headers=evil, trust_env=False)
+    assert "access-control-allow-origin" not in response.headers
+
+
+def test_a_form_of_another_page_is_no_request(caller: httpx2.Client) -> None:
+    for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
+        response = caller.post(
+            "/v1/chat/completions", content=b"{}", headers={"content-type": kind}
+        )
+        assert response.status_code == 415
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/../settings.py", "/%2e%2e/settings.py", "/..%2f..%2fapp.py", "//etc/passwd", "/%00"],
+)
+def test_no_file_outside_of_the_page(guarded: LiveServer, path: str) -> None:
+    with closing(http.client.HTTPConnection("127.0.0.1", guarded.port)) as connection:
+        connection.request("GET", path, headers={"Authorization": "Bearer sk-other"})
+        response = connection.getresponse()
+        assert response.status in (400, 404)
+        assert b"root:" not in response.read()
+
+
+def test_large_bodies_are_rejected(caller: httpx2.Client) -> None:
+    response = caller.post("/v1/completions", json={"prompt": "x" * 20_000})
+    assert response.status_code == 413
+
+    def parts() -> Iterator[bytes]:  # chunked: without a length
+        for _ in range(20):
+            yield b"x" * 1_000
+
+    response = caller.post(
+        "/v1/completions", content=parts(), headers={"content-type": "application/json"}
+    )
+    assert response.status_code == 413
+
+
+def test_slow_bodies_end(guarded: LiveServer) -> None:
+    with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
+        connection.sendall(
+            b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100\r\n"
+            b"Authorization: Bearer sk-other\r\nContent-Type: application/json\r\n\r\n{"
+        )
+        connection.settimeout(10)
+        assert connection.recv(100).startswith(b"HTTP/1.1 408")
+
+
+def test_slow_headers_end(guarded: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 0.3)
+    with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
+        connection.settimeout(0.1)
+        start = time.monotonic()
+        connection.sendall(b"GET /health HTTP/1.1\r\n")
+        while time.monotonic() < start + 5:
+            try:
+                connection.sendall(b"X-Slow: 1\r\n")
+                if connection.recv(1) == b"":
+                    break
+            except TimeoutError:
+                continue
+            except OSError:
+                break
+        assert time.monotonic() < start + 3
+
+
+def test_the_log_has_one_line_per_request(
+    caller: httpx2.Client, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "ortolan.server.access"):
+        caller.get("/%0a2026 admin logged in%1b[31m")
+        caller.post("/v1/chat/completions", json={**BODY, "model": "a\nfake line"})
+        caller.post("/v1/chat/completions", json=BODY)
+        until = time.monotonic() + 5
+        while len(caplog.records) < 3 and time.monotonic() < until:  # it is written afterwards
+            time.sleep(0.01)
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == 3
+    assert not any(character in line for line in lines for character in "\n\r\x1b")
+    assert "Hi." not in "".join(lines)
+    assert "new_tokens=2" in lines[-1]
+
+
+def test_responses_forbid_sniffing_and_frames(caller: httpx2.Client) -> None:
+    for path in ("/", "/v1/models", "/nothing"):
+        headers = caller.get(path).headers
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["x-frame-options"] == "DENY"
+        assert "server" not in headers
+
+
+def test_header_injection(caller: httpx2.Client) -> None:
+    response = caller.get("/v1/models/a%0d%0aset-cookie:%20x=1")
+    assert response.status_code == 404
+    assert "set-cookie" not in response.headers
