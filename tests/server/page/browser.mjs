@@ -207,6 +207,32 @@ const cases = {
     return { cancelled, answer, stored: await page.evaluate(() => [sessionStorage.length, localStorage.length]) };
   },
 
+  async models() {
+    const card = { id: "draft", kind: "decoder", precision: "int4", context_length: 64, quality: null, unverified: "no <b>device</b>" };
+    const encoder = { ...card, id: "vectors", kind: "encoder", unverified: null };
+    const answers = [null, [encoder], [encoder, card]];
+    const page = await browser.newPage();
+    await page.setViewport({ width: 1000, height: 700 });
+    await page.setRequestInterception(true);
+    page.on("request", (request) => {
+      if (!request.url().endsWith("/v1/models")) return request.continue();
+      const data = answers.shift();
+      return data ? request.respond({ contentType: "application/json", body: JSON.stringify({ data }) }) : request.abort();
+    });
+    const shown = async () => ({ welcome: await text(page, "#welcome"), certificate: await visible(page, "#quality, #verdict, dd") });
+    await page.goto(served.url);
+    await page.waitForSelector(".error");
+    const gone = [await text(page, ".error strong"), await shown()];
+    await page.click(".error button");
+    await page.waitForFunction(() => document.getElementById("model").options.length === 1);
+    await page.type("#prompt", "Hello");
+    const none = [await page.$eval("#send", (button) => button.disabled), await shown()];
+    await page.reload();
+    await page.waitForSelector("#model:not(:disabled)");
+    const options = await page.$$eval("#model option", (all) => all.map(({ label, disabled, selected }) => [label, disabled, selected]));
+    return { gone, none, draft: await shown(), options };
+  },
+
   async narrow() {
     const page = await ready(undefined, { width: 360, height: 640, scheme: "dark" });
     const widths = [await overflow(page)];

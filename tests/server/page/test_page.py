@@ -203,6 +203,23 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(results: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
+def test_models_that_cannot_chat_or_are_unverified(results: dict[str, Any]) -> None:
+    models = results["models"]
+    assert models["gone"][0] == ["The server does not answer"]
+    assert models["gone"][1]["welcome"] == ["Not connected"]
+    is_disabled, none = models["none"]
+    assert is_disabled
+    assert none["welcome"] == ["No model to chat with"]
+    assert models["options"] == [["vectors (encoder)", True, False], ["draft", False, True]]
+    assert models["draft"]["certificate"] == [
+        "not verified",
+        "Not verified: no <b>device</b>.",
+        "int4",
+        "64 tokens",
+    ]
+
+
+@pytest.mark.slow
 def test_a_narrow_dark_window(results: dict[str, Any]) -> None:
     narrow = results["narrow"]
     assert max(narrow["widths"]) <= 0
