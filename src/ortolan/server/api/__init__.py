@@ -3,7 +3,10 @@
 from ortolan.server.api import (
     chat_completions,
     completions,
+    embeddings,
     models,
+    rerank,
+    responses,
     status,
     tokens,
 )
@@ -15,6 +18,9 @@ __all__ = ["ENDPOINTS"]
 ENDPOINTS: list[Endpoint] = [
     *chat_completions.ENDPOINTS,
     *completions.ENDPOINTS,
+    *responses.ENDPOINTS,
+    *embeddings.ENDPOINTS,
+    *rerank.ENDPOINTS,
     *models.ENDPOINTS,
     *tokens.ENDPOINTS,
     *status.ENDPOINTS,
