@@ -153,7 +153,7 @@ def main() -> int:
     parser.add_argument("--policies", type=names, default=POLICIES)
     parser.add_argument("--processes", type=count, default=2)
     parser.add_argument("--prompts", type=count, default=8, help="shared beginnings")
-    parser.add_argument("--cache-mb", type=count, default=14)
+    parser.add_argument("--cache-mb", type=count, default=18)
     parser.add_argument("--port", type=count, default=28300, help="the first of several ports")
     parser.add_argument("-r", "--rounds", type=count, default=6, help="prompts of each")
     return exit_status(compare, parser.parse_args())
