@@ -164,12 +164,15 @@ class TextSource(
         vocab_size: number of ids, if it differs from the manifest's `vocab_size`.
         prompts: prefixes that an embedding model was trained with, by name ("query", "passage").
         default_prompt: name of the prefix to use if the caller names none.
+        pairs: whether two texts may come as one input. It is a classifier, and what it computes
+            does not depend on token types, which its graph does not read.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
     vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
     prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
     default_prompt: Label | None = None
+    pairs: bool = False
 
     @property
     def words(self) -> str:

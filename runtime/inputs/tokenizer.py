@@ -86,14 +86,7 @@ class Tokenizer:
         self._check_text(text)
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        # special tokens around a text need not be in the vocabulary, and kernels do not check
-        if ids and max(ids) >= self.vocab_size:
-            raise TokenizerError(
-                f"The tokenizer returned the id {max(ids)}, but the vocabulary ends at "
-                f"{self.vocab_size - 1}. tokenizer.json belongs to another model."
-            )
-        return ids
+        return self._in_vocabulary(encoding.ids)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text, and start and end of each token in characters.
@@ -142,6 +135,32 @@ class Tokenizer:
             encoding.truncate(room)
             processed: list[int] = self._library.post_process(encoding).ids
             return processed
+
+    def encode_pair(self, texts: tuple[str, str], *, max_tokens: int | None = None) -> list[int]:
+        """Return the ids of two texts as one input, with special tokens around and between them.
+
+        Args:
+            texts: such as a query and a document.
+            max_tokens: shorten the longer text, at its end, until both fit; then both in turn.
+
+        Raises:
+            TokenizerError: as for `encode`, or `max_tokens` leaves no room for the texts.
+        """
+        for text in texts:
+            self._check_text(text)
+        with _ENCODING:
+            first, second = (self._library.encode(text, add_special_tokens=False) for text in texts)
+            added = self._library.num_special_tokens_to_add(True)
+            if max_tokens is not None:
+                if max_tokens - added < 2:
+                    raise TokenizerError(
+                        f"{max_tokens} tokens leave no room for texts between the special tokens."
+                    )
+                sizes = _shortened(len(first.ids), len(second.ids), max_tokens - added)
+                first.truncate(sizes[0])
+                second.truncate(sizes[1])
+            ids = self._library.post_process(first, second).ids
+        return self._in_vocabulary(ids)
 
     def labels(self, ids: Iterable[int]) -> list[str]:
         """Return a short, readable text for each token.
@@ -217,6 +236,16 @@ class Tokenizer:
         added = self._added.get(token)
         return added is not None and added.content in self._special
 
+    def _in_vocabulary(self, ids: list[int]) -> list[int]:
+        """Return ids from the library if the model has them."""
+        # special tokens around a text need not be in the vocabulary, and kernels do not check
+        if ids and max(ids) >= self.vocab_size:
+            raise TokenizerError(
+                f"The tokenizer returned the id {max(ids)}, but the vocabulary ends at "
+                f"{self.vocab_size - 1}. tokenizer.json belongs to another model."
+            )
+        return ids
+
     @staticmethod
     def _check_text(text: str) -> None:
         if not isinstance(text, str):
@@ -240,6 +269,16 @@ class Tokenizer:
                 f"Token ids must be integers from 0 to {self.vocab_size - 1} (got {shown(token)})."
             )
         return plain
+
+
+def _shortened(first: int, second: int, most: int) -> tuple[int, int]:
+    """Lengths of two texts of at most `most` tokens together, as the library truncates them."""
+    shorter, longer = sorted((first, second))
+    if shorter + longer > most:
+        longer = max(shorter, most - shorter)
+        if shorter + longer > most:
+            shorter, longer = most // 2, most - most // 2
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _listed(ids: Iterable[int]) -> Iterable[int]:
