@@ -64,9 +64,8 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
 
 def scores(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
     """Those of transformers, with its tokenizer."""
-    library: Any = transformers.PreTrainedTokenizerFast(
-        tokenizer_file=str(folder / "tokenizer.json"), pad_token="<s>"
-    )
+    fast: Any = transformers.PreTrainedTokenizerFast
+    library = fast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="<s>")
     auto: Any = transformers.AutoModelForSequenceClassification
     model = auto.from_pretrained(folder).eval()
     most = ortolan.load(folder / "bundle", ortolan.Encoder).manifest.context_length
