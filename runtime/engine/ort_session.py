@@ -98,6 +98,7 @@ def session_settings(manifest: Manifest) -> SessionSettings:
     return SessionSettings(
         disabled_optimizers=tuple(_SLOW_FUSIONS),
         environment={} if _is_tiled(manifest, role) else {SWITCH: "1"},
+        config_entries=dict([_NO_KLEIDIAI]),
     )
 
 
