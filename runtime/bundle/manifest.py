@@ -169,8 +169,8 @@ class TextSource(
         vocab_size: number of ids, if it differs from the manifest's `vocab_size`.
         prompts: prefixes that an embedding model was trained with, by name ("query", "passage").
         default_prompt: name of the prefix to use if the caller names none.
-        pairs: whether two texts may come as one input. It is a classifier, and what it computes
-            does not depend on token types, which its graph does not read.
+        pairs: whether the encoder classifies without regard to token types, so that two texts may
+            come as one input even if the tokenizer tells them apart by types.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]

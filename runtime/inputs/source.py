@@ -108,16 +108,14 @@ class SourceReader:
         return ids
 
     def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
-        source = self._manifest.source
-        if not (isinstance(source, TextSource) and source.pairs):
-            raise InputError(
-                "This bundle reads single texts. Pairs need a classifier that does not depend on "
-                "token types, such as RoBERTa, XLM-R, DeBERTa or ModernBERT, exported by this "
-                "version of Ortolan."
-            )
         if self._tokenizer is None:
             raise no_tokenizer("pairs of texts")
-        return self._tokenizer.encode_pair(texts, max_tokens=self.max_tokens if truncate else None)
+        source = self._manifest.source
+        return self._tokenizer.encode_pair(
+            *texts,
+            max_tokens=self.max_tokens if truncate else None,
+            has_types=not (isinstance(source, TextSource) and source.pairs),
+        )
 
 
 def _is_pair(value: Any) -> bool:

@@ -88,25 +88,6 @@ class Tokenizer:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
         return self._in_vocabulary(encoding.ids)
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of a pair of texts, with the special tokens of a pair.
-
-        Raises:
-            TokenizerError: see `encode`; also if the model tells the texts of a pair apart by type
-                ids, which encoders do not read.
-        """
-        self._check_text(first)
-        self._check_text(second)
-        with _ENCODING:
-            encoding = self._library.encode(first, second)
-        if any(encoding.type_ids):
-            raise TokenizerError(
-                "This tokenizer marks the second text of a pair by type ids, which an Encoder does "
-                "not read. Use a model without them, such as an XLM-RoBERTa."
-            )
-        ids: list[int] = encoding.ids
-        return [self._checked(token) for token in ids]
-
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text, and start and end of each token in characters.
 
@@ -155,31 +136,49 @@ class Tokenizer:
             processed: list[int] = self._library.post_process(encoding).ids
             return processed
 
-    def encode_pair(self, texts: tuple[str, str], *, max_tokens: int | None = None) -> list[int]:
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        *,
+        max_tokens: int | None = None,
+        has_types: bool = True,
+    ) -> list[int]:
         """Return the ids of two texts as one input, with special tokens around and between them.
 
         Args:
-            texts: such as a query and a document.
+            first: such as a query.
+            second: such as a document.
             max_tokens: shorten the longer text, at its end, until both fit; then both in turn.
+            has_types: whether the model may depend on token types, which encoders do not read.
 
         Raises:
-            TokenizerError: as for `encode`, or `max_tokens` leaves no room for the texts.
+            TokenizerError: as for `encode`; also if `max_tokens` leaves no room for the texts, or
+                type ids tell the texts apart and the model may depend on them.
         """
+        texts = (first, second)
         for text in texts:
             self._check_text(text)
+        room = None
+        if max_tokens is not None:
+            room = max_tokens - self._library.num_special_tokens_to_add(True)
+            if room < 2:
+                raise TokenizerError(
+                    f"{max_tokens} tokens leave no room for texts between the special tokens."
+                )
         with _ENCODING:
-            first, second = (self._library.encode(text, add_special_tokens=False) for text in texts)
-            added = self._library.num_special_tokens_to_add(True)
-            if max_tokens is not None:
-                if max_tokens - added < 2:
-                    raise TokenizerError(
-                        f"{max_tokens} tokens leave no room for texts between the special tokens."
-                    )
-                sizes = _shortened(len(first.ids), len(second.ids), max_tokens - added)
-                first.truncate(sizes[0])
-                second.truncate(sizes[1])
-            ids = self._library.post_process(first, second).ids
-        return self._in_vocabulary(ids)
+            parts = [self._library.encode(text, add_special_tokens=False) for text in texts]
+            if room is not None:
+                sizes = _shortened(len(parts[0].ids), len(parts[1].ids), room)
+                for part, size in zip(parts, sizes, strict=True):
+                    part.truncate(size)
+            encoding = self._library.post_process(parts[0], parts[1])
+        if has_types and any(encoding.type_ids):
+            raise TokenizerError(
+                "This tokenizer marks the second text of a pair by type ids, which an Encoder does "
+                "not read. Use a model without them, such as an XLM-RoBERTa."
+            )
+        return self._in_vocabulary(encoding.ids)
 
     def labels(self, ids: Iterable[int]) -> list[str]:
         """Return a short, readable text for each token.

@@ -52,7 +52,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
         ended = tokenizer()
         ended.post_processor = processors.TemplateProcessing(
             single="<s> $A </s>",
-            pair="<s> $A </s> </s> $B </s>",
+            pair="<s> $A </s> </s> $B:1 </s>:1",
             special_tokens=[("<s>", 1), ("</s>", 2)],
         )
         ended.save(str(folder / "tokenizer.json"))
@@ -106,5 +106,5 @@ def test_a_tuple_alone_is_a_batch(checkpoint: Callable[[str], Path]) -> None:
 
 def test_a_model_with_token_types_rejects_pairs(checkpoint: Callable[[str], Path]) -> None:
     model = ortolan.load(checkpoint("bert") / "bundle", ortolan.Encoder, threads=1)
-    with pytest.raises(ortolan.InputError, match="token types"):
+    with pytest.raises(ortolan.InputError, match="type ids"):
         model.classify([("def f(", "return x")])
