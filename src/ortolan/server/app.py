@@ -20,6 +20,7 @@ from ortolan.server.models import Models
 from ortolan.server.page import page_routes
 from ortolan.server.security import Guard
 from ortolan.server.settings import Settings
+from ortolan.server.store import Store
 
 __all__ = ["build_app"]
 
@@ -44,9 +45,10 @@ def build_app(settings: Settings) -> Starlette:
         finally:
             await models.close()
 
+    store = Store(max_entries=settings.max_stored_responses, max_bytes=settings.max_stored_bytes)
     page = page_routes()
     app = Starlette(
-        routes=[*_routes(models, settings), *page],
+        routes=[*_routes(models, store, settings), *page],
         lifespan=lifespan,
         middleware=_middleware(settings, {route.path for route in page}),
         exception_handlers={HTTPException: _http_error},
@@ -55,11 +57,11 @@ def build_app(settings: Settings) -> Starlette:
     return app
 
 
-def _routes(models: Models, settings: Settings) -> list[Route]:
+def _routes(models: Models, store: Store, settings: Settings) -> list[Route]:
     return [
         Route(
             endpoint.path,
-            EndpointApp(endpoint, models, settings),
+            EndpointApp(endpoint, models, store, settings),
             methods=[endpoint.method],
         )
         for endpoint in ENDPOINTS
@@ -78,7 +80,7 @@ def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
     cross_origin = Middleware(
         CORSMiddleware,
         allow_origins=settings.origins,
-        allow_methods=["GET", "POST"],
+        allow_methods=["GET", "POST", "DELETE"],
         allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
         expose_headers=["Retry-After", "Retry-After-Ms"],
     )

@@ -10,6 +10,7 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime import ChatTicket, Ticket
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server.models import Models, ServedModel
+from ortolan.server.store import Store
 
 __all__ = ["Call", "Cancellable"]
 
@@ -30,13 +31,15 @@ class Call:
     Attributes:
         path: parameters of the path.
         models: all models of the server.
+        store: responses that clients may continue.
         notes: what the access log says of the call, such as the model and token counts.
         body: of the request, as it came, if the log needs it.
     """
 
-    def __init__(self, *, path: Mapping[str, str], models: Models) -> None:
+    def __init__(self, *, path: Mapping[str, str], models: Models, store: Store) -> None:
         self.path = path
         self.models = models
+        self.store = store
         self.notes: dict[str, Any] = {}
         self.body = b""
         self._tickets: list[Any] = []

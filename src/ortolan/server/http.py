@@ -16,6 +16,7 @@ from ortolan.server.errors import ApiError, api_error, error_body
 from ortolan.server.events import KEEP_ALIVE, EventStream, event
 from ortolan.server.models import Models
 from ortolan.server.settings import Settings
+from ortolan.server.store import Store
 
 __all__ = ["EndpointApp", "error_response"]
 
@@ -44,16 +45,19 @@ class EndpointApp:
     tickets of the call.
     """
 
-    def __init__(self, endpoint: Endpoint, models: Models, settings: Settings) -> None:
+    def __init__(
+        self, endpoint: Endpoint, models: Models, store: Store, settings: Settings
+    ) -> None:
         self._endpoint = endpoint
         self._models = models
+        self._store = store
         self._settings = settings
         self._decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         reply = _Reply(send, self._settings.write_timeout_s)
-        call = Call(path=scope.get("path_params", {}), models=self._models)
+        call = Call(path=scope.get("path_params", {}), models=self._models, store=self._store)
         scope.setdefault("state", {})["call"] = call
         try:
             body = await self._read(call, scope, receive)

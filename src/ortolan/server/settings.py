@@ -30,6 +30,8 @@ class Settings:
         write_timeout_s: maximum time for a client to accept what is sent.
         shutdown_timeout_s: at shutdown, seconds until running requests are cancelled.
         log_prompts: write bodies of requests and generated texts to the log.
+        max_stored_responses: number of responses to keep for clients that ask for it.
+        max_stored_bytes: maximum size of all of them; the least recently used are dropped.
         load: options of `ortolan.load`.
         serve: options of `Decoder.serve`.
     """
@@ -45,6 +47,8 @@ class Settings:
     write_timeout_s: float = 60.0
     shutdown_timeout_s: float = 10.0
     log_prompts: bool = False
+    max_stored_responses: int = 1024
+    max_stored_bytes: int = 64 << 20
     load: "LoadOptions" = field(default_factory=lambda: _no_load_options())
     serve: "ServeOptions" = field(default_factory=lambda: _no_serve_options())
 

@@ -4,6 +4,7 @@ from ortolan.server.api import (
     chat_completions,
     completions,
     models,
+    responses,
     status,
     tokens,
 )
@@ -15,6 +16,7 @@ __all__ = ["ENDPOINTS"]
 ENDPOINTS: list[Endpoint] = [
     *chat_completions.ENDPOINTS,
     *completions.ENDPOINTS,
+    *responses.ENDPOINTS,
     *models.ENDPOINTS,
     *tokens.ENDPOINTS,
     *status.ENDPOINTS,

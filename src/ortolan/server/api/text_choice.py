@@ -91,7 +91,7 @@ class ChoiceReader(AsyncIterator[TextChoice]):
     def _echoed(self) -> TextChoice:
         """The prompt, once it has been computed."""
         text, self._echo = self._echo or "", None
-        sequence = self.ticket.sequence
+        sequence = self.ticket.work
         return self._part(text, sequence.prompt_logprobs, first=sequence.request.prompt[0])
 
     def _part(

@@ -1,0 +1,249 @@
+"""Responses: items, events and settings after the Open Responses specification."""
+
+import json
+from typing import Any
+
+import httpx2
+import pytest
+from tests.server.api.test_chat_completions import TOOL
+from tests.server.events import post_stream
+
+from ortolan.runtime import Decoder, Sampling
+
+PATH = "/v1/responses"
+SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_output_tokens": 24}
+SAMPLED |= {"ignore_eos": True}
+FUNCTION: dict[str, Any] = {"type": "function", **TOOL["function"]}  # type: ignore[dict-item]
+INCLUDE: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
+
+
+def ask(client: httpx2.Client, status: int = 200, **body: Any) -> Any:
+    response = client.post(PATH, json={"model": "fp32", "input": "Hi.", **body})
+    assert response.status_code == status, response.text
+    return response.json() if status == 200 else response.json()["error"]
+
+
+def stream(client: httpx2.Client, **body: Any) -> list[Any]:
+    events = post_stream(client, PATH, {"model": "fp32", "input": "Hi.", **body})
+    assert events.pop() == "[DONE]"
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    return events
+
+
+def without_ids(value: Any) -> Any:
+    """A response without what differs each time, and without the number of cached tokens."""
+    if isinstance(value, list):
+        return [without_ids(item) for item in value]
+    if not isinstance(value, dict):
+        return value
+    drop = ("id", "created_at", "completed_at", "cached_tokens")
+    return {key: without_ids(item) for key, item in value.items() if key not in drop}
+
+
+def test_the_answer_is_that_of_the_model(client: httpx2.Client, models: dict[str, Decoder]) -> None:
+    answer = ask(client, input=[{"role": "user", "content": "Hi."}], instructions="Be.", **SAMPLED)
+    expected = models["fp32"].chat(
+        [{"role": "system", "content": "Be."}, {"role": "user", "content": "Hi."}],
+        max_new_tokens=24,
+        ignore_eos=True,
+        sampling=Sampling(temperature=0.8, seed=7),
+    )
+    (item,) = answer["output"]
+    assert item["content"][0]["text"] == expected.content
+    assert item["status"] == answer["status"] == "incomplete"
+    assert answer["incomplete_details"] == {"reason": "max_output_tokens"}
+    usage = answer["usage"]
+    assert usage["input_tokens"] == expected.completion.timings.prompt_tokens
+    assert usage["output_tokens"] == 24
+    assert usage["total_tokens"] == usage["input_tokens"] + 24
+
+
+@pytest.mark.parametrize("more", [{}, INCLUDE])
+def test_events_come_in_order_and_join_to_the_response(
+    client: httpx2.Client, more: dict[str, Any]
+) -> None:
+    whole = ask(client, **SAMPLED, **more)
+    events = stream(client, **SAMPLED, **more)
+    types = [event["type"].removeprefix("response.") for event in events]
+    deltas = types.count("output_text.delta")
+    assert deltas > 3
+    assert types == [
+        *("created", "in_progress", "output_item.added", "content_part.added"),
+        *["output_text.delta"] * deltas,
+        *("output_text.done", "content_part.done", "output_item.done", "incomplete"),
+    ]
+    response = events[-1]["response"]
+    assert without_ids(response) == without_ids(whole)
+    (item,) = response["output"]
+    texts = [event["delta"] for event in events if "delta" in event]
+    assert "".join(texts) == events[-4]["text"] == item["content"][0]["text"]
+    assert {e["item_id"] for e in events if "item_id" in e} == {item["id"]}
+    assert {e["response"]["id"] for e in events if "response" in e} == {response["id"]}
+    assert events[2]["item"]["content"] == []
+    assert events[3]["part"]["text"] == ""
+    logprobs = [entry for event in events if "delta" in event for entry in event["logprobs"]]
+    assert logprobs == item["content"][0]["logprobs"]
+    assert bool(logprobs) == bool(more)
+
+
+def test_a_forced_call_and_its_events(client: httpx2.Client) -> None:
+    body: dict[str, Any] = {
+        "tools": [FUNCTION],
+        "tool_choice": {"type": "function", "name": "f"},
+        "seed": 4,
+    }
+    body |= {"temperature": 1.0}
+    answer = ask(client, **body)
+    (item,) = answer["output"]
+    assert item["type"] == "function_call"
+    assert isinstance(json.loads(item["arguments"])["x"], int)
+    assert answer["tools"] == [{**FUNCTION, "description": None, "strict": None}]
+    assert answer["tool_choice"] == body["tool_choice"]
+    events = stream(client, **body)
+    types = [event["type"].removeprefix("response.") for event in events]
+    assert types == [
+        *("created", "in_progress", "output_item.added", "function_call_arguments.delta"),
+        *("function_call_arguments.done", "output_item.done", "completed"),
+    ]
+    assert events[2]["item"] | {"id": 0} == item | {
+        "id": 0,
+        "arguments": "",
+        "status": "in_progress",
+    }
+    assert events[3]["delta"] == events[4]["arguments"] == item["arguments"]
+
+
+@pytest.mark.parametrize("choice", ["required", {"type": "allowed_tools", "mode": "required"}])
+def test_a_single_call_of_an_allowed_tool(client: httpx2.Client, choice: Any) -> None:
+    other = {**FUNCTION, "name": "other"}
+    if isinstance(choice, dict):
+        choice = {**choice, "tools": [{"type": "function", "name": "other"}]}
+    body = {"tools": [FUNCTION, other], "tool_choice": choice, "parallel_tool_calls": False}
+    answer = ask(client, **body, temperature=1.0, seed=2, ignore_eos=True)
+    (item,) = answer["output"]
+    assert item["name"] == "other" or choice == "required"
+    assert answer["status"] == "completed"
+    assert answer["parallel_tool_calls"] is False
+
+
+def test_items_become_messages(client: httpx2.Client, models: dict[str, Decoder]) -> None:
+    items = [
+        {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "a"}]},
+        {"type": "reasoning", "id": "rs_1", "summary": [], "content": [
+            {"type": "reasoning_text", "text": "hm"}]},
+        {"type": "message", "role": "assistant", "id": "msg_1", "phase": "commentary",
+         "content": [{"type": "output_text", "text": "b", "annotations": [], "logprobs": []}]},
+        {"type": "function_call", "id": "fc_1", "call_id": "c1", "name": "f", "status": "completed",
+         "arguments": '{"x": 1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "2"},
+        {"role": "developer", "content": "go"},
+    ]  # fmt: skip
+    calls = [{"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}]
+    messages: list[dict[str, Any]] = [
+        {"role": "user", "content": "a"},
+        {"role": "assistant", "content": "b", "reasoning_content": "hm", "tool_calls": calls},
+        {"role": "tool", "tool_call_id": "c1", "name": "f", "content": "2"},
+        {"role": "developer", "content": "go"},
+    ]
+    answer = ask(client, input=items, **SAMPLED)
+    expected = models["fp32"].chat(
+        messages, max_new_tokens=24, ignore_eos=True, sampling=Sampling(temperature=0.8, seed=7)
+    )
+    assert answer["output"][0]["content"][0]["text"] == expected.content
+    prompt_tokens = expected.completion.timings.prompt_tokens
+    assert answer["usage"]["input_tokens"] == prompt_tokens
+
+
+def test_settings_are_echoed(client: httpx2.Client) -> None:
+    schema = {**FUNCTION["parameters"]}
+    settings: dict[str, Any] = {
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "presence_penalty": 0.1,
+        "frequency_penalty": 0.2,
+        "max_output_tokens": 200,
+        "max_tool_calls": 3,
+        "metadata": {"a": "b"},
+        "instructions": "Be.",
+        "safety_identifier": "s",
+        "prompt_cache_key": "k",
+        "truncation": "disabled",
+        "parallel_tool_calls": True,
+        "reasoning": {"effort": "low", "summary": None},
+        "text": {"format": {"type": "json_schema", "name": "p", "schema": schema, "strict": True}},
+    }
+    answer = ask(client, **settings, seed=1, store=False, background=False)
+    assert {name: answer[name] for name in settings} == settings
+    assert isinstance(json.loads(answer["output"][0]["content"][0]["text"])["x"], int)
+    assert answer["status"] == "completed"
+    assert answer["completed_at"] >= answer["created_at"]
+    defaults = ask(client, max_output_tokens=1)
+    assert defaults["temperature"] == 0  # what was used: the model recommends nothing
+    assert (defaults["tool_choice"], defaults["tools"], defaults["store"]) == ("auto", [], False)
+    assert defaults["text"] == {"format": {"type": "text"}}
+
+
+def test_a_stored_response_continues(client: httpx2.Client) -> None:
+    first = ask(client, store=True, **SAMPLED)
+    assert client.get(f"{PATH}/{first['id']}").json() == first
+    chained = ask(client, input="More.", previous_response_id=first["id"], **SAMPLED)
+    again = [
+        {"role": "user", "content": "Hi."},
+        *first["output"],
+        {"role": "user", "content": "More."},
+    ]
+    assert without_ids(chained["output"]) == without_ids(
+        ask(client, input=again, **SAMPLED)["output"]
+    )
+    assert chained["previous_response_id"] == first["id"]
+    assert client.delete(f"{PATH}/{first['id']}").json()["deleted"] is True
+    assert client.get(f"{PATH}/{first['id']}").status_code == 404
+    error = ask(client, 400, previous_response_id=first["id"])
+    assert error["code"] == "previous_response_not_found"
+
+
+def test_responses_are_not_stored_unless_asked(client: httpx2.Client) -> None:
+    answer = ask(client, **SAMPLED)
+    assert answer["store"] is False
+    assert client.get(f"{PATH}/{answer['id']}").status_code == 404
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"input": None}, "input", "missing"),
+        ({"input": []}, "input", "missing"),
+        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
+        ({"input": [{"role": "user"}]}, "input[0]", "content"),
+        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
+        (
+            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
+            "input[0].content[0].type",
+            "input_image",
+        ),
+        (
+            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
+            "input[0].call_id",
+            "no earlier function_call",
+        ),
+        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
+        ({"tools": [{"type": "function"}]}, "tools[0]", "name"),
+        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "file_search"),
+        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice.tools", "among"),
+        ({"tool_choice": "sometimes"}, None, "tool_choice"),
+        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing"),
+        ({"text": {"verbosity": "low"}}, "text.verbosity", "not supported"),
+        ({"top_logprobs": 2}, "top_logprobs", "include"),
+        ({"background": True}, "background", "background"),
+        ({"truncation": "auto"}, "truncation", "auto"),
+        ({"conversation": "c"}, "conversation", "not supported"),
+        ({"max_output_tokens": 0}, None, "max_new_tokens"),
+        ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call"),
+    ],
+)  # fmt: skip
+def test_wrong_bodies_name_the_field(
+    client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    error = ask(client, 400, **body)
+    assert words in error["message"]
+    assert error["param"] == param
