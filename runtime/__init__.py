@@ -79,6 +79,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.serving.chat_ticket import ChatTicket
     from ortolan.runtime.serving.encoder_service import EncoderService, EncoderStats
     from ortolan.runtime.serving.encoder_ticket import EncoderTicket
+    from ortolan.runtime.serving.seq2seq_service import Seq2SeqService
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import TextPiece, Ticket
@@ -128,6 +129,7 @@ __all__ = [
     "Sampling",
     "SamplingError",
     "Seq2Seq",
+    "Seq2SeqService",
     "Service",
     "ServiceClosedError",
     "ServiceError",
@@ -171,6 +173,7 @@ _HOMES = {
     "Report": "verification.report",
     "Sampling": "generation.sampling",
     "Seq2Seq": "seq2seq",
+    "Seq2SeqService": "serving.seq2seq_service",
     "Service": "serving.service",
     "ServiceStats": "serving.stats",
     "Session": "generation.session",

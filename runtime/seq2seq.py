@@ -2,13 +2,12 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, Unpack, overload
+from typing import Any, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
@@ -27,6 +26,7 @@ from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.source import Input, Source, SourceReader, is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
+from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2SeqService
 
 __all__ = ["MAX_SOURCES", "Seq2Seq"]
 
@@ -180,13 +180,22 @@ class Seq2Seq(Model):
         """
         return self._requests.recommended_sampling
 
-    def serve(self, **_: Any) -> NoReturn:
-        """Raise: only a `Decoder` can be served.
+    def serve(self, **options: Unpack[Seq2SeqServeOptions]) -> Seq2SeqService:
+        """Start a service, which generates for many requests at once, from threads or asyncio.
+
+            with model.serve(slots=8) as service:
+                ticket = service.submit("I live in Paris.")
+                print(ticket.completion().text)
+
+        Args:
+            **options: see `ortolan.runtime.serving.seq2seq_service.Seq2SeqServeOptions`.
 
         Raises:
-            BundleKindError: always.
+            InputError: an option is invalid.
+            ForkedError: the process was forked after loading.
         """
-        raise wrong_kind(self.manifest, what="serve", expected="a decoder")
+        self._engine.check_process()
+        return Seq2SeqService(self._engine, self._requests, self._sources, self._start, **options)
 
     def _read(
         self, source: Any, options: Options, first: str | int | None, *, beams: int

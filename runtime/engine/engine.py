@@ -206,8 +206,13 @@ class Engine:
         if count == 1 or self.manifest.prefill_precision is None:
             return self.encode_source(inputs)
         parts = [self.encode_source(_one_source(inputs, index)) for index in range(count)]
-        axes = [state.shape.index("source") for state in self.source_states]
-        return _batched(parts, axes)
+        return self.joined(parts)
+
+    def joined(self, parts: list[Encoded]) -> Encoded:
+        """Join single sources of any lengths to a batch, padded with zeros."""
+        if len(parts) == 1:
+            return parts[0]
+        return _batched(parts, [state.shape.index("source") for state in self.source_states])
 
     def attention(self, inputs: Mapping[str, NDArray[Any]]) -> dict[str, NDArray[np.float32]]:
         """Compute attention maps. The first call opens their graph.

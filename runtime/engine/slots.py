@@ -108,6 +108,7 @@ class Slots:
             reserve_to=context_length if reserved else None,
         )
         self._source: Encoded | None = None
+        self._sourced: set[int] = set()  # slots whose source is in use
 
     @property
     def capacity(self) -> int:
@@ -183,6 +184,7 @@ class Slots:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
+        self._sourced.discard(slot)
         if not self.keeps:
             self._held.release(rows)
 
@@ -224,6 +226,7 @@ class Slots:
         )
         self.release(slot)
         if self._source is not None:
+            self._sourced.add(to)
             self._source.lengths[to] = self._source.lengths[slot]
             for values in self._source.states:
                 values[to] = values[slot]
@@ -232,8 +235,11 @@ class Slots:
         """Set the sources of these slots, in this order."""
         if list(slots) == list(range(self.count)):
             self._source = encoded  # every slot gets a new one: nothing to copy
+            self._sourced.update(slots)
             return
-        held = self._source
+        # the longest source pads all others, so a new start forgets earlier ones
+        held = self._source if self._sourced else None
+        self._sourced.update(slots)
         if held is None:
             empty = tuple(values[:0] for values in encoded.states)
             held = Encoded(lengths=np.ones(self.count, np.int32), states=empty)

@@ -157,9 +157,7 @@ const cases = {
     const halves = await hint(page);
     await page.click("#shade");
     const bands = await page.$$eval(".shaded .turn:last-of-type .content .token", (all) => all.map(({ dataset }) => dataset.band));
-    await ask(page, "late");
-    await idle(page);
-    return { html, fences, copied, thinking, isOpen, missing, halves, bands, late: await tokens() };
+    return { html, fences, copied, thinking, isOpen, missing, halves, bands };
   },
 
   async errors() {

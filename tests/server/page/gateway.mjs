@@ -36,12 +36,6 @@ const STREAMS = {
     chunk({ content: "🐦" }, bird),
     chunk({ content: "." }, [token(".", -3, [token(" ", -0.1), token("!", -4)])]),
   ],
-  late: [
-    chunk({ reasoning_content: "Hm." }),
-    chunk({ content: "Yes " }),
-    chunk({ content: "No" }),
-    chunk({}, [token("<think>"), token("Hm."), token("</think>"), token("Yes "), token("No"), token("<eos>")], "stop"),
-  ],
   long: words(["a".repeat(600), "\n```\n", "b".repeat(600), "\n```\n"]),
   broken: [...words(["Half an"]), "close"],
   failing: [...words(["Half an"]), { error: { message: `It broke: ${HTML}`, code: "bug" } }],
@@ -92,7 +86,8 @@ async function stream(outgoing, steps, observed) {
 
 function forward(incoming, outgoing, url, body) {
   const headers = { ...incoming.headers, "content-length": body.length };
-  const onward = request(url, { method: incoming.method, headers }, (answer) => {
+  // without an agent, which would reuse a connection that the server is closing
+  const onward = request(url, { method: incoming.method, headers, agent: false }, (answer) => {
     outgoing.writeHead(answer.statusCode, answer.headers);
     answer.pipe(outgoing);
   });

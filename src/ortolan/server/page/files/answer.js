@@ -14,7 +14,6 @@ export class Answer {
       return { name, root, text: "", writer: blockWriter(root) };
     });
     this.calls = [];
-    this.tokens = [];
     this.count = 0;
     this.started = performance.now();
   }
@@ -34,7 +33,6 @@ export class Answer {
     if (!choice) return;
     const { delta, logprobs, finish_reason: finish } = choice;
     const tokens = logprobs?.content ?? [];
-    this.tokens.push(...tokens);
     this.finish = finish ?? this.finish;
     this.last = performance.now();
     const texts = this.fields.filter(({ name }) => delta[name]);
@@ -47,11 +45,16 @@ export class Answer {
   }
 
   write(field, text, tokens) {
-    const fold = field.root.closest("details");
-    if (fold && !field.text) fold.hidden = !(fold.open = true);
-    if (!fold) this.element.querySelector("details").open = false;
+    if (!field.text) this.toggleReasoning(field.root);
     field.text += text;
     for (const part of alignTokens(text, tokens)) field.writer.write(part);
+  }
+
+  /** Reasoning is open until the answer begins; after that, the reader decides. */
+  toggleReasoning(root) {
+    const fold = this.element.querySelector(".reasoning");
+    fold.open = fold.contains(root);
+    fold.hidden &&= !fold.open;
   }
 
   addCall({ index, id, function: { name = "", arguments: part } }) {
@@ -65,7 +68,6 @@ export class Answer {
   /** Complete the answer; a note says why it ended early. */
   end(note) {
     for (const { writer } of this.fields) writer.finish();
-    if (!this.element.querySelector(".token")) this.alignAll();
     this.element.querySelector(".copy").hidden = !navigator.clipboard; // only on secure origins
     const first = this.element.querySelector(".content .token") ?? this.element.querySelector(".token");
     if (first) first.tabIndex = 0;
@@ -76,27 +78,15 @@ export class Answer {
     this.showFigures();
   }
 
-  /** Write the text again with tokens that came only at the end. */
-  alignAll() {
-    if (this.tokens.length === 0) return;
-    for (const { root, text } of this.fields) {
-      root.replaceChildren();
-      const writer = blockWriter(root);
-      for (const part of alignTokens(text, this.tokens)) writer.write(part);
-      writer.finish();
-    }
-  }
-
   showFigures() {
-    const count = this.usage?.completion_tokens ?? this.count;
-    const seconds = (this.last - this.first) / 1000;
-    const rate = (count - this.firstCount) / seconds;
+    const { completion_tokens: count = this.count, prompt_tokens: prompt } = this.usage ?? {};
+    const cached = this.usage?.prompt_tokens_details.cached_tokens;
+    const rate = (1000 * (count - this.firstCount)) / (this.last - this.first);
     const figures = [
       `${count} ${count === 1 ? "token" : "tokens"}`,
       rate > 0 && Number.isFinite(rate) && `${rate.toFixed(1)} tokens/s`,
       this.first && `first after ${Math.round(this.first - this.started)} ms`,
-      this.usage && `prompt of ${this.usage.prompt_tokens}`,
-      this.usage?.prompt_tokens_details.cached_tokens && `${this.usage.prompt_tokens_details.cached_tokens} of it cached`,
+      prompt && `prompt of ${prompt}${cached ? `, ${cached} cached` : ""}`,
     ];
     this.element.querySelector(".figures").textContent = figures.filter(Boolean).join(" · ");
   }

@@ -1,4 +1,4 @@
-/** Text of an answer as blocks: prose as it is, and fenced code in a box. All of it is plain text. */
+/** Text of an answer in lines, with fenced code in boxes. All of it is plain text. */
 
 import { tokenElement } from "./tokens.js";
 
@@ -10,31 +10,39 @@ const PERHAPS_FENCE = /^ {0,3}(`{0,2}|```[^`\n]*)$/;
  * A writer of parts, { text, tokens }, into an element.
  *
  * The beginning of a line is held back while it could become a fence, with the blank lines before it.
+ * Every line has its own element, so that a browser lays out one line for each token, not the answer.
  */
 export function blockWriter(root) {
-  let block = null;
-  let isCode = false;
-  let line = ""; // from its beginning, or null once it is no fence
+  let box = root; // the element of a code block, or the root
+  let row = null; // the element of the current line
+  let isFresh = true; // nothing but blank lines since the last box
+  let line = ""; // text of the current line, or null once it is no fence
   let held = [];
 
-  function open(language) {
-    block = document.createElement(isCode ? "pre" : "div");
-    if (isCode && language) block.dataset.language = language;
-    root.append(block);
-  }
+  const append = (parent, tag) => parent.appendChild(document.createElement(tag));
 
   function show({ text, tokens }) {
-    if (block === null && !text.trim()) return; // blank lines after a box
-    if (block === null) open();
-    const last = block.lastChild;
-    if (tokens.length === 0) block.append(text);
+    if (isFresh && box === root && !text.trim()) return;
+    isFresh = false;
+    row ??= append(box, "div");
+    const last = row.lastChild;
+    if (tokens.length === 0) row.append(text);
     else if (last?.tokens === tokens) last.append(text);
-    else block.append(tokenElement(text, tokens));
+    else row.append(tokenElement(text, tokens));
+    if (text.endsWith("\n")) row = null;
   }
 
   function flush() {
     held.forEach(show);
     held = [];
+  }
+
+  function toggle(language) {
+    const isOpening = box === root;
+    box = isOpening ? append(root, "pre") : root;
+    if (isOpening) box.tabIndex = 0; // it may need to be scrolled
+    if (language) box.dataset.language = language;
+    [held, row, isFresh] = [[], null, true];
   }
 
   function take(piece) {
@@ -43,13 +51,10 @@ export function blockWriter(root) {
     } else {
       line += piece.text;
       held.push(piece);
-      const fence = line.match(isCode ? CLOSING : OPENING);
-      if (fence && line.endsWith("\n")) {
-        held = [];
-        isCode = !isCode;
-        block = null;
-        if (isCode) open(fence[1].trim());
-      } else if (!PERHAPS_FENCE.test(line) && (isCode || line.trim())) {
+      const fence = line.endsWith("\n") && line.match(box === root ? OPENING : CLOSING);
+      if (fence) {
+        toggle(fence[1]?.trim());
+      } else if (!PERHAPS_FENCE.test(line) && (box !== root || line.trim())) {
         flush();
         line = null;
       }
@@ -62,7 +67,7 @@ export function blockWriter(root) {
       for (const piece of text.match(/[^\n]*\n|[^\n]+/g) ?? []) take({ text: piece, tokens });
     },
     finish() {
-      if (isCode && CLOSING.test(line ?? "")) held = [];
+      if (box !== root && CLOSING.test(line ?? "")) held = [];
       flush();
     },
   };

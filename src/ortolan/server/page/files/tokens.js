@@ -86,7 +86,7 @@ const hex = ({ bytes }) => bytes.map((byte) => byte.toString(16).padStart(2, "0"
 function open(hint, element) {
   hint.replaceChildren(...rows(element.tokens).map(row));
   hint.hidden = false;
-  const box = element.getClientRects()[0];
+  const box = [...element.getClientRects()].at(-1); // of its last line
   const left = Math.min(box.left, innerWidth - hint.offsetWidth - 8);
   const hasRoom = box.bottom + hint.offsetHeight + 8 < innerHeight;
   hint.style.left = `${Math.max(8, left)}px`;
