@@ -16,9 +16,9 @@ class Weather(BaseModel):
 
 
 model = ChatOpenAI(model=sys.argv[1], max_completion_tokens=256)
-chain = ChatPromptTemplate.from_messages(
-    [("system", "Be brief."), ("user", "Name {thing}.")]
-) | model
+chain = (
+    ChatPromptTemplate.from_messages([("system", "Be brief."), ("user", "Name {thing}.")]) | model
+)
 print("answer:", chain.invoke({"thing": "a color"}).content)
 print("streamed:", "".join(chunk.content for chunk in chain.stream({"thing": "a city"})))
 

@@ -20,7 +20,7 @@ agent = Agent(
     instructions="Be brief.",
     model=sys.argv[1],
     tools=[get_weather],
-    model_settings=ModelSettings(tool_choice="required", max_tokens=256),
+    model_settings=ModelSettings(tool_choice="get_weather", max_tokens=256),
 )
 result = Runner.run_sync(agent, "How warm is it in Paris?")
 print("answer:", result.final_output)

@@ -20,6 +20,7 @@ TOOLS = [
         },
     }
 ]
+CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def get_weather(city: str) -> str:
@@ -31,7 +32,7 @@ client = OpenAI()
 messages = [{"role": "user", "content": "How warm is it in Paris?"}]
 
 with client.chat.completions.stream(
-    model=model, messages=messages, tools=TOOLS, tool_choice="required", max_tokens=256
+    model=model, messages=messages, tools=TOOLS, tool_choice=CHOICE, max_tokens=256
 ) as stream:
     for event in stream:
         if event.type == "tool_calls.function.arguments.delta":
@@ -45,7 +46,5 @@ for call in message.tool_calls:
     content = get_weather(**arguments)
     messages.append({"role": "tool", "tool_call_id": call.id, "content": content})
 
-answer = client.chat.completions.create(
-    model=model, messages=messages, tools=TOOLS, max_tokens=32
-)
+answer = client.chat.completions.create(model=model, messages=messages, tools=TOOLS, max_tokens=32)
 print("answer:", answer.choices[0].message.content)

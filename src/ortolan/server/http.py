@@ -109,7 +109,7 @@ class EndpointApp:
 
         Raises:
             ApiError: it is too large, too slow, or of another media type.
-            msgspec.DecodeError: it is not valid.
+            msgspec.DecodeError: it is no valid JSON, or of another structure.
             ClientGoneError: the client closed the connection.
         """
         if self._decoder is None:
@@ -135,7 +135,10 @@ class EndpointApp:
             ) from None
         if self._settings.log_prompts:
             call.body = data
-        return self._decoder.decode(data)
+        try:
+            return self._decoder.decode(data)
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(f"{error}") from error
 
 
 class _Reply:
