@@ -10,7 +10,7 @@ ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-ci test-slow test-arm test-gpu software-gpu fuzz check fix
+.PHONY: all setup demo test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
 
 all: check test
 
@@ -45,6 +45,10 @@ test-ci: $(INSTALLED)
 # check must reject, installs into new environments, faults in every file operation, and the demo.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow
+
+# The header that the tests of hosts/c need, in build/. Uses apt-get, and the network once.
+onnxruntime-header: $(INSTALLED)
+	$(BIN)/python -m tests.hosts.header build/onnxruntime
 
 # Bundles on two ARM processors in software: about 15 minutes. Needs Debian 12 with qemu-user-static, and
 # the network once, to download an ARM Python.

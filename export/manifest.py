@@ -1,6 +1,6 @@
 """Describes a bundle in its manifest."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.metadata import version
 from pathlib import Path
 
@@ -12,12 +12,21 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.output import describe_files
 from ortolan.export.settings import Plan
 from ortolan.export.weights.store import Stored
-from ortolan.runtime.bundle.manifest import SCHEMA, Host, Manifest, Provenance, State, StateType
+from ortolan.runtime.bundle.manifest import (
+    SCHEMA,
+    CacheType,
+    Host,
+    Manifest,
+    Provenance,
+    State,
+    StateType,
+)
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.ort_session import session_settings
 from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.graph.rules import read as read_graph
+from ortolan.runtime.graph.summary import GraphSummary
 from ortolan.runtime.verification.certificate_files import JSON_NAME
 
 _DTYPES: Mapping[torch.dtype, StateType] = {
@@ -26,6 +35,9 @@ _DTYPES: Mapping[torch.dtype, StateType] = {
     torch.bfloat16: "bfloat16",
 }
 """Names of types in the manifest."""
+
+_SCATTERING = frozenset({"ai.onnx::ScatterND", "ai.onnx::TensorScatter"})
+"""Operators that write keys and values to slots; GroupQueryAttention can also extend a cache."""
 
 
 def describe(
@@ -75,12 +87,26 @@ def describe(
         unverified=plan.unverified,
         quality=quality,
     )
-    host = Host(
+    return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
+
+
+def describe_host(manifest: Manifest, graphs: Iterable[GraphSummary]) -> Host:
+    """What other programs need to run these graphs."""
+    graphs = tuple(graphs)
+    return Host(
         session=session_settings(manifest),
         onnxruntime=onnxruntime_version(),
         query_heads=query_heads(graphs, manifest.states),
+        cache=_cache(manifest, graphs),
     )
-    return msgspec.structs.replace(manifest, host=host)
+
+
+def _cache(manifest: Manifest, graphs: Iterable[GraphSummary]) -> CacheType | None:
+    if not any(state.update == "append" for state in manifest.states):
+        return None
+    # the functions of portable attention scatter too
+    scatters = any(not _SCATTERING.isdisjoint(graph.operators) for graph in graphs)
+    return "slots" if scatters or manifest.attention == "portable" else "grows"
 
 
 def _states(model: Exportable, plan: Plan) -> tuple[State, ...]:

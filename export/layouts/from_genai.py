@@ -21,6 +21,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.layouts.codes import coded_weights, write_coded
 from ortolan.export.layouts.genai_config import GenaiConfig, read_config
 from ortolan.export.layouts.genai_graph import open_graph
+from ortolan.export.manifest import describe_host
 from ortolan.export.output import describe_files, staged_bundle, write_manifest
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
@@ -38,7 +39,6 @@ from ortolan.runtime.bundle.kinds import DECODER
 from ortolan.runtime.bundle.manifest import (
     SCHEMA,
     Graph,
-    Host,
     Manifest,
     Provenance,
     QuantizedTensor,
@@ -47,9 +47,6 @@ from ortolan.runtime.bundle.manifest import (
     Tokens,
 )
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.engine.attention_kernels import query_heads
-from ortolan.runtime.engine.ort_session import session_settings
-from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.graph.rules import read as read_graph
 from ortolan.runtime.graph.summary import GraphSummary
 from ortolan.runtime.verification.certificate import Certificate
@@ -188,12 +185,7 @@ def _describe(
         quantized=tuple(quantized),
         unverified=UNVERIFIED,
     )
-    host = Host(
-        session=session_settings(manifest),
-        onnxruntime=onnxruntime_version(),
-        query_heads=query_heads([graph], manifest.states),
-    )
-    return msgspec.structs.replace(manifest, host=host)
+    return msgspec.structs.replace(manifest, host=describe_host(manifest, [graph]))
 
 
 def _precision(

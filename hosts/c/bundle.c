@@ -221,47 +221,73 @@ static bool read_tokens(ortolan_bundle *bundle, const json_value *root, const or
 
 /* --- settings of onnxruntime --- */
 
-/* Settings of the runtime that wrote schema 2, which has no `host`. */
+/* Settings of the runtimes that wrote schema 2 and 3. */
+static void set_older_entries(ortolan_bundle *bundle) {
+  /* on ARM, the other kernels for 4-bit weights round activations too coarsely */
+  bundle->entries[0] = (ortolan_setting){"mlas.disable_kleidiai", "1"};
+  bundle->entry_count = 1;
+}
+
+/* Settings of schema 2, which has no `host`. */
 static bool read_older_host(ortolan_bundle *bundle) {
+  set_older_entries(bundle);
   bundle->optimizers[bundle->optimizer_count++] = "SkipLayerNormFusion";
   for (size_t i = 0; i < bundle->state_count; i++)
     if (bundle->states[i].type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) return true;
-  bundle->variables[0] = "ORT_GQA_DISABLE_FLASH_ATTENTION";
-  bundle->values[0] = "1";
+  bundle->variables[0] = (ortolan_setting){"ORT_GQA_DISABLE_FLASH_ATTENTION", "1"};
   bundle->variable_count = 1;
   return true;
 }
 
-static bool read_host(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
+/* An object of `host.session` whose names begin with `prefix` and whose values are strings. */
+static bool read_settings(const json_value *session, const char *key, const char *prefix,
+                          ortolan_setting *settings, size_t *count, const ortolan_fields *in) {
+  char path[64];
+  snprintf(path, sizeof path, "host.session.%s", key);
+  const json_value *object = ortolan_object(in, session, "host.session", key);
+  if (object == NULL) return false;
+  if (object->count > ORTOLAN_MAX_SETTINGS) return ortolan_invalid(in, path, "at most 16 entries");
+  for (const json_value *item = object->item; item != NULL; item = item->next) {
+    /* other names would let a bundle change the process, or read and write files */
+    if (strncmp(item->key, prefix, strlen(prefix)) != 0 || strchr(item->key, '=') != NULL ||
+        item->type != JSON_STRING) {
+      char expected[64];
+      snprintf(expected, sizeof expected, "strings with names that begin with %s", prefix);
+      return ortolan_invalid(in, path, expected);
+    }
+    settings[(*count)++] = (ortolan_setting){item->key, item->string};
+  }
+  return true;
+}
+
+static bool read_host(ortolan_bundle *bundle, const json_value *root, int64_t schema,
+                      const ortolan_fields *in) {
   const json_value *host = ortolan_object(in, root, "", "host");
   if (host == NULL) return false;
-  if (!ortolan_known_keys(in, host, "host", "session onnxruntime query_heads")) return false;
+  /* `cache` is for hosts without shared buffers */
+  if (!ortolan_known_keys(in, host, "host", "session onnxruntime query_heads cache")) return false;
   if (!ortolan_integer(in, host, "host", "query_heads", 0, MAX_DIMENSION, &bundle->query_heads))
     return false;
   const json_value *session = ortolan_object(in, host, "host", "session");
   if (session == NULL ||
-      !ortolan_known_keys(in, session, "host.session", "disabled_optimizers environment"))
+      !ortolan_known_keys(in, session, "host.session",
+                          "disabled_optimizers environment config_entries"))
     return false;
   const json_value *names = ortolan_array(in, session, "host.session", "disabled_optimizers",
                                           ORTOLAN_MAX_SETTINGS);
-  const json_value *variables =
-      names == NULL ? NULL : ortolan_object(in, session, "host.session", "environment");
-  if (variables == NULL) return false;
+  if (names == NULL) return false;
   for (const json_value *item = names->item; item != NULL; item = item->next) {
     if (item->type != JSON_STRING || strlen(item->string) > 256)
       return ortolan_invalid(in, "host.session.disabled_optimizers", "names");
     bundle->optimizers[bundle->optimizer_count++] = item->string;
   }
-  if (variables->count > ORTOLAN_MAX_SETTINGS)
-    return ortolan_invalid(in, "host.session.environment", "at most 16 variables");
-  for (const json_value *item = variables->item; item != NULL; item = item->next) {
-    /* other variables would let a bundle change the process */
-    if (strncmp(item->key, "ORT_", 4) != 0 || strchr(item->key, '=') != NULL ||
-        item->type != JSON_STRING)
-      return ortolan_invalid(in, "host.session.environment", "variables that begin with ORT_");
-    bundle->variables[bundle->variable_count] = item->key;
-    bundle->values[bundle->variable_count++] = item->string;
-  }
+  if (!read_settings(session, "environment", "ORT_", bundle->variables, &bundle->variable_count,
+                     in))
+    return false;
+  if (schema >= 4)
+    return read_settings(session, "config_entries", "mlas.", bundle->entries,
+                         &bundle->entry_count, in);
+  set_older_entries(bundle);
   return true;
 }
 
@@ -280,9 +306,9 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
   int64_t schema;
   if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
   if (!ortolan_integer(in, root, "", "schema", 0, INT64_MAX, &schema)) return false;
-  if (schema != 2 && schema != 3)
+  if (schema < 2 || schema > 4)
     return ortolan_fail(in->error, ORTOLAN_MANIFEST,
-                        "%s has schema %lld; this library reads 2 and 3. Use a version that fits, "
+                        "%s has schema %lld; this library reads 2 to 4. Use a version that fits, "
                         "or export the checkpoint again.",
                         in->file, (long long)schema);
   const char *kind = ortolan_string(in, root, "", "kind");
@@ -299,7 +325,7 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
          read_files(bundle, root, in) && read_weights(bundle, root, in) &&
          read_graphs(bundle, root, in) && read_states(bundle, root, in) &&
          read_tokens(bundle, root, in) &&
-         (schema == 2 ? read_older_host(bundle) : read_host(bundle, root, in));
+         (schema == 2 ? read_older_host(bundle) : read_host(bundle, root, schema, in));
 }
 
 /* --- the folder --- */
@@ -311,6 +337,7 @@ bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_h
   bundle->folder = strdup(folder);
   if (bundle->folder == NULL) return ortolan_no_memory(error);
   char *text = ortolan_file_read(folder, MANIFEST, -1, MAX_MANIFEST_BYTES, &size, error);
+  if (text == NULL && error != NULL && error->code == ORTOLAN_MEMORY) return false;
   if (text == NULL)
     return ortolan_fail(error, ORTOLAN_BUNDLE_NOT_FOUND,
                         "%.300s is not a bundle: it has no readable " MANIFEST

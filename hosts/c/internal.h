@@ -76,6 +76,10 @@ typedef struct {
 } ortolan_graph;
 
 typedef struct {
+  const char *name, *value;
+} ortolan_setting;
+
+typedef struct {
   char *folder;
   ortolan_json *manifest; /* owns all strings below */
   ortolan_file files[ORTOLAN_MAX_FILES];
@@ -89,8 +93,8 @@ typedef struct {
   size_t eos_count, suppressed_count;
   const char *certificate; /* NULL for none */
   const char *optimizers[ORTOLAN_MAX_SETTINGS]; /* to disable */
-  const char *variables[ORTOLAN_MAX_SETTINGS], *values[ORTOLAN_MAX_SETTINGS];
-  size_t optimizer_count, variable_count;
+  ortolan_setting variables[ORTOLAN_MAX_SETTINGS], entries[ORTOLAN_MAX_SETTINGS];
+  size_t optimizer_count, variable_count, entry_count;
 } ortolan_bundle;
 
 /* Read manifest.json and check all files. Close it with ortolan_bundle_close, also after

@@ -11,8 +11,12 @@ bool ortolan_succeeded(const OrtApi *ort, OrtStatus *status, ortolan_code code, 
   if (status == NULL) return true;
   const char *text = ort->GetErrorMessage(status);
   size_t line = strcspn(text, "\n");
-  ortolan_fail(error, code, "onnxruntime %s %s: %.*s. Verify the bundle, or export it again.",
-               OrtGetApiBase()->GetVersionString(), what, (int)(line < 300 ? line : 300), text);
+  bool memory = strstr(text, "bad_alloc") || strstr(text, "ailed to allocate memory") ||
+                strstr(text, "Cannot allocate memory");
+  ortolan_fail(error, memory ? ORTOLAN_MEMORY : code, "onnxruntime %s %s: %.*s. %s",
+               OrtGetApiBase()->GetVersionString(), what, (int)(line < 300 ? line : 300), text,
+               memory ? "There is not enough memory: close other programs, or use a smaller model."
+                      : "Verify the bundle, or export it again.");
   ort->ReleaseStatus(status);
   return false;
 }
@@ -31,6 +35,11 @@ static bool add_settings(const ortolan_opener *opener, OrtSessionOptions *option
     if (i > 0) strcat(names, ";");
     strncat(names, bundle->optimizers[i], 256);
   }
+  for (size_t i = 0; i < bundle->entry_count; i++) {
+    const ortolan_setting *entry = &bundle->entries[i];
+    if (!opened(opener, ort->AddSessionConfigEntry(options, entry->name, entry->value), error))
+      return false;
+  }
   return opened(opener, ort->SetIntraOpNumThreads(options, threads), error) &&
          opened(opener, ort->SetInterOpNumThreads(options, 1), error) &&
          opened(opener,
@@ -41,9 +50,7 @@ static bool add_settings(const ortolan_opener *opener, OrtSessionOptions *option
          opened(opener,
                 ort->AddSessionConfigEntry(
                     options, "optimization.disable_specified_optimizers", names),
-                error) &&
-         /* on ARM, the other kernels for 4-bit weights round activations too coarsely */
-         opened(opener, ort->AddSessionConfigEntry(options, "mlas.disable_kleidiai", "1"), error);
+                error);
 }
 
 /* Create a session while the manifest's variables are set. The user's own values win. */
@@ -55,13 +62,13 @@ static bool create(const ortolan_opener *opener, const ortolan_graph *graph,
   char *bytes = ortolan_bundle_read(bundle, graph->file, &size, error);
   if (bytes == NULL) return false;
   for (size_t i = 0; i < bundle->variable_count; i++) {
-    ours[i] = getenv(bundle->variables[i]) == NULL;
-    if (ours[i]) setenv(bundle->variables[i], bundle->values[i], 1);
+    ours[i] = getenv(bundle->variables[i].name) == NULL;
+    if (ours[i]) setenv(bundle->variables[i].name, bundle->variables[i].value, 1);
   }
   OrtStatus *status =
       opener->ort->CreateSessionFromArray(opener->env, bytes, size, options, session);
   for (size_t i = 0; i < bundle->variable_count; i++)
-    if (ours[i]) unsetenv(bundle->variables[i]);
+    if (ours[i]) unsetenv(bundle->variables[i].name);
   free(bytes);
   return opened(opener, status, error);
 }

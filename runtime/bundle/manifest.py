@@ -28,6 +28,7 @@ __all__ = [
     "NAME",
     "READABLE",
     "SCHEMA",
+    "CacheType",
     "File",
     "Graph",
     "Host",
@@ -51,11 +52,11 @@ __all__ = [
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
 
-SCHEMA: Final = 3
+SCHEMA: Final = 4
 """Version of the format that is written."""
 
-READABLE = (2, 3)
-"""Versions that are read. Version 2 has no `host`."""
+READABLE = (2, 3, 4)
+"""Versions that are read. Version 2 has no `host`; 3 has no `host.cache` or `config_entries`."""
 
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -64,6 +65,10 @@ Form = Annotated[str, Meta(min_length=1, max_length=limits.MAX_FORM_LENGTH)]
 Prompt = Annotated[str, Meta(max_length=limits.MAX_PROMPT_LENGTH)]
 StateType = Literal["float32", "float16", "bfloat16", "int8"]
 STATE_BYTES: Mapping[StateType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
+KernelEntry = Annotated[str, Meta(pattern=r"\Amlas\.[a-z0-9_]{1,64}\Z")]
+"""Session config entry that selects kernels. Others can make onnxruntime read and write files."""
+
+CacheType = Literal["grows", "slots"]
 TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
 OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
@@ -277,10 +282,12 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     Attributes:
         disabled_optimizers: graph optimizers that are switched off.
         environment: variables that are set while a session is created.
+        config_entries: session config entries, which select kernels.
     """
 
     disabled_optimizers: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_SETTINGS)]
     environment: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_SETTINGS)]
+    config_entries: Annotated[dict[KernelEntry, Label], Meta(max_length=limits.MAX_SETTINGS)] = {}
 
 
 class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -292,11 +299,15 @@ class Host(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         session: settings that the certificate was measured with.
         onnxruntime: version that it was measured with.
         query_heads: query heads of the widest attention.
+        cache: how growing states get room without shared buffers. `grows`: the input holds exactly
+            the tokens so far, and the output also the new ones. `slots`: the input has free slots,
+            which the graph writes to. `None` if no state grows, and in schema 3.
     """
 
     session: SessionSettings
     onnxruntime: Label
     query_heads: Annotated[int, Meta(ge=0, le=limits.MAX_DIMENSION)]
+    cache: CacheType | None = None
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -332,7 +343,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         host: what other programs need; `None` in schema 2.
     """
 
-    schema: Literal[2, 3]
+    schema: Literal[2, 3, 4]
     kind: KindName
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
     attention: Literal["fused", "portable"]

@@ -29,6 +29,9 @@ __all__ = ["NAME", "decode", "encode", "fingerprint"]
 HOST_SINCE = 3
 """First schema with `host`."""
 
+CACHE_SINCE = 4
+"""First schema with `host.cache` and `host.session.config_entries`."""
+
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
 
@@ -59,8 +62,6 @@ def decode(data: bytes) -> Manifest:
                 "Export the bundle again, or install the version of Ortolan that made it."
             )
         manifest = msgspec.json.decode(data, type=Manifest)
-        if (manifest.host is None) != (schema < HOST_SINCE):
-            raise _refused("`host` from schema 3 on, and only there", f"schema {schema}")
     # UnicodeDecodeError is not a DecodeError; deep nesting raises RecursionError
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise ManifestError(
@@ -93,6 +94,7 @@ def fingerprint(manifest: Manifest) -> str:
 
 def _check(manifest: Manifest) -> None:
     """Check that the fields fit together, so that the runtime never has to ignore or guess."""
+    _check_host(manifest)
     _check_unique("devices", manifest.devices)
     _check_files(manifest)
     _check_graphs(manifest)
@@ -106,6 +108,24 @@ def _check(manifest: Manifest) -> None:
     _check_source(manifest)
     _check_output(manifest)
     _check_maps(manifest)
+
+
+def _check_host(manifest: Manifest) -> None:
+    schema, host = manifest.schema, manifest.host
+    if (host is None) != (schema < HOST_SINCE):
+        raise _refused(f"`host` from schema {HOST_SINCE} on, and only there", f"schema {schema}")
+    if host is None:
+        return
+    if schema < CACHE_SINCE:
+        if host.cache is not None or host.session.config_entries:
+            raise _refused("`host` without the fields of newer schemas", f"schema {schema}")
+        return
+    grows = any(state.update == "append" for state in manifest.states)
+    if (host.cache is not None) != grows:
+        raise _refused(
+            "`host.cache` of bundles whose states grow, and only there",
+            f"{host.cache} with {'growing' if grows else 'no growing'} states",
+        )
 
 
 def _check_repeated_fields(data: bytes) -> None:

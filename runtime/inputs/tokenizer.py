@@ -95,6 +95,25 @@ class Tokenizer:
             )
         return ids
 
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return the token ids of a pair of texts, with the special tokens of a pair.
+
+        Raises:
+            TokenizerError: see `encode`; also if the model tells the texts of a pair apart by type
+                ids, which encoders do not read.
+        """
+        self._check_text(first)
+        self._check_text(second)
+        with _ENCODING:
+            encoding = self._library.encode(first, second)
+        if any(encoding.type_ids):
+            raise TokenizerError(
+                "This tokenizer marks the second text of a pair by type ids, which an Encoder does "
+                "not read. Use a model without them, such as an XLM-RoBERTa."
+            )
+        ids: list[int] = encoding.ids
+        return [self._checked(token) for token in ids]
+
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text, and start and end of each token in characters.
 

@@ -10,8 +10,10 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
+
+from tests.debian import SetupError, download, run
 
 REPOSITORY = Path(__file__).parents[2]
 QEMU = "qemu-aarch64-static"
@@ -51,10 +53,6 @@ CPU revision\t: 0
 _CORES = 2
 
 
-class MachineError(Exception):
-    """A machine cannot be made or started. Says what is missing and how to get it."""
-
-
 def missing(machine: Path) -> str | None:
     """Return what a machine in this folder lacks, or `None`."""
     if shutil.which(QEMU) is None:
@@ -68,7 +66,7 @@ def make(machine: Path) -> None:
     """Download and unpack everything, unless an earlier call completed.
 
     Raises:
-        MachineError: a program is missing, or a download failed.
+        SetupError: a program is missing, or a download failed.
     """
     for program, package in (
         (QEMU, "qemu-user-static"),
@@ -76,31 +74,33 @@ def make(machine: Path) -> None:
         ("dpkg-deb", "dpkg"),
     ):
         if shutil.which(program) is None:
-            raise MachineError(f"{program} is missing. Install {package} on a Debian 12 system.")
+            raise SetupError(f"{program} is missing. Install {package} on a Debian 12 system.")
     if (machine / "complete").exists():
         return
     shutil.rmtree(machine, ignore_errors=True)
     root, downloads = machine / "root", machine / "downloads"
     downloads.mkdir(parents=True)
-    _download_debs(machine / "apt", downloads)
+    download(_DEBS, downloads, state=machine / "apt", architecture="arm64")
     for deb in downloads.glob("*.deb"):
-        _run(["dpkg-deb", "-x", str(deb), str(root)], cwd=machine)
+        run(["dpkg-deb", "-x", str(deb), str(root)], cwd=machine)
     platforms = [word for name in _PLATFORMS for word in ("--platform", name)]
     pip = [sys.executable, "-m", "pip", "download", "--quiet", "--only-binary=:all:", "--no-deps"]
     pip += ["--python-version", PYTHON, "--implementation", "cp", *platforms]
     pip += ["-c", str(REPOSITORY / "constraints.txt"), *_WHEELS]
-    _run(pip, cwd=downloads)
+    run(pip, cwd=downloads)
     for wheel in downloads.glob("*.whl"):
         shutil.unpack_archive(wheel, machine / "packages", "zip")
     for cpu in CPUS:
-        _add_cpu(machine, cpu)
+        add_view(machine, cpu, machine / cpu)
     shutil.rmtree(downloads)
     (machine / "complete").touch()
 
 
-def ortolan(machine: Path, cpu: str, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """Run the command line of this repository on a processor."""
-    root = machine / cpu
+def ortolan(
+    machine: Path, cpu: str, *words: str | Path, view: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Run the command line of this repository on a processor, or on a `view` of one."""
+    root = view or machine / cpu
     paths = [str(machine / "packages"), str(REPOSITORY / "src")]
     return subprocess.run(
         [
@@ -114,54 +114,31 @@ def ortolan(machine: Path, cpu: str, *words: str | Path) -> subprocess.Completed
     )
 
 
-def _download_debs(state: Path, folder: Path) -> None:
-    for name in ("lists/partial", "cache/archives/partial"):
-        (state / name).mkdir(parents=True)
-    (state / "status").touch()
-    options = {
-        "APT::Architecture": "arm64",
-        "APT::Architectures": "arm64",
-        "APT::Sandbox::User": "",
-        "Dir::State::lists": state / "lists",
-        "Dir::State::status": state / "status",
-        "Dir::Cache": state / "cache",
-    }
-    apt = [
-        "apt-get",
-        "-qq",
-        *(w for key, value in options.items() for w in ("-o", f"{key}={value}")),
-    ]
-    _run([*apt, "update"], cwd=folder)
-    _run([*apt, "download", *_DEBS], cwd=folder)
+def add_view(machine: Path, cpu: str, view: Path, *, available: int | None = None) -> None:
+    """Make a view of the root for a processor, with a cpuinfo of its own.
 
-
-def _add_cpu(machine: Path, cpu: str) -> None:
-    """Give a processor its own view of the root, with a cpuinfo of its own.
+    Args:
+        machine: the machine.
+        cpu: the processor.
+        view: new folder.
+        available: free memory that the processor shows, in bytes; by default this machine's.
 
     qemu-user 7.2 shows the host's /proc/cpuinfo. onnxruntime reads it to choose kernels: it crashes
     on that of an x86, and a feature that the processor lacks ends in an illegal instruction.
     """
     part, features = CPUS[cpu]
-    view = machine / cpu
     (view / "proc").mkdir(parents=True)
     for name in ("usr", "lib", "etc"):
-        (view / name).symlink_to(f"../root/{name}")
+        (view / name).symlink_to(machine / "root" / name)
     cores = [_CORE.format(number=i, features=features, part=part) for i in range(_CORES)]
     (view / "proc" / "cpuinfo").write_text("".join(cores))
-
-
-def _run(command: Sequence[str], *, cwd: Path) -> None:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
-    if done.returncode:
-        last = (done.stderr.strip().splitlines() or [f"exit status {done.returncode}"])[-1]
-        raise MachineError(
-            f"{' '.join(command[:1])} failed: {last}. Check the network, and that this is Debian "
-            f"12, whose Python is {PYTHON}."
-        )
+    if available is not None:
+        meminfo = f"MemAvailable: {available // 1024} kB\nSwapFree: 0 kB\n"
+        (view / "proc" / "meminfo").write_text(meminfo)
 
 
 if __name__ == "__main__":
     try:
         make(Path(sys.argv[1]).resolve())
-    except MachineError as error:
+    except SetupError as error:
         sys.exit(f"tests.arm.machine: {error}")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from tests.arm import machine
 from tests.cli.conftest import run_here
+from tests.runtime.tiny_decoder import write_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
         return path
 
     return exported
+
+
+def test_text_that_does_not_fit_into_memory_is_rejected(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "bundle", context_length=1 << 18)
+    machine.add_view(MACHINE, "cortex-a76", tmp_path / "view", available=16 << 20)
+    words = ("bench", tmp_path / "bundle", "-p", "1", "-n", str(1 << 17), "-r", "1")
+    run = machine.ortolan(MACHINE, "cortex-a76", *words, view=tmp_path / "view")
+    assert run.returncode == 2, run.stdout
+    assert "MB of memory" in run.stderr
 
 
 def generated(standard_output: str | bytes) -> list[int]:

@@ -1,6 +1,6 @@
 """The C library of hosts/c computes what the Python runtime computes.
 
-Needs CMake, a C compiler, and the folder of onnxruntime_c_api.h in $ONNXRUNTIME_INCLUDE.
+Needs CMake, a C compiler, and onnxruntime_c_api.h, which `make onnxruntime-header` downloads.
 """
 
 import hashlib
@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tests.hosts import header
 from tests.runtime.tiny_decoder import VOCABULARY, write_bundle
 
 import ortolan
@@ -97,9 +98,9 @@ def build(folder: Path, *options: str) -> Built:
     """Build the library and its programs, or skip the test where a tool is missing."""
     if shutil.which("cmake") is None or shutil.which("cc") is None:
         pytest.skip("needs cmake and a C compiler")
-    include = os.environ.get("ONNXRUNTIME_INCLUDE")
-    if not include:
-        pytest.skip("needs ONNXRUNTIME_INCLUDE, the folder of onnxruntime_c_api.h")
+    include = header.find()
+    if include is None:
+        pytest.skip("needs onnxruntime_c_api.h. Run `make onnxruntime-header`")
     configure = ["cmake", "-S", str(HOST), "-B", str(folder), f"-DONNXRUNTIME_INCLUDE={include}"]
     flags = [f"-DONNXRUNTIME_DIR={LIBRARY}", "-DCMAKE_C_FLAGS=-Werror", *options]
     for command in ([*configure, *flags], ["cmake", "--build", str(folder)]):
@@ -262,6 +263,17 @@ def test_empty_prompt_stands_for_bos_and_context_is_the_limit(
     assert len(built.generate(bundle, random_ids(1000), 0)) == 100
 
 
+def test_bundle_of_schema_3_generates_the_same_tokens(built: Built, copied: Path) -> None:
+    tokens = built.generate(copied, [1], 30)
+
+    def older(manifest: dict[str, Any]) -> None:
+        manifest["schema"] = 3
+        del manifest["host"]["cache"], manifest["host"]["session"]["config_entries"]
+
+    edit(copied, older)
+    assert built.generate(copied, [1], 30) == tokens
+
+
 def test_bundle_of_schema_2_generates_the_same_tokens(built: Built, copied: Path) -> None:
     tokens = built.generate(copied, [1], 30)
     edit(copied, lambda manifest: (manifest.update(schema=2), manifest.pop("host")))
@@ -353,7 +365,7 @@ def failure(built: Built, bundle: Path, prompt: list[int], new: int = 4, **optio
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(schema=4), "manifest: manifest.json has schema 4; .* reads 2 and 3"),
+        (lambda m: m.update(schema=5), "manifest: manifest.json has schema 5; .* reads 2 to 4"),
         (lambda m: m.update(kind="encoder"), "kind: This bundle is of the kind encoder"),
         (lambda m: m.update(devices=["cuda"]), "device: .* not exported for a CPU"),
         (lambda m: m.update(news=1), "manifest: .*`news` of `the document` is unknown"),
@@ -373,7 +385,11 @@ def failure(built: Built, bundle: Path, prompt: list[int], new: int = 4, **optio
         (lambda m: m["tokens"].update(eos=[97]), "manifest: .*ids within the vocabulary"),
         (
             lambda m: m["host"]["session"]["environment"].update(LD_PRELOAD="x"),
-            "manifest: .*variables that begin with ORT_",
+            "manifest: .*names that begin with ORT_",
+        ),
+        (
+            lambda m: m["host"]["session"]["config_entries"].update({"session.x": "1"}),
+            "manifest: .*names that begin with mlas.",
         ),
     ],
 )
@@ -453,6 +469,27 @@ def test_model_that_overflows_is_an_error(built: Built, tmp_path: Path) -> None:
 
 
 # --- memory -------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
+def test_every_shortage_of_memory_is_an_error_that_says_so(built: Built, pythonic: Path) -> None:
+    """From a limit that only fits the library up to one that fits everything."""
+    words = [*map(str, arguments(pythonic, random_ids(600), 100))]
+    expected, outcomes = built.run("run", *words).stdout, set()
+    for limit in range(32 << 20, 256 << 20, 1 << 20):
+        done = built.run("run", *words, before=("prlimit", f"--as={limit}"))
+        last = (done.stderr.strip().splitlines() or [""])[-1]
+        if done.returncode == 0:
+            assert done.stdout == expected
+            break
+        if "error while loading shared libraries" in last:
+            continue
+        assert done.returncode == 1, (limit, done.returncode, done.stderr)
+        assert last.startswith("memory: "), (limit, done.stderr)
+        outcomes.add(re.sub(r"\W+", " ", last)[:50])
+    assert done.returncode == 0
+    # onnxruntime starts, a graph opens, the cache grows or a graph runs
+    assert len(outcomes) >= 2, outcomes
 
 
 def test_sanitizers_find_nothing(sanitized: Built, tiny: dict[str, Path]) -> None:

@@ -126,11 +126,18 @@ def bundle_case(folder: Path, prompt: str | list[int]) -> dict[str, Any]:
     sampled = Sampling(**DRAWN)
     greedy = model.generate(prompt, max_new_tokens=32, ignore_eos=True)
     drawn = model.generate(prompt, max_new_tokens=32, ignore_eos=True, sampling=sampled)
+    ids = (
+        prompt
+        if isinstance(prompt, list)
+        else Tokenizer.from_bytes((folder / "tokenizer.json").read_bytes()).encode(prompt)
+    )
+    highest = np.sort(model.logits([*ids, *greedy.tokens])[len(ids) - 1 : -1])[:, -2:]
     return {
         "bundle": str(folder),
         "prompt": prompt,
         "options": camel(DRAWN),
         "greedy": greedy.tokens,
+        "gaps": (highest[:, 1] - highest[:, 0]).tolist(),
         "text": greedy.text or "",
         "sampled": drawn.tokens,
     }

@@ -12,6 +12,7 @@ from onnx import GraphProto, ModelProto, NodeProto, TensorProto, helper
 
 from ortolan.runtime.bundle.manifest import (
     NAME,
+    SCHEMA,
     File,
     Graph,
     Host,
@@ -78,12 +79,14 @@ def manifest_of(files: Mapping[str, bytes]) -> Manifest:
 
 def manifest(files: Mapping[str, bytes], **fields: Any) -> Manifest:
     """Return the manifest of a decoder in fp32 with these files; `fields` are the others."""
+    appends = any(state.update == "append" for state in fields.get("states", ()))
     defaults: dict[str, Any] = {
-        "schema": 3,
+        "schema": SCHEMA,
         "host": Host(
             session=SessionSettings(disabled_optimizers=(), environment={}),
             onnxruntime="1.31.1",
             query_heads=2,
+            cache="grows" if appends else None,
         ),
         "kind": "decoder",
         "precision": "fp32",

@@ -102,7 +102,9 @@ def tokenizer_json() -> bytes:
     tokenizer.pre_tokenizer = Whitespace()
     tokenizer.add_special_tokens(list(WORDS[:4]))
     tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
+        single="[CLS] $A [SEP]",
+        pair="[CLS] $A [SEP] $B [SEP]",
+        special_tokens=[("[CLS]", 2), ("[SEP]", 3)],
     )
     return tokenizer.to_str().encode()
 
@@ -131,8 +133,10 @@ def write_bundle(
         size: output size in the manifest, if different from the graph.
     """
     weights = _weights()
+    weights["labels"] = weights["labels"][:, : len(labels)]
     if poisoned is not None:
         weights["embedding"][poisoned] = np.nan
+    sizes = {**SIZES, **dict.fromkeys(OF_LABELS, len(labels))}
     contents = {"certificate.json": b"{}", "encoder.onnx": _encoder(weights, kind, image)}
     graphs = {"encoder": Graph(file="encoder.onnx")}
     if maps:
@@ -149,7 +153,7 @@ def write_bundle(
         tokens=Tokens() if image else Tokens(pad=0),
         source=source or image or TextSource(max_tokens=MAX_TOKENS),
         output=Output(
-            kind=kind, size=size or SIZES[kind], labels=labels if kind in OF_LABELS else ()
+            kind=kind, size=size or sizes[kind], labels=labels if kind in OF_LABELS else ()
         ),
         attention_maps=("encoder.0.self",) if maps else (),
     )

@@ -1,20 +1,21 @@
 /** A bundle: its manifest and its checked files. See docs/bundle-format.md. */
 
-import { BundleError, DeviceError } from "./errors.js";
+import { check, failure } from "./checks.js";
+import { BundleError, DeviceError, OrtolanError } from "./errors.js";
 
 /** Versions of the format that are read. */
-const SCHEMAS = [2, 3];
+const SCHEMAS = [2, 3, 4];
+
+/** What manifests of schema 2 and 3 leave out. Any graph can write to slots. */
+const OLDER_SESSION = {
+  disabled_optimizers: ["SkipLayerNormFusion"],
+  environment: { ORT_GQA_DISABLE_FLASH_ATTENTION: "1" },
+  config_entries: { "mlas.disable_kleidiai": "1" },
+};
 
 const TEXT = ["tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
-/**
- * Read the files of a bundle, and check their sizes and hashes.
- *
- * @param files from `urlFiles`, `chosenFiles` or `folderFiles`
- * @param {object} options
- * @param {(loaded: number, total: number, name: string) => void} options.onProgress
- * @returns {Promise<{manifest: object, contents: Map<string, Uint8Array>}>}
- */
+/** Read the files of a bundle and check their sizes and hashes; `contents` has the bytes by name. */
 export async function readBundle(files, { onProgress = () => {} } = {}) {
   const manifest = await readManifest(files);
   const names = [...usedFiles(manifest), ...TEXT];
@@ -24,47 +25,46 @@ export async function readBundle(files, { onProgress = () => {} } = {}) {
   const contents = new Map();
   for (const file of listed) {
     const onBytes = (count) => onProgress((loaded += count), total, file.name);
-    const bytes = await files.read(file.name, { sha256: file.sha256, onBytes });
-    try {
-      await check(file, bytes);
-    } catch (error) {
+    const bytes = await read(files, file.name, { sha256: file.sha256, onBytes });
+    await checkFile(file, bytes).catch(async (error) => {
       await files.forget?.(file.name, file);
       throw error;
-    }
+    });
     contents.set(file.name, bytes);
   }
   return { manifest, contents };
 }
 
+async function read(files, name, options) {
+  try {
+    return await files.read(name, options);
+  } catch (cause) {
+    throw cause instanceof OrtolanError ? cause : failure(cause, BundleError, `${name} cannot be read`);
+  }
+}
+
 async function readManifest(files) {
-  const bytes = await files.read("manifest.json");
+  const bytes = await read(files, "manifest.json");
   let manifest;
   try {
     manifest = JSON.parse(new TextDecoder("utf-8", { fatal: true }).decode(bytes));
   } catch (cause) {
     throw new BundleError("manifest.json is not JSON. Copy the bundle again.", { cause });
   }
-  if (!SCHEMAS.includes(manifest?.schema)) {
-    throw new BundleError(
-      `manifest.json: expected schema ${SCHEMAS.join(" or ")}, got ${manifest?.schema}. ` +
-        "Export the bundle again, or install a newer version of this package.",
-    );
+  const version = `expected schema ${SCHEMAS.join(", ")}, got ${manifest?.schema}`;
+  const advice = "Export the bundle again, or install a newer version of this package.";
+  check(SCHEMAS.includes(manifest?.schema), BundleError, `manifest.json: ${version}. ${advice}`);
+  const { kind, graphs, states, host } = manifest;
+  check(kind === "decoder", BundleError, `Expected a decoder, got an ${kind}. Run it with Python.`);
+  const hasDecoder = graphs?.decoder !== undefined;
+  check(hasDecoder, BundleError, "Expected one graph. Export the checkpoint without --graphs split.");
+  checkNames(manifest);
+  for (const { name, dtype, update } of states) {
+    const isKnown = dtype === "float32" && ["append", "replace"].includes(update);
+    check(isKnown, BundleError, `The state ${name} is ${dtype}. Export the checkpoint with --device web.`);
   }
-  if (manifest.kind !== "decoder") {
-    throw new BundleError(`Expected a decoder, got an ${manifest.kind}. Run it with Python.`);
-  }
-  if (!manifest.graphs?.decoder) {
-    throw new BundleError("Expected one graph. Export the checkpoint without --graphs split.");
-  }
-  checkFiles(manifest);
-  for (const state of manifest.states) {
-    if (state.dtype !== "float32" || !["append", "replace"].includes(state.update)) {
-      throw new BundleError(
-        `The state ${state.name} is ${state.dtype}. Export the checkpoint with --device web.`,
-      );
-    }
-  }
-  return manifest;
+  const session = { ...OLDER_SESSION, ...host?.session };
+  return { ...manifest, host: { cache: "slots", ...host, session } };
 }
 
 /** Names of the files that a manifest refers to. */
@@ -74,29 +74,23 @@ function usedFiles({ graphs, weights, tokenizer, certificate }) {
 }
 
 /** Check that all files are listed, and that no name leads out of the bundle. */
-function checkFiles(manifest) {
+function checkNames(manifest) {
   const names = manifest.files.map((file) => file.name);
-  const wrong = names.find((name) => !/^[\w.-]+$/.test(name) || /^\.+$/.test(name));
-  if (wrong !== undefined) {
-    throw new BundleError(`manifest.json: expected names of files in the bundle's folder, got ${wrong}.`);
-  }
+  const outside = names.find((name) => !/^[\w.-]+$/.test(name) || /^\.+$/.test(name));
+  const inside = "manifest.json: expected names of files in the bundle's folder";
+  check(outside === undefined, BundleError, `${inside}, got ${outside}.`);
   const missing = usedFiles(manifest).find((name) => !names.includes(name));
-  if (missing !== undefined) {
-    throw new BundleError(`manifest.json does not list ${missing}. Export the bundle again.`);
-  }
+  const isListed = missing === undefined;
+  check(isListed, BundleError, `manifest.json does not list ${missing}. Export the bundle again.`);
 }
 
-async function check(file, bytes) {
+async function checkFile({ name, size, sha256 }, bytes) {
   const advice = "The bundle is incomplete or was changed: copy it again, or export it again.";
-  if (bytes.length !== file.size) {
-    throw new BundleError(`${file.name}: expected ${file.size} bytes, got ${bytes.length}. ${advice}`);
-  }
-  if (!globalThis.crypto?.subtle) {
-    throw new DeviceError("This page cannot check hashes. Open it with HTTPS, or from localhost.");
-  }
+  const cut = `${name}: expected ${size} bytes, got ${bytes.length}. ${advice}`;
+  check(bytes.length === size, BundleError, cut);
+  const secure = "This page cannot check hashes. Open it with HTTPS, or from localhost.";
+  check(globalThis.crypto?.subtle, DeviceError, secure);
   const digest = new Uint8Array(await crypto.subtle.digest("SHA-256", bytes));
   const got = Array.from(digest, (byte) => byte.toString(16).padStart(2, "0")).join("");
-  if (got !== file.sha256) {
-    throw new BundleError(`${file.name}: expected SHA-256 ${file.sha256}, got ${got}. ${advice}`);
-  }
+  check(got === sha256, BundleError, `${name}: expected SHA-256 ${sha256}, got ${got}. ${advice}`);
 }

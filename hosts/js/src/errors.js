@@ -1,4 +1,4 @@
-/** Errors of this package. Each says what failed, what was expected, what was got and what to do. */
+/** Errors of this package. Each says what is wrong and what to do. */
 
 export class OrtolanError extends Error {
   constructor(message, options) {
@@ -7,20 +7,10 @@ export class OrtolanError extends Error {
   }
 }
 
-/** A bundle that is incomplete, damaged, of another version or of a kind that is not supported. */
 export class BundleError extends OrtolanError {}
-
-/** An invalid request. */
 export class InputError extends OrtolanError {}
-
-/** A prompt that does not fit into the context. */
 export class ContextLengthError extends InputError {}
-
-/** A sampling option that is out of range. */
 export class SamplingError extends InputError {}
-
-/** A device that is missing here, or that failed while computing. */
 export class DeviceError extends OrtolanError {}
-
-/** Logits that are not finite. */
+export class MemoryError extends OrtolanError {}
 export class NumericError extends OrtolanError {}

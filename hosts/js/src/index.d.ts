@@ -81,6 +81,7 @@ export interface Verification {
 
 /** A loaded decoder. Computes one sequence at a time. */
 export class Decoder {
+  /** manifest.json, with what older schemas leave out. */
   readonly manifest: any;
   /** Null for a bundle without a tokenizer. */
   readonly text: {
@@ -89,23 +90,33 @@ export class Decoder {
     decode(ids: number[]): string;
     chat(messages: Message[]): number[];
   } | null;
+  /** Generate text; returns the completion. */
   generate(prompt: Prompt, options?: Options): Promise<Completion>;
   /** Yields pieces of text; returns the completion. */
   stream(prompt: Prompt, options?: Options): AsyncGenerator<string, Completion>;
   /** Gives the logits after every token to `onRow`. */
   logits(ids: number[], onRow: (logits: Float32Array, position: number) => void): Promise<void>;
+  /** Replay the certificate on this device. */
   verify(options?: { onProgress?: (done: number, total: number) => void }): Promise<Verification>;
+  /** Free the memory of the model. */
   release(): Promise<void>;
 }
 
+/** Load a bundle, after checking its files. Rejects with one of the errors below. */
 export function load(files: Files, options: LoadOptions): Promise<Decoder>;
 
 export class OrtolanError extends Error {}
 /** A bundle that is incomplete, damaged, of another version or of another kind. */
 export class BundleError extends OrtolanError {}
+/** An invalid request. */
 export class InputError extends OrtolanError {}
+/** A prompt that does not fit into the context. */
 export class ContextLengthError extends InputError {}
+/** A sampling option that is out of range. */
 export class SamplingError extends InputError {}
 /** A device that is missing or failed. */
 export class DeviceError extends OrtolanError {}
+/** Memory ran out: the machine's, or the 4 GB of WebAssembly. The model must be loaded again. */
+export class MemoryError extends OrtolanError {}
+/** Logits that are not finite. */
 export class NumericError extends OrtolanError {}

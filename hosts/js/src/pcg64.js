@@ -71,13 +71,11 @@ function mixed(entropy) {
     return value ^ (value >>> 16);
   };
   const pool = [0, 1, 2, 3].map((index) => hash(entropy[index] ?? 0));
-  for (let source = 0; source < 4; source++) {
+  for (let source = 0; source < Math.max(4, entropy.length); source++) {
     for (let target = 0; target < 4; target++) {
-      if (source !== target) pool[target] = mix(pool[target], hash(pool[source]));
+      const word = source < 4 ? pool[source] : entropy[source];
+      if (source !== target) pool[target] = mix(pool[target], hash(word));
     }
-  }
-  for (const word of entropy.slice(4)) {
-    for (let target = 0; target < 4; target++) pool[target] = mix(pool[target], hash(word));
   }
   return pool;
 }

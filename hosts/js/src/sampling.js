@@ -4,6 +4,7 @@
  * softmax and one draw. Temperature 0 takes the highest logit, the lowest id on ties.
  */
 
+import { check } from "./checks.js";
 import { NumericError, SamplingError } from "./errors.js";
 import { PCG64 } from "./pcg64.js";
 
@@ -31,62 +32,38 @@ export class Sampler {
   #seen;
   #generated = new Map();
 
-  /**
-   * @param {object} options of sampling
-   * @param {number} vocabSize
-   * @param {Iterable<number>} prompt ids before the first new one
-   */
-  constructor(options, vocabSize, prompt) {
+  /** `prompt` has the ids before the first new one; the ids in `suppressed` are never chosen. */
+  constructor(options, vocabSize, prompt, suppressed = []) {
     for (const [name, [value, allowed, isAllowed]] of Object.entries(RANGES)) {
       const got = options[name] ?? value;
-      if (typeof got !== "number" || !Number.isFinite(got) || !isAllowed(got)) {
-        throw new SamplingError(`${name} must be ${allowed} (got ${got}).`);
-      }
+      const isRight = Number.isFinite(got) && isAllowed(got);
+      check(isRight, SamplingError, `${name} must be ${allowed} (got ${got}).`);
       this.#options[name] = got;
     }
-    this.#bias = Object.entries(options.logitBias ?? {}).map(([id, value]) => [Number(id), value]);
-    for (const [id, value] of this.#bias) {
-      if (!Number.isInteger(id) || id < 0 || id >= vocabSize || !Number.isFinite(value)) {
-        throw new SamplingError(
-          `logitBias needs ids below ${vocabSize} and finite numbers (got ${id}: ${value}).`,
-        );
-      }
+    const bias = Object.entries(options.logitBias ?? {}).map(([id, value]) => [Number(id), value]);
+    for (const [id, value] of bias) {
+      const isRight = Number.isInteger(id) && id >= 0 && id < vocabSize && Number.isFinite(value);
+      const message = `logitBias needs ids below ${vocabSize} and finite numbers (got ${id}: ${value}).`;
+      check(isRight, SamplingError, message);
     }
+    this.#bias = [...bias, ...suppressed.map((id) => [id, -Infinity])];
     const seed = options.seed ?? crypto.getRandomValues(new BigUint64Array(1))[0];
-    if (!(typeof seed === "bigint" || Number.isSafeInteger(seed)) || seed < 0) {
-      throw new SamplingError(`seed must be a whole number of at least 0 (got ${seed}).`);
-    }
-    this.#random = () => {
-      const generator = new PCG64(seed);
-      this.#random = () => generator.uniform();
-      return this.#random();
-    };
+    const isSeed = (typeof seed === "bigint" || Number.isSafeInteger(seed)) && seed >= 0;
+    check(isSeed, SamplingError, `seed must be a whole number of at least 0 (got ${seed}).`);
+    this.#random = new PCG64(seed);
     this.#seen = new Set(this.#options.repetitionPenalty === 1 ? [] : prompt);
   }
 
-  /**
-   * Choose the next token, and count it.
-   *
-   * @param {Float32Array} logits not modified
-   * @returns {number} its id
-   */
+  /** Choose the id of the next token from its logits, which are not modified, and count it. */
   next(logits) {
     const scores = this.#adjusted(logits);
     const top = highest(scores);
-    if (!Number.isFinite(scores[top])) {
-      throw new NumericError(
-        `The logit of id ${top} is ${scores[top]}. Verify the bundle on this device.`,
-      );
-    }
+    const message = `The logit of id ${top} is ${scores[top]}. Verify the bundle on this device.`;
+    check(Number.isFinite(scores[top]), NumericError, message);
     const token = this.#options.temperature === 0 ? top : this.#draw(scores, scores[top]);
-    this.record(token);
-    return token;
-  }
-
-  /** Count a token that was not chosen by `next`. */
-  record(token) {
     if (this.#options.repetitionPenalty !== 1) this.#seen.add(token);
     this.#generated.set(token, (this.#generated.get(token) ?? 0) + 1);
+    return token;
   }
 
   /** A copy of the logits with bias and penalties; the logits themselves without any. */
@@ -112,19 +89,13 @@ export class Sampler {
       const least = scores.slice().sort()[scores.length - topK];
       ids = ids.filter((id) => scores[id] >= least);
     }
-    let weights = Float64Array.from(ids, (id) => Math.exp((scores[id] - top) / temperature));
-    const keep = (indices) => {
-      ids = indices.map((index) => ids[index]);
-      weights = Float64Array.from(indices, (index) => weights[index]);
-    };
-    if (topP < 1) keep(mostProbable(weights, topP));
-    if (minP > 0) {
-      const least = minP * weights.reduce((a, b) => Math.max(a, b), 0);
-      keep([...weights.keys()].filter((index) => weights[index] >= least));
-    }
+    const weights = new Float64Array(scores.length); // the largest is 1
+    for (const id of ids) weights[id] = Math.exp((scores[id] - top) / temperature);
+    if (topP < 1) ids = mostProbable(ids, weights, topP);
+    if (minP > 0) ids = ids.filter((id) => weights[id] >= minP);
     let total = 0;
-    const sums = weights.map((weight) => (total += weight));
-    const point = this.#random() * total;
+    const sums = ids.map((id) => (total += weights[id]));
+    const point = this.#random.uniform() * total;
     return ids[sums.findIndex((sum) => sum > point)];
   }
 }
@@ -139,19 +110,13 @@ export function highest(values) {
   return best;
 }
 
-/** Indices, ascending, of the fewest weights whose sum reaches a share; the first ones win ties. */
-function mostProbable(weights, share) {
-  const total = weights.reduce((a, b) => a + b, 0);
+/** The fewest ids, ascending, whose weights reach a share of the sum; the first ones win ties. */
+function mostProbable(ids, weights, share) {
+  const total = ids.reduce((sum, id) => sum + weights[id], 0);
   // weights up to (1 - share) / N of the total are never kept; half of that leaves room for rounding
-  const floor = (((1 - share) / 2) * total) / weights.length;
-  const order = [];
-  weights.forEach((weight, index) => weight > floor && order.push(index));
-  order.sort((a, b) => weights[b] - weights[a] || a - b);
+  const floor = (((1 - share) / 2) * total) / ids.length;
+  const order = ids.filter((id) => weights[id] > floor).sort((a, b) => weights[b] - weights[a] || a - b);
   let sum = 0;
-  let count = 0;
-  while (count < order.length) {
-    sum += weights[order[count++]];
-    if (sum >= share * total) break;
-  }
-  return order.slice(0, count).sort((a, b) => a - b);
+  const last = order.findIndex((id) => (sum += weights[id]) >= share * total);
+  return (last < 0 ? order : order.slice(0, last + 1)).sort((a, b) => a - b);
 }

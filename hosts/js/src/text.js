@@ -3,6 +3,7 @@
 import { Tokenizer as Library } from "@huggingface/tokenizers";
 import { Template } from "@huggingface/jinja";
 
+import { check } from "./checks.js";
 import { InputError } from "./errors.js";
 
 const PROBE = "a text to be found again";
@@ -19,7 +20,7 @@ export class Text {
   /** Control token that the chat template writes after an answer. */
   endOfTurn = null;
 
-  /** @param {Map<string, Uint8Array>} contents of a bundle */
+  /** From the contents of a bundle's files, and the name of its tokenizer. */
   constructor(contents, name) {
     this.#config = decoded(contents.get("tokenizer_config.json"));
     // otherwise the space before a full stop is dropped
@@ -32,44 +33,34 @@ export class Text {
     const source = file ? new TextDecoder().decode(file) : main;
     if (typeof source !== "string") return;
     this.#template = new Template(source);
-    const added = library.added_tokens ?? [];
-    this.#control = new Map(
-      added
-        .filter(({ special, content }) => special || (content.trim() && source.includes(content)))
-        .map(({ content, id }) => [content, id]),
+    const control = (library.added_tokens ?? []).filter(
+      ({ special, content }) => special || (content.trim() && source.includes(content)),
     );
+    this.#control = new Map(control.map(({ content, id }) => [content, id]));
     this.endOfTurn = source.includes("<|channel|>") ? null : this.#endOfTurn();
   }
 
-  /** @returns {boolean} whether `chat` works */
+  /** Whether `chat` works. */
   get hasTemplate() {
     return this.#template !== null;
   }
 
-  /** @returns {number[]} */
   encode(text, { special = true } = {}) {
     return Array.from(this.#library.encode(text, { add_special_tokens: special }).ids, Number);
   }
 
-  /** @returns {string} */
   decode(ids) {
     return ids.length ? this.#library.decode(ids, { skip_special_tokens: true }) : "";
   }
 
-  /**
-   * The prompt of a conversation. Texts cannot contain control tokens: they would change its turns.
-   *
-   * @param {{role: string, content: string}[]} messages
-   * @returns {number[]} its ids
-   */
+  /** Ids of a conversation. Control tokens in a text would change its turns, so they are errors. */
   chat(messages) {
-    if (!this.#template) throw new InputError("This bundle has no chat template. Pass a prompt.");
+    check(this.#template, InputError, "This bundle has no chat template. Pass a prompt.");
     for (const { role, content } of messages) {
-      if (typeof role !== "string" || typeof content !== "string") {
-        throw new InputError("Every message needs a role and a content, both texts.");
-      }
-      const found = [...this.#control.keys()].find((control) => content.includes(control));
-      if (found) throw new InputError(`A message contains the control token ${found}. Remove it.`);
+      const isText = typeof role === "string" && typeof content === "string";
+      check(isText, InputError, "Every message needs a role and a content, both texts.");
+      const control = [...this.#control.keys()].find((token) => content.includes(token));
+      check(!control, InputError, `A message contains the control token ${control}. Remove it.`);
     }
     return this.encode(this.#rendered(messages, true), { special: false });
   }
@@ -111,57 +102,46 @@ export class TextStream {
   #before = ""; // text of the tokens from #start that was returned
   #held = "";
 
-  /**
-   * @param {Text} text
-   * @param {string[]} stops
-   */
   constructor(text, stops) {
     this.#text = text;
     this.#stops = stops;
   }
 
-  /** @returns {{piece: string, isStopped: boolean}} what a token adds */
-  add(token) {
-    this.#tokens.push(token);
+  /** What more tokens add to the text; the rest of it, if no token follows. */
+  add(tokens, { isLast = false } = {}) {
+    this.#tokens.push(...tokens);
     const now = this.#text.decode(this.#tokens.slice(this.#start));
-    if (now.endsWith("\ufffd")) return { piece: "", isStopped: false };
-    const added = now.slice(this.#before.length);
+    if (now.endsWith("\ufffd") && !isLast) return { piece: "", isStopped: false };
+    const added = this.#held + now.slice(this.#before.length);
     this.#before = now;
     if (this.#tokens.length - this.#start > 32) {
       // the last tokens stay, since a decoder may treat the first one differently
       this.#start = this.#tokens.length - 8;
       this.#before = this.#text.decode(this.#tokens.slice(this.#start));
     }
-    return this.#released(added);
+    const end = this.#stopIn(added);
+    if (end !== null) return { piece: added.slice(0, end), isStopped: true };
+    const kept = isLast ? 0 : this.#begun(added);
+    this.#held = added.slice(added.length - kept);
+    return { piece: added.slice(0, added.length - kept), isStopped: false };
   }
 
-  /** @returns {{piece: string, isStopped: boolean}} the rest, when no token follows */
-  end() {
-    const now = this.#text.decode(this.#tokens.slice(this.#start));
-    const { piece, isStopped } = this.#released(now.slice(this.#before.length));
-    const rest = piece + this.#held;
-    this.#held = "";
-    return { piece: rest, isStopped };
-  }
-
-  /** The stop text that ends first wins; the longest, if several end together. */
-  #released(added) {
-    const all = this.#held + added;
+  /** Start of the stop text that ends first, and of the longest if several end together. */
+  #stopIn(text) {
     const found = this.#stops
-      .map((stop) => ({ start: all.indexOf(stop), end: all.indexOf(stop) + stop.length }))
+      .map((stop) => ({ start: text.indexOf(stop), end: text.indexOf(stop) + stop.length }))
       .filter(({ start }) => start >= 0)
       .sort((a, b) => a.end - b.end || a.start - b.start);
-    if (found.length) {
-      this.#held = "";
-      return { piece: all.slice(0, found[0].start), isStopped: true };
+    return found[0]?.start ?? null;
+  }
+
+  /** Characters at the end of a text that may begin a stop text. */
+  #begun(text) {
+    const longest = Math.max(1, ...this.#stops.map((stop) => stop.length)) - 1;
+    for (let size = Math.min(longest, text.length); size > 0; size--) {
+      const end = text.slice(text.length - size);
+      if (this.#stops.some((stop) => stop.length > size && stop.startsWith(end))) return size;
     }
-    let kept = 0;
-    for (const stop of this.#stops) {
-      for (let size = Math.min(stop.length - 1, all.length); size > kept; size--) {
-        if (all.endsWith(stop.slice(0, size))) kept = size;
-      }
-    }
-    this.#held = all.slice(all.length - kept);
-    return { piece: all.slice(0, all.length - kept), isStopped: false };
+    return 0;
   }
 }

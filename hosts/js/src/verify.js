@@ -1,5 +1,6 @@
 /** Compares a decoder with its certificate; see "Certificate" in docs/bundle-format.md. */
 
+import { check } from "./checks.js";
 import { BundleError } from "./errors.js";
 import { highest } from "./sampling.js";
 
@@ -7,30 +8,21 @@ const KINDS = { int32: Int32Array, float32: Float32Array, uint8: Uint8Array };
 const REST = 1e-5;
 const TINY = 1e-300;
 
-/**
- * Replay the probes of a certificate.
- *
- * @param decoder
- * @param {Map<string, Uint8Array>} contents
- * @param {object} options
- * @param {(done: number, total: number) => void} options.onProgress tokens
- * @returns {Promise<object>} verdict, meanKl, maxAbsDelta, nearTies, positions
- */
+/** Replay the probes of the certificate among a bundle's contents; returns a `Verification`. */
 export async function verify(decoder, contents, { onProgress = () => {} } = {}) {
   const { certificate, unverified } = decoder.manifest;
-  if (certificate == null) {
-    throw new BundleError(`This bundle has no certificate: ${unverified ?? "the manifest names none"}.`);
-  }
+  const missing = `This bundle has no certificate: ${unverified ?? "the manifest names none"}.`;
+  check(certificate != null, BundleError, missing);
   const { document, arrays } = readCertificate(certificate, contents);
   const { thresholds, top_k: kept } = document;
-  const [ids, sums] = [arrays.token_ids, arrays.log_sum_exp];
-  const [topIds, topLogits] = [arrays.top_ids, arrays.top_logits];
+  const { token_ids: ids, log_sum_exp: sums, top_ids: topIds, top_logits: topLogits } = arrays;
   const found = { positions: 0, meanKl: 0, maxAbsDelta: 0, nearTies: 0, changed: 0, nonFinite: 0 };
   let row = 0;
   for (const { length } of document.probes) {
     await decoder.logits(Array.from(ids.subarray(row, row + length)), (logits, position) => {
-      const at = (row + position) * kept;
-      compare(found, logits, topIds.subarray(at, at + kept), topLogits.subarray(at, at + kept), sums[row + position], thresholds);
+      const at = row + position;
+      const [top, expected] = [topIds, topLogits].map((all) => all.subarray(at * kept, (at + 1) * kept));
+      compare(found, logits, top, expected, sums[at], thresholds);
       onProgress(++found.positions, ids.length);
     });
     row += length;
@@ -53,14 +45,11 @@ function compare(found, logits, ids, expected, logSum, thresholds) {
   }
   const top = highest(logits);
   const got = Float64Array.from(ids, (id) => logits[id]);
-  for (let index = 0; index < got.length; index++) {
-    found.maxAbsDelta = Math.max(found.maxAbsDelta, Math.abs(got[index] - expected[index]));
-  }
+  const deltas = got.map((value, index) => Math.abs(value - expected[index]));
+  found.maxAbsDelta = Math.max(found.maxAbsDelta, ...deltas);
   const gotSum = logSumExp(logits);
-  found.meanKl += divergence(
-    Float64Array.from(expected, (value) => value - logSum),
-    got.map((value) => value - gotSum),
-  );
+  const trained = Float64Array.from(expected, (value) => value - logSum);
+  found.meanKl += divergence(trained, got.map((value) => value - gotSum));
   if (top !== ids[0]) {
     found.changed++;
     if (expected[0] - expected[1] <= (thresholds.near_tie ?? -1)) found.nearTies++;
@@ -74,10 +63,8 @@ function divergence(p, q) {
   const qKept = Math.min(Math.max(mass(q), TINY), 1 - REST);
   const between = pKept * Math.log(pKept / qKept) + (1 - pKept) * Math.log((1 - pKept) / (1 - qKept));
   const [pSum, qSum] = [logSumExp(p), logSumExp(q)];
-  let among = 0;
-  p.forEach((value, index) => {
-    among += Math.exp(value - pSum) * (value - pSum - (q[index] - qSum));
-  });
+  const part = (value, index) => Math.exp(value - pSum) * (value - pSum - (q[index] - qSum));
+  const among = p.map(part).reduce((a, b) => a + b, 0);
   return Math.max(between + pKept * among, 0);
 }
 
@@ -87,28 +74,24 @@ function logSumExp(values) {
 }
 
 function readCertificate(name, contents) {
-  if (!name.endsWith(".json")) {
-    throw new BundleError(`${name}: expected a certificate in JSON. Export the bundle again.`);
-  }
+  const again = "Export the bundle again.";
+  check(name.endsWith(".json"), BundleError, `${name}: expected a certificate in JSON. ${again}`);
   const document = JSON.parse(new TextDecoder().decode(contents.get(name)));
-  if (document.schema !== 3 || document.top_k == null) {
-    throw new BundleError(`${name}: expected logits in schema 3, got schema ${document.schema}. Export the bundle again.`);
-  }
+  const isKnown = document.schema === 3 && document.top_k != null;
+  check(isKnown, BundleError, `${name}: expected logits in schema 3, got schema ${document.schema}. ${again}`);
   const data = contents.get(name.replace(/\.json$/, ".bin"));
   const arrays = {};
   for (const { name: array, dtype, shape, offset } of document.arrays) {
     const Kind = KINDS[dtype];
     const count = shape.reduce((a, b) => a * b, 1);
     const end = offset + count * Kind.BYTES_PER_ELEMENT;
-    if (!(offset >= 0 && end <= data.length)) {
-      throw new BundleError(`certificate.bin: expected ${end} bytes for ${array}, got ${data.length}.`);
-    }
+    const isInside = offset >= 0 && end <= data.length;
+    check(isInside, BundleError, `certificate.bin: expected ${end} bytes for ${array}, got ${data.length}.`);
     arrays[array] = new Kind(data.slice(offset, end).buffer);
   }
   const rows = arrays.token_ids.length;
   const counted = document.probes.reduce((sum, { length }) => sum + length, 0);
-  if (!(rows > 0 && counted === rows && arrays.top_ids.length === rows * document.top_k)) {
-    throw new BundleError(`${name}: expected probes of ${rows} tokens, got ${counted}. Export the bundle again.`);
-  }
+  const fits = rows > 0 && counted === rows && arrays.top_ids.length === rows * document.top_k;
+  check(fits, BundleError, `${name}: expected probes of ${rows} tokens, got ${counted}. ${again}`);
   return { document, arrays };
 }

@@ -4,6 +4,7 @@
  */
 
 import assert from "node:assert/strict";
+import { readFileSync } from "node:fs";
 import { cp, mkdtemp, readFile, rm, truncate, writeFile } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
@@ -13,6 +14,7 @@ import * as web from "onnxruntime-web";
 import native from "onnxruntime-node";
 
 import * as ortolan from "../src/index.js";
+import { checkHeap, withHeap } from "../src/heap.js";
 import { PCG64 } from "../src/pcg64.js";
 import { Sampler } from "../src/sampling.js";
 import { TextStream } from "../src/text.js";
@@ -46,10 +48,16 @@ for (const { options, logits, prompt, tokens } of cases.sampling) {
 }
 
 for (const device of ["cpu", "wasm"]) {
-  for (const { bundle, prompt, greedy, sampled, options, text } of cases.bundles) {
+  for (const { bundle, prompt, greedy, gaps, sampled, options, text } of cases.bundles) {
     test(`${bundle} on ${device} generates what Python does`, async () => {
       const model = await open(bundle, device);
       const done = await model.generate(prompt, { maxNewTokens: 32, ignoreEos: true });
+      if (device === "wasm" && model.manifest.precision === "int4") {
+        // Python rounds activations to 8 bits there, so another token may win a near tie
+        const at = greedy.findIndex((token, index) => token !== done.tokens[index]);
+        assert.ok(at < 0 || gaps[at] < 0.5, `token ${at} differs; its logit leads by ${gaps[at]}`);
+        return;
+      }
       assert.deepEqual(done.tokens, greedy);
       assert.equal(done.text, text);
       const drawn = await model.generate(prompt, { ...options, maxNewTokens: 32, ignoreEos: true });
@@ -92,7 +100,7 @@ test("a chat template renders messages", async () => {
 test("the stop text that ends first wins, and the longest of those that end together", () => {
   for (const [stops, kept] of [[["bcde", "cd"], "ab"], [["d", "bcd"], "a"]]) {
     const stream = new TextStream({ decode: () => "abcdef" }, stops);
-    assert.deepEqual(stream.add(0), { piece: kept, isStopped: true });
+    assert.deepEqual(stream.add([0]), { piece: kept, isStopped: true });
   }
 });
 
@@ -112,6 +120,84 @@ test("a bundle without a certificate generates, and says so when it is verified"
   const model = await ortolan.load(ortolan.folderFiles(folder), { ort: web });
   assert.deepEqual((await model.generate(prompt, { maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
   await assert.rejects(model.verify(), /no certificate: no reference/);
+});
+
+test("bundles of older schemas generate the same", async () => {
+  const { bundle, prompt, greedy } = cases.bundles[0];
+  for (const older of [
+    (m) => Object.assign(m, { schema: 2, host: undefined }),
+    (m) => Object.assign(m, { schema: 3, host: { session: { disabled_optimizers: [], environment: {} } } }),
+  ]) {
+    const folder = join(await mkdtemp(join(tmpdir(), "ortolan-")), "bundle");
+    await cp(bundle, folder, { recursive: true });
+    await edited(older)(folder);
+    const model = await ortolan.load(ortolan.folderFiles(folder), { ort: web });
+    assert.equal(model.manifest.host.cache, "slots");
+    assert.equal(model.manifest.host.session.config_entries["mlas.disable_kleidiai"], "1");
+    assert.deepEqual((await model.generate(prompt, { maxNewTokens: 32, ignoreEos: true })).tokens, greedy);
+    await model.release();
+  }
+});
+
+test("graphs that write to slots are told by the manifest", () => {
+  const caches = cases.bundles.map(({ bundle }) => JSON.parse(readFileSync(join(bundle, "manifest.json"))).host.cache);
+  assert.deepEqual(caches, ["grows", "grows", "slots"]);
+});
+
+/** Run a function while WebAssembly memories cannot exceed a number of pages. */
+async function withPages(most, work) {
+  const { grow } = WebAssembly.Memory.prototype;
+  WebAssembly.Memory.prototype.grow = function (pages) {
+    if (this.buffer.byteLength / 65536 + pages > most) throw new RangeError("Maximum memory size exceeded");
+    return grow.call(this, pages);
+  };
+  try {
+    return await work();
+  } finally {
+    WebAssembly.Memory.prototype.grow = grow;
+  }
+}
+
+test("a model that does not fit into memory is an error, and a smaller one loads afterwards", async () => {
+  const loading = (bundle) => ortolan.load(ortolan.folderFiles(bundle), { ort: web });
+  await withPages(0, async () => {
+    // until no free memory is left in the heap
+    const models = [];
+    const failed = (async () => { for (;;) models.push(await loading(cases.bundles[0].bundle)); })();
+    await assert.rejects(failed, (error) => error instanceof ortolan.MemoryError && /memory ran out/.test(error.message));
+    await Promise.all(models.map((model) => model.release()));
+  });
+  const { bundle, prompt, greedy } = cases.bundles[0];
+  const model = await loading(bundle);
+  assert.deepEqual((await model.generate(prompt, { maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
+  await model.release();
+});
+
+test("a text that does not fit into memory is an error, and shorter ones still work", async () => {
+  const { bundle, prompt, greedy } = cases.bundles[0];
+  const model = await open(bundle, "wasm");
+  const models = [];
+  await withPages(0, async () => {
+    const fill = (async () => { for (;;) models.push(await ortolan.load(ortolan.folderFiles(cases.bundles[2].bundle), { ort: web })); })();
+    await assert.rejects(fill, ortolan.MemoryError);
+    await assert.rejects(model.generate(new Array(900).fill(5), { maxNewTokens: 100, ignoreEos: true }), ortolan.MemoryError);
+  });
+  assert.deepEqual((await model.generate(prompt, { maxNewTokens: 4 })).tokens, greedy.slice(0, 4));
+  await Promise.all(models.map((model) => model.release()));
+});
+
+test("files that do not fit into memory are an error", async () => {
+  const files = { read: async () => new Uint8Array(2 ** 53) };
+  await assert.rejects(ortolan.load(files, { ort: web }), ortolan.MemoryError);
+});
+
+test("an input that ONNX Runtime wrote over its own data is an error", async () => {
+  let memory;
+  await withHeap(() => { memory = new WebAssembly.Memory({ initial: 1, maximum: 1, shared: true }); });
+  checkHeap();
+  new Uint8Array(memory.buffer)[3] = 1;
+  assert.throws(checkHeap, ortolan.MemoryError);
+  new Uint8Array(memory.buffer)[3] = 0;
 });
 
 test("a bundle sets no other variables than those of ONNX Runtime", async () => {
@@ -147,7 +233,7 @@ test("text streams keep characters whole and hold back the beginning of a stop t
   const stream = new TextStream({ decode }, ["stop here"]);
   const pieces = [];
   for (const code of codes) {
-    const { piece, isStopped } = stream.add(code);
+    const { piece, isStopped } = stream.add([code]);
     pieces.push(piece);
     if (isStopped) break;
   }
@@ -192,7 +278,7 @@ const flipped = async (folder, name) => {
 };
 
 for (const [what, damage, message] of [
-  ["another schema", edited((m) => (m.schema = 9)), /expected schema 2 or 3, got 9/],
+  ["another schema", edited((m) => (m.schema = 9)), /expected schema 2, 3, 4, got 9/],
   ["another kind", edited((m) => (m.kind = "encoder")), /Expected a decoder/],
   ["a file elsewhere", edited((m) => (m.files[0].name = "../x")), /in the bundle's folder, got ..\/x/],
   ["a file that is not listed", edited((m) => (m.weights = ["more.bin"])), /does not list more.bin/],

@@ -34,6 +34,7 @@ _seq2seq = section("Encoder-decoder models")
     metavar="lookup|BUNDLE",
     help="Speed up decoding with drafts: from the prompt, or by a smaller model.",
 )
+@options.adapter
 @options.device
 @options.threads
 @options.as_json
@@ -55,6 +56,7 @@ def command(
     regex: str | None,
     lark: Path | None,
     draft: str | None,
+    adapter: Path | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -71,7 +73,8 @@ def command(
     from ortolan.runtime import load
 
     text = read_stdin() if prompt == "-" else prompt
-    model = load(bundle, device=device, threads=threads)
+    adapters = _present(**{options.ADAPTER: adapter})
+    model = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
     _check_kind(model, search | first_token)
@@ -82,6 +85,7 @@ def command(
         "grammar": _grammar(json_schema, regex, lark),
         **({"ignore_eos": True} if ignore_eos else {}),
         **first_token,
+        **({"adapter": options.ADAPTER} if adapters else {}),
         **_present(draft=_draft(draft, device=device, threads=threads)),
     }
     if model.manifest.source is not None:

@@ -76,8 +76,31 @@ def test_schema_2_has_no_host_and_is_read() -> None:
     assert "`host` from schema 3 on" in error_of(changed(put("host", value=None)))
 
 
+def test_schema_3_has_no_cache_and_no_config_entries_and_is_read() -> None:
+    def older(document: dict[str, Any]) -> None:
+        document["schema"] = 3
+        del document["host"]["cache"], document["host"]["session"]["config_entries"]
+
+    manifest = decode(changed(older))
+    assert manifest.host is not None
+    assert manifest.host.cache is None
+    assert manifest.host.session.config_entries == {}
+    assert "fields of newer schemas" in error_of(changed(put("schema", value=3)))
+
+
+def test_growing_states_need_a_kind_of_cache() -> None:
+    assert "`host.cache`" in error_of(changed(put("host", "cache", value=None)))
+    assert "Invalid enum value" in error_of(changed(put("host", "cache", value="ring")))
+
+
+@pytest.mark.parametrize("name", ["session.register_custom_ops", "mlas.", "mlas.a b", "x"])
+def test_config_entries_only_select_kernels(name: str) -> None:
+    entries = put("host", "session", "config_entries", value={name: "1"})
+    assert "config_entries" in error_of(changed(entries))
+
+
 def test_encoding_is_indented_and_does_not_depend_on_the_order_of_dictionaries() -> None:
-    assert DATA.startswith(b'{\n  "schema": 3,\n  "kind": "decoder",\n')
+    assert DATA.startswith(b'{\n  "schema": 4,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
     versions = {"torch": "2.13.0", "onnx": "1.23.2", "ortolan": "0.1.0"}
     first, second = (
@@ -180,10 +203,10 @@ def test_value_of_the_wrong_kind_is_rejected(keys: tuple[str | int, ...], value:
     error_of(changed(put(*keys, value=value)))
 
 
-@pytest.mark.parametrize("schema", [0, 1, 4, -1])
+@pytest.mark.parametrize("schema", [0, 1, 5, -1])
 def test_other_schema_is_named_before_anything_else(schema: int) -> None:
     data = json.dumps({"schema": schema, "whatever": []}).encode()
-    assert f"expected schema 3, got {schema}" in error_of(data)
+    assert f"expected schema 4, got {schema}" in error_of(data)
 
 
 @pytest.mark.parametrize(
@@ -337,7 +360,7 @@ def with_states(count: int) -> Change:
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
-    assert decode(changed(make(limit))).schema == 3
+    assert decode(changed(make(limit))).schema == 4
     error_of(changed(make(limit + 1)))
 
 

@@ -49,6 +49,7 @@ def document_of(kind: str) -> Document:
         document["source"] = {"kind": "text", "max_tokens": document["context_length"]}
     if kind == "encoder":
         document["states"] = []
+        document["host"]["cache"] = None
         document["output"] = {"kind": "labels", "size": 2, "labels": ["no", "yes"]}
     if kind == "encoder-decoder":
         document["tokens"] |= {"start": 0, "forced_first": 4, "forced_last": 2, "suppressed": [0]}

@@ -189,7 +189,7 @@ def test_errors_are_shown_in_words(results: dict[str, Any]) -> None:
     assert errors["errors"]["context"][1] == "The message of context."
     assert errors["kept"] == ["Half an", "Half an"]
     assert errors["shown"] == ["broken", "failing"]  # the others got no answer and were replaced
-    assert errors["status"] == ["The server is busy. Next try in 1 s"]
+    assert errors["status"] == "Next try in 1 s"
     assert results["seen"]["full"]["calls"] == 3
     assert (errors["again"], errors["alone"]) == (1, 1)
 
@@ -200,6 +200,23 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(results: dict[str, Any]) -> None
     assert key["cancelled"] == ["The server needs a key"]
     assert key["answer"]["content"][0]
     assert key["stored"] == [1, 0]
+
+
+@pytest.mark.slow
+def test_models_that_cannot_chat_or_are_unverified(results: dict[str, Any]) -> None:
+    models = results["models"]
+    assert models["gone"][0] == ["The server does not answer"]
+    assert models["gone"][1]["welcome"] == ["Not connected"]
+    is_disabled, none = models["none"]
+    assert is_disabled
+    assert none["welcome"] == ["No model to chat with"]
+    assert models["options"] == [["vectors (encoder)", True, False], ["draft", False, True]]
+    assert models["draft"]["certificate"] == [
+        "not verified",
+        "Not verified: no <b>device</b>.",
+        "int4",
+        "64 tokens",
+    ]
 
 
 @pytest.mark.slow

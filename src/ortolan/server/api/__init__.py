@@ -3,7 +3,9 @@
 from ortolan.server.api import (
     chat_completions,
     completions,
+    embeddings,
     models,
+    rerank,
     responses,
     status,
     tokens,
@@ -17,6 +19,8 @@ ENDPOINTS: list[Endpoint] = [
     *chat_completions.ENDPOINTS,
     *completions.ENDPOINTS,
     *responses.ENDPOINTS,
+    *embeddings.ENDPOINTS,
+    *rerank.ENDPOINTS,
     *models.ENDPOINTS,
     *tokens.ENDPOINTS,
     *status.ENDPOINTS,

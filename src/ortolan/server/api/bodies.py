@@ -70,11 +70,17 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of bodies that ask for one or more choices."""
+    """Fields of bodies that ask for one or more choices.
+
+    Gateways such as vllm-router write the literal fields into every body.
+    """
 
     max_tokens: int | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
+    skip_special_tokens: Literal[True] | None = None
+    no_stop_trim: Literal[False] | None = None
+    return_hidden_states: Literal[False] | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:

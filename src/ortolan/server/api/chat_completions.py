@@ -52,6 +52,9 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     continue_final_message: bool | None = None
+    include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
 
 
 class Function(msgspec.Struct, kw_only=True):

@@ -3,36 +3,41 @@
 Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from operator import attrgetter
 
 from ortolan.server.models import ServedModel
 
 __all__ = ["metrics_text"]
 
-_METRICS: tuple[tuple[str, str, str, Callable[[Any], float]], ...] = (
-    ("slots", "gauge", "Sequences that are computed together.", lambda s: s.slots),
-    ("requests_running", "gauge", "Requests that hold a slot.", lambda s: s.running),
-    ("requests_waiting", "gauge", "Requests without a slot.", lambda s: s.waiting),
-    ("requests_finished_total", "counter", "Requests that have ended.", lambda s: s.finished),
-    ("prompt_tokens_total", "counter", "Prompt tokens.", lambda s: s.prompt_tokens),
+_METRICS = (
+    ("slots", "gauge", "Sequences that are computed together.", "slots"),
+    ("requests_running", "gauge", "Requests that hold a slot.", "running"),
+    ("requests_waiting", "gauge", "Requests without a slot.", "waiting"),
+    ("requests_finished_total", "counter", "Requests that have ended.", "finished"),
+    ("prompt_tokens_total", "counter", "Prompt tokens.", "prompt_tokens"),
     (
         "cached_tokens_total",
         "counter",
         "Prompt tokens from the prefix cache.",
-        lambda s: s.cached_tokens,
+        "cached_tokens",
     ),
-    ("new_tokens_total", "counter", "Generated tokens.", lambda s: s.new_tokens),
-    ("cache_bytes", "gauge", "Size of the prefix cache in memory.", lambda s: s.cache.bytes),
+    ("new_tokens_total", "counter", "Generated tokens.", "new_tokens"),
+    ("cache_bytes", "gauge", "Size of the prefix cache in memory.", "cache.bytes"),
+    ("inputs_total", "counter", "Inputs of encoders.", "inputs"),
+    ("input_tokens_total", "counter", "Tokens of encoders' inputs.", "tokens"),
 )
+"""Name, kind, description and attribute of the statistics; encoders have others than decoders."""
 
 
 def metrics_text(models: Sequence[ServedModel]) -> str:
     """Load and totals of models."""
     stats = [(served, served.service.stats()) for served in models]
     lines: list[str] = []
-    for name, kind, text, value in _METRICS:
-        values = [(_labels(served), value(stat)) for served, stat in stats]
+    for name, kind, text, path in _METRICS:
+        value = attrgetter(path)
+        first, *_ = path.split(".")
+        values = [(_labels(served), value(stat)) for served, stat in stats if hasattr(stat, first)]
         lines += _metric(name, kind, text, values)
     refused = [
         (_labels(served, reason=code), count)

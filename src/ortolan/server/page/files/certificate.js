@@ -31,7 +31,7 @@ export function showModel(model) {
 }
 
 function verdict({ quality, unverified }) {
-  if (unverified) return `Not verified at export: ${unverified}`;
+  if (unverified) return `Not verified: ${unverified}.`;
   return `Verified at export. Quality: ${quality?.word ?? "not measured"}.`;
 }
 

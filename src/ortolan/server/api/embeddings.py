@@ -1,0 +1,112 @@
+"""`/v1/embeddings`.
+
+Source: https://platform.openai.com/docs/api-reference/embeddings
+"""
+
+import asyncio
+import base64
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.server.api.bodies import Body
+from ortolan.server.api.vectors import embedded, expect_texts
+from ortolan.server.call import Call
+from ortolan.server.endpoints import Answer, Endpoint
+from ortolan.server.errors import ApiError
+
+__all__ = ["ENDPOINTS"]
+
+
+class EmbeddingsBody(Body, kw_only=True, forbid_unknown_fields=True):
+    """Inputs to embed: a text, token ids, or a list of either.
+
+    Attributes:
+        dimensions: the model's own width.
+        prompt_name: name of a prompt of the model, such as `query`, to put before texts; by default
+            the model's default prompt.
+        truncate: cut texts that are too long, at the end.
+    """
+
+    input: str | list[str | int | list[int]]
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    prompt_name: str | None = None
+    truncate: bool | None = None
+
+
+class Embedding(msgspec.Struct, kw_only=True):
+    """A vector, as numbers or as base64 of little-endian float32."""
+
+    index: int
+    embedding: list[float] | str
+    object: Literal["embedding"] = "embedding"
+
+
+class EmbeddingsUsage(msgspec.Struct, kw_only=True):
+    """Token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Embeddings(msgspec.Struct, kw_only=True):
+    """Vectors in the order of the inputs."""
+
+    model: str
+    data: list[Embedding]
+    usage: EmbeddingsUsage
+    object: Literal["list"] = "list"
+
+
+async def create(call: Call, body: EmbeddingsBody) -> Answer:
+    """Embed one or more inputs."""
+    served = await call.model(body.model)
+    expect_texts(served, what="embed")
+    width = served.model.manifest.output.size
+    if body.dimensions not in (None, width):
+        raise ApiError(
+            status=400,
+            message=f"dimensions must be {width}, the width of this model's vectors (got "
+            f"{body.dimensions}).",
+            param="dimensions",
+        )
+    vectors_NW, tokens = await embedded(
+        call, served, _inputs(body.input), prompt=body.prompt_name, truncate=bool(body.truncate)
+    )
+    return Embeddings(
+        model=served.name,
+        data=await asyncio.to_thread(_encoded, vectors_NW, body.encoding_format),
+        usage=EmbeddingsUsage(prompt_tokens=tokens, total_tokens=tokens),
+    )
+
+
+def _inputs(value: Any) -> list[Any]:
+    if isinstance(value, str):
+        return [value]
+    if not value:
+        raise ApiError(status=400, message="input must not be an empty list.", param="input")
+    return [value] if isinstance(value[0], int) else value
+
+
+def _encoded(vectors_NW: NDArray[np.float32], form: str | None) -> list[Embedding]:
+    if form == "base64":
+        return [
+            Embedding(index=index, embedding=base64.b64encode(row.astype("<f4").tobytes()).decode())
+            for index, row in enumerate(vectors_NW)
+        ]
+    return [Embedding(index=index, embedding=row.tolist()) for index, row in enumerate(vectors_NW)]
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="POST",
+        path="/v1/embeddings",
+        handler=create,
+        body=EmbeddingsBody,
+        answer=Embeddings,
+        summary="Embed texts.",
+    )
+]

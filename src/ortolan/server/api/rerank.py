@@ -1,0 +1,170 @@
+"""`/v1/rerank`: documents by their relevance to a query.
+
+A cross-encoder reads the query and a document together and scores them. An embedding model embeds
+them apart, and the score is the cosine of their angle. The answer says which.
+
+Source: https://jina.ai/reranker
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from ortolan.runtime import Classification
+from ortolan.runtime.bundle.manifest import TextSource
+from ortolan.runtime.serving.encoder_ticket import EncoderTicket
+from ortolan.server.api.bodies import Body
+from ortolan.server.api.vectors import embedded, expect_texts, unit_rows
+from ortolan.server.call import Call
+from ortolan.server.endpoints import Answer, Endpoint
+from ortolan.server.errors import ApiError
+from ortolan.server.models import ServedModel
+
+__all__ = ["ENDPOINTS"]
+
+DOCUMENT_PROMPTS = ("document", "passage", "corpus")
+"""Names that models give to the prompt of a document."""
+
+
+class Document(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """A document."""
+
+    text: str
+
+
+class RerankBody(Body, kw_only=True, forbid_unknown_fields=True):
+    """A query, and documents to sort.
+
+    Attributes:
+        top_n: number of results; all by default.
+        return_documents: return the texts, too.
+        truncate: cut texts that are too long, at the end. Only for embedding models.
+    """
+
+    query: str
+    documents: list[str | Document]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    truncate: bool | None = None
+
+
+class Result(msgspec.Struct, kw_only=True):
+    """A document and its score; `index` is its position in the request."""
+
+    index: int
+    relevance_score: float
+    document: Document | msgspec.UnsetType = msgspec.UNSET
+
+
+class RerankUsage(msgspec.Struct, kw_only=True):
+    """Token counts."""
+
+    prompt_tokens: int
+    total_tokens: int
+
+
+class Ranking(msgspec.Struct, kw_only=True):
+    """Results, the most relevant first.
+
+    Attributes:
+        method: `cross-encoder`, or `cosine` of embeddings.
+    """
+
+    model: str
+    method: Literal["cross-encoder", "cosine"]
+    results: list[Result]
+    usage: RerankUsage
+    object: Literal["list"] = "list"
+
+
+async def create(call: Call, body: RerankBody) -> Answer:
+    """Sort documents by their relevance to a query."""
+    served = await call.model(body.model)
+    source = expect_texts(served, what="rerank")
+    texts = [d if isinstance(d, str) else d.text for d in body.documents]
+    count = len(texts) if body.top_n is None else body.top_n
+    if not texts or count < 1:
+        name = "top_n" if texts else "documents"
+        raise ApiError(status=400, message=f"{name} must not be empty or 0.", param=name)
+    is_embedder = served.model.manifest.output.kind == "embedding"
+    if is_embedder:
+        scores, tokens = await _cosines(call, served, source, body, texts)
+    else:
+        scores, tokens = await _paired(call, served, body, texts)
+    order = sorted(range(len(texts)), key=lambda index: -scores[index])[:count]
+    return Ranking(
+        model=served.name,
+        method="cosine" if is_embedder else "cross-encoder",
+        results=[
+            Result(
+                index=index,
+                relevance_score=scores[index],
+                document=Document(text=texts[index]) if body.return_documents else msgspec.UNSET,
+            )
+            for index in order
+        ],
+        usage=RerankUsage(prompt_tokens=tokens, total_tokens=tokens),
+    )
+
+
+async def _cosines(
+    call: Call, served: ServedModel, source: TextSource, body: RerankBody, texts: list[str]
+) -> tuple[list[float], int]:
+    """The cosine of query and document, and the number of tokens."""
+    truncate = bool(body.truncate)
+    of_query = _prompt(source, ("query",))
+    of_document = _prompt(source, DOCUMENT_PROMPTS)
+    query_1W, query_tokens = await embedded(
+        call, served, [body.query], prompt=of_query, truncate=truncate
+    )
+    documents_NW, tokens = await embedded(
+        call, served, texts, prompt=of_document, truncate=truncate
+    )
+    scores_N = unit_rows(documents_NW) @ unit_rows(query_1W)[0]
+    return scores_N.astype(np.float64).tolist(), query_tokens + tokens
+
+
+def _prompt(source: TextSource, names: Sequence[str]) -> str | None:
+    """The first of these prompts that the model has; `None` for its default."""
+    return next((name for name in names if name in source.prompts), None)
+
+
+async def _paired(
+    call: Call, served: ServedModel, body: RerankBody, texts: list[str]
+) -> tuple[list[float], int]:
+    """The score of each pair, and the number of tokens."""
+    if len(served.model.manifest.output.labels) != 1 or served.model.tokenizer is None:
+        raise ApiError(
+            status=400,
+            message=f"The model {served.name!r} cannot rerank: that needs an embedding model, or "
+            "a classifier of pairs with a single label.",
+            param="model",
+        )
+    if body.truncate:
+        raise ApiError(
+            status=400,
+            message="truncate is for embedding models. Split long documents.",
+            param="truncate",
+        )
+
+    def submit() -> list[EncoderTicket[list[Classification]]]:
+        encode = served.model.tokenizer.encode_pair
+        return [served.service.classify([encode(body.query, text) for text in texts])]
+
+    (ticket,) = await call.submit(submit)
+    call.notes["prompt_tokens"] = ticket.tokens
+    return [float(each.score) for each in await ticket], ticket.tokens
+
+
+ENDPOINTS = [
+    Endpoint(
+        method="POST",
+        path="/v1/rerank",
+        handler=create,
+        body=RerankBody,
+        answer=Ranking,
+        summary="Sort documents by their relevance to a query.",
+    )
+]
