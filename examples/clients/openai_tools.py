@@ -24,6 +24,7 @@ CHOICE = {"type": "function", "function": {"name": "get_weather"}}
 
 
 def get_weather(city: str) -> str:
+    """The tool."""
     return json.dumps({"city": city, "degrees": 21})
 
 

@@ -171,11 +171,12 @@ def send(server: Server, name: str) -> str:
 def leave(server: Server, name: str) -> str:
     """Send a request and close the connection at a random moment."""
     random = Random(name)
-    chat = {"messages": [{"role": "user", "content": "Hi."}]}
-    path, body = random.choice(
-        [("/v1/completions", {"prompt": "abc"}), ("/v1/chat/completions", chat)]
+    paths: tuple[tuple[str, dict[str, Any]], ...] = (
+        ("/v1/completions", {"prompt": "abc"}),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hi."}]}),
     )
-    body = {**body, "model": "tiny", "max_tokens": 100, "ignore_eos": True, "seed": 1}
+    path, prompt = random.choice(paths)
+    body = {**prompt, "model": "tiny", "max_tokens": 100, "ignore_eos": True, "seed": 1}
     body |= {"stream": random.random() < 0.7, "n": random.choice([1, 1, 2])}
     data = http_post(path, json.dumps(body).encode())
     with server.connected() as connection:
