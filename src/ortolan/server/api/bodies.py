@@ -19,6 +19,7 @@ __all__ = [
     "ResponseFormat",
     "SamplingFields",
     "StreamOptions",
+    "checked_limit",
     "grammar_of",
     "new_id",
     "options_of",
@@ -159,6 +160,19 @@ def options_of(
         "min_new_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
     }
+
+
+def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None:
+    """Return the maximum number of new tokens, if it is valid.
+
+    Raises:
+        ApiError: it is too small.
+    """
+    if limit is not None and limit < least:
+        raise ApiError(
+            status=400, message=f"{name} must be at least {least} (got {limit}).", param=name
+        )
+    return limit
 
 
 def grammar_of(form: ResponseFormat | None) -> Grammar | None:

@@ -15,6 +15,7 @@ from ortolan.runtime.chat.parser import Piece
 from ortolan.server.api.bodies import (
     ChoicesFields,
     ResponseFormat,
+    checked_limit,
     grammar_of,
     new_id,
     options_of,
@@ -171,7 +172,9 @@ async def create(call: Call, body: ChatBody) -> Answer:
 
 def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
     options = options_of(body, served.model.recommended_sampling, choices=body.n)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limit = checked_limit("max_tokens", body.max_tokens)
+    if body.max_completion_tokens is not None:
+        limit = checked_limit("max_completion_tokens", body.max_completion_tokens)
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)
