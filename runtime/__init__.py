@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 
 from ortolan.distribution import pip_install
 from ortolan.runtime.errors import (
+    AdapterError,
     BundleError,
     BundleFileError,
     BundleKindError,
@@ -87,6 +88,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.verification.report import Report
 
 __all__ = [
+    "AdapterError",
     "Bundle",
     "BundleError",
     "BundleFileError",

@@ -19,7 +19,7 @@ from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
-from ortolan.runtime.generation.options import Options
+from ortolan.runtime.generation.options import Options, adapter_number
 from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
@@ -60,7 +60,10 @@ class Decoder(ChatModel, Model):
     def __init__(self, bundle: Bundle, engine: Engine) -> None:
         super().__init__(bundle, engine)
         self._memory = RequestMemory(bundle.manifest, is_on_host=engine.is_on_host)
-        self._reader = cache(partial(RequestReader, bundle))  # by tokenizer
+        self._adapters = () if engine.adapters is None else engine.adapters.names
+        self._reader = cache(
+            partial(RequestReader, bundle, adapters=self._adapters)
+        )  # by tokenizer
 
     @overload
     def generate(
@@ -175,18 +178,21 @@ class Decoder(ChatModel, Model):
         self._engine.check_process()
         return Service(self._engine, self._reader, self.tokenizer, lambda: self._chat, **options)
 
-    def logits(self, ids: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.float32]:
+    def logits(
+        self, ids: Sequence[int] | NDArray[np.integer[Any]], *, adapter: str | None = None
+    ) -> NDArray[np.float32]:
         """Compute the logits after every token of a sequence, teacher-forced.
 
         Args:
             ids: at least one, at most the context.
+            adapter: as for `generate`.
 
         Returns:
             float32 `(len(ids), vocab)`.
 
         Raises:
             ContextLengthError: the ids exceed the context.
-            InputError: no ids, or one outside the vocabulary.
+            InputError: no ids, one outside the vocabulary, or an unknown adapter.
             NumericError: the logits are not finite.
             ForkedError: the process was forked after loading.
         """
@@ -197,26 +203,42 @@ class Decoder(ChatModel, Model):
             fewest=1,
             most=self.manifest.context_length,
         )
-        return Runner(self._engine, self._engine.slots()).teacher_forced(tokens)
+        slots = self._engine.slots()
+        slots.adapters[:] = adapter_number(adapter, self._adapters)
+        return Runner(self._engine, slots).teacher_forced(tokens)
 
-    def session(self) -> Session:
-        """Start a session, in which the caller appends and removes tokens."""
-        return Session(self._engine)
+    def session(self, *, adapter: str | None = None) -> Session:
+        """Start a session, in which the caller appends and removes tokens.
 
-    def load_session(self, path: str | os.PathLike[str]) -> Session:
+        Args:
+            adapter: as for `generate`.
+
+        Raises:
+            InputError: the adapter is not loaded.
+        """
+        return Session(self._engine, adapter=adapter_number(adapter, self._adapters))
+
+    def load_session(self, path: str | os.PathLike[str], *, adapter: str | None = None) -> Session:
         """Continue a session saved by `Session.save`.
 
         On the same machine its logits are those of the original session, to the bit.
 
         Args:
             path: of the file, which is read at once and not needed afterwards.
+            adapter: the one that the session was started with, among the same adapters.
 
         Raises:
-            StateFileError: the file is missing, damaged, or of another bundle or version.
-            InputError: it holds ids outside the vocabulary.
+            StateFileError: the file is missing, damaged, or of another bundle, adapter or version.
+            InputError: it holds ids outside the vocabulary, or the adapter is not loaded.
             MemoryError: there is not enough memory.
         """
-        return Session.load(path, self._engine)
+        number = adapter_number(adapter, self._adapters)
+        return Session.load(path, self._engine, adapter=number)
+
+    @property
+    def adapters(self) -> tuple[str, ...]:
+        """Names of the loaded adapters."""
+        return self._adapters
 
     @property
     def recommended_sampling(self) -> Sampling:

@@ -9,6 +9,7 @@ OrtolanError
 │   ├── UntrustedError         the bundle needs custom operators and was not trusted
 │   ├── FirstLoadError         loading it crashed a subprocess or exceeded its limits
 │   └── ChatTemplateError      the chat template is missing, broken or too expensive
+├── AdapterError           an adapter is damaged, or does not fit the bundle
 ├── DeviceError            the device is unknown, absent or wrong for this bundle
 ├── InputError             a request is wrong: prompt, ids or options
 │   ├── ChatError              messages or tools are wrong
@@ -80,6 +81,12 @@ class ChatTemplateError(BundleError):
     """A chat template is missing, broken, or needs too much time or memory."""
 
     code = "chat-template"
+
+
+class AdapterError(OrtolanError):
+    """An adapter is missing, damaged, or made for another bundle. Names the folder."""
+
+    code = "adapter"
 
 
 class DeviceError(OrtolanError):

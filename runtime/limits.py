@@ -162,6 +162,20 @@ MAX_GRAPH_FIELDS = 2_000_000
 Two bytes of a file can become an object of 100 bytes, so fields are counted before parsing.
 """
 
+# --- adapters -------------------------------------------------------------------------------
+
+MAX_ADAPTERS = 64
+"""Adapters of a loaded model. Each widens the products of all rows."""
+
+MAX_ADAPTER_RANK = 1024
+"""Rank of an adapter's update of one matrix. Published ones have 4 to 256."""
+
+MAX_ADAPTER_BYTES = 1 << 30
+"""Bytes of all adapters of a loaded model: a graph that holds them must stay below 2 GiB."""
+
+MAX_ADAPTER_NAME_LENGTH = 128
+"""Characters of the name that requests choose an adapter by."""
+
 # --- requests -------------------------------------------------------------------------------
 
 MAX_LOGIT_BIAS = 300

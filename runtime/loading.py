@@ -1,6 +1,7 @@
 """`load`: from the folder of a bundle to a model that is ready to use."""
 
 import os
+from collections.abc import Mapping
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ortolan.runtime import limits
@@ -10,6 +11,7 @@ from ortolan.runtime.bundle.folder import open_bundle, retry_if_replaced
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
+from ortolan.runtime.engine.adapters import open_adapters
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -40,6 +42,10 @@ class LoadOptions(TypedDict, total=False):
             unless `ortolan verify` has passed here on the same files. A crash or hang of
             onnxruntime becomes an error. `False` by default, since it costs about one more load.
         full_check: hash all weights before use; `False` by default.
+        adapters: folders made by `ortolan adapter`, by the names that requests choose them by; for
+            a decoder on the CPU. Requests without an adapter get the same results, to the bit, as
+            without this option. The last bits of those with one may depend on which others are
+            loaded.
         trust: accept custom operators in a bundle that was not made by this user on this machine;
             `False` by default.
     """
@@ -49,6 +55,7 @@ class LoadOptions(TypedDict, total=False):
     weights: Literal["map", "copy"]
     isolate: bool
     full_check: bool
+    adapters: Mapping[str, str | os.PathLike[str]]
     trust: bool
 
 
@@ -85,6 +92,7 @@ def load(
         A `Decoder`, a `Seq2Seq` or an `Encoder`.
 
     Raises:
+        AdapterError: an adapter is missing, damaged, or made for another bundle.
         BundleError: the bundle is missing, damaged or unsafe.
         BundleKindError: the bundle is of another kind.
         DeviceError: the device does not exist, or the bundle was made for another.
@@ -103,17 +111,20 @@ def load(
     bundle = open_bundle(path, full_check=full_check and not is_copied, trust=trust)
     model = kind or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, model)  # before the weights are read
+    adapters = open_adapters(options.get("adapters", {}), bundle)
     packed = None
     if is_copied:
         _check_tensors(bundle)
         bundle = bundle.keeping()
     else:
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
-    check_load(bundle, is_packed=packed is not None)
+    check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     device = options.get("device", "auto")
     if isolate:
         first_load(bundle, device=device, packed=packed)
-    engine = Engine(bundle, device=device, threads=options.get("threads"), packed=packed)
+    engine = Engine(
+        bundle, device=device, threads=options.get("threads"), packed=packed, adapters=adapters
+    )
     return model(bundle, engine)
 
 

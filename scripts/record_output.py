@@ -8,6 +8,7 @@ tests/end_to_end/test_docs.py checks that what is shown is what they print, exce
 """
 
 import argparse
+import json
 import re
 import shlex
 import shutil
@@ -15,7 +16,11 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
+
+import numpy as np
+from safetensors.numpy import save_file
 
 ROOT = Path(__file__).parents[1]
 
@@ -40,7 +45,26 @@ def commands(block: str) -> Iterator[list[str]]:
 def workspace(folder: Path) -> Path:
     """Prepare a folder in which the paths of documents exist."""
     shutil.copytree(ROOT / "models", folder / "models")
+    _write_adapter(folder / "adapters" / "lines")
     return folder
+
+
+def _write_adapter(folder: Path) -> None:
+    """Write a random LoRA adapter of models/pythonic as PEFT saves it."""
+    config = json.loads((ROOT / "models/pythonic/config.json").read_text())
+    width, random = config["hidden_size"], np.random.default_rng(0)
+    outputs = {"q": config["num_attention_heads"], "v": config["num_key_value_heads"]}
+    tensors = {}
+    for layer, part in product(range(config["num_hidden_layers"]), outputs):
+        name = f"base_model.model.model.layers.{layer}.self_attn.{part}_proj"
+        shapes = {"A": (4, width), "B": (outputs[part] * config["head_dim"], 4)}
+        for factor, shape in shapes.items():
+            values = random.standard_normal(shape).astype(np.float32) / 10
+            tensors[f"{name}.lora_{factor}.weight"] = values
+    folder.mkdir(parents=True)
+    save_file(tensors, folder / "adapter_model.safetensors")
+    settings = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "init_lora_weights": True}
+    (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
 def execute(words: list[str], folder: Path) -> str:

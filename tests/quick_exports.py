@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from ortolan.errors import OrtolanError
+from ortolan.export import adapter as adapter_export
 from ortolan.export import pipeline
 from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
@@ -47,6 +48,7 @@ def install(folder: Path) -> None:
     folder.mkdir(exist_ok=True)
     family.trace_graph = functools.partial(_trace_once, folder)
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
+    setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
     setattr(pipeline, "describe", _describe_known)  # noqa: B010 - as above
     setattr(own, "check_locality", _check_once)  # noqa: B010 - as above
@@ -116,9 +118,17 @@ def _describe_known(*arguments: Any) -> Manifest:
     return manifest
 
 
-def _replay_here(folder: Path) -> Report:
+def _replay_here(folder: Path, *, adapter: Path | None = None) -> Report:
     try:
-        return verify(folder, device="cpu", threads=1, exact=False, isolate=False, trust=True)
+        return verify(
+            folder,
+            adapter=adapter,
+            device="cpu",
+            threads=1,
+            exact=False,
+            isolate=False,
+            trust=True,
+        )
     except OrtolanError as error:
         message = f"{type(error).__name__}: {error}"
         raise ExportError(f"The new bundle does not run: {message}") from error

@@ -13,22 +13,35 @@ import sys, msgspec
 from ortolan.runtime.verification.replay import verify
 from ortolan.errors import OrtolanError
 try:
-    report = verify(sys.argv[1], device="cpu", exact=False, isolate=False, trust=True)
+    report = verify(
+        sys.argv[1],
+        adapter=sys.argv[2] if len(sys.argv) > 2 else None,
+        device="cpu",
+        exact=False,
+        isolate=False,
+        trust=True,
+    )
 except OrtolanError as error:
     sys.exit(f"{type(error).__name__}: {error}")
 sys.stdout.buffer.write(msgspec.json.encode(report))
 """
 
 
-def replay(folder: Path) -> Report:
+def replay(folder: Path, *, adapter: Path | None = None) -> Report:
     """Replay the certificate on the CPU, away from the memory of PyTorch.
+
+    Args:
+        folder: of the bundle.
+        adapter: replay the certificate of this adapter instead, with the adapter.
 
     Raises:
         ExportError: the bundle does not run.
     """
     printed: list[str] = []
     try:
-        run_python("-c", _SCRIPT, str(folder), on_line=printed.append)
+        run_python(
+            "-c", _SCRIPT, *map(str, filter(None, (folder, adapter))), on_line=printed.append
+        )
     except ProcessError as error:
         raise ExportError(f"The new bundle does not run: {error}") from None
     return msgspec.json.decode("".join(printed), type=Report)

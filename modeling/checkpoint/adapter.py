@@ -29,7 +29,20 @@ MAX_CONFIG_BYTES = 1 << 20
 
 PREFIX = "base_model.model."
 
-SWITCHES = ("use_dora", "use_qalora", "lora_bias", "trainable_token_indices", "target_parameters")
+SWITCHES = (
+    "alora_invocation_tokens",
+    "arrow_config",
+    "kasa_config",
+    "layer_replication",
+    "lora_bias",
+    "monteclora_config",
+    "target_parameters",
+    "trainable_token_indices",
+    "use_bdlora",
+    "use_dora",
+    "use_qalora",
+    "velora_config",
+)
 """Config keys of methods other than plain LoRA; they must be off."""
 
 STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
@@ -56,6 +69,18 @@ class Product(NamedTuple):
     transposed: bool
 
 
+class LowRank(NamedTuple):
+    """A low-rank update `left @ right` of a tensor.
+
+    Attributes:
+        left: float32 `(rows, r)`.
+        right: float32 `(r, columns)`.
+    """
+
+    left: Tensor
+    right: Tensor
+
+
 class Adapted:
     """Tensors of a checkpoint with an adapter merged in."""
 
@@ -75,6 +100,28 @@ class Adapted:
         self._own = _tensors(folder)
         self._products, self._replaced = _placed(values, self._own.shapes())
         self._check(folder)
+
+    @property
+    def ranks(self) -> dict[str, int]:
+        """Rank of the update of each matrix that has one, by name."""
+        shapes = self._own.shapes()
+        return {name: shapes[product.first][0] for name, product in self._products.items()}
+
+    @property
+    def replaced(self) -> tuple[str, ...]:
+        """Names of the tensors that the adapter replaces."""
+        return tuple(self._replaced)
+
+    def factors(self, name: str) -> LowRank | None:
+        """The update of a tensor in float32, including its scale; None if it has none."""
+        product = self._products.get(name)
+        if product is None:
+            return None
+        shapes = self._own.shapes()
+        a_RK = self._own.read(product.first, 0, shapes[product.first][0]).float()
+        b_NR = self._own.read(product.second, 0, shapes[product.second][0]).float()
+        b_NR = product.scale * b_NR
+        return LowRank(a_RK.T, b_NR.T) if product.transposed else LowRank(b_NR, a_RK)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""

@@ -64,6 +64,11 @@ class MappedWeights:
         self._pieces = pieces
         self._shapes = shapes
 
+    @property
+    def pieces(self) -> Mapping[str, Sequence[Readable]]:
+        """What fills the rows of each weight, in order."""
+        return self._pieces
+
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of a weight."""
         return self._shapes[name]

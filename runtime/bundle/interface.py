@@ -17,6 +17,7 @@ from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
+    "ADAPTERS",
     "CROSS",
     "IDS",
     "LENGTHS",
@@ -43,6 +44,9 @@ OUTPUT = "output"
 
 STEP_INPUTS = (IDS, "seqlens_k", "total_sequence_length", "logit_positions")
 """Inputs of every decoder graph, before its states."""
+
+ADAPTERS = "adapters"
+"""Input of a decoder graph with adapters: the number of each row's adapter, 0 for none."""
 
 SOURCE_LENGTHS = "source_lengths"
 """Input of a decoder after an encoder: the valid tokens of each source."""

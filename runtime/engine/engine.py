@@ -25,12 +25,13 @@ from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.providers import memory_name, obstacle
 from ortolan.runtime.engine.slots import Encoded, Slots
 from ortolan.runtime.engine.threads import chosen_threads
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import DeviceError, InputError
 from ortolan.runtime.machine.huge_pages import collapse_later, pages_in_use
 from ortolan.runtime.machine.memory import return_free_memory
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
+    from ortolan.runtime.engine.adapters import Adapters
 
 __all__ = ["Engine"]
 
@@ -49,6 +50,8 @@ class Engine:
     (`Bundle.keeping`), the weights are read here and nothing is read later.
 
     Attributes:
+        adapters: adapters that rows may use; `None` if none were loaded.
+        adapter: number of the adapter of new slots; 0, the default, for none.
         device: the device in use.
         device_reason: why this device was chosen.
         threads: threads within one operator.
@@ -66,12 +69,19 @@ class Engine:
         device: str = "auto",
         threads: int | None = None,
         packed: "Packed | None" = None,
+        adapters: "Adapters | None" = None,
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
+        self.adapters, self.adapter = adapters, 0
         works = partial(obstacle, precision=bundle.manifest.precision)
         choice = choose_device(device, bundle.manifest.devices, works)
         self.device, self.device_reason = choice.device, choice.reason
+        if adapters is not None and self.device != "cpu":
+            raise DeviceError(
+                f"Adapters run on the cpu only (got {self.device}). Load the bundle with "
+                'device="cpu", or export the checkpoint with the adapter merged: --adapter.'
+            )
         self.threads = chosen_threads(threads, bundle.manifest)
         self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
         check_layout(bundle.manifest)
@@ -85,8 +95,9 @@ class Engine:
         self.longest_call: int | None = None
         is_copied = bundle.kept is not None
         whole = bundle.keeping(weights=True) if is_copied else bundle
+        adapt = None if adapters is None else adapters.adaptation()
         self._sessions = {
-            role: open_session(whole, role, self.threads, packed, self.device)
+            role: open_session(whole, role, self.threads, packed, self.device, adapt)
             for role in graphs
             if is_copied or role != MAPS_ROLE
         }
@@ -95,7 +106,7 @@ class Engine:
             written = [s for s in bundle.manifest.states if s.update != "source"]
             open_graph = partial(open_small, device=self.device)
             self._copier = Copier(written, memory_name(self.device), open_graph)
-        del whole
+        del whole, adapt
         if is_copied or packed is not None:
             return_free_memory()
         prefill = "prefill" if "prefill" in graphs else "decoder"
@@ -109,6 +120,12 @@ class Engine:
     def identity(self) -> str:
         """Fingerprint of the bundle; any other weight, graph or token changes it."""
         return fingerprint(self.manifest)
+
+    @cached_property
+    def identities(self) -> tuple[str, ...]:
+        """Identities of states: those of the bundle alone, then those with each adapter."""
+        others = () if self.adapters is None else self.adapters.identities(self.identity)
+        return (self.identity, *others)
 
     @property
     def is_on_host(self) -> bool:
@@ -146,15 +163,17 @@ class Engine:
 
     def slots(self, count: int = 1, *, beams: int = 1, reserved: bool = False) -> Slots:
         """Create empty slots for this model; see `Slots`."""
-        return Slots(
+        slots = Slots(
             self.manifest.states,
             count=count,
             beams=beams,
             context_length=self.manifest.context_length,
-            identity=self.identity,
+            identities=self.identities,
             reserved=reserved,
             place=HostStates if self._copier is None else partial(DeviceStates, self._copier),
         )
+        slots.adapters[:] = self.adapter
+        return slots
 
     @property
     def decode_tokens(self) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest, TextSource
 from ortolan.runtime.engine.attention_kernels import GRID, chunk_tokens, query_heads, score_bytes
 from ortolan.runtime.errors import MemoryPlanError
@@ -159,24 +159,29 @@ def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) ->
     return score_bytes(heads, new_tokens, context)
 
 
-def check_load(bundle: Bundle, *, is_packed: bool, root: Path = Path("/")) -> None:
+def check_load(
+    bundle: Bundle, *, is_packed: bool, adapter_bytes: int = 0, root: Path = Path("/")
+) -> None:
     """Check that a bundle can be loaded on the CPU.
 
     Args:
         bundle: the bundle.
         is_packed: packed weights are mapped too.
+        adapter_bytes: size of the factors of its adapters. Every graph of the decoder has a copy,
+            and kernels make another.
         root: folder that holds `sys` and `proc`.
 
     Raises:
-        MemoryPlanError: the copies of its weights exceed the available memory.
+        MemoryPlanError: adapters and copies of its weights exceed the available memory.
     """
     is_copied = bundle.kept is not None
     plan = plan_memory(
         bundle.manifest, bundle.graphs, context=1, is_packed=is_packed, is_copied=is_copied
     )
     packing = 'Load it with weights="map"' if is_copied else "Run `ortolan pack` on the bundle"
+    stepped = sum(role in STEPPED for role in bundle.graphs)
     _check(
-        plan.certain,
+        plan.certain + 2 * stepped * adapter_bytes,
         what="load",
         remedy=f"{packing}, which maps these copies, or export it with --precision int4 or int8.",
         root=root,

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import check_names
-from ortolan.runtime.bundle.kinds import DECODER, ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.interface import ADAPTERS, check_names
+from ortolan.runtime.bundle.kinds import DECODER, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Manifest, SessionSettings
 from ortolan.runtime.engine.attention_kernels import SWITCH, whole_scores
 from ortolan.runtime.engine.providers import check_started, ort, use_device
@@ -65,11 +65,25 @@ class OrtSession(ort.InferenceSession):  # type: ignore[misc]
 
 
 def open_session(
-    bundle: Bundle, role: str, threads: int, packed: "Packed | None", device: str = "cpu"
+    bundle: Bundle,
+    role: str,
+    threads: int,
+    packed: "Packed | None",
+    device: str = "cpu",
+    adapt: Callable[[bytes], bytes] | None = None,
 ) -> OrtSession:
     """Open the graph with this role, and check the names of its inputs and outputs.
 
+    Args:
+        bundle: holds the graph.
+        role: key of the manifest's `graphs`.
+        threads: threads within one operator.
+        packed: packed weights, if any.
+        device: where it computes.
+        adapt: adds adapters to a graph of a decoder.
+
     Raises:
+        AdapterError: the graph has no product for one of the adapters.
         DeviceError: the device did not start.
         GraphError: onnxruntime cannot load the graph, or a name does not match the manifest.
     """
@@ -78,6 +92,9 @@ def open_session(
     data = bundle.read(graph.file)
     if packed is not None:
         data = packed.attach(graph.file, data)
+    added = set()
+    if adapt is not None and role in STEPPED:
+        data, added = adapt(data), {ADAPTERS}
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
     options = _options(bundle, threads=threads)
@@ -86,7 +103,7 @@ def open_session(
     check_names(
         role,
         bundle.manifest,
-        inputs=[value.name for value in session.get_inputs()],
+        inputs={value.name for value in session.get_inputs()} - added,
         outputs=[value.name for value in session.get_outputs()],
     )
     return session

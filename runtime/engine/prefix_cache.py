@@ -3,7 +3,7 @@
 A prompt is cut into blocks of `GRID` tokens. The key of a block is a hash of everything before it
 and of its ids; the first key covers the bundle and all else that decides results:
 
-    root = hash(bundle, onnxruntime, processor, exact, GRID)
+    root = hash(bundle and adapter, onnxruntime, processor, exact, GRID)
     key1 = hash(root + ids[0:128])
     key2 = hash(key1 + ids[128:256])     ...a hash chain, as in vLLM
 
@@ -122,8 +122,10 @@ class PrefixCache:
         folder: str | os.PathLike[str] | None = None,
         most_file_bytes: int = FOLDER_BYTES,
     ) -> None:
-        computed_by = (engine.identity, onnxruntime_version(), *processor_features(), exact, GRID)
-        self._root = _hash(repr(computed_by).encode())
+        computed_by = (onnxruntime_version(), *processor_features(), exact, GRID)
+        self._roots = tuple(  # by adapter
+            _hash(repr((identity, *computed_by)).encode()) for identity in engine.identities
+        )
         self._most_bytes = most_bytes
         self._caches_ends = not engine.depends_on_chunks and not engine.mixes_rows
         self._files = None
@@ -142,7 +144,7 @@ class PrefixCache:
         return self._most_bytes - self._counts.bytes
 
     def fetch(self, ids: Sequence[int], slots: Slots, row: int) -> int:
-        """Copy the longest cached prefix of a prompt into an empty row with enough capacity.
+        """Copy the longest prefix cached for a row's adapter into it, empty and large enough.
 
         Writes the states and `slots.lengths[row]`.
 
@@ -151,8 +153,9 @@ class PrefixCache:
             logits after the last token have to be computed.
         """
         keys: list[bytes] = []
-        for link in self._chain(ids, (len(ids) - 1) // GRID):
-            states = self._find(link, keys, slots)
+        root = self._root(slots, row)
+        for link in self._chain(ids, (len(ids) - 1) // GRID, root):
+            states = self._find(link, keys, slots, row)
             if states is None:
                 break
             slots.extend(states, row=row)
@@ -177,7 +180,7 @@ class PrefixCache:
             tokens: a multiple of `GRID`.
         """
         keys: list[bytes] = []
-        for link in self._chain(ids, tokens // GRID):
+        for link in self._chain(ids, tokens // GRID, self._root(slots, row)):
             if not self._holds(link):
                 end = GRID * (len(keys) + 1)
                 if slots.replaces and end != slots.lengths[row]:
@@ -200,7 +203,7 @@ class PrefixCache:
             Tokens in the row now, fewer than `len(ids)`.
         """
         held = slots.lengths[row]
-        link = self._end(conversation, ids, held)
+        link = self._end(conversation, ids, held, self._root(slots, row))
         block = self._blocks.get(link.key)
         if block is None or not block.ids.startswith(link.after):
             return held
@@ -219,14 +222,14 @@ class PrefixCache:
 
     def offer_end(self, conversation: bytes, ids: Sequence[int], slots: Slots, row: int) -> None:
         """Cache the end of a prompt that a row holds, replacing that of the conversation's last."""
-        held = len(ids) - len(ids) % GRID
-        link = self._end(conversation, ids, held)
+        held, root = len(ids) - len(ids) % GRID, self._root(slots, row)
+        link = self._end(conversation, ids, held, root)
         if link.key in self._blocks:
             self._drop(link.key)
         if not self._caches_ends or held == len(ids):
             return
         view = slots.view(row=row, start=held, end=len(ids))
-        keys = [block.key for block in self._chain(ids, held // GRID)]
+        keys = [block.key for block in self._chain(ids, held // GRID, root)]
         if self._make_room(_size(view), keys):
             self._put(link, view.copy())
             self._touch(keys)
@@ -242,31 +245,35 @@ class PrefixCache:
         if self._files is not None:
             self._files.close()
 
-    def _chain(self, ids: Sequence[int], count: int) -> Iterator[_Link]:
+    def _root(self, slots: Slots, row: int) -> bytes:
+        """The key that the chains of a row's adapter begin with."""
+        return self._roots[int(slots.adapters[row])]
+
+    def _chain(self, ids: Sequence[int], count: int, root: bytes) -> Iterator[_Link]:
         """The first blocks of a prompt."""
-        after = self._root
+        after = root
         for start in range(0, count * GRID, GRID):
             part = np.array(ids[start : start + GRID], "<i4").tobytes()
             key = _hash(after + part)
             yield _Link(key, after, part)
             after = key
 
-    def _end(self, conversation: bytes, ids: Sequence[int], held: int) -> _Link:
+    def _end(self, conversation: bytes, ids: Sequence[int], held: int, root: bytes) -> _Link:
         """The end of a conversation's prompt, after the blocks of its first `held` tokens."""
-        after = self._root
-        for link in self._chain(ids, held // GRID):
+        after = root
+        for link in self._chain(ids, held // GRID, root):
             after = link.key
         part = np.array(ids[held:], "<i4").tobytes()
-        return _Link(_hash(b"end" + self._root + conversation), after, after + part)
+        return _Link(_hash(b"end" + root + conversation), after, after + part)
 
-    def _find(self, link: _Link, before: list[bytes], slots: Slots) -> Snapshot | None:
+    def _find(self, link: _Link, before: list[bytes], slots: Slots, row: int) -> Snapshot | None:
         block = self._blocks.get(link.key)
         if block is not None and block.ids == link.ids:
             self._write(link, block.states, before)  # it may not be in a file yet
             return block.states
         if self._files is None:
             return None
-        states = self._files.read(link.key, link.ids, slots, after=link.after)
+        states = self._files.read(link.key, link.ids, slots, after=link.after, row=row)
         if states is not None:
             self._count(read=1)
             if self._make_room(_size(states), before):

@@ -67,7 +67,9 @@ class PrefixFiles:
         """Whether a block has a file, or is about to, as far as this process knows."""
         return key in self._on_disk
 
-    def read(self, key: bytes, ids: bytes, slots: Slots, *, after: bytes) -> Snapshot | None:
+    def read(
+        self, key: bytes, ids: bytes, slots: Slots, *, after: bytes, row: int = 0
+    ) -> Snapshot | None:
         """Read the states of a block; `None` if there is no valid file.
 
         Args:
@@ -75,10 +77,11 @@ class PrefixFiles:
             ids: its token ids, as int32.
             slots: slots of the bundle.
             after: key of the block before it.
+            row: for which row of the slots.
         """
         path = self._path(key)
         try:
-            stored, states = read_states(path, slots, after=after.hex())
+            stored, states = read_states(path, slots, after=after.hex(), row=row)
             if np.array(stored, "<i4").tobytes() != ids:
                 raise StateFileError(f"{path.name} holds other tokens than its name says.")
         except FileNotFoundError:

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import LOGITS, SOURCE_LENGTHS, STEP_INPUTS
+from ortolan.runtime.bundle.interface import ADAPTERS, LOGITS, SOURCE_LENGTHS, STEP_INPUTS
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
@@ -426,6 +426,8 @@ class Runner:
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))
+        if self._engine.adapters is not None:
+            binding.bind_ortvalue_input(ADAPTERS, share(self.slots.adapters[rows]))
         for state, read, written in self.slots.bound(rows):
             bind_state(binding, state, read, written)
         beams = self.slots.beams

@@ -68,7 +68,8 @@ class Slots:
         count: number of slots.
         beams: rows per slot; they are adjacent.
         context_length: maximum tokens per row.
-        identity: fingerprint of the bundle; snapshots of other bundles are rejected.
+        identities: fingerprint of the bundle, then of the bundle with each of its adapters;
+            snapshots of others are rejected.
         reserved: keep growing states in reserved address space, where the system has it. They then
             never move, and a released slot returns its memory, but each page costs a moment when
             first written. Otherwise they are in large pages, and keep them.
@@ -76,6 +77,7 @@ class Slots:
 
     Attributes:
         lengths: valid tokens of each row.
+        adapters: number of each row's adapter, 0 for none, int64; graphs are bound to it.
         context_length: maximum tokens per row.
         replaces: whether any state is replaced; if not, rows can be rewound.
         keeps: whether a released slot keeps its memory and its contents.
@@ -88,14 +90,15 @@ class Slots:
         count: int,
         context_length: int,
         beams: int = 1,
-        identity: str = "",
+        identities: Sequence[str] = ("",),
         reserved: bool = False,
         place: "Callable[..., HostStates | DeviceStates]" = HostStates,
     ) -> None:
         self.keeps = False
         self.count, self.beams = count, beams
         self.lengths = [0] * (count * beams)
-        self.identity = identity
+        self.adapters = np.zeros(count * beams, np.int64)
+        self._identities = identities
         self.context_length = context_length
         self._states = tuple(state for state in states if state.update != "source")
         self._source_states = tuple(state for state in states if state.update == "source")
@@ -114,6 +117,10 @@ class Slots:
     def capacity(self) -> int:
         """Tokens that each row has room for."""
         return self._held.capacity
+
+    def identity(self, *, row: int = 0) -> str:
+        """Fingerprint of what computes a row: the bundle, or the bundle with an adapter."""
+        return self._identities[int(self.adapters[row])]
 
     @property
     def turn(self) -> int:
@@ -207,7 +214,7 @@ class Slots:
         self.lengths[row] = length
 
     def copy_rows(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Copy the contents and lengths of some rows to others, all at once.
+        """Copy the contents, lengths and adapters of some rows to others, all at once.
 
         Args:
             sources: rows to read, before any is written.
@@ -215,6 +222,7 @@ class Slots:
         """
         lengths = [self.lengths[row] for row in sources]
         self._held.copy_rows(sources, targets, max(lengths))
+        self.adapters[list(targets)] = self.adapters[list(sources)]
         for row, length in zip(targets, lengths, strict=True):
             self.lengths[row] = length
 
@@ -270,13 +278,14 @@ class Slots:
         """
         end = self.lengths[row] if end is None else end
         buffers = self._held.read(row, start, end)
-        return Snapshot(identity=self.identity, length=end - start, buffers=buffers)
+        identity = self.identity(row=row)
+        return Snapshot(identity=identity, length=end - start, buffers=buffers)
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
         """Replace the contents of a row with a snapshot of any slots of the same bundle.
 
         Raises:
-            InputError: the snapshot belongs to another bundle, or has other states.
+            InputError: the snapshot belongs to another bundle or adapter, or has other states.
             ContextLengthError: the snapshot exceeds the context.
             MemoryError: there is no memory; nothing has changed.
         """
@@ -304,10 +313,11 @@ class Slots:
 
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
         layout = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
-        if snapshot.identity != self.identity or layout != self.layout(snapshot.length):
+        identity = self.identity(row=row)
+        if snapshot.identity != identity or layout != self.layout(snapshot.length):
             raise InputError(
-                "restore: this snapshot is of another bundle. "
-                "Restore it with the model that it was taken from."
+                "restore: this snapshot is of another bundle or adapter. "
+                "Restore it with the model and the adapter that it was taken from."
             )
         end = start + snapshot.length
         self.reserve(end)

@@ -116,13 +116,16 @@ def file_size(states: Snapshot, *, after: str = "") -> int:
     return _CONTENT_AT + len(_header_text(states, after)) + sum(map(_padded, sizes))
 
 
-def read_states(path: Path, slots: "Slots", *, after: str = "") -> tuple[list[int], Snapshot]:
+def read_states(
+    path: Path, slots: "Slots", *, after: str = "", row: int = 0
+) -> tuple[list[int], Snapshot]:
     """Read a state file.
 
     Args:
         path: the file.
         slots: slots of the same bundle.
         after: key of what its tokens must follow.
+        row: for which row of the slots.
 
     Returns:
         The ids, and the states computed for them.
@@ -148,7 +151,7 @@ def read_states(path: Path, slots: "Slots", *, after: str = "") -> tuple[list[in
     actual.update(content.data)
     if actual.digest() != digest:
         raise _refused(path, "the bytes that were written", "others")
-    return _placed(path, header, content, slots, after)
+    return _placed(path, header, content, slots, after, row)
 
 
 def _header_text(states: Snapshot, after: str) -> bytes:
@@ -179,11 +182,14 @@ def _decoded(path: Path, text: bytes) -> _Header:
 
 
 def _placed(
-    path: Path, header: _Header, content: NDArray[np.uint8], slots: "Slots", after: str
+    path: Path, header: _Header, content: NDArray[np.uint8], slots: "Slots", after: str, row: int
 ) -> tuple[list[int], Snapshot]:
     """Cut the content into ids and buffers, if it belongs to these slots."""
-    if header.identity != slots.identity:
-        raise _refused(path, f"states of the bundle {slots.identity[:12]}", header.identity[:12])
+    identity = slots.identity(row=row)
+    if header.identity != identity:
+        raise _refused(
+            path, f"states of the bundle and adapter {identity[:12]}", header.identity[:12]
+        )
     if header.after != after:
         raise _refused(
             path,

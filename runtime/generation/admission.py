@@ -114,7 +114,9 @@ class Admission:
         longest = max(len(sequence.request.prompt) for _, sequence in admitted)
         # one more: a step writes a token after the valid part of an idle row, too
         runner.reserve(min(longest + 1, runner.slots.context_length))
+        beams = runner.slots.beams
         for slot, sequence in admitted:
+            runner.slots.adapters[slot * beams : (slot + 1) * beams] = sequence.request.adapter
             snapshot = self._suspended.pop(sequence, None)
             if snapshot is not None:
                 runner.restore(snapshot, row=slot)

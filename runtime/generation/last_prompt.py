@@ -54,6 +54,7 @@ class LastPrompt:
         # reserved: growing would copy the states
         self.slots = engine.slots(engine.rows_multiple, reserved=True)
         self.slots.keeps = True
+        self._adapter = 0
         self._ids: list[int] = []  # of the first row, computed by prefill
         self._replaced: dict[int, Snapshot] = {}  # recurrent states, by length in ascending order
         self._sequence: weakref.ref[SampledSequence] | None = None
@@ -88,6 +89,9 @@ class LastPrompt:
                 )
             self._sequence = weakref.ref(sequence)
         request = sequence.request
+        if request.adapter != self._adapter:
+            self._adapter, self._ids, self._replaced = request.adapter, [], {}
+        self.slots.adapters[0] = self._adapter
         # log-probabilities of the prompt need the logits of all its tokens
         prompt = request.prompt if request.prompt_logprobs is None else []
         sequence.cached_tokens = self._rewind(prompt)

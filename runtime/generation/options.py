@@ -30,6 +30,7 @@ __all__ = [
     "BeamOptions",
     "Cancel",
     "Options",
+    "adapter_number",
     "checked_beams",
     "checked_options",
 ]
@@ -64,6 +65,7 @@ class Options(TypedDict, total=False):
         prompt_logprobs: return the same for the tokens of the prompt. The prompt is then computed
             without the prefix cache. Only for decoders. Where one scale rounds the activations of a
             whole call (docs/adr/0006), the new tokens may differ from those without it.
+        adapter: name of an adapter that the bundle was loaded with; `None`, the default, for none.
         grammar: a `Grammar` that restricts the text. The sequence ends when the grammar does.
         cancel: a function or an event, polled between calls of the model.
     """
@@ -77,6 +79,7 @@ class Options(TypedDict, total=False):
     ignore_eos: bool
     logprobs: int | None
     prompt_logprobs: int | None
+    adapter: str | None
     grammar: Grammar | None
     cancel: Cancel | None
 
@@ -107,6 +110,7 @@ def checked_options(
     manifest: Manifest,
     tokenizer: Tokenizer | None,
     recommended: Callable[[], Sampling] = Sampling,
+    adapters: Sequence[str] = (),
 ) -> Request:
     """Turn options into a request without a prompt, whose limit is `max_new_tokens` or 0.
 
@@ -115,9 +119,10 @@ def checked_options(
         manifest: of the bundle.
         tokenizer: of the bundle, if it has one.
         recommended: returns the sampling that the model recommends.
+        adapters: names of the loaded adapters.
 
     Raises:
-        InputError: an option is unknown or invalid.
+        InputError: an option or an adapter is unknown or invalid.
         SamplingError: the temperature is out of range, or the recommended sampling is broken.
         TokenizerError: stop texts or a grammar, but the bundle has no tokenizer.
     """
@@ -152,8 +157,30 @@ def checked_options(
         stop=stop,
         logprobs=_logprobs(options, "logprobs"),
         prompt_logprobs=prompt_logprobs,
+        adapter=adapter_number(options.get("adapter"), adapters),
         grammar=grammar,
         cancelled=_cancel_function(options.get("cancel")),
+    )
+
+
+def adapter_number(name: str | None, adapters: Sequence[str]) -> int:
+    """Return the number of an adapter, counted from 1; 0 for `None`.
+
+    Args:
+        name: from the caller.
+        adapters: names of the loaded adapters.
+
+    Raises:
+        InputError: no adapter has this name.
+    """
+    if name is None:
+        return 0
+    if isinstance(name, str) and name in adapters:
+        return 1 + adapters.index(name)
+    names = ", ".join(adapters) if adapters else "none"
+    raise InputError(
+        f"adapter {shown(name)} is not loaded (loaded: {names:.300}). "
+        "Load the bundle with adapters={name: folder}."
     )
 
 

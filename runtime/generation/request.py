@@ -71,6 +71,7 @@ class Request:
         prompt_logprobs: the same for each token of the prompt.
         grammar: restricts the text.
         constraints: forced and suppressed tokens.
+        adapter: number of the adapter; 0 for none.
         draft: source of guesses at the next tokens; `None` decodes token by token.
         conversation: key under which a service keeps the end of the prompt for the next turn.
         cancelled: polled between calls of the model.
@@ -89,6 +90,7 @@ class Request:
     prompt_logprobs: int | None = None
     grammar: "Grammar | None" = None
     constraints: Constraints = _UNCONSTRAINED
+    adapter: int = 0
     draft: "Draft | None" = None
     conversation: bytes | None = None
     cancelled: Callable[[], bool] | None = None

@@ -38,12 +38,16 @@ class RequestReader:
     Args:
         bundle: with a decoder.
         tokenizer: reads and writes text; `None` for ids only.
+        adapters: names of the loaded adapters.
     """
 
-    def __init__(self, bundle: Bundle, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self, bundle: Bundle, tokenizer: Tokenizer | None, *, adapters: Sequence[str] = ()
+    ) -> None:
         manifest = self._manifest = bundle.manifest
         self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
         self._tokenizer = tokenizer
+        self._adapters = adapters
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
 
@@ -162,7 +166,9 @@ class RequestReader:
         return token
 
     def _template(self, options: Options) -> Request:
-        request = checked_options(options, self._manifest, self._tokenizer, self._recommended)
+        request = checked_options(
+            options, self._manifest, self._tokenizer, self._recommended, self._adapters
+        )
         return replace(request, constraints=self._constraints)
 
     def _request(

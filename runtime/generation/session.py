@@ -47,9 +47,11 @@ class Session:
     An error leaves the session unchanged.
     """
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: Engine, *, adapter: int = 0) -> None:
         self._engine = engine
+        self._adapter = adapter
         self._runner = Runner(engine, engine.slots())
+        self._runner.slots.adapters[:] = adapter
         self._runner.select([0])
         self._tokens: list[int] = []
         self._lock = threading.Lock()
@@ -120,10 +122,11 @@ class Session:
             return SessionSnapshot(tokens=self.tokens, states=self._runner.slots.snapshot())
 
     def restore(self, snapshot: SessionSnapshot) -> None:
-        """Go back to a snapshot of this session, or of another one of the same bundle.
+        """Go back to a snapshot of this session, or of another one of the same bundle and adapter.
 
         Raises:
-            InputError: not a snapshot, or one of another bundle; the session is closed or in use.
+            InputError: not a snapshot, or one of another bundle or adapter; the session is closed
+                or in use.
             MemoryError: there is not enough memory.
         """
         if not isinstance(snapshot, SessionSnapshot):
@@ -138,7 +141,7 @@ class Session:
             InputError: the session is closed or in use.
             MemoryError: there is not enough memory.
         """
-        other = Session(self._engine)
+        other = Session(self._engine, adapter=self._adapter)
         with self._in_use():
             other._become(self._tokens, self._runner.slots.view())
         return other
@@ -162,9 +165,9 @@ class Session:
                 ) from error
 
     @classmethod
-    def load(cls, path: str | os.PathLike[str], engine: Engine) -> Self:
+    def load(cls, path: str | os.PathLike[str], engine: Engine, *, adapter: int = 0) -> Self:
         """Read a saved session; see `Decoder.load_session`."""
-        session = cls(engine)
+        session = cls(engine, adapter=adapter)
         try:
             ids, states = read_states(checked_path("load_session", path), session._runner.slots)
         except OSError as error:

@@ -11,7 +11,7 @@ from typing import Any
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.graph.tensors import dtype_of
 
-__all__ = ["PRODUCT_INPUT", "PRODUCT_OUTPUT", "Product", "products"]
+__all__ = ["PRODUCT_INPUT", "PRODUCT_OUTPUT", "Product", "placed_products", "products"]
 
 PRODUCT_INPUT, PRODUCT_OUTPUT = "x", "y"
 """Names of the input and the output of a product's graph."""
@@ -72,7 +72,19 @@ def products(data: bytes) -> Iterator[Product]:
     Args:
         data: a serialized ModelProto that `ortolan.runtime.graph.rules` accepts.
     """
-    model = parse_model(data)
+    seen = set()
+    for _, product in placed_products(parse_model(data)):
+        if (product.weight, product.operator) not in seen:
+            seen.add((product.weight, product.operator))
+            yield product
+
+
+def placed_products(model: Any) -> Iterator[tuple[Any, Product]]:
+    """Yield every node that is a product, with its description.
+
+    Args:
+        model: a parsed ModelProto.
+    """
     outside = {
         tensor.name: tensor
         for tensor in model.graph.initializer
@@ -83,12 +95,10 @@ def products(data: bytes) -> Iterator[Product]:
         for node in model.graph.node
         if node.op_type == b"DequantizeLinear" and all(name in outside for name in node.input)
     }
-    seen = set()
     for node in model.graph.node:
         product = _product(model, node, outside, dequantizers)
-        if product is not None and (product.weight, product.operator) not in seen:
-            seen.add((product.weight, product.operator))
-            yield product
+        if product is not None:
+            yield node, product
 
 
 def _product(

@@ -1,5 +1,6 @@
 """Reads and writes certificate.json and certificate.bin."""
 
+from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, Final, Literal
@@ -42,7 +43,14 @@ from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks
 
-__all__ = ["ARRAYS_NAME", "JSON_NAME", "Document", "read_certificate", "write_certificate"]
+__all__ = [
+    "ARRAYS_NAME",
+    "JSON_NAME",
+    "Document",
+    "decode_certificate",
+    "read_certificate",
+    "write_certificate",
+]
 
 JSON_NAME = "certificate.json"
 ARRAYS_NAME = "certificate.bin"
@@ -147,24 +155,40 @@ def read_certificate(bundle: Bundle) -> Certificate:
             f"This bundle has no certificate: {bundle.manifest.unverified}. It can run, but not be "
             "verified."
         )
-    data = bundle.read(name)
+    arrays = str(PurePosixPath(name).with_suffix(".bin"))
+    return decode_certificate(bundle.read(name), lambda: bundle.read(arrays), bundle.manifest)
+
+
+def decode_certificate(
+    data: bytes, read_arrays: Callable[[], bytes], manifest: Manifest
+) -> Certificate:
+    """Decode a certificate and check that it fits the model.
+
+    Args:
+        data: contents of certificate.json.
+        read_arrays: reads certificate.bin.
+        manifest: of the bundle.
+
+    Raises:
+        CertificateError: its parts do not agree, or it belongs to another model.
+    """
     try:
         schema = msgspec.json.decode(data, type=_Schema).schema
         if schema < SCHEMA:
             raise CertificateError(
-                f"{name} has schema {schema} of an older version of Ortolan (expected {SCHEMA}). "
-                "The bundle was verified when it was exported and still runs; export the "
-                "checkpoint again to verify it here."
+                f"{JSON_NAME} has schema {schema} of an older version of Ortolan "
+                f"(expected {SCHEMA}). The bundle was verified when it was exported and still "
+                "runs; export the checkpoint again to verify it here."
             )
         document = msgspec.json.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise damaged(f"{JSON_NAME} of schema {SCHEMA}", str(error)[:300]) from error
-    _check_document(document, bundle.manifest)
+    _check_document(document, manifest)
     expected = _expected_arrays(document)
     if document.arrays != listed(expected):
         raise damaged(f"the arrays {', '.join(expected)}", "others")
-    arrays = unpack(bundle.read(str(PurePosixPath(name).with_suffix(".bin"))), expected)
-    _check_values(arrays, bundle.manifest)
+    arrays = unpack(read_arrays(), expected)
+    _check_values(arrays, manifest)
     return _certificate(document, arrays)
 
 

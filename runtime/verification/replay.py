@@ -15,6 +15,7 @@ from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -23,22 +24,32 @@ from ortolan.runtime.engine.threads import chosen_threads
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.inputs.tokenizer import open_tokenizer
 from ortolan.runtime.verification.certificate import Certificate
-from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.runtime.verification.certificate_files import (
+    ARRAYS_NAME,
+    JSON_NAME,
+    decode_certificate,
+    read_certificate,
+)
 from ortolan.runtime.verification.comparison import Comparison
 from ortolan.runtime.verification.exactness import check_exact
 from ortolan.runtime.verification.first_load import first_load
 from ortolan.runtime.verification.probe_runs import compute, total_positions
-from ortolan.runtime.verification.report import Report
+from ortolan.runtime.verification.report import ExactReport, Report
 from ortolan.runtime.verification.surroundings import SurroundingsReport, check_surroundings
 from ortolan.runtime.verification.verified import remember, stamps
+from ortolan.runtime.verification.weight_sums import WeightsReport
 from ortolan.runtime.verification.weights import check_weights
 
 __all__ = ["replay", "verify"]
+
+_ADAPTER = "adapter"
+"""Name of the adapter that is verified."""
 
 
 def verify(
     path: str | Path,
     *,
+    adapter: str | Path | None = None,
     device: str = "auto",
     threads: int | None = None,
     exact: bool = True,
@@ -53,6 +64,8 @@ def verify(
 
     Args:
         path: folder of a bundle of any kind.
+        adapter: folder of an adapter for it. The bundle then computes with the adapter, and the
+            adapter's certificate is replayed instead of the bundle's own.
         device: as for `ortolan.load`, like `threads` and `trust`.
         threads: within one operator.
         exact: also check that sequences are bit-identical alone and among others.
@@ -61,6 +74,7 @@ def verify(
         progress: called with the numbers of positions done and in total.
 
     Raises:
+        AdapterError: the adapter is damaged, or made for another bundle.
         BundleError: the bundle is damaged.
         DeviceError: the device cannot be used.
         FirstLoadError: the subprocess crashed or exceeded its limits.
@@ -70,7 +84,9 @@ def verify(
     """
     started, before = time.monotonic(), stamps(checked_path("path", path))
     bundle = open_bundle(path, full_check=True, trust=trust)
-    certificate = read_certificate(bundle)
+    own = read_certificate(bundle)
+    adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
+    certificate = own if adapters is None else _certificate_of(adapters, bundle)
     works = partial(obstacle, precision=bundle.manifest.precision)
     chosen = choose_device(device, bundle.manifest.devices, works)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
@@ -78,21 +94,16 @@ def verify(
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
     cores = chosen_threads(threads, bundle.manifest)
-    weights = check_weights(bundle, certificate.weights, threads=cores, device=chosen.device)
+    weights = check_weights(bundle, own.weights, threads=cores, device=chosen.device)
     _check_memory(bundle, certificate)
-    surroundings = _check_surroundings(bundle, certificate)
-    engine = Engine(bundle, device=device, threads=threads, packed=packed)
+    surroundings = _check_surroundings(bundle, own)
+    engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
+    engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
-    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
-    report = msgspec.structs.replace(
-        report,
-        weights=weights,
-        surroundings=surroundings,
-        exact=check_exact(engine, certificate) if exact else None,
-        verdict="FAIL" if is_wrong else report.verdict,
-        seconds=time.monotonic() - started,
-    )
-    if isolate and report.verdict == "PASS":
+    identical = check_exact(engine, certificate) if exact else None
+    report = _judged(report, weights, surroundings, identical)
+    report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
+    if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
 
@@ -116,6 +127,31 @@ def replay(
         device=engine.device,
         onnxruntime=onnxruntime_version(),
         seconds=time.monotonic() - started,
+    )
+
+
+def _judged(
+    report: Report,
+    weights: WeightsReport,
+    surroundings: SurroundingsReport | None,
+    exact: ExactReport | None,
+) -> Report:
+    """The report of a whole model with those of its parts."""
+    is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
+    return msgspec.structs.replace(
+        report,
+        weights=weights,
+        surroundings=surroundings,
+        exact=exact,
+        verdict="FAIL" if is_wrong else report.verdict,
+    )
+
+
+def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:
+    """The certificate of the only adapter."""
+    (adapter,) = adapters.opened
+    return decode_certificate(
+        adapter.read(JSON_NAME), lambda: adapter.read(ARRAYS_NAME), bundle.manifest
     )
 
 

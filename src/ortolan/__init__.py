@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
+    "AdapterError",
     "Auto",
     "BundleError",
     "ChatError",

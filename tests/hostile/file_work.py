@@ -11,24 +11,27 @@ import pytest
 import torch
 from tests.export import tiny_models
 from tests.modeling.training.recipes import LANGUAGE_MODEL, write_recipe
-from tests.runtime import packed_bundles, tiny_bundle, tiny_decoder
+from tests.runtime import packed_bundles, tiny_adapters, tiny_bundle, tiny_decoder
 from tests.runtime.engine.test_slots import KEY, SUM, filled
 from tokenizers import Tokenizer
 
 import ortolan
 from ortolan import files, staging
 from ortolan.cli.chat.history import add_to_history, read_history
+from ortolan.export.adapter import staged_adapter, write_adapter
 from ortolan.export.options import ExportOptions
 from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.modeling import CheckpointError, DecoderModel, load, save
 from ortolan.modeling.training import trainer
-from ortolan.runtime import BundleNotFoundError, StateFileError, open_bundle
+from ortolan.runtime import AdapterError, BundleNotFoundError, StateFileError, open_bundle
+from ortolan.runtime.bundle.adapter_folder import BLOB, open_adapter
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.chat.conversation import Conversation
 from ortolan.runtime.engine.prefix_files import PrefixFiles
 from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.pack import write as packing
+from ortolan.runtime.verification.certificate_files import read_certificate
 
 Version = Literal["old", "new"]
 
@@ -130,6 +133,32 @@ def _renamed_folder(folder: Path) -> Work:
     return Work(write=write, state=_staged_state, has_gap=True)
 
 
+def _adapter(folder: Path) -> Work:
+    bundle = open_bundle(tiny_decoder.write_bundle(folder / "bundle").path)
+    certificate = read_certificate(bundle)
+    manifests = {}
+    for rank, version in enumerate(VERSIONS, 1):
+        factors = tiny_adapters.random_factors(bundle, rank=rank)
+        tiny_adapters.write_adapter(folder / version, bundle, factors, ranks=(rank,))
+        manifests[version] = open_adapter(folder / version).manifest
+
+    def write(place: Path, version: Version) -> None:
+        with staged_adapter(place / "adapter", force=True) as staged_folder:
+            blob = (folder / version / BLOB).read_bytes()
+            write_adapter(staged_folder, certificate, manifests[version], blob=blob)
+
+    def state(place: Path) -> State:
+        try:
+            adapter = open_adapter(place / "adapter")
+        except AdapterError:
+            return None
+        for file in adapter.manifest.files:
+            adapter.read(file.name)
+        return next(v for v in VERSIONS if manifests[v].ranks == adapter.manifest.ranks)
+
+    return Work(write=write, state=state)
+
+
 def _pack(folder: Path) -> Work:
     def write(place: Path, version: Version) -> None:
         with pytest.MonkeyPatch.context() as patch:
@@ -200,8 +229,10 @@ def _session(folder: Path) -> Work:
     return Work(write=lambda place, version: sessions[version].save(place / "saved"), state=state)
 
 
-_SLOTS = Slots((KEY, SUM), count=1, context_length=100, identity="bundle")
-_BLOCK = filled(Slots((KEY, SUM), count=1, context_length=100, identity="bundle"), 16).snapshot()
+_SLOTS = Slots((KEY, SUM), count=1, context_length=100, identities=("bundle",))
+_BLOCK = filled(
+    Slots((KEY, SUM), count=1, context_length=100, identities=("bundle",)), 16
+).snapshot()
 _IDS = np.arange(16, dtype="<i4").tobytes()
 _KEY, _ROOT = bytes(range(32)), bytes(32)
 
@@ -281,6 +312,7 @@ WORKS: dict[str, Callable[[Path], Work]] = {
     "folder by two renames": _renamed_folder,
     "export": _export,
     "export in chosen bits": _auto,
+    "adapter": _adapter,
     "pack": _pack,
     "conversation": _conversation,
     "history of chats": _history,

@@ -94,6 +94,7 @@ def options(random: Random) -> dict[str, Any]:
         "ignore_eos": lambda: random.choice([True, False]),
         "logprobs": lambda: random.choice([None, 0, 1, 20, 21]),
         "prompt_logprobs": lambda: random.choice([None, 0, 1, 20, 21]),
+        "adapter": lambda: random.choice([None, "a"]),
         "grammar": lambda: _grammar(random),
         "cancel": lambda: random.choice([None, event, lambda: False, lambda: True, _raising]),
     }

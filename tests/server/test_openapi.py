@@ -46,3 +46,33 @@ def test_tokens_and_text(client: httpx2.Client) -> None:
     chat = client.post("/tokenize", json={"model": "fp32", "messages": messages}).json()
     assert chat["count"] > 2
     assert client.post("/tokenize", json={"model": "fp32"}).status_code == 400
+
+
+def test_fields_that_gateways_add_are_accepted_with_the_values_that_change_nothing(
+    client: httpx2.Client,
+) -> None:
+    added: dict[str, object] = {
+        "no_stop_trim": False,
+        "skip_special_tokens": True,
+        "return_hidden_states": False,
+        "ignore_eos": False,
+    }
+    chat = {"include_reasoning": True, "separate_reasoning": True, "stream_reasoning": True}
+    base: dict[str, object] = {"model": "fp32", "max_tokens": 1}
+    bodies: dict[str, dict[str, object]] = {
+        "/v1/completions": {**base, "prompt": "a", "echo": False, **added},
+        "/v1/chat/completions": {
+            **base,
+            "messages": [{"role": "user", "content": "a"}],
+            "continue_final_message": False,
+            **added,
+            **chat,
+        },
+    }
+    for path, body in bodies.items():
+        assert client.post(path, json=body).status_code == 200, path
+    for field in ("no_stop_trim", "skip_special_tokens", "return_hidden_states"):
+        changed = {**bodies["/v1/completions"], field: not added[field]}
+        response = client.post("/v1/completions", json=changed)
+        assert response.status_code == 400
+        assert response.json()["error"]["param"] == field

@@ -18,6 +18,7 @@ from ortolan.distribution import is_runtime_only
 from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 COMMANDS = {
+    "adapter": "Convert a LoRA adapter for a bundle.",
     "attention": "Draw what each token attends to.",
     "bench": "Measure the speed of prefill and decoding.",
     "chat": "Chat with a model.",
@@ -39,6 +40,7 @@ COMMANDS = {
 """Commands and their line of help; each module has the name of its command."""
 
 _BEYOND_THE_RUNTIME = {
+    "adapter": "export",
     "export": "export",
     "export-genai": "export",
     "families": "export",

@@ -25,6 +25,9 @@ threads = click.option(
     help="Number of threads. Default: the physical cores; 1 for a small encoder-decoder.",
 )
 
+ADAPTER = "adapter"
+"""Name of the only adapter that a command loads."""
+
 truncate = click.option("--truncate", is_flag=True, help="Truncate texts that are too long.")
 
 isolate = click.option(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
+_adapters = section("Adapters")
 _seq2seq = section("Encoder-decoder models")
 
 
@@ -40,6 +41,9 @@ _seq2seq = section("Encoder-decoder models")
 @_constraint("--regex", help="Generate text that matches this regular expression.")
 @_constraint("--lark", type=_FILE, help="Generate text of this Lark grammar.")
 @_constraint("--ignore-eos", is_flag=True, help="Continue past the end-of-sequence token.")
+@_adapters(
+    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
+)
 @_seq2seq("--beams", type=int, help="Number of beams of a beam search.")
 @_seq2seq("--n-best", type=int, help="Print the best results of the search, with their scores.")
 @_seq2seq("--length-penalty", type=float, help="Above 0, a beam search favors longer texts.")
@@ -55,6 +59,7 @@ def command(
     regex: str | None,
     lark: Path | None,
     draft: str | None,
+    adapter: Path | None,
     beams: int | None,
     n_best: int | None,
     first: str | None,
@@ -71,7 +76,8 @@ def command(
     from ortolan.runtime import load
 
     text = read_stdin() if prompt == "-" else prompt
-    model = load(bundle, device=device, threads=threads)
+    adapters = _present(**{options.ADAPTER: adapter})
+    model = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
     _check_kind(model, search | first_token)
@@ -82,6 +88,7 @@ def command(
         "grammar": _grammar(json_schema, regex, lark),
         **({"ignore_eos": True} if ignore_eos else {}),
         **first_token,
+        **({"adapter": options.ADAPTER} if adapters else {}),
         **_present(draft=_draft(draft, device=device, threads=threads)),
     }
     if model.manifest.source is not None:

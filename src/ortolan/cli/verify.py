@@ -11,11 +11,23 @@ from ortolan.cli.progress import progress
 
 @click.command()
 @options.bundle
+@click.option(
+    "--adapter",
+    type=click.Path(path_type=Path),
+    help="Folder of an adapter: prove that the bundle computes it.",
+)
 @options.device
 @options.threads
 @options.isolate
 @options.as_json
-def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_json: bool) -> int:
+def command(
+    bundle: Path,
+    adapter: Path | None,
+    device: str,
+    threads: int | None,
+    isolate: bool,
+    as_json: bool,
+) -> int:
     """Prove that this machine computes BUNDLE as it was exported, and report its quality.
 
     Hashes every file, checks every weight alone, then the whole model: a decoder in one call, in
@@ -35,13 +47,15 @@ def command(bundle: Path, device: str, threads: int | None, isolate: bool, as_js
     with progress("verify") as steps:
         report = verify(
             bundle,
+            adapter=adapter,
             device=device,
             threads=threads,
             isolate=isolate,
             progress=lambda done, total: steps("verify", done, total),
         )
     if as_json:
-        quality = open_bundle(bundle).manifest.quality or report.quality
+        own = open_bundle(bundle).manifest.quality if adapter is None else None
+        quality = own or report.quality
         print_json({**msgspec.to_builtins(report), "quality": msgspec.to_builtins(quality)})
         return int(report.verdict == "FAIL")
     phases = ", ".join(f"{phase.positions} {name}" for name, phase in report.phases.items())

@@ -216,11 +216,11 @@ def assert_chains_are_whole(cache: PrefixCache) -> None:
     for key, block in cache._blocks.items():
         parents = [
             other
-            for other in (cache._root, *cache._blocks)
+            for other in (*cache._roots, *cache._blocks)
             if prefix_cache._hash(other + block.ids) == key
         ]
         assert len(parents) == 1
-        assert parents[0] == cache._root or order[parents[0]] > order[key]
+        assert parents[0] in cache._roots or order[parents[0]] > order[key]
 
 
 def test_the_end_of_a_chain_is_evicted_before_its_beginning(

@@ -22,7 +22,7 @@ ROOT = bytes(32)
 
 
 def new_slots(identity: str = "bundle") -> Slots:
-    return Slots((KEY, SUM), count=1, context_length=100, identity=identity)
+    return Slots((KEY, SUM), count=1, context_length=100, identities=(identity,))
 
 
 STATES = filled(new_slots(), 16).snapshot()
@@ -121,7 +121,7 @@ def test_a_file_of_another_block_is_removed_with_the_reason(
 ) -> None:
     other = Snapshot(identity="other", length=16, buffers=STATES.buffers)
     for states, ids, after, reason in (
-        (other, IDS, ROOT, "expected states of the bundle bundle, got other"),
+        (other, IDS, ROOT, "expected states of the bundle and adapter bundle, got other"),
         (STATES, IDS[::-1], ROOT, "other tokens"),
         (STATES, IDS, key_of(7), "expected tokens after"),
     ):

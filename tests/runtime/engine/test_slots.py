@@ -202,9 +202,9 @@ def test_a_snapshot_beyond_the_context_is_rejected_and_changes_nothing() -> None
 def test_a_snapshot_of_other_states_or_another_bundle_is_rejected(
     states: tuple[State, ...], identity: str
 ) -> None:
-    slots = filled(Slots((KEY,), count=1, context_length=100, identity="one"), 10)
+    slots = filled(Slots((KEY,), count=1, context_length=100, identities=("one",)), 10)
     with pytest.raises(InputError, match="another bundle"):
-        Slots(states, count=1, context_length=100, identity=identity).restore(slots.snapshot())
+        Slots(states, count=1, context_length=100, identities=(identity,)).restore(slots.snapshot())
 
 
 @pytest.mark.parametrize("kind", [ValueError, KeyboardInterrupt])

@@ -23,7 +23,7 @@ Change = Callable[[bytearray], object]
 
 
 def new_slots(*, states: tuple[State, ...] = STATES, identity: str = "bundle") -> Slots:
-    return Slots(states, count=2, context_length=600, identity=identity)
+    return Slots(states, count=2, context_length=600, identities=(identity,))
 
 
 SLOTS = new_slots()
@@ -89,7 +89,7 @@ def test_longer_files_and_those_of_another_version_bundle_or_states_are_rejected
     for states in (STATES[:3], (VALUE, KEY, SUM, CODES), (KEY, VALUE, SUM, KEY)):
         with pytest.raises(StateFileError, match="states of the bundle"):
             read_states(saved, new_slots(states=states))
-    with pytest.raises(StateFileError, match="bundle other, got bundle"):
+    with pytest.raises(StateFileError, match="bundle and adapter other, got bundle"):
         read_states(saved, new_slots(identity="other"))
     with monkeypatch.context() as patch:
         patch.setattr(state_file, "VERSION", 2)

@@ -102,7 +102,7 @@ def test_scoring_token_ids_counts_no_new_tokens(
 def test_no_tokens_without_an_echo_is_an_error(client: httpx2.Client) -> None:
     response = client.post(PATH, json={"model": "fp32", "prompt": PROMPT, "max_tokens": 0})
     assert response.status_code == 400
-    assert "max_new_tokens" in response.json()["error"]["message"]
+    assert response.json()["error"]["param"] == "max_tokens"
 
 
 @pytest.mark.parametrize("prompt", [[], [[]], "", [""], [1.5], {}, None, [["a"]], ["a", 1]])

@@ -9,6 +9,8 @@ from tests.server.api.test_chat_completions import TOOL
 from tests.server.events import post_stream
 
 from ortolan.runtime import Decoder, Sampling
+from ortolan.server.api.responses.compact import REQUEST
+from ortolan.server.api.responses.summaries import read_summary, write_summary
 
 PATH = "/v1/responses"
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_output_tokens": 24}
@@ -208,6 +210,29 @@ def test_responses_are_not_stored_unless_asked(client: httpx2.Client) -> None:
     assert client.get(f"{PATH}/{answer['id']}").status_code == 404
 
 
+def test_a_conversation_starts_from_a_compaction(
+    client: httpx2.Client, models: dict[str, Decoder]
+) -> None:
+    items = [{"role": "user", "content": "Hi."}]
+    response = client.post(f"{PATH}/compact", json={"model": "fp32", "input": items})
+    assert response.status_code == 200, response.text
+    compacted = response.json()
+    (item,) = compacted["output"]
+    reply = models["fp32"].chat([*items, {"role": "user", "content": REQUEST}], sampling=None)
+    assert read_summary(item["encrypted_content"]) == reply.content
+    assert compacted["usage"]["output_tokens"] == reply.completion.timings.new_tokens
+    short = {"type": "compaction", "encrypted_content": write_summary("They met.")}
+    answer = ask(client, input=[short, *items], instructions="Be.", **SAMPLED)
+    system = "Be.\n\nSummary of the conversation so far:\nThey met."
+    expected = models["fp32"].chat(
+        [{"role": "system", "content": system}, *items],
+        max_new_tokens=24,
+        ignore_eos=True,
+        sampling=Sampling(temperature=0.8, seed=7),
+    )
+    assert answer["output"][0]["content"][0]["text"] == expected.content
+
+
 @pytest.mark.parametrize(
     ("body", "param", "words"),
     [
@@ -226,6 +251,11 @@ def test_responses_are_not_stored_unless_asked(client: httpx2.Client) -> None:
             "input[0].call_id",
             "no earlier function_call",
         ),
+        (
+            {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
+            "input[0].encrypted_content",
+            "not written by this",
+        ),
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
         ({"tools": [{"type": "function"}]}, "tools[0]", "name"),
         ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "file_search"),
@@ -237,7 +267,7 @@ def test_responses_are_not_stored_unless_asked(client: httpx2.Client) -> None:
         ({"background": True}, "background", "background"),
         ({"truncation": "auto"}, "truncation", "auto"),
         ({"conversation": "c"}, "conversation", "not supported"),
-        ({"max_output_tokens": 0}, None, "max_new_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
         ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call"),
     ],
 )  # fmt: skip

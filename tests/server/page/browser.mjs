@@ -18,8 +18,14 @@ const results = { seen, requests: [], problems: [] };
 const served = await gateway(target, seen);
 const browser = await puppeteer.launch({ executablePath: chromium, args: ["--no-sandbox"] });
 
-async function open(address = served.url, { width = 1000, height = 700, scheme = "light" } = {}) {
+async function newPage() {
   const page = await browser.newPage();
+  page.setDefaultTimeout(120_000); // machines under load
+  return page;
+}
+
+async function open(address = served.url, { width = 1000, height = 700, scheme = "light" } = {}) {
+  const page = await newPage();
   await page.setViewport({ width, height });
   await page.emulateMediaFeatures([{ name: "prefers-color-scheme", value: scheme }]);
   page.on("request", (request) => results.requests.push(request.url()));
@@ -174,16 +180,15 @@ const cases = {
     const shown = await text(page, ".question");
     const hacked = await page.evaluate(() => window.hacked ?? 0);
     await ask(page, "full");
-    await page.waitForFunction(() => document.getElementById("status").textContent.includes("Next try"));
-    const status = await text(page, "#status");
-    await page.waitForSelector(".turn:last-of-type .content", { timeout: 20_000 });
+    const status = await page.waitForFunction(() => document.getElementById("status").textContent.match(/Next try.*/)?.[0]);
+    await page.waitForSelector(".turn:last-of-type .content");
     await idle(page);
     await ask(page, "crash");
     await page.waitForSelector(".error");
     const calls = seen.crash.calls;
     await page.click(".error button");
     await page.waitForFunction(() => !document.getElementById("stop").checkVisibility());
-    return { errors, kept, shown, hacked, status, again: seen.crash.calls - calls, alone: (await text(page, ".error")).length };
+    return { errors, kept, shown, hacked, status: await status.jsonValue(), again: seen.crash.calls - calls, alone: (await text(page, ".error")).length };
   },
 
   async key() {
@@ -211,7 +216,7 @@ const cases = {
     const card = { id: "draft", kind: "decoder", precision: "int4", context_length: 64, quality: null, unverified: "no <b>device</b>" };
     const encoder = { ...card, id: "vectors", kind: "encoder", unverified: null };
     const answers = [null, [encoder], [encoder, card]];
-    const page = await browser.newPage();
+    const page = await newPage();
     await page.setViewport({ width: 1000, height: 700 });
     await page.setRequestInterception(true);
     page.on("request", (request) => {

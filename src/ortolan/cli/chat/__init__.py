@@ -25,6 +25,9 @@ from ortolan.errors import OrtolanError
     show_default=True,
     help="Keep what you type for later chats.",
 )
+@click.option(
+    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to answer with."
+)
 @options.device
 @options.threads
 def command(
@@ -34,6 +37,7 @@ def command(
     sampling: options.SamplingChoice,
     stop: tuple[str, ...],
     history: bool,
+    adapter: Path | None,
     device: str,
     threads: int | None,
 ) -> None:
@@ -44,12 +48,17 @@ def command(
     """
     from ortolan.runtime import Decoder, Sampling, load
 
-    model = load(bundle, Decoder, device=device, threads=threads)
+    adapters = {} if adapter is None else {options.ADAPTER: adapter}
+    model = load(bundle, Decoder, device=device, threads=threads, adapters=adapters)
     session = ChatSession(
         model=model,
         conversation=model.conversation(system=system),
         sampling=sampling.resolve(model) or Sampling(),
-        options={"max_new_tokens": max_new_tokens, "stop": stop},
+        options={
+            "max_new_tokens": max_new_tokens,
+            "stop": stop,
+            "adapter": options.ADAPTER if adapters else None,
+        },
         is_terminal=sys.stdin.isatty(),
     )
     if session.is_terminal:

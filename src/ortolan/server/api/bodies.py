@@ -19,6 +19,7 @@ __all__ = [
     "ResponseFormat",
     "SamplingFields",
     "StreamOptions",
+    "checked_limit",
     "grammar_of",
     "new_id",
     "options_of",
@@ -70,11 +71,17 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
 
 
 class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
-    """Fields of bodies that ask for one or more choices."""
+    """Fields of bodies that ask for one or more choices.
+
+    Gateways such as vllm-router write the literal fields into every body.
+    """
 
     max_tokens: int | None = None
     n: int | None = None
     stream_options: StreamOptions | None = None
+    skip_special_tokens: Literal[True] | None = None
+    no_stop_trim: Literal[False] | None = None
+    return_hidden_states: Literal[False] | None = None
 
     def __post_init__(self) -> None:
         if self.stream_options is not None and not self.stream:
@@ -153,6 +160,19 @@ def options_of(
         "min_new_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
     }
+
+
+def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None:
+    """Return the maximum number of new tokens, if it is valid.
+
+    Raises:
+        ApiError: it is too small.
+    """
+    if limit is not None and limit < least:
+        raise ApiError(
+            status=400, message=f"{name} must be at least {least} (got {limit}).", param=name
+        )
+    return limit
 
 
 def grammar_of(form: ResponseFormat | None) -> Grammar | None:

@@ -15,6 +15,7 @@ from ortolan.runtime.chat.parser import Piece
 from ortolan.server.api.bodies import (
     ChoicesFields,
     ResponseFormat,
+    checked_limit,
     grammar_of,
     new_id,
     options_of,
@@ -52,6 +53,9 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     continue_final_message: bool | None = None
+    include_reasoning: Literal[True] | None = None
+    separate_reasoning: Literal[True] | None = None
+    stream_reasoning: Literal[True] | None = None
 
 
 class Function(msgspec.Struct, kw_only=True):
@@ -168,7 +172,9 @@ async def create(call: Call, body: ChatBody) -> Answer:
 
 def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
     options = options_of(body, served.model.recommended_sampling, choices=body.n)
-    limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+    limit = checked_limit("max_tokens", body.max_tokens)
+    if body.max_completion_tokens is not None:
+        limit = checked_limit("max_completion_tokens", body.max_completion_tokens)
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning_effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning_effort)

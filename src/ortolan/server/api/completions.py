@@ -11,7 +11,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Completion, Ticket
-from ortolan.server.api.bodies import ChoicesFields, new_id, options_of
+from ortolan.server.api.bodies import ChoicesFields, checked_limit, new_id, options_of
 from ortolan.server.api.merge import merged
 from ortolan.server.api.text_choice import ChoiceReader, TextChoice
 from ortolan.server.api.usage import Usage, total, usage_of
@@ -66,9 +66,10 @@ async def create(call: Call, body: CompletionBody) -> Answer:
         )
     if body.echo:
         served.expect("decoder", what="echo a prompt")
+    limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     options = {
         **options_of(body, served.model.recommended_sampling, choices=body.n),
-        "max_new_tokens": DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens,
+        "max_new_tokens": checked_limit("max_tokens", limit, least=0 if body.echo else 1),
         "logprobs": body.logprobs,
         "prompt_logprobs": _prompt_logprobs(body),
     }

@@ -5,14 +5,13 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
-from ortolan.runtime import Completion, Reply, Tokenizer, ToolCall
+from ortolan.runtime import Reply, Tokenizer, ToolCall
 from ortolan.runtime.chat.parser import Piece
 from ortolan.server.api.bodies import new_id
 from ortolan.server.api.logprobs import TokenLogprob, logprobs_of
 from ortolan.server.api.replies import ReplyReader
 from ortolan.server.api.responses.resource import (
     ArgumentsEvent,
-    CachedTokens,
     DeltaEvent,
     ErrorEvent,
     FunctionCall,
@@ -23,13 +22,12 @@ from ortolan.server.api.responses.resource import (
     PartEvent,
     ReasoningItem,
     ReasoningText,
-    ReasoningTokens,
     Response,
     ResponseError,
     ResponseEvent,
-    ResponseUsage,
     Status,
     TextEvent,
+    usage_of,
 )
 from ortolan.server.errors import ApiError, error_body
 
@@ -102,7 +100,7 @@ class Answer:
             yield from self._text(OutputMessage, "")  # an empty answer
         response.status = "incomplete" if is_cut else "completed"
         yield from self._close(response.status)
-        response.usage = self._usage(completion)
+        response.usage = usage_of(completion, reasoning_tokens=self._reasoning_tokens)
         if is_cut:
             response.incomplete_details = IncompleteDetails()
         else:
@@ -194,13 +192,3 @@ class Answer:
     def _event(self, event: type[Any], change: str, /, **fields: Any) -> Any:
         self._count += 1
         return event(type=f"response.{change}", sequence_number=self._count - 1, **fields)
-
-    def _usage(self, completion: Completion) -> ResponseUsage:
-        timings = completion.timings
-        return ResponseUsage(
-            input_tokens=timings.prompt_tokens,
-            input_tokens_details=CachedTokens(cached_tokens=timings.cached_tokens),
-            output_tokens=timings.new_tokens,
-            output_tokens_details=ReasoningTokens(reasoning_tokens=self._reasoning_tokens),
-            total_tokens=timings.prompt_tokens + timings.new_tokens,
-        )

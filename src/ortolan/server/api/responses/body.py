@@ -9,6 +9,7 @@ from ortolan.server.api.bodies import (
     ResponseFormat,
     SamplingFields,
     StreamOptions,
+    checked_limit,
     grammar_of,
     options_of,
 )
@@ -121,7 +122,7 @@ def chat_options(body: ResponseBody, served: ServedModel, tools: list[Tool]) -> 
         variables.setdefault("reasoning_effort", body.reasoning.effort)
     return {
         **options_of(body, served.model.recommended_sampling),
-        "max_new_tokens": body.max_output_tokens,
+        "max_new_tokens": checked_limit("max_output_tokens", body.max_output_tokens),
         "tools": [_function(tool) for tool in offered] or None,
         "tool_choice": choice if offered or choice != "none" else None,
         "grammar": _grammar(body.text),

@@ -12,30 +12,19 @@ from ortolan.server.api.bodies import new_id
 from ortolan.server.api.replies import ReplyReader
 from ortolan.server.api.responses.answer import Answer
 from ortolan.server.api.responses.body import LOGPROBS, ResponseBody, Tool, chat_options, read_tools
+from ortolan.server.api.responses.compact import COMPACT
 from ortolan.server.api.responses.items import messages_of
 from ortolan.server.api.responses.resource import Response, ResponseEvent
+from ortolan.server.api.responses.stored import Stored, not_found, read_items
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer as HttpAnswer
 from ortolan.server.endpoints import Endpoint, Text
-from ortolan.server.errors import ApiError, api_error
+from ortolan.server.errors import api_error
 from ortolan.server.events import EventStream, event
-from ortolan.server.store import Store
 
 __all__ = ["ENDPOINTS"]
 
 log = logging.getLogger("ortolan.server")
-
-
-class Stored(msgspec.Struct, kw_only=True):
-    """What is kept of a response.
-
-    Attributes:
-        items: input and output, which the next response continues.
-        response: as it was sent.
-    """
-
-    items: list[Any]
-    response: msgspec.Raw
 
 
 class Deleted(msgspec.Struct, kw_only=True):
@@ -50,7 +39,7 @@ async def create(call: Call, body: ResponseBody) -> HttpAnswer:
     """Answer a conversation of items."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
-    items = _items(body, call.store)
+    items = read_items(body.input, body.previous_response_id, call.store)
     tools = read_tools(body)
     options = chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
@@ -77,7 +66,7 @@ async def get_response(call: Call, _: None) -> HttpAnswer:
     """Return a stored response."""
     data = call.store.get(call.path["response"])
     if data is None:
-        raise _not_found(call.path["response"], status=404)
+        raise not_found(call.path["response"], status=404)
     raw = msgspec.json.decode(data, type=Stored).response
     return Text(text=bytes(raw).decode(), media_type="application/json")
 
@@ -85,7 +74,7 @@ async def get_response(call: Call, _: None) -> HttpAnswer:
 async def delete_response(call: Call, _: None) -> HttpAnswer:
     """Delete a stored response."""
     if not call.store.drop(call.path["response"]):
-        raise _not_found(call.path["response"], status=404)
+        raise not_found(call.path["response"], status=404)
     return Deleted(id=call.path["response"])
 
 
@@ -103,19 +92,6 @@ async def _stream(
             log.exception("bug while answering /v1/responses")
         for each in answer.failed(failure):
             yield event(each, name=each.type)
-
-
-def _items(body: ResponseBody, store: Store) -> list[Any]:
-    """The items of the previous response, and those of the body."""
-    items = body.input or []
-    if isinstance(items, str):
-        items = [{"type": "message", "role": "user", "content": items}]
-    if body.previous_response_id is None:
-        return items
-    data = store.get(body.previous_response_id)
-    if data is None:
-        raise _not_found(body.previous_response_id, status=400)
-    return [*msgspec.json.decode(data, type=Stored).items, *items]
 
 
 def _end(call: Call, body: ResponseBody, items: list[Any], response: Response) -> None:
@@ -164,16 +140,6 @@ def _response(body: ResponseBody, model: str, tools: list[Tool], sampling: Sampl
     )
 
 
-def _not_found(response: str, *, status: int) -> ApiError:
-    return ApiError(
-        status=status,
-        message=f"There is no stored response {response[:100]!r}. Responses are kept in memory "
-        "while there is room, if they are created with store=true.",
-        code="previous_response_not_found" if status == 400 else "response_not_found",
-        param="previous_response_id" if status == 400 else None,
-    )
-
-
 ENDPOINTS = [
     Endpoint(
         method="POST",
@@ -184,6 +150,7 @@ ENDPOINTS = [
         event=ResponseEvent,
         summary="Answer a conversation of items.",
     ),
+    COMPACT,
     Endpoint(
         method="GET",
         path="/v1/responses/{response}",

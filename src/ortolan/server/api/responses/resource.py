@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from ortolan.runtime import Completion
 from ortolan.server.api.logprobs import TokenLogprob
 
 __all__ = [
@@ -22,6 +23,7 @@ __all__ = [
     "ResponseEvent",
     "ResponseUsage",
     "TextEvent",
+    "usage_of",
 ]
 
 Status = Literal["in_progress", "completed", "incomplete", "failed"]
@@ -89,6 +91,18 @@ class ResponseUsage(msgspec.Struct, kw_only=True):
     output_tokens: int
     output_tokens_details: ReasoningTokens
     total_tokens: int
+
+
+def usage_of(completion: Completion, *, reasoning_tokens: int = 0) -> ResponseUsage:
+    """Counts of a completion."""
+    timings = completion.timings
+    return ResponseUsage(
+        input_tokens=timings.prompt_tokens,
+        input_tokens_details=CachedTokens(cached_tokens=timings.cached_tokens),
+        output_tokens=timings.new_tokens,
+        output_tokens_details=ReasoningTokens(reasoning_tokens=reasoning_tokens),
+        total_tokens=timings.prompt_tokens + timings.new_tokens,
+    )
 
 
 class ResponseError(msgspec.Struct, kw_only=True):

@@ -1,0 +1,248 @@
+"""From a PEFT adapter to a folder that the runtime loads with a bundle.
+
+The adapter is proved like a bundle. The reference is the checkpoint with the adapter merged into
+its weights; the bundle computes the same probes with the adapter at run time.
+"""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import msgspec
+
+from ortolan import files
+from ortolan.export.errors import OptionError, OutputError, ParityError
+from ortolan.export.exportable import Exportable
+from ortolan.export.output import describe_files
+from ortolan.export.progress import Progress, silent
+from ortolan.export.proof.certificate import certify, passed, thresholds
+from ortolan.export.proof.probes import make_probes, text_of
+from ortolan.export.proof.replay import replay
+from ortolan.export.source import open_exportable
+from ortolan.modeling.checkpoint.adapter import Adapted, LowRank, read_adapter_config
+from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
+from ortolan.modeling.checkpoint.low_rank import updates_of
+from ortolan.modeling.checkpoint.mapped_weights import MappedWeights
+from ortolan.modeling.weights import name_template
+from ortolan.runtime import limits
+from ortolan.runtime.bundle import adapter_folder
+from ortolan.runtime.bundle.adapter_folder import (
+    Adapter,
+    AdapterManifest,
+    Factors,
+    open_adapter,
+    write_factors,
+)
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.kinds import STEPPED
+from ortolan.runtime.bundle.manifest import wrong_kind
+from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.graph.adapters import adaptable_weights
+from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_files import (
+    ARRAYS_NAME,
+    JSON_NAME,
+    write_certificate,
+)
+from ortolan.staging import BusyError, Place, staged
+
+NAMES = {adapter_folder.NAME, adapter_folder.BLOB, JSON_NAME, ARRAYS_NAME}
+"""Files of an adapter."""
+
+MERGE = "Export the checkpoint with the adapter merged: --adapter."
+
+
+def export_adapter(
+    source: str | Path,
+    out: str | Path,
+    *,
+    bundle: str | Path,
+    checkpoint: Source | None = None,
+    force: bool = False,
+    progress: Progress = silent,
+) -> Adapter:
+    """Convert a PEFT adapter for a bundle, and prove that both compute what PyTorch computes.
+
+    Args:
+        source: folder of the adapter.
+        out: folder to write.
+        bundle: exported from the checkpoint that the adapter was trained on, for the CPU.
+        checkpoint: that checkpoint; by default the one that the adapter names, if it is a folder.
+        force: replace an adapter at `out`.
+        progress: called as each step advances.
+
+    Raises:
+        CheckpointError: the adapter or the checkpoint cannot be read, or they do not belong
+            together, or the adapter is not a plain LoRA of matrices.
+        OptionError: the bundle was exported from another checkpoint, or does not compute a weight
+            in a form that can be adapted.
+        BundleError: the bundle is damaged.
+        OutputError: the target is taken or not writable.
+        ParityError: the bundle with the adapter disagrees with PyTorch.
+    """
+    folder, base, target = Path(source), open_bundle(bundle), Path(out).absolute()
+    if base.manifest.kind != "decoder":
+        raise wrong_kind(base.manifest, what="adapter", expected="a decoder")
+    model, adapter, updates = _open(folder, base, checkpoint)
+    updated, blob = write_factors(_factors(updates, base, folder))
+    certificate = _reference(model, base, progress)
+    manifest = AdapterManifest(
+        schema=adapter_folder.SCHEMA,
+        bundle=fingerprint(base.manifest),
+        source_sha256=model.sha256(),
+        modules=_modules(adapter),
+        ranks=tuple(sorted(set(adapter.ranks.values()))),
+        updates=updated,
+        files=(),
+    )
+    with staged_adapter(target, force=force) as place:
+        write_adapter(place, certificate, manifest, blob=blob)
+        progress("verify", 0, 1)
+        measured = replay(base.path, adapter=place)
+        if measured.verdict == "FAIL":
+            raise ParityError(
+                "The bundle with this adapter disagrees with PyTorch: "
+                f"{measured.device_summary}. Nothing was written. {MERGE}"
+            )
+        manifest = msgspec.structs.replace(manifest, quality=measured.quality)
+        write_adapter(place, passed(certificate, measured), manifest)
+        progress("verify", 1, 1)
+    return open_adapter(target)
+
+
+def _open(
+    folder: Path, base: Bundle, checkpoint: Source | None
+) -> tuple[Exportable, Adapted, dict[str, LowRank]]:
+    """The adapted model, the adapter, and its updates of the model's weights."""
+    values = read_adapter_config(folder)
+    if checkpoint is None:
+        named = values.get("base_model_name_or_path")
+        if not isinstance(named, str) or not Path(named).is_dir():
+            raise OptionError(
+                f"{folder}: the adapter was trained on {named!r:.200}, which is not a folder here. "
+                "Pass the folder of that checkpoint: --checkpoint."
+            )
+        checkpoint = named
+    expected = base.manifest.provenance.source_sha256
+    got = open_checkpoint(checkpoint).sha256()
+    if got != expected:
+        raise OptionError(
+            f"checkpoint: {base.path.name} was exported from another checkpoint (hash "
+            f"{expected[:12]}, got {got[:12]}). Pass the one that the bundle was exported from."
+        )
+    merged = open_checkpoint(checkpoint, adapter=folder)
+    model = open_exportable(
+        merged,
+        tokenizer=None,
+        max_context=base.manifest.context_length,
+        accept_unknown=base.manifest.provenance.accepted_keys,
+    )
+    adapter = merged.tensors
+    if not isinstance(adapter, Adapted) or not isinstance(model.weights, MappedWeights):
+        raise OptionError(
+            f"{base.manifest.provenance.model_type}: adapters at run time need a model type that "
+            f"`ortolan families` lists as a family. {MERGE}"
+        )
+    if adapter.replaced:
+        raise OptionError(
+            f"{folder}: the adapter replaces {adapter.replaced[0]} (bias or modules_to_save), "
+            f"which can only be merged. {MERGE}"
+        )
+    largest = max(adapter.ranks.values(), default=0)
+    if not 1 <= largest <= limits.MAX_ADAPTER_RANK:
+        raise OptionError(
+            f"{folder}: the rank must be 1 to {limits.MAX_ADAPTER_RANK} (got {largest}). {MERGE}"
+        )
+    return model, adapter, updates_of(model.weights, adapter)
+
+
+def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict[str, Factors]:
+    """The updates as the runtime reads them, checked against the products of the bundle."""
+    for role, graph in base.manifest.graphs.items():
+        shapes = adaptable_weights(base.read(graph.file)) if role in STEPPED else None
+        for name, (left, right) in updates.items():
+            shape = (len(left), right.shape[1])
+            if shapes is not None and shapes.get(name) != shape:
+                raise OptionError(
+                    f"{graph.file} has no float32 product by {name} {shape}, which the adapter "
+                    f"updates. {MERGE}"
+                )
+    for name, factors in updates.items():
+        if not all(bool(factor.isfinite().all()) for factor in factors):
+            raise OptionError(
+                f"{folder}: the update of {name} has numbers that are not finite. Its training "
+                "diverged: use an earlier checkpoint of the adapter."
+            )
+    return {
+        name: Factors(first=right.T.contiguous().numpy(), second=left.T.contiguous().numpy())
+        for name, (left, right) in updates.items()
+    }
+
+
+def _modules(adapter: Adapted) -> tuple[str, ...]:
+    """Names of the matrices that an adapter updates, with `{}` for the layer."""
+    return tuple(sorted({name_template(name)[0] for name in adapter.ranks}))
+
+
+def _reference(model: Exportable, base: Bundle, progress: Progress) -> Certificate:
+    """PyTorch's outputs with the adapter merged, and the limits of the bundle's own export."""
+    manifest = base.manifest
+    certificate = certify(
+        model,
+        make_probes(model),
+        thresholds=thresholds(
+            manifest.precision,
+            allow_poor=manifest.quality is not None and manifest.quality.word == "poor",
+            cache="int8" if any(state.dtype == "int8" for state in manifest.states) else "float",
+        ),
+        text=text_of(model, None),
+        progress=progress,
+    )
+    # the bundle's own certificate covers its tokenizer and other files
+    return replace(certificate, surroundings=None)
+
+
+@contextmanager
+def staged_adapter(target: Path, *, force: bool) -> Iterator[Path]:
+    """A folder that becomes `target` when the block succeeds.
+
+    Raises:
+        OutputError: the target is taken, locked, or not writable.
+    """
+    try:
+        files.make_folders(target.parent)
+        with staged(Place(files.followed(target), index=adapter_folder.NAME)) as folder:
+            _check_target(target, force=force)
+            yield folder
+    except BusyError as error:
+        raise OutputError(f"Another process is writing to {target}. Wait for it.") from error
+    except OSError as error:
+        raise OutputError(
+            f"Cannot write the adapter to {target}: {error}. Check the free disk space and the "
+            "permissions."
+        ) from error
+
+
+def _check_target(target: Path, *, force: bool) -> None:
+    """Raise OutputError unless the target is free, or only an adapter and `force` is set."""
+    if not target.exists():
+        return
+    names = {path.name for path in target.iterdir()} if target.is_dir() else {""}
+    if names - NAMES or (names and adapter_folder.NAME not in names):
+        raise OutputError(f"{target} is not an adapter. Choose a folder that does not exist.")
+    if names and not force:
+        raise OutputError(f"{target} is an adapter. Pass --force to replace it.")
+
+
+def write_adapter(
+    place: Path, certificate: Certificate, manifest: AdapterManifest, *, blob: bytes | None = None
+) -> None:
+    """Write the files of an adapter, and last the manifest that lists them."""
+    if blob is not None:
+        files.write(place / adapter_folder.BLOB, blob)
+    write_certificate(place, certificate)
+    listed = tuple(file for file in describe_files(place) if file.name != adapter_folder.NAME)
+    manifest = msgspec.structs.replace(manifest, files=listed)
+    files.write(place / adapter_folder.NAME, adapter_folder.encode(manifest))

@@ -1,0 +1,52 @@
+"""Responses that are kept for `previous_response_id`."""
+
+from typing import Any
+
+import msgspec
+
+from ortolan.server.errors import ApiError
+from ortolan.server.store import Store
+
+__all__ = ["Stored", "not_found", "read_items"]
+
+
+class Stored(msgspec.Struct, kw_only=True):
+    """What is kept of a response.
+
+    Attributes:
+        items: input and output, which the next response continues.
+        response: as it was sent.
+    """
+
+    items: list[Any]
+    response: msgspec.Raw
+
+
+def read_items(
+    value: str | list[dict[str, Any]] | None, previous: str | None, store: Store
+) -> list[Any]:
+    """Return the items of the previous response, and those of the body.
+
+    Raises:
+        ApiError: the previous response is not stored.
+    """
+    items = value or []
+    if isinstance(items, str):
+        items = [{"type": "message", "role": "user", "content": items}]
+    if previous is None:
+        return items
+    data = store.get(previous)
+    if data is None:
+        raise not_found(previous, status=400)
+    return [*msgspec.json.decode(data, type=Stored).items, *items]
+
+
+def not_found(response: str, *, status: int) -> ApiError:
+    """Make the error for a response that is not stored."""
+    return ApiError(
+        status=status,
+        message=f"There is no stored response {response[:100]!r}. Responses are kept in memory "
+        "while there is room, if they are created with store=true.",
+        code="previous_response_not_found" if status == 400 else "response_not_found",
+        param="previous_response_id" if status == 400 else None,
+    )
