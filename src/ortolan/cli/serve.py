@@ -25,6 +25,12 @@ class UnprotectedError(OrtolanError):
 
     code = "unprotected"
 
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"--host {host} lets other machines call. Set a key with --key-file or "
+            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
+        )
+
 
 @click.command(cls=LongCommand)
 @click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE...")
@@ -132,10 +138,7 @@ def command(
     keys = _keys(key_file)
     is_local = host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
-        raise UnprotectedError(
-            f"--host {host} lets other machines call. Set a key with --key-file or "
-            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
-        )
+        raise UnprotectedError(host)
     allowed = frozenset(map(str.lower, allow_host))
     hosts = allowed | LOCAL_HOSTS if is_local or allowed else allowed
     settings = Settings(
