@@ -87,17 +87,17 @@ def export_adapter(
         raise wrong_kind(base.manifest, what="adapter", expected="a decoder")
     model, adapter, updates = _open(folder, base, checkpoint)
     updated, blob = write_factors(_factors(updates, base, folder))
-    certificate = _reference(model, base, progress)
-    manifest = AdapterManifest(
-        schema=adapter_folder.SCHEMA,
-        bundle=fingerprint(base.manifest),
-        source_sha256=model.sha256(),
-        modules=_modules(adapter),
-        ranks=tuple(sorted(set(adapter.ranks.values()))),
-        updates=updated,
-        files=(),
-    )
     with staged_adapter(target, force=force) as place:
+        certificate = _reference(model, base, progress)
+        manifest = AdapterManifest(
+            schema=adapter_folder.SCHEMA,
+            bundle=fingerprint(base.manifest),
+            source_sha256=model.sha256(),
+            modules=_modules(adapter),
+            ranks=tuple(sorted(set(adapter.ranks.values()))),
+            updates=updated,
+            files=(),
+        )
         write_adapter(place, certificate, manifest, blob=blob)
         progress("verify", 0, 1)
         measured = replay(base.path, adapter=place)

@@ -45,6 +45,7 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     ModelConfig,
     StackConfig,
+    TokenInput,
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.positions import tables
@@ -270,7 +271,14 @@ def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None
         vocab_size=None if own == sides.vocab_size else own,
         prompts=prompts.texts,
         default_prompt=prompts.default,
+        pairs=_reads_pairs(sides.encoder),
     )
+
+
+def _reads_pairs(encoder: EncoderConfig) -> bool:
+    """Whether it classifies texts without regard to token types, which graphs do not read."""
+    is_classifier = isinstance(encoder.head, ClassifierHead)
+    return is_classifier and isinstance(encoder.input, TokenInput) and encoder.input.types <= 1
 
 
 def _gives(encoder: EncoderConfig) -> Output:

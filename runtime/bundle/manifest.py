@@ -169,12 +169,15 @@ class TextSource(
         vocab_size: number of ids, if it differs from the manifest's `vocab_size`.
         prompts: prefixes that an embedding model was trained with, by name ("query", "passage").
         default_prompt: name of the prefix to use if the caller names none.
+        pairs: whether the encoder classifies without regard to token types, so that two texts may
+            come as one input even if the tokenizer tells them apart by types.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
     vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
     prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
     default_prompt: Label | None = None
+    pairs: bool = False
 
     @property
     def words(self) -> str:

@@ -189,7 +189,8 @@ def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:
     calls = []
     for number, item in enumerate(value):
         place = f"{where}[{number}]"
-        call, function = _function(item, place, ("name", "arguments"), others=("id",))
+        call, function = _function(item, place, ("name", "arguments"), others=("id", "index"))
+        call.pop("index", None)  # the place in the list; OpenAI's client keeps that of a stream
         if "id" in call:
             call["id"] = _name(call["id"], f"{place}.id")
         call["function"] = {

@@ -16,8 +16,8 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 __all__ = ["Input", "Inputs", "Source", "SourceReader", "as_list", "is_batch", "pad"]
 
-Input = str | Sequence[int] | NDArray[np.integer[Any]] | Image
-"""A text or its token ids, or an image as a path, bytes or pixels."""
+Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image
+"""A text, two texts, or token ids; or an image as a path, bytes or pixels."""
 
 Inputs = Input | Sequence[Input]
 """One input or several."""
@@ -54,8 +54,10 @@ class SourceReader:
         """Return one input as token ids or pixels.
 
         Args:
-            value: a text, token ids or an image. Special tokens are added around a text only.
-            truncate: cut a text that is too long at its end, before the special tokens.
+            value: a text, a tuple of two texts, token ids or an image. Special tokens are added
+                around texts only.
+            truncate: cut a text that is too long at its end, before the special tokens. Of two
+                texts the longer one is cut first.
 
         Raises:
             ContextLengthError: more tokens than the encoder reads.
@@ -69,6 +71,8 @@ class SourceReader:
             return read_pixels(value, source)
         if isinstance(value, str):
             ids = self._encode(value, truncate=truncate)
+        elif _is_pair(value):
+            ids = self._encode_pair(value, truncate=truncate)
         else:
             ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)
             ids = ids[: self.max_tokens] if truncate else ids
@@ -102,6 +106,24 @@ class SourceReader:
         if len(ids) <= self._added:
             raise InputError(f"The text {text[:40]!r} has no tokens. Leave it out.")
         return ids
+
+    def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
+        if self._tokenizer is None:
+            raise no_tokenizer("pairs of texts")
+        source = self._manifest.source
+        return self._tokenizer.encode_pair(
+            *texts,
+            max_tokens=self.max_tokens if truncate else None,
+            has_types=not (isinstance(source, TextSource) and source.pairs),
+        )
+
+
+def _is_pair(value: Any) -> bool:
+    return (
+        isinstance(value, tuple)
+        and len(value) == 2
+        and all(isinstance(text, str) for text in value)
+    )
 
 
 def is_batch(inputs: Any) -> bool:

@@ -86,33 +86,7 @@ class Tokenizer:
         self._check_text(text)
         with _ENCODING:
             encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
-        ids: list[int] = encoding.ids
-        # special tokens around a text need not be in the vocabulary, and kernels do not check
-        if ids and max(ids) >= self.vocab_size:
-            raise TokenizerError(
-                f"The tokenizer returned the id {max(ids)}, but the vocabulary ends at "
-                f"{self.vocab_size - 1}. tokenizer.json belongs to another model."
-            )
-        return ids
-
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the token ids of a pair of texts, with the special tokens of a pair.
-
-        Raises:
-            TokenizerError: see `encode`; also if the model tells the texts of a pair apart by type
-                ids, which encoders do not read.
-        """
-        self._check_text(first)
-        self._check_text(second)
-        with _ENCODING:
-            encoding = self._library.encode(first, second)
-        if any(encoding.type_ids):
-            raise TokenizerError(
-                "This tokenizer marks the second text of a pair by type ids, which an Encoder does "
-                "not read. Use a model without them, such as an XLM-RoBERTa."
-            )
-        ids: list[int] = encoding.ids
-        return [self._checked(token) for token in ids]
+        return self._in_vocabulary(encoding.ids)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Return the token ids of a text, and start and end of each token in characters.
@@ -161,6 +135,50 @@ class Tokenizer:
             encoding.truncate(room)
             processed: list[int] = self._library.post_process(encoding).ids
             return processed
+
+    def encode_pair(
+        self,
+        first: str,
+        second: str,
+        *,
+        max_tokens: int | None = None,
+        has_types: bool = True,
+    ) -> list[int]:
+        """Return the ids of two texts as one input, with special tokens around and between them.
+
+        Args:
+            first: such as a query.
+            second: such as a document.
+            max_tokens: shorten the longer text, at its end, until both fit; then both in turn.
+            has_types: whether the model may depend on token types, which encoders do not read.
+
+        Raises:
+            TokenizerError: as for `encode`; also if `max_tokens` leaves no room for the texts, or
+                type ids tell the texts apart and the model may depend on them.
+        """
+        texts = (first, second)
+        for text in texts:
+            self._check_text(text)
+        room = None
+        if max_tokens is not None:
+            room = max_tokens - self._library.num_special_tokens_to_add(True)
+            if room < 2:
+                raise TokenizerError(
+                    f"{max_tokens} tokens leave no room for texts between the special tokens."
+                )
+        with _ENCODING:
+            parts = [self._library.encode(text, add_special_tokens=False) for text in texts]
+            if room is not None:
+                sizes = _shortened(len(parts[0].ids), len(parts[1].ids), room)
+                for part, size in zip(parts, sizes, strict=True):
+                    part.truncate(size)
+            encoding = self._library.post_process(parts[0], parts[1])
+        if has_types and any(encoding.type_ids):
+            raise TokenizerError(
+                "This tokenizer marks the second text of a pair by type ids, which an Encoder does "
+                "not read. Use a model without them, such as an XLM-RoBERTa."
+            )
+        return self._in_vocabulary(encoding.ids)
 
     def labels(self, ids: Iterable[int]) -> list[str]:
         """Return a short, readable text for each token.
@@ -236,6 +254,16 @@ class Tokenizer:
         added = self._added.get(token)
         return added is not None and added.content in self._special
 
+    def _in_vocabulary(self, ids: list[int]) -> list[int]:
+        """Return ids from the library if the model has them."""
+        # special tokens around a text need not be in the vocabulary, and kernels do not check
+        if ids and max(ids) >= self.vocab_size:
+            raise TokenizerError(
+                f"The tokenizer returned the id {max(ids)}, but the vocabulary ends at "
+                f"{self.vocab_size - 1}. tokenizer.json belongs to another model."
+            )
+        return ids
+
     @staticmethod
     def _check_text(text: str) -> None:
         if not isinstance(text, str):
@@ -259,6 +287,16 @@ class Tokenizer:
                 f"Token ids must be integers from 0 to {self.vocab_size - 1} (got {shown(token)})."
             )
         return plain
+
+
+def _shortened(first: int, second: int, most: int) -> tuple[int, int]:
+    """Lengths of two texts of at most `most` tokens together, as the library truncates them."""
+    shorter, longer = sorted((first, second))
+    if shorter + longer > most:
+        longer = max(shorter, most - shorter)
+        if shorter + longer > most:
+            shorter, longer = most // 2, most - most // 2
+    return (shorter, longer) if first <= second else (longer, shorter)
 
 
 def _listed(ids: Iterable[int]) -> Iterable[int]:

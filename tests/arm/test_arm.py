@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from tests.arm import machine
 from tests.cli.conftest import run_here
-from tests.runtime.tiny_decoder import write_bundle
+from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 
 pytestmark = pytest.mark.slow
 
@@ -43,12 +43,12 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
 
 
 def test_text_that_does_not_fit_into_memory_is_rejected(tmp_path: Path) -> None:
-    write_bundle(tmp_path / "bundle", context_length=1 << 18)
+    write_bundle(tmp_path / "bundle", context_length=1 << 18, tokenizer=tokenizer_json())
     machine.add_view(MACHINE, "cortex-a76", tmp_path / "view", available=16 << 20)
-    words = ("bench", tmp_path / "bundle", "-p", "1", "-n", str(1 << 17), "-r", "1")
+    words = ("run", tmp_path / "bundle", "a", "-n", "200000")
     run = machine.ortolan(MACHINE, "cortex-a76", *words, view=tmp_path / "view")
     assert run.returncode == 2, run.stdout
-    assert "MB of memory" in run.stderr
+    assert "Not enough memory to generate (1 x 200001 tokens)" in run.stderr
 
 
 def generated(standard_output: str | bytes) -> list[int]:

@@ -114,6 +114,14 @@ def test_requests_are_answered_or_refused_and_change_nothing(folder: Path) -> No
     assert len(re.findall(r"'answered': [1-9]", done.stdout)) == len(targets), done.stdout
 
 
+def test_a_server_answers_every_request_and_forgets_clients_that_leave(folder: Path) -> None:
+    done = module("fuzz_server", "--bundles", folder, "--seed", SEED, "--count", 250)
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert len(re.findall(r"'[24]xx': \d\d", done.stdout)) == 2, done.stdout
+    assert "'left': 50" in done.stdout
+
+
 def test_foreign_operators_are_refused_before_anything_is_loaded() -> None:
     done = module("fuzz_operators", "--seed", SEED, "--count", 800)
 

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.export import tiny_models
+from tests.hosts.node_package import installed_package
 from tests.runtime.damaged_bundles import damage, reseal
 
 import ortolan
@@ -26,7 +27,6 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow
 
-PACKAGE = Path(__file__).parents[2] / "hosts" / "js"
 PROMPT = "def read_lines(path):"
 
 TEMPLATE = (
@@ -74,22 +74,9 @@ def camel(options: dict[str, Any]) -> dict[str, Any]:
     return {name(key): value for key, value in options.items()}
 
 
-def npm(*arguments: str) -> None:
-    done = subprocess.run(
-        ["npm", *arguments], cwd=PACKAGE, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        pytest.skip(f"npm {arguments[0]} failed: {done.stderr.strip()[-300:]}")
-
-
 @pytest.fixture(scope="session")
 def package() -> Path:
-    """The package with its dependencies; skips where Node or they are missing."""
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("no Node. Install node 20 or newer, with npm")
-    if not (PACKAGE / "node_modules").exists():
-        npm("ci", "--ignore-scripts", "--no-audit", "--no-fund")
-    return PACKAGE
+    return installed_package()
 
 
 @pytest.fixture(scope="session")

@@ -5,6 +5,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import httpx2
 import pytest
 from tests.server.live import LiveServer, live_server
 
-from ortolan.server import Settings
+from ortolan.server import Settings, http
 
 LONG: dict[str, Any] = {"prompt": "abc " * 8, "max_tokens": 180, "ignore_eos": True, "seed": 1}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 150}
@@ -180,3 +181,23 @@ def test_a_load_blocks_no_other_model_and_survives_its_client(
         gate.set()
         assert httpx2.post(url, json=body, timeout=30, trust_env=False).status_code == 200
         assert loads == [bundles["int4"]]
+
+
+def test_a_stream_without_news_sends_comments(
+    small: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.05)
+    gate = hold_slots(small, monkeypatch)
+    url = f"{small.url}/v1/completions"
+    body = {**LONG, "max_tokens": 5, "stream": True}
+    try:
+        with httpx2.stream("POST", url, json=body, timeout=30, trust_env=False) as response:
+            lines = response.iter_lines()
+            comments = [line for line in islice(lines, 8) if line == ": waiting"]
+            gate.set()
+            rest = [line for line in lines if line]
+    finally:
+        gate.set()
+    assert len(comments) >= 2  # at most one step, and its event, comes before the gate
+    assert rest[-1] == "data: [DONE]"
+    assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"

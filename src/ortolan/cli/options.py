@@ -25,10 +25,6 @@ threads = click.option(
     help="Number of threads. Default: the physical cores; 1 for a small encoder-decoder.",
 )
 
-adapter = click.option(
-    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
-)
-
 ADAPTER = "adapter"
 """Name of the only adapter that a command loads."""
 

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
+_adapters = section("Adapters")
 _seq2seq = section("Encoder-decoder models")
 
 
@@ -34,13 +35,15 @@ _seq2seq = section("Encoder-decoder models")
     metavar="lookup|BUNDLE",
     help="Speed up decoding with drafts: from the prompt, or by a smaller model.",
 )
-@options.adapter
 @options.device
 @options.threads
 @options.as_json
 @_constraint("--regex", help="Generate text that matches this regular expression.")
 @_constraint("--lark", type=_FILE, help="Generate text of this Lark grammar.")
 @_constraint("--ignore-eos", is_flag=True, help="Continue past the end-of-sequence token.")
+@_adapters(
+    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
+)
 @_seq2seq("--beams", type=int, help="Number of beams of a beam search.")
 @_seq2seq("--n-best", type=int, help="Print the best results of the search, with their scores.")
 @_seq2seq("--length-penalty", type=float, help="Above 0, a beam search favors longer texts.")

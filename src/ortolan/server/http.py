@@ -2,8 +2,9 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, AsyncIterator, MutableMapping
-from contextlib import aclosing
+from collections.abc import AsyncIterator, MutableMapping
+from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -109,7 +110,7 @@ class EndpointApp:
 
         Raises:
             ApiError: it is too large, too slow, or of another media type.
-            msgspec.DecodeError: it is not valid.
+            msgspec.DecodeError: it is no valid JSON, or of another structure.
             ClientGoneError: the client closed the connection.
         """
         if self._decoder is None:
@@ -135,17 +136,27 @@ class EndpointApp:
             ) from None
         if self._settings.log_prompts:
             call.body = data
-        return self._decoder.decode(data)
+        try:
+            return self._decoder.decode(data)
+        except UnicodeDecodeError as error:
+            raise msgspec.DecodeError(f"{error}") from error
 
 
 class _Reply:
-    """Sends one answer, or an error."""
+    """Sends one answer, or an error.
+
+    Args:
+        send: of ASGI.
+        timeout_s: maximum time for the client to accept a message.
+    """
 
     def __init__(self, send: Send, timeout_s: float) -> None:
         self._raw_send = send
         self._timeout_s = timeout_s
         self._has_started = False
         self._is_stream = False
+        self._parts = 0
+        self._lock = asyncio.Lock()
 
     async def send(self, answer: Answer) -> None:
         """Send an answer."""
@@ -160,10 +171,11 @@ class _Reply:
     async def fail(self, error: ApiError) -> None:
         """Send an error; inside a stream, as its last event."""
         try:
-            if self._is_stream:
-                await self._write({"type": "http.response.body", "body": event(error_body(error))})
-            elif not self._has_started:
-                await self._respond(error_response(error))
+            async with self._limited() as limit:
+                if self._is_stream:
+                    await self._write(limit, _body_part(event(error_body(error)), is_last=True))
+                elif not self._has_started:
+                    await self._respond(error_response(error))
         except ClientGoneError:
             pass
 
@@ -172,34 +184,76 @@ class _Reply:
 
     async def _respond(self, response: Response) -> None:
         self._has_started = True
-        await response({"type": "http"}, _never, self._write)
+        async with self._limited() as limit:
+            await response({"type": "http"}, _never, partial(self._write, limit))
 
     async def _stream(self, answer: EventStream) -> None:
-        headers = [
-            (b"content-type", b"text/event-stream; charset=utf-8"),
-            (b"cache-control", b"no-cache"),
-            (b"x-accel-buffering", b"no"),
-        ]
-        async with aclosing(_with_keep_alive(answer.events)) as events:
-            # the first event before the headers, so that early errors have their own status
-            first = await anext(events, b"")
-            self._has_started = self._is_stream = True
-            await self._write({"type": "http.response.start", "status": 200, "headers": headers})
-            await self._write_part(first)
-            async for data in events:
-                await self._write_part(data)
-            await self._write({"type": "http.response.body", "body": answer.last})
-            self._is_stream = False
-
-    async def _write_part(self, data: bytes) -> None:
-        await self._write({"type": "http.response.body", "body": data, "more_body": True})
-
-    async def _write(self, message: MutableMapping[str, Any]) -> None:
+        pulse = asyncio.ensure_future(self._pulse())
         try:
-            async with asyncio.timeout(self._timeout_s):
-                await self._raw_send(message)
-        except (TimeoutError, OSError) as error:
+            async with self._limited() as limit:
+                async for data in answer.events:
+                    if not self._is_stream:  # not earlier: early errors have their own status
+                        await self._start(limit)
+                    self._parts += 1
+                    await self._write(limit, _body_part(data))
+                if not self._is_stream:
+                    await self._start(limit)
+                await self._write(limit, _body_part(answer.last, is_last=True))
+                self._is_stream = False
+        finally:
+            pulse.cancel()
+
+    async def _start(self, limit: asyncio.Timeout) -> None:
+        self._has_started = self._is_stream = True
+        start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
+        await self._write(limit, start)
+
+    async def _pulse(self) -> None:
+        """Add a comment to the stream whenever no event comes for a while."""
+        with suppress(ClientGoneError):
+            async with self._limited() as limit:
+                while True:
+                    parts = self._parts
+                    await asyncio.sleep(KEEP_ALIVE_S)
+                    if parts == self._parts and not self._lock.locked():
+                        if not self._is_stream:
+                            await self._start(limit)
+                        await self._write(limit, _body_part(KEEP_ALIVE))
+
+    @asynccontextmanager
+    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
+        """A limit for writes; one for all, since a new one for each costs as much as the write.
+
+        Raises:
+            ClientGoneError: the client does not accept a message in time.
+        """
+        try:
+            async with asyncio.timeout(None) as limit:
+                yield limit
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
             raise ClientGoneError from error
+
+    async def _write(self, limit: asyncio.Timeout, message: MutableMapping[str, Any]) -> None:
+        async with self._lock:
+            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+            try:
+                await self._raw_send(message)
+            except OSError as error:
+                raise ClientGoneError from error
+            limit.reschedule(None)
+
+
+_STREAM_HEADERS = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+
+
+def _body_part(data: bytes, *, is_last: bool = False) -> MutableMapping[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": not is_last}
 
 
 def error_response(error: ApiError) -> Response:
@@ -210,26 +264,6 @@ def error_response(error: ApiError) -> Response:
         headers=dict(error.headers),
         media_type="application/json",
     )
-
-
-async def _with_keep_alive(events: AsyncIterator[bytes]) -> AsyncGenerator[bytes]:
-    """Add a comment whenever no event comes for a while."""
-    waiting: asyncio.Future[bytes | None] | None = None
-    try:
-        while True:
-            waiting = waiting or asyncio.ensure_future(anext(events, None))
-            done, _ = await asyncio.wait({waiting}, timeout=KEEP_ALIVE_S)
-            if not done:
-                yield KEEP_ALIVE
-                continue
-            data, waiting = waiting.result(), None
-            if data is None:
-                return
-            yield data
-    finally:
-        if waiting is not None:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
 
 
 async def _body(headers: dict[bytes, bytes], receive: Receive, most: int) -> bytes:

@@ -76,7 +76,7 @@ def vit(tmp_path: Path) -> Path:
 def test_inputs_and_outputs_of_an_encoder(head: Any, gives: Output) -> None:
     source = source_of(encoder_config(head=head))
     assert (source.kind, source.gives) == ("encoder", gives)
-    assert source.takes == TextSource(max_tokens=20)
+    assert source.takes == TextSource(max_tokens=20, pairs=gives.kind == "labels")
     assert (source.vocab_size, source.context_length) == (97, 20)
 
 

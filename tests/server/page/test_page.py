@@ -11,11 +11,11 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from tests.hosts.node_package import installed_package
 from tests.server.live import LiveServer, live_server
 
 from ortolan.server import Settings
 
-HOST = Path(__file__).parents[3] / "hosts" / "js"  # has puppeteer-core
 DRIVER = Path(__file__).parent / "browser.mjs"
 FILES = Path(__file__).parents[3] / "src" / "ortolan" / "server" / "page" / "files"
 KEY = "sk-ünique"
@@ -60,16 +60,10 @@ def results(
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium. Run `make software-gpu`, which installs Debian's")
-    if shutil.which("node") is None or shutil.which("npm") is None:
-        pytest.skip("no Node. Install node 20 or newer, with npm")
-    if not (HOST / "node_modules" / "puppeteer-core").exists():
-        install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
-        done = subprocess.run(install, cwd=HOST, capture_output=True, text=True, check=False)
-        if done.returncode != 0:
-            pytest.skip(f"npm ci failed: {done.stderr.strip()[-300:]}")
+    package = installed_package()  # has puppeteer-core
     folder = tmp_path_factory.mktemp("pictures")
     command = ["node", str(DRIVER), chromium, server.url, keyed.url, KEY, str(folder)]
-    done = subprocess.run(command, cwd=HOST, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen: dict[str, Any] = json.loads(done.stdout)
     seen["pictures"] = sorted(path.stem for path in folder.iterdir())

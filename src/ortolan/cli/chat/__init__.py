@@ -25,7 +25,9 @@ from ortolan.errors import OrtolanError
     show_default=True,
     help="Keep what you type for later chats.",
 )
-@options.adapter
+@click.option(
+    "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to answer with."
+)
 @options.device
 @options.threads
 def command(

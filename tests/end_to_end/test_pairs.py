@@ -1,0 +1,110 @@
+"""Classifiers of pairs of texts, such as rerankers, from a checkpoint to scores."""
+
+from collections.abc import Callable
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import transformers
+from tests.export.tiny_models import tokenizer
+from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tokenizers import processors
+
+import ortolan
+
+V = 97
+"""Vocabulary of the tokenizer."""
+
+SMALL = BERT | {"vocab_size": V, "num_hidden_layers": 1, "max_position_embeddings": 40}
+RANKED = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
+PLAIN = {"type_vocab_size": 1, "pad_token_id": 0}
+
+CASES = {
+    "roberta": EncoderCase(
+        "RobertaForSequenceClassification", SMALL | RANKED | PLAIN | {"model_type": "roberta"}
+    ),
+    "xlm-roberta": EncoderCase(
+        "XLMRobertaForSequenceClassification",
+        SMALL | RANKED | PLAIN | {"model_type": "xlm-roberta"},
+    ),
+    "bert": EncoderCase("BertForSequenceClassification", SMALL | RANKED),
+}
+PAIRS = [
+    ("def f(", "return x"),
+    ("def f(", "import os, sys"),
+    ("a", "b"),
+    ("", "x"),
+    ("def main(", "for x in range(10): print(x)"),
+]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Export a case, once, to `bundle` in the checkpoint."""
+
+    @cache
+    def export(name: str) -> Path:
+        folder = tmp_path_factory.mktemp(name)
+        CASES[name].reference().save_pretrained(folder)
+        ended = tokenizer()
+        ended.post_processor = processors.TemplateProcessing(
+            single="<s> $A </s>",
+            pair="<s> $A </s> </s> $B:1 </s>:1",
+            special_tokens=[("<s>", 1), ("</s>", 2)],
+        )
+        ended.save(str(folder / "tokenizer.json"))
+        ortolan.export(folder, folder / "bundle")
+        return folder
+
+    return export
+
+
+def scores(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
+    """Those of transformers, with its tokenizer."""
+    fast: Any = transformers.PreTrainedTokenizerFast
+    library = fast(tokenizer_file=str(folder / "tokenizer.json"), pad_token="<s>")
+    auto: Any = transformers.AutoModelForSequenceClassification
+    model = auto.from_pretrained(folder).eval()
+    most = ortolan.load(folder / "bundle", ortolan.Encoder).manifest.context_length
+    values = []
+    for first, second in pairs:
+        inputs = library(
+            first, second, truncation=True, max_length=most, return_token_type_ids=False
+        )
+        with torch.no_grad():
+            logits = model(input_ids=torch.tensor([inputs["input_ids"]])).logits
+        values.append(float(torch.sigmoid(logits[0, 0])))
+    return values
+
+
+@pytest.mark.parametrize("name", ["roberta", "xlm-roberta"])
+def test_scores_of_pairs_are_those_of_transformers(
+    name: str, checkpoint: Callable[[str], Path]
+) -> None:
+    folder = checkpoint(name)
+    model = ortolan.load(folder / "bundle", ortolan.Encoder, threads=1)
+    pairs = [*PAIRS, ("def main(x): " * 9, "return " * 20)]
+    expected = scores(folder, pairs)
+    got = [one.score for one in model.classify(pairs, truncate=True)]
+    np.testing.assert_allclose(got, expected, atol=1e-5)
+    assert len(set(np.round(got, 6))) > 3
+    with model.serve() as service:
+        served = [one.score for one in service.classify(pairs, truncate=True).result(30)]
+    np.testing.assert_allclose(served, got, atol=1e-6)
+    with pytest.raises(ortolan.ContextLengthError, match="input 1"):
+        model.classify([pairs[0], pairs[-1]])
+
+
+def test_a_tuple_alone_is_a_batch(checkpoint: Callable[[str], Path]) -> None:
+    model = ortolan.load(checkpoint("roberta") / "bundle", ortolan.Encoder, threads=1)
+    assert len(model.classify(("def f(", "return x"))) == 2
+    assert len(model.classify([("def f(", "return x")])) == 1
+
+
+def test_a_model_with_token_types_rejects_pairs(checkpoint: Callable[[str], Path]) -> None:
+    model = ortolan.load(checkpoint("bert") / "bundle", ortolan.Encoder, threads=1)
+    with pytest.raises(ortolan.InputError, match="type ids"):
+        model.classify([("def f(", "return x")])
