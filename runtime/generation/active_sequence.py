@@ -14,6 +14,7 @@ from ortolan.runtime.generation.completion import (
     Timings,
     TokenLogprobs,
 )
+from ortolan.runtime.generation.histogram import Histogram
 from ortolan.runtime.generation.logprobs import token_logprobs
 from ortolan.runtime.generation.request import Request
 
@@ -30,6 +31,8 @@ class ActiveSequence(ABC):
         prefilled_tokens: tokens of the prompt whose states have been computed.
         prompt_logprobs: of the prompt after its first token; empty unless requested.
         cached_tokens: tokens of the prompt whose states came from the prefix cache.
+        queued_s: seconds from the request to its first slot; `None` before.
+        gaps_s: times between new tokens.
         drafted_tokens: number of guesses, `accepted_tokens` of which were right.
     """
 
@@ -42,6 +45,8 @@ class ActiveSequence(ABC):
         self.prefilled_tokens = self.cached_tokens = 0
         self.prompt_logprobs: list[TokenLogprobs] = []
         self.drafted_tokens = self.accepted_tokens = 0
+        self.queued_s: float | None = None
+        self.gaps_s = Histogram()
         self._error: OrtolanError | None = None
         self._started_at = self._first_at = self._last_at = time.monotonic()
 
@@ -93,11 +98,24 @@ class ActiveSequence(ABC):
         self._error = error
         self.finish("cancelled")
 
+    def enter(self) -> None:
+        """Note the time of the first slot."""
+        if self.queued_s is None:
+            self.queued_s = time.monotonic() - self._started_at
+
+    @property
+    def first_token_s(self) -> float:
+        """Seconds from the request to the first new token; 0 before."""
+        return self._first_at - self._started_at
+
     def _tick(self, new_tokens: int) -> None:
         """Note the time of the newest token."""
-        self._last_at = time.monotonic()
+        now = time.monotonic()
         if new_tokens == 1:
-            self._first_at = self._last_at
+            self._first_at = now
+        else:
+            self.gaps_s.add(now - self._last_at)
+        self._last_at = now
 
     def _timings(self, new_tokens: int) -> Timings:
         prompt_tokens, decode_s = self.request.prompt_tokens, self._last_at - self._first_at

@@ -116,6 +116,7 @@ class Admission:
         runner.reserve(min(longest + 1, runner.slots.context_length))
         beams = runner.slots.beams
         for slot, sequence in admitted:
+            sequence.enter()
             runner.slots.adapters[slot * beams : (slot + 1) * beams] = sequence.request.adapter
             snapshot = self._suspended.pop(sequence, None)
             if snapshot is not None:

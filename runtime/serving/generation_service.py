@@ -67,11 +67,14 @@ class GenerationService(BaseService):
             ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
+        manifest, held_tokens = self._engine.manifest, self._worker.held_tokens
+        per_token, per_row = manifest.state_bytes("append"), manifest.state_bytes("replace")
         return self._worker.load(
             lambda running, waiting: self._counts.stats(
                 slots=self._slots,
                 running=running,
                 waiting=waiting,
+                state_bytes=held_tokens * per_token + running * per_row,
                 cache=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
             )
         )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortolan.runtime.engine.prefix_cache import PrefixCounts
+from ortolan.runtime.generation.histogram import Histogram
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["Counts", "GenerationCounts", "ServiceStats"]
@@ -28,6 +29,12 @@ class ServiceStats:
         prompt_tokens: of all finished requests.
         cached_tokens: those of `prompt_tokens` that came from the prefix cache.
         new_tokens: of all finished requests.
+        drafted_tokens: guessed tokens of all finished requests.
+        accepted_tokens: those of `drafted_tokens` that were right.
+        state_bytes: size of the states in memory, without the prefix cache.
+        queued_s: times to the first slot, of all finished requests.
+        first_token_s: times to the first new token, of all finished requests.
+        gaps_s: times between new tokens, of all finished requests.
         refused: rejected requests by error code.
         cache: contents and totals of the prefix cache.
     """
@@ -39,6 +46,12 @@ class ServiceStats:
     prompt_tokens: int
     cached_tokens: int
     new_tokens: int
+    drafted_tokens: int
+    accepted_tokens: int
+    state_bytes: int
+    queued_s: Histogram
+    first_token_s: Histogram
+    gaps_s: Histogram
     refused: Mapping[str, int]
     cache: PrefixCounts
 
@@ -80,13 +93,24 @@ class GenerationCounts(Counts):
     def __init__(self) -> None:
         super().__init__()
         self._prompt_tokens = self._cached_tokens = self._new_tokens = 0
+        self._drafted_tokens = self._accepted_tokens = 0
+        self._queued_s, self._first_token_s, self._gaps_s = Histogram(), Histogram(), Histogram()
 
     def _add(self, work: SampledSequence) -> None:
         self._prompt_tokens += work.request.prompt_tokens
         self._cached_tokens += work.cached_tokens
         self._new_tokens += len(work.tokens)
+        self._drafted_tokens += work.drafted_tokens
+        self._accepted_tokens += work.accepted_tokens
+        self._gaps_s.merge(work.gaps_s)
+        if work.queued_s is not None:
+            self._queued_s.add(work.queued_s)
+        if work.tokens:
+            self._first_token_s.add(work.first_token_s)
 
-    def stats(self, *, slots: int, running: int, waiting: int, cache: PrefixCounts) -> ServiceStats:
+    def stats(
+        self, *, slots: int, running: int, waiting: int, state_bytes: int, cache: PrefixCounts
+    ) -> ServiceStats:
         """These counts together with the current load."""
         return ServiceStats(
             slots=slots,
@@ -96,6 +120,12 @@ class GenerationCounts(Counts):
             prompt_tokens=self._prompt_tokens,
             cached_tokens=self._cached_tokens,
             new_tokens=self._new_tokens,
+            drafted_tokens=self._drafted_tokens,
+            accepted_tokens=self._accepted_tokens,
+            state_bytes=state_bytes,
+            queued_s=self._queued_s.copy(),
+            first_token_s=self._first_token_s.copy(),
+            gaps_s=self._gaps_s.copy(),
             refused=dict(self.refused),
             cache=cache,
         )

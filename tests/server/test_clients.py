@@ -11,6 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.runtime import tiny_encoder
 from tests.runtime.chat.tiny_chat import chat_model
 from tests.server.live import LiveServer, live_server
 
@@ -36,6 +37,7 @@ PROGRAMS = {
     "openai_structured": ["review: verdict=", "stars="],
     "openai_responses": ["call: get_weather {'city': ", "tokens: ", "answer: "],
     "openai_async": ["answers: 20"],
+    "openai_embeddings": ["similarity to 'k l': ", "tokens: "],
     "openai_agents_tools": ["tool: ", "answer: "],
     "pydantic_ai_tools": ["weather: city=", "is_warm=", "streamed: "],
     "langchain_chat": ["answer: ", "streamed: ", "call: Weather {", "structured: city="],
@@ -61,14 +63,16 @@ def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    folder = tmp_path_factory.mktemp("served")
+    embedder = tiny_encoder.write_bundle(folder / "embedder", kind="embedding")
     model = chat_model(
-        tmp_path_factory.mktemp("chat"),
+        folder / "chat",
         {"chat_template.jinja": TEMPLATE.encode()},
         tokens=Tokens(eos=ENDS),
         context_length=4096,
     )
     settings = Settings(
-        bundles={"tiny": model.bundle.path},
+        bundles={"tiny": model.bundle.path, "embedder": embedder.path},
         keys=frozenset({"sk-test"}),
         load={"threads": 1},
         serve={"slots": 2, "queue": 2},
@@ -101,10 +105,11 @@ def test_a_client_runs_unchanged(program: str, server: LiveServer, environments:
     own = program.startswith("instructor")
     requirements = "requirements-instructor.txt" if own else "requirements.txt"
     python = installed(requirements, environments) / "python"
-    output = run(server, python, CLIENTS / f"{program}.py", "tiny")
+    model = "embedder" if program == "openai_embeddings" else "tiny"
+    output = run(server, python, CLIENTS / f"{program}.py", model)
     for text in PROGRAMS[program]:
         assert text in output
-    stats = server.models.loaded[0].service.stats()
+    (stats,) = (m.service.stats() for m in server.models.loaded if m.name == model)
     assert stats.running == stats.waiting == 0
     if program == "openai_async":
         assert stats.refused["queue-full"] > 0  # so the client has retried
