@@ -1,7 +1,7 @@
 """Prefix-cache hits of several servers behind a gateway, with and without routing by prefix.
 
-    pip install vllm-router
-    python benchmarks/gateway.py BUNDLE --router vllm-router [--processes 2] [--prompts 6]
+    pip install smg
+    python benchmarks/gateway.py BUNDLE --router smg [--processes 2] [--prompts 8]
 
 For each policy of the gateway, starts new servers and sends prompts with shared beginnings in
 random order. Prints the share of prompt tokens that came from a cache, and the memory of all
@@ -19,7 +19,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,22 +48,20 @@ class Outcome:
 
 @contextmanager
 def started(command: Sequence[str], url: str) -> Iterator[int]:
-    """Run a server until the end of the block, after it has answered; yield its process id."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE) as process:
+    """Run a server until the end of the block; yield its process id when it has the model."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
         try:
             for _ in range(600):
                 if process.poll() is not None:
-                    assert process.stderr is not None
-                    raise RuntimeError(process.stderr.read().decode())
-                try:
-                    read(f"{url}/health")
-                    break
-                except OSError:
-                    time.sleep(0.2)
+                    raise RuntimeError(f"{command[0]} ended: run {' '.join(command)}")
+                with suppress(OSError):
+                    if '"model"' in read(f"{url}/v1/models"):
+                        break
+                time.sleep(0.2)
             yield process.pid
         finally:
             process.terminate()
-            process.communicate()
+            process.wait()
 
 
 def read(url: str, body: Any = None) -> str:
@@ -113,7 +111,8 @@ def outcome(policy: str, args: argparse.Namespace) -> Outcome:
             )
             for port, url in zip(ports, urls, strict=True)
         ]
-        router = [args.router, "--worker-urls", *urls, "--policy", policy]
+        router = [args.router, "launch", "--worker-urls", *urls, "--policy", policy]
+        router += ["--disable-tokenizer-autoload", "--host", "127.0.0.1"]
         router += ["--port", gateway.rpartition(":")[2]]
         router += ["--prometheus-port", str(args.port + args.processes + 1)]
         stack.enter_context(started(router, gateway))
@@ -149,11 +148,11 @@ def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("bundle", type=Path)
-    parser.add_argument("--router", default="vllm-router", help="the program of the gateway")
+    parser.add_argument("--router", default="smg", help="the program of the gateway")
     parser.add_argument("--policies", type=names, default=POLICIES)
     parser.add_argument("--processes", type=count, default=2)
     parser.add_argument("--prompts", type=count, default=8, help="shared beginnings")
-    parser.add_argument("--cache-mb", type=count, default=14)
+    parser.add_argument("--cache-mb", type=count, default=18)
     parser.add_argument("--port", type=count, default=28300, help="the first of several ports")
     parser.add_argument("-r", "--rounds", type=count, default=6, help="prompts of each")
     return exit_status(compare, parser.parse_args())

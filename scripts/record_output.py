@@ -29,6 +29,13 @@ STAND_INS = ROOT / "tests" / "end_to_end" / "stand_ins"
 
 SHOWN = re.compile(r"^```sh\n(?P<commands>.*?)^```\n\n```text\n(?P<output>.*?)^```$", re.M | re.S)
 
+PROGRAMS = {
+    "curl": ["curl", "--silent", "--show-error", "--fail", "--retry", "0"],
+    "ortolan": [sys.executable, "-m", "ortolan"],
+    "python": [sys.executable],
+}
+"""Commands of documents, and what runs them."""
+
 _PROGRESS = re.compile(r"\w+: .* so far")
 """Lines on stderr of a command that takes long."""
 
@@ -67,6 +74,15 @@ def _write_adapter(folder: Path) -> None:
     (folder / "adapter_config.json").write_text(json.dumps(settings))
 
 
+def environment(folder: Path) -> dict[str, str]:
+    """Variables with which the commands of a document run in a folder."""
+    return {
+        "PYTHONPATH": f"{ROOT / 'src'}:{STAND_INS}",
+        "PATH": "/usr/bin:/bin",
+        "XDG_STATE_HOME": str(folder / "state"),  # not the user's own
+    }
+
+
 def execute(words: list[str], folder: Path) -> str:
     """Run a command of a document with this checkout; return stdout, then stderr.
 
@@ -74,15 +90,10 @@ def execute(words: list[str], folder: Path) -> str:
         RuntimeError: the command fails.
     """
     name, *arguments = words
-    program = ["-m", "ortolan"] if name == "ortolan" else []
     done = subprocess.run(
-        [sys.executable, *program, *arguments],
+        [*PROGRAMS.get(name, PROGRAMS["python"]), *arguments],
         cwd=folder,
-        env={
-            "PYTHONPATH": f"{ROOT / 'src'}:{STAND_INS}",
-            "PATH": "/usr/bin:/bin",
-            "XDG_STATE_HOME": str(folder / "state"),  # not the user's own
-        },
+        env=environment(folder),
         capture_output=True,
         text=True,
         check=False,

@@ -8,8 +8,11 @@ import ast
 import inspect
 import re
 import shutil
+import socket
+import subprocess
 import tomllib
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -131,7 +134,7 @@ def test_commands_of_the_document_parse(document: str) -> None:
     exported: set[str] = set()
     for name, *words in commands(document):
         if name != "ortolan":
-            assert name in {"python", "pip"}, f"{name}: run by no test"
+            assert name in {"curl", "python", "pip"}, f"{name}: run by no test"
             continue
         command = cli.get_command(click.Context(cli), words[0])
         assert command is not None, words
@@ -141,9 +144,10 @@ def test_commands_of_the_document_parse(document: str) -> None:
                 assert (REPOSITORY / source).exists(), words
         if words[0] == "export":
             exported.add(str(parsed["out"]))
-        bundle = str(parsed.get("bundle") or parsed.get("path"))
-        is_known = bundle in {"None", *exported} or bundle.startswith("models/")
-        assert is_known, f"{words}: the document exports no such bundle before"
+        served = [text.rpartition("=")[2] for text in parsed.get("bundles", ())]
+        for bundle in (*served, str(parsed.get("bundle") or parsed.get("path"))):
+            is_known = bundle in {"None", *exported} or bundle.startswith("models/")
+            assert is_known, f"{words}: the document exports no such bundle before"
 
 
 class ExportedOnce:
@@ -187,18 +191,44 @@ def in_workspace(
     torch.backends.mha.set_fastpath_enabled(True)
 
 
+@contextmanager
+def serving(words: list[str], folder: Path, port: int) -> Iterator[None]:
+    """Run `ortolan serve` until the end of the block."""
+    command = [*record_output.PROGRAMS["ortolan"], *words, "--port", str(port)]
+    environment = record_output.environment(folder)
+    with subprocess.Popen(command, stderr=subprocess.PIPE, cwd=folder, env=environment) as process:
+        assert process.stderr is not None
+        lines = []
+        for line in process.stderr:
+            lines.append(line.decode())
+            if "listening on" in lines[-1]:
+                break
+        else:
+            raise AssertionError("".join(lines))
+        yield
+        process.terminate()
+        process.communicate()
+        assert process.returncode == 0
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("in_workspace", "quick_exports")
 @pytest.mark.parametrize("document", SHOWN)
 def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
-    for name, *words in commands(document):
-        if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
-            continue
-        if name == "ortolan":
-            done = run_here(*words)
-            assert done.returncode == 0, done.stderr.decode()
-        else:
-            execute([name, *words], workspace)
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    with ExitStack() as server:
+        for name, *words in commands(document):
+            if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
+                continue
+            if name == "ortolan" and words[0] == "serve":
+                server.close()
+                server.enter_context(serving(words, workspace, port))
+            elif name == "ortolan":
+                done = run_here(*words)
+                assert done.returncode == 0, done.stderr.decode()
+            else:
+                execute([name, *(word.replace(":8080", f":{port}") for word in words)], workspace)
     for program in blocks(document, "python"):
         shutil.rmtree(workspace / "build", ignore_errors=True)
         exec(program, {"__name__": "__main__"})

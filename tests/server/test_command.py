@@ -138,7 +138,7 @@ def test_a_taken_port_is_an_error_of_one_line(bundles: dict[str, Path]) -> None:
     ("arguments", "expected"),
     [
         (["no/such/bundle"], "no/such/bundle"),
-        (["BUNDLE", "BUNDLE"], "Two bundles are called"),
+        (["BUNDLE", "BUNDLE"], "Two models are called"),
         (["BUNDLE", "--port", "70000"], "--port"),
         (["BUNDLE", "--host", "192.0.2.1", "--insecure", "--port", "0"], "192.0.2.1"),
         (["BUNDLE", "--slots", "0", "--port", "0"], "slots"),

@@ -200,3 +200,15 @@ def test_header_injection(caller: httpx2.Client) -> None:
     response = caller.get("/v1/models/a%0d%0aset-cookie:%20x=1")
     assert response.status_code == 404
     assert "set-cookie" not in response.headers
+
+
+@pytest.mark.parametrize("scheme", ["http", "file", "data"])
+def test_no_url_of_a_message_is_read(caller: httpx2.Client, scheme: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/etc/passwd"
+        parts = [{"type": "text", "text": "Hi."}, {"type": "image_url", "image_url": {"url": url}}]
+        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+        assert caller.post("/v1/chat/completions", json=body).status_code == 400
+        with pytest.raises(TimeoutError):
+            listener.accept()

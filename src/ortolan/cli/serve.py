@@ -25,6 +25,12 @@ class UnprotectedError(OrtolanError):
 
     code = "unprotected"
 
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"--host {host} lets other machines call. Set a key with --key-file or "
+            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
+        )
+
 
 @click.command(cls=LongCommand)
 @click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE...")
@@ -34,12 +40,20 @@ class UnprotectedError(OrtolanError):
     default=8080,
     show_default=True,
     type=click.IntRange(0, 65535),
+    metavar="PORT",
     help="Port to listen on; 0 for any free one.",
 )
 @click.option(
     "--key-file",
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     help=f"API keys, one per line. Or set {KEYS_VARIABLE}.",
+)
+@click.option(
+    "--adapter",
+    "adapters",
+    multiple=True,
+    metavar="NAME=FOLDER",
+    help="LoRA adapter of a bundle, as a further model; repeatable.",
 )
 @click.option("--slots", default=8, show_default=True, help="Sequences to compute together.")
 @options.device
@@ -48,7 +62,7 @@ class UnprotectedError(OrtolanError):
 @_service("--queue", default=64, show_default=True, help="Requests that may wait.")
 @_service("--chunk", type=int, help="Prompt tokens to compute between two decode steps.")
 @_service("--fast", is_flag=True, help="Faster for few clients, but not exact.")
-@_service("--cache-mb", default=256, show_default=True, help="Size of the prefix cache.")
+@_service("--cache-mb", default=256, show_default=True, help="Size of the prefix cache, in MiB.")
 @_service(
     "--cache-folder", type=click.Path(path_type=Path), help="Keep the prefix cache in this folder."
 )
@@ -78,14 +92,16 @@ class UnprotectedError(OrtolanError):
     default=600.0,
     show_default=True,
     type=_SECONDS,
-    help="Seconds that a request may take, waiting included.",
+    metavar="SECONDS",
+    help="Time that a request may take, waiting included.",
 )
 @_operation(
     "--shutdown-timeout",
     default=10.0,
     show_default=True,
     type=_SECONDS,
-    help="Seconds that running requests get to finish at exit.",
+    metavar="SECONDS",
+    help="Time that running requests get to finish at exit.",
 )
 @_operation("--log-prompts", is_flag=True, help="Log request bodies and generated texts, too.")
 def command(
@@ -93,6 +109,7 @@ def command(
     host: str,
     port: int,
     key_file: Path | None,
+    adapters: tuple[str, ...],
     slots: int,
     queue: int,
     chunk: int | None,
@@ -121,14 +138,12 @@ def command(
     keys = _keys(key_file)
     is_local = host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
-        raise UnprotectedError(
-            f"--host {host} lets other machines call. Set a key with --key-file or "
-            f"{KEYS_VARIABLE}, or accept everybody with --insecure."
-        )
+        raise UnprotectedError(host)
     allowed = frozenset(map(str.lower, allow_host))
     hosts = allowed | LOCAL_HOSTS if is_local or allowed else allowed
     settings = Settings(
-        bundles=_named(bundles),
+        bundles=_named(bundles, "BUNDLE"),
+        adapters=_named(adapters, "FOLDER"),
         keys=keys,
         hosts=hosts,
         origins=allow_origin,
@@ -150,15 +165,15 @@ def command(
     run(settings, host=host, port=port)
 
 
-def _named(bundles: tuple[str, ...]) -> dict[str, Path]:
+def _named(texts: tuple[str, ...], what: str) -> dict[str, Path]:
     """Folders by name: that before `=`, or the name of the folder."""
     named: dict[str, Path] = {}
-    for text in bundles:
+    for text in texts:
         name, equals, folder = text.partition("=")
         path = Path(folder if equals else text)
         name = name if equals else path.resolve().name
         if name in named:
-            raise click.UsageError(f"Two bundles are called {name}. Write NAME=BUNDLE.")
+            raise click.UsageError(f"Two models are called {name}. Write NAME={what}.")
         named[name] = path
     return named
 

@@ -32,6 +32,7 @@ def build_app(settings: Settings) -> Starlette:
     """
     models = Models(
         settings.bundles,
+        adapters=settings.adapters,
         load_options=settings.load,
         serve_options=settings.serve,
         shutdown_timeout_s=settings.shutdown_timeout_s,

@@ -5,13 +5,14 @@ import gc
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from ortolan.runtime import Manifest, load, open_bundle
-from ortolan.runtime.errors import BundleKindError, MemoryPlanError
+from ortolan.runtime.bundle.adapter_folder import Adapter, open_adapter
+from ortolan.runtime.errors import AdapterError, BundleKindError, InputError, MemoryPlanError
 from ortolan.runtime.serving.service import ServeOptions
 from ortolan.server.errors import ApiError
 
@@ -54,29 +55,50 @@ class ServedModel:
             )
 
 
+class _AdaptedService:
+    """A service whose requests use an adapter."""
+
+    def __init__(self, service: Any, adapter: str) -> None:
+        self._service = service
+        self._adapter = adapter
+
+    def submit(self, prompt: Any, **options: Any) -> Any:
+        return self._service.submit(prompt, adapter=self._adapter, **options)
+
+    def chat(self, messages: Any, **options: Any) -> Any:
+        return self._service.chat(messages, adapter=self._adapter, **options)
+
+
 class Models:
     """Bundles by name. One loads at a time; unused ones are dropped when memory is short.
 
+    An adapter is a model, too: requests that name it use its bundle with the adapter.
+
     Args:
         bundles: folders by name, at least one.
+        adapters: folders of adapters by name; each belongs to the bundle that it was made for.
         load_options: of `ortolan.load`.
         serve_options: of `serve`.
         shutdown_timeout_s: seconds that `close` waits for running requests.
 
     Raises:
         BundleError: a folder holds no bundle, or a broken one.
+        AdapterError: an adapter is missing, broken, or made for none of the bundles.
+        InputError: an adapter has the name of a bundle.
     """
 
     def __init__(
         self,
         bundles: Mapping[str, Path],
         *,
+        adapters: Mapping[str, Path],
         load_options: Mapping[str, Any],
         serve_options: Mapping[str, Any],
         shutdown_timeout_s: float,
     ) -> None:
         self._bundles = dict(bundles)
         self._manifests = {name: open_bundle(path).manifest for name, path in bundles.items()}
+        self._adapters = {name: self._with_base(name, path) for name, path in adapters.items()}
         self._load_options = dict(load_options)
         self._serve_options = dict(serve_options)
         self._shutdown_timeout_s = shutdown_timeout_s
@@ -87,8 +109,8 @@ class Models:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of all bundles."""
-        return tuple(self._bundles)
+        """Names of all bundles and adapters."""
+        return (*self._bundles, *self._adapters)
 
     @property
     def loaded(self) -> tuple[ServedModel, ...]:
@@ -100,28 +122,42 @@ class Models:
         """Whether a bundle is loaded."""
         return bool(self._loaded)
 
-    def is_loaded(self, name: str) -> bool:
-        """Whether a bundle is in memory."""
-        return name in self._loaded
-
-    def created(self, name: str) -> int:
-        """Unix time of a bundle's manifest."""
-        return int((self._bundles[name] / "manifest.json").stat().st_mtime)
-
-    def manifest(self, name: str) -> Manifest:
-        """Manifest of a bundle.
+    def bundle(self, name: str) -> str:
+        """Name of the bundle of a model: its own, or that of the bundle that an adapter changes.
 
         Raises:
             ApiError: there is no such model.
         """
+        if name in self._adapters:
+            return self._adapters[name][0]
         if name not in self._bundles:
             raise ApiError(
                 status=404,
-                message=f"There is no model {name[:100]!r}. Models: {', '.join(self._bundles)}.",
+                message=f"There is no model {name[:100]!r}. Models: {', '.join(self.names)}.",
                 code="model_not_found",
                 param="model",
             )
-        return self._manifests[name]
+        return name
+
+    def adapter(self, name: str) -> Adapter | None:
+        """The adapter of this name; `None` for a bundle."""
+        return self._adapters[name][1] if name in self._adapters else None
+
+    def is_loaded(self, name: str) -> bool:
+        """Whether the bundle of a model is in memory."""
+        return self.bundle(name) in self._loaded
+
+    def created(self, name: str) -> int:
+        """Unix time of a bundle's manifest."""
+        return int((self._bundles[self.bundle(name)] / "manifest.json").stat().st_mtime)
+
+    def manifest(self, name: str) -> Manifest:
+        """Manifest of the bundle of a model.
+
+        Raises:
+            ApiError: there is no such model.
+        """
+        return self._manifests[self.bundle(name)]
 
     async def load_first(self) -> None:
         """Load the first bundle.
@@ -137,18 +173,19 @@ class Models:
         """Load a bundle if necessary, and keep it loaded inside the `async with`.
 
         Args:
-            name: of the bundle; `None` if the server has only one.
+            name: of a bundle or an adapter; `None` if the server has only one bundle.
 
         Raises:
             ApiError: there is no such model.
             OrtolanError: it cannot be loaded.
         """
         chosen = self._named(name)
-        self._users[chosen] += 1
+        bundle = self.bundle(chosen)
+        self._users[bundle] += 1
         try:
-            yield await self._get(chosen)
+            yield self._adapted(chosen, await self._get(bundle))
         finally:
-            self._users[chosen] -= 1
+            self._users[bundle] -= 1
 
     async def drop_unused(self) -> bool:
         """Drop the loaded models that no call uses. Returns whether there were any."""
@@ -169,13 +206,38 @@ class Models:
             if len(self._bundles) > 1:
                 raise ApiError(
                     status=400,
-                    message=f"Name a model. Models: {', '.join(self._bundles)}.",
+                    message=f"Name a model. Models: {', '.join(self.names)}.",
                     code="model-missing",
                     param="model",
                 )
             return self.names[0]
-        self.manifest(name)
         return name
+
+    def _with_base(self, name: str, path: Path) -> tuple[str, Adapter]:
+        """Open an adapter; return it with the name of its bundle."""
+        if name in self._bundles:
+            raise InputError(f"A bundle and an adapter are called {name}. Rename one of them.")
+        adapter = open_adapter(path.absolute())
+        for base, manifest in self._manifests.items():
+            with suppress(AdapterError):
+                adapter.check_bundle(manifest)
+                return base, adapter
+        raise AdapterError(
+            f"{path}: this adapter was made for none of the served bundles. Serve its bundle, too."
+        )
+
+    def _adapted(self, name: str, served: ServedModel) -> ServedModel:
+        """The model that a request named, given its bundle."""
+        adapter = self.adapter(name)
+        if adapter is None:
+            return served
+        mode = served.fingerprint.rpartition("_")[2]
+        return replace(
+            served,
+            name=name,
+            service=_AdaptedService(served.service, name),
+            fingerprint=f"fp_{adapter.identity[:16]}_{mode}",
+        )
 
     async def _get(self, name: str) -> ServedModel:
         if name not in self._loaded:
@@ -207,7 +269,10 @@ class Models:
 
     def _open(self, name: str) -> ServedModel:
         start = time.monotonic()
-        model = load(self._bundles[name], **self._load_options)
+        adapters = {
+            n: adapter.path for n, (base, adapter) in self._adapters.items() if base == name
+        }
+        model = load(self._bundles[name], adapters=adapters, **self._load_options)
         service = _service(model, self._serve_options)
         mode = self._serve_options.get("mode", "exact")
         log.info("loaded %s in %.1f s", name, time.monotonic() - start)

@@ -19,6 +19,7 @@ class Settings:
     Attributes:
         bundles: folders by model name. The first one is loaded at once, the others when a request
             names them.
+        adapters: folders of LoRA adapters by model name, made for one of the bundles.
         keys: API keys; with none, requests need no key.
         hosts: names that the `Host` header may have, without port; with none, any. Protects a
             server on this machine from web pages that resolve their name to it.
@@ -37,6 +38,7 @@ class Settings:
     """
 
     bundles: Mapping[str, Path]
+    adapters: Mapping[str, Path] = field(default_factory=dict)
     keys: frozenset[str] = frozenset()
     hosts: frozenset[str] = frozenset()
     origins: tuple[str, ...] = ()

@@ -94,6 +94,7 @@ def test_streamed_pieces_join_to_the_answer(client: httpx2.Client) -> None:
 
 def test_streamed_logprobs_come_with_their_pieces(client: httpx2.Client) -> None:
     body = {**SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2}
+    body |= {"ignore_eos": False, "min_tokens": 12, "logit_bias": {"96": 100}}  # EOS at the end
     whole = ask(client, **body)
     events = post_stream(client, PATH, {"model": "fp32", "messages": MESSAGES, **body})
     for index in range(2):

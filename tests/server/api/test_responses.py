@@ -9,6 +9,8 @@ from tests.server.api.test_chat_completions import TOOL
 from tests.server.events import post_stream
 
 from ortolan.runtime import Decoder, Sampling
+from ortolan.runtime.errors import NumericError
+from ortolan.server.api.responses.answer import Answer
 from ortolan.server.api.responses.compact import REQUEST
 from ortolan.server.api.responses.summaries import read_summary, write_summary
 
@@ -208,6 +210,21 @@ def test_responses_are_not_stored_unless_asked(client: httpx2.Client) -> None:
     answer = ask(client, **SAMPLED)
     assert answer["store"] is False
     assert client.get(f"{PATH}/{answer['id']}").status_code == 404
+
+
+def test_a_stream_that_fails_says_so(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise NumericError("The logits are not finite.")
+
+    monkeypatch.setattr(Answer, "_finished", fail)
+    *_, error, last = stream(client, **SAMPLED)
+    assert error["type"] == "error"
+    assert error["error"]["code"] == last["response"]["error"]["code"] == NumericError.code
+    assert last["type"] == "response.failed"
+    assert last["response"]["status"] == "failed"
+    assert ask(client, 500, **SAMPLED)["message"] == "The logits are not finite."
 
 
 def test_a_conversation_starts_from_a_compaction(

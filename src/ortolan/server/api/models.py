@@ -15,6 +15,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
 
     Attributes:
         id: its name.
+        parent: the bundle that an adapter changes; `None` for a bundle.
         created: Unix time of the export.
         loaded: whether it is in memory.
         kind: kind of the bundle.
@@ -32,6 +33,7 @@ class ModelCard(msgspec.Struct, kw_only=True):
     precision: str
     quality: dict[str, Any] | None
     unverified: str | None
+    parent: str | None = None
     object: Literal["model"] = "model"
     owned_by: str = "ortolan"
 
@@ -55,7 +57,8 @@ async def get_model(call: Call, _: None) -> Answer:
 
 def _card(call: Call, name: str) -> ModelCard:
     manifest = call.models.manifest(name)
-    quality = manifest.quality
+    adapter = call.models.adapter(name)
+    quality = (manifest if adapter is None else adapter.manifest).quality
     return ModelCard(
         id=name,
         created=call.models.created(name),
@@ -65,6 +68,7 @@ def _card(call: Call, name: str) -> ModelCard:
         precision=manifest.precision,
         quality=None if quality is None else msgspec.to_builtins(quality),
         unverified=manifest.unverified,
+        parent=None if adapter is None else call.models.bundle(name),
     )
 
 
