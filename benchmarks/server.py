@@ -7,12 +7,15 @@ Every stream completes a prompt of its own and reads it token by token. All stay
 alternate, in reverse order in every other round; a figure is the median of the rounds. `in process`
 submits to a service of this process; `http` asks `ortolan serve`, in a process of its own, over a
 new connection per request; `--url` adds servers that are running already. Prints tokens per second
-over all streams, the time to the first token, and the 99th percentile between two tokens.
+over all streams, the time to the first token, the 99th percentile between two tokens, and the
+processor time that a token costs the program that computes it, which other load changes least.
 """
 
 import argparse
 import asyncio
 import json
+import math
+import os
 import re
 import subprocess
 import sys
@@ -45,11 +48,26 @@ class Run:
         tokens_per_s: over all streams.
         first_s: time to the first text, median over the streams.
         gaps_s: times between two pieces of text.
+        cpu_s: processor time per token.
     """
 
     tokens_per_s: float
     first_s: float
     gaps_s: tuple[float, ...]
+    cpu_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A way to complete prompts.
+
+    Attributes:
+        stream: starts a stream.
+        cpu_s: processor time of its process so far.
+    """
+
+    stream: Stream
+    cpu_s: Callable[[], float]
 
 
 def in_process(service: Service) -> Stream:
@@ -92,24 +110,31 @@ def over_http(url: str, model: str | None) -> Stream:
     return stream
 
 
-async def run(stream: Stream, prompts: Sequence[str], tokens: int) -> Run:
+async def run(program: Program, prompts: Sequence[str], tokens: int) -> Run:
     """Run one stream per prompt, all at once."""
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), program.cpu_s()
 
     async def times(prompt: str) -> list[float]:
-        async with aclosing(stream(prompt, tokens)) as pieces:  # type: ignore[type-var]
+        async with aclosing(program.stream(prompt, tokens)) as pieces:  # type: ignore[type-var]
             return [time.perf_counter() async for _ in pieces]
 
     found = await asyncio.gather(*map(times, prompts))
-    seconds = time.perf_counter() - start
+    seconds, cpu = time.perf_counter() - start, program.cpu_s() - cpu
     gaps = [b - a for one in found for a, b in pairwise(one)]
     first = median(one[0] - start for one in found)
-    return Run(len(prompts) * tokens / seconds, first, tuple(gaps))
+    count = len(prompts) * tokens
+    return Run(count / seconds, first, tuple(gaps), cpu / count)
+
+
+def cpu_of(pid: int) -> float:
+    """Processor time of a process so far, in seconds."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
-def served(bundle: Path, slots: int, threads: int) -> Iterator[str]:
-    """Run `ortolan serve` and return its address."""
+def served(bundle: Path, slots: int, threads: int) -> Iterator[tuple[str, int]]:
+    """Run `ortolan serve`; return its address and its process id."""
     command = [sys.executable, "-m", "ortolan", "serve", f"model={bundle}", "--port", "0"]
     options = ["--slots", f"{slots}", "--threads", f"{threads}", "--cache-mb", "0"]
     with subprocess.Popen([*command, *options], stderr=subprocess.PIPE, text=True) as process:
@@ -121,20 +146,20 @@ def served(bundle: Path, slots: int, threads: int) -> Iterator[str]:
             else:
                 raise RuntimeError("ortolan serve did not start")
             threading.Thread(target=process.stderr.read, daemon=True).start()  # or the log blocks
-            yield f"{found[1].rstrip('/')}/v1"
+            yield f"{found[1].rstrip('/')}/v1", process.pid
         finally:
             process.terminate()
 
 
 async def rounds(
-    streams: dict[str, Stream], prompts: Callable[[int], list[str]], tokens: int, count: int
+    programs: dict[str, Program], prompts: Callable[[int], list[str]], tokens: int, count: int
 ) -> dict[str, list[Run]]:
     """Alternate between the programs; the first round is a warm-up."""
-    found: dict[str, list[Run]] = {name: [] for name in streams}
+    found: dict[str, list[Run]] = {name: [] for name in programs}
     for number in range(count + 1):
-        for name in list(streams) if number % 2 else reversed(streams):
+        for name in list(programs) if number % 2 else reversed(programs):
             await asyncio.sleep(PAUSE_S)
-            result = await run(streams[name], prompts(number), tokens)
+            result = await run(programs[name], prompts(number), tokens)
             if number:
                 found[name].append(result)
     return found
@@ -150,7 +175,8 @@ def table(found: dict[str, list[Run]], base: str, streams: int) -> Iterator[str]
         yield (
             f"| {streams} | {name} | {median(one.tokens_per_s for one in runs):.1f} | {ratio:.3f} "
             f"| {1e3 * median(one.first_s for one in runs):.1f} | {1e3 * extra:+.1f} "
-            f"| {1e3 * gaps[len(gaps) * 99 // 100]:.1f} |"
+            f"| {1e3 * gaps[len(gaps) * 99 // 100]:.1f} "
+            f"| {1e3 * median(one.cpu_s for one in runs):.3f} |"
         )
 
 
@@ -160,13 +186,16 @@ def measure(options: argparse.Namespace) -> None:
     with ExitStack() as stack:
         model = load(options.bundle, Decoder, threads=options.threads)
         service = stack.enter_context(model.serve(slots=slots, cache_bytes=0))
-        url = stack.enter_context(served(options.bundle, slots, options.threads))
-        programs = {"in process": in_process(service), "http": over_http(url, "model")}
+        url, pid = stack.enter_context(served(options.bundle, slots, options.threads))
+        programs = {
+            "in process": Program(in_process(service), time.process_time),
+            "http": Program(over_http(url, "model"), lambda: cpu_of(pid)),
+        }
         for text in options.url:
             name, _, address = text.partition("=")
-            programs[name] = over_http(address, None)
-        print("| streams | program | tokens/s | ratio | first ms | more ms | p99 gap ms |")
-        print("|---|---|---|---|---|---|---|")
+            programs[name] = Program(over_http(address, None), lambda: math.nan)
+        print("| streams | program | tokens/s | ratio | first ms | more ms | p99 gap ms | CPU ms |")
+        print("|---|---|---|---|---|---|---|---|")
         for count in options.streams:
 
             def prompts(number: int, count: int = count) -> list[str]:

@@ -2,9 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, MutableMapping
-from contextlib import asynccontextmanager, suppress
-from functools import partial
+from collections.abc import Awaitable, MutableMapping
+from contextlib import suppress
 from typing import Any
 
 import msgspec
@@ -155,7 +154,9 @@ class _Reply:
         self._timeout_s = timeout_s
         self._has_started = False
         self._is_stream = False
-        self._parts = 0
+        self._is_stuck = False
+        self._loop = asyncio.get_running_loop()
+        self._wrote_at = self._loop.time()
         self._lock = asyncio.Lock()
 
     async def send(self, answer: Answer) -> None:
@@ -170,79 +171,80 @@ class _Reply:
 
     async def fail(self, error: ApiError) -> None:
         """Send an error; inside a stream, as its last event."""
-        try:
-            async with self._limited() as limit:
-                if self._is_stream:
-                    await self._write(limit, _body_part(event(error_body(error)), is_last=True))
-                elif not self._has_started:
-                    await self._respond(error_response(error))
-        except ClientGoneError:
-            pass
+        with suppress(ClientGoneError):
+            if self._is_stream:
+                last = _body_part(event(error_body(error)), is_last=True)
+                await self._limited(self._write(last))
+            elif not self._has_started:
+                await self._respond(error_response(error))
 
     async def _whole(self, status: int, body: bytes, media_type: str) -> None:
         await self._respond(Response(body, status, media_type=media_type))
 
     async def _respond(self, response: Response) -> None:
         self._has_started = True
-        async with self._limited() as limit:
-            await response({"type": "http"}, _never, partial(self._write, limit))
+        await self._limited(response({"type": "http"}, _never, self._write))
 
-    async def _stream(self, answer: EventStream) -> None:
-        pulse = asyncio.ensure_future(self._pulse())
+    async def _limited(self, sending: Awaitable[None]) -> None:
         try:
-            async with self._limited() as limit:
-                async for data in answer.events:
-                    if not self._is_stream:  # not earlier: early errors have their own status
-                        await self._start(limit)
-                    self._parts += 1
-                    await self._write(limit, _body_part(data))
-                if not self._is_stream:
-                    await self._start(limit)
-                await self._write(limit, _body_part(answer.last, is_last=True))
-                self._is_stream = False
-        finally:
-            pulse.cancel()
-
-    async def _start(self, limit: asyncio.Timeout) -> None:
-        self._has_started = self._is_stream = True
-        start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
-        await self._write(limit, start)
-
-    async def _pulse(self) -> None:
-        """Add a comment to the stream whenever no event comes for a while."""
-        with suppress(ClientGoneError):
-            async with self._limited() as limit:
-                while True:
-                    parts = self._parts
-                    await asyncio.sleep(KEEP_ALIVE_S)
-                    if parts == self._parts and not self._lock.locked():
-                        if not self._is_stream:
-                            await self._start(limit)
-                        await self._write(limit, _body_part(KEEP_ALIVE))
-
-    @asynccontextmanager
-    async def _limited(self) -> AsyncIterator[asyncio.Timeout]:
-        """A limit for writes; one for all, since a new one for each costs as much as the write.
-
-        Raises:
-            ClientGoneError: the client does not accept a message in time.
-        """
-        try:
-            async with asyncio.timeout(None) as limit:
-                yield limit
+            async with asyncio.timeout(self._timeout_s):
+                await sending
         except TimeoutError as error:
-            if not limit.expired():
-                raise
             raise ClientGoneError from error
 
-    async def _write(self, limit: asyncio.Timeout, message: MutableMapping[str, Any]) -> None:
+    async def _stream(self, answer: EventStream) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        watch = asyncio.ensure_future(self._watch(task))
+        try:
+            async for data in answer.events:
+                if not self._is_stream:  # not earlier: early errors have their own status
+                    await self._start()
+                await self._write(_body_part(data))
+            if not self._is_stream:
+                await self._start()
+            await self._write(_body_part(answer.last, is_last=True))
+            self._is_stream = False
+        except asyncio.CancelledError:
+            if not self._is_stuck:
+                raise
+            task.uncancel()
+            raise ClientGoneError from None
+        finally:
+            watch.cancel()
+
+    async def _start(self) -> None:
+        self._has_started = self._is_stream = True
+        start = {"type": "http.response.start", "status": 200, "headers": _STREAM_HEADERS}
+        await self._write(start)
+
+    async def _watch(self, task: "asyncio.Task[Any]") -> None:
+        """Cancel a stream whose client does not read, and send comments while it has no news.
+
+        One task for all events: a timeout for each would cost as much as the event.
+        """
+        pause_s = min(KEEP_ALIVE_S, self._timeout_s)
+        while True:
+            await asyncio.sleep(pause_s)
+            idle_s = self._loop.time() - self._wrote_at
+            if self._lock.locked():
+                if idle_s >= self._timeout_s:
+                    self._is_stuck = True
+                    task.cancel()
+                    return
+            elif idle_s >= pause_s:
+                with suppress(ClientGoneError):  # the stream will see it, too
+                    if not self._is_stream:
+                        await self._start()
+                    await self._write(_body_part(KEEP_ALIVE))
+
+    async def _write(self, message: MutableMapping[str, Any]) -> None:
         async with self._lock:
-            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+            self._wrote_at = self._loop.time()
             try:
                 await self._raw_send(message)
             except OSError as error:
                 raise ClientGoneError from error
-            limit.reschedule(None)
 
 
 _STREAM_HEADERS = [
