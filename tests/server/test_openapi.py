@@ -1,6 +1,7 @@
 """The document of the interface, and the endpoints that need no model."""
 
 import httpx2
+import pytest
 
 
 def test_the_document_names_every_endpoint(client: httpx2.Client) -> None:
@@ -34,6 +35,23 @@ def test_metrics_count_tokens(client: httpx2.Client) -> None:
     line = next(line for line in text.splitlines() if line.startswith("ortolan_new_tokens_total"))
     assert float(line.rpartition(" ")[2]) >= 3
     assert "# TYPE ortolan_new_tokens_total counter" in text
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("queue_seconds", 1), ("time_to_first_token_seconds", 1), ("time_between_tokens_seconds", 2)],
+)
+def test_metrics_have_histograms_of_times(client: httpx2.Client, name: str, least: int) -> None:
+    body = {"model": "fp32", "prompt": "abc", "max_tokens": 3, "ignore_eos": True}
+    client.post("/v1/completions", json=body)
+    lines = client.get("/metrics").text.splitlines()
+    assert f"# TYPE ortolan_{name} histogram" in lines
+    mine = [x for x in lines if x.startswith(f"ortolan_{name}_") and 'model="fp32"' in x]
+    *buckets, total, count = [float(line.rpartition(" ")[2]) for line in mine]
+    assert 'le="+Inf"' in mine[-3]
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == count >= least
+    assert total > 0
 
 
 def test_tokens_and_text(client: httpx2.Client) -> None:

@@ -4,8 +4,10 @@ Source: https://prometheus.io/docs/instrumenting/exposition_formats/
 """
 
 from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from operator import attrgetter
 
+from ortolan.runtime.generation.histogram import BOUNDS, Histogram
 from ortolan.server.models import ServedModel
 
 __all__ = ["metrics_text"]
@@ -23,11 +25,21 @@ _METRICS = (
         "cached_tokens",
     ),
     ("new_tokens_total", "counter", "Generated tokens.", "new_tokens"),
+    ("drafted_tokens_total", "counter", "Guessed tokens.", "drafted_tokens"),
+    ("accepted_tokens_total", "counter", "Guessed tokens that were right.", "accepted_tokens"),
     ("cache_bytes", "gauge", "Size of the prefix cache in memory.", "cache.bytes"),
+    ("state_bytes", "gauge", "Size of the states in memory, without the cache.", "state_bytes"),
     ("inputs_total", "counter", "Inputs of encoders.", "inputs"),
     ("input_tokens_total", "counter", "Tokens of encoders' inputs.", "tokens"),
 )
 """Name, kind, description and attribute of the statistics; encoders have others than decoders."""
+
+_HISTOGRAMS = (
+    ("queue_seconds", "Time until a request gets a slot.", "queued_s"),
+    ("time_to_first_token_seconds", "Time until the first new token.", "first_token_s"),
+    ("time_between_tokens_seconds", "Time between two new tokens of a request.", "gaps_s"),
+)
+"""Name, description and attribute of the statistics."""
 
 
 def metrics_text(models: Sequence[ServedModel]) -> str:
@@ -39,6 +51,11 @@ def metrics_text(models: Sequence[ServedModel]) -> str:
         first, *_ = path.split(".")
         values = [(_labels(served), value(stat)) for served, stat in stats if hasattr(stat, first)]
         lines += _metric(name, kind, text, values)
+    for name, text, attribute in _HISTOGRAMS:
+        lines += _head(name, "histogram", text)
+        for served, stat in stats:
+            if hasattr(stat, attribute):
+                lines += _histogram(name, served, getattr(stat, attribute))
     refused = [
         (_labels(served, reason=code), count)
         for served, stat in stats
@@ -48,11 +65,22 @@ def metrics_text(models: Sequence[ServedModel]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _head(name: str, kind: str, text: str) -> list[str]:
+    return [f"# HELP ortolan_{name} {text}", f"# TYPE ortolan_{name} {kind}"]
+
+
 def _metric(name: str, kind: str, text: str, values: Sequence[tuple[str, float]]) -> Iterator[str]:
-    yield f"# HELP ortolan_{name} {text}"
-    yield f"# TYPE ortolan_{name} {kind}"
+    yield from _head(name, kind, text)
     for labels, value in values:
         yield f"ortolan_{name}{labels} {value}"
+
+
+def _histogram(name: str, served: ServedModel, times: Histogram) -> Iterator[str]:
+    bounds = [*(f"{bound:g}" for bound in BOUNDS), "+Inf"]
+    for bound, count in zip(bounds, accumulate(times.counts), strict=True):
+        yield f"ortolan_{name}_bucket{_labels(served, le=bound)} {count}"
+    yield f"ortolan_{name}_sum{_labels(served)} {times.total_s}"
+    yield f"ortolan_{name}_count{_labels(served)} {times.count}"
 
 
 def _labels(served: ServedModel, **others: str) -> str:
