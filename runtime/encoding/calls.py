@@ -1,6 +1,7 @@
 """Calls of an encoder from inputs and options, checked before anything is computed."""
 
 from functools import partial
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,9 +12,11 @@ from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.rows import Rows
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import Inputs, SourceReader, as_list
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["EncoderCalls"]
 
@@ -29,7 +32,7 @@ class EncoderCalls:
         output: that it returns.
     """
 
-    def __init__(self, engine: Engine, reader: SourceReader, output: Output) -> None:
+    def __init__(self, engine: "Engine", reader: SourceReader, output: Output) -> None:
         self.rows = Rows(engine, reader, output)
         self._manifest = engine.manifest
         self._output = output

@@ -1,7 +1,7 @@
 """Rows: reads inputs of an encoder and computes their outputs."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,9 +10,11 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import ImageSource, Output
 from ortolan.runtime.encoding.call import Item, Row
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["Rows"]
 
@@ -26,7 +28,7 @@ class Rows:
         output: that it returns.
     """
 
-    def __init__(self, engine: Engine, reader: SourceReader, output: Output) -> None:
+    def __init__(self, engine: "Engine", reader: SourceReader, output: Output) -> None:
         self._engine = engine
         self._reader = reader
         self._output = output

@@ -4,11 +4,13 @@ import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.serving.worker import Worker
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
+    from ortolan.runtime.serving.worker import Worker
 
 __all__ = ["MAX_QUEUE", "BaseService"]
 
@@ -27,7 +29,7 @@ class BaseService:
         worker: runs it.
     """
 
-    def __init__(self, engine: Engine, worker: Worker) -> None:
+    def __init__(self, engine: "Engine", worker: "Worker") -> None:
         self._engine = engine
         self._worker = worker
         self._dropped = weakref.finalize(self, worker.close_later)

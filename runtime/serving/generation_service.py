@@ -2,9 +2,9 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from ortolan.runtime.arguments import checked_count, checked_integer
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
 from ortolan.runtime.errors import InputError
@@ -15,6 +15,9 @@ from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
 from ortolan.runtime.serving.stats import GenerationCounts, ServiceStats
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.serving.worker import Worker
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["MAX_SLOTS", "GenerationService"]
 
@@ -36,7 +39,7 @@ class GenerationService(BaseService):
 
     def __init__(
         self,
-        engine: Engine,
+        engine: "Engine",
         generator: Callable[[int], Generator],
         memory: RequestMemory,
         *,

@@ -5,11 +5,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ortolan.runtime.engine.prefix_cache import PrefixCounts
 from ortolan.runtime.generation.histogram import Histogram
-from ortolan.runtime.generation.sampled_sequence import SampledSequence
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.prefix_cache import PrefixCounts
+    from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
 __all__ = ["Counts", "GenerationCounts", "ServiceStats"]
 
@@ -53,7 +55,7 @@ class ServiceStats:
     first_token_s: Histogram
     gaps_s: Histogram
     refused: Mapping[str, int]
-    cache: PrefixCounts
+    cache: "PrefixCounts"
 
 
 class Counts(ABC):
@@ -96,7 +98,7 @@ class GenerationCounts(Counts):
         self._drafted_tokens = self._accepted_tokens = 0
         self._queued_s, self._first_token_s, self._gaps_s = Histogram(), Histogram(), Histogram()
 
-    def _add(self, work: SampledSequence) -> None:
+    def _add(self, work: "SampledSequence") -> None:
         self._prompt_tokens += work.request.prompt_tokens
         self._cached_tokens += work.cached_tokens
         self._new_tokens += len(work.tokens)
@@ -109,7 +111,7 @@ class GenerationCounts(Counts):
             self._first_token_s.add(work.first_token_s)
 
     def stats(
-        self, *, slots: int, running: int, waiting: int, state_bytes: int, cache: PrefixCounts
+        self, *, slots: int, running: int, waiting: int, state_bytes: int, cache: "PrefixCounts"
     ) -> ServiceStats:
         """These counts together with the current load."""
         return ServiceStats(

@@ -17,13 +17,15 @@ import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
 from ortolan.runtime.serving.base_ticket import BaseTicket
 from ortolan.runtime.serving.signals import Woken, wake
 from ortolan.runtime.serving.stats import Counts
+
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["Rounds", "Worker"]
 
@@ -75,7 +77,7 @@ class Worker:
         self,
         rounds: Rounds,
         *,
-        engine: Engine,
+        engine: "Engine",
         slots: int,
         queue: int,
         counts: Counts,

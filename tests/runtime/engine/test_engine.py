@@ -201,6 +201,8 @@ LENGTHS_B = np.array([3, 1], np.int32)
 class MixingEngine:
     """An encoder whose states hold the largest id of the whole call, padding included."""
 
+    joined = Engine.joined
+
     def __init__(self, prefill_precision: str | None) -> None:
         state = State(
             name="key",
