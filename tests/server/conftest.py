@@ -30,7 +30,7 @@ def bundles(models: dict[str, Decoder]) -> dict[str, Path]:
     return {name: model.bundle.path for name, model in models.items()}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its threads must not outlive the module
 def server(bundles: dict[str, Path]) -> Iterator[LiveServer]:
     settings = Settings(bundles=bundles, load={"threads": 1}, serve={"slots": 4, "queue": 8})
     with live_server(settings) as running:
