@@ -217,6 +217,7 @@ def serving(words: list[str], folder: Path, port: int) -> Iterator[None]:
 def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
+    shutil.rmtree(workspace / "build", ignore_errors=True)  # of another document
     with ExitStack() as server:
         for name, *words in commands(document):
             if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
