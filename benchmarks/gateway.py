@@ -31,7 +31,7 @@ POLICIES = ("random", "round_robin", "cache_aware")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What one policy gave.
+    """Result of one policy.
 
     Attributes:
         cached: share of prompt tokens from a cache.

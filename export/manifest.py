@@ -91,7 +91,7 @@ def describe(
 
 
 def describe_host(manifest: Manifest, graphs: Iterable[GraphSummary]) -> Host:
-    """What other programs need to run these graphs."""
+    """Return the settings that other programs need to run these graphs."""
     graphs = tuple(graphs)
     return Host(
         session=session_settings(manifest),

@@ -66,7 +66,7 @@ class MappedWeights:
 
     @property
     def pieces(self) -> Mapping[str, Sequence[Readable]]:
-        """What fills the rows of each weight, in order."""
+        """Published tensors that fill the rows of each weight, in order."""
         return self._pieces
 
     def shape(self, name: str) -> tuple[int, ...]:

@@ -35,7 +35,7 @@ Ticket = BaseTicket[Any, Any]
 
 
 class Rounds(Protocol):
-    """What the thread runs: a generator, or the queue of an encoder."""
+    """Work of the thread: a generator, or the queue of an encoder."""
 
     def submit(self, work: Any, *, priority: int = 0) -> None:
         """Let a request join."""

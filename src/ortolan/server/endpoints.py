@@ -26,7 +26,7 @@ class Text:
 
 
 Answer = msgspec.Struct | EventStream | Text | dict[str, Any]
-"""What a handler returns; a structure is sent as JSON."""
+"""Result of a handler; a structure is sent as JSON."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -189,11 +189,13 @@ class Models:
 
     async def drop_unused(self) -> bool:
         """Drop the loaded models that no call uses. Returns whether there were any."""
+        has_dropped = False
         async with self._lock:
-            unused = [name for name in self._loaded if not self._users[name]]
-            for name in unused:
-                await self._drop(name)
-        return bool(unused)
+            for name in list(self._loaded):
+                if not self._users[name]:  # asked now: a call may have come during the last drop
+                    await self._drop(name)
+                    has_dropped = True
+        return has_dropped
 
     async def close(self) -> None:
         """Finish or cancel what runs, and drop all models."""
@@ -244,8 +246,8 @@ class Models:
             if name not in self._loading:
                 load = self._loading[name] = asyncio.create_task(self._load(name))
                 load.add_done_callback(lambda done: self._end_of_load(name, done))
-            # a client that leaves must not stop it: a thread cannot be stopped, and another
-            # load would begin beside it
+            # a client that leaves must not cancel it: its thread would go on, and the next
+            # request would start a second load
             await asyncio.shield(self._loading[name])
         served = self._loaded[name] = self._loaded.pop(name)
         return served

@@ -144,7 +144,7 @@ def _bound(host: str, port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _ending_well(number: signal.Signals) -> Iterator[None]:
-    """Let the process end by itself after a signal, which uvicorn raises again when it is done."""
+    """Exit normally after a signal, which uvicorn raises again when it is done."""
     before = signal.signal(number, lambda *_: None)
     try:
         yield

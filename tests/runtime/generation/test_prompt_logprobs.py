@@ -24,7 +24,7 @@ SCORED: Any = {"prompt_logprobs": 3, "max_new_tokens": 0}
 
 
 def exact_logprobs(model: Decoder, ids: list[int]) -> tuple[TokenLogprobs, ...]:
-    """What the logits of an exact teacher-forced run say."""
+    """Log-probabilities from the logits of an exact teacher-forced run."""
     engine = model._engine
     logits_SV = Runner(engine, engine.slots(2), exact=True).teacher_forced(ids)
     return tuple(

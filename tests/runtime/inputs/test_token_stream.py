@@ -196,3 +196,19 @@ def test_any_sequence_of_decoders_joins_to_the_decoded_text(
         reject()  # some decoders panic when one before them leaves no token
     stream = tokenizer.stream()
     assert "".join([*map(stream.push, ids), stream.flush()]) == expected
+
+
+@pytest.mark.parametrize("kind", ["byte_level", "sentencepiece", "gemma", "metaspace"])
+def test_bytes_of_tokens_join_to_the_text(kind: str) -> None:
+    tokenizer = ours(kind)
+    text = "wo l l wo" if kind == "metaspace" else "wo l🦜l wo"  # it has no bytes
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    joined = b"".join(map(tokenizer.token_bytes, ids)).decode()
+    assert joined.removeprefix(" ") == tokenizer.decode(ids)
+
+
+def test_bytes_of_a_word_begin_with_its_space() -> None:
+    tokenizer = ours("wordpiece")
+    ids = tokenizer.encode("wo wo", add_special_tokens=False)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode().split() == ["wo", "wo"]
+    assert tokenizer.token_bytes(ids[0]).startswith(b" ")

@@ -65,6 +65,17 @@ def test_answers_equal_those_of_the_model(
     assert answer["model"] == name
 
 
+def test_answers_are_greedy_unless_choices_must_differ(
+    client: httpx2.Client, models: dict[str, Decoder]
+) -> None:
+    limits = {"max_tokens": 12, "ignore_eos": True}
+    (choice,) = ask(client, **limits)["choices"]
+    expected = models["fp32"].chat(MESSAGES, max_new_tokens=12, ignore_eos=True)
+    assert choice["message"]["content"] == expected.content
+    choices = ask(client, **limits, n=3)["choices"]
+    assert len({choice["message"]["content"] for choice in choices}) > 1
+
+
 def test_streamed_pieces_join_to_the_answer(client: httpx2.Client) -> None:
     whole = ask(client, **SAMPLED, n=3)
     events = post_stream(

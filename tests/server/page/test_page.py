@@ -56,7 +56,7 @@ def keyed(bundles: dict[str, Path]) -> Iterator[LiveServer]:
 def results(
     server: LiveServer, keyed: LiveServer, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, Any]:
-    """What the driver saw."""
+    """Results of the driver."""
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
         pytest.skip("no Chromium. Run `make software-gpu`, which installs Debian's")

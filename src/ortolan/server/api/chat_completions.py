@@ -85,7 +85,7 @@ class Message(msgspec.Struct, kw_only=True):
 
 
 class Delta(msgspec.Struct, kw_only=True):
-    """What a chunk adds to the message."""
+    """Addition of a chunk to the message."""
 
     role: Literal["assistant"] | msgspec.UnsetType = msgspec.UNSET
     content: str | msgspec.UnsetType = msgspec.UNSET
@@ -273,7 +273,7 @@ async def _events(
 
 
 def _deltas(piece: Piece, index: int) -> list[Delta]:
-    """What a piece adds to the message, to which `index` calls belong already."""
+    """Turn a piece into deltas, for a message that already has `index` calls."""
     if piece.tool_call is not None:
         return _call_deltas(piece.tool_call, index)
     if piece.reasoning:

@@ -19,7 +19,7 @@ _REF = "#/components/schemas/{name}"
 
 
 class Error(msgspec.Struct, kw_only=True):
-    """What went wrong, and what to do."""
+    """An error: its message says what to do."""
 
     message: str
     type: str

@@ -19,7 +19,7 @@ from ortolan.server.models import ServedModel
 __all__ = ["LOGPROBS", "ResponseBody", "Tool", "chat_options", "read_tools"]
 
 LOGPROBS = "message.output_text.logprobs"
-"""What to include for log-probabilities."""
+"""Value of `include` that asks for log-probabilities."""
 
 
 class TextFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):

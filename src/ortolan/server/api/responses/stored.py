@@ -11,7 +11,7 @@ __all__ = ["Stored", "not_found", "read_items"]
 
 
 class Stored(msgspec.Struct, kw_only=True):
-    """What is kept of a response.
+    """A response in the store.
 
     Attributes:
         items: input and output, which the next response continues.
