@@ -90,7 +90,7 @@ class Session:
                     f"append: {len(self._tokens)} tokens and {len(new)} more exceed the context "
                     f"of {manifest.context_length}. Rewind, or start a new session."
                 )
-            with self._runner.slots.unchanged_on_error():
+            with self._runner.slots.unchanged_on_error(len(new)):
                 logits = self._compute(new)
                 if not math.isfinite(logits.max()):  # -inf alone marks forbidden tokens
                     raise NumericError(
