@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
+from onnx_ir.passes import common
 
 from ortolan.runtime.bundle.interface import IDS, STEP_INPUTS, WINDOW_STARTS
 from ortolan.runtime.bundle.manifest import State
@@ -48,6 +49,32 @@ class WindowStates(ir.passes.InPlacePass):
                     node.resize_inputs(max(len(node.inputs), _POSITIONS + 1))
                     node.replace_input_with(_POSITIONS, positions)
         return ir.passes.PassResult(model, modified=bool(nodes))
+
+
+class WholeStates(ir.passes.InPlacePass):
+    """Undo `WindowStates`, for runtimes without an input for windows.
+
+    Case 1: the graph has the input `window_starts`: its attention reads the lengths of rows again.
+    Case 2: otherwise: keep.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        graph = model.graph
+        values = _values(graph)
+        starts = values.get(WINDOW_STARTS)
+        if starts is None:
+            return ir.passes.PassResult(model, modified=False)  # Case 2
+        windowed = {output for use in starts.uses() for output in use.node.outputs}
+        for node in graph:
+            if node.op_type == "GroupQueryAttention" and node.inputs[_LAST] in windowed:
+                node.replace_input_with(_LAST, values[STEP_INPUTS[1]])
+                node.replace_input_with(_TOTAL, values[STEP_INPUTS[2]])
+                if len(node.inputs) > _POSITIONS:
+                    node.replace_input_with(_POSITIONS, None)
+        common.RemoveUnusedNodesPass()(model)
+        graph.inputs.remove(starts)
+        return ir.passes.PassResult(model, modified=True)
 
 
 def windows_of(graph: ir.Graph, states: Iterable[State]) -> dict[str, int]:

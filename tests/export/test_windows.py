@@ -20,10 +20,13 @@ import ortolan
 from ortolan import Decoder, Sampling
 from ortolan.export import pipeline
 from ortolan.export.errors import ParityError
+from ortolan.export.layouts.comparison import compare
+from ortolan.export.layouts.genai import with_mask
 from ortolan.export.options import ExportOptions
 from ortolan.export.windows import with_windows
 from ortolan.modeling.config import RotaryPositions
 from ortolan.runtime import PromptLookup
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine import windows
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
@@ -306,9 +309,9 @@ def test_a_service_reuses_prefixes_longer_than_the_window(wide: Decoder) -> None
     prompts = [LONG_IDS[:1500] + [index] * (index + 2) for index in range(5)]
     expected = [wide.generate([prompt], **options)[0].tokens for prompt in prompts]
     with wide.serve(slots=2) as service:
-        first = service.submit(prompts[0], **options).result().tokens
+        first = service.submit(prompts[0], **options).completion().tokens
         tickets = [service.submit(prompt, **options) for prompt in prompts[1:]]
-        assert [first, *(ticket.result().tokens for ticket in tickets)] == expected
+        assert [first, *(ticket.completion().tokens for ticket in tickets)] == expected
         counts = service.stats().cache
     assert counts.hits == 4
     assert counts.tokens >= 4 * 1408
@@ -352,6 +355,13 @@ def test_the_states_of_a_row_stop_growing(wide: Decoder) -> None:
     per_token = wide.manifest.state_bytes("append")
     held = windows.row_bytes(wide.manifest, 1900)
     assert held == per_token // 2 * (1900 + window.capacity)
+
+
+def test_another_runtime_gets_whole_states(model: Decoder, tmp_path: Path) -> None:
+    bundle = open_bundle(tmp_path / "small", trust=True)
+    graph = with_mask(bundle.read("decoder.onnx"))
+    assert b"window_starts" not in graph
+    compare(bundle, graph)
 
 
 @pytest.mark.parametrize("change", [-1, 1])
