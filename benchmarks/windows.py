@@ -64,13 +64,12 @@ def export(folder: Path, *, layers: int, vocabulary: int, context: int) -> None:
 
 def runner_of(engine: Engine, *, windowed: bool) -> Runner:
     """A runner of one row, that holds its windows or all tokens."""
-    chosen = engine_slots.window_of
-    if not windowed:
-        engine_slots.window_of = lambda *_: None  # type: ignore[assignment]
+    chosen = vars(engine_slots)["window_of"]
+    setattr(engine_slots, "window_of", chosen if windowed else lambda *_: None)  # noqa: B010
     try:
         return Runner(engine, engine.slots())
     finally:
-        engine_slots.window_of = chosen
+        setattr(engine_slots, "window_of", chosen)  # noqa: B010
 
 
 def step_seconds(runner: Runner, clock: Callable[[], float]) -> tuple[float, NDArray[np.float32]]:

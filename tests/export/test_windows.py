@@ -5,6 +5,7 @@ bit needs the real sizes.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from ortolan.export.layouts.comparison import compare
 from ortolan.export.layouts.genai import with_mask
 from ortolan.export.options import ExportOptions
 from ortolan.export.windows import with_windows
-from ortolan.modeling.config import RotaryPositions
+from ortolan.modeling.config import BlockConfig, RotaryPositions
 from ortolan.runtime import PromptLookup
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine import windows
@@ -52,17 +53,17 @@ SHAPE: Mapping[str, Any] = {
 }
 LAYERS = {"layer_types": ["sliding_attention", "full_attention", "sliding_attention"]}
 
-KINDS: Mapping[str, tuple[str, Mapping[str, Any], str]] = {
-    "every layer": ("MistralConfig", {}, "auto"),
-    "softcaps, alternating": ("Gemma2Config", LAYERS, "auto"),
-    "two rotations": ("Gemma3TextConfig", LAYERS, "auto"),
-    "no rotation in full layers": ("Cohere2Config", LAYERS, "auto"),
+KINDS: Mapping[str, tuple[str, Mapping[str, Any], Any]] = {
+    "every layer": ("MistralConfig", {}, None),
+    "softcaps, alternating": ("Gemma2Config", LAYERS, None),
+    "two rotations": ("Gemma3TextConfig", LAYERS, None),
+    "no rotation in full layers": ("Cohere2Config", LAYERS, None),
     "sinks and experts": (
         "GptOssConfig",
         LAYERS | {"num_local_experts": 4, "num_experts_per_tok": 2},
-        "auto",
+        None,
     ),
-    "norms after projections": ("Exaone4Config", LAYERS, "auto"),
+    "norms after projections": ("Exaone4Config", LAYERS, None),
     "code of transformers": ("Qwen3Config", LAYERS | {"use_sliding_window": True}, "transformers"),
 }
 
@@ -76,13 +77,19 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(windows, name, value)
 
 
-@pytest.fixture(params=KINDS)
+QUICK = ("every layer", "two rotations", "code of transformers")
+
+
+@pytest.fixture(
+    params=[pytest.param(kind, marks=() if kind in QUICK else pytest.mark.slow) for kind in KINDS]
+)
 def pair(request: pytest.FixtureRequest, small: None, tmp_path: Path) -> tuple[Decoder, Floats]:
     """A bundle, and the logits of transformers for `IDS`."""
     class_name, fields, via = KINDS[request.param]
     torch.manual_seed(0)
     config = getattr(transformers, class_name)(**{**SHAPE, **fields})
-    original = transformers.AutoModelForCausalLM.from_config(config).eval()
+    original: Any = transformers.AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+    original.eval()
     for parameter in original.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     original.save_pretrained(tmp_path / "original")
@@ -90,7 +97,7 @@ def pair(request: pytest.FixtureRequest, small: None, tmp_path: Path) -> tuple[D
     ortolan.export(tmp_path / "original", tmp_path / "bundle", options=options)
     with torch.no_grad():
         logits = original(torch.tensor([IDS])).logits[0].numpy()
-    model = ortolan.load(tmp_path / "bundle", trust=True)
+    model = ortolan.load(tmp_path / "bundle", Decoder, trust=True)
     layers = ["sliding_attention"] * 3 if not fields else fields["layer_types"]
     assert [state.window for state in model.manifest.states[::2]] == [
         WINDOW if kind == "sliding_attention" else None for kind in layers
@@ -118,13 +125,13 @@ def test_every_way_computes_what_transformers_computes(pair: tuple[Decoder, Floa
 
 def llama(**fields: Any) -> Any:
     """A model of Ortolan with a window in one of two layers."""
-    windowed = tiny_models.BlockConfig(
+    windowed = BlockConfig(
         mixer=tiny_models.attention(sliding_window=WINDOW, **fields),
         feed_forward=tiny_models.GATED,
         norm=tiny_models.RMS,
     )
-    whole = tiny_models.replace(windowed, mixer=tiny_models.attention(**fields))
-    return tiny_models.replace(
+    whole = replace(windowed, mixer=tiny_models.attention(**fields))
+    return replace(
         tiny_models.llama(),
         blocks=(windowed, whole),
         positions=RotaryPositions(dim=fields.get("head_dim", 16)),
@@ -135,7 +142,7 @@ def llama(**fields: Any) -> Any:
 def exported(folder: Path, config: Any, **options: Any) -> Decoder:
     module = tiny_models.decoder(config)
     ortolan.export(module, folder, **options)
-    return ortolan.load(folder, trust=True)
+    return ortolan.load(folder, Decoder, trust=True)
 
 
 @pytest.fixture
@@ -221,7 +228,7 @@ def test_a_snapshot_with_too_little_of_the_window_is_refused(model: Decoder) -> 
         session.append(LONG_IDS[:100])
         states = session._runner.slots.snapshot()
         for windowed in (None, 0, WINDOW - 2, 90):
-            odd = tiny_models.replace(states, windowed=windowed)
+            odd = replace(states, windowed=windowed)
             with pytest.raises(InputError, match="another bundle"):
                 session._runner.slots.restore(odd)
 
@@ -274,6 +281,7 @@ def test_windows_compute_what_whole_states_compute(wide: Decoder, tmp_path: Path
     assert_close(wide.logits(LONG_IDS), whole.logits(LONG_IDS))
 
 
+@pytest.mark.slow
 def test_the_cache_of_eight_bits_moves_too(small: None, tmp_path: Path) -> None:
     ids = LONG_IDS[:CONTEXT]
     options = ExportOptions(cache="int8")
@@ -291,7 +299,9 @@ def test_the_cache_of_eight_bits_moves_too(small: None, tmp_path: Path) -> None:
 
 
 def completion(model: Decoder, length: int, **options: Any) -> tuple[int, ...]:
-    done = model.generate(LONG_IDS[:length], sampling=Sampling(temperature=0), **options)
+    done: ortolan.Completion = model.generate(
+        LONG_IDS[:length], sampling=Sampling(temperature=0), **options
+    )
     return done.tokens
 
 
@@ -323,7 +333,8 @@ def test_an_answer_longer_than_the_window_keeps_the_prompt(wide: Decoder) -> Non
 
     def turn(prompt: list[int], answer: list[int]) -> tuple[int, Floats]:
         length = last._rewind(prompt)
-        start, logits = length, np.empty(0)
+        logits: Floats
+        start, logits = length, np.empty(0, np.float32)
         while start < len(prompt):
             end = min(len(prompt), start + runner.chunk_tokens(0))
             logits = runner.chunk(0, prompt[start:end], positions=[end - start - 1])
