@@ -25,14 +25,11 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def quick_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
+def quick_exports() -> None:
     """See `tests.quick_exports`."""
     from tests import quick_exports  # imports PyTorch
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # shared by all workers of the run
-    quick_exports.install(folder / "traces")
+    quick_exports.install()
 
 
 @pytest.fixture(scope="session", autouse=True)

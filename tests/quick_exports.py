@@ -1,7 +1,8 @@
-"""Fast exports for tests: a graph is traced once per run, and no subprocess is started.
+"""Fast exports for tests: a graph is traced once, and no subprocess is started.
 
-A trace depends on nothing but what `trace_graph` takes. The processes in which a user's export
-verifies a bundle, or lets it write, run the same functions.
+A trace depends on nothing but what `trace_graph` takes, the code that traces, and its packages. So
+traces stay in build/traces for later runs, until one of these changes. The processes in which a
+user's export verifies a bundle, or lets it write, run the same functions.
 """
 
 import functools
@@ -9,7 +10,11 @@ import hashlib
 import importlib
 import logging
 import os
-from contextlib import suppress
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -38,15 +43,14 @@ GRAPHS = "ORTOLAN_TEST_GRAPHS"
 
 _STEPS = ("prefill", "decode")
 
+_REPOSITORY = Path(__file__).parents[1]
+_TRACES = _REPOSITORY / "build" / "traces"
+_KEPT = 4  # versions of the code whose traces stay, 20 MB each
 
-def install(folder: Path) -> None:
-    """Make the exports of this process fast. Tests of the replaced steps restore them.
 
-    Args:
-        folder: of this run, for the traces; processes that run tests side by side share it.
-    """
-    folder.mkdir(exist_ok=True)
-    family.trace_graph = functools.partial(_trace_once, folder)
+def install() -> None:
+    """Make the exports of this process fast. Tests of the replaced steps restore them."""
+    family.trace_graph = functools.partial(_trace_once, _folder())
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
@@ -55,6 +59,34 @@ def install(folder: Path) -> None:
     if GRAPHS in os.environ:
         keep_graphs(Path(os.environ[GRAPHS]))
     _hasten_traces()
+
+
+def _folder() -> Path:
+    """The folder for traces by this code, which processes that run tests side by side share."""
+    digest = hashlib.sha256(sys.version.encode())
+    for package in ("onnx", "onnx-ir", "onnxscript", "torch"):
+        digest.update(version(package).encode())
+    for room in ("modeling", "export"):
+        for source in sorted((_REPOSITORY / room).rglob("*.py")):
+            digest.update(source.read_bytes())
+    digest.update(Path(__file__).read_bytes())
+    folder = _TRACES / digest.hexdigest()
+    folder.mkdir(parents=True, exist_ok=True)
+    os.utime(folder)
+    for old in sorted(_TRACES.iterdir(), key=lambda path: path.stat().st_mtime)[:-_KEPT]:
+        shutil.rmtree(old, ignore_errors=True)
+    return folder
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Wait for other processes in a block with the same path."""
+    with path.open("w") as file:
+        with suppress(ImportError):  # where there are no such locks, both do the same work
+            import fcntl
+
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 _CHECKED: dict[type, bool] = {}
@@ -86,11 +118,13 @@ def _trace_once(
     role = "decoder" if role in _STEPS else role
     key = repr((config, role, graph.sequence, dtype))
     file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.onnx"
-    if not file.exists():
-        traced = trace_graph(config, role, Graph(file=role, sequence=graph.sequence), dtype=dtype)
-        unfinished = folder / f"{os.getpid()}"
-        unfinished.write_bytes(_without_weights(traced).SerializeToString())
-        unfinished.rename(file)
+    with _alone(file.with_suffix(".lock")):
+        if not file.exists():
+            graph = Graph(file=role, sequence=graph.sequence)
+            traced = trace_graph(config, role, graph, dtype=dtype)
+            unfinished = folder / f"{os.getpid()}"
+            unfinished.write_bytes(_without_weights(traced).SerializeToString())
+            unfinished.rename(file)
     model = ir.from_proto(onnx.load(file, load_external_data=False))
     for value in model.graph.initializers.values():
         value.const_value = None
