@@ -25,11 +25,14 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="session")
-def quick_exports() -> None:
+def quick_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
     """See `tests.quick_exports`."""
     from tests import quick_exports  # imports PyTorch
 
-    quick_exports.install()
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent  # shared by all workers of the run
+    quick_exports.install(folder / "traces")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -1,8 +1,9 @@
 """Fast exports for tests: a graph is traced once, and no subprocess is started.
 
-A trace depends on nothing but what `trace_graph` takes, the code that traces, and its packages. So
-traces stay in build/traces for later runs, until one of these changes. The processes in which a
-user's export verifies a bundle, or lets it write, run the same functions.
+The trace of a family's model depends on nothing but what `trace_graph` takes, the code that traces,
+and its packages. So it stays in build/traces for later runs, until one of these changes. That of
+another module is kept for this run. The processes in which a user's export verifies a bundle, or
+lets it write, run the same functions.
 """
 
 import functools
@@ -12,7 +13,7 @@ import logging
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
@@ -33,6 +34,7 @@ from ortolan.export.manifest import describe
 from ortolan.export.source import family
 from ortolan.export.source import module as own
 from ortolan.export.source.family import trace_graph
+from ortolan.export.trace.module import Carried, trace_module
 from ortolan.modeling.config import ModelConfig
 from ortolan.runtime.bundle.manifest import Graph, Manifest
 from ortolan.runtime.verification.replay import verify
@@ -48,9 +50,15 @@ _TRACES = _REPOSITORY / "build" / "traces"
 _KEPT = 4  # versions of the code whose traces stay, 20 MB each
 
 
-def install() -> None:
-    """Make the exports of this process fast. Tests of the replaced steps restore them."""
+def install(run: Path) -> None:
+    """Make the exports of this process fast. Tests of the replaced steps restore them.
+
+    Args:
+        run: folder for the traces of this run; processes that run tests side by side share it.
+    """
+    run.mkdir(exist_ok=True)
     family.trace_graph = functools.partial(_trace_once, _folder())
+    setattr(own, "trace_module", functools.partial(_trace_module_once, run))  # noqa: B010 - as below
     setattr(pipeline, "replay", _replay_here)  # noqa: B010 - it is imported there
     setattr(adapter_export, "replay", _replay_here)  # noqa: B010 - as above
     setattr(pipeline, "write", let_write)  # noqa: B010 - as above
@@ -117,23 +125,65 @@ def _trace_once(
     # Steps differ only in their number of tokens.
     role = "decoder" if role in _STEPS else role
     key = repr((config, role, graph.sequence, dtype))
-    file = folder / f"{hashlib.sha256(key.encode()).hexdigest()}.onnx"
+    graph = Graph(file=role, sequence=graph.sequence)
+    make = functools.partial(trace_graph, config, role, graph, dtype=dtype)
+    return _stored(folder, key.encode(), make)
+
+
+def _trace_module_once(
+    folder: Path,
+    module: nn.Module,
+    carried: Carried,
+    *,
+    dtype: torch.dtype,
+    tied: Mapping[str, str],
+    sequence: int | None = None,
+) -> ir.Model:
+    make = functools.partial(
+        trace_module, module, carried, dtype=dtype, tied=tied, sequence=sequence
+    )
+    key = repr((_described(module), carried, dtype, dict(tied), sequence))
+    if "<locals>" in key or " at 0x" in key:  # names that may mean something else in another test
+        return make()
+    return _stored(folder, key.encode(), make)
+
+
+def _described(module: nn.Module) -> list[object]:
+    """Everything that a module consists of, with tensors as shapes or as bytes."""
+    parts: list[object] = []
+    for name, part in module.named_modules():
+        kind = type(part)
+        parts.append((name, f"{kind.__module__}.{kind.__qualname__}"))
+        values = {**vars(part), **part._parameters, **part._buffers}
+        for key in sorted(values.keys() - {"_parameters", "_buffers", "_modules"}):
+            value = values[key]
+            if isinstance(value, torch.Tensor):
+                data = b"" if value.is_meta else value.detach().cpu().float().numpy().tobytes()
+                value = (value.dtype, value.shape, hashlib.sha256(data).hexdigest())
+            parts.append((key, value))
+    return parts
+
+
+def _stored(folder: Path, key: bytes, make: Callable[[], ir.Model]) -> ir.Model:
+    """The trace with this key, which is made if it is not in the folder."""
+    file = folder / f"{hashlib.sha256(key).hexdigest()}.onnx"
     with _alone(file.with_suffix(".lock")):
         if not file.exists():
-            graph = Graph(file=role, sequence=graph.sequence)
-            traced = trace_graph(config, role, graph, dtype=dtype)
             unfinished = folder / f"{os.getpid()}"
-            unfinished.write_bytes(_without_weights(traced).SerializeToString())
+            unfinished.write_bytes(_without_weights(make()).SerializeToString())
             unfinished.rename(file)
     model = ir.from_proto(onnx.load(file, load_external_data=False))
     for value in model.graph.initializers.values():
-        value.const_value = None
+        if isinstance(value.const_value, ir.ExternalTensor):
+            value.const_value = None
     return model
 
 
 def _without_weights(model: ir.Model) -> onnx.ModelProto:
-    """The same graph, with initializers reduced to type and shape."""
+    """The same graph, with initializers that have no data reduced to type and shape."""
     for name, value in model.graph.initializers.items():
+        if value.const_value is not None:
+            continue
         if value.type is None or value.shape is None:
             raise ValueError(f"{name}: expected a type and a shape.")
         dtype, shape = value.type.dtype, value.shape

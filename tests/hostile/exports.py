@@ -75,7 +75,7 @@ MAKES: dict[str, Make] = {
 def main(folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as work:
         logging.getLogger("torch.__trace").disabled = True  # `quick_exports` would let it propagate
-        quick_exports.install()
+        quick_exports.install(Path(work, "traces"))
         for kind, make in MAKES.items():
             if not (folder / kind).exists():
                 place = Path(work, kind)
