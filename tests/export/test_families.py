@@ -1,6 +1,6 @@
 """Bundles of the families beyond decoders against Hugging Face transformers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -76,14 +76,6 @@ class Exported:
             options=ExportOptions(attention="portable", attention_maps=name in MAPPED),
         )
         self.graphs = sessions(self.bundle)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _traced_anew() -> Iterator[None]:
-    """Trace for every export, which `tests.quick_exports` avoids."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "trace_graph", trace_graph)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -349,9 +341,10 @@ def test_portable_decoder_gives_the_same_without_onnxruntime(
 
 @pytest.mark.slow  # of a decoder: tests/export/test_pipeline.py
 def test_two_exports_of_an_encoder_decoder_are_equal_byte_for_byte(
-    exported: Callable[[str], Exported], tmp_path: Path
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = exported("marian")
+    monkeypatch.setattr(family, "trace_graph", trace_graph)  # which `tests.quick_exports` replaces
     again = ortolan.export(
         case.checkpoint,
         tmp_path / "again",
