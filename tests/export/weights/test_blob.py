@@ -142,7 +142,7 @@ def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[tuple[int, int]] = []
-    counts: list[tuple[str, int, int]] = []
+    counts: list[tuple[str, int, int, str]] = []
 
     class Watched(MemoryWeights):
         def rows(self, name: str, start: int, stop: int) -> Tensor:
