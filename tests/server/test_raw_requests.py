@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from tests.server.live import LiveServer, live_server
 
-from ortolan.server import Settings, run
+from ortolan.server import Settings, connections
 from ortolan.server.security import LOCAL_HOSTS
 
 BODY = json.dumps({"prompt": "abc", "max_tokens": 2}).encode()
@@ -186,7 +186,7 @@ def test_an_upgrade_is_not_followed(server: LiveServer) -> None:
 def test_idle_connections_end_and_do_not_keep_others_out(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 1.0)
     with ExitStack() as stack:
         idle = [stack.enter_context(connected(server)) for _ in range(200)]
         assert httpx2.get(f"{server.url}/health", trust_env=False).status_code == 200
@@ -196,8 +196,8 @@ def test_idle_connections_end_and_do_not_keep_others_out(
 
 
 def test_connections_are_limited(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "MAX_CONNECTIONS", 20)
-    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 3.0)
+    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 20)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 3.0)
     with ExitStack() as stack:
         idle = [stack.enter_context(connected(server)) for _ in range(60)]
         until = time.monotonic() + 2.5  # before the idle ones end
@@ -216,7 +216,7 @@ def test_a_client_that_does_not_read_is_dropped(
     server: LiveServer, monkeypatch: pytest.MonkeyPatch, stream: bool
 ) -> None:
     """It leaves no task, no slot and no connection behind."""
-    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.3)
     body: dict[str, Any] = {
         "prompt": ["abc"] * 8,
         "max_tokens": 150,
