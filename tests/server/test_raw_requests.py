@@ -175,12 +175,18 @@ def test_other_methods_need_a_key_or_do_not_exist(server: LiveServer) -> None:
         assert status == (405 if method == "OPTIONS" else 401), method
 
 
-def test_an_upgrade_is_not_followed(server: LiveServer) -> None:
+@pytest.mark.parametrize(
+    ("protocol", "key", "status"),
+    [("h2c", "x", 200), ("websocket", "x", 400), ("websocket", "dGhlIHNhbXBsZSBub25jZQ==", 404)],
+)
+def test_other_upgrades_are_not_followed(
+    server: LiveServer, protocol: str, key: str, status: int
+) -> None:
     request = (
         "GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\n"
-        "Upgrade: websocket\r\nSec-WebSocket-Key: x\r\nSec-WebSocket-Version: 13\r\n\r\n"
+        f"Upgrade: {protocol}\r\nSec-WebSocket-Key: {key}\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
-    assert statuses(answer(server, request)) == [200]
+    assert statuses(answer(server, request)) == [status]
 
 
 def test_idle_connections_end_and_do_not_keep_others_out(
