@@ -23,10 +23,37 @@ Half of the file descriptors that a process usually may open.
 
 
 class HttpConnection(H11Protocol):
-    """A connection that is closed if it has no request, or if its client does not read."""
+    """A connection that is closed if it has no request, or if its client does not read.
+
+    Args:
+        **options: of uvicorn's protocol.
+    """
 
     _timer: asyncio.TimerHandle | None = None
     _unsent = -1
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self._app, self.app = self.app, self._run
+
+    async def _run(self, scope: Any, receive: Any, send: Any) -> None:
+        """Run the application, and write chunks of streams past h11, which costs a fifth of each."""
+        cycle, is_chunked = self.cycle, False
+
+        async def send_chunk(message: Any) -> None:
+            nonlocal is_chunked
+            if is_chunked and message.get("more_body") and not cycle.flow.write_paused:
+                body = message["body"]
+                if body and not cycle.disconnected:
+                    self.transport.write(b"%x\r\n%b\r\n" % (len(body), body))
+                return
+            await send(message)
+            if message["type"] == "http.response.start":
+                has_length = any(name == b"content-length" for name, _ in message["headers"])
+                is_new = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+                is_chunked = is_new and not has_length
+
+        await self._app(scope, receive, send_chunk)
 
     def connection_made(self, transport: Any) -> None:
         """Start the timer; abort a connection that is far too many."""
