@@ -77,6 +77,7 @@ def statuses(answers: bytes) -> list[int]:
         "Transfer-Encoding: chunked\r\nTransfer-Encoding: chunked\r\n",
         "Transfer-Encoding:\x0bchunked\r\n",
         "Host: localhost\r\n",
+        "Host: localhost\r\nContent-Length: 5\r\n",
         "X-Null: a\x00b\r\n",
     ],
 )
@@ -86,6 +87,29 @@ def test_ambiguous_requests_are_rejected_and_end_the_connection(
     hidden = b"0\r\n\r\nGET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
     request = f"{POST}Authorization: Bearer sk-one\r\n{head}\r\n".encode() + hidden
     assert statuses(answer(server, request)) == [400]
+
+
+def test_endless_headers_and_trailers_end_the_connection(server: LiveServer) -> None:
+    chunked = f"{POST}Authorization: Bearer sk-one\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n"
+    for start in (POST, chunked, f"{POST}X: ", f"{chunked}X: "):
+        more = b"a" * 900 if start.endswith(" ") else b"X: a\r\n" * 150
+        with connected(server) as connection:
+            connection.sendall(start.encode())
+            with pytest.raises(ConnectionError):
+                connection.sendall(more * 50_000)
+
+
+def test_requests_sent_ahead_are_answered_in_order(server: LiveServer) -> None:
+    one = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    last = one.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n")
+    assert statuses(answer(server, one * 5 + last)) == [200] * 6
+
+
+def test_a_body_after_an_upgrade_that_is_not_followed_is_read(server: LiveServer) -> None:
+    # as Java's client sends it
+    head = f"{POST}Authorization: Bearer sk-one\r\nUpgrade: h2c\r\nConnection: Upgrade, close\r\n"
+    request = f"{head}Content-Length: {len(BODY)}\r\n\r\n".encode() + BODY
+    assert statuses(answer(server, request)) == [200]
 
 
 def test_an_absurd_length_is_rejected_before_the_body(server: LiveServer) -> None:

@@ -37,7 +37,7 @@ class HttpConnection(H11Protocol):
         self._app, self.app = self.app, self._run
 
     async def _run(self, scope: Any, receive: Any, send: Any) -> None:
-        """Run the application, and write chunks of streams past h11, which costs a fifth of each."""
+        """Run the application. The chunks of its streams bypass h11, which doubles their cost."""
         cycle, is_chunked = self.cycle, False
 
         async def send_chunk(message: Any) -> None:
@@ -50,8 +50,8 @@ class HttpConnection(H11Protocol):
             await send(message)
             if message["type"] == "http.response.start":
                 has_length = any(name == b"content-length" for name, _ in message["headers"])
-                is_new = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
-                is_chunked = is_new and not has_length
+                may_chunk = scope["http_version"] == "1.1" and scope["method"] != "HEAD"
+                is_chunked = may_chunk and not has_length
 
         await self._app(scope, receive, send_chunk)
 
