@@ -31,6 +31,7 @@ from ortolan.export.errors import ExportError
 from ortolan.export.inputs.writer import let_write
 from ortolan.export.locality.check import check_locality
 from ortolan.export.manifest import describe
+from ortolan.export.progress import Progress, silent
 from ortolan.export.source import family
 from ortolan.export.source import module as own
 from ortolan.export.source.family import trace_graph
@@ -202,7 +203,9 @@ def _describe_known(*arguments: Any) -> Manifest:
     return manifest
 
 
-def _replay_here(folder: Path, *, adapter: Path | None = None) -> Report:
+def _replay_here(
+    folder: Path, progress: Progress = silent, *, adapter: Path | None = None
+) -> Report:
     try:
         return verify(
             folder,
@@ -212,6 +215,7 @@ def _replay_here(folder: Path, *, adapter: Path | None = None) -> Report:
             exact=False,
             isolate=False,
             trust=True,
+            progress=lambda done, total: progress("verify", done, total),
         )
     except OrtolanError as error:
         message = f"{type(error).__name__}: {error}"

@@ -12,7 +12,7 @@ import httpx2
 import pytest
 from tests.server.live import LiveServer, live_server
 
-from ortolan.server import Settings, run
+from ortolan.server import Settings, connections
 from ortolan.server.security import LOCAL_HOSTS
 
 KEY = "sk-ünique"  # not ASCII on purpose
@@ -156,7 +156,7 @@ def test_slow_bodies_end(guarded: LiveServer) -> None:
 
 
 def test_slow_headers_end(guarded: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "HEADER_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.3)
     with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
         connection.settimeout(0.1)
         start = time.monotonic()
