@@ -28,6 +28,7 @@ demo: $(INSTALLED)
 	$(BIN)/ortolan bench $(BUNDLE) -p 128 -n 128 -r 3
 
 # Test models are too small for several threads, so run two processes with one thread each.
+# Traces of models stay in build/traces, for test-ci and later runs, until the code that traces changes.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 

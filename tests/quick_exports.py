@@ -161,6 +161,8 @@ def _described(module: nn.Module) -> list[object]:
             if isinstance(value, torch.Tensor):
                 data = b"" if value.is_meta else value.detach().cpu().float().numpy().tobytes()
                 value = (value.dtype, value.shape, hashlib.sha256(data).hexdigest())
+            elif isinstance(value, set):
+                value = sorted(value)
             parts.append((key, value))
     return parts
 

@@ -50,8 +50,8 @@ CASES: dict[str, EncoderCase] = (
 
 VISION = "vit-classifier"
 
-T5 = pytest.param("t5", marks=pytest.mark.slow)
-"""Slow to trace; tests/runtime/test_seq2seq_parity.py compares its texts."""
+TRANSLATORS = [pytest.param(name, marks=pytest.mark.slow) for name in ("marian", "t5")]
+"""Slow to trace; tests/runtime/test_seq2seq_parity.py compares texts."""
 
 MAPPED = ("bert", "vit-classifier", "marian", "t5")
 
@@ -250,7 +250,7 @@ def test_maps_of_images_equal_hugging_face(exported: Callable[[str], Exported]) 
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["marian", T5])
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_maps_of_sources_and_targets_equal_hugging_face(
     name: str, exported: Callable[[str], Exported]
 ) -> None:
@@ -292,7 +292,7 @@ def in_reference(bundle: Bundle, role: str) -> Callable[[dict[str, Any]], dict[s
     return evaluate
 
 
-@pytest.mark.parametrize("name", ["bert", "marian", T5])
+@pytest.mark.parametrize("name", ["bert", *TRANSLATORS])
 def test_portable_encoder_gives_the_same_without_onnxruntime(
     name: str, exported: Callable[[str], Exported]
 ) -> None:
@@ -308,7 +308,7 @@ def test_portable_encoder_gives_the_same_without_onnxruntime(
             assert_close(one, other, delta=1e-5)
 
 
-@pytest.mark.parametrize("name", ["marian", T5])
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_portable_decoder_gives_the_same_without_onnxruntime(
     name: str, exported: Callable[[str], Exported]
 ) -> None:

@@ -18,7 +18,7 @@ from ortolan.runtime.engine.runner import Runner
 
 NEW_TOKENS = 24
 
-SLOW = ("bart", "t5wide-split")
+SLOW = ("bart", "t5", "t5wide-split")
 """Slow to trace, and similar to others."""
 
 SOURCE_IDS = [
