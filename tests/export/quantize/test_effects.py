@@ -71,7 +71,7 @@ def test_each_weight_has_the_effect_that_pytorch_sees(
     told: list[tuple[int, int]] = []
     found = reference.distances(
         [made.instead(dict.fromkeys(each, SCHEME)) for each in variants],
-        lambda step, done, total: told.append((done, total)),
+        lambda step, done, total, what="": told.append((done, total)),
     )
     expected = [divergence(module, {name: values[name] for name in each}) for each in variants]
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-8)
