@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 _SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
+"""Rounds the activations of a call on one scale; in graphs of other exporters."""
+
 _PAIRED = frozenset({"com.microsoft::MatMulNBits", "ai.onnx::DequantizeLinear"})
 """Low-bit products; onnxruntime turns the second into the first."""
 
@@ -217,12 +219,11 @@ class Engine:
     def encode_sources(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
         """Compute what the decoder reads of its sources, independently of each other.
 
-        An encoder with 8-bit products rounds all activations of a call on one scale, padding and
-        other sources included. Such an encoder runs once per source, without padding; a small
-        batch fills its kernel already.
+        Where one scale rounds all activations of a call, padding and other sources included, the
+        encoder runs once per source, without padding; a small batch fills its kernel already.
         """
         count = len(next(iter(inputs.values())))
-        if count == 1 or self.manifest.prefill_precision is None:
+        if count == 1 or _SCALED_CALL not in self._operators:
             return self.encode_source(inputs)
         parts = [self.encode_source(_one_source(inputs, index)) for index in range(count)]
         return self.joined(parts)

@@ -244,7 +244,7 @@ def test_int8_prefill_and_int4_decode_work_on_one_cache(tmp_path: Path) -> None:
         module, tmp_path / "out", graphs="split", prefill_precision="int8", max_kl=None
     )
     prefill, decode = (bundle.graphs[role].operators for role in ("prefill", "decode"))
-    assert prefill["com.microsoft::DynamicQuantizeMatMul"] == 10
+    assert prefill["com.microsoft::MatMulIntegerToFloat"] == 10
     assert prefill["com.microsoft::MatMulNBits"] == 1  # the head, for one position
     assert decode["com.microsoft::MatMulNBits"] == 11
     expected = logits(module.eval(), IDS)

@@ -160,14 +160,14 @@ def test_products_of_integers_are_all_that_an_encoder_reads(
 ) -> None:
     bundle = exported(name)
     operators = nodes(bundle, "encoder")
-    assert operators["DynamicQuantizeMatMul"] == layers
-    # The tied head is unchanged; each bias is part of its product.
+    assert operators["MatMulIntegerToFloat"] == layers
+    # The tied head is unchanged; each bias is added after its product.
     assert operators["MatMulNBits"] == (1 if name.startswith("encoder") else 0)
     held = [tensor.name for tensor in bundle.manifest.quantized]
     assert len(held) == len(set(held))
     if name.startswith("seq2seq"):
-        assert nodes(bundle, "decoder")["DynamicQuantizeMatMul"] == 0
-        assert nodes(bundle, "attention")["DynamicQuantizeMatMul"] == layers
+        assert nodes(bundle, "decoder")["MatMulIntegerToFloat"] == 0
+        assert nodes(bundle, "attention")["MatMulIntegerToFloat"] == layers
 
 
 def test_sources_of_a_batch_are_read_through_integers_as_each_is_alone(

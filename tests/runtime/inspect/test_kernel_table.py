@@ -17,6 +17,7 @@ DECISIVE_CONSTRAINT = {
     "ai.onnx::Identity": "V",
     "com.microsoft::DynamicQuantizeMatMul": "T1",
     "com.microsoft::GatherBlockQuantized": "T2",
+    "com.microsoft::MatMulIntegerToFloat": "T1",
     "com.microsoft::MatMulNBits": "T1",
 }
 """Type parameter of the decisive input in a kernel's registration, if not T."""
