@@ -149,8 +149,7 @@ def _follow(graph: ir.Graph, names: Container[str]) -> _Stream | None:
 def _before(value: ir.Value, stream: _Stream, names: Container[str]) -> list[ir.Value | None]:
     """The values of the stream that another one is computed from."""
     node = value.producer()
-    operator = None if node is None else node.op_type
-    if node is not None and operator in _THROUGH and _THROUGH[operator](node, value):
+    if node is not None and node.op_type in _THROUGH and _THROUGH[node.op_type](node, value):
         return _joined(node, stream)
     if node is not None and _is_product(node, names):
         stream.products.append(node)
@@ -178,7 +177,7 @@ def _after(node: ir.Node, place: int, stream: _Stream) -> list[ir.Value | None]:
 
 def _joined(node: ir.Node, stream: _Stream) -> list[ir.Value | None]:
     """The inputs of a node that are of the stream; a bias is noted instead."""
-    inputs = []
+    inputs: list[ir.Value | None] = []
     for place in range(min(len(node.inputs), 2)):
         value = node.inputs[place]
         if value is not None and is_weight(value, axes=1):
@@ -232,9 +231,10 @@ def _users(norm: ir.Node) -> list[ir.Node]:
 
 
 def _width(value: ir.Value) -> int:
-    if value.shape is None:
-        raise ValueError(f"{value.name}: this value has no shape")
-    return int(value.shape[-1])
+    width = None if value.shape is None else value.shape[-1]
+    if not isinstance(width, int):
+        raise ValueError(f"{value.name}: the width of this value is unknown")
+    return width
 
 
 def _next(graph: ir.Graph, value: ir.Value) -> ir.Node:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, ModelKind, OutputKind
+from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
 
@@ -386,6 +386,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether the decoder takes only one new token per row and call (docs/adr/0026)."""
         decoder = self.graphs.get(DECODER)
         return decoder is not None and decoder.sequence == 1
+
+    @property
+    def adaptable_graphs(self) -> dict[str, Graph]:
+        """Graphs that run with adapters; these cannot adapt the prefill's products of integers."""
+        is_left_out = self.prefill_precision is not None and not self.model_kind.has_encoder
+        return {
+            role: graph
+            for role, graph in self.graphs.items()
+            if not (is_left_out and role == PREFILL)
+        }
 
     @property
     def carried_by_maps(self) -> tuple[State, ...]:

@@ -101,7 +101,7 @@ KERNELS: dict[str, Kernels] = {
     "com.microsoft::GatherBlockQuantized": _TWO_FLOATS,
     "com.microsoft::GroupQueryAttention": Kernels(_types("float32 float16"), _HALVES),
     "com.microsoft::LinearAttention": _RECURRENT,
-    "com.microsoft::MatMulIntegerToFloat": Kernels(_types("uint8"), _NONE),
+    "com.microsoft::MatMulIntegerToFloat": Kernels(_types("int8 uint8"), _NONE),
     "com.microsoft::MatMulNBits": _TWO_FLOATS,
     "com.microsoft::MoE": _PRODUCT,
     "com.microsoft::QMoE": Kernels(_types("float32 float16"), _HALVES),
