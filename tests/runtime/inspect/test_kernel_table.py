@@ -15,6 +15,7 @@ DECISIVE_CONSTRAINT = {
     "ai.onnx::Cast": "T1",
     "ai.onnx::DequantizeLinear": "T2",
     "ai.onnx::Identity": "V",
+    "ai.onnx::QuantizeLinear": "T1",
     "com.microsoft::DynamicQuantizeMatMul": "T1",
     "com.microsoft::GatherBlockQuantized": "T2",
     "com.microsoft::MatMulIntegerToFloat": "T1",
