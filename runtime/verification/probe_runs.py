@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
-from ortolan.runtime.bundle.kinds import DECODE, PREFILL
+from ortolan.runtime.bundle.kinds import PREFILL
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
@@ -32,7 +32,7 @@ from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.verification.certificate import Certificate, kept_positions
 from ortolan.runtime.verification.comparison import Numbers, Rows
-from ortolan.runtime.verification.report import PhaseName
+from ortolan.runtime.verification.report import GraphName, PhaseName
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
 
@@ -74,7 +74,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
             count = len(ids) if phase == "prefill" else len(outputs)
             yield Rows(
                 phase=phase,
-                graph=None if least is None else PREFILL if count >= least else DECODE,
+                graph=None if least is None else "prefill" if count >= least else "decode",
                 probe=probe.name,
                 positions=list(range(position, position + len(outputs))),
                 part=slice(start, start + len(outputs)),
@@ -133,7 +133,7 @@ def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) 
         certificate.token_ids[offsets[number] :][: certificate.probes[number].length].tolist()
         for number in pair
     ]
-    graph = None if _own_prefill_from(engine) is None else DECODE
+    graph: GraphName | None = None if _own_prefill_from(engine) is None else "decode"
     runner = Runner(engine, engine.slots(len(pair)))
     for row, ids in enumerate(texts):
         runner.prefill(row, ids[:-steps])
