@@ -99,8 +99,7 @@ def export_adapter(
             files=(),
         )
         write_adapter(place, certificate, manifest, blob=blob)
-        progress("verify", 0, 1)
-        measured = replay(base.path, adapter=place)
+        measured = replay(base.path, progress, adapter=place)
         if measured.verdict == "FAIL":
             raise ParityError(
                 "The bundle with this adapter disagrees with PyTorch: "
@@ -108,7 +107,6 @@ def export_adapter(
             )
         manifest = msgspec.structs.replace(manifest, quality=measured.quality)
         write_adapter(place, passed(certificate, measured), manifest)
-        progress("verify", 1, 1)
     return open_adapter(target)
 
 

@@ -190,15 +190,13 @@ def _build(job: Job) -> None:
     _write_certified(job, stored, certificate)
     if job.plan.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
-    job.progress("verify", 0, 1)
-    measured = replay(job.folder)
+    measured = replay(job.folder, job.progress)
     advice, quality = advise(job.model, job.plan), measured.quality
     if measured.verdict == "FAIL":
         raise ParityError(describe_failure(measured, certificate, advice))
     if quality.word != "excellent":
         quality = msgspec.structs.replace(quality, advice=advice)
     _write_certified(job, stored, passed(certificate, measured), quality)
-    job.progress("verify", 1, 1)
 
 
 def _reference(job: Job) -> Certificate:

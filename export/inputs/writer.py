@@ -172,7 +172,7 @@ def _answers(
         progress("write text", min(first + MAX_ROWS, len(sources)), len(sources))
 
 
-def _tell(step: str, done: int, total: int) -> None:
+def _tell(step: str, done: int, total: int, what: str = "") -> None:
     print(done, total, flush=True)
 
 

@@ -81,7 +81,9 @@ def settings(monkeypatch: pytest.MonkeyPatch) -> list[Settings]:
 def test_a_server_says_where_it_listens_and_ends_well(bundles: dict[str, Path]) -> None:
     with started(f"a={bundles['fp32']}", "--log-prompts") as server:
         body = {"prompt": "one\ntwo", "max_tokens": 3}
-        response = httpx2.post(f"{server.url}/v1/completions", json=body, trust_env=False)
+        response = httpx2.post(
+            f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False
+        )
         assert response.status_code == 200
         assert server.stop(signal.SIGTERM) == 0
     (line,) = [line for line in server.lines if "/v1/completions" in line]

@@ -33,7 +33,7 @@ def stats(server: LiveServer) -> Any:
 
 
 def wait_until(condition: Any) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 60
     while not condition():
         assert time.monotonic() < until
         time.sleep(0.002)
@@ -47,7 +47,7 @@ def hold_slots(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> threading
 
     def held(*, is_busy: bool) -> Any:
         commands = take(is_busy=is_busy)
-        gate.wait(30)
+        gate.wait(60)
         return commands
 
     monkeypatch.setattr(worker, "_take_commands", held)
@@ -57,8 +57,10 @@ def hold_slots(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> threading
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_client_that_leaves_stops_its_request_alone(
-    small: LiveServer, path: str, stream: bool
+    small: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
 ) -> None:
+    gate = hold_slots(small, monkeypatch)
+    commands = small.models.loaded[0].service._worker._commands
     body = {**LONG, "stream": stream}
     if "chat" in path:
         body = {**MESSAGES, "ignore_eos": True, "stream": stream}
@@ -80,6 +82,8 @@ def test_a_client_that_leaves_stops_its_request_alone(
         else:
             wait_until(lambda: stats(small).running)
         other.start()
+    wait_until(lambda: commands.qsize() == 2)  # of the other request, and to end this one
+    gate.set()
     wait_until(lambda: stats(small).running + stats(small).waiting == 0 and not other.is_alive())
     assert answers[0].json()["usage"]["completion_tokens"] == 180
     assert stats(small).new_tokens < 360
@@ -98,7 +102,7 @@ def test_a_full_queue_says_when_to_come_back(
         for thread in threads:
             thread.start()
         wait_until(lambda: stats(small).waiting + stats(small).running == 4)
-        response = httpx2.post(url, json=LONG, trust_env=False)
+        response = httpx2.post(url, json=LONG, timeout=60, trust_env=False)
     finally:
         gate.set()
         for thread in threads:
@@ -111,7 +115,7 @@ def test_a_full_queue_says_when_to_come_back(
 
 def test_all_of_n_or_none(small: LiveServer) -> None:
     url = f"{small.url}/v1/completions"
-    response = httpx2.post(url, json={**LONG, "n": 5}, trust_env=False)
+    response = httpx2.post(url, json={**LONG, "n": 5}, timeout=60, trust_env=False)
     assert response.status_code == 429
     wait_until(lambda: stats(small).running + stats(small).waiting == 0)
 
@@ -122,7 +126,9 @@ def test_time_is_limited(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPat
     )
     with live_server(settings) as server:
         gate = hold_slots(server, monkeypatch)
-        response = httpx2.post(f"{server.url}/v1/completions", json=LONG, trust_env=False)
+        response = httpx2.post(
+            f"{server.url}/v1/completions", json=LONG, timeout=60, trust_env=False
+        )
         gate.set()
         wait_until(lambda: stats(server).running + stats(server).waiting == 0)
     assert response.status_code == 504
@@ -150,7 +156,9 @@ def test_bundles_load_when_named_and_are_dropped_for_others(
         names = [m.name for m in server.models.loaded]
         assert names == ["fp32"]
         body = {**LONG, "model": "int4", "max_tokens": 3}
-        response = httpx2.post(f"{server.url}/v1/completions", json=body, trust_env=False)
+        response = httpx2.post(
+            f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False
+        )
         assert response.status_code == 200, response.text
         assert [m.name for m in server.models.loaded] == ["int4"]
     assert loads == [bundles["int4"]] * 2
@@ -166,7 +174,7 @@ def test_a_load_blocks_no_other_model_and_survives_its_client(
 
     def slow(path: Path, **options: Any) -> Any:
         loads.append(path)
-        gate.wait(30)
+        gate.wait(60)
         return load(path, **options)
 
     with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
@@ -177,7 +185,7 @@ def test_a_load_blocks_no_other_model_and_survives_its_client(
             with pytest.raises(httpx2.ReadTimeout):
                 httpx2.post(url, json=body, timeout=0.3, trust_env=False)
         other = {**body, "model": "fp32"}
-        assert httpx2.post(url, json=other, trust_env=False).status_code == 200
+        assert httpx2.post(url, json=other, timeout=60, trust_env=False).status_code == 200
         gate.set()
         assert httpx2.post(url, json=body, timeout=30, trust_env=False).status_code == 200
         assert loads == [bundles["int4"]]

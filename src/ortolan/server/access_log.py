@@ -1,4 +1,4 @@
-"""One log line per request, without prompts unless the settings ask for them."""
+"""One log line per request and per WebSocket, without prompts unless the settings ask for them."""
 
 import logging
 import time
@@ -7,7 +7,7 @@ from typing import Any
 
 from ortolan.server.call import Call
 
-__all__ = ["AccessLog"]
+__all__ = ["AccessLog", "log_call"]
 
 log = logging.getLogger("ortolan.server.access")
 
@@ -30,7 +30,7 @@ class AccessLog:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass a request on, and log its end."""
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
         start = time.monotonic()
@@ -38,25 +38,47 @@ class AccessLog:
 
         async def noting_send(message: MutableMapping[str, Any]) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
+            if message["type"].endswith("http.response.start"):
                 status = message["status"]
+            elif message["type"] == "websocket.accept":
+                status = 101
             await send(message)
 
         try:
             await self._app(scope, receive, noting_send)
         finally:
-            call = scope.get("state", {}).get("call")
-            notes = {} if call is None else call.notes
-            texts = _texts(call) if call is not None and self._log_prompts else ""
-            log.info(
-                "%s %s %s %.3f s%s%s",
-                scope["method"],
-                _escaped(scope["path"]),
-                status or "-",
+            log_call(
+                f"{scope.get('method', 'WEBSOCKET')} {scope['path']}",
+                status,
                 time.monotonic() - start,
-                "".join(f" {name}={_escaped(str(value))}" for name, value in notes.items()),
-                texts,
+                scope.get("state", {}).get("call"),
+                with_texts=self._log_prompts,
             )
+
+
+def log_call(
+    request: str, status: int, seconds: float, call: Call | None, *, with_texts: bool
+) -> None:
+    """Log the end of a request.
+
+    Args:
+        request: method and path.
+        status: of the answer; 0 if there was none.
+        seconds: that it took.
+        call: whose notes are logged.
+        with_texts: add the body of the request and the generated texts.
+    """
+    method, _, path = request.partition(" ")
+    notes = {} if call is None else call.notes
+    log.info(
+        "%s %s %s %.3f s%s%s",
+        method,
+        _escaped(path),
+        status or "-",
+        seconds,
+        "".join(f" {name}={_escaped(str(value))}" for name, value in notes.items()),
+        _texts(call) if call is not None and with_texts else "",
+    )
 
 
 def _texts(call: Call) -> str:

@@ -1,4 +1,4 @@
-"""`Call`: one HTTP request while it is answered."""
+"""`Call`: one request while it is answered."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
@@ -32,14 +32,23 @@ class Call:
         path: parameters of the path.
         models: all models of the server.
         store: responses that clients may continue.
+        recent: the last response of a WebSocket; `None` for a request of its own.
         notes: what the access log says of the call, such as the model and token counts.
         body: of the request, as it came, if the log needs it.
     """
 
-    def __init__(self, *, path: Mapping[str, str], models: Models, store: Store) -> None:
+    def __init__(
+        self,
+        *,
+        path: Mapping[str, str],
+        models: Models,
+        store: Store,
+        recent: Store | None = None,
+    ) -> None:
         self.path = path
         self.models = models
         self.store = store
+        self.recent = recent
         self.notes: dict[str, Any] = {}
         self.body = b""
         self._tickets: list[Any] = []

@@ -18,7 +18,15 @@ from ortolan.server.models import Models
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
 
-__all__ = ["EndpointApp", "error_response"]
+__all__ = [
+    "STOPPED",
+    "ClientGoneError",
+    "EndpointApp",
+    "OutOfTimeError",
+    "error_response",
+    "finished",
+    "out_of_time",
+]
 
 log = logging.getLogger("ortolan.server")
 
@@ -34,7 +42,7 @@ class ClientGoneError(Exception):
     """The client closed the connection, or does not read."""
 
 
-class _OutOfTimeError(Exception):
+class OutOfTimeError(Exception):
     """The time for a request is up."""
 
 
@@ -64,12 +72,12 @@ class EndpointApp:
             await self._watch(asyncio.ensure_future(self._answer(call, body, reply)), receive)
         except ClientGoneError:
             call.notes["ended"] = "disconnected"
-        except _OutOfTimeError:
+        except OutOfTimeError:
             call.notes["ended"] = "timeout"
-            await reply.fail(_out_of_time(self._settings.request_timeout_s))
+            await reply.fail(out_of_time(self._settings.request_timeout_s))
         except asyncio.CancelledError:  # only the end of the server cancels this task
             call.notes["ended"] = "stopped"
-            await reply.fail(_STOPPED)
+            await reply.fail(STOPPED)
         except Exception as error:
             failure = api_error(error)
             if failure.code == "bug":
@@ -77,27 +85,12 @@ class EndpointApp:
             await reply.fail(failure)
 
     async def _watch(self, work: "asyncio.Task[None]", receive: Receive) -> None:
-        """Wait for the answer to be sent; cancel it if that is pointless.
-
-        Raises:
-            ClientGoneError: the client closed the connection.
-            _OutOfTimeError: the time is up.
-        """
         gone = asyncio.ensure_future(_disconnected(receive))
         try:
-            done, _ = await asyncio.wait(
-                {work, gone},
-                timeout=self._settings.request_timeout_s,
-                return_when=asyncio.FIRST_COMPLETED,
-            )
+            await finished(work, gone, self._settings.request_timeout_s)
         finally:
             gone.cancel()
-            work.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
-        if not work.cancelled():
-            work.result()
-        else:
-            raise ClientGoneError if done else _OutOfTimeError
+            await asyncio.gather(gone, return_exceptions=True)
 
     async def _answer(self, call: Call, body: Any, reply: "_Reply") -> None:
         async with call:
@@ -139,6 +132,34 @@ class EndpointApp:
             return self._decoder.decode(data)
         except UnicodeDecodeError as error:
             raise msgspec.DecodeError(f"{error}") from error
+
+
+async def finished(
+    work: "asyncio.Task[None]", gone: "asyncio.Task[None]", timeout_s: float
+) -> None:
+    """Wait for an answer to be sent; cancel it if that is pointless.
+
+    Args:
+        work: sends the answer.
+        gone: ends when the client has closed the connection.
+        timeout_s: maximum time.
+
+    Raises:
+        ClientGoneError: the client closed the connection.
+        OutOfTimeError: the time is up.
+        Exception: what `work` raises.
+    """
+    try:
+        done, _ = await asyncio.wait(
+            {work, gone}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED
+        )
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+    if not work.cancelled():
+        work.result()
+    else:
+        raise ClientGoneError if done else OutOfTimeError
 
 
 class _Reply:
@@ -301,7 +322,8 @@ async def _never() -> Any:
     raise RuntimeError("responses do not read the request")
 
 
-def _out_of_time(seconds: float) -> ApiError:
+def out_of_time(seconds: float) -> ApiError:
+    """The error of a request that takes too long."""
     return ApiError(
         status=504,
         message=f"The request took longer than {seconds:g} s. Ask for fewer tokens.",
@@ -311,10 +333,11 @@ def _out_of_time(seconds: float) -> ApiError:
     )
 
 
-_STOPPED = ApiError(
+STOPPED = ApiError(
     status=503,
     message="The server is stopping. Send the request again.",
     type="server_error",
     code="stopping",
     headers={"connection": "close", "retry-after": "1"},
 )
+"""The error of a request that the end of the server cuts short."""

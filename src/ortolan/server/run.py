@@ -7,79 +7,32 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
-import h11
 import uvicorn
 from starlette.applications import Starlette
-from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from ortolan.errors import OrtolanError
 from ortolan.server.app import build_app
+from ortolan.server.connections import MAX_CONNECTIONS, HttpConnection, WebSocketConnection
 from ortolan.server.settings import Settings
 
 __all__ = ["AddressError", "run", "uvicorn_config"]
 
 log = logging.getLogger("ortolan.server")
 
-HEADER_TIMEOUT_S = 10.0
-"""Maximum time for the headers of a request to arrive, and for a client to read nothing more."""
-
 MAX_HEADER_BYTES = 32 << 10
 """Maximum size of headers that are still incomplete."""
 
-MAX_CONNECTIONS = 512
-"""Maximum number of open connections; requests on further ones get a 503.
-
-Half of the file descriptors that a process usually may open.
-"""
+PING_S = 20.0
+"""Seconds between pings on a WebSocket, which proxies would close if it were silent."""
 
 
 class AddressError(OrtolanError):
     """The server cannot listen on its address."""
 
     code = "address"
-
-
-class _TimedProtocol(H11Protocol):
-    """uvicorn's protocol, which alone waits for headers and for slow readers without limit."""
-
-    _timer: asyncio.TimerHandle | None = None
-    _unsent = -1
-
-    def connection_made(self, transport: Any) -> None:
-        super().connection_made(transport)
-        if len(self.connections) > 2 * MAX_CONNECTIONS:
-            transport.abort()
-        self._arm()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._disarm()
-        super().connection_lost(exc)
-
-    def on_response_complete(self) -> None:
-        super().on_response_complete()
-        self._arm()
-
-    def _arm(self) -> None:
-        self._disarm()
-        self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self._check)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-    def _check(self) -> None:
-        """Close a connection without a request; abort one that is closing and does not get on."""
-        if self.transport.is_closing():
-            before, self._unsent = self._unsent, self.transport.get_write_buffer_size()
-            if self._unsent == before:
-                self.transport.abort()
-                return
-        elif self.conn.their_state is h11.IDLE:
-            self.transport.close()
-        self._arm()
 
 
 class _Server(uvicorn.Server):
@@ -165,10 +118,15 @@ def uvicorn_config(app: Starlette, settings: Settings, **options: Any) -> uvicor
         settings: of the application.
         **options: further ones of uvicorn, such as `port`.
     """
+    web_socket: Any = partial(WebSocketConnection, message_timeout_s=settings.body_timeout_s)
     return uvicorn.Config(
         app,
-        http=_TimedProtocol,
-        ws="none",
+        http=HttpConnection,
+        ws=web_socket,
+        ws_max_size=2 * settings.max_body_bytes,  # up to here, an error of ours says the limit
+        ws_ping_interval=min(PING_S, settings.write_timeout_s),
+        ws_ping_timeout=settings.write_timeout_s,
+        ws_per_message_deflate=False,  # a few bytes could become megabytes
         log_config=None,
         access_log=False,
         lifespan="on",

@@ -55,13 +55,13 @@ class Guard:
         self._root_path = root_path
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Check a request, then pass it on."""
-        if scope["type"] != "http":
+        """Check a request or the opening of a WebSocket, then pass it on."""
+        if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"] == "http.response.start":
+            if message["type"].endswith("http.response.start"):
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 
@@ -99,7 +99,8 @@ class Guard:
                 code="origin",
             )
         path = scope["path"].removeprefix(self._root_path)
-        if self._digests and path not in self._open_paths and scope["method"] != "OPTIONS":
+        is_open = path in self._open_paths or scope.get("method") == "OPTIONS"
+        if self._digests and not is_open:
             self._check_key(headers)
 
     def _is_allowed(self, origin: str, host: str) -> bool:

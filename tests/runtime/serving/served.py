@@ -4,6 +4,8 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from itertools import count
+from typing import Any
 
 import numpy as np
 from tests.runtime.tiny_decoder import VOCABULARY
@@ -56,9 +58,33 @@ def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
     return run
 
 
-def settle(service: Service) -> None:
-    """Wait until the service is idle."""
-    until = time.monotonic() + 10
-    while service.stats().running + service.stats().waiting:
+def held(service: Any, *, commands: int, rounds: int = 0) -> Callable[[], bool]:
+    """Option `cancel` of a request: the service stops until commands for it are queued.
+
+    Otherwise the request might end before the test cancels it.
+
+    Args:
+        service: that computes the request.
+        commands: number to wait for.
+        rounds: of the request, before the service stops.
+    """
+    queue, polls = service._worker._commands, count()
+
+    def cancel() -> bool:
+        if next(polls) >= rounds:
+            wait_until(lambda: queue.qsize() >= commands)
+        return False
+
+    return cancel
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    until = time.monotonic() + 60
+    while not condition():
         assert time.monotonic() < until
         time.sleep(0.001)
+
+
+def settle(service: Service) -> None:
+    """Wait until the service is idle."""
+    wait_until(lambda: service.stats().running + service.stats().waiting == 0)

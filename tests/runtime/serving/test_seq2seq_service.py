@@ -91,7 +91,7 @@ def test_new_sources_are_encoded_by_length(
 
     monkeypatch.setattr(Engine, "encode_sources", counted)
     opened = threading.Event()
-    gate = service.submit([4], max_new_tokens=1, cancel=lambda: not opened.wait(10))
+    gate = service.submit([4], max_new_tokens=1, cancel=lambda: not opened.wait(60))
     sources = [[5] * 30, [6] * 3, [7] * 29]
     tickets = [service.submit(source, **OPTIONS) for source in sources]
     opened.set()
@@ -118,7 +118,7 @@ def test_a_short_source_is_not_padded_to_earlier_ones(model: Seq2Seq) -> None:
 
 
 def test_a_cancelled_request_keeps_what_there_is(service: Seq2SeqService) -> None:
-    ticket = service.submit(
+    ticket: Any = service.submit(
         SOURCES[3], ignore_eos=True, cancel=lambda: len(ticket.work.tokens) == 3
     )
     completion = ticket.completion(30)
@@ -167,7 +167,7 @@ def test_limits_are_those_of_every_service(
     with model.serve(slots=1, queue=1) as service:
         opened = threading.Event()
         tickets = [
-            service.submit(SOURCES[1], **OPTIONS, cancel=lambda: not opened.wait(10))
+            service.submit(SOURCES[1], **OPTIONS, cancel=lambda: not opened.wait(60))
             for _ in range(2)
         ]
         with pytest.raises(QueueFullError):

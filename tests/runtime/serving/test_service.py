@@ -36,11 +36,11 @@ class Gate:
     def __init__(self, service: Service) -> None:
         self._opened, self._reached = threading.Event(), threading.Event()
         self.ticket = service.submit("gate", max_new_tokens=1, cancel=self._stop)
-        assert self._reached.wait(10)
+        assert self._reached.wait(60)
 
     def _stop(self) -> bool:
         self._reached.set()
-        return not self._opened.wait(10)
+        return not self._opened.wait(60)
 
     def open(self) -> None:
         self._opened.set()

@@ -11,9 +11,9 @@ from ortolan.server.api import (
     tokens,
 )
 from ortolan.server.api.openapi import openapi_endpoint
-from ortolan.server.endpoints import Endpoint
+from ortolan.server.endpoints import Endpoint, Socket
 
-__all__ = ["ENDPOINTS"]
+__all__ = ["ENDPOINTS", "SOCKETS"]
 
 ENDPOINTS: list[Endpoint] = [
     *chat_completions.ENDPOINTS,
@@ -28,3 +28,6 @@ ENDPOINTS: list[Endpoint] = [
 """All endpoints, in the order of the documentation."""
 
 ENDPOINTS.append(openapi_endpoint(ENDPOINTS))
+
+SOCKETS: list[Socket] = [responses.SOCKET]
+"""All paths that accept WebSockets."""

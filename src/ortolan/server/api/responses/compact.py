@@ -57,7 +57,7 @@ async def compact(call: Call, body: CompactBody) -> Answer:
     """Summarize a conversation."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
-    items = read_items(body.input, body.previous_response_id, call.store)
+    items = read_items(body.input, body.previous_response_id, [call.store])
     messages = messages_of(items, instructions=body.instructions)
     messages.append({"role": "user", "content": REQUEST})
     tickets: list[ChatTicket] = await call.submit(

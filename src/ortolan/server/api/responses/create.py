@@ -2,7 +2,8 @@
 
 import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from ortolan.runtime import ChatTicket, Sampling
 from ortolan.server.api.bodies import new_id
 from ortolan.server.api.replies import ReplyReader
-from ortolan.server.api.responses.answer import Answer
+from ortolan.server.api.responses.answer import Answer, Event
 from ortolan.server.api.responses.body import LOGPROBS, ResponseBody, Tool, chat_options, read_tools
 from ortolan.server.api.responses.compact import COMPACT
 from ortolan.server.api.responses.items import messages_of
@@ -21,8 +22,9 @@ from ortolan.server.endpoints import Answer as HttpAnswer
 from ortolan.server.endpoints import Endpoint, Text
 from ortolan.server.errors import api_error
 from ortolan.server.events import EventStream, event
+from ortolan.server.store import Store
 
-__all__ = ["ENDPOINTS"]
+__all__ = ["ENDPOINTS", "Generation", "start"]
 
 log = logging.getLogger("ortolan.server")
 
@@ -35,11 +37,74 @@ class Deleted(msgspec.Struct, kw_only=True):
     deleted: bool = True
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Generation:
+    """A response that is generated for a call.
+
+    Attributes:
+        call: that it belongs to.
+        body: of the request.
+        items: input, with that of previous responses.
+        answer: what has been generated so far.
+        reader: reads the rest.
+    """
+
+    call: Call
+    body: ResponseBody
+    items: list[Any]
+    answer: Answer
+    reader: ReplyReader
+
+    async def events(self) -> AsyncGenerator[Event, None]:
+        """Yield all events, and keep the response at the end; raises what `Answer.events` does."""
+        async for each in self.answer.events(self.reader):
+            if isinstance(each, ResponseEvent) and self.answer.response.status != "in_progress":
+                self._end()
+            yield each
+
+    def _end(self) -> None:
+        """Keep the response, if asked to, and note its size."""
+        response = self.answer.response
+        if response.usage is not None:
+            self.call.notes |= {
+                "prompt_tokens": response.usage.input_tokens,
+                "new_tokens": response.usage.output_tokens,
+            }
+        stores = [self.call.store] if self.body.store else []
+        if self.call.recent is not None:
+            stores.append(self.call.recent)
+        if stores:
+            kept = [*self.items, *msgspec.to_builtins(response.output)]
+            stored = Stored(items=kept, response=msgspec.Raw(msgspec.json.encode(response)))
+            for store in stores:
+                store.put(response.id, msgspec.json.encode(stored))
+
+
 async def create(call: Call, body: ResponseBody) -> HttpAnswer:
     """Answer a conversation of items."""
+    generation = await start(call, body, [call.store])
+    if body.stream:
+        return EventStream(_stream(generation))
+    async for _ in generation.events():
+        pass
+    return generation.answer.response
+
+
+async def start(call: Call, body: ResponseBody, stores: Sequence[Store]) -> Generation:
+    """Submit a request.
+
+    Args:
+        call: that the response belongs to.
+        body: of the request.
+        stores: where to look for the previous response.
+
+    Raises:
+        ApiError: the request is invalid.
+        OrtolanError: the model rejects it.
+    """
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
-    items = read_items(body.input, body.previous_response_id, call.store)
+    items = read_items(body.input, body.previous_response_id, stores)
     tools = read_tools(body)
     options = chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
@@ -54,12 +119,7 @@ async def create(call: Call, body: ResponseBody) -> HttpAnswer:
         served.model.tokenizer,
         with_logprobs=options["logprobs"] is not None,
     )
-    if body.stream:
-        return EventStream(_stream(call, body, items, answer, reader))
-    async for _ in answer.events(reader):
-        pass
-    _end(call, body, items, answer.response)
-    return answer.response
+    return Generation(call=call, body=body, items=items, answer=answer, reader=reader)
 
 
 async def get_response(call: Call, _: None) -> HttpAnswer:
@@ -78,31 +138,16 @@ async def delete_response(call: Call, _: None) -> HttpAnswer:
     return Deleted(id=call.path["response"])
 
 
-async def _stream(
-    call: Call, body: ResponseBody, items: list[Any], answer: Answer, reader: ReplyReader
-) -> AsyncIterator[bytes]:
+async def _stream(generation: Generation) -> AsyncIterator[bytes]:
     try:
-        async for each in answer.events(reader):
-            if isinstance(each, ResponseEvent) and answer.response.status != "in_progress":
-                _end(call, body, items, answer.response)
+        async for each in generation.events():
             yield event(each, name=each.type)
     except Exception as error:
         failure = api_error(error)
         if failure.code == "bug":
             log.exception("bug while answering /v1/responses")
-        for each in answer.failed(failure):
+        for each in generation.answer.failed(failure):
             yield event(each, name=each.type)
-
-
-def _end(call: Call, body: ResponseBody, items: list[Any], response: Response) -> None:
-    """Keep a response, if asked to, and note its size."""
-    usage = response.usage
-    if usage is not None:
-        call.notes |= {"prompt_tokens": usage.input_tokens, "new_tokens": usage.output_tokens}
-    if body.store:
-        kept = [*items, *msgspec.to_builtins(response.output)]
-        stored = Stored(items=kept, response=msgspec.Raw(msgspec.json.encode(response)))
-        call.store.put(response.id, msgspec.json.encode(stored))
 
 
 def _response(body: ResponseBody, model: str, tools: list[Tool], sampling: Sampling) -> Response:

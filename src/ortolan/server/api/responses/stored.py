@@ -1,5 +1,6 @@
 """Responses that are kept for `previous_response_id`."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -23,9 +24,9 @@ class Stored(msgspec.Struct, kw_only=True):
 
 
 def read_items(
-    value: str | list[dict[str, Any]] | None, previous: str | None, store: Store
+    value: str | list[dict[str, Any]] | None, previous: str | None, stores: Sequence[Store]
 ) -> list[Any]:
-    """Return the items of the previous response, and those of the body.
+    """Return the items of the previous response, from the first store that has it, and of the body.
 
     Raises:
         ApiError: the previous response is not stored.
@@ -35,7 +36,7 @@ def read_items(
         items = [{"type": "message", "role": "user", "content": items}]
     if previous is None:
         return items
-    data = store.get(previous)
+    data = next((data for store in stores if (data := store.get(previous)) is not None), None)
     if data is None:
         raise not_found(previous, status=400)
     return [*msgspec.json.decode(data, type=Stored).items, *items]
