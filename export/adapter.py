@@ -158,7 +158,7 @@ def _open(
 
 def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict[str, Factors]:
     """The updates as the runtime reads them, checked against the products of the bundle."""
-    for role, graph in base.manifest.graphs.items():
+    for role, graph in base.manifest.adaptable_graphs.items():
         shapes = adaptable_weights(base.read(graph.file)) if role in STEPPED else None
         for name, (left, right) in updates.items():
             shape = (len(left), right.shape[1])

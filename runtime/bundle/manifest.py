@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, ModelKind, OutputKind
+from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
 
@@ -397,6 +397,16 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def has_windows(self) -> bool:
         """Whether a state holds only the last tokens (docs/adr/0038)."""
         return any(state.window is not None for state in self.states)
+
+    @property
+    def adaptable_graphs(self) -> dict[str, Graph]:
+        """Graphs that run with adapters; these cannot adapt the prefill's products of integers."""
+        is_left_out = self.prefill_precision is not None and not self.model_kind.has_encoder
+        return {
+            role: graph
+            for role, graph in self.graphs.items()
+            if not (is_left_out and role == PREFILL)
+        }
 
     @property
     def carried_by_maps(self) -> tuple[State, ...]:

@@ -35,6 +35,7 @@ _PRODUCTS = frozenset(
         "ai.onnx::DequantizeLinear",  # before a product, in graphs of standard operators
         "com.microsoft::DynamicQuantizeMatMul",
         "com.microsoft::FusedMatMul",
+        "com.microsoft::MatMulIntegerToFloat",
     }
 )
 
