@@ -30,6 +30,7 @@ from chart import draw_lengths
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.models.transformer import build
+from ortolan.runtime.engine.windows import row_bytes
 from prepare import RESULTS, say
 from script import count, exit_status, names
 
@@ -239,7 +240,7 @@ def measure(
         if max(trained.values(), default=0.0) * NEXT > limit:
             break
         trained[length] = train(model, ids[: length + 1])
-    fixed, growing = (bundle.manifest.state_bytes(update) for update in ("replace", "append"))
+    fixed = bundle.manifest.state_bytes("replace")
     return [
         Point(
             kind=kind,
@@ -247,7 +248,7 @@ def measure(
             train_s=trained.get(length),
             prefill_s=served[length][0] if length in served else None,
             token_s=served[length][1] if length in served else None,
-            state_bytes=fixed + growing * length,
+            state_bytes=fixed + row_bytes(bundle.manifest, length),
         )
         for length in lengths
     ]
@@ -331,16 +332,15 @@ def markdown(
     ]
     parts += ["\n## Memory of the state, kB\n", report.table(["", *map(str, lengths)], rows)]
     parts += [
-        f"\nThe windowed transformer attends to the last {WINDOW} tokens, but the cache of its "
-        "bundle keeps all of them."
+        f"\nThe windowed transformer attends to the last {WINDOW} tokens. Its states hold at most "
+        "1,023: the slack after which its rows move depends on the width of heads (docs/adr/0038)."
     ]
     parts += ["\n## Growth\n", _growth(by_kind, weights)]
     parts += [
         "\nExponents are slopes over the upper half of the lengths. Published orders are for long "
         "texts: until attention outweighs the products of a layer, a transformer's total grows "
-        "linearly too. They also assume kernels that skip scores outside of the window; those of "
-        "onnxruntime and PyTorch on a CPU compute them, so the windowed transformer costs as much "
-        "as the other one."
+        "linearly too. They also assume kernels that skip scores outside of the window; PyTorch "
+        "computes them on a CPU, so training the windowed transformer costs as much as the other."
     ]
     return "\n".join(parts) + "\n"
 

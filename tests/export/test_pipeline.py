@@ -158,7 +158,7 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
         progress=lambda step, done, total, what="": told.append((step, done, total)),
     )
     steps = list(dict.fromkeys(step for step, _, _ in told))
-    assert steps == ["reference", "trace", "weights", "verify"]
+    assert steps == ["trace", "reference", "weights", "verify"]
     for step in steps:
         done = [(done, total) for name, done, total in told if name == step]
         assert done == sorted(done)
