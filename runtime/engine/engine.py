@@ -4,6 +4,7 @@ Several threads may share an `Engine`; each `Runner` belongs to one thread. A pr
 the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
 """
 
+import hashlib
 import threading
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -121,8 +122,14 @@ class Engine:
 
     @cached_property
     def identity(self) -> str:
-        """Fingerprint of the bundle; any other weight, graph or token changes it."""
-        return fingerprint(self.manifest)
+        """Fingerprint of the bundle; any other weight, graph or token changes it.
+
+        So does computing prompts without the prefill graph, as with adapters.
+        """
+        whole = fingerprint(self.manifest)
+        if PREFILL in self._sessions or PREFILL not in self.manifest.graphs:
+            return whole
+        return hashlib.sha256(f"{whole}\nwithout {PREFILL}".encode()).hexdigest()
 
     @cached_property
     def identities(self) -> tuple[str, ...]:

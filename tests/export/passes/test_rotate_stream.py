@@ -21,6 +21,9 @@ WEIGHTS = {
 
 NAMES = {name for name in WEIGHTS if name.startswith("layers") and "bias" not in name}
 
+STREAM = ("p", "b", "d", "e", "x2", "x3")
+"""Values of the width of the stream."""
+
 IDS = np.array([[1, 8, 3, 0, 5]])
 
 PICKED = np.array([[[1], [4]]])
@@ -98,7 +101,7 @@ def graph(body: str = BODY, end: str = END) -> ir.Model:
         model.graph.initializers.add(value)
     for node in model.graph:  # onnx infers nothing after operators that it does not know
         for out in node.outputs:
-            if node.op_type == "SkipSimplifiedLayerNormalization" or out.name in "pbdex2x3":
+            if node.op_type == "SkipSimplifiedLayerNormalization" or out.name in STREAM:
                 out.shape, out.type = ir.Shape([1, "s", 12]), ir.TensorType(ir.DataType.FLOAT)
             if out.name in ("m", "v"):
                 out.name = ""
