@@ -53,11 +53,11 @@ class Written:
         text += new
         slots.lengths[row] = len(text)
 
-    def fail(self, row: int) -> None:
-        """Append up to 400 tokens, and undo it because of an error."""
+    def fail(self, row: int, count: int) -> None:
+        """Append tokens, and undo it because of an error."""
         before = list(self.texts[row])
-        room = min(400, CONTEXT - len(before))
-        parts = [100] * (room // 100)
+        room = min(count, CONTEXT - len(before))
+        parts = [128] * (room // 128) + [1] * (room % 128)
 
         def append() -> None:
             with self.slots.unchanged_on_error(room, row=row):
@@ -113,7 +113,7 @@ def test_rows_hold_what_the_next_token_attends_to(data: st.DataObject) -> None:
                 written.slots.restore(snapshot, row=1 - row)
                 written.texts[1 - row] = list(text)
             case "fail":
-                written.fail(row)
+                written.fail(row, data.draw(st.integers(1, 400)))
         written.check()
 
 
@@ -122,6 +122,28 @@ def test_a_row_goes_back_by_128_tokens() -> None:
     for length in range(1, 900):
         written.append(0, 1)
         assert written.slots.windows.least(0) <= max(0, length - windows.BACK)
+
+
+def test_a_row_goes_back_until_its_window_begins() -> None:
+    written = Written(1)
+    for _ in range(9):
+        written.append(0, 100)
+    least = written.slots.windows.least(0)
+    with pytest.raises(InputError, match=f"a length of {least} or more"):
+        written.slots.rewind(least - 1)
+    written.slots.rewind(least)
+    del written.texts[0][least:]
+    written.check()
+
+
+@pytest.mark.parametrize("count", range(127, 132))
+def test_an_error_undoes_what_moved_the_window(count: int) -> None:
+    written = Written(1)
+    for length in range(1, 500):
+        written.append(0, 1)
+        if length > 340:
+            written.fail(0, count)
+            written.check()
 
 
 def test_blocks_of_a_prompt_restore_its_window() -> None:
