@@ -76,7 +76,7 @@ class Written:
             assert whole[0, 0, : len(text), 0].tolist() == text
             start = int(self.slots.windows.starts[row])
             assert start % WINDOW.step == 0
-            needed = WINDOW.needed(len(text))
+            needed = max(0, len(text) + 1 - WINDOW.size)
             assert start <= needed
             assert narrow[0, 0, needed - start : len(text) - start, 5].tolist() == text[needed:]
 
