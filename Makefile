@@ -28,14 +28,16 @@ demo: $(INSTALLED)
 	$(BIN)/ortolan bench $(BUNDLE) -p 128 -n 128 -r 3
 
 # Test models are too small for several threads, so run two processes with one thread each.
+# Traces of models stay in build/traces, for test-ci and later runs, until the code that traces changes.
 test: $(INSTALLED)
 	OMP_NUM_THREADS=1 $(BIN)/pytest -n 2 --dist loadfile
 
 # The slow tests of moderate length: every command and program in the documentation, and parity tests
-# that take long to trace. Keeps their graphs for scripts/vocabulary.py --graphs.
+# that take long to trace. A file stays in one process, since its tests share what they install or build.
+# Keeps graphs for scripts/vocabulary.py --graphs.
 test-ci: $(INSTALLED)
 	mkdir -p build/graphs
-	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 -m slow --ignore=tests/cli/test_install.py \
+	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 --dist loadfile -m slow --ignore=tests/cli/test_install.py \
 		--ignore=tests/end_to_end/test_demo.py --ignore=tests/arm --deselect=$(ALL_FAULTS) \
 		--ignore=tests/modeling/families/test_inert_keys.py --ignore=tests/export/locality \
 		--ignore=tests/export/source/transformers/test_weights.py \

@@ -31,7 +31,13 @@ GROUP = 32
 
 KINDS = ("scale", "group", "zero point", "norm")
 
-_SUFFIXES = {".codes": "group", ".scales": "scale", ".zeros": "zero point"}
+_SUFFIXES = {
+    ".codes": "group",
+    ".channels": "group",
+    ".scales": "scale",
+    ".channel_scales": "scale",
+    ".zeros": "zero point",
+}
 
 
 def main() -> None:
@@ -105,7 +111,7 @@ def _changed(kind: str, tensor: ExternalTensor, data: bytes, random: np.random.G
     """Bytes of a tensor with one damage."""
     if tensor.dtype == "float32":
         values: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
-        size = GROUP if len(tensor.dims) == 2 and not tensor.name.endswith(".scales") else 1
+        size = GROUP if len(tensor.dims) == 2 and not tensor.name.endswith("scales") else 1
         start = int(random.integers(len(values) // size)) * size
         part = slice(start, start + size)
         if kind == "group":

@@ -99,8 +99,7 @@ def export_adapter(
             files=(),
         )
         write_adapter(place, certificate, manifest, blob=blob)
-        progress("verify", 0, 1)
-        measured = replay(base.path, adapter=place)
+        measured = replay(base.path, progress, adapter=place)
         if measured.verdict == "FAIL":
             raise ParityError(
                 "The bundle with this adapter disagrees with PyTorch: "
@@ -108,7 +107,6 @@ def export_adapter(
             )
         manifest = msgspec.structs.replace(manifest, quality=measured.quality)
         write_adapter(place, passed(certificate, measured), manifest)
-        progress("verify", 1, 1)
     return open_adapter(target)
 
 
@@ -160,7 +158,7 @@ def _open(
 
 def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict[str, Factors]:
     """The updates as the runtime reads them, checked against the products of the bundle."""
-    for role, graph in base.manifest.graphs.items():
+    for role, graph in base.manifest.adaptable_graphs.items():
         shapes = adaptable_weights(base.read(graph.file)) if role in STEPPED else None
         for name, (left, right) in updates.items():
             shape = (len(left), right.shape[1])

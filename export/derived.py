@@ -1,17 +1,18 @@
 """Weights that a graph reads in another form than the checkpoint stores them.
 
-A pass that joins rows, swaps axes or adds a number gives the new initializer a recipe. Nothing is
-computed until the rows are read.
+A pass that joins rows, swaps axes, adds a number or rotates gives the new initializer a recipe.
+Nothing is computed until the rows are read.
 """
 
 from collections import ChainMap
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from ortolan.export.rotation import rotated
 from ortolan.export.values import add_initializer, static_shape, type_of
 from ortolan.modeling.weights import (
     READ_ELEMENTS,
@@ -21,7 +22,10 @@ from ortolan.modeling.weights import (
     Weights,
     join_codes,
     joint_format,
+    read_weight,
 )
+
+Side = Literal["", "inputs", "outputs"]
 
 _KEY = "ortolan.recipes"
 """Metadata key of an initializer's recipes, those of its parts included; never written to files."""
@@ -34,11 +38,16 @@ class Recipe(NamedTuple):
         parts: names of the weights whose rows are joined; a part may have a recipe itself.
         transposed: swap the two axes of every part first.
         offset: added to every element.
+        rotated: axis of the only part, a matrix `(outputs, inputs)` or a vector of outputs, that
+            is multiplied by the rotation of its size (`export.rotation`).
+        gain: name of a vector that multiplies the inputs before that.
     """
 
     parts: tuple[str, ...]
     transposed: bool = False
     offset: float = 0.0
+    rotated: Side = ""
+    gain: str = ""
 
 
 class Leaf(NamedTuple):
@@ -69,11 +78,29 @@ def derive(
     names = tuple(part.name or "" for part in parts)
     shapes = [static_shape(part)[::-1] if transposed else static_shape(part) for part in parts]
     shape = (sum(shape[0] for shape in shapes), *shapes[0][1:])
-    name = _name(names, transposed=transposed, offset=offset)
+    middle = (["T"] if transposed else []) + ([f"plus_{offset:g}"] if offset else [])
+    name = _name(names, middle=middle)
     value = add_initializer(graph, name, type_of(parts[0]), shape)
     recipe = {name: Recipe(names, transposed, offset)}
     value.meta[_KEY] = dict(ChainMap(recipe, *(part.meta.get(_KEY, {}) for part in parts)))
     return value
+
+
+def derive_rotated(
+    graph: ir.Graph, part: ir.Value, side: Side, gain: ir.Value | None = None
+) -> ir.Value:
+    """The initializer of a rotated weight; created if it is missing."""
+    name = _name((part.name or "",), middle=["rotated"])
+    value = add_initializer(graph, name, type_of(part), static_shape(part))
+    gains = {} if gain is None else gain.meta.get(_KEY, {})
+    recipe = Recipe((part.name or "",), rotated=side, gain="" if gain is None else gain.name or "")
+    value.meta[_KEY] = {**gains, **part.meta.get(_KEY, {}), name: recipe}
+    return value
+
+
+def keep_recipes(value: ir.Value, of: ir.Value) -> None:
+    """Let an initializer that replaces another hold the recipes of that."""
+    value.meta[_KEY] = of.meta.get(_KEY, {})
 
 
 def recipes_of(models: Iterable[ir.Model]) -> dict[str, Recipe]:
@@ -92,6 +119,7 @@ class DerivedWeights:
     def __init__(self, source: Weights, recipes: Mapping[str, Recipe]) -> None:
         self._source = source
         self._recipes = recipes
+        self._held: tuple[str, Tensor] | None = None
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Shape of a weight."""
@@ -102,10 +130,15 @@ class DerivedWeights:
         return (sum(shape[0] for shape in shapes), *shapes[0][1:])
 
     def rows(self, name: str, start: int, stop: int) -> Tensor:
-        """Rows `[start:stop]`, in the stored dtype, or float32 with an offset."""
+        """Rows `[start:stop]`, in the stored dtype, or float32 with an offset or rotated."""
         recipe = self._recipes.get(name)
         if recipe is None:
             return self._source.rows(name, start, stop)
+        if recipe.rotated == "inputs":
+            rows = self.rows(recipe.parts[0], start, stop).float()
+            return rotated(rows * read_weight(self, recipe.gain) if recipe.gain else rows)
+        if recipe.rotated == "outputs":
+            return self._rotated_outputs(recipe.parts[0], start, stop)
         slices, first = [], 0
         for part in recipe.parts:
             count = self._part_shape(part, recipe)[0]
@@ -122,7 +155,7 @@ class DerivedWeights:
         recipe = self._recipes.get(name)
         if recipe is None:
             return self._source.code_format(name) if isinstance(self._source, Coded) else None
-        if recipe.transposed or recipe.offset:
+        if recipe.transposed or recipe.offset or recipe.rotated:
             return None
         return joint_format(self.code_format(part) for part in recipe.parts)
 
@@ -151,6 +184,19 @@ class DerivedWeights:
         swapped = transposed != recipe.transposed
         return [leaf for part in recipe.parts for leaf in self.leaves(part, transposed=swapped)]
 
+    def _rotated_outputs(self, name: str, start: int, stop: int) -> Tensor:
+        """Rows of a weight whose outputs are rotated, or numbers of a bias.
+
+        Each depends on all rows, so the whole weight is in memory until its last row is read.
+        """
+        if self._held is None or self._held[0] != name:
+            whole = read_weight(self, name)
+            self._held = name, rotated(whole.T).T if whole.dim() > 1 else rotated(whole)
+        rows = self._held[1][start:stop]
+        if stop == len(self._held[1]):
+            self._held = None
+        return rows
+
     def _part_shape(self, part: str, recipe: Recipe) -> tuple[int, ...]:
         shape = self.shape(part)
         return shape[::-1] if recipe.transposed else shape
@@ -168,8 +214,8 @@ class DerivedWeights:
         )
 
 
-def _name(parts: tuple[str, ...], *, transposed: bool, offset: float) -> str:
-    """A name such as `0.attention.q+k+v.weight`, which has common parts once."""
+def _name(parts: tuple[str, ...], *, middle: Sequence[str]) -> str:
+    """A name such as `0.attention.q+k+v.weight`, which has common parts once, and the middle."""
     split = [part.split(".") for part in parts]
     if len(parts) == 1:
         head, tail, inner = len(split[0]) - 1, 1, []
@@ -178,9 +224,7 @@ def _name(parts: tuple[str, ...], *, transposed: bool, offset: float) -> str:
         tail = min(_common([names[::-1] for names in split]), shortest - 1)
         head = min(_common(split), shortest - 1 - tail)
         inner = ["+".join(".".join(names[head : len(names) - tail]) for names in split)]
-    inner += ["T"] if transposed else []
-    inner += [f"plus_{offset:g}"] if offset else []
-    return ".".join([*split[0][:head], *inner, *split[0][len(split[0]) - tail :]])
+    return ".".join([*split[0][:head], *inner, *middle, *split[0][len(split[0]) - tail :]])
 
 
 def _common(names: list[list[str]]) -> int:

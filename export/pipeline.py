@@ -51,6 +51,7 @@ from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
+from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.quality import Quality
@@ -173,8 +174,9 @@ def _calibration_inputs(model: Exportable, plan: Plan, data: Calibration | None)
 
 def _build(job: Job) -> None:
     """Write a whole bundle, and prove it where the CPU can run it."""
-    certificate = _reference(job)
     job = replace(job, graphs=_trace(job))
+    job = replace(job, model=with_windows(job.model, job.graphs, job.plan))
+    certificate = _reference(job)
     weights = DerivedWeights(job.model.weights, recipes_of(job.graphs.values()))
     job = replace(job, model=replace(job.model, weights=weights))
     if job.plan.calibrates and job.data is None:
@@ -190,15 +192,13 @@ def _build(job: Job) -> None:
     _write_certified(job, stored, certificate)
     if job.plan.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference
-    job.progress("verify", 0, 1)
-    measured = replay(job.folder)
+    measured = replay(job.folder, job.progress)
     advice, quality = advise(job.model, job.plan), measured.quality
     if measured.verdict == "FAIL":
         raise ParityError(describe_failure(measured, certificate, advice))
     if quality.word != "excellent":
         quality = msgspec.structs.replace(quality, advice=advice)
     _write_certified(job, stored, passed(certificate, measured), quality)
-    job.progress("verify", 1, 1)
 
 
 def _reference(job: Job) -> Certificate:
@@ -206,7 +206,7 @@ def _reference(job: Job) -> Certificate:
     options = job.plan.options
     return certify(
         job.model,
-        make_probes(job.model, job.data, proof=options.proof),
+        make_probes(job.model, job.data, proof=options.proof, windows=True),
         thresholds=thresholds(
             job.plan.precision,
             output=job.model.output,

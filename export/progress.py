@@ -1,10 +1,21 @@
 """How an export reports its progress."""
 
-from collections.abc import Callable
-
-Progress = Callable[[str, int, int], None]
-"""Called with the name of the step, the work done in it, and all of its work."""
+from typing import Protocol
 
 
-def silent(step: str, done: int, total: int) -> None:
+class Progress(Protocol):
+    """Called as each step advances."""
+
+    def __call__(self, step: str, done: int, total: int, what: str = "") -> None:
+        """Report progress.
+
+        Args:
+            step: its name. Steps may take turns, as calibrating and writing weights do.
+            done: work done in it.
+            total: all of its work, in the same unit.
+            what: the part in work, such as the name of a weight.
+        """
+
+
+def silent(step: str, done: int, total: int, what: str = "") -> None:
     """Report nothing."""

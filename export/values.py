@@ -1,5 +1,7 @@
 """Helpers for the values of a graph: inputs, outputs and initializers of its nodes."""
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 from numpy.typing import NDArray
@@ -29,6 +31,14 @@ def add_initializer(
             ir.Value(name=name, shape=ir.Shape(shape), type=ir.TensorType(dtype))
         )
     return graph.initializers[name]
+
+
+def add_constant(graph: ir.Graph, name: str, values: NDArray[Any]) -> ir.Value:
+    """The initializer of this name, with its data."""
+    tensor = ir.tensor(values, name=name)
+    value = add_initializer(graph, name, tensor.dtype, values.shape)
+    value.const_value = tensor
+    return value
 
 
 def share_initializer(graph: ir.Graph, name: str, original: str) -> None:

@@ -19,6 +19,7 @@ from ortolan.export.progress import Progress
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.windows import row_bytes
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
@@ -151,7 +152,7 @@ def _request(manifest: Manifest, beginning: list[int], limit: int, seed: int) ->
 
 def _rows(manifest: Manifest, length: int) -> int:
     """Number of texts of a length to write at once."""
-    text_bytes = length * manifest.state_bytes("append") + manifest.state_bytes("replace")
+    text_bytes = row_bytes(manifest, length) + manifest.state_bytes("replace")
     return max(1, min(MAX_ROWS, CACHE_BYTES // max(1, text_bytes)))
 
 
@@ -172,7 +173,7 @@ def _answers(
         progress("write text", min(first + MAX_ROWS, len(sources)), len(sources))
 
 
-def _tell(step: str, done: int, total: int) -> None:
+def _tell(step: str, done: int, total: int, what: str = "") -> None:
     print(done, total, flush=True)
 
 

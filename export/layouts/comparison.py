@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from ortolan.export.errors import LayoutError
 from ortolan.export.passes.take_mask import MASK
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.interface import IDS, LOGITS, STEP_INPUTS
+from ortolan.runtime.bundle.interface import IDS, LOGITS, STEP_INPUTS, WINDOW_STARTS
 from ortolan.runtime.bundle.kinds import DECODER
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.engine.ort_session import open_part
@@ -36,8 +36,11 @@ def compare(bundle: Bundle, graph: bytes) -> None:
     lengths = np.array([longest, shortest], np.int32)
 
     run = open_part(bundle, bundle.read(manifest.graphs[DECODER].file), threads=threads)
-    prompt = run(_with_lengths(ids, lengths, longest) | _empty(manifest))
-    step = run(_with_lengths(following, lengths + 1, longest + 1) | _past(manifest, prompt))
+    starts = {WINDOW_STARTS: np.zeros(2, np.int32)} if manifest.has_windows else {}
+    prompt = run(_with_lengths(ids, lengths, longest) | starts | _empty(manifest))
+    step = run(
+        _with_lengths(following, lengths + 1, longest + 1) | starts | _past(manifest, prompt)
+    )
     del run
 
     run = open_part(bundle, graph, threads=threads)

@@ -272,11 +272,9 @@ def _prove(
         write_manifest(folder, manifest)
 
     write(certificate, None)
-    progress("verify", 0, 1)
     open_bundle(folder)  # so that a graph that breaks a rule has its own error
-    measured = replay(folder)
+    measured = replay(folder, progress)
     if measured.verdict == "FAIL":
         advice = ["a folder built with more bits or smaller blocks"]
         raise ParityError(describe_failure(measured, certificate, advice))
     write(passed(certificate, measured), measured.quality)
-    progress("verify", 1, 1)

@@ -24,6 +24,7 @@ from ortolan.export.layouts.comparison import compare
 from ortolan.export.layouts.genai_config import CONFIG
 from ortolan.export.options import Device, ExportOptions
 from ortolan.export.passes.take_mask import MASK, TakeMask
+from ortolan.export.passes.window_states import WholeStates
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
@@ -124,6 +125,7 @@ def write_folder(bundle: Bundle, folder: Path) -> None:
 def with_mask(graph: bytes) -> bytes:
     """A serialized decoder graph that takes an attention mask."""
     model = ir.from_proto(onnx.ModelProto.FromString(graph))
+    WholeStates()(model)
     TakeMask()(model)
     data: bytes = ir.to_proto(model).SerializeToString(deterministic=True)
     return data

@@ -14,6 +14,7 @@ from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.passes.quantize_portable import QuantizeForWeb, QuantizePortable
 from ortolan.export.passes.quantize_products import QuantizeProducts
 from ortolan.export.passes.quantize_weights import QuantizeWeights
+from ortolan.export.passes.rotate_stream import RotateStream
 from ortolan.export.passes.weight_readers import QuantizeReaders
 from ortolan.export.quantize.schemes import is_block
 from ortolan.export.scheme import Scheme
@@ -90,6 +91,9 @@ def _quantize_products(
         raise OptionError(
             "prefill_precision: the layers of this model have no products. Leave it out."
         )
+    if not has_encoder:
+        renamed = RotateStream(set(channels))(graphs[role].graph)
+        channels = [renamed.get(name, name) for name in channels]
     rewrite = QuantizeProducts(set(channels))
     rewrite(graphs[role])
     if has_encoder and MAPS_ROLE in graphs:

@@ -1,29 +1,45 @@
 """Multiply 8-bit activations by 8-bit weights, for prefill.
 
-Spec: com.microsoft.DynamicQuantizeMatMul, version 1 (onnxruntime, docs/ContribOperators.md).
+Spec: com.microsoft.MatMulIntegerToFloat, version 1 (onnxruntime, docs/ContribOperators.md);
+ai.onnx QuantizeLinear, version 24.
 """
 
 from collections.abc import Container
 
+import numpy as np
 import onnx_ir as ir
 
+from ortolan.export.derived import keep_recipes
 from ortolan.export.passes.nodes import CONTRIB, NodePass, insert_node
-from ortolan.export.values import add_initializer, only_user, replace_value, static_shape
+from ortolan.export.values import (
+    add_constant,
+    add_initializer,
+    insert_constant,
+    replace_value,
+    static_shape,
+)
+from ortolan.runtime.graph.products import CODE_MIDDLE, CODE_STEP
 
 CHANNELS, CHANNEL_SCALES = ".channels", ".channel_scales"
 """Suffixes of the initializers that replace a weight."""
 
+_SMALLEST = 1e-30
+"""Replaces the largest value of a row of zeros."""
+
 
 class QuantizeProducts(NodePass):
-    """Replace FusedMatMul(x, w, transB=1) with DynamicQuantizeMatMul.
+    """Replace FusedMatMul(x, w, transB=1) with a product of 8-bit integers.
 
-    Activations are quantized at run time with one scale for a whole tensor, weights at export with
-    one for each output. With many tokens this is 1.5 times as fast as low-bit weights, with few
-    tokens slower.
+        x ──▶ Abs ▶ ReduceMax ▶ Max ──▶ reach ──────────────┐
+        └───▶ Div(x, reach) ▶ QuantizeLinear ▶ MatMulIntegerToFloat ▶ Mul(reach) ▶ y
+
+    Every row of activations is divided by its largest magnitude, so that a row of outliers does
+    not coarsen the others, and no row depends on another. All products of x share its codes.
+    Weights have one scale for each output. With many tokens this is 1.5 times as fast as low-bit
+    weights, with few tokens slower.
 
     Case 1: w is among the names: rewrite.
-    Case 2: case 1 where the only reader adds a vector: the node adds it too.
-    Case 3: otherwise: keep.
+    Case 2: otherwise: keep.
     """
 
     operators = ("FusedMatMul",)
@@ -31,34 +47,50 @@ class QuantizeProducts(NodePass):
 
     def __init__(self, names: Container[str]) -> None:
         self.names = names
+        self._coded: dict[ir.Value, tuple[ir.Value, ir.Value]] = {}
 
     def _rewrite(self, graph: ir.Graph, node: ir.Node) -> bool:
-        weight = node.inputs[1]
+        x, weight = node.inputs[:2]
         name = None if weight is None else weight.name
-        if weight is None or name is None or name not in self.names:
-            return False  # Case 3
+        if x is None or weight is None or name is None or name not in self.names:
+            return False  # Case 2
+        if x not in self._coded:
+            self._coded[x] = _codes(graph, node, x)
+        codes, reach = self._coded[x]
         rows, columns = static_shape(weight)
-        bias, last = _bias(node)
+        step, middle = _grid(graph)
+        channels = add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows))
+        keep_recipes(channels, of=weight)
         inputs = [
-            node.inputs[0],
-            add_initializer(graph, f"{name}{CHANNELS}", ir.DataType.INT8, (columns, rows)),
+            codes,
+            channels,
+            step,
             add_initializer(graph, f"{name}{CHANNEL_SCALES}", ir.DataType.FLOAT, (rows,)),
-            *(() if bias is None else (None, bias)),  # no zero points: they are 0
+            middle,
         ]
-        product = insert_node(graph, node, "DynamicQuantizeMatMul", inputs, domain=CONTRIB)
-        replace_value(last.outputs[0], product)
-        for removed in dict.fromkeys((last, node)):
-            graph.remove(removed, safe=True)
+        product = insert_node(graph, node, "MatMulIntegerToFloat", inputs, domain=CONTRIB)
+        product.shape, product.type = node.outputs[0].shape, node.outputs[0].type
+        replace_value(node.outputs[0], insert_node(graph, node, "Mul", [product, reach]))
+        graph.remove(node, safe=True)
         if not weight.uses():
             del graph.initializers[name]
         return True
 
 
-def _bias(product: ir.Node) -> tuple[ir.Value | None, ir.Node]:
-    """The vector that the only reader of a product adds, if any, and the last of the nodes."""
-    add = only_user(product.outputs[0], "Add")
-    if add is not None:
-        for value in add.inputs:
-            if value is not None and value.is_initializer() and len(static_shape(value)) == 1:
-                return value, add
-    return None, product
+def _codes(graph: ir.Graph, before: ir.Node, x: ir.Value) -> tuple[ir.Value, ir.Value]:
+    """Codes of x `(..., K)`, and the largest magnitude of each row `(..., 1)`."""
+    last = insert_constant(graph, before, np.array([-1]))
+    smallest = add_constant(graph, "smallest_reach", np.array(_SMALLEST, np.float32))
+    sizes = insert_node(graph, before, "Abs", [x])
+    largest = insert_node(graph, before, "ReduceMax", [sizes, last], {"keepdims": 1})
+    reach = insert_node(graph, before, "Max", [largest, smallest])
+    divided = insert_node(graph, before, "Div", [x, reach])
+    return insert_node(graph, before, "QuantizeLinear", [divided, *_grid(graph)]), reach
+
+
+def _grid(graph: ir.Graph) -> list[ir.Value]:
+    """Step and middle of the codes of activations between -1 and 1."""
+    return [
+        add_constant(graph, "code_step", np.array(CODE_STEP, np.float32)),
+        add_constant(graph, "code_middle", np.array(CODE_MIDDLE, np.uint8)),
+    ]

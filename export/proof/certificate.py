@@ -164,7 +164,7 @@ def passed(certificate: Certificate, measured: Report) -> Certificate:
     bounds, least = certificate.thresholds, THRESHOLDS["fp16"]
     if bounds.max_abs_delta is None:
         bounds = Thresholds(
-            mean_kl=_reached(bounds.mean_kl, measured.mean_kl, least.mean_kl),
+            mean_kl=_reached(bounds.mean_kl, measured.largest_mean_kl, least.mean_kl),
             mean_cosine=_reached(bounds.mean_cosine, measured.mean_cosine, least.mean_cosine),
         )
     measured = msgspec.structs.replace(measured, thresholds=bounds)

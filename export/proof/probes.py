@@ -4,6 +4,7 @@ decoder, encoder of text    texts of 1, 2, 33 and 160 tokens; with `proof="full"
 encoder of images           8 images, held out or noise of growing coarseness
 encoder-decoder             16 held-out pairs, or sources that grow while targets shrink
 a user's own module         one more text over its whole context
+a decoder with windows      one more text, after which its rows have moved
 """
 
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,7 @@ from ortolan.export.inputs.tensors import (
 )
 from ortolan.export.options import Proof
 from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 LENGTHS: Mapping[Proof, tuple[int, ...]] = {
@@ -48,6 +50,12 @@ LENGTHS: Mapping[Proof, tuple[int, ...]] = {
 WHOLE_WORK = 1 << 38
 """Maximum parameters times tokens of the whole-context probe of a user's own module, which allows
 2,700 tokens at 100 million parameters."""
+
+WINDOW_WORK = 1 << 42
+"""Maximum parameters times tokens of the probe over a window: 4B parameters and a window of 512."""
+
+WINDOW_TAIL = 64
+"""Tokens of that probe after its rows have moved."""
 
 PAIRS = 16
 """Held-out pairs that judge an encoder-decoder."""
@@ -146,22 +154,34 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
 
 
 def make_probes(
-    model: Exportable, data: Calibration | None = None, *, proof: Proof = "full"
+    model: Exportable,
+    data: Calibration | None = None,
+    *,
+    proof: Proof = "full",
+    windows: bool = False,
 ) -> list[ProbeInput]:
     """The probes of a model, from the held-out part of calibration data if there is any.
 
     Otherwise they are cut from `TEXT`, or are random ids without a tokenizer, or random images, all
     with a fixed seed.
 
+    Args:
+        model: to export.
+        data: calibration data.
+        proof: how many.
+        windows: add a text longer than the windows of the states.
+
     Raises:
         OptionError: there is too little data.
     """
-    make = _pair_probes if model.sides.reads_source else _single_probes
-    return make(model, data, LENGTHS[proof])
+    if model.sides.reads_source:
+        return _pair_probes(model, data, LENGTHS[proof])
+    longest = max(whole_tokens(model) if model.is_own else 0, window_tokens(model) * windows)
+    return _single_probes(model, data, LENGTHS[proof], longest)
 
 
 def _single_probes(
-    model: Exportable, data: Calibration | None, lengths: Sequence[int]
+    model: Exportable, data: Calibration | None, lengths: Sequence[int], more: int
 ) -> list[ProbeInput]:
     """Texts of growing length, or images, for a decoder-only or encoder-only model."""
     if isinstance(model.takes, ImageSource):
@@ -171,9 +191,8 @@ def _single_probes(
         ]
     longest = model.context_length
     texts = _texts(model, data, [min(length, longest) for length in lengths])
-    whole = whole_tokens(model) if model.is_own else 0
-    if whole > lengths[-1]:
-        texts += _texts(model, data, [whole], repeats=True)
+    if more > lengths[-1]:
+        texts += _texts(model, data, [more], repeats=True)
     return [_text_probe(model, number, ids) for number, ids in enumerate(texts)]
 
 
@@ -189,8 +208,20 @@ def _text_probe(model: Exportable, number: int, ids: NDArray[np.int64]) -> Probe
 
 def whole_tokens(model: Exportable) -> int:
     """Tokens of the whole-context probe, as far as `WHOLE_WORK` allows."""
-    size = sum(parameter.numel() for parameter in model.module.parameters())
-    return min(model.context_length, WHOLE_WORK // max(size, 1))
+    return min(model.context_length, WHOLE_WORK // _size(model))
+
+
+def window_tokens(model: Exportable) -> int:
+    """Tokens of the probe over a window; 0 without windows, or where it would take too long."""
+    window = window_of(model.states("float32"), model.context_length)
+    if window is None:
+        return 0
+    tokens = min(window.kept + window.step + WINDOW_TAIL, model.context_length)
+    return tokens if tokens * _size(model) <= WINDOW_WORK else 0
+
+
+def _size(model: Exportable) -> int:
+    return max(1, sum(parameter.numel() for parameter in model.module.parameters()))
 
 
 def _pair_probes(

@@ -6,6 +6,7 @@ import msgspec
 
 from ortolan.export.errors import ExportError
 from ortolan.export.process import ProcessError, run_python
+from ortolan.export.progress import Progress, silent
 from ortolan.runtime.verification.report import Report
 
 _SCRIPT = """
@@ -20,28 +21,37 @@ try:
         exact=False,
         isolate=False,
         trust=True,
+        progress=lambda done, total: print(done, total, flush=True),
     )
 except OrtolanError as error:
     sys.exit(f"{type(error).__name__}: {error}")
-sys.stdout.buffer.write(msgspec.json.encode(report))
+print(msgspec.json.encode(report).decode())
 """
 
 
-def replay(folder: Path, *, adapter: Path | None = None) -> Report:
+def replay(folder: Path, progress: Progress = silent, *, adapter: Path | None = None) -> Report:
     """Replay the certificate on the CPU, away from the memory of PyTorch.
 
     Args:
         folder: of the bundle.
+        progress: of the step `verify`.
         adapter: replay the certificate of this adapter instead, with the adapter.
 
     Raises:
         ExportError: the bundle does not run.
     """
     printed: list[str] = []
+
+    def note(line: str) -> None:
+        if line.startswith("{"):
+            printed.append(line)
+        else:
+            done, total = map(int, line.split())
+            progress("verify", done, total)
+
+    progress("verify", 0, 1)
     try:
-        run_python(
-            "-c", _SCRIPT, *map(str, filter(None, (folder, adapter))), on_line=printed.append
-        )
+        run_python("-c", _SCRIPT, *map(str, filter(None, (folder, adapter))), on_line=note)
     except ProcessError as error:
         raise ExportError(f"The new bundle does not run: {error}") from None
     return msgspec.json.decode("".join(printed), type=Report)

@@ -92,7 +92,7 @@ def in_schemes(
         factor = gptq.factorize(waiting.hessian, damping=damping)
         for place in waiting.places:
             yield from _round(model.weights, place, plan[place.name], factor, fit, pending)
-            progress("calibrate", len(plan) - len(pending), len(plan))
+            progress("calibrate", len(plan) - len(pending), len(plan), place.name)
 
     with closing(run(model.module, model.weights, calls(model, inputs))) as events:
         for event in events:

@@ -114,7 +114,7 @@ class BlobWriter:
             if is_stored:
                 digest.update(chunk)
             self._written += len(chunk)
-            self._progress("weights", self._written, self._total)
+            self._progress("weights", self._written, self._total, name)
         self._placements[name] = (len(self._finished), start, self._offset - start)
         if is_stored:
             self.witness.stored(name, digest.hexdigest())

@@ -160,8 +160,9 @@ static bool read_states(ortolan_bundle *bundle, const json_value *root, const or
   for (const json_value *item = states->item; item != NULL; item = item->next) {
     ortolan_state *state = &bundle->states[bundle->state_count++];
     if (item->type != JSON_OBJECT) return ortolan_invalid(in, "states", "objects");
-    if (!ortolan_known_keys(in, item, "states", "name input output shape dtype update"))
+    if (!ortolan_known_keys(in, item, "states", "name input output shape dtype update window"))
       return false;
+    if (ortolan_json_field(item, "window") != NULL) bundle->has_windows = true;
     const char *dtype = ortolan_string(in, item, "states", "dtype");
     if (dtype == NULL || !read_type(state, dtype, in)) return false;
     const char *update = ortolan_string(in, item, "states", "update");
@@ -306,9 +307,9 @@ static bool read_manifest(ortolan_bundle *bundle, const ortolan_fields *in) {
   int64_t schema;
   if (root->type != JSON_OBJECT) return ortolan_invalid(in, "the document", "an object");
   if (!ortolan_integer(in, root, "", "schema", 0, INT64_MAX, &schema)) return false;
-  if (schema < 2 || schema > 4)
+  if (schema < 2 || schema > 5)
     return ortolan_fail(in->error, ORTOLAN_MANIFEST,
-                        "%s has schema %lld; this library reads 2 to 4. Use a version that fits, "
+                        "%s has schema %lld; this library reads 2 to 5. Use a version that fits, "
                         "or export the checkpoint again.",
                         in->file, (long long)schema);
   const char *kind = ortolan_string(in, root, "", "kind");

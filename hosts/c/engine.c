@@ -33,6 +33,9 @@ struct ortolan_engine {
   const char **inputs, **outputs;
   const OrtValue **fed;
   OrtValue **written;
+  size_t input_count;
+  int32_t window_start; /* 0: states with a window are as long as the others */
+  OrtValue *window_starts;
   int64_t *ids, *positions;
   size_t ids_room, positions_room;
   float *ignored; /* logits that no caller wants */
@@ -146,9 +149,9 @@ static bool allocate(ortolan_engine *engine, ortolan_error *error) {
   size_t count = bundle->state_count;
   engine->states[0] = calloc(count + 1, sizeof(tensor));
   engine->states[1] = calloc(count + 1, sizeof(tensor));
-  engine->inputs = calloc(count + STEP_INPUTS, sizeof *engine->inputs);
+  engine->inputs = calloc(count + STEP_INPUTS + 1, sizeof *engine->inputs);
   engine->outputs = calloc(count + 1, sizeof *engine->outputs);
-  engine->fed = calloc(count + STEP_INPUTS, sizeof *engine->fed);
+  engine->fed = calloc(count + STEP_INPUTS + 1, sizeof *engine->fed);
   engine->written = calloc(count + 1, sizeof *engine->written);
   engine->ignored = malloc((size_t)bundle->vocab_size * sizeof *engine->ignored);
   if (engine->states[0] == NULL || engine->states[1] == NULL || engine->inputs == NULL ||
@@ -156,6 +159,15 @@ static bool allocate(ortolan_engine *engine, ortolan_error *error) {
       engine->ignored == NULL)
     return ortolan_no_memory(error);
   for (size_t i = 0; i < STEP_INPUTS; i++) engine->inputs[i] = names[i];
+  engine->input_count = count + STEP_INPUTS;
+  if (bundle->has_windows) {
+    const int64_t rows[] = {1};
+    if (!create_value(engine, &engine->window_start, sizeof engine->window_start, rows, 1,
+                      ONNX_TENSOR_ELEMENT_DATA_TYPE_INT32, &engine->window_starts, error))
+      return false;
+    engine->inputs[engine->input_count] = "window_starts";
+    engine->fed[engine->input_count++] = engine->window_starts;
+  }
   engine->outputs[0] = "logits";
   for (size_t i = 0; i < count; i++) {
     engine->inputs[STEP_INPUTS + i] = bundle->states[i].input;
@@ -198,7 +210,7 @@ ortolan_engine *ortolan_engine_open(const ortolan_bundle *bundle, int threads,
                                  .bundle = bundle,
                                  .inputs = engine->inputs,
                                  .outputs = engine->outputs,
-                                 .input_count = bundle->state_count + STEP_INPUTS,
+                                 .input_count = engine->input_count,
                                  .output_count = bundle->state_count + 1};
   ok = ok && ortolan_session_open(&opener, &bundle->decode, threads, &engine->decode, error) &&
        (!two_graphs ||
@@ -217,6 +229,7 @@ void ortolan_engine_close(ortolan_engine *engine) {
       release_tensor(engine, &engine->states[turn][i]);
     free(engine->states[turn]);
   }
+  ort->ReleaseValue(engine->window_starts);
   if (engine->prefill != engine->decode) ort->ReleaseSession(engine->prefill);
   ort->ReleaseSession(engine->decode);
   ort->ReleaseMemoryInfo(engine->cpu);
@@ -253,9 +266,9 @@ static bool run(ortolan_engine *engine, OrtSession *session, ortolan_error *erro
     engine->written[1 + i] = engine->states[to][i].value;
   }
   const OrtApi *ort = engine->ort;
-  OrtStatus *status = ort->Run(session, NULL, engine->inputs, engine->fed,
-                               bundle->state_count + STEP_INPUTS, engine->outputs,
-                               bundle->state_count + 1, engine->written);
+  OrtStatus *status =
+      ort->Run(session, NULL, engine->inputs, engine->fed, engine->input_count, engine->outputs,
+               bundle->state_count + 1, engine->written);
   return ortolan_succeeded(ort, status, ORTOLAN_COMPUTE, "failed to run the model", error);
 }
 

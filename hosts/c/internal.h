@@ -88,6 +88,7 @@ typedef struct {
   ortolan_graph decode, prefill; /* the same graph, or two */
   ortolan_state *states;
   size_t state_count;
+  bool has_windows; /* the graphs read `window_starts` */
   int32_t bos, forced_first, forced_last; /* -1 for none */
   int32_t eos[ORTOLAN_MAX_STOP_TOKENS], suppressed[ORTOLAN_MAX_SUPPRESSED];
   size_t eos_count, suppressed_count;

@@ -145,7 +145,8 @@ def _seconds(session: Session, case: Case, ids: list[int]) -> float:
 
 
 def _rewindable(model: Decoder) -> bool:
-    return all(state.update == "append" for state in model.manifest.states)
+    states = model.manifest.states
+    return all(state.update == "append" and state.window is None for state in states)
 
 
 def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Iterator[str]:

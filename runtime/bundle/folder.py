@@ -126,8 +126,26 @@ def _folder(path: StrPath) -> Path:
             f"There is no folder {path}. Check the path, or make a bundle with `ortolan export`."
         )
     if not is_folder:
-        raise BundleNotFoundError(f"{path} is a file. Pass the folder that holds {NAME}.")
+        raise BundleNotFoundError(f"{path} is a file. {_instead(folder)}")
     return folder
+
+
+def _instead(path: Path) -> str:
+    """What to do with something that is not a bundle."""
+    for pattern, kind, command in _OTHERS:
+        if path.match(pattern) or (path / pattern).is_file():
+            return f"It is {kind}: make a bundle of it with `ortolan {command} {path} BUNDLE`."
+    if path.is_file():
+        return f"Pass the folder that holds {NAME}."
+    return "Check the path; an interrupted export leaves such a folder."
+
+
+_OTHERS = (
+    ("genai_config.json", "a folder of onnxruntime-genai", "import-genai"),
+    ("config.json", "a checkpoint", "export"),
+    ("*.gguf", "a checkpoint", "export"),
+)
+"""Files that tell what something is that is not a bundle, its kind, and the command for it."""
 
 
 def _read_manifest(folder: Path) -> bytes:
@@ -137,6 +155,5 @@ def _read_manifest(folder: Path) -> bytes:
             return b"".join(chunks(stream, NAME, limits.MAX_MANIFEST_BYTES + 1))
     except FileNotFoundError as error:
         raise BundleNotFoundError(
-            f"{folder} has no {NAME}, so it is not a bundle. "
-            "Check the path; an interrupted export leaves such a folder."
+            f"{folder} has no {NAME}, so it is not a bundle. {_instead(folder)}"
         ) from error

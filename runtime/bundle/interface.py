@@ -1,8 +1,8 @@
 """Names of the inputs and outputs of each graph, by role (a key of the manifest's `graphs`).
 
     role                inputs                                             outputs
-    decoder, prefill,   STEP_INPUTS, SOURCE_LENGTHS after an encoder,      logits, states
-    decode              states
+    decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, states
+    decode              window, SOURCE_LENGTHS after an encoder, states
     encoder             input_ids and lengths, or pixels;                  output, or source states
                         token_type_ids if the model tells texts of a
                         pair apart
@@ -32,6 +32,7 @@ __all__ = [
     "STEP_INPUTS",
     "TARGET_IDS",
     "TYPES",
+    "WINDOW_STARTS",
     "check_layout",
     "check_names",
     "inputs_of",
@@ -50,6 +51,10 @@ OUTPUT = "output"
 
 STEP_INPUTS = (IDS, "seqlens_k", "total_sequence_length", "logit_positions")
 """Inputs of every decoder graph, before its states."""
+
+WINDOW_STARTS = "window_starts"
+"""Input of a decoder with windowed states, int32 `(batch,)`: how many tokens of each row lie before
+the first slot of these states."""
 
 ADAPTERS = "adapters"
 """Input of a decoder graph with adapters: the number of each row's adapter, 0 for none."""
@@ -80,8 +85,9 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     if role == MAPS_ROLE:
         target = (TARGET_IDS if source else IDS,) if kind.has_decoder else ()
         return (*source, *target, *(state.input for state in manifest.carried_by_maps))
+    windows = (WINDOW_STARTS,) if manifest.has_windows else ()
     lengths = (SOURCE_LENGTHS,) if source else ()
-    return (*STEP_INPUTS, *lengths, *(state.input for state in manifest.states))
+    return (*STEP_INPUTS, *windows, *lengths, *(state.input for state in manifest.states))
 
 
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, ModelKind, OutputKind
+from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
 
@@ -52,11 +52,12 @@ __all__ = [
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
 
-SCHEMA: Final = 4
+SCHEMA: Final = 5
 """Version of the format that is written."""
 
-READABLE = (2, 3, 4)
-"""Versions that are read. Version 2 has no `host`; 3 has no `host.cache` or `config_entries`."""
+READABLE = (2, 3, 4, 5)
+"""Versions that are read. Version 2 has no `host`; 3 has no `host.cache` or `config_entries`; 4 has
+no windows."""
 
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
 Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
@@ -88,7 +89,9 @@ class File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     sha256: Sha256
 
 
-class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class State(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """A tensor that a decoder carries from step to step, or reads in every step.
 
     Attributes:
@@ -101,6 +104,8 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
             graph.
         update: `append` grows along `"capacity"`, `replace` has a fixed size, `source` is computed
             once by the encoder and only read.
+        window: for growing states that need only the last tokens: how many the next token attends
+            to, itself included. The graph then reads `window_starts`.
     """
 
     name: Label
@@ -109,6 +114,7 @@ class State(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     shape: tuple[int | str, ...]
     dtype: StateType
     update: Literal["append", "replace", "source"]
+    window: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] | None = None
 
     @property
     def unit_bytes(self) -> int:
@@ -353,7 +359,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         host: what other programs need; `None` in schema 2.
     """
 
-    schema: Literal[2, 3, 4]
+    schema: Literal[2, 3, 4, 5]
     kind: KindName
     precision: Literal["fp32", "fp16", "bf16", "int8", "int4"]
     attention: Literal["fused", "portable"]
@@ -393,6 +399,21 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Whether the decoder takes only one new token per row and call (docs/adr/0026)."""
         decoder = self.graphs.get(DECODER)
         return decoder is not None and decoder.sequence == 1
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether a state holds only the last tokens (docs/adr/0038)."""
+        return any(state.window is not None for state in self.states)
+
+    @property
+    def adaptable_graphs(self) -> dict[str, Graph]:
+        """Graphs that run with adapters; these cannot adapt the prefill's products of integers."""
+        is_left_out = self.prefill_precision is not None and not self.model_kind.has_encoder
+        return {
+            role: graph
+            for role, graph in self.graphs.items()
+            if not (is_left_out and role == PREFILL)
+        }
 
     @property
     def carried_by_maps(self) -> tuple[State, ...]:

@@ -32,6 +32,9 @@ HOST_SINCE = 3
 CACHE_SINCE = 4
 """First schema with `host.cache` and `host.session.config_entries`."""
 
+WINDOWS_SINCE = 5
+"""First schema whose states may have a window."""
+
 _ADVICE = "The file is damaged or was edited: copy the bundle again, or export it again."
 
 
@@ -213,6 +216,8 @@ def _check_states(manifest: Manifest) -> None:
                 f"{state.update!r} for {state.name!r}",
             )
         _check_shape(state)
+        if state.window is not None:
+            _check_window(manifest, state)
     if kind.reads_source and all(state.update != "source" for state in states):
         raise _refused("a state with the update 'source', for the decoder to read", "none")
 
@@ -235,6 +240,17 @@ def _check_shape(state: State) -> None:
     for size in sizes:
         if not 1 <= size <= limits.MAX_DIMENSION:
             raise _refused(f"sizes of at least 1 for {state.name!r}", f"{size}")
+
+
+def _check_window(manifest: Manifest, state: State) -> None:
+    if state.update != "append":
+        raise _refused("windows of states that grow", f"one of {state.name!r}")
+    if manifest.schema < WINDOWS_SINCE:
+        raise _refused(f"windows from schema {WINDOWS_SINCE} on", f"schema {manifest.schema}")
+    if manifest.devices != ("cpu",):
+        raise _refused("windows in bundles for the cpu alone", ", ".join(manifest.devices))
+    if manifest.takes_one or manifest.model_kind.has_encoder:
+        raise _refused("windows in decoders that take whole prompts", f"one of {state.name!r}")
 
 
 def _check_kind(manifest: Manifest) -> None:

@@ -44,6 +44,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         p99_cosine: 99th percentile of the distance.
         advice: changes that would bring the bundle closer.
         distance: name of the distance, if it is not the cosine distance.
+        graph_kl: mean KL divergence of each graph, `prefill` and `decode`, where prompts have
+            weights of their own. The word is that of the larger one.
     """
 
     word: Word
@@ -58,6 +60,7 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     advice: tuple[_Sentence, ...] = ()
     # absent, not null, in older manifests: their hashes must not change
     distance: _Sentence | UnsetType = UNSET
+    graph_kl: dict[Literal["prefill", "decode"], float] | UnsetType = UNSET
 
     @property
     def figures(self) -> str:
@@ -73,6 +76,8 @@ class Quality(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
                 f"mean KL {self.mean_kl:.2g} (99 % below {self.p99_kl or 0:.2g})",
                 f"top-1 {self.top1_agreement or 0:.1%}",
             ]
+        if self.graph_kl is not UNSET:
+            parts += [f"{name} {kl:.2g}" for name, kl in self.graph_kl.items()]
         if self.perplexity is not None:
             parts.append(
                 f"perplexity {self.perplexity:.4g} (trained {self.trained_perplexity or 0:.4g})"

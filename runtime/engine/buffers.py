@@ -44,11 +44,13 @@ class Snapshot:
         length: number of tokens.
         buffers: one per `append` or `replace` state, in their order; batch is 1, capacity is
             `length`. Replaced states have their values after the last of the tokens.
+        windowed: number of last tokens that states with a window hold; `None` for all.
     """
 
     identity: str
     length: int
     buffers: tuple[Buffer, ...]
+    windowed: int | None = None
 
     def copy(self) -> "Snapshot":
         """Return a copy that shares no memory."""

@@ -211,6 +211,7 @@ class DeviceStates:
         rows: number of rows.
         capacity: tokens that each row has room for.
         reserve_to: ignored: a GPU reserves no address space.
+        window_slots: none: bundles for a GPU have no windows.
     """
 
     def __init__(
@@ -221,6 +222,7 @@ class DeviceStates:
         rows: int,
         capacity: int,
         reserve_to: int | None = None,
+        window_slots: int | None = None,
     ) -> None:
         self.capacity, self.turn = capacity, 0
         self._copier, self._states, self._rows = copier, tuple(states), rows
@@ -279,13 +281,32 @@ class DeviceStates:
         """Copy some rows to others, all at once, within the device."""
         self._copier.put(self._buffers, targets, self._taken(self._buffers, sources))
 
-    def read(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
+    def read(
+        self, row: int, start: int, end: int, windowed: slice | None = None
+    ) -> tuple[Buffer, ...]:
         """Copy some tokens of a row to the host; replaced states are whole."""
         return self._copier.read(self._buffers, row, start, end)
 
-    def write(self, row: int, start: int, values: Sequence[Buffer], length: int) -> None:
+    def write(
+        self,
+        row: int,
+        start: int,
+        values: Sequence[Buffer],
+        length: int,
+        windowed: slice | None = None,
+    ) -> None:
         """Write tokens to a row, from `start` on; replaced states are whole."""
         self._copier.write(self._buffers, row, start, values)
+
+    def drop(self, row: int, count: int, kept: int) -> None:
+        """Do nothing: there are no windows."""
+
+    def windows(self, row: int) -> list[Any]:
+        """Return nothing: there are no windows."""
+        return []
+
+    def put_windows(self, row: int, values: list[Any]) -> None:
+        """Do nothing: there are no windows."""
 
     def replaced(self, row: int) -> Any:
         """Return a copy of the replaced states of a row, in the memory of the device."""

@@ -4,6 +4,7 @@ Several threads may share an `Engine`; each `Runner` belongs to one thread. A pr
 the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
 """
 
+import hashlib
 import threading
 from collections.abc import Mapping
 from functools import cached_property, partial
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, PREFILL
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.device import choose_device
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
 __all__ = ["Engine"]
 
 _SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
+"""Rounds the activations of a call on one scale; in graphs of other exporters."""
+
 _PAIRED = frozenset({"com.microsoft::MatMulNBits", "ai.onnx::DequantizeLinear"})
 """Low-bit products; onnxruntime turns the second into the first."""
 
@@ -86,7 +89,8 @@ class Engine:
         self.heads = query_heads(bundle.graphs.values(), bundle.manifest.states)
         check_layout(bundle.manifest)
         pages_before = pages_in_use()
-        graphs = bundle.manifest.graphs
+        manifest = bundle.manifest
+        graphs = manifest.graphs if adapters is None else manifest.adaptable_graphs
         self.source_states = tuple(s for s in bundle.manifest.states if s.update == "source")
         if self.device != "cpu":
             packed = None  # packed for the kernels of the CPU
@@ -109,8 +113,8 @@ class Engine:
         del whole, adapt
         if is_copied or packed is not None:
             return_free_memory()
-        prefill = "prefill" if "prefill" in graphs else "decoder"
-        decode = "decode" if "decode" in graphs else "decoder"
+        decode = DECODE if DECODE in graphs else DECODER
+        prefill = PREFILL if PREFILL in graphs else decode
         self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
         self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
         collapse_later(pages_before)
@@ -118,8 +122,14 @@ class Engine:
 
     @cached_property
     def identity(self) -> str:
-        """Fingerprint of the bundle; any other weight, graph or token changes it."""
-        return fingerprint(self.manifest)
+        """Fingerprint of the bundle; any other weight, graph or token changes it.
+
+        So does computing prompts without the prefill graph, as with adapters.
+        """
+        whole = fingerprint(self.manifest)
+        if PREFILL in self._sessions or PREFILL not in self.manifest.graphs:
+            return whole
+        return hashlib.sha256(f"{whole}\nwithout {PREFILL}".encode()).hexdigest()
 
     @cached_property
     def identities(self) -> tuple[str, ...]:
@@ -218,12 +228,11 @@ class Engine:
     def encode_sources(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
         """Compute what the decoder reads of its sources, independently of each other.
 
-        An encoder with 8-bit products rounds all activations of a call on one scale, padding and
-        other sources included. Such an encoder runs once per source, without padding; a small
-        batch fills its kernel already.
+        Where one scale rounds all activations of a call, padding and other sources included, the
+        encoder runs once per source, without padding; a small batch fills its kernel already.
         """
         count = len(next(iter(inputs.values())))
-        if count == 1 or self.manifest.prefill_precision is None:
+        if count == 1 or _SCALED_CALL not in self._operators:
             return self.encode_source(inputs)
         parts = [self.encode_source(_one_source(inputs, index)) for index in range(count)]
         return self.joined(parts)

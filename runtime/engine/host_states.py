@@ -32,9 +32,10 @@ class HostStates:
         rows: number of rows.
         capacity: tokens that each row has room for.
         reserve_to: reserve address space for this many tokens per row, where the system has it.
+        window_slots: most tokens per row that states with a window have room for.
 
     Attributes:
-        capacity: tokens that each row has room for now.
+        capacity: tokens that each row has room for now, except for windows.
         turn: which of the two buffers of replaced states is read, 0 or 1.
     """
 
@@ -45,10 +46,17 @@ class HostStates:
         rows: int,
         capacity: int,
         reserve_to: int | None = None,
+        window_slots: int | None = None,
     ) -> None:
         self.capacity = capacity
         self.turn = 0
         self._states = tuple(states)
+        self._window_slots = window_slots
+        self._windowed = [
+            number
+            for number, state in enumerate(states)
+            if state.window is not None and window_slots is not None
+        ]
         self._rows = rows
         self._space: AddressSpace | None = None
         self._buffers: list[Buffer] = []
@@ -112,17 +120,56 @@ class HostStates:
             part = buffer if state.update == "replace" else buffer[_valid(state, valid)]
             part[written] = part[read]
 
-    def read(self, row: int, start: int, end: int) -> tuple[Buffer, ...]:
-        """Return views of some tokens of a row; replaced states are whole."""
+    def read(
+        self, row: int, start: int, end: int, windowed: slice | None = None
+    ) -> tuple[Buffer, ...]:
+        """Return views of some tokens of a row; replaced states are whole.
+
+        Args:
+            row: the row.
+            start: first token.
+            end: after the last token.
+            windowed: slots of states with a window, if they differ.
+        """
+        part = slice(start, end)
+        parts = [part] * len(self._states)
+        for number in self._windowed:
+            parts[number] = windowed or part
         return tuple(
-            buffer[row : row + 1][along(state, "capacity", slice(start, end))]
-            for state, buffer in zip(self._states, self._buffers, strict=True)
+            buffer[row : row + 1][along(state, "capacity", part)]
+            for state, buffer, part in zip(self._states, self._buffers, parts, strict=True)
         )
 
-    def write(self, row: int, start: int, values: Sequence[Buffer], length: int) -> None:
+    def write(
+        self,
+        row: int,
+        start: int,
+        values: Sequence[Buffer],
+        length: int,
+        windowed: slice | None = None,
+    ) -> None:
         """Write `length` tokens to a row, from `start` on; replaced states are whole."""
-        for part, new in zip(self.read(row, start, start + length), values, strict=True):
+        parts = self.read(row, start, start + length, windowed)
+        for part, new in zip(parts, values, strict=True):
             part[...] = new
+
+    def drop(self, row: int, count: int, kept: int) -> None:
+        """Drop the first `count` tokens of states with a window, and move the next `kept`."""
+        for number in self._windowed:
+            state, buffer = self._states[number], self._buffers[number][row : row + 1]
+            old = along(state, "capacity", slice(count, count + kept))
+            buffer[along(state, "capacity", slice(0, kept))] = buffer[old]
+
+    def windows(self, row: int) -> list[NDArray[Any]]:
+        """Return a copy of the states with a window of a row."""
+        return [self._buffers[number][row : row + 1].copy() for number in self._windowed]
+
+    def put_windows(self, row: int, values: list[NDArray[Any]]) -> None:
+        """Set the states with a window of a row to a copy of them."""
+        for number, value in zip(self._windowed, values, strict=True):
+            slots = value.shape[self._states[number].shape.index("capacity")]  # may have grown
+            part = along(self._states[number], "capacity", slice(0, slots))
+            self._buffers[number][row : row + 1][part] = value
 
     def replaced(self, row: int) -> list[NDArray[Any]]:
         """Return a copy of the replaced states of a row."""
@@ -134,10 +181,15 @@ class HostStates:
             self._buffers[number][row] = value
 
     def _allocate(self, states: "Sequence[State]", capacity: int) -> list[Buffer]:
-        return allocate([layout(state, self._rows, capacity) for state in states])
+        return allocate([self._layout(state, capacity) for state in states])
+
+    def _layout(self, state: "State", capacity: int) -> Layout:
+        if state.window is not None and self._window_slots is not None:
+            capacity = min(capacity, self._window_slots)
+        return layout(state, self._rows, capacity)
 
     def _reserve(self, capacity: int) -> None:
-        reservation = reserve([layout(state, self._rows, capacity) for state in self._states])
+        reservation = reserve([self._layout(state, capacity) for state in self._states])
         if reservation is not None:
             self._space, self._buffers = reservation
             self.capacity = capacity

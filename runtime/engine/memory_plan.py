@@ -24,6 +24,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest, TextSource
 from ortolan.runtime.engine.attention_kernels import GRID, chunk_tokens, query_heads, score_bytes
+from ortolan.runtime.engine.windows import row_bytes
 from ortolan.runtime.errors import MemoryPlanError
 from ortolan.runtime.graph.summary import GraphSummary
 from ortolan.runtime.machine.memory import available_memory, free_swap
@@ -131,7 +132,7 @@ def plan_memory(
     if is_copied:  # onnxruntime copies the weights, then packs the copies
         packed, copied = 2 * packed, packed
     is_decoder = manifest.output is None
-    row = context * manifest.state_bytes("append") + manifest.state_bytes("replace")
+    row = row_bytes(manifest, context) + manifest.state_bytes("replace")
     source = manifest.source.max_tokens if isinstance(manifest.source, TextSource) else 0
     return MemoryPlan(
         device=device,
@@ -201,10 +202,10 @@ class RequestMemory:
     __slots__ = (
         "_aside",
         "_is_on_host",
+        "_manifest",
         "_per_logits",
         "_per_row",
         "_per_source_token",
-        "_per_token",
     )
 
     def __init__(
@@ -215,7 +216,7 @@ class RequestMemory:
         is_on_host: bool = True,
     ) -> None:
         self._aside, self._is_on_host = aside, is_on_host
-        self._per_token = manifest.state_bytes("append")
+        self._manifest = manifest
         self._per_source_token = manifest.state_bytes("source")
         self._per_logits = 4 * manifest.vocab_size
         self._per_row = manifest.state_bytes("replace") + self._per_logits
@@ -247,14 +248,14 @@ class RequestMemory:
         if not self._is_on_host:
             return
         needed = (
-            tokens * self._per_token
+            row_bytes(self._manifest, tokens, rows)
             + source_tokens * self._per_source_token
             + rows * self._per_row
             + min(scored_tokens, GRID) * self._per_logits
         )
         _check(
             needed,
-            held=held_tokens * self._per_token,
+            held=row_bytes(self._manifest, held_tokens),
             aside=self._aside(),
             what=f"generate ({rows} x {tokens // max(1, rows)} tokens)",
             remedy="Lower max_new_tokens, shorten the prompts, or pass fewer at once.",

@@ -185,6 +185,8 @@ class PrefixCache:
                 end = GRID * (len(keys) + 1)
                 if slots.replaces and end != slots.lengths[row]:
                     break  # the states after this block are gone
+                if not slots.holds(end - GRID, row=row):
+                    break  # these tokens have left the windows
                 if not self._insert(link, slots.view(row=row, start=end - GRID, end=end), keys):
                     break
             keys.append(link.key)

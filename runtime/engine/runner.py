@@ -27,7 +27,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import ADAPTERS, LOGITS, SOURCE_LENGTHS, STEP_INPUTS
+from ortolan.runtime.bundle.interface import (
+    ADAPTERS,
+    LOGITS,
+    SOURCE_LENGTHS,
+    STEP_INPUTS,
+    WINDOW_STARTS,
+)
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
@@ -82,6 +88,7 @@ class Runner:
         chunk: most new tokens of one call; an even divisor of `GRID` if `exact`. Where cuts change
             results (`Engine.depends_on_chunks`), exact chunks have `GRID` tokens regardless.
         call_tokens: most new tokens of a call; by default the context, or `longest_call` on a GPU.
+            A window allows at most its `part`.
 
     Attributes:
         logits_BV: logits of the selected rows, float32; the next step overwrites them.
@@ -117,7 +124,11 @@ class Runner:
         self._rows: list[int] = []
         self._idle: list[int] = []
         self._covered = 0
+        window = slots.windows.window
+        self._moves = window is not None
         self._call_tokens = call_tokens or longest_call(engine)
+        if window is not None:
+            self._call_tokens = min(self._call_tokens, window.part)
         self._calls: dict[int, Callable[[], None]] = {}
         self._row_calls: dict[tuple[int, int, int], _Call] = {}
 
@@ -158,6 +169,7 @@ class Runner:
         # with a total beyond the capacity the kernel would return a longer buffer than is bound
         self.reserve(end)
         slots.begin([row])
+        slots.make_way([row])
         shape = (1, len(padded_positions), self._engine.manifest.vocab_size)
         if logits_RV is None or len(padded_positions) > len(positions):
             logits = np.empty(shape, np.float32)
@@ -309,6 +321,7 @@ class Runner:
         end = lengths[row] + size
         self.reserve(end)
         self._engine.check_process()
+        self.slots.make_way([row])
         call = self._bound_call(row, size)
         call.ids[0, : len(tokens)] = tokens
         call.ids[0, len(tokens) :] = 0
@@ -368,6 +381,8 @@ class Runner:
             self.reserve(total)
         if slots.replaces:
             slots.begin(self._rows)
+        if self._moves:
+            slots.make_way(self._rows)
         run = self._calls.get(slots.turn) or self._bind_step()
         if self._engine.is_stranded:
             self._engine.check_process()
@@ -426,6 +441,8 @@ class Runner:
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))
+        if self._engine.manifest.has_windows:
+            binding.bind_ortvalue_input(WINDOW_STARTS, share(self.slots.windows.starts[rows]))
         if self._engine.adapters is not None:
             binding.bind_ortvalue_input(ADAPTERS, share(self.slots.adapters[rows]))
         for state, read, written in self.slots.bound(rows):

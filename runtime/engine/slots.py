@@ -12,7 +12,8 @@ There are three kinds of state, named by how they are updated:
 
 * `append`: grows by each token, like a KV cache. The kernel writes new tokens in place, so input
   and output are one buffer, and rewinding only changes a length. Capacity grows in steps, with a
-  copy each time; in reserved address space it is the whole context from the beginning.
+  copy each time; in reserved address space it is the whole context from the beginning. States
+  with a window hold only the last tokens (`windows.py`), so a row can only go back that far.
 * `replace`: has a fixed size, like the state of a recurrent layer. A graph may read the old value
   after writing the new one, so input and output are two buffers that take turns. A row that took
   no part in a step keeps its old value, whatever the graph wrote.
@@ -22,16 +23,17 @@ States lie in the memory of a device: `HostStates` on the CPU, `DeviceStates` on
 snapshots are arrays of the host everywhere. Does not know which tokens the rows hold.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from ortolan.runtime.engine.buffers import Buffer, Layout, Snapshot
-from ortolan.runtime.engine.host_states import HostStates, along, layout
+from ortolan.runtime.engine.host_states import HostStates, layout
+from ortolan.runtime.engine.sources import Encoded, Sources
+from ortolan.runtime.engine.windows import WindowedRows, window_of
 from ortolan.runtime.errors import ContextLengthError, InputError
 
 if TYPE_CHECKING:
@@ -48,16 +50,20 @@ GROWTH = 1.5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Encoded:
-    """Encoded sources that a decoder reads.
+class Mark:
+    """What a row needs, besides its growing states, to go back to an earlier length.
 
     Attributes:
-        lengths: valid tokens of each source, int32 `(sources,)`.
-        states: one tensor per `source` state, in the order of the manifest.
+        length: tokens of the row.
+        replaced: replaced states.
+        place: start and first token of its windows.
+        windows: states with a window; `None` if the row keeps what it needs of them.
     """
 
-    lengths: NDArray[np.int32]
-    states: tuple[NDArray[Any], ...]
+    length: int
+    replaced: Any
+    place: tuple[int, int]
+    windows: Any
 
 
 class Slots:
@@ -78,6 +84,7 @@ class Slots:
     Attributes:
         lengths: valid tokens of each row.
         adapters: number of each row's adapter, 0 for none, int64; graphs are bound to it.
+        windows: where the tokens of each row begin in states with a window.
         context_length: maximum tokens per row.
         replaces: whether any state is replaced; if not, rows can be rewound.
         keeps: whether a released slot keeps its memory and its contents.
@@ -101,17 +108,18 @@ class Slots:
         self._identities = identities
         self.context_length = context_length
         self._states = tuple(state for state in states if state.update != "source")
-        self._source_states = tuple(state for state in states if state.update == "source")
         self._fixed = [state for state in self._states if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
+        window = window_of(self._states, context_length)
+        self.windows = WindowedRows(window, count * beams)
         self._held = place(
             self._states,
             rows=count * beams,
             capacity=min(CAPACITY_STEP, context_length),
             reserve_to=context_length if reserved else None,
+            window_slots=None if window is None else window.capacity,
         )
-        self._source: Encoded | None = None
-        self._sourced: set[int] = set()  # slots whose source is in use
+        self._sources = Sources((s for s in states if s.update == "source"), count)
 
     @property
     def capacity(self) -> int:
@@ -139,10 +147,7 @@ class Slots:
 
     def sources(self, slots: slice) -> Encoded | None:
         """Return what the decoder reads of the sources of some slots."""
-        if self._source is None:
-            return None
-        states = tuple(state[slots] for state in self._source.states)
-        return Encoded(lengths=self._source.lengths[slots], states=states)
+        return self._sources.of(slots)
 
     def take_over(self, rows: Sequence[int]) -> None:
         """Adopt what a step wrote to the replaced states of the rows that took part in it."""
@@ -159,6 +164,13 @@ class Slots:
         empty = [row for row in rows if self.lengths[row] == 0] if self.replaces else []
         if empty:
             self._held.clear(empty)
+
+    def make_way(self, rows: Iterable[int]) -> None:
+        """Move rows whose windows are used up, before the next call computes them."""
+        for row in rows:
+            moved = self.windows.moves(row, self.lengths[row])
+            if moved is not None:
+                self._held.drop(row, *moved)
 
     # --- lengths and memory -----------------------------------------------------------------------
 
@@ -191,15 +203,18 @@ class Slots:
         """Forget all tokens of a slot; its memory is reused, or returned to the system."""
         rows = slice(slot * self.beams, (slot + 1) * self.beams)
         self.lengths[rows] = [0] * self.beams
-        self._sourced.discard(slot)
+        self._sources.release(slot)
         if not self.keeps:
+            for row in range(rows.start, rows.stop):
+                self.windows.put(row, 0, 0)
             self._held.release(rows)
 
     def rewind(self, length: int, *, row: int = 0) -> None:
         """Forget the tokens of a row after the first `length`.
 
         Raises:
-            InputError: the row is shorter, or the model has a state that cannot be rewound.
+            InputError: the row is shorter, the model has a state that cannot be rewound, or its
+                windows do not reach back that far.
         """
         if not 0 <= length <= self.lengths[row]:
             raise InputError(
@@ -210,6 +225,14 @@ class Slots:
             raise InputError(
                 f"rewind: the state {self._fixed[0].name!r} is replaced at every "
                 "step and cannot be rewound. Rewind to 0, or restore a snapshot."
+            )
+        if length == 0:
+            self.windows.put(row, 0, 0)
+        elif length < self.windows.least(row):
+            raise InputError(
+                "rewind: layers of this model keep only the last tokens, which allow a length of "
+                f"{self.windows.least(row)} or more (got {length}). Rewind to 0, or restore a "
+                "snapshot."
             )
         self.lengths[row] = length
 
@@ -223,6 +246,7 @@ class Slots:
         lengths = [self.lengths[row] for row in sources]
         self._held.copy_rows(sources, targets, max(lengths))
         self.adapters[list(targets)] = self.adapters[list(sources)]
+        self.windows.copy(sources, targets)
         for row, length in zip(targets, lengths, strict=True):
             self.lengths[row] = length
 
@@ -233,37 +257,11 @@ class Slots:
             [slot * self.beams + beam for beam in beams], [to * self.beams + beam for beam in beams]
         )
         self.release(slot)
-        if self._source is not None:
-            self._sourced.add(to)
-            self._source.lengths[to] = self._source.lengths[slot]
-            for values in self._source.states:
-                values[to] = values[slot]
+        self._sources.move(slot, to)
 
     def put_sources(self, slots: Sequence[int], encoded: Encoded) -> None:
         """Set the sources of these slots, in this order."""
-        if list(slots) == list(range(self.count)):
-            self._source = encoded  # every slot gets a new one: nothing to copy
-            self._sourced.update(slots)
-            return
-        # the longest source pads all others, so a new start forgets earlier ones
-        held = self._source if self._sourced else None
-        self._sourced.update(slots)
-        if held is None:
-            empty = tuple(values[:0] for values in encoded.states)
-            held = Encoded(lengths=np.ones(self.count, np.int32), states=empty)
-        states = []
-        for state, values, new in zip(
-            self._source_states, held.states, encoded.states, strict=True
-        ):
-            if not _has_room(values, new, self.count):
-                values = _enlarged(values, new, self.count)
-            axis = state.shape.index("source")
-            for index, slot in enumerate(slots):
-                values[slot] = 0
-                values[slot][along(state, "source", slice(0, new.shape[axis]))[1:]] = new[index]
-            states.append(values)
-        held.lengths[list(slots)] = encoded.lengths
-        self._source = Encoded(lengths=held.lengths, states=tuple(states))
+        self._sources.put(slots, encoded)
 
     # --- snapshots --------------------------------------------------------------------------------
 
@@ -274,12 +272,21 @@ class Slots:
     def view(self, *, row: int = 0, start: int = 0, end: int | None = None) -> Snapshot:
         """Return tokens of a row, on the CPU without copying: valid until the row changes.
 
-        Replaced states have their current values, whatever `end` says.
+        Replaced states have their current values, whatever `end` says. Of states with a window, it
+        has the last tokens only: all of them, if they are at most `GRID` and `holds` says so.
         """
         end = self.lengths[row] if end is None else end
-        buffers = self._held.read(row, start, end)
-        identity = self.identity(row=row)
-        return Snapshot(identity=identity, length=end - start, buffers=buffers)
+        part = self.windows.slots(row, start, end)
+        return Snapshot(
+            identity=self.identity(row=row),
+            length=end - start,
+            buffers=self._held.read(row, start, end, part),
+            windowed=None if part is None else part.stop - part.start,
+        )
+
+    def holds(self, token: int, *, row: int = 0) -> bool:
+        """Whether a row has all states of a token, those with a window included."""
+        return token >= self.windows.place(row)[1]
 
     def restore(self, snapshot: Snapshot, *, row: int = 0) -> None:
         """Replace the contents of a row with a snapshot of any slots of the same bundle.
@@ -295,48 +302,84 @@ class Slots:
         """Append a snapshot to the tokens of a row. Raises the same as `restore`."""
         self._put(snapshot, row, self.lengths[row])
 
-    def layout(self, length: int) -> list[Layout]:
-        """Return the shape and type of each buffer of a snapshot of `length` tokens."""
-        return [layout(state, 1, length) for state in self._states]
+    def layout(self, length: int, windowed: int | None = None) -> list[Layout]:
+        """Return the shape and type of each buffer of a snapshot of `length` tokens.
+
+        Args:
+            length: number of tokens.
+            windowed: tokens of states with a window, if there are fewer.
+        """
+        return [
+            layout(state, 1, length if state.window is None or windowed is None else windowed)
+            for state in self._states
+        ]
+
+    def windowed_of(self, layouts: Sequence[Layout]) -> int | None:
+        """Tokens that states with a window have in a snapshot of these layouts; `None` for all."""
+        if self.windows.window is None:
+            return None
+        for state, (shape, _) in zip(self._states, layouts, strict=False):
+            if state.window is not None and len(shape) == len(state.shape):
+                return shape[state.shape.index("capacity")]
+        return None
 
     @contextmanager
-    def unchanged_on_error(self, *, row: int = 0) -> Iterator[None]:
-        """Undo what was appended to a row if the block raises."""
-        length = self.lengths[row]
-        replaced = self._held.replaced(row)
+    def unchanged_on_error(self, new_tokens: int, *, row: int = 0) -> Iterator[None]:
+        """Undo what was appended to a row, at most `new_tokens`, if the block raises."""
+        mark = self.mark(new_tokens, row=row)
         try:
             yield
         except BaseException:
-            self.lengths[row] = length
-            self._held.put_replaced(row, replaced)
+            self.go_back(mark, row=row)
             raise
 
+    def mark(self, new_tokens: int | None = None, *, row: int = 0) -> "Mark":
+        """Copy what a row needs to go back to its present length.
+
+        Args:
+            new_tokens: most tokens that will be appended before; any number by default.
+            row: the row.
+        """
+        length, window = self.lengths[row], self.windows.window
+        loses = window is not None and (
+            new_tokens is None or window.start(length + new_tokens) > window.needed(length)
+        )
+        return Mark(
+            length=length,
+            replaced=self._held.replaced(row),
+            place=self.windows.place(row),
+            windows=self._held.windows(row) if loses else None,
+        )
+
+    def go_back(self, mark: "Mark", *, row: int = 0) -> None:
+        """Take a row back to a mark, whose tokens it still begins with."""
+        self.lengths[row] = mark.length
+        self._held.put_replaced(row, mark.replaced)
+        if mark.windows is not None:
+            self.windows.put(row, *mark.place)
+            self._held.put_windows(row, mark.windows)
+
     def _put(self, snapshot: Snapshot, row: int, start: int) -> None:
+        length, end = snapshot.length, start + snapshot.length
         layout = [(buffer.shape, buffer.dtype) for buffer in snapshot.buffers]
-        identity = self.identity(row=row)
-        if snapshot.identity != identity or layout != self.layout(snapshot.length):
+        try:
+            windowed = self.windows.held(length, snapshot.windowed)
+            is_ours = snapshot.identity == self.identity(row=row)
+            is_ours = is_ours and layout == self.layout(length, windowed)
+        except ValueError:
+            is_ours = False
+        if not is_ours:
             raise InputError(
                 "restore: this snapshot is of another bundle or adapter. "
                 "Restore it with the model and the adapter that it was taken from."
             )
-        end = start + snapshot.length
         self.reserve(end)
-        self._held.write(row, start, snapshot.buffers, snapshot.length)
+        part = None
+        if windowed is not None:
+            self.make_way([row])
+            part = self.windows.fill(row, start, end, windowed)
+        self._held.write(row, start, snapshot.buffers, length, part)
         self.lengths[row] = end
-
-
-def _has_room(values: NDArray[Any], new: NDArray[Any], count: int) -> bool:
-    return len(values) == count and all(
-        has >= needed for has, needed in zip(values.shape[1:], new.shape[1:], strict=True)
-    )
-
-
-def _enlarged(values: NDArray[Any], new: NDArray[Any], count: int) -> NDArray[Any]:
-    """A copy of some sources with room for `count` sources as long as the new ones."""
-    pairs = zip(values.shape[1:], new.shape[1:], strict=True)
-    larger: NDArray[Any] = np.zeros((count, *(max(pair) for pair in pairs)), new.dtype)
-    larger[tuple(slice(0, size) for size in values.shape)] = values
-    return larger
 
 
 def _round_up(length: int) -> int:

@@ -197,7 +197,8 @@ def _placed(
             f"some after {header.after[:12] or 'none'}",
         )
     layout = [(buffer.shape, np.dtype(buffer.dtype)) for buffer in header.buffers]
-    if layout != slots.layout(header.tokens):
+    windowed = slots.windowed_of(layout)
+    if layout != slots.layout(header.tokens, windowed):
         raise _refused(path, "the states of the bundle", "others")
     parts, end = [], 0
     for size in header.sizes:
@@ -208,7 +209,12 @@ def _placed(
         for part, (shape, dtype) in zip(parts[1:], layout, strict=True)
     ]
     ids: list[int] = parts[0].view(_IDS).tolist()
-    return ids, Snapshot(identity=header.identity, length=header.tokens, buffers=tuple(buffers))
+    return ids, Snapshot(
+        identity=header.identity,
+        length=header.tokens,
+        buffers=tuple(buffers),
+        windowed=windowed,
+    )
 
 
 def _contents(ids: Sequence[int], states: Snapshot) -> Iterator[memoryview]:

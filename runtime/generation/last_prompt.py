@@ -19,7 +19,7 @@ from collections.abc import Sequence
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.engine.slots import Snapshot
+from ortolan.runtime.engine.slots import Mark, Snapshot
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 
@@ -57,6 +57,7 @@ class LastPrompt:
         self._adapter = 0
         self._ids: list[int] = []  # of the first row, computed by prefill
         self._replaced: dict[int, Snapshot] = {}  # recurrent states, by length in ascending order
+        self._prompt_end: Mark | None = None  # states with a window
         self._sequence: weakref.ref[SampledSequence] | None = None
         self._lock = threading.Lock()
 
@@ -91,6 +92,7 @@ class LastPrompt:
         request = sequence.request
         if request.adapter != self._adapter:
             self._adapter, self._ids, self._replaced = request.adapter, [], {}
+            self._prompt_end = None
         self.slots.adapters[0] = self._adapter
         # log-probabilities of the prompt need the logits of all its tokens
         prompt = request.prompt if request.prompt_logprobs is None else []
@@ -102,6 +104,8 @@ class LastPrompt:
         if tokens <= start:
             return
         self._ids = list(prompt[:tokens])
+        if self.slots.windows.window is not None:
+            self._prompt_end = self.slots.mark() if end == len(prompt) else None
         if self.slots.replaces:
             self._replaced[tokens] = self.slots.view(start=tokens, end=tokens).copy()
             for length in list(self._replaced)[:-BOUNDARIES]:
@@ -118,8 +122,26 @@ class LastPrompt:
         if self.slots.replaces:
             self._replaced = {at: states for at, states in self._replaced.items() if at <= length}
             length = max(self._replaced, default=0)
+        length = self._within_windows(length)
         self._ids = self._ids[:length]
-        self.slots.lengths[:] = [length, *[0] * (len(self.slots.lengths) - 1)]
+        for row, held in enumerate([length, *[0] * (len(self.slots.lengths) - 1)]):
+            self.slots.lengths[row] = held
+            if held == 0:
+                self.slots.windows.put(row, 0, 0)
         if length in self._replaced:
             self.slots.extend(self._replaced[length], row=0)
+        return length
+
+    def _within_windows(self, length: int) -> int:
+        """The length that the row can be rewound to: this one, or 0 if it begins too late.
+
+        A long answer moves a prompt out of the windows; their copy takes the row back to its end.
+        """
+        slots, prompt_end = self.slots, self._prompt_end
+        if length < slots.windows.least(0) and prompt_end is not None:
+            slots.go_back(prompt_end)
+        if length < slots.windows.least(0):
+            length = 0
+        if length == 0:
+            self._prompt_end = None
         return length

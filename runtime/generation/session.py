@@ -90,7 +90,7 @@ class Session:
                     f"append: {len(self._tokens)} tokens and {len(new)} more exceed the context "
                     f"of {manifest.context_length}. Rewind, or start a new session."
                 )
-            with self._runner.slots.unchanged_on_error():
+            with self._runner.slots.unchanged_on_error(len(new)):
                 logits = self._compute(new)
                 if not math.isfinite(logits.max()):  # -inf alone marks forbidden tokens
                     raise NumericError(
@@ -103,9 +103,11 @@ class Session:
     def rewind(self, length: int) -> None:
         """Forget the tokens after the first `length`. Costs nothing.
 
+        A model with a sliding window can go back by 128 tokens at least, or to 0.
+
         Raises:
             InputError: not a whole number up to the current length; the session is closed or in
-                use, or a recurrent state cannot be rewound.
+                use; a recurrent state cannot be rewound, or a window does not reach back that far.
         """
         length = checked_count("rewind", length, least=0)
         with self._in_use():

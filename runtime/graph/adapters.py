@@ -60,7 +60,7 @@ def adaptable_weights(data: bytes) -> dict[str, tuple[int, int]]:
     return {
         _weight_name(product): (product.outputs, product.inputs)
         for _, product in placed_products(parse_model(data))
-        if not product.looks_up and product.dtype == "float32"
+        if not (product.looks_up or product.reads_codes) and product.dtype == "float32"
     }
 
 

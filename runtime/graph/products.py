@@ -11,17 +11,28 @@ from typing import Any
 from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.graph.tensors import dtype_of
 
-__all__ = ["PRODUCT_INPUT", "PRODUCT_OUTPUT", "Product", "placed_products", "products"]
+__all__ = [
+    "CODE_MIDDLE",
+    "CODE_STEP",
+    "PRODUCT_INPUT",
+    "PRODUCT_OUTPUT",
+    "Product",
+    "placed_products",
+    "products",
+]
 
 PRODUCT_INPUT, PRODUCT_OUTPUT = "x", "y"
 """Names of the input and the output of a product's graph."""
 
-_INT64 = 7
+CODE_STEP, CODE_MIDDLE = 1 / 127, 128
+"""Step of the 8-bit codes of activations between -1 and 1, and the code of 0."""
+
+_UINT8, _INT64 = 2, 7
 _OUTSIDE = 1
 
 _LOOK_UPS = frozenset({"Gather", "GatherBlockQuantized"})
 
-_BIASES = {"Gemm": 2, "DynamicQuantizeMatMul": 4, "MatMulNBits": 5}
+_BIASES = {"Gemm": 2, "DynamicQuantizeMatMul": 4, "MatMulNBits": 5, "MatMulIntegerToFloat": 6}
 """Index of the optional bias, which is left out."""
 
 _FLAGS = {
@@ -29,6 +40,7 @@ _FLAGS = {
     "FusedMatMul": frozenset({"transB"}),
     "Gemm": frozenset({"transA", "transB"}),
     "DynamicQuantizeMatMul": frozenset[str](),
+    "MatMulIntegerToFloat": frozenset[str](),
     "MatMulNBits": frozenset({"K", "N", "bits", "block_size", "accuracy_level"}),
     "Gather": frozenset({"axis"}),
     "GatherBlockQuantized": frozenset({"bits", "block_size", "gather_axis", "quantize_axis"}),
@@ -48,10 +60,11 @@ class Product:
         inputs: columns of the weight.
         by_columns: whether the initializer is stored as `(inputs, outputs)`.
         looks_up: whether the input is row indices instead of numbers to multiply.
+        reads_codes: whether the input is codes of `CODE_STEP` and `CODE_MIDDLE`.
         whole_range: whether the kernel rounds its input by the range of the whole call.
-        dtype: type of a product's input, and of the output.
-        graph: the node alone, as a serialized ModelProto whose `PRODUCT_INPUT` is `(rows, inputs)`
-            or int64 `(rows,)`.
+        dtype: type of a product's output, and of an input that is not codes.
+        graph: the node alone, as a serialized ModelProto whose `PRODUCT_INPUT` is `(rows, inputs)`,
+            uint8 if it reads codes, or int64 `(rows,)`.
     """
 
     weight: str
@@ -61,6 +74,7 @@ class Product:
     inputs: int
     by_columns: bool
     looks_up: bool
+    reads_codes: bool
     whole_range: bool
     dtype: str
     graph: bytes
@@ -117,7 +131,7 @@ def _product(
     if weight is None or node.input[free] in outside or any(name not in outside for name in read):
         return None
     sizes = _sizes(operator, flags, weight, is_blocks=dequantizer is not None)
-    typed = outside[read[1]] if operator in _SCALED else weight
+    typed = outside[read[_SCALED[operator]]] if operator in _SCALED else weight
     if dequantizer is not None:
         typed = outside[dequantizer.input[1]]
     if sizes is None or _FLOATS.isdisjoint({typed.data_type}):
@@ -131,6 +145,7 @@ def _product(
         inputs=inputs,
         by_columns=by_columns,
         looks_up=looks_up,
+        reads_codes=operator == "MatMulIntegerToFloat",
         whole_range=operator == "DynamicQuantizeMatMul",
         dtype=dtype_of(weight.name.decode(), typed.data_type)[0],
         graph=_single_node_graph(
@@ -139,8 +154,13 @@ def _product(
     )
 
 
-_SCALED = frozenset({"MatMulNBits", "GatherBlockQuantized", "DynamicQuantizeMatMul"})
-"""Operators whose activations have the type of the scales."""
+_SCALED = {
+    "MatMulNBits": 1,
+    "GatherBlockQuantized": 1,
+    "DynamicQuantizeMatMul": 1,
+    "MatMulIntegerToFloat": 2,
+}
+"""Index of the scales among the tensors that a node reads, where outputs have their type."""
 
 _FLOATS = frozenset({1, 10, 16})
 """float32, float16, bfloat16."""
@@ -190,8 +210,9 @@ def _single_node_graph(
         copy.input[bias] = b""
     copy.output[0] = PRODUCT_OUTPUT.encode()
     looks_up = free == 1
+    entering = _UINT8 if node.op_type == b"MatMulIntegerToFloat" else dtype
     for values, name, element, rank in (
-        (graph.input, PRODUCT_INPUT, _INT64 if looks_up else dtype, 1 if looks_up else 2),
+        (graph.input, PRODUCT_INPUT, _INT64 if looks_up else entering, 1 if looks_up else 2),
         (graph.output, PRODUCT_OUTPUT, dtype, 2),
     ):
         value = values.add(name=name.encode())

@@ -9,6 +9,7 @@ LinearAttention come from the kernels' source (contrib_ops/cuda/bert).
 
 * Each operator has one decisive input, whose type is that of the computation. Both devices accept
   the same types of other inputs, such as codes of quantized weights.
+* CUDA's kernels of QuantizeLinear and ReduceMax are left out: only graphs for the CPU have these.
 * CUDA kernels of `com.microsoft::GroupQueryAttention` also require sizes and options that no
   registry lists.
 """
@@ -51,6 +52,7 @@ _RECURRENT = Kernels(_SINGLE, _types("float32 float16"))
 _TWO_FLOATS = Kernels(_types("float32 float16"), _FLOATS)
 
 KERNELS: dict[str, Kernels] = {
+    "ai.onnx::Abs": Kernels(_NUMBERS, _types("float32 float16")),
     "ai.onnx::Add": _ELEMENTWISE,
     "ai.onnx::Attention": _TWO_FLOATS,
     "ai.onnx::Cast": Kernels(TYPES, _ALL),
@@ -73,11 +75,14 @@ KERNELS: dict[str, Kernels] = {
     "ai.onnx::LayerNormalization": _NORM,
     "ai.onnx::Less": _COMPARISON,
     "ai.onnx::MatMul": Kernels(_SINGLE | _COUNTS, _FLOATS),
+    "ai.onnx::Max": Kernels(_NUMBERS | _types("float16"), _types("float32 float16")),
     "ai.onnx::Mul": _ELEMENTWISE,
     "ai.onnx::Not": Kernels(_BOOL, _BOOL),
+    "ai.onnx::QuantizeLinear": Kernels(_types("float32 float16"), _NONE),
     "ai.onnx::RMSNormalization": _TWO_FLOATS,
     "ai.onnx::Range": Kernels(_SINGLE | _COUNTS, _SINGLE | _COUNTS),
     "ai.onnx::ReduceL2": Kernels(_SINGLE | _COUNTS, _types("float32 float16 int32")),
+    "ai.onnx::ReduceMax": Kernels(_NUMBERS | _BOOL, _NONE),
     "ai.onnx::ReduceMean": Kernels(_SINGLE | _COUNTS, _FLOATS | _types("int32")),
     "ai.onnx::ReduceSum": Kernels(_SINGLE | _COUNTS, _FLOATS | _COUNTS),
     "ai.onnx::Relu": Kernels(_types("float32 int8 int32"), _FLOATS),
@@ -101,6 +106,7 @@ KERNELS: dict[str, Kernels] = {
     "com.microsoft::GatherBlockQuantized": _TWO_FLOATS,
     "com.microsoft::GroupQueryAttention": Kernels(_types("float32 float16"), _HALVES),
     "com.microsoft::LinearAttention": _RECURRENT,
+    "com.microsoft::MatMulIntegerToFloat": Kernels(_types("int8 uint8"), _NONE),
     "com.microsoft::MatMulNBits": _TWO_FLOATS,
     "com.microsoft::MoE": _PRODUCT,
     "com.microsoft::QMoE": Kernels(_types("float32 float16"), _HALVES),

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, Reader
 
 __all__ = ["MatrixRead", "StepReads", "count"]
@@ -34,6 +35,7 @@ _PRODUCTS = frozenset(
         "ai.onnx::DequantizeLinear",  # before a product, in graphs of standard operators
         "com.microsoft::DynamicQuantizeMatMul",
         "com.microsoft::FusedMatMul",
+        "com.microsoft::MatMulIntegerToFloat",
     }
 )
 
@@ -97,12 +99,16 @@ class StepReads:
         other_bytes: rows of tables, norms, biases.
         cache_bytes_per_token: KV cache.
         state_bytes: states of fixed size.
+        windowed_bytes_per_token: the part of the KV cache in layers with a window.
+        window_slots: most tokens that these hold.
     """
 
     matrices: tuple[MatrixRead, ...]
     other_bytes: int
     cache_bytes_per_token: int
     state_bytes: int
+    windowed_bytes_per_token: int = 0
+    window_slots: int = 0
 
     @property
     def weight_bytes(self) -> int:
@@ -111,7 +117,9 @@ class StepReads:
 
     def bytes_at(self, length: float) -> float:
         """Return all bytes of a step after which the cache holds `length` tokens."""
-        return self.weight_bytes + self.state_bytes + self.cache_bytes_per_token * length
+        dropped = max(0, length - self.window_slots) * self.windowed_bytes_per_token
+        cached = self.cache_bytes_per_token * length - dropped
+        return self.weight_bytes + self.state_bytes + cached
 
 
 def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
@@ -137,11 +145,15 @@ def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
         for name in reader.weights
         if not _within(tensors[name], shared)
     )
+    window = window_of(manifest.states, manifest.context_length)
+    windowed = sum(state.unit_bytes for state in manifest.states if state.window is not None)
     return StepReads(
         matrices=matrices,
         other_bytes=others,
         cache_bytes_per_token=manifest.state_bytes("append"),
         state_bytes=manifest.state_bytes("replace"),
+        windowed_bytes_per_token=0 if window is None else windowed,
+        window_slots=0 if window is None else window.capacity,
     )
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "reset_peak",
     "return_free_memory",
     "return_large_memory",
+    "used_memory",
 ]
 
 LARGE_BYTES = 2 << 20
@@ -28,10 +29,8 @@ def peak_memory() -> int | None:
 
     Mapped files that were read count too, like weights.
     """
-    for line in read_small(Path("/proc/self/status")).splitlines():
-        name, _, value = line.partition(":")
-        if name == "VmHWM":
-            return int(value.split()[0]) * 1024
+    if (peak := _from_status("VmHWM")) is not None:
+        return peak
     try:
         import resource
     except ImportError:
@@ -39,6 +38,11 @@ def peak_memory() -> int | None:
     # not on Linux, where it starts at the peak of the parent process
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
+
+
+def used_memory() -> int | None:
+    """Return the resident memory of this process, in bytes; `None` elsewhere than on Linux."""
+    return _from_status("VmRSS")
 
 
 def return_free_memory() -> None:
@@ -76,6 +80,15 @@ def available_memory(root: Path = Path("/")) -> int | None:
 def free_swap(root: Path = Path("/")) -> int:
     """Return the free swap space in bytes; 0 outside Linux."""
     return _from_meminfo(root, "SwapFree") or 0
+
+
+def _from_status(field: str) -> int | None:
+    """A field of this process's status, in bytes."""
+    for line in read_small(Path("/proc/self/status")).splitlines():
+        name, _, value = line.partition(":")
+        if name == field:
+            return int(value.split()[0]) * 1024
+    return None
 
 
 def _from_meminfo(root: Path, field: str) -> int | None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from ortolan.runtime.arguments import checked_count, checked_integer
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.prefix_cache import PrefixCache, PrefixCounts
+from ortolan.runtime.engine.windows import row_bytes
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.request import Request, check_memory
@@ -71,13 +72,13 @@ class GenerationService(BaseService):
         """
         self._engine.check_process()
         manifest, held_tokens = self._engine.manifest, self._worker.held_tokens
-        per_token, per_row = manifest.state_bytes("append"), manifest.state_bytes("replace")
+        per_row = manifest.state_bytes("replace")
         return self._worker.load(
             lambda running, waiting: self._counts.stats(
                 slots=self._slots,
                 running=running,
                 waiting=waiting,
-                state_bytes=held_tokens * per_token + running * per_row,
+                state_bytes=row_bytes(manifest, held_tokens, running) + running * per_row,
                 cache=PrefixCounts() if self._prefixes is None else self._prefixes.counts,
             )
         )

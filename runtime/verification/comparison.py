@@ -4,7 +4,7 @@ Shape letters: R positions, K kept logits, V vocabulary or labels, E width of a 
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
@@ -14,7 +14,13 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.kinds import OUTPUTS, ScoreFunction
 from ortolan.runtime.verification.certificate import Certificate, Logits, Vectors
-from ortolan.runtime.verification.report import Divergence, Phase, PhaseName, Report
+from ortolan.runtime.verification.report import (
+    Divergence,
+    GraphName,
+    Phase,
+    PhaseName,
+    Report,
+)
 
 __all__ = [
     "Comparison",
@@ -81,6 +87,7 @@ class Rows:
 
     Attributes:
         phase: the way.
+        graph: that computed them, where prompts and steps have different weights.
         probe: its name.
         positions: of the rows within the probe.
         part: of the rows among all rows of the reference.
@@ -89,6 +96,7 @@ class Rows:
     """
 
     phase: PhaseName
+    graph: GraphName | None = None
     probe: str
     positions: list[int]
     part: slice
@@ -262,6 +270,7 @@ class Comparison:
         self._largest = float(np.abs(values).max())
         self._max_delta = math.inf if bound is None else bound * max(1.0, self._largest)
         self._phases: dict[PhaseName, list[Differences]] = {}
+        self._graphs: dict[GraphName, list[Differences]] = {}
         self._negative_logs: list[NDArray[np.float64]] = [np.empty((0, 2))]
         self._first: Divergence | None = None
 
@@ -270,6 +279,8 @@ class Comparison:
         reference = self._certificate.reference
         differences = compare(reference, rows.part, rows.outputs, self._scores)
         self._phases.setdefault(rows.phase, []).append(differences)
+        if rows.graph is not None:
+            self._graphs.setdefault(rows.graph, []).append(differences)
         diverged = ~differences.same_top1 | (differences.delta > self._max_delta)
         if self._first is None and diverged.any():
             position = rows.positions[int(diverged.argmax())]
@@ -283,16 +294,18 @@ class Comparison:
         phases = {name: Differences.joined(parts) for name, parts in self._phases.items()}
         everything = Differences.joined([*phases.values()])
         whole = self._phase(everything)
+        graphs = {n: self._phase(Differences.joined(p)) for n, p in self._graphs.items()}
         figures = msgspec.structs.asdict(whole)
         del figures["positions"]
         ours, reference = self._perplexities()
         return Report(
-            verdict=self._verdict(whole, everything),
+            verdict=self._verdict(whole, everything, graphs.values()),
             max_abs_logit=self._largest,
             perplexity=ours,
             reference_perplexity=reference,
             first_divergence=self._first,
             phases={name: self._phase(part) for name, part in phases.items()},
+            graphs=graphs,
             device=device,
             onnxruntime=onnxruntime,
             seconds=seconds,
@@ -330,11 +343,13 @@ class Comparison:
         ours, reference = np.exp(np.minimum(nats.sum(axis=0) / max(len(nats), 1), 700.0)).tolist()
         return ours, reference
 
-    def _verdict(self, whole: Phase, parts: Differences) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
+    def _verdict(
+        self, whole: Phase, parts: Differences, graphs: Iterable[Phase]
+    ) -> Literal["PASS", "AMBIGUOUS", "FAIL"]:
         thresholds = self._certificate.thresholds
         changed = int(parts.changed.sum())
         distances = (
-            (whole.mean_kl, thresholds.mean_kl),
+            *((phase.mean_kl, thresholds.mean_kl) for phase in (whole, *graphs)),
             (whole.mean_cosine, thresholds.mean_cosine),
         )
         if (

@@ -4,7 +4,8 @@ A decoder, alone or after an encoder:
 
 1. prefill: the whole probe in one call;
 2. decode: cached and teacher-forced, one token per call; for a long probe only its end, after a
-   prefill of the rest. Text sources are padded here;
+   prefill of the rest, and always after one where prompts have weights of their own. Text sources
+   are padded here;
 3. chunked: the longest probe in several calls;
 4. batch: the last tokens of two probes in the same steps, without an encoder.
 
@@ -23,6 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS, TYPES
+from ortolan.runtime.bundle.kinds import PREFILL
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
@@ -30,7 +32,7 @@ from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.verification.certificate import Certificate, kept_positions
 from ortolan.runtime.verification.comparison import Numbers, Rows
-from ortolan.runtime.verification.report import PhaseName
+from ortolan.runtime.verification.report import GraphName, PhaseName
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
 
@@ -62,14 +64,17 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
         yield from _encoder_rows(engine, certificate)
         return
     offsets = _offsets([probe.length for probe in certificate.probes])
+    least = _own_prefill_from(engine)
     for number, phase in _decoder_runs(certificate):
         probe, offset = certificate.probes[number], offsets[number]
         ids = certificate.token_ids[offset : offset + probe.length].tolist()
         source = _source(engine, certificate, number, phase)
         for position, outputs in _WAYS[phase](engine, ids, source):
             start = offset + position
+            count = len(ids) if phase == "prefill" else len(outputs)
             yield Rows(
                 phase=phase,
+                graph=None if least is None else "prefill" if count >= least else "decode",
                 probe=probe.name,
                 positions=list(range(position, position + len(outputs))),
                 part=slice(start, start + len(outputs)),
@@ -79,13 +84,13 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     yield from _together(engine, certificate, offsets)
 
 
-def total_positions(certificate: Certificate) -> int:
+def total_positions(engine: Engine, certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
         return 2 * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     return len(_pair(certificate)) * _steps(certificate) + sum(
-        min(lengths[number], TAIL) if phase == "decode" else lengths[number]
+        lengths[number] - (_first_step(engine, lengths[number]) if phase == "decode" else 0)
         for number, phase in _decoder_runs(certificate)
     )
 
@@ -128,6 +133,7 @@ def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) 
         certificate.token_ids[offsets[number] :][: certificate.probes[number].length].tolist()
         for number in pair
     ]
+    graph: GraphName | None = None if _own_prefill_from(engine) is None else "decode"
     runner = Runner(engine, engine.slots(len(pair)))
     for row, ids in enumerate(texts):
         runner.prefill(row, ids[:-steps])
@@ -139,12 +145,26 @@ def _together(engine: Engine, certificate: Certificate, offsets: Sequence[int]) 
             start = offsets[number] + position
             yield Rows(
                 phase="batch",
+                graph=graph,
                 probe=certificate.probes[number].name,
                 positions=[position],
                 part=slice(start, start + 1),
                 next_ids=ids[position + 1 :],
                 outputs=runner.logits_BV[row : row + 1].copy(),
             )
+
+
+def _own_prefill_from(engine: Engine) -> int | None:
+    """Return the fewest tokens of a call that a graph with its own weights computes, if any."""
+    graph = engine.manifest.graphs.get(PREFILL)
+    if engine.manifest.prefill_precision is None or engine.adapters is not None or graph is None:
+        return None
+    return graph.min_new_tokens
+
+
+def _first_step(engine: Engine, length: int) -> int:
+    """Return the position in a probe from which it is decoded one by one."""
+    return max(length - TAIL, min(_own_prefill_from(engine) or 0, length - 1))
 
 
 def _source(
@@ -188,7 +208,7 @@ def _one_by_one(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
     runner = _runner(engine, source)
-    first = max(len(ids) - TAIL, 0)
+    first = _first_step(engine, len(ids))
     if first > 0:
         runner.prefill(0, ids[:first])
     runner.select([0])

@@ -117,7 +117,7 @@ def replay(
     """Compute the probes of a certificate and compare them with its reference."""
     started = time.monotonic()
     comparison = Comparison(certificate)
-    total, done = total_positions(certificate), 0
+    total, done = total_positions(engine, certificate), 0
     for rows in compute(engine, certificate):
         comparison.add(rows)
         done += len(rows.outputs)

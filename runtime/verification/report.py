@@ -12,19 +12,30 @@ from ortolan.runtime.bundle.quality import Quality, rate
 from ortolan.runtime.verification.surroundings import SurroundingsReport
 from ortolan.runtime.verification.weight_sums import WeightsReport
 
-__all__ = ["Divergence", "ExactReport", "Phase", "PhaseName", "Report", "Rule", "Thresholds"]
+__all__ = [
+    "Divergence",
+    "ExactReport",
+    "GraphName",
+    "Phase",
+    "PhaseName",
+    "Report",
+    "Rule",
+    "Thresholds",
+]
 
 Nats = Annotated[float, Meta(gt=0, le=limits.MAX_MEAN_KL)]
 Cosine = Annotated[float, Meta(gt=0, le=limits.MAX_COSINE_DISTANCE)]
 Share = Annotated[float, Meta(ge=0, le=1)]
 PhaseName = Literal["prefill", "decode", "chunked", "single", "batch"]
+GraphName = Literal["prefill", "decode"]
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Tolerances. Each has an upper limit, so that none can accept everything.
 
     Attributes:
-        mean_kl: KL divergence of the logits in nats, averaged over positions.
+        mean_kl: KL divergence of the logits in nats, averaged over all positions, and over those
+            of each graph where prompts have weights of their own.
         mean_cosine: average cosine distance, for vectors and scores.
         max_abs_delta: largest difference of one number, times the largest magnitude if that is
             above 1. `None` for rounded weights, where only the mean counts.
@@ -117,6 +128,8 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         first_divergence: first position, in the order of the replay, with another most probable
             token (near ties included) or a difference beyond the thresholds.
         phases: figures by way to compute the probes.
+        graphs: figures by graph, where prompts have weights of their own; those of `decode`
+            continue caches that the prefill graph filled.
         device: where it was computed.
         onnxruntime: its version.
         seconds: duration.
@@ -159,6 +172,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     output: OutputName = "logits"
     mean_cosine: float | None = None
     max_cosine: float | None = None
+    graphs: dict[GraphName, Phase] = {}
+
+    @property
+    def largest_mean_kl(self) -> float | None:
+        """The mean KL divergence of all positions, or of the graph where it is larger."""
+        means = [phase.mean_kl for phase in self.graphs.values() if phase.mean_kl is not None]
+        return None if self.mean_kl is None else max(self.mean_kl, *means, 0.0)
 
     @property
     def device_summary(self) -> str:
@@ -183,7 +203,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         bounds, where = self.thresholds, self.first_divergence
         distance = OUTPUTS[self.output].distance
         if bounds.max_abs_delta is None:
-            name, value, most = "mean KL", self.mean_kl, bounds.mean_kl
+            name, value, most = "mean KL", self.largest_mean_kl, bounds.mean_kl
             if value is None:
                 name, value, most = f"mean {distance}", self.mean_cosine, bounds.mean_cosine
             words = f"{self.output}: {name} {value or 0:.2g} (at most {most or 0:.2g})"
@@ -198,8 +218,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     def quality(self) -> Quality:
         """How far the exported model is from the trained one."""
         distance = OUTPUTS[self.output].distance
+        graph_kl = {name: phase.mean_kl or 0.0 for name, phase in self.graphs.items()}
         return Quality(
-            word=rate(mean_kl=self.mean_kl, mean_cosine=self.mean_cosine),
+            word=rate(mean_kl=self.largest_mean_kl, mean_cosine=self.mean_cosine),
             text=self.text,
             mean_kl=self.mean_kl,
             p99_kl=self.p99_kl,
@@ -209,4 +230,5 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             mean_cosine=self.mean_cosine,
             p99_cosine=self.p99_cosine,
             distance=UNSET if OUTPUTS[self.output].scores != "none" else distance,
+            graph_kl=graph_kl or UNSET,
         )

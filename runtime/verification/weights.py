@@ -16,7 +16,14 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle, chunks
 from ortolan.runtime.engine.ort_session import open_part
-from ortolan.runtime.graph.products import PRODUCT_INPUT, PRODUCT_OUTPUT, Product, products
+from ortolan.runtime.graph.products import (
+    CODE_MIDDLE,
+    CODE_STEP,
+    PRODUCT_INPUT,
+    PRODUCT_OUTPUT,
+    Product,
+    products,
+)
 from ortolan.runtime.graph.summary import ExternalTensor
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.weight_sums import (
@@ -132,9 +139,15 @@ def _outputs(
     if product.looks_up:
         yield list(range(VECTORS)), np.concatenate([*_looked_up(product, x_RK, run)], axis=1)
         return
-    x_RK = x_RK.astype(product.dtype)
+    entering_RK, size = x_RK.astype(product.dtype), 1.0
+    if product.reads_codes:
+        # the vectors have steps of 1/128
+        entering_RK, size = (x_RK * 128 + CODE_MIDDLE).astype(np.uint8), 128 * CODE_STEP
     for rows in (_STEP, _PROMPT):
-        yield rows, run({PRODUCT_INPUT: x_RK[rows]})[PRODUCT_OUTPUT].astype(np.float64)
+        yield (
+            rows,
+            run({PRODUCT_INPUT: entering_RK[rows]})[PRODUCT_OUTPUT].astype(np.float64) / size,
+        )
 
 
 def _looked_up(

@@ -26,8 +26,8 @@ _DEBS = (
     *(f"libpython{PYTHON}-stdlib", f"python{PYTHON}-minimal"),
 )
 _WHEELS = (
-    *("onnxruntime", "flatbuffers", "packaging", "numpy", "msgspec", "protobuf", "tokenizers"),
-    *("click", "tqdm"),
+    *("onnxruntime", "flatbuffers", "packaging", "numpy", "msgspec", "protobuf"),
+    *("tokenizers", "click"),
 )
 """Packages that the runtime imports; tokenizers works without the rest of its dependencies."""
 

@@ -1,6 +1,7 @@
 """The commands on a tiny decoder, in this process where possible."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,41 @@ def run_json(ortolan: Run, bundle: Path) -> Any:
         return json.loads(done.stdout)
 
     return run
+
+
+def test_without_arguments_there_are_commands_to_try(
+    ortolan: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "\n  ortolan export CHECKPOINT bundle" in ortolan().stdout.decode()
+    monkeypatch.setattr("ortolan.cli.is_runtime_only", lambda: True)
+    shown = ortolan().stdout.decode()
+    assert "\n  ortolan verify BUNDLE" in shown
+    assert "export" not in shown
+
+
+def test_version_names_onnxruntime(ortolan: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    pattern = r"ortolan \S+, onnxruntime 1\.\S+, Python 3\.\d+\.\d+\n"
+    assert re.fullmatch(pattern, ortolan("--version").stdout.decode())
+    monkeypatch.setattr("ortolan.cli.installed_version", lambda _: None)
+    assert ", no onnxruntime, " in ortolan("--version").stdout.decode()
+
+
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("folder/config.json", "`ortolan export {path} BUNDLE`"),
+        ("folder/genai_config.json", "`ortolan import-genai {path} BUNDLE`"),
+        ("folder/notes.txt", "Check the path"),
+        ("model.gguf", "`ortolan export {path} BUNDLE`"),
+        ("model.onnx", "Pass the folder"),
+    ],
+)
+def test_what_is_no_bundle_is_named(name: str, command: str, tmp_path: Path) -> None:
+    file = tmp_path / name
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("{}")
+    path = file.parent if "/" in name else file
+    assert command.format(path=path) in error_line("run", path, "x")
 
 
 @pytest.mark.parametrize("is_subprocess", [False, True])

@@ -3,13 +3,11 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from ortolan.cli.output import print_table
-from ortolan.cli.progress import ProgressLines, progress
 
 RUN = """
 import sys, click
@@ -97,33 +95,6 @@ def test_full_disk_is_one_line() -> None:
     assert done.returncode == 2
     assert "No space left on device" in done.stderr
     assert len(done.stderr.splitlines()) == 1
-
-
-def test_progress_is_printed_as_lines_without_a_terminal(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with ProgressLines("export", seconds=0.02) as steps:
-        steps("calibrate", 1, 4)
-        time.sleep(0.3)  # without a report
-    written = capsys.readouterr()
-    lines = written.err.splitlines()
-    assert len(lines) > 1
-    assert lines[-1].startswith("export: calibrate, 25%, about ")
-    assert " left of this step, " in lines[-1]
-    assert lines[-1].endswith(" so far")
-    assert written.out == ""
-
-
-def test_progress_lines_end_with_the_command_or_its_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(KeyError), ProgressLines("pack", seconds=0.01):
-        raise KeyError
-    capsys.readouterr()
-    time.sleep(0.05)
-    assert capsys.readouterr().err == ""
-    with progress("verify") as steps:
-        assert isinstance(steps, ProgressLines)  # stderr of a test is not a terminal
 
 
 def test_inspect_treats_a_folder_with_a_linked_manifest_as_a_bundle(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ MODULES: dict[str, Callable[[], TransformerModel]] = {
     ),
 }
 
-DECODERS = ("llama", "gpt2", "mistral", "qwen2")
+DECODERS = ("llama", "gpt2", "qwen2", pytest.param("mistral", marks=pytest.mark.slow))
 
 IN_FLOAT32 = {
     # Pixels come in float32.
@@ -127,7 +127,7 @@ def rounded(name: str) -> Any:
     return MODULES[name]().to(torch.bfloat16).float().eval()
 
 
-SLOW = ("modern", "seq2seq")
+SLOW = ("mistral", "modern", "seq2seq")
 
 QUICK_MODULES = [
     pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODULES

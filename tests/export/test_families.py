@@ -1,6 +1,6 @@
 """Bundles of the families beyond decoders against Hugging Face transformers."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -50,8 +50,8 @@ CASES: dict[str, EncoderCase] = (
 
 VISION = "vit-classifier"
 
-T5 = pytest.param("t5", marks=pytest.mark.slow)
-"""Slow to trace; tests/runtime/test_seq2seq_parity.py compares its texts."""
+TRANSLATORS = [pytest.param(name, marks=pytest.mark.slow) for name in ("marian", "t5")]
+"""Slow to trace; tests/runtime/test_seq2seq_parity.py compares texts."""
 
 MAPPED = ("bert", "vit-classifier", "marian", "t5")
 
@@ -76,14 +76,6 @@ class Exported:
             options=ExportOptions(attention="portable", attention_maps=name in MAPPED),
         )
         self.graphs = sessions(self.bundle)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _traced_anew() -> Iterator[None]:
-    """Trace for every export, which `tests.quick_exports` avoids."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(family, "trace_graph", trace_graph)
-        yield
 
 
 @pytest.fixture(scope="module")
@@ -258,7 +250,7 @@ def test_maps_of_images_equal_hugging_face(exported: Callable[[str], Exported]) 
         np.testing.assert_allclose(one, other, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["marian", T5])
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_maps_of_sources_and_targets_equal_hugging_face(
     name: str, exported: Callable[[str], Exported]
 ) -> None:
@@ -300,7 +292,7 @@ def in_reference(bundle: Bundle, role: str) -> Callable[[dict[str, Any]], dict[s
     return evaluate
 
 
-@pytest.mark.parametrize("name", ["bert", "marian", T5])
+@pytest.mark.parametrize("name", ["bert", *TRANSLATORS])
 def test_portable_encoder_gives_the_same_without_onnxruntime(
     name: str, exported: Callable[[str], Exported]
 ) -> None:
@@ -316,7 +308,7 @@ def test_portable_encoder_gives_the_same_without_onnxruntime(
             assert_close(one, other, delta=1e-5)
 
 
-@pytest.mark.parametrize("name", ["marian", T5])
+@pytest.mark.parametrize("name", TRANSLATORS)
 def test_portable_decoder_gives_the_same_without_onnxruntime(
     name: str, exported: Callable[[str], Exported]
 ) -> None:
@@ -349,9 +341,10 @@ def test_portable_decoder_gives_the_same_without_onnxruntime(
 
 @pytest.mark.slow  # of a decoder: tests/export/test_pipeline.py
 def test_two_exports_of_an_encoder_decoder_are_equal_byte_for_byte(
-    exported: Callable[[str], Exported], tmp_path: Path
+    exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = exported("marian")
+    monkeypatch.setattr(family, "trace_graph", trace_graph)  # which `tests.quick_exports` replaces
     again = ortolan.export(
         case.checkpoint,
         tmp_path / "again",

@@ -244,7 +244,7 @@ def test_int8_prefill_and_int4_decode_work_on_one_cache(tmp_path: Path) -> None:
         module, tmp_path / "out", graphs="split", prefill_precision="int8", max_kl=None
     )
     prefill, decode = (bundle.graphs[role].operators for role in ("prefill", "decode"))
-    assert prefill["com.microsoft::DynamicQuantizeMatMul"] == 10
+    assert prefill["com.microsoft::MatMulIntegerToFloat"] == 10
     assert prefill["com.microsoft::MatMulNBits"] == 1  # the head, for one position
     assert decode["com.microsoft::MatMulNBits"] == 11
     expected = logits(module.eval(), IDS)
@@ -252,6 +252,27 @@ def test_int8_prefill_and_int4_decode_work_on_one_cache(tmp_path: Path) -> None:
     with loaded.session() as session:
         got = [session.append(IDS[:32]), *(session.append([token]) for token in IDS[32:])]
     np.testing.assert_allclose(np.stack(got), expected[31:], atol=bound)
+
+
+def test_quality_is_that_of_the_worse_graph(tmp_path: Path) -> None:
+    module = tiny_models.decoder(tiny_models.llama())
+    options: dict[str, Any] = {"graphs": "split", "prefill_precision": "int8", "max_kl": None}
+    bundle, _ = export(module, tmp_path / "out", Int4(method="rtn"), **options)
+    quality, measured = bundle.manifest.quality, read_certificate(bundle).measured
+    assert quality is not None
+    assert measured is not None
+    assert isinstance(quality.graph_kl, dict)
+    worse, better = quality.graph_kl["decode"], quality.graph_kl["prefill"]
+    assert worse > 5 * better
+    assert quality.mean_kl is not None
+    assert better < quality.mean_kl < worse
+    assert f"decode {worse:.2g}" in quality.summary
+    # 16 of 33 and 96 of 160 tokens of the prompts fill the caches of these steps
+    assert {name: phase.positions for name, phase in measured.graphs.items()} == {
+        "prefill": 33 + 160 + 160,
+        "decode": 1 + 2 + 1 + 1 + 17 + 64 + 2,
+    }
+    assert measured.largest_mean_kl == worse
 
 
 def test_few_new_tokens_go_to_the_decode_graph(tmp_path: Path) -> None:

@@ -41,7 +41,7 @@ CONFIGS = {
     "machine": replace(PLAIN, num_layers=1, memory=MEMORY),
     "feed-forward machine": replace(PLAIN, cell="feed_forward", num_layers=1, memory=MEMORY),
 }
-LONG = ("lstm, split", "attentive, split", "feed-forward machine")
+LONG = ("rnn", "lstm, split", "attentive, split", "feed-forward machine")
 """Slow to trace, and similar to others."""
 
 KINDS = [

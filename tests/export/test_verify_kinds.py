@@ -179,7 +179,7 @@ def test_export_that_goes_wrong_leaves_nothing(
     source = open_exportable(module, tokenizer=None, max_context=None)
     louder = Louder(source.weights)
 
-    def told(step: str, done: int, total: int) -> None:
+    def told(step: str, done: int, total: int, what: str = "") -> None:
         louder.factor = 1.0 if step == "reference" else 1.05
 
     given = replace(source, weights=louder)

@@ -113,7 +113,9 @@ def test_experts_have_no_kernels(tmp_path: Path) -> None:
     assert not (tmp_path / "bundle").exists()
 
 
-@pytest.mark.parametrize("cell", ["rnn", "gru", "lstm"])
+@pytest.mark.parametrize(
+    "cell", ["lstm", *(pytest.param(cell, marks=pytest.mark.slow) for cell in ("rnn", "gru"))]
+)
 def test_a_recurrent_network_reads_token_by_token(cell: str, tmp_path: Path) -> None:
     module = models.recurrent(cell=cell)
     ortolan.export(module, tmp_path / "bundle", device="webgpu", options=QUICK)

@@ -365,7 +365,7 @@ def failure(built: Built, bundle: Path, prompt: list[int], new: int = 4, **optio
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda m: m.update(schema=5), "manifest: manifest.json has schema 5; .* reads 2 to 4"),
+        (lambda m: m.update(schema=6), "manifest: manifest.json has schema 6; .* reads 2 to 5"),
         (lambda m: m.update(kind="encoder"), "kind: This bundle is of the kind encoder"),
         (lambda m: m.update(devices=["cuda"]), "device: .* not exported for a CPU"),
         (lambda m: m.update(news=1), "manifest: .*`news` of `the document` is unknown"),

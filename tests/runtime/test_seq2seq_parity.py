@@ -18,6 +18,9 @@ from ortolan.runtime.engine.runner import Runner
 
 NEW_TOKENS = 24
 
+SLOW = ("bart", "t5", "t5wide-split")
+"""Slow to trace, and similar to others."""
+
 SOURCE_IDS = [
     row[:length] for row, length in zip(SOURCES.ids.tolist(), SOURCES.lengths.tolist(), strict=True)
 ]
@@ -34,10 +37,7 @@ class Pair:
 
 @pytest.fixture(
     scope="module",
-    params=[
-        pytest.param(form, marks=pytest.mark.slow if form == "t5wide-split" else ())
-        for form in FORMS
-    ],
+    params=[pytest.param(form, marks=pytest.mark.slow if form in SLOW else ()) for form in FORMS],
 )
 def pair(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Pair:
     bundle = open_bundle(exported(request.param) / "bundle")

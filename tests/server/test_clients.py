@@ -50,9 +50,11 @@ PROGRAMS = {
 def installed(requirements: str, folder: Path) -> Path:
     """Install packages in a new environment; return the folder of its programs."""
     home = folder / requirements
-    subprocess.run([sys.executable, "-m", "venv", str(home)], check=True)
-    install = [str(home / "bin" / "pip"), "install", "--quiet", "-r", str(CLIENTS / requirements)]
-    subprocess.run(install, check=True)
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+    # The programs import a small part of what is installed.
+    options = ["--quiet", "--no-compile", "-r", str(CLIENTS / requirements)]
+    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
+    subprocess.run([*pip, "install", *options], check=True)
     return home / "bin"
 
 

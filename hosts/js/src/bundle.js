@@ -4,7 +4,7 @@ import { check, failure } from "./checks.js";
 import { BundleError, DeviceError, OrtolanError } from "./errors.js";
 
 /** Versions of the format that are read. */
-const SCHEMAS = [2, 3, 4];
+const SCHEMAS = [2, 3, 4, 5];
 
 /** What manifests of schema 2 and 3 leave out. Any graph can write to slots. */
 const OLDER_SESSION = {

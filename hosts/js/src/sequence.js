@@ -135,6 +135,8 @@ export class Sequence {
       seqlens_k: new Tensor("int32", Int32Array.of(total - 1), [1]),
       total_sequence_length: new Tensor("int32", Int32Array.of(total), []),
       logit_positions: new Tensor("int64", BigInt64Array.from(positions, BigInt), [1, positions.length]),
+      // a host may keep all tokens
+      ...(states.some(({ window }) => window) && { window_starts: new Tensor("int32", Int32Array.of(0), [1]) }),
       ...Object.fromEntries(states.map(({ input }, index) => [input, this.#states[index]])),
     });
     checkHeap();

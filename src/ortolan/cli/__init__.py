@@ -14,6 +14,7 @@ import click
 
 from ortolan import __version__
 from ortolan.cli.streams import guarded_streams
+from ortolan.cuda_setup import installed_version
 from ortolan.distribution import is_runtime_only
 from ortolan.errors import OrtolanError, RuntimeOnlyError
 
@@ -38,6 +39,26 @@ COMMANDS = {
     "verify": "Replay the proof of a bundle on this machine.",
 }
 """Commands and their line of help; each module has the name of its command."""
+
+_WELCOME = """\
+Three commands to try:
+
+  ortolan export CHECKPOINT bundle        a folder in Hugging Face format, or a .gguf file
+  ortolan run bundle "Once upon a time"   continue a text; `chat` holds a conversation
+  ortolan serve bundle                    OpenAI's API, and a page at http://127.0.0.1:8080
+
+`ortolan --help` lists all commands, `ortolan doctor` what this machine lacks."""
+
+_ON_A_DEVICE = """\
+Three commands to try:
+
+  ortolan run BUNDLE "Once upon a time"   continue a text; `chat` holds a conversation
+  ortolan verify BUNDLE                   prove that this machine computes the trained model
+  ortolan bench BUNDLE                    measure its speed
+
+`ortolan --help` lists all commands, `ortolan doctor` what this machine lacks."""
+
+_RUNTIMES = ("onnxruntime", "onnxruntime-gpu")
 
 _BEYOND_THE_RUNTIME = {
     "adapter": "export",
@@ -74,16 +95,39 @@ class _Commands(click.Group):
             formatter.write_dl(list(_available().items()))
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(__version__, prog_name="ortolan")
+def _print_version(ctx: click.Context, _: click.Parameter, value: bool) -> None:
+    if value and not ctx.resilient_parsing:
+        names = (name for name in _RUNTIMES if installed_version(name))
+        installed = next((f"{name} {installed_version(name)}" for name in names), "no onnxruntime")
+        python = ".".join(map(str, sys.version_info[:3]))
+        click.echo(f"ortolan {__version__}, {installed}, Python {python}")
+        ctx.exit()
+
+
+@click.group(
+    cls=_Commands,
+    invoke_without_command=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the versions of Ortolan, onnxruntime and Python, and exit.",
+)
 @click.option("--debug", is_flag=True, help="Show the traceback of an error.")
-def cli(debug: bool) -> None:
+@click.pass_context
+def cli(ctx: click.Context, debug: bool) -> None:
     """Export PyTorch transformers to ONNX and run them anywhere.
 
     \b
       ortolan export checkpoint/ bundle/
       ortolan run bundle/ "def main("
     """  # noqa: D301 - click needs the \b character
+    if ctx.invoked_subcommand is None:
+        click.echo(_ON_A_DEVICE if is_runtime_only() else _WELCOME)
 
 
 def main() -> None:

@@ -36,7 +36,7 @@ def command(
     with extra("export", command="adapter"):
         from ortolan.export.adapter import export_adapter
 
-    with progress("adapter") as steps:
+    with progress("adapter", as_json=as_json) as steps:
         adapter = export_adapter(
             source, out, bundle=bundle, checkpoint=checkpoint, force=force, progress=steps
         )

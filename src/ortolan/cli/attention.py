@@ -6,6 +6,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.extras import extra
+from ortolan.cli.progress import loading
 
 
 def _numbers(
@@ -55,7 +56,9 @@ def command(
         from ortolan.cli.attention_picture import choose, draw
     from ortolan.runtime.attention_maps import attention_maps
 
-    maps = attention_maps(bundle, text, target=target, threads=threads)
-    panels = choose(maps, kind=kind, layers=layers, heads=heads, mean=mean)
-    draw(panels, out)
+    with loading("attention") as steps:
+        maps = attention_maps(bundle, text, target=target, threads=threads)
+        panels = choose(maps, kind=kind, layers=layers, heads=heads, mean=mean)
+        steps("draw", 0, len(panels))
+        draw(panels, out)
     print(f"{out}  {len(panels)} maps")

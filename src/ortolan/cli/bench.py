@@ -78,8 +78,9 @@ def command(
     from ortolan.runtime import Decoder, load
     from ortolan.runtime.bench.measure import cases, measure
 
-    model = load(bundle, Decoder, device=device, threads=threads)
-    with progress("bench") as steps:
+    with progress("bench", as_json=as_json) as steps:
+        steps("load", 0, 1)
+        model = load(bundle, Decoder, device=device, threads=threads)
         result = measure(
             model,
             cases(prompts, news, depths),

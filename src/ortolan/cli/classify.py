@@ -11,6 +11,7 @@ import click
 from ortolan.cli import options
 from ortolan.cli.inputs import read_inputs
 from ortolan.cli.output import print_json, print_table
+from ortolan.cli.progress import loading
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
     from ortolan.runtime import Classification
@@ -45,9 +46,11 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
-    model = load(bundle, Encoder, device=device, threads=threads)
-    items = read_inputs(model.manifest, inputs)
-    results = model.classify(items, truncate=truncate)
+    with loading("classify") as steps:
+        model = load(bundle, Encoder, device=device, threads=threads)
+        items = read_inputs(model.manifest, inputs)
+        steps("classify", 0, len(items))
+        results = model.classify(items, truncate=truncate)
     if top is None and model.manifest.output_kind.scores == "softmax":
         top = 1
     if as_json:

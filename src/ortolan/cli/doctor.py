@@ -22,13 +22,13 @@ EXTRAS = {
     "cpu": ("run bundles", ("onnxruntime",)),
     "export": ("export checkpoints", ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors")),
     "plot": ("draw attention", ("matplotlib", "onnxruntime")),
-    "train": ("train recipes", ("torch", "safetensors", "matplotlib")),
+    "train": ("train recipes", ("torch", "safetensors", "matplotlib", "tqdm")),
     "webgpu": ("run bundles on any GPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
     "vision": ("read image files", ("onnxruntime", "pillow")),
 }
 """Extras: what each is for, and its packages."""
 
-BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click", "tqdm")
+BASE = ("numpy", "tokenizers", "msgspec", "protobuf", "click")
 
 
 @click.command()

@@ -7,6 +7,7 @@ import click
 from ortolan.cli import options
 from ortolan.cli.inputs import read_inputs
 from ortolan.cli.output import print_json
+from ortolan.cli.progress import loading
 
 
 @click.command()
@@ -34,9 +35,11 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
-    model = load(bundle, Encoder, device=device, threads=threads)
-    items = read_inputs(model.manifest, inputs)
-    vectors = model.embed(items, prompt=prompt, truncate=truncate)
+    with loading("embed") as steps:
+        model = load(bundle, Encoder, device=device, threads=threads)
+        items = read_inputs(model.manifest, inputs)
+        steps("embed", 0, len(items))
+        vectors = model.embed(items, prompt=prompt, truncate=truncate)
     if as_json:
         rows = [
             {"input": item, "embedding": vector.tolist()}

@@ -210,7 +210,7 @@ def command(
     place: AbstractContextManager[Path] = nullcontext(out)
     if is_genai:
         place = through_bundle(out, device=keywords["device"], options=settings, force=force)
-    with progress("export") as steps, place as folder:
+    with progress("export", as_json=as_json) as steps, place as folder:
         bundle = export(
             source,
             folder,

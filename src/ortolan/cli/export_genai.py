@@ -7,6 +7,7 @@ import click
 from ortolan.cli import options
 from ortolan.cli.extras import extra
 from ortolan.cli.output import print_json, print_table, size
+from ortolan.cli.progress import progress
 
 
 @click.command()
@@ -26,7 +27,9 @@ def command(bundle: Path, out: Path, force: bool, as_json: bool) -> None:
     from ortolan.runtime import open_bundle
 
     opened = open_bundle(bundle, full_check=True)
-    folder = convert(opened, out, force=force)
+    with progress("export-genai", as_json=as_json) as steps:
+        steps("convert", 0, 1)
+        folder = convert(opened, out, force=force)
     total = sum(path.stat().st_size for path in folder.iterdir())
     settings = opened.manifest.host
     variables = {} if settings is None else dict(settings.session.environment)

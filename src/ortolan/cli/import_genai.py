@@ -42,7 +42,7 @@ def command(
         from ortolan.export.layouts.from_genai import import_genai
     from ortolan.runtime.verification.certificate_files import read_certificate
 
-    with progress("import-genai") as steps:
+    with progress("import-genai", as_json=as_json) as steps:
         bundle = import_genai(
             folder,
             out,

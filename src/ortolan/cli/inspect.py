@@ -12,6 +12,7 @@ import click
 from ortolan.cli import options
 from ortolan.cli.output import Row, print_json, print_table, quality_rows, size
 from ortolan.cli.preview import print_preview
+from ortolan.cli.progress import loading
 from ortolan.runtime.bundle.kinds import KINDS
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
@@ -122,7 +123,8 @@ def _describe_bundle(
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)
     placed = placement(opened, device) if device in ("cpu", "cuda") else None
-    trial = try_load(opened) if isolate else None
+    with loading("inspect"):
+        trial = try_load(opened) if isolate else None
     if as_json:
         more = {"placement": placed, "first_load": trial}
         print_json({**msgspec.to_builtins(about), **msgspec.to_builtins(more)})

@@ -25,7 +25,7 @@ def command(bundle: Path, as_json: bool) -> None:
     from ortolan.runtime import open_bundle
     from ortolan.runtime.pack.write import pack
 
-    with progress("pack") as steps:
+    with progress("pack", as_json=as_json) as steps:
         steps("weights", 0, 1)
         report = pack(open_bundle(bundle))
     if as_json:

@@ -1,104 +1,214 @@
-"""Progress of a long command on stderr: bars on a terminal, lines elsewhere."""
+"""Progress of a long command on stderr: a bar on a terminal, lines or JSON objects elsewhere."""
 
+import json
+import shutil
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
 
-from tqdm import tqdm
+from ortolan.cli.output import size
 
-SECONDS = 10.0
+LINE_S = 10.0
 """Seconds between two lines."""
 
+DRAW_S = 0.5
+"""Seconds between two drawings of a bar, and before the first one."""
 
-def progress(command: str) -> "ProgressBars | ProgressLines":
-    """Bars if stderr is a terminal; otherwise a line every ten seconds."""
-    return ProgressBars() if sys.stderr.isatty() else ProgressLines(command)
-
-
-class ProgressBars:
-    """A bar per step."""
-
-    def __init__(self) -> None:
-        self._bar: tqdm[Any] | None = None
-        self._step = ""
-
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Show that `done` of `total` units of a step are done."""
-        if step != self._step or self._bar is None:
-            self.close()
-            self._step = step
-            self._bar = tqdm(
-                total=total,
-                desc=f"{step:<9}",
-                bar_format="{desc} {bar:30} {percentage:3.0f}% {elapsed}",
-            )
-        self._bar.update(done - self._bar.n)
-
-    def __enter__(self) -> "ProgressBars":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Leave the last bar as it is."""
-        if self._bar is not None:
-            self._bar.close()
-            self._bar = None
+BAR_COLUMNS = 24
 
 
-class ProgressLines:
-    """A line about the current step every few seconds, printed by a thread.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """What a command is doing.
 
-    A step may report nothing for minutes; the thread prints regardless.
+    Attributes:
+        command: its name.
+        step: of its work.
+        what: the part of the step in work, such as a weight, or "".
+        fraction: done of the step, 0 to 1; `None` if its length is unknown.
+        remaining_s: estimate for the rest of the step, or `None`.
+        elapsed_s: since the command began.
+        memory: resident bytes of this process, or `None`.
     """
 
-    def __init__(self, command: str, *, seconds: float = SECONDS) -> None:
-        self._command = command
-        self._seconds = seconds
+    command: str
+    step: str
+    what: str
+    fraction: float | None
+    remaining_s: float | None
+    elapsed_s: float
+    memory: int | None
+
+
+def progress(command: str, *, as_json: bool = False) -> "Reporter":
+    """A reporter that suits stderr.
+
+    Args:
+        command: its name, at the start of every line.
+        as_json: print a JSON object every ten seconds.
+    """
+    if as_json:
+        return Reporter(command, lambda state: print_line(event(state)), seconds=LINE_S)
+    if sys.stderr.isatty():
+        return Reporter(command, draw, seconds=DRAW_S, clear=erase)
+    return Reporter(command, lambda state: print_line(line(state)), seconds=LINE_S)
+
+
+def loading(command: str) -> "Reporter":
+    """A reporter for a command that loads a bundle."""
+    reporter = progress(command)
+    reporter("load", 0, 1)
+    return reporter
+
+
+class Reporter:
+    """Shows the current step every few seconds, from a thread.
+
+    A step may report nothing for minutes; the thread shows it regardless. Shows nothing for a
+    command that ends before.
+
+    Args:
+        command: its name.
+        show: called in the thread.
+        seconds: between two calls.
+        clear: called once at the end.
+    """
+
+    def __init__(
+        self,
+        command: str,
+        show: Callable[[State], None],
+        *,
+        seconds: float,
+        clear: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._command, self._show, self._seconds, self._clear = command, show, seconds, clear
         self._lock = threading.Lock()
-        self._began = self._step_began = time.monotonic()
-        self._step, self._done, self._total = "", 0, 0
+        self._step, self._what, self._done, self._total = "starting", "", 0, 0
+        self._began = time.monotonic()
+        # Steps may take turns: a weight is calibrated, then written.
+        self._begins: dict[str, float] = {}
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._print, name="ortolan-progress", daemon=True)
+        self._thread = threading.Thread(target=self._run, name="ortolan-progress", daemon=True)
         self._thread.start()
 
-    def __call__(self, step: str, done: int, total: int) -> None:
-        """Record that `done` of `total` units of a step are done."""
+    def __call__(self, step: str, done: int, total: int, what: str = "") -> None:
+        """Record that `done` of `total` units of a step are done, and `what` is in work."""
         with self._lock:
-            if step != self._step:
-                self._step, self._step_began = step, time.monotonic()
-            self._done, self._total = done, total
+            self._begins.setdefault(step, time.monotonic())
+            self._step, self._what, self._done, self._total = step, what, done, total
 
-    def __enter__(self) -> "ProgressLines":
+    def __enter__(self) -> "Reporter":
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         self.close()
 
     def close(self) -> None:
-        """Stop the thread."""
-        self._ended.set()
-        self._thread.join()
+        """Stop the thread. Further calls have no effect."""
+        if not self._ended.is_set():
+            self._ended.set()
+            self._thread.join()
+            self._clear()
 
-    def line(self) -> str:
-        """The step, an estimate of its remaining time, and the time so far."""
+    def state(self) -> State:
+        """What the command is doing now."""
+        from ortolan.runtime.machine.memory import used_memory
+
         with self._lock:
-            step, done, total, began = self._step, self._done, self._total, self._step_began
+            step, what, done, total = self._step, self._what, self._done, self._total
+            began = self._begins.get(step, self._began)
         now = time.monotonic()
-        parts = [f"{self._command}: {step or 'starting'}"]
-        if 0 < done < total:
-            left = (now - began) * (total - done) / done
-            parts.append(f"{done / total:.0%}, about {duration(left)} left of this step")
-        parts.append(f"{duration(now - self._began)} so far")
-        return ", ".join(parts)
+        is_known = 0 < done < total
+        return State(
+            command=self._command,
+            step=step,
+            what=what,
+            fraction=done / total if is_known else None,
+            remaining_s=(now - began) * (total - done) / done if is_known else None,
+            elapsed_s=now - self._began,
+            memory=used_memory(),
+        )
 
-    def _print(self) -> None:
+    def _run(self) -> None:
         while not self._ended.wait(self._seconds):
-            print(self.line(), file=sys.stderr, flush=True)
+            self._show(self.state())
+
+
+def line(state: State) -> str:
+    """`export: calibrate, 25%, about 90 s left of this step, 30 s so far, 1.2 GB, blocks.0.up`."""
+    parts = [f"{state.command}: {state.step}"]
+    if state.fraction is not None and state.remaining_s is not None:
+        left = duration(state.remaining_s)
+        parts.append(f"{state.fraction:.0%}, about {left} left of this step")
+    parts.append(f"{duration(state.elapsed_s)} so far")
+    parts += [size(state.memory)] if state.memory else []
+    parts += [state.what] if state.what else []
+    return ", ".join(parts)
+
+
+def event(state: State) -> str:
+    """A JSON object."""
+    return json.dumps(
+        {
+            "event": "progress",
+            "command": state.command,
+            "step": state.step,
+            "what": state.what or None,
+            "fraction": None if state.fraction is None else round(state.fraction, 4),
+            "remaining_s": None if state.remaining_s is None else round(state.remaining_s, 1),
+            "elapsed_s": round(state.elapsed_s, 1),
+            "memory_bytes": state.memory,
+        }
+    )
+
+
+def bar(state: State) -> str:
+    """`calibrate   ######------------------  25%  30 s, 90 s left, 1.2 GB  blocks.0.up`."""
+    parts = [f"{state.step:<11}"]
+    if state.fraction is not None:
+        full = int(state.fraction * BAR_COLUMNS)
+        parts.append(f"{'#' * full}{'-' * (BAR_COLUMNS - full)} {state.fraction:4.0%}")
+    figures = [duration(state.elapsed_s)]
+    figures += [] if state.remaining_s is None else [f"{duration(state.remaining_s)} left"]
+    figures += [size(state.memory)] if state.memory else []
+    return "  ".join([*parts, ", ".join(figures), *([state.what] if state.what else [])])
+
+
+def draw(state: State) -> None:
+    """Replace the line of the terminal."""
+    columns = _columns()
+    _write("\r" + bar(state)[:columns].ljust(columns) + "\r")
+
+
+def erase() -> None:
+    """Empty the line of the terminal."""
+    _write("\r" + " " * _columns() + "\r")
+
+
+def print_line(text: str) -> None:
+    """Print to stderr."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def duration(seconds: float) -> str:
     """Seconds for a person: `90 s`, `5 min`."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
+
+
+def _columns() -> int:
+    # In the last column, some terminals begin a new line.
+    return shutil.get_terminal_size().columns - 1
+
+
+def _write(text: str) -> None:
+    sys.stderr.write(text)
+    sys.stderr.flush()

@@ -12,6 +12,8 @@ from ortolan.cli import options
 from ortolan.cli.help import LongCommand, section
 from ortolan.cli.inputs import read_stdin
 from ortolan.cli.output import print_json
+from ortolan.cli.progress import loading
+from ortolan.cli.prompt_progress import PromptProgress
 
 if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
@@ -77,7 +79,8 @@ def command(
 
     text = read_stdin() if prompt == "-" else prompt
     adapters = _present(**{options.ADAPTER: adapter})
-    model = load(bundle, device=device, threads=threads, adapters=adapters)
+    with loading("run"):
+        model = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
     _check_kind(model, search | first_token)
@@ -135,9 +138,11 @@ def _generate(
         best: Completion = model.generate(text, **request, **search)
         return best
     stream: TextStream = model.stream(text, **request)
-    for piece in stream:
-        if is_shown:
-            print(piece, end="", flush=True)
+    with PromptProgress(lambda: stream.prompt_progress) as progress:
+        for piece in stream:
+            progress.end()
+            if is_shown:
+                print(piece, end="", flush=True)
     return stream.completion
 
 

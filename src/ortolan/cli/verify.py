@@ -44,7 +44,7 @@ def command(
 
     from ortolan.runtime import open_bundle, verify
 
-    with progress("verify") as steps:
+    with progress("verify", as_json=as_json) as steps:
         report = verify(
             bundle,
             adapter=adapter,

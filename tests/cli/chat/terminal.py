@@ -13,7 +13,8 @@ from tests.runtime.test_import import SOURCE
 ENVIRONMENT = {"PYTHONPATH": str(SOURCE), "PATH": os.environ["PATH"], "TERM": "dumb"}
 
 DELAYED = (
-    "import ortolan.cli.chat.prompt_progress as p; p.DELAY_S = {}; "
+    "import ortolan.cli.progress as p; p.DRAW_S = 60; "
+    "import ortolan.cli.prompt_progress as p; p.DELAY_S = {}; "
     "from ortolan.cli import main; main()"
 )
 

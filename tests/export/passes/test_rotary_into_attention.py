@@ -1,7 +1,7 @@
 """Rotary positions as models write them: one layer for each form, in one trace."""
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import numpy as np
 import onnx_ir as ir
@@ -17,6 +17,7 @@ from ortolan.export.values import producer
 
 HEADS, KV_HEADS, DIM, CONTEXT = 4, 2, 32, 40
 LENGTHS = ("seqlens_k", "total_sequence_length")
+PAST = ("past.key", "past.value")
 
 WIDTHS = [HEADS * DIM, KV_HEADS * DIM, KV_HEADS * DIM]
 
@@ -96,7 +97,7 @@ LAYERS: dict[str, tuple[Callable[[Tensor, Tensor], Tensor], float, float]] = {
 
 
 class Layers(nn.Module):
-    """Parallel attention layers, each after another form of rotation."""
+    """Parallel attention layers on one cache, each after another form of rotation."""
 
     frequencies: Tensor
 
@@ -109,18 +110,19 @@ class Layers(nn.Module):
         x: Tensor,
         seqlens_k: Tensor,
         total: Tensor,
-        cache: Sequence[tuple[Tensor, Tensor]],
+        past: tuple[Tensor, Tensor],
     ) -> list[Tensor]:
         new_tokens = x.shape[1]
         first = (seqlens_k.long() + 1 - new_tokens).clamp(min=0)[:, None]
         positions = first + torch.arange(new_tokens)
         angles = positions[:, None, :, None].float() * self.frequencies
         outs = []
-        for (turn, factor, speed), past in zip(LAYERS.values(), cache, strict=True):
-            q, k, v = (
-                torch.unflatten(part, -1, (-1, DIM)).transpose(1, 2)
-                for part in torch.split(x.relu(), WIDTHS, -1)
-            )
+        heads = [
+            torch.unflatten(part, -1, (-1, DIM)).transpose(1, 2)
+            for part in torch.split(x.relu(), WIDTHS, -1)
+        ]
+        for turn, factor, speed in LAYERS.values():
+            q, k, v = heads
             q, k = turn(q, angles * speed) * factor, turn(k, angles * speed)
             out, *present = torch.onnx.ops.symbolic_multi_out(
                 "com.microsoft::GroupQueryAttention",
@@ -137,9 +139,8 @@ class Layers(nn.Module):
 @pytest.fixture(scope="module")
 def traced() -> ir.Model:
     width = sum(WIDTHS)
-    past = torch.zeros(2, KV_HEADS, 8, DIM)
-    buffer = {0: "batch", 2: "capacity"}
-    names = [f"{part}.{name}" for name in LAYERS for part in ("key", "value")]
+    past = torch.zeros(2, KV_HEADS, CONTEXT, DIM)
+    buffer = {0: "batch"}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
@@ -148,15 +149,15 @@ def traced() -> ir.Model:
                 torch.zeros(2, 4, width),
                 torch.zeros(2, dtype=torch.int32),
                 torch.zeros((), dtype=torch.int32),
-                [(past, past) for _ in LAYERS],
+                (past, past),
             ),
             dynamic_shapes=(
                 {0: "batch", 1: "sequence"},
                 {0: "batch"},
                 {},
-                [(buffer, buffer) for _ in LAYERS],
+                (buffer, buffer),
             ),
-            input_names=["x", *LENGTHS, *(f"past.{name}" for name in names)],
+            input_names=["x", *LENGTHS, *PAST],
             output_names=[
                 f"{part}.{name}" for name in LAYERS for part in ("out", "next_key", "next_value")
             ],
@@ -191,9 +192,7 @@ def outputs(model: ir.Model, lengths: list[int], new_tokens: int) -> list[Array]
     random = np.random.default_rng(new_tokens)
     width = sum(WIDTHS)
     past = {
-        f"past.{part}.{name}": random.normal(size=(2, KV_HEADS, CONTEXT, DIM)).astype(np.float32)
-        for name in LAYERS
-        for part in ("key", "value")
+        name: random.normal(size=(2, KV_HEADS, CONTEXT, DIM)).astype(np.float32) for name in PAST
     }
     return run(
         model,

@@ -43,7 +43,9 @@ def test_int4_with_an_int8_prefill_leaves_cuda_in_known_places(tmp_path: Path) -
     assert placement(bundle, "cpu").misplaced == ()
     found = {(each.graph, each.operator) for each in placement(bundle, "cuda").misplaced}
     assert found == {
-        ("prefill", "com.microsoft::DynamicQuantizeMatMul"),
+        ("prefill", "ai.onnx::QuantizeLinear"),
+        ("prefill", "ai.onnx::ReduceMax"),
+        ("prefill", "com.microsoft::MatMulIntegerToFloat"),
         ("prefill", "com.microsoft::GroupQueryAttention"),
         ("decode", "com.microsoft::GroupQueryAttention"),
     }

@@ -169,7 +169,7 @@ def test_progress_counts_the_weights_of_both_sides() -> None:
         source,
         plan,
         Inputs(sources=TEXTS, ids=TARGETS),
-        progress=lambda step, done, total: told.append((done, total)),
+        progress=lambda step, done, total, what="": told.append((done, total)),
     ):
         list(weight.parts)
     assert told == [(1, 3), (2, 3), (3, 3), (3, 3)]

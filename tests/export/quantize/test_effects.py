@@ -71,7 +71,7 @@ def test_each_weight_has_the_effect_that_pytorch_sees(
     told: list[tuple[int, int]] = []
     found = reference.distances(
         [made.instead(dict.fromkeys(each, SCHEME)) for each in variants],
-        lambda step, done, total: told.append((done, total)),
+        lambda step, done, total, what="": told.append((done, total)),
     )
     expected = [divergence(module, {name: values[name] for name in each}) for each in variants]
     assert found == pytest.approx(expected, rel=1e-3, abs=1e-8)
@@ -81,7 +81,7 @@ def test_each_weight_has_the_effect_that_pytorch_sees(
 
 def test_nothing_rounded_has_no_effect(tmp_path: Path) -> None:
     _, model = opened()
-    assert Reference(model, Inputs(ids=TEXTS), tmp_path).distances([{}], print) == [0.0]
+    assert Reference(model, Inputs(ids=TEXTS), tmp_path).distances([{}]) == [0.0]
 
 
 def test_vectors_are_compared_by_their_cosines() -> None:

@@ -142,7 +142,7 @@ def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reads: list[tuple[int, int]] = []
-    counts: list[tuple[str, int, int]] = []
+    counts: list[tuple[str, int, int, str]] = []
 
     class Watched(MemoryWeights):
         def rows(self, name: str, start: int, stop: int) -> Tensor:
@@ -159,7 +159,10 @@ def test_rows_are_read_in_chunks_and_progress_counts_their_bytes(
         progress=lambda *count: counts.append(count),
     )
     assert reads == [(0, 2), (2, 4), (4, 6), (6, 7), (0, 3)]
-    assert counts == [("weights", done, 292) for done in (80, 160, 240, 280, 292)]
+    assert counts == [
+        *(("weights", done, 292, "a") for done in (80, 160, 240, 280)),
+        ("weights", 292, 292, "b"),
+    ]
 
 
 def test_initializer_of_two_graphs_is_stored_once(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_config_entries_only_select_kernels(name: str) -> None:
 
 
 def test_encoding_is_indented_and_does_not_depend_on_the_order_of_dictionaries() -> None:
-    assert DATA.startswith(b'{\n  "schema": 4,\n  "kind": "decoder",\n')
+    assert DATA.startswith(b'{\n  "schema": 5,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")
     versions = {"torch": "2.13.0", "onnx": "1.23.2", "ortolan": "0.1.0"}
     first, second = (
@@ -203,10 +203,10 @@ def test_value_of_the_wrong_kind_is_rejected(keys: tuple[str | int, ...], value:
     error_of(changed(put(*keys, value=value)))
 
 
-@pytest.mark.parametrize("schema", [0, 1, 5, -1])
+@pytest.mark.parametrize("schema", [0, 1, 6, -1])
 def test_other_schema_is_named_before_anything_else(schema: int) -> None:
     data = json.dumps({"schema": schema, "whatever": []}).encode()
-    assert f"expected schema 4, got {schema}" in error_of(data)
+    assert f"expected schema 5, got {schema}" in error_of(data)
 
 
 @pytest.mark.parametrize(
@@ -360,7 +360,7 @@ def with_states(count: int) -> Change:
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:
-    assert decode(changed(make(limit))).schema == 4
+    assert decode(changed(make(limit))).schema == 5
     error_of(changed(make(limit + 1)))
 
 

@@ -76,7 +76,7 @@ def test_a_change_is_that_of_the_host(change: Any, both: Both) -> None:
 
 def test_what_was_appended_is_undone_on_an_error(both: Both) -> None:
     def fail(slots: Slots) -> None:
-        with slots.unchanged_on_error(row=1):
+        with slots.unchanged_on_error(1, row=1):
             slots.lengths[1] += 3
             raise RuntimeError
 

@@ -5,7 +5,6 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
@@ -197,13 +196,15 @@ SOURCES_BT = np.array([[3, 4, 5], [9, 0, 0]])
 
 LENGTHS_B = np.array([3, 1], np.int32)
 
+ONE_SCALE = ["com.microsoft::DynamicQuantizeMatMul"]
+
 
 class MixingEngine:
     """An encoder whose states hold the largest id of the whole call, padding included."""
 
     joined = Engine.joined
 
-    def __init__(self, prefill_precision: str | None) -> None:
+    def __init__(self, operators: Sequence[str]) -> None:
         state = State(
             name="key",
             input="key",
@@ -212,7 +213,7 @@ class MixingEngine:
             dtype="float32",
             update="source",
         )
-        self.manifest = SimpleNamespace(prefill_precision=prefill_precision)
+        self._operators = operators
         self.source_states = (state,)
         self.widths: list[int] = []
 
@@ -225,22 +226,22 @@ class MixingEngine:
 
 
 def encoded(
-    prefill_precision: str | None, feeds: Mapping[str, NDArray[Any]]
+    operators: Sequence[str], feeds: Mapping[str, NDArray[Any]]
 ) -> tuple[NDArray[np.float32], list[int]]:
-    engine = MixingEngine(prefill_precision)
+    engine = MixingEngine(operators)
     source = Engine.encode_sources(cast(Engine, engine), feeds)
     assert source.lengths.tolist() == feeds[LENGTHS].tolist() if LENGTHS in feeds else True
     return source.states[0], engine.widths
 
 
-def test_encoders_with_integer_products_run_once_per_source_without_padding() -> None:
-    states, widths = encoded("int8", {IDS: SOURCES_BT, LENGTHS: LENGTHS_B})
+def test_encoders_with_one_scale_per_call_run_once_per_source_without_padding() -> None:
+    states, widths = encoded(ONE_SCALE, {IDS: SOURCES_BT, LENGTHS: LENGTHS_B})
     assert widths == [3, 1]
     assert states[:, 0, :, 0].tolist() == [[5, 5, 5], [9, 0, 0]]
 
 
-def test_encoders_with_integer_products_run_once_per_image() -> None:
-    states, widths = encoded("int8", {"pixels": np.array([[1.0, 2.0], [3.0, 4.0]])})
+def test_encoders_with_one_scale_per_call_run_once_per_image() -> None:
+    states, widths = encoded(ONE_SCALE, {"pixels": np.array([[1.0, 2.0], [3.0, 4.0]])})
     assert widths == [2, 2]
     assert states[:, 0, :, 0].tolist() == [[2, 2], [4, 4]]
 
@@ -248,7 +249,7 @@ def test_encoders_with_integer_products_run_once_per_image() -> None:
 @pytest.mark.parametrize("rows", [1, 2])
 def test_other_encoders_run_once_for_all_sources(rows: int) -> None:
     feeds = {IDS: SOURCES_BT[:rows], LENGTHS: LENGTHS_B[:rows]}
-    states, widths = encoded(None, feeds)
+    states, widths = encoded(["com.microsoft::MatMulIntegerToFloat"], feeds)
     assert widths == [3]
     assert (states == feeds[IDS].max()).all()
 

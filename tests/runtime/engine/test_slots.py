@@ -213,7 +213,7 @@ def test_an_error_restores_lengths_and_replaced_states(kind: type[BaseException]
     before = buffers(slots)[1].copy()
 
     def fail() -> None:
-        with slots.unchanged_on_error():
+        with slots.unchanged_on_error(1):
             slots.reserve(400)
             slots.lengths[0] = 400
             buffers(slots)[1].fill(9)

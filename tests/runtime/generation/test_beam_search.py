@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from numpy.typing import NDArray
-from tests.runtime.tiny_translators import EOS, FAMILIES, SOURCES, START, translator
+from tests.runtime.tiny_translators import EOS, SOURCES, START, translator
 from transformers import PreTrainedModel
 
 from ortolan.runtime.errors import NumericError
@@ -144,7 +144,9 @@ def extended(rows: torch.Tensor, searches: list[BeamSearch]) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("case", SEARCHES)
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize(
+    "name", ["marian", *(pytest.param(name, marks=pytest.mark.slow) for name in ("bart", "t5"))]
+)
 def test_sequences_and_scores_equal_transformers(name: str, case: str) -> None:
     search = SEARCHES[case]
     got, expected = by_ours(name, search), by_transformers(name, search)

@@ -15,8 +15,10 @@ DECISIVE_CONSTRAINT = {
     "ai.onnx::Cast": "T1",
     "ai.onnx::DequantizeLinear": "T2",
     "ai.onnx::Identity": "V",
+    "ai.onnx::QuantizeLinear": "T1",
     "com.microsoft::DynamicQuantizeMatMul": "T1",
     "com.microsoft::GatherBlockQuantized": "T2",
+    "com.microsoft::MatMulIntegerToFloat": "T1",
     "com.microsoft::MatMulNBits": "T1",
 }
 """Type parameter of the decisive input in a kernel's registration, if not T."""

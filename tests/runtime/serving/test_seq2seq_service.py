@@ -118,7 +118,7 @@ def test_a_short_source_is_not_padded_to_earlier_ones(model: Seq2Seq) -> None:
 
 
 def test_a_cancelled_request_keeps_what_there_is(service: Seq2SeqService) -> None:
-    ticket = service.submit(
+    ticket: Any = service.submit(
         SOURCES[3], ignore_eos=True, cancel=lambda: len(ticket.work.tokens) == 3
     )
     completion = ticket.completion(30)

@@ -10,6 +10,7 @@ from ortolan.cli.chat.commands import run_command
 from ortolan.cli.chat.questions import question_reader
 from ortolan.cli.chat.session import ChatSession, tell
 from ortolan.cli.help import LongCommand
+from ortolan.cli.progress import loading
 from ortolan.errors import OrtolanError
 
 
@@ -49,7 +50,8 @@ def command(
     from ortolan.runtime import Decoder, Sampling, load
 
     adapters = {} if adapter is None else {options.ADAPTER: adapter}
-    model = load(bundle, Decoder, device=device, threads=threads, adapters=adapters)
+    with loading("chat"):
+        model = load(bundle, Decoder, device=device, threads=threads, adapters=adapters)
     session = ChatSession(
         model=model,
         conversation=model.conversation(system=system),

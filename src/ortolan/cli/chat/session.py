@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ortolan.cli.chat.prompt_progress import PromptProgress
 from ortolan.cli.chat.word_wrap import WordWrap
+from ortolan.cli.prompt_progress import PromptProgress
 from ortolan.cli.streams import visible
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import time
 
 import pytest
 
-from ortolan.cli.chat import prompt_progress
-from ortolan.cli.chat.prompt_progress import PromptProgress
+from ortolan.cli import prompt_progress
+from ortolan.cli.prompt_progress import PromptProgress
 
 
 class Screen(io.StringIO):

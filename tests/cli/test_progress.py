@@ -1,0 +1,156 @@
+"""Progress of long commands."""
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable
+
+import pytest
+
+from ortolan.cli.progress import Reporter, State, bar, draw, erase, event, line, progress
+
+AT_WORK = State(
+    command="export",
+    step="calibrate",
+    what="blocks.0.feed_forward.up.weight",
+    fraction=0.25,
+    remaining_s=90.0,
+    elapsed_s=30.0,
+    memory=1_200_000_000,
+)
+UNKNOWN = State(
+    command="verify",
+    step="load",
+    what="",
+    fraction=None,
+    remaining_s=None,
+    elapsed_s=200.0,
+    memory=None,
+)
+
+
+@pytest.fixture
+def shown() -> list[State]:
+    return []
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+def test_a_line_says_what_is_in_work_and_how_long_it_takes() -> None:
+    assert line(AT_WORK) == (
+        "export: calibrate, 25%, about 90 s left of this step, 30 s so far, 1.2 GB, "
+        "blocks.0.feed_forward.up.weight"
+    )
+    assert line(UNKNOWN) == "verify: load, 3 min so far"
+
+
+def test_an_event_is_an_object_of_json() -> None:
+    assert json.loads(event(AT_WORK)) == {
+        "event": "progress",
+        "command": "export",
+        "step": "calibrate",
+        "what": "blocks.0.feed_forward.up.weight",
+        "fraction": 0.25,
+        "remaining_s": 90.0,
+        "elapsed_s": 30.0,
+        "memory_bytes": 1_200_000_000,
+    }
+    assert json.loads(event(UNKNOWN))["what"] is None
+
+
+def test_a_bar_fits_the_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert bar(AT_WORK) == (
+        "calibrate    ######------------------  25%  30 s, 90 s left, 1.2 GB  "
+        "blocks.0.feed_forward.up.weight"
+    )
+    assert bar(UNKNOWN) == "load         3 min"
+    monkeypatch.setenv("COLUMNS", "40")
+    draw(AT_WORK)
+    erase()
+    assert [len(row) for row in capsys.readouterr().err.split("\r")] == [0, 39, 0, 39, 0]
+
+
+def test_the_thread_shows_a_step_that_reports_nothing(shown: list[State]) -> None:
+    with Reporter("export", shown.append, seconds=0.01) as steps:
+        wait_for(lambda: len(shown) > 1)
+        assert shown[0].step == "starting"
+        steps("calibrate", 1, 4, "head")
+        count = len(shown)
+        wait_for(lambda: len(shown) > count + 2)
+    last = shown[-1]
+    assert (last.command, last.step, last.what, last.fraction) == (
+        "export",
+        "calibrate",
+        "head",
+        0.25,
+    )
+    assert last.remaining_s is not None
+    assert last.elapsed_s > 0
+    if sys.platform == "linux":
+        assert last.memory is not None
+
+
+def test_steps_that_take_turns_keep_their_estimates(shown: list[State]) -> None:
+    with Reporter("export", shown.append, seconds=60) as steps:
+        steps("calibrate", 0, 4)
+        time.sleep(0.05)
+        steps("weights", 1, 4)
+        steps("calibrate", 1, 4)
+        left = steps.state().remaining_s
+    assert left is not None
+    assert left >= 0.15
+
+
+def test_nothing_is_shown_after_the_command_or_its_error(shown: list[State]) -> None:
+    cleared: list[int] = []
+    with (
+        pytest.raises(KeyError),
+        Reporter("pack", shown.append, seconds=0.01, clear=lambda: cleared.append(len(shown))),
+    ):
+        raise KeyError
+    time.sleep(0.05)
+    assert cleared == [len(shown)]
+
+
+@pytest.mark.parametrize(
+    ("as_json", "pattern"),
+    [(False, r"^export: calibrate, 25%, about .*, head$"), (True, r'^{"event": "progress", .*}$')],
+)
+def test_what_is_printed_without_a_terminal(
+    as_json: bool,
+    pattern: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr("ortolan.cli.progress.LINE_S", 0.01)
+    written = ""
+    with progress("export", as_json=as_json) as steps:
+        steps("calibrate", 1, 4, "head")
+        while "head" not in written:
+            captured = capsys.readouterr()
+            written += captured.err
+            assert captured.out == ""
+            time.sleep(0.01)
+    assert re.search(pattern, written, re.MULTILINE)
+
+
+def test_a_terminal_gets_one_row(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ortolan.cli.progress.DRAW_S", 0.01)
+    monkeypatch.setattr("sys.stderr.isatty", lambda: True, raising=False)
+    with progress("verify") as steps:
+        steps("verify", 3, 4)
+        time.sleep(0.1)
+    written = capsys.readouterr().err
+    assert "75%" in written
+    assert "\n" not in written
+    assert written.rsplit("\r", 2)[1].strip() == ""

@@ -1,0 +1,171 @@
+"""Rows of states with a window: where tokens lie after any order of calls, rewinds and copies."""
+
+import msgspec
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.runtime import tiny_bundle
+
+from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.engine import windows
+from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.engine.windows import Window, row_bytes, sums_in_blocks, window_of
+from ortolan.runtime.errors import InputError
+
+CONTEXT = 2000
+
+
+def state(name: str, *, window: int | None = None, width: int = 128) -> State:
+    return State(
+        name=name,
+        input=f"past.{name}",
+        output=f"present.{name}",
+        shape=("batch", 1, "capacity", width),
+        dtype="float32",
+        update="append",
+        window=window,
+    )
+
+
+STATES = (state("narrow", window=100), state("whole"))
+WINDOW = Window(size=100, step=128, back=128, part=128)
+
+
+class Written:
+    """Slots whose states hold the number of each token, and what rows should hold."""
+
+    def __init__(self, rows: int) -> None:
+        self.slots = Slots(STATES, count=rows, context_length=CONTEXT)
+        self.texts: list[list[int]] = [[] for _ in range(rows)]
+        self._next = 1
+
+    def append(self, row: int, count: int) -> None:
+        slots, text = self.slots, self.texts[row]
+        slots.reserve(len(text) + count)
+        slots.make_way([row])
+        new = list(range(self._next, self._next + count))
+        self._next += count
+        for value, (_, buffer, _) in zip((0, 1), slots.bound(slice(row, row + 1)), strict=True):
+            start = len(text) - (int(slots.windows.starts[row]) if value == 0 else 0)
+            assert start + count <= buffer.shape[2] - (buffer.shape[2] == WINDOW.capacity)
+            buffer[0, 0, start : start + count] = np.array(new)[:, None]
+        text += new
+        slots.lengths[row] = len(text)
+
+    def fail(self, row: int) -> None:
+        """Append up to 400 tokens, and undo it because of an error."""
+        before = list(self.texts[row])
+        room = min(400, CONTEXT - len(before))
+        parts = [100] * (room // 100)
+
+        def append() -> None:
+            with self.slots.unchanged_on_error(room, row=row):
+                for part in parts:
+                    self.append(row, part)
+                raise KeyError
+
+        with pytest.raises(KeyError):
+            append()
+        self.texts[row] = before
+
+    def check(self) -> None:
+        for row, text in enumerate(self.texts):
+            (_, narrow, _), (_, whole, _) = self.slots.bound(slice(row, row + 1))
+            assert self.slots.lengths[row] == len(text)
+            assert whole[0, 0, : len(text), 0].tolist() == text
+            start = int(self.slots.windows.starts[row])
+            assert start % WINDOW.step == 0
+            needed = max(0, len(text) + 1 - WINDOW.size)
+            assert start <= needed
+            assert narrow[0, 0, needed - start : len(text) - start, 5].tolist() == text[needed:]
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.data())
+def test_rows_hold_what_the_next_token_attends_to(data: st.DataObject) -> None:
+    written = Written(2)
+    row_of = st.integers(0, 1)
+    for _ in range(data.draw(st.integers(1, 25))):
+        row = data.draw(row_of)
+        text = written.texts[row]
+        match data.draw(st.sampled_from(["append", "step", "rewind", "copy", "restore", "fail"])):
+            case "append":
+                written.append(row, data.draw(st.integers(1, 127)) if len(text) < 1500 else 1)
+            case "step":
+                written.append(row, 1)
+            case "rewind":
+                back = data.draw(st.integers(max(0, len(text) - 200), len(text)))
+                least = written.slots.windows.least(row)
+                if 0 < back < least:
+                    with pytest.raises(InputError, match="keep only the last tokens"):
+                        written.slots.rewind(back, row=row)
+                else:
+                    written.slots.rewind(back, row=row)
+                    del text[back:]
+            case "copy":
+                written.slots.copy_rows([row], [1 - row])
+                written.texts[1 - row] = list(text)
+            case "restore":
+                snapshot = written.slots.snapshot(row=row)
+                assert snapshot.windowed is not None
+                assert snapshot.windowed <= WINDOW.kept
+                written.slots.restore(snapshot, row=1 - row)
+                written.texts[1 - row] = list(text)
+            case "fail":
+                written.fail(row)
+        written.check()
+
+
+def test_a_row_goes_back_by_128_tokens() -> None:
+    written = Written(1)
+    for length in range(1, 900):
+        written.append(0, 1)
+        assert written.slots.windows.least(0) <= max(0, length - windows.BACK)
+
+
+def test_blocks_of_a_prompt_restore_its_window() -> None:
+    written, slots = Written(2), Slots(STATES, count=1, context_length=CONTEXT)
+    for end in range(128, 1025, 128):
+        written.append(0, 64)
+        written.append(0, 64)
+        assert written.slots.holds(end - 128)
+        block = written.slots.view(start=end - 128, end=end)
+        assert [buffer.shape[2] for buffer in block.buffers] == [128, 128]
+        slots.extend(block, row=0)
+    assert not written.slots.holds(0)
+    copied = Written(1)
+    copied.slots, copied.texts = slots, [written.texts[0]]
+    copied.check()
+
+
+@pytest.mark.parametrize(
+    ("width", "tokens"), [(8, 1024), (16, 1024), (24, 512), (32, 512), (64, 256), (80, 128)]
+)
+def test_rows_move_by_the_blocks_of_the_kernel(width: int, tokens: int) -> None:
+    window = window_of([state("key", window=8, width=width), state("value")], 10_000)
+    assert window is not None
+    assert window.step == tokens
+
+
+def test_a_context_that_fits_into_the_slots_needs_no_window() -> None:
+    assert window_of(STATES, WINDOW.capacity) is None
+    assert window_of(STATES, WINDOW.capacity + 1) == WINDOW
+    assert window_of([state("key")], 10_000) is None
+
+
+def test_eight_bits_need_heads_of_a_power_of_two() -> None:
+    assert sums_in_blocks(state("key", width=96), is_int8=False)
+    assert not sums_in_blocks(state("key", width=96), is_int8=True)
+    assert sums_in_blocks(state("key", width=64), is_int8=True)
+
+
+def test_memory_counts_no_more_than_the_slots() -> None:
+    manifest = msgspec.structs.replace(
+        tiny_bundle.manifest_of(tiny_bundle.files_of(tiny_bundle.model())),
+        states=STATES,
+        context_length=CONTEXT,
+    )
+    assert row_bytes(manifest, 100) == 2 * 512 * 100
+    assert row_bytes(manifest, 1900) == 512 * (1900 + WINDOW.capacity)
+    assert row_bytes(manifest, 3800, rows=2) == 512 * (3800 + 2 * WINDOW.capacity)
