@@ -126,7 +126,9 @@ def over_http(url: str, model: str | None) -> Stream:
 
     async def stream(prompt: str, tokens: int) -> AsyncIterator[Any]:
         fields = {"prompt": prompt, "max_tokens": tokens, "temperature": 0}
-        body = json.dumps({**fields, "model": model, "stream": True, "ignore_eos": True}).encode()
+        body = json.dumps(
+            {**fields, "model": model or "default", "stream": True, "ignore_eos": True}
+        ).encode()
         head = (
             f"POST {place.path}/completions HTTP/1.1\r\nHost: {place.netloc}\r\n"
             f"Content-Type: application/json\r\nContent-Length: {len(body)}\r\n"
@@ -140,7 +142,7 @@ def over_http(url: str, model: str | None) -> Stream:
                 raise RuntimeError(f"{url}: {status!r} {await reader.read()!r}")
             async for line in reader:
                 if line.startswith(b"data: {"):
-                    choices = json.loads(line[6:])["choices"]
+                    choices = json.loads(line[6:]).get("choices")
                     if choices and choices[0]["text"]:
                         yield choices[0]["text"]
         finally:

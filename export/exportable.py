@@ -36,9 +36,9 @@ Initializers are named after weights and tables and have no data, or hold data o
 Forward = Callable[[Tensor | None, Tensor | None], Tensor]
 """Runs the PyTorch model without a cache on one input.
 
-Takes a source `(T,)` or pixels `(C, Y, X)`, and ids `(S,)` of the decoder; None for an input that
-the model does not have. Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding
-`(E,)`.
+Takes a source `(T,)`, a source with token types `(2, T)`, or pixels `(C, Y, X)`; and ids `(S,)` of
+the decoder; None for an input that the model does not have. Returns logits `(S, V)`, states
+`(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
 
 Cached = Callable[[Tensor], Sequence[LayerCache]]

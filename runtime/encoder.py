@@ -29,8 +29,8 @@ class Encoder(Model):
 
     An input is text or token ids; for an image encoder, the path of a file, its bytes, or uint8
     pixels (`ortolan.runtime.inputs.images.read_pixels`). The tokenizer adds special tokens to
-    text, but not to ids. Classifiers without token types (`manifest.source.pairs`), such as
-    rerankers, also accept lists of pairs: `classify([("a query", "a document")])`.
+    text, but not to ids. Classifiers, such as rerankers, also accept lists of pairs:
+    `classify([("a query", "a document")])`.
 
     Inputs of similar length are computed together. Each result equals that of the input alone up
     to rounding; with int8 activations, up to their quantization error.

@@ -91,6 +91,8 @@ MAX_LABELS = 1 << 15
 MAX_PROBES = 1024
 """Probes of a certificate. An export writes fewer than ten."""
 
+MAX_TOKEN_TYPES = 256
+
 MAX_PROMPTS = 1024
 """Named prompts of an encoder. Encoders trained on many tasks have about a hundred."""
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.exportable import Exportable
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"
@@ -22,7 +22,8 @@ class Inputs:
     """Inputs of a model, in order.
 
     Attributes:
-        sources: ids `(T,)` or pixels `(C, H, W)` of the encoder; empty without an encoder.
+        sources: ids `(T,)`, ids and token types `(2, T)`, or pixels `(C, H, W)` of the encoder;
+            empty without an encoder.
         ids: ids `(S,)` of the decoder; empty without a decoder.
         origin: describes where they come from, for the manifest.
     """
@@ -43,6 +44,11 @@ def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs
     """Texts for a decoder-only or encoder-only model."""
     ids = [torch.from_numpy(text) for text in texts]
     return Inputs(sources=ids) if model.sides.has_encoder else Inputs(ids=ids)
+
+
+def typed_inputs(texts: Sequence[tuple[NDArray[np.int64], NDArray[np.int64]]]) -> Inputs:
+    """Texts of an encoder with the type of each token."""
+    return Inputs(sources=[torch.from_numpy(np.stack(text)) for text in texts])
 
 
 def pair_inputs(
@@ -103,6 +109,44 @@ def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
         if whole[start : start + len(bare)] == bare:
             return whole[:start], whole[start + len(bare) :]
     return [], []
+
+
+def reads_types(model: Exportable) -> bool:
+    """Whether the encoder reads token types."""
+    return isinstance(model.takes, TextSource) and model.takes.token_types > 1
+
+
+def as_pair(
+    tokenizer: Tokenizer | None, ids: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A text of an encoder as two texts of together equally many tokens, with their types."""
+    half = len(ids) // 2
+    if tokenizer is None:
+        return ids, np.array([0] * half + [1] * (len(ids) - half), np.int64)
+    before, after = around(tokenizer)
+    body = ids[len(before) : len(ids) - len(after)]
+    word = tokenizer.encode(_WORD, add_special_tokens=False)
+    both, types = tokenizer.encode_typed_pair(_WORD, _WORD)
+    first = len(before)
+    second = next(
+        (at for at in range(first + len(word), len(both)) if both[at : at + len(word)] == word),
+        None,
+    )
+    room = len(ids) - (len(both) - 2 * len(word))
+    if second is None or room < 2:
+        return ids, np.zeros_like(ids)
+    sizes = room // 2, room - room // 2
+    parts = [
+        (both[:first], types[:first]),
+        (body[: sizes[0]].tolist(), [types[first]] * sizes[0]),
+        (both[first + len(word) : second], types[first + len(word) : second]),
+        (body[sizes[0] : room].tolist(), [types[second]] * sizes[1]),
+        (both[second + len(word) :], types[second + len(word) :]),
+    ]
+    return (
+        np.array([token for tokens, _ in parts for token in tokens], np.int64),
+        np.array([kind for _, kinds in parts for kind in kinds], np.int64),
+    )
 
 
 def wrapped(

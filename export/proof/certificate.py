@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from ortolan.export.errors import ExportError, OptionError
 from ortolan.export.exportable import Exportable
-from ortolan.export.inputs.tensors import calls
+from ortolan.export.inputs.tensors import calls, reads_types
 from ortolan.export.options import Cache, Device
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.probes import ProbeInput, inputs_of
@@ -126,6 +126,7 @@ def certify(
         measured=None,
         reference=reference,
         token_ids=_joined([probe.token_ids for probe in probes]),
+        types=_joined([probe.types for probe in probes]) if reads_types(model) else None,
         source_ids=_joined([probe.source for probe in probes]),
         images=np.stack(images) if images else None,
         kind=model.kind,

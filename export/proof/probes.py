@@ -26,11 +26,14 @@ from ortolan.export.inputs.calibration import (
 from ortolan.export.inputs.tensors import (
     Inputs,
     around,
+    as_pair,
     encode_pair,
     image_inputs,
     longest_source,
     pair_inputs,
+    reads_types,
     text_inputs,
+    typed_inputs,
     wrapped,
 )
 from ortolan.export.options import Proof
@@ -123,12 +126,14 @@ class ProbeInput:
         token_ids: int64 `(length,)`, of the decoder, or of an encoder-only model of text.
         source: int64 `(T,)`, of an encoder-decoder.
         image: uint8 `(H, W, C)`, of an encoder of images.
+        types: int64 `(length,)`, of an encoder that reads token types.
     """
 
     name: str
     token_ids: NDArray[np.int64] | None = None
     source: NDArray[np.int64] | None = None
     image: NDArray[np.uint8] | None = None
+    types: NDArray[np.int64] | None = None
 
 
 def text_of(model: Exportable, data: Calibration | None) -> str:
@@ -188,10 +193,17 @@ def _single_probes(
     texts = _texts(model, data, [min(length, longest) for length in lengths])
     if more > lengths[-1]:
         texts += _texts(model, data, [more], repeats=True)
-    return [
-        ProbeInput(name=f"{number}-{len(ids)}-tokens", token_ids=ids)
-        for number, ids in enumerate(texts)
-    ]
+    return [_text_probe(model, number, ids) for number, ids in enumerate(texts)]
+
+
+def _text_probe(model: Exportable, number: int, ids: NDArray[np.int64]) -> ProbeInput:
+    """A text; every second one is a pair for an encoder that reads token types."""
+    types = None
+    if reads_types(model):
+        types = np.zeros_like(ids)
+        if number % 2:
+            ids, types = as_pair(model.tokenizer, ids)
+    return ProbeInput(name=f"{number}-{len(ids)}-tokens", token_ids=ids, types=types)
 
 
 def whole_tokens(model: Exportable) -> int:
@@ -249,6 +261,9 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
     images = [probe.image for probe in probes if probe.image is not None]
     if sources:
         return pair_inputs(list(zip(sources, ids, strict=True)))
+    types = [probe.types for probe in probes if probe.types is not None]
+    if types:
+        return typed_inputs(list(zip(ids, types, strict=True)))
     if not images:
         return text_inputs(model, ids)
     pixels = image_inputs(model, np.stack(images)).sources

@@ -10,6 +10,7 @@ from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
 
+import msgspec
 import onnx_ir as ir
 import torch
 from torch import Tensor
@@ -21,7 +22,7 @@ from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
-from ortolan.export.trace.encoder import trace_encoder
+from ortolan.export.trace.encoder import token_types, trace_encoder
 from ortolan.export.trace.encoder_decoder import (
     source_states,
     trace_source_encoder,
@@ -217,8 +218,11 @@ def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> Transforme
 
 
 def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:
+    if source is not None and source.ndim == 2:  # ids and types
+        out: Tensor = module(source[:1], None, source[1:])
+        return out[0]
     inputs = [tensor[None] for tensor in (source, ids) if tensor is not None]
-    out: Tensor = module(*inputs)
+    out = module(*inputs)
     return out[0]
 
 
@@ -272,11 +276,12 @@ def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None
         prompts=prompts.texts,
         default_prompt=prompts.default,
         pairs=_reads_pairs(sides.encoder),
+        types=types if (types := token_types(sides.encoder)) > 1 else msgspec.UNSET,
     )
 
 
 def _reads_pairs(encoder: EncoderConfig) -> bool:
-    """Whether it classifies texts without regard to token types, which graphs do not read."""
+    """Whether it classifies texts without regard to token types."""
     is_classifier = isinstance(encoder.head, ClassifierHead)
     return is_classifier and isinstance(encoder.input, TokenInput) and encoder.input.types <= 1
 

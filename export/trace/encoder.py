@@ -8,16 +8,18 @@ from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderModel
-from ortolan.modeling.config import EncoderConfig, PatchInput
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.modeling.config import ClassifierHead, EncoderConfig, PatchInput, TokenInput
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS, TYPES
 
 
 class _EncoderGraph(Entry):
     """From texts or images to the output of the head."""
 
-    def forward(self, inputs: Tensor, lengths: Tensor | None = None) -> Tensor:
+    def forward(
+        self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
+    ) -> Tensor:
         encoder = cast(EncoderModel, self.model)
-        out: Tensor = encoder(as_input(encoder, inputs), lengths)
+        out: Tensor = encoder(as_input(encoder, inputs), lengths, types)
         return out.float()
 
 
@@ -31,11 +33,22 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
 
     def signature(config: EncoderConfig) -> Signature:
         arguments, axes = source_example(config, "batch", "tokens")
-        return Signature(
-            arguments=arguments, axes=axes, inputs=source_inputs(config), outputs=[OUTPUT]
-        )
+        inputs = source_inputs(config)
+        if token_types(config) > 1:
+            arguments, axes = (*arguments, torch.zeros_like(arguments[0])), (*axes, axes[0])
+            inputs = (*inputs, TYPES)
+        return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=[OUTPUT])
 
     return trace(config, dtype, _EncoderGraph, signature)
+
+
+def token_types(config: EncoderConfig) -> int:
+    """Number of token types that the graph reads: only classifiers read pairs of texts."""
+    match config:
+        case EncoderConfig(input=TokenInput(types=types), head=ClassifierHead()):
+            return max(types, 1)
+        case _:
+            return 1
 
 
 def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
@@ -52,7 +65,7 @@ def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
 
 def source_example(
     config: EncoderConfig, batch: str, tokens: str
-) -> tuple[tuple[object, ...], tuple[object, ...]]:
+) -> tuple[tuple[Tensor, ...], tuple[object, ...]]:
     """Example inputs of an encoder, and the names of the axes that vary."""
     match config.input:
         case PatchInput(channels=channels, image_size=(height, width)):

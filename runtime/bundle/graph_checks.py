@@ -6,7 +6,15 @@ A named size fits every number, since actual sizes are only known at run time.
 from collections.abc import Iterable
 
 from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, LOGITS, OUTPUT, PIXELS
+from ortolan.runtime.bundle.interface import (
+    IDS,
+    LENGTHS,
+    LOGITS,
+    OUTPUT,
+    PIXELS,
+    TYPES,
+    inputs_of,
+)
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest
 from ortolan.runtime.errors import GraphError
@@ -84,7 +92,13 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
         case ImageSource(channels=channels, height=height, width=width):
             return {PIXELS: ("float32", ("batch", channels, height, width))}
         case _:
-            return {IDS: ("int64", ("batch", "tokens")), LENGTHS: ("int32", ("batch",))}
+            texts: dict[str, tuple[str, Shape]] = {
+                IDS: ("int64", ("batch", "tokens")),
+                LENGTHS: ("int32", ("batch",)),
+            }
+            if TYPES in inputs_of(role, manifest):
+                texts[TYPES] = ("int64", ("batch", "tokens"))
+            return texts
 
 
 def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:

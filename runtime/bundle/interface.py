@@ -3,7 +3,9 @@
     role                inputs                                             outputs
     decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, states
     decode              window, SOURCE_LENGTHS after an encoder, states
-    encoder             input_ids and lengths, or pixels                   output, or source states
+    encoder             input_ids and lengths, or pixels;                  output, or source states
+                        token_type_ids if the model tells texts of a
+                        pair apart
     attention           those of the encoder, ids of the decoder           attention maps
 
 The graph `attention` takes whole texts or images. Only if the decoder takes one token per call does
@@ -13,7 +15,7 @@ it take one token with its states, and return them.
 from collections.abc import Collection
 
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
@@ -29,6 +31,7 @@ __all__ = [
     "SOURCE_LENGTHS",
     "STEP_INPUTS",
     "TARGET_IDS",
+    "TYPES",
     "WINDOW_STARTS",
     "check_layout",
     "check_names",
@@ -39,6 +42,9 @@ __all__ = [
 
 IDS, LENGTHS, PIXELS = "input_ids", "lengths", "pixels"
 """Inputs of an encoder: ids and lengths of texts, or pixels of images."""
+
+TYPES = "token_type_ids"
+"""Input of an encoder that tells the texts of a pair apart, int64 like the ids."""
 
 OUTPUT = "output"
 """Output of an encoder without a decoder."""
@@ -75,7 +81,7 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     kind = manifest.model_kind
     source = _source_inputs(manifest) if kind.has_encoder else ()
     if role == ENCODER:
-        return source
+        return (*source, TYPES) if _reads_types(manifest) else source
     if role == MAPS_ROLE:
         target = (TARGET_IDS if source else IDS,) if kind.has_decoder else ()
         return (*source, *target, *(state.input for state in manifest.carried_by_maps))
@@ -97,6 +103,10 @@ def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
         state.output for state in manifest.states if (state.update == "source") == (role == ENCODER)
     ]
     return tuple(states) if role == ENCODER else (LOGITS, *states)
+
+
+def _reads_types(manifest: Manifest) -> bool:
+    return isinstance(manifest.source, TextSource) and manifest.source.token_types > 1
 
 
 def _source_inputs(manifest: Manifest) -> tuple[str, ...]:

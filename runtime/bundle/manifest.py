@@ -177,6 +177,7 @@ class TextSource(
         default_prompt: name of the prefix to use if the caller names none.
         pairs: whether the encoder classifies without regard to token types, so that two texts may
             come as one input even if the tokenizer tells them apart by types.
+        types: number of token types, if the graph reads them.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
@@ -184,6 +185,12 @@ class TextSource(
     prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
     default_prompt: Label | None = None
     pairs: bool = False
+    types: Annotated[int, Meta(ge=2, le=limits.MAX_TOKEN_TYPES)] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def token_types(self) -> int:
+        """Number of token types that the graph reads; 1 if it reads none."""
+        return 1 if isinstance(self.types, msgspec.UnsetType) else self.types
 
     @property
     def words(self) -> str:

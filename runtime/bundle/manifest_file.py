@@ -292,6 +292,8 @@ def _check_source(manifest: Manifest) -> None:
                 raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
         case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
             raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
+        case TextSource(token_types=types) if types > 1 and not stands_alone:
+            raise _refused("no token types before a decoder", f"{types}")
         case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
             raise _refused("one of the prompts as default prompt", name)
 

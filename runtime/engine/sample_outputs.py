@@ -5,7 +5,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES, inputs_of
+from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
@@ -48,7 +49,11 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
             ids = _ids(min(_TOKENS, most), manifest.vocab_size)
         case _:
             ids = _ids(min(_TOKENS, manifest.context_length), manifest.vocab_size)
-    return {IDS: np.array([ids], np.int64), LENGTHS: np.array([len(ids)], np.int32)}
+    texts: dict[str, NDArray[Any]] = {IDS: np.array([ids], np.int64)}
+    texts[LENGTHS] = np.array([len(ids)], np.int32)
+    if TYPES in inputs_of(ENCODER, manifest):
+        texts[TYPES] = np.array([[index % 2 for index in range(len(ids))]], np.int64)
+    return texts
 
 
 def _ids(count: int, vocabulary: int) -> list[int]:

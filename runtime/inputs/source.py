@@ -7,14 +7,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
-from ortolan.runtime.errors import ContextLengthError, InputError
+from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["Input", "Inputs", "Source", "SourceReader", "as_list", "is_batch", "pad"]
+__all__ = [
+    "Input",
+    "Inputs",
+    "Source",
+    "SourceReader",
+    "TypedIds",
+    "as_list",
+    "is_batch",
+    "pad",
+]
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image
 """A text, two texts, or token ids; or an image as a path, bytes or pixels."""
@@ -24,6 +33,19 @@ Inputs = Input | Sequence[Input]
 
 Source = list[int] | NDArray[np.float32]
 """A text as token ids, or an image as pixels `(channels, height, width)`."""
+
+
+class TypedIds(list[int]):
+    """Token ids of a pair of texts, for an encoder that reads the type of each token.
+
+    Args:
+        ids: of both texts.
+        types: one per id, from 0.
+    """
+
+    def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
+        super().__init__(ids)
+        self.types = types
 
 
 class SourceReader:
@@ -43,10 +65,12 @@ class SourceReader:
         # tokens around a text, such as [CLS] and [SEP]
         self._added = 0 if tokenizer is None else len(tokenizer.encode(""))
         self._vocab_size = manifest.vocab_size
+        self._types = 1
         match manifest.source:
             case TextSource(max_tokens=limit, vocab_size=own):
                 self.max_tokens = limit
                 self._vocab_size = manifest.vocab_size if own is None else own
+                self._types = manifest.source.token_types
             case _:
                 self.max_tokens = manifest.context_length
 
@@ -94,7 +118,11 @@ class SourceReader:
         """Return graph inputs for a batch of sources, padded on the right."""
         if isinstance(self._manifest.source, ImageSource):
             return {PIXELS: np.stack([np.asarray(pixels, np.float32) for pixels in batch])}
-        return pad(batch, padding=self._manifest.tokens.pad or 0)
+        texts = pad(batch, padding=self._manifest.tokens.pad or 0)
+        if self._types > 1:
+            types = [ids.types if isinstance(ids, TypedIds) else [0] * len(ids) for ids in batch]
+            texts[TYPES] = pad(types, padding=0)[IDS]
+        return texts
 
     def _encode(self, text: str, *, truncate: bool) -> list[int]:
         if self._tokenizer is None:
@@ -111,11 +139,17 @@ class SourceReader:
         if self._tokenizer is None:
             raise no_tokenizer("pairs of texts")
         source = self._manifest.source
-        return self._tokenizer.encode_pair(
-            *texts,
-            max_tokens=self.max_tokens if truncate else None,
-            has_types=not (isinstance(source, TextSource) and source.pairs),
-        )
+        most = self.max_tokens if truncate else None
+        if self._types == 1:
+            has_types = not (isinstance(source, TextSource) and source.pairs)
+            return self._tokenizer.encode_pair(*texts, max_tokens=most, has_types=has_types)
+        ids, types = self._tokenizer.encode_typed_pair(*texts, max_tokens=most)
+        if max(types) >= self._types:
+            raise TokenizerError(
+                f"The tokenizer marks a token of the pair with type {max(types)}, and the model "
+                f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
+            )
+        return TypedIds(ids, types)
 
 
 def _is_pair(value: Any) -> bool:

@@ -150,11 +150,26 @@ class Tokenizer:
             first: such as a query.
             second: such as a document.
             max_tokens: shorten the longer text, at its end, until both fit; then both in turn.
-            has_types: whether the model may depend on token types, which encoders do not read.
+            has_types: whether the model may depend on token types, which are not returned.
 
         Raises:
             TokenizerError: as for `encode`; also if `max_tokens` leaves no room for the texts, or
                 type ids tell the texts apart and the model may depend on them.
+        """
+        ids, types = self.encode_typed_pair(first, second, max_tokens=max_tokens)
+        if has_types and any(types):
+            raise TokenizerError(
+                "This tokenizer marks the second text of a pair by type ids, which the bundle does "
+                "not read. Only classifiers read them; export older ones again."
+            )
+        return ids
+
+    def encode_typed_pair(
+        self, first: str, second: str, *, max_tokens: int | None = None
+    ) -> tuple[list[int], list[int]]:
+        """Return the ids of two texts as one input, and the type of each token.
+
+        Same arguments and errors as `encode_pair`, apart from `has_types`.
         """
         texts = (first, second)
         for text in texts:
@@ -173,12 +188,7 @@ class Tokenizer:
                 for part, size in zip(parts, sizes, strict=True):
                     part.truncate(size)
             encoding = self._library.post_process(parts[0], parts[1])
-        if has_types and any(encoding.type_ids):
-            raise TokenizerError(
-                "This tokenizer marks the second text of a pair by type ids, which an Encoder does "
-                "not read. Use a model without them, such as an XLM-RoBERTa."
-            )
-        return self._in_vocabulary(encoding.ids)
+        return self._in_vocabulary(encoding.ids), encoding.type_ids
 
     def labels(self, ids: Iterable[int]) -> list[str]:
         """Return a short, readable text for each token.

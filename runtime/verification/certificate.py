@@ -95,6 +95,7 @@ class Certificate:
         measured: what the export measured; `None` before that.
         reference: what PyTorch computed.
         token_ids: int32 `(N,)`, for the decoder or for an encoder alone; empty for images.
+        types: int32 `(N,)`, for an encoder that reads token types.
         source_ids: int32 `(M,)`, for an encoder of texts in front of a decoder.
         images: uint8 `(P, H, W, C)`, for an encoder of images.
         kind: of the bundle.
@@ -112,6 +113,7 @@ class Certificate:
     text: str
     weights: ExpectedWeights = field(default_factory=ExpectedWeights)
     surroundings: Surroundings | None = None
+    types: NDArray[np.int32] | None = None
     source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     images: NDArray[np.uint8] | None = None
     kind: KindName = "decoder"

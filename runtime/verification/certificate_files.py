@@ -13,7 +13,8 @@ from numpy.typing import NDArray
 from ortolan import files
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS
+from ortolan.runtime.bundle.interface import TYPES, inputs_of
+from ortolan.runtime.bundle.kinds import ENCODER, KINDS, OUTPUTS
 from ortolan.runtime.bundle.manifest import (
     ImageSource,
     KindName,
@@ -82,6 +83,7 @@ class Document(
         top_k: logits kept per row; `None` for vectors.
         width: of a vector; `None` for logits.
         image: size, if the probes are images.
+        has_types: whether the tokens of the probes have types.
         arrays: contents of certificate.bin.
     """
 
@@ -94,6 +96,7 @@ class Document(
     output: OutputName = "logits"
     width: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)] | None = None
     image: _Image | None = None
+    has_types: bool = False
     text: Label
     outputs: Annotated[dict[Label, Outputs], Meta(max_length=limits.MAX_INITIALIZERS)]
     stored: Annotated[dict[Label, Sha256], Meta(max_length=limits.MAX_INITIALIZERS)]
@@ -130,6 +133,7 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
         output=certificate.output,
         width=reference.values.shape[-1] if isinstance(reference, Vectors) else None,
         image=None if sizes is None else _Image(**sizes),
+        has_types=certificate.types is not None,
         text=certificate.text,
         outputs=dict(certificate.weights.outputs),
         stored=dict(certificate.weights.stored),
@@ -196,6 +200,7 @@ def _arrays(certificate: Certificate) -> dict[str, NDArray[Any]]:
     reference = certificate.reference
     return {
         "token_ids": certificate.token_ids,
+        "types": certificate.types,
         "source_ids": certificate.source_ids,
         "images": certificate.images,
         "lengths": np.array([probe.length for probe in certificate.probes], np.int32),
@@ -220,6 +225,8 @@ def _expected_arrays(document: Document) -> Shapes:
         expected["images"] = (_BYTE, shape)
     if image is None or kind.has_decoder:
         expected["token_ids"] = (_INTEGER, (total,))
+    if document.has_types:
+        expected["types"] = (_INTEGER, (total,))
     if image is None and kind.reads_source:
         expected["source_ids"] = (_INTEGER, (sum(probe.source or 0 for probe in probes),))
     if document.top_k is not None:
@@ -246,6 +253,7 @@ def _certificate(document: Document, arrays: dict[str, Any]) -> Certificate:
         measured=document.measured,
         reference=kind(**values),
         token_ids=arrays.get("token_ids", empty),
+        types=arrays.get("types"),
         source_ids=arrays.get("source_ids", empty),
         images=arrays.get("images"),
         kind=document.kind,
@@ -290,6 +298,9 @@ def _check_document(document: Document, manifest: Manifest) -> None:
         image = _Image(**{name: getattr(manifest.source, name) for name in _IMAGE_AXES})
     if document.image != image:
         raise damaged(f"{image or 'no images'}", f"{document.image or 'none'}")
+    has_types = TYPES in inputs_of(ENCODER, manifest)
+    if document.has_types != has_types:
+        raise damaged(f"{'' if has_types else 'no '}token types", "others")
     has_source = manifest.model_kind.reads_source and image is None
     if any((probe.source is not None) != has_source for probe in document.probes):
         raise damaged(
@@ -303,10 +314,15 @@ def _check_document(document: Document, manifest: Manifest) -> None:
         raise damaged(f"sources of at most {manifest.source.max_tokens} tokens", f"{most}")
 
 
+def _types(manifest: Manifest) -> int:
+    return manifest.source.token_types if isinstance(manifest.source, TextSource) else 1
+
+
 def _check_values(arrays: dict[str, NDArray[Any]], manifest: Manifest) -> None:
     size = manifest.vocab_size if manifest.output is None else manifest.output.size
     bounds = {
         "token_ids": manifest.vocab_size,
+        "types": _types(manifest),
         # a single label has its absence as a second class
         "top_ids": max(size, 2),
         # sources may have another vocabulary, which only the graph knows

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS, TYPES
 from ortolan.runtime.bundle.kinds import PREFILL
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.engine.engine import Engine
@@ -310,10 +310,17 @@ def _padded(certificate: Certificate, group: list[int]) -> dict[str, NDArray[Any
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
     ids_BT = np.zeros((len(group), max(lengths[number] for number in group)), np.int64)
+    types_BT = np.zeros_like(ids_BT)
     for row, number in enumerate(group):
         start = offsets[number]
         ids_BT[row, : lengths[number]] = certificate.token_ids[start : start + lengths[number]]
-    return {IDS: ids_BT, LENGTHS: np.array([lengths[number] for number in group], np.int32)}
+        if certificate.types is not None:
+            types_BT[row, : lengths[number]] = certificate.types[start : start + lengths[number]]
+    inputs: dict[str, NDArray[Any]] = {IDS: ids_BT}
+    inputs |= {LENGTHS: np.array([lengths[number] for number in group], np.int32)}
+    if certificate.types is not None:
+        inputs[TYPES] = types_BT
+    return inputs
 
 
 def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbers:

@@ -1,6 +1,8 @@
 """Classifiers of pairs of texts, such as rerankers, from a checkpoint to scores."""
 
+import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -11,9 +13,13 @@ import torch
 import transformers
 from tests.export.tiny_models import tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.runtime.damaged_bundles import reseal
 from tokenizers import processors
 
 import ortolan
+from ortolan.runtime import open_bundle
+from ortolan.runtime.verification.certificate_files import read_certificate, write_certificate
+from ortolan.runtime.verification.replay import verify
 
 V = 97
 """Vocabulary of the tokenizer."""
@@ -31,7 +37,14 @@ CASES = {
         SMALL | RANKED | PLAIN | {"model_type": "xlm-roberta"},
     ),
     "bert": EncoderCase("BertForSequenceClassification", SMALL | RANKED),
+    "electra": EncoderCase(
+        "ElectraForSequenceClassification",
+        SMALL | RANKED | {"model_type": "electra", "embedding_size": SMALL["hidden_size"]},
+    ),
 }
+TYPED = ("bert", "electra")
+"""Cases whose models tell the texts of a pair apart."""
+
 PAIRS = [
     ("def f(", "return x"),
     ("def f(", "import os, sys"),
@@ -72,15 +85,20 @@ def scores(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
     values = []
     for first, second in pairs:
         inputs = library(
-            first, second, truncation=True, max_length=most, return_token_type_ids=False
+            first,
+            second,
+            truncation=True,
+            max_length=most,
+            return_tensors="pt",
+            return_token_type_ids=model.config.type_vocab_size > 1,
         )
         with torch.no_grad():
-            logits = model(input_ids=torch.tensor([inputs["input_ids"]])).logits
+            logits = model(**inputs).logits
         values.append(float(torch.sigmoid(logits[0, 0])))
     return values
 
 
-@pytest.mark.parametrize("name", ["roberta", "xlm-roberta"])
+@pytest.mark.parametrize("name", CASES)
 def test_scores_of_pairs_are_those_of_transformers(
     name: str, checkpoint: Callable[[str], Path]
 ) -> None:
@@ -104,7 +122,32 @@ def test_a_tuple_alone_is_a_batch(checkpoint: Callable[[str], Path]) -> None:
     assert len(model.classify([("def f(", "return x")])) == 1
 
 
-def test_a_model_with_token_types_rejects_pairs(checkpoint: Callable[[str], Path]) -> None:
-    model = ortolan.load(checkpoint("bert") / "bundle", ortolan.Encoder, threads=1)
-    with pytest.raises(ortolan.InputError, match="type ids"):
-        model.classify([("def f(", "return x")])
+@pytest.mark.parametrize("name", TYPED)
+def test_types_change_scores_and_are_part_of_the_certificate(
+    name: str, checkpoint: Callable[[str], Path]
+) -> None:
+    bundle = open_bundle(checkpoint(name) / "bundle")
+    certificate = read_certificate(bundle)
+    assert certificate.types is not None
+    assert set(certificate.types) == {0, 1}
+    assert len(certificate.types) == len(certificate.token_ids)
+    model = ortolan.load(bundle.path, ortolan.Encoder, threads=1)
+    assert model.tokenizer is not None
+    ids, types = model.tokenizer.encode_typed_pair("def f(", "return x")
+    assert types == [0] * types.count(0) + [1] * types.count(1)
+    (typed,) = model.classify([("def f(", "return x")])
+    (untyped,) = model.classify([ids])
+    assert abs(typed.score - untyped.score) > 1e-5
+    assert verify(bundle.path, exact=False, isolate=False).verdict == "PASS"
+
+
+def test_a_certificate_with_other_types_fails(
+    checkpoint: Callable[[str], Path], tmp_path: Path
+) -> None:
+    folder = shutil.copytree(checkpoint("bert") / "bundle", tmp_path / "bundle")
+    bundle = open_bundle(folder)
+    certificate = read_certificate(bundle)
+    assert certificate.types is not None
+    write_certificate(folder, replace(certificate, types=1 - certificate.types))
+    reseal(folder)
+    assert verify(folder, exact=False, isolate=False).verdict == "FAIL"

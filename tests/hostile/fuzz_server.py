@@ -28,7 +28,11 @@ from typing import Any
 
 from tests.hostile import command
 from tests.hostile.server_bodies import Bodies
-from tests.runtime.chat.tiny_chat import chat_model
+from tests.runtime import tiny_encoder
+from tests.runtime.chat.tiny_chat import packed_chat_models
+from tests.runtime.tiny_adapters import random_factors, write_adapter
+
+from ortolan.runtime.bundle.manifest import TextSource
 
 HANG_S = 30.0
 """A request that takes longer hangs."""
@@ -50,6 +54,15 @@ TEMPLATE = (
     "{{ eos_token }}{% endfor %}{% if add_generation_prompt %}<bos>a:{% endif %}"
     "{# <tool_call> </think> #}"
 )
+ENCODERS: dict[str, dict[str, Any]] = {
+    "embedder": {"kind": "embedding"},
+    "prompted": {
+        "kind": "embedding",
+        "source": TextSource(max_tokens=24, prompts={"query": "k ", "document": "l "}),
+    },
+    "pairs": {"kind": "scores", "labels": ("relevant",)},
+}
+OPTIONS = ("--port", "0", "--threads", "1", "--cache-mb", "2")
 PROBE = {"model": "tiny", "prompt": "abc", "max_tokens": 12, "temperature": 1, "seed": 3}
 
 
@@ -114,7 +127,7 @@ class Server:
 
     def _load(self) -> float:
         text = self.get("/metrics").decode()
-        pattern = r'ortolan_requests_(?:running|waiting){model="tiny"} (\S+)'
+        pattern = r'ortolan_requests_(?:running|waiting){model="[^"]*"} (\S+)'
         return sum(float(count) for count in re.findall(pattern, text))
 
     def _probe(self) -> str:
@@ -149,7 +162,7 @@ def send(server: Server, name: str) -> str:
         TimeoutError: there is none.
     """
     random = Random(name)
-    path = random.choice(list(server.bodies.paths))
+    path = server.bodies.path(random)
     body = server.bodies.body(path, random)
     data = http_post(path, body)
     is_raw = random.random() < 0.05
@@ -220,15 +233,26 @@ def _raw(data: bytes, path: str, random: Random) -> bytes:
     return f"GET {odd} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n".encode()
 
 
+def _bundles(folder: Path) -> dict[str, Path]:
+    """A chat model with an adapter, and encoders, written if they do not exist."""
+    place = folder / "served"
+    paths = {"tiny": place / "fp32", **{name: place / name for name in ENCODERS}}
+    if not place.exists():
+        (model,) = packed_chat_models(place, ["fp32"], TEMPLATE).values()
+        paths["tiny"] = model.bundle.path
+        write_adapter(place / "adapter", model.bundle, random_factors(model.bundle))
+        for name, options in ENCODERS.items():
+            tiny_encoder.write_bundle(place / name, **options)
+    return paths
+
+
 @contextmanager
 def served(folder: Path) -> Iterator[Server]:
-    """Serve a tiny random chat model in a process of its own."""
-    bundle = folder / "served" / "bundle"
-    if not bundle.exists():
-        chat_model(bundle.parent, {"chat_template.jinja": TEMPLATE.encode()}, context_length=1024)
-    serve = ["-m", "ortolan", "serve", f"tiny={bundle}", "--port", "0", "--threads", "1"]
+    """Serve tiny random models in a process of its own."""
+    models = [f"{name}={path}" for name, path in _bundles(folder).items()]
+    adapter = f"adapter={folder / 'served' / 'adapter'}"
     with subprocess.Popen(
-        [sys.executable, *serve, "--cache-mb", "2"],
+        [sys.executable, "-m", "ortolan", "serve", *models, *OPTIONS, "--adapter", adapter],
         stderr=subprocess.PIPE,
         env=os.environ | {"PYTHONPATH": f"{command.ROOT / 'src'}"},
     ) as process:
@@ -294,7 +318,7 @@ def main() -> int:
 
 def _place(server: Server, name: str) -> tuple[str, Random]:
     random = Random(name)
-    return random.choice(list(server.bodies.paths)), random
+    return server.bodies.path(random), random
 
 
 if __name__ == "__main__":

@@ -4,6 +4,8 @@ import json
 from random import Random
 from typing import Any
 
+from tests.hostile.valid_bodies import valid_body
+
 __all__ = ["Bodies"]
 
 STRINGS = ("", " ", "a", "x" * 3000, "\0", "\ud800", "\U0001f600" * 40, "auto", "required", "../x")
@@ -11,18 +13,6 @@ NUMBERS = (*(0, 1, -1, 2, 3, 21, 257, 2**31, 2**63, -(2**63), 2**80), *(0.0, 0.5
 LITERALS = ("NaN", "Infinity", "1e999", "-0", "1" * 400, '"\\ud800"', "{,}", "[1,]", "tru", '"\t"')
 """JSON that a parser may reject."""
 
-MESSAGES: tuple[Any, ...] = (
-    [{"role": "user", "content": "Hi."}],
-    [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi."}],
-    [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}],
-)
-TOOL = {
-    "type": "function",
-    "function": {
-        "name": "f",
-        "parameters": {"type": "object", "properties": {"x": {"enum": [1, 2]}}, "required": ["x"]},
-    },
-}
 SCHEMAS: tuple[Any, ...] = (
     {"type": "object"},
     {"enum": ["a", 1]},
@@ -31,31 +21,8 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "array", "items": {"type": "string", "pattern": "("}},
     {"type": "object", "properties": {"x": {"type": "string", "maxLength": 4}}, "required": ["x"]},
 )
-COMMON: dict[str, tuple[Any, ...]] = {
-    "model": ("tiny",),
-    "messages": MESSAGES,
-    "prompt": ("abc", "", [1, 2, 3], ["a", "b"], [[1], [2]]),
-    "input": ("abc", ["a", "b"], [1, 2], [{"role": "user", "content": "Hi."}]),
-    "content": ("abc",),
-    "query": ("abc",),
-    "documents": (["a", "b"],),
-    "tokens": ([1, 2, 3],),
-    "max_tokens": (1, 4, 12),
-    "max_completion_tokens": (1, 4, 12),
-    "max_output_tokens": (1, 4, 12),
-    "n": (1, 2),
-    "temperature": (0, 0.7, 1),
-    "tools": ([TOOL], [TOOL["function"] | {"type": "function"}]),  # type: ignore[operator]
-    "tool_choice": ("auto", "none", "required", {"type": "function", "function": {"name": "f"}}),
-    "response_format": ({"type": "json_object"}, {"type": "text"}),
-    "stream": (True, False),
-    "schema": SCHEMAS,
-    "stop": ("a", ["a", "bc"]),
-    "logprobs": (True, 2),
-    "top_logprobs": (2,),
-    "seed": (1, 2**31),
-}
-"""Likely values by field."""
+COMPACT = "/v1/responses/compact"
+"""Its summaries are a hundred times as long as other answers here, so it is rare."""
 
 
 class Bodies:
@@ -73,37 +40,61 @@ class Bodies:
             if "requestBody" in operations.get("post", {})
         }
 
+    def path(self, random: Random) -> str:
+        """A path for a request."""
+        path = random.choice(list(self.paths))
+        return path if path != COMPACT or random.random() < 0.1 else "/v1/responses"
+
     def body(self, path: str, random: Random) -> bytes:
-        """A body for a path: mostly close to its schema, sometimes no JSON at all."""
-        value = self._value(self.paths[path], random, "", 0)
-        if random.random() < 0.9 and isinstance(value, dict):
-            value |= {"model": "tiny"}
+        """A body for a path: half are valid, most others differ from a valid one in one field."""
+        value: Any = valid_body(path, random)
+        match random.choice("vvvvvvvvvvvvmmmmmdds"):  # valid, mutated, damaged, by the schema
+            case "m":
+                self._mutate(value, self._fields(path), random)
+            case "d":
+                return _damaged(json.dumps(value).encode(), random)
+            case "s":
+                value = self._value(self.paths[path], random, 0)
+        if isinstance(value, dict):
             for name in ("max_tokens", "max_completion_tokens", "max_output_tokens"):
                 if isinstance(value.get(name), int) and value[name] > 64:
                     value[name] = random.choice([64, 10**6])
-        data = json.dumps(value).encode()
-        return _damaged(data, random) if random.random() < 0.1 else data
+        return json.dumps(value).encode()
 
-    def _value(self, schema: dict[str, Any], random: Random, name: str, depth: int) -> Any:
+    def _fields(self, path: str) -> dict[str, Any]:
+        schema = self.paths[path]
+        if "$ref" in schema:
+            schema = self._schemas[schema["$ref"].rpartition("/")[2]]
+        fields: dict[str, Any] = schema["properties"]
+        return fields
+
+    def _mutate(self, body: dict[str, Any], fields: dict[str, Any], random: Random) -> None:
+        """Change one field: by its schema, to anything, or away."""
+        match random.randrange(8):
+            case 0:
+                body.pop(random.choice(list(body)))
+            case 1:
+                body[random.choice([*STRINGS, "unknown", *fields])] = anything(random, 0)
+            case _:
+                name = random.choice([*fields, *body])
+                body[name] = self._value(fields[name], random, 1)
+
+    def _value(self, schema: dict[str, Any], random: Random, depth: int) -> Any:
         if random.random() < 0.015:
             return anything(random, 0)
-        if name in COMMON and random.random() < 0.85:
-            return random.choice(COMMON[name])
         if "$ref" in schema:
-            return self._value(
-                self._schemas[schema["$ref"].rpartition("/")[2]], random, name, depth
-            )
+            return self._value(self._schemas[schema["$ref"].rpartition("/")[2]], random, depth)
         if "enum" in schema:
             return random.choice(schema["enum"])
         if "anyOf" in schema:
-            return self._value(random.choice(schema["anyOf"]), random, name, depth)
+            return self._value(random.choice(schema["anyOf"]), random, depth)
         match schema.get("type"):
             case "object":
                 return self._object(schema, random, depth)
             case "array":
                 items = schema.get("items") or {}
                 count = 0 if depth > 5 else random.choice([0, 1, 1, 2, 3])
-                return [self._value(items, random, "", depth + 1) for _ in range(count)]
+                return [self._value(items, random, depth + 1) for _ in range(count)]
             case "string":
                 return random.choice(STRINGS)
             case "integer" | "number":
@@ -119,7 +110,7 @@ class Bodies:
         required = set(schema.get("required", ()))
         share = random.choice([0.02, 0.05, 0.2])
         chosen = [name for name in fields if name in required or random.random() < share]
-        value = {name: self._value(fields[name], random, name, depth + 1) for name in chosen}
+        value = {name: self._value(fields[name], random, depth + 1) for name in chosen}
         if value and random.random() < 0.04:
             value.pop(random.choice(list(value)))
         if random.random() < 0.03:

@@ -135,6 +135,15 @@ def test_reranking_by_a_cross_encoder(client: httpx2.Client, bundles: dict[str, 
     assert answer["usage"]["total_tokens"] == sum(map(len, pairs))
 
 
+def test_long_documents_of_a_cross_encoder_are_cut_on_request(client: httpx2.Client) -> None:
+    documents = ["a " * 30, "a " * 40, "b"]
+    answer = rerank(client, model="pairs", documents=documents, truncate=True)
+    scores = {r["index"]: r["relevance_score"] for r in answer["results"]}
+    assert scores[0] == pytest.approx(scores[1])
+    assert answer["usage"]["total_tokens"] <= 3 * 24
+    assert "limit is 24" in rerank(client, model="pairs", documents=documents)["message"]
+
+
 def test_top_documents_are_returned(client: httpx2.Client) -> None:
     documents = ["a b c", {"text": "a b"}]
     answer = rerank(client, documents=documents, top_n=1, return_documents=True)
@@ -148,7 +157,6 @@ def test_top_documents_are_returned(client: httpx2.Client) -> None:
         ({"documents": []}, "documents"),
         ({"top_n": 0}, "top_n"),
         ({"model": "labels"}, "single label"),
-        ({"model": "pairs", "truncate": True}, "truncate"),
         ({"model": "pairs", "query": "a " * 30}, "limit is 24"),
         ({"model": "images"}, "images"),
         ({"documents": [{"title": "x"}]}, "title"),

@@ -40,7 +40,7 @@ class RerankBody(Body, kw_only=True, forbid_unknown_fields=True):
     Attributes:
         top_n: number of results; all by default.
         return_documents: return the texts, too.
-        truncate: cut texts that are too long, at the end. Only for embedding models.
+        truncate: cut texts that are too long, at the end; of a pair, the longer one first.
     """
 
     query: str
@@ -142,16 +142,10 @@ async def _paired(
             "a classifier of pairs with a single label.",
             param="model",
         )
-    if body.truncate:
-        raise ApiError(
-            status=400,
-            message="truncate is for embedding models. Split long documents.",
-            param="truncate",
-        )
 
     def submit() -> list[EncoderTicket[list[Classification]]]:
-        encode = served.model.tokenizer.encode_pair
-        return [served.service.classify([encode(body.query, text) for text in texts])]
+        pairs = [(body.query, text) for text in texts]
+        return [served.service.classify(pairs, truncate=bool(body.truncate))]
 
     (ticket,) = await call.submit(submit)
     call.notes["prompt_tokens"] = ticket.tokens
