@@ -47,7 +47,7 @@ def test_int4_without_data_is_calibrated(kind: str, tmp_path: Path) -> None:
     make, origin = KINDS[kind]
     told: list[tuple[str, int, int]] = []
     bundle = export(
-        make(), tmp_path / "out", progress=lambda *step_done_total: told.append(step_done_total)
+        make(), tmp_path / "out", progress=lambda *step_done_total: told.append(step_done_total[:3])
     )
     methods = {tensor.method for tensor in bundle.manifest.quantized if "blocks." in tensor.name}
     assert methods == {"gptq"}
