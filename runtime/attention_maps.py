@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.interface import IDS, TARGET_IDS
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
 from ortolan.runtime.bundle.manifest import ImageSource
 from ortolan.runtime.engine.engine import Engine
@@ -132,6 +132,7 @@ def _sides(
     reader = SourceReader(manifest, tokenizer)
     source = reader.read(text)
     feeds = reader.feeds([source])
+    feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes
     names: tuple[str, ...] = ()
     if not isinstance(manifest.source, ImageSource):
         tokens = [int(token) for token in feeds[IDS][0]]

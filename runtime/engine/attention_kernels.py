@@ -14,9 +14,12 @@ import os
 import threading
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.graph.summary import GraphSummary
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.manifest import State
 
 __all__ = ["CHUNK", "GRID", "SWITCH", "chunk_tokens", "query_heads", "score_bytes", "whole_scores"]
 
@@ -51,7 +54,7 @@ _openers = 0
 """Threads that are opening sessions while the switch is ours."""
 
 
-def query_heads(graphs: Iterable[GraphSummary], states: Iterable[State]) -> int:
+def query_heads(graphs: Iterable[GraphSummary], states: "Iterable[State]") -> int:
     """Return the heads of the widest attention, from its nodes or its states.
 
     A state with one vector per token belongs to additive attention, which holds as many numbers

@@ -87,7 +87,12 @@ def outputs(model: Exportable, module: TransformerModel) -> list[NDArray[np.floa
     inputs = inputs_of(model, make_probes(model))
     rows = []
     for place in range(max(len(inputs.sources), len(inputs.ids))):
-        sides = [side[place][None] for side in (inputs.sources, inputs.ids) if side]
+        sides: list[Tensor | None] = [
+            side[place][None] for side in (inputs.sources, inputs.ids) if side
+        ]
+        source = sides[0]
+        if source is not None and source.ndim == 3 and not source.is_floating_point():
+            sides = [source[:, 0], None, source[:, 1]]  # ids, and the types of their tokens
         with torch.inference_mode():
             output = module(*sides).numpy()
         output = output[0] if output.ndim == 3 else output
