@@ -1,4 +1,4 @@
-"""What windowed states save on a random model of Gemma 3's shape: memory, a step, a prompt.
+"""Savings by windowed states on a random model of Gemma 3's shape: memory, a step, a prompt.
 
     python benchmarks/windows.py build/windows          # exports the model there first, once
     python benchmarks/windows.py build/windows --layers 26 --vocabulary 262144 --tokens 16384

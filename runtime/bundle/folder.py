@@ -131,7 +131,7 @@ def _folder(path: StrPath) -> Path:
 
 
 def _instead(path: Path) -> str:
-    """What to do with something that is not a bundle."""
+    """Advice for a path that is not a bundle."""
     for pattern, kind, command in _OTHERS:
         if path.match(pattern) or (path / pattern).is_file():
             return f"It is {kind}: make a bundle of it with `ortolan {command} {path} BUNDLE`."

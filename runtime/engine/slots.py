@@ -51,7 +51,7 @@ GROWTH = 1.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mark:
-    """What a row needs, besides its growing states, to go back to an earlier length.
+    """Everything besides growing states that takes a row back to an earlier length.
 
     Attributes:
         length: tokens of the row.

@@ -46,7 +46,7 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
-    with loading("classify") as steps:
+    with loading("classify", as_json=as_json) as steps:
         model = load(bundle, Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs)
         steps("classify", 0, len(items))

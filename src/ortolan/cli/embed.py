@@ -35,7 +35,7 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
-    with loading("embed") as steps:
+    with loading("embed", as_json=as_json) as steps:
         model = load(bundle, Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs)
         steps("embed", 0, len(items))

@@ -123,7 +123,7 @@ def _describe_bundle(
     opened = open_bundle(bundle)
     about = describe(opened, context=context, batch=batch, device=device)
     placed = placement(opened, device) if device in ("cpu", "cuda") else None
-    with loading("inspect"):
+    with loading("inspect", as_json=as_json):
         trial = try_load(opened) if isolate else None
     if as_json:
         more = {"placement": placed, "first_load": trial}

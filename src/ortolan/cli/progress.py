@@ -22,7 +22,7 @@ BAR_COLUMNS = 24
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
-    """What a command is doing.
+    """The work of a command at one moment.
 
     Attributes:
         command: its name.
@@ -57,9 +57,9 @@ def progress(command: str, *, as_json: bool = False) -> "Reporter":
     return Reporter(command, lambda state: print_line(line(state)), seconds=LINE_S)
 
 
-def loading(command: str) -> "Reporter":
-    """A reporter for a command that loads a bundle."""
-    reporter = progress(command)
+def loading(command: str, *, as_json: bool = False) -> "Reporter":
+    """A reporter for a command that loads a bundle first."""
+    reporter = progress(command, as_json=as_json)
     reporter("load", 0, 1)
     return reporter
 
@@ -120,7 +120,7 @@ class Reporter:
             self._clear()
 
     def state(self) -> State:
-        """What the command is doing now."""
+        """The work of the command now."""
         from ortolan.runtime.machine.memory import used_memory
 
         with self._lock:
@@ -185,13 +185,13 @@ def bar(state: State) -> str:
 
 def draw(state: State) -> None:
     """Replace the line of the terminal."""
-    columns = _columns()
-    _write("\r" + bar(state)[:columns].ljust(columns) + "\r")
+    columns = terminal_columns()
+    write("\r" + bar(state)[:columns].ljust(columns) + "\r")
 
 
 def erase() -> None:
     """Empty the line of the terminal."""
-    _write("\r" + " " * _columns() + "\r")
+    write("\r" + " " * terminal_columns() + "\r")
 
 
 def print_line(text: str) -> None:
@@ -204,11 +204,12 @@ def duration(seconds: float) -> str:
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 
-def _columns() -> int:
-    # In the last column, some terminals begin a new line.
+def terminal_columns() -> int:
+    """Columns that a line may fill: one less, since a full line would move to the next row."""
     return shutil.get_terminal_size().columns - 1
 
 
-def _write(text: str) -> None:
+def write(text: str) -> None:
+    """Write to the terminal at once."""
     sys.stderr.write(text)
     sys.stderr.flush()

@@ -1,10 +1,11 @@
 """The progress of a prompt, as a line on the terminal until the answer begins."""
 
-import shutil
 import sys
 import threading
 import time
 from collections.abc import Callable
+
+from ortolan.cli.progress import terminal_columns, write
 
 DELAY_S = 0.3
 """Seconds before the line appears; for shorter prompts it would only flicker."""
@@ -38,7 +39,7 @@ class PromptProgress:
             self._thread = None
             if self._drawn:
                 # clear the whole row: the terminal may have echoed a key after the line
-                _write("\r" + " " * _columns() + "\r")
+                write("\r" + " " * terminal_columns() + "\r")
 
     def __enter__(self) -> "PromptProgress":
         if sys.stderr.isatty():
@@ -55,16 +56,6 @@ class PromptProgress:
             done, total = self._progress()
             seconds = time.monotonic() - self._began
             line = f"reading the prompt: {done:,} of {total:,} tokens, {seconds:.0f} s"
-            line = line[: _columns()]
-            _write("\r" + line.ljust(len(self._drawn)))
+            line = line[: terminal_columns()]
+            write("\r" + line.ljust(len(self._drawn)))
             self._drawn, delay = line, INTERVAL_S
-
-
-def _columns() -> int:
-    """One less than the terminal has, since a full line would move to the next row."""
-    return shutil.get_terminal_size().columns - 1
-
-
-def _write(text: str) -> None:
-    sys.stderr.write(text)
-    sys.stderr.flush()

@@ -79,7 +79,7 @@ def command(
 
     text = read_stdin() if prompt == "-" else prompt
     adapters = _present(**{options.ADAPTER: adapter})
-    with loading("run"):
+    with loading("run", as_json=as_json):
         model = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
