@@ -124,6 +124,16 @@ def test_a_row_goes_back_by_128_tokens() -> None:
         assert written.slots.windows.least(0) <= max(0, length - windows.BACK)
 
 
+def test_a_move_keeps_enough_to_go_back_at_any_length() -> None:
+    for length in range(CONTEXT):
+        start = WINDOW.start(length)
+        assert start % WINDOW.step == 0
+        shortest = start + WINDOW.size - 1 if start else 0
+        assert length - shortest >= WINDOW.back or not start
+        # not a step more than that
+        assert length - WINDOW.kept - start < WINDOW.step
+
+
 def test_a_row_goes_back_until_its_window_begins() -> None:
     written = Written(1)
     for _ in range(9):
