@@ -36,7 +36,7 @@ PROGRAMS = {
 }
 """Commands of documents, and what runs them."""
 
-_PROGRESS = re.compile(r"\w+: .* so far")
+_PROGRESS = re.compile(r"\w+: .* so far(, .*)?")
 """Lines on stderr of a command that takes long."""
 
 Execute = Callable[[list[str], Path], str]

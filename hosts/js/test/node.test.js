@@ -278,7 +278,7 @@ const flipped = async (folder, name) => {
 };
 
 for (const [what, damage, message] of [
-  ["another schema", edited((m) => (m.schema = 9)), /expected schema 2, 3, 4, got 9/],
+  ["another schema", edited((m) => (m.schema = 9)), /expected schema [\d, ]+, got 9/],
   ["another kind", edited((m) => (m.kind = "encoder")), /Expected a decoder/],
   ["a file elsewhere", edited((m) => (m.files[0].name = "../x")), /in the bundle's folder, got ..\/x/],
   ["a file that is not listed", edited((m) => (m.weights = ["more.bin"])), /does not list more.bin/],
