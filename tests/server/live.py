@@ -3,8 +3,10 @@
 import asyncio
 import threading
 import time
-from collections.abc import Iterator, Set
+from collections.abc import Callable, Iterator, Set
 from contextlib import contextmanager
+from typing import Any
+from unittest.mock import patch
 
 import uvicorn
 
@@ -13,7 +15,7 @@ from ortolan.server.models import Models
 from ortolan.server.run import uvicorn_config
 from ortolan.server.settings import Settings
 
-__all__ = ["LiveServer", "live_server"]
+__all__ = ["LiveServer", "held", "live_server", "stats", "wait_until"]
 
 
 class LiveServer:
@@ -55,3 +57,36 @@ def live_server(settings: Settings) -> Iterator[LiveServer]:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+def stats(server: LiveServer) -> Any:
+    """Counts of the service of the first model."""
+    return server.models.loaded[0].service.stats()
+
+
+def wait_until(condition: Callable[[], Any]) -> None:
+    """Fail if a condition does not become true within a minute."""
+    until = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < until
+        time.sleep(0.002)
+
+
+@contextmanager
+def held(server: LiveServer) -> Iterator[Any]:
+    """Keep the worker of the first model from a second round; yield its queue of commands.
+
+    It takes commands once if it is idle, and computes one round with them.
+    """
+    worker = server.models.loaded[0].service._worker
+    take, gate = worker._take_commands, threading.Event()
+
+    def take_later(*, is_busy: bool) -> Any:
+        gate.wait(60)
+        return take(is_busy=is_busy)
+
+    with patch.object(worker, "_take_commands", take_later):
+        try:
+            yield worker._commands
+        finally:
+            gate.set()

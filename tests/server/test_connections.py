@@ -3,15 +3,15 @@
 import json
 import socket
 import threading
-import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from tests.server.live import LiveServer, live_server
+from tests.server.live import LiveServer, held, live_server, stats, wait_until
 
 from ortolan.server import Settings, http
 
@@ -28,39 +28,11 @@ def small(bundles: dict[str, Path]) -> Iterator[LiveServer]:
         yield running
 
 
-def stats(server: LiveServer) -> Any:
-    return server.models.loaded[0].service.stats()
-
-
-def wait_until(condition: Any) -> None:
-    until = time.monotonic() + 60
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
-
-
-def hold_slots(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> threading.Event:
-    """Stop the worker before its next round until the event is set."""
-    gate = threading.Event()
-    worker = server.models.loaded[0].service._worker
-    take = worker._take_commands
-
-    def held(*, is_busy: bool) -> Any:
-        commands = take(is_busy=is_busy)
-        gate.wait(60)
-        return commands
-
-    monkeypatch.setattr(worker, "_take_commands", held)
-    return gate
-
-
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions"])
 def test_a_client_that_leaves_stops_its_request_alone(
-    small: LiveServer, monkeypatch: pytest.MonkeyPatch, path: str, stream: bool
+    small: LiveServer, path: str, stream: bool
 ) -> None:
-    gate = hold_slots(small, monkeypatch)
-    commands = small.models.loaded[0].service._worker._commands
     body = {**LONG, "stream": stream}
     if "chat" in path:
         body = {**MESSAGES, "ignore_eos": True, "stream": stream}
@@ -75,38 +47,32 @@ def test_a_client_that_leaves_stops_its_request_alone(
             httpx2.post(f"{small.url}/v1/completions", json=LONG, timeout=60, trust_env=False)
         )
     )
-    with socket.create_connection(("127.0.0.1", small.port)) as connection:
-        connection.sendall(head.encode() + data)
-        if stream:
-            connection.recv(10)
-        else:
+    with held(small) as commands:
+        with socket.create_connection(("127.0.0.1", small.port)) as connection:
+            connection.sendall(head.encode() + data)
+            if stream:
+                connection.recv(10)
             wait_until(lambda: stats(small).running)
-        other.start()
-    wait_until(lambda: commands.qsize() == 2)  # of the other request, and to end this one
-    gate.set()
+            other.start()
+        wait_until(lambda: commands.qsize() == 2)  # of the other request, and to end this one
     wait_until(lambda: stats(small).running + stats(small).waiting == 0 and not other.is_alive())
     assert answers[0].json()["usage"]["completion_tokens"] == 180
     assert stats(small).new_tokens < 360
 
 
-def test_a_full_queue_says_when_to_come_back(
-    small: LiveServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    gate = hold_slots(small, monkeypatch)
+def test_a_full_queue_says_when_to_come_back(small: LiveServer) -> None:
     url = f"{small.url}/v1/completions"
     threads = [
         threading.Thread(target=lambda: httpx2.post(url, json=LONG, timeout=60, trust_env=False))
         for _ in range(4)
     ]
-    try:
+    with held(small):
         for thread in threads:
             thread.start()
         wait_until(lambda: stats(small).waiting + stats(small).running == 4)
         response = httpx2.post(url, json=LONG, timeout=60, trust_env=False)
-    finally:
-        gate.set()
-        for thread in threads:
-            thread.join()
+    for thread in threads:
+        thread.join()
     assert response.status_code == 429
     assert response.json()["error"]["code"] == "queue-full"
     assert int(response.headers["retry-after-ms"]) > 0
@@ -120,16 +86,15 @@ def test_all_of_n_or_none(small: LiveServer) -> None:
     wait_until(lambda: stats(small).running + stats(small).waiting == 0)
 
 
-def test_time_is_limited(bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_is_limited(bundles: dict[str, Path]) -> None:
     settings = Settings(
         bundles={"fp32": bundles["fp32"]}, load={"threads": 1}, request_timeout_s=0.3
     )
     with live_server(settings) as server:
-        gate = hold_slots(server, monkeypatch)
-        response = httpx2.post(
-            f"{server.url}/v1/completions", json=LONG, timeout=60, trust_env=False
-        )
-        gate.set()
+        with held(server):
+            response = httpx2.post(
+                f"{server.url}/v1/completions", json=LONG, timeout=60, trust_env=False
+            )
         wait_until(lambda: stats(server).running + stats(server).waiting == 0)
     assert response.status_code == 504
     assert response.headers["x-should-retry"] == "false"
@@ -195,17 +160,14 @@ def test_a_stream_without_news_sends_comments(
     small: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.05)
-    gate = hold_slots(small, monkeypatch)
     url = f"{small.url}/v1/completions"
     body = {**LONG, "max_tokens": 5, "stream": True}
-    try:
-        with httpx2.stream("POST", url, json=body, timeout=30, trust_env=False) as response:
-            lines = response.iter_lines()
+    with ExitStack() as stack:
+        with held(small):
+            stream = httpx2.stream("POST", url, json=body, timeout=30, trust_env=False)
+            lines = stack.enter_context(stream).iter_lines()
             comments = [line for line in islice(lines, 8) if line == ": waiting"]
-            gate.set()
-            rest = [line for line in lines if line]
-    finally:
-        gate.set()
+        rest = [line for line in lines if line]
     assert len(comments) >= 2  # at most one step, and its event, comes before the gate
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.server.live import LiveServer, live_server
+from tests.server.live import LiveServer, live_server, stats, wait_until
 
 from ortolan.server import Settings, connections
 from ortolan.server.security import LOCAL_HOSTS
@@ -262,11 +262,4 @@ def test_a_client_that_does_not_read_is_dropped(
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         connection.connect(("127.0.0.1", server.port))
         connection.sendall(head.encode() + data)
-        until = time.monotonic() + 60
-        while server.connections or stats(server).running:
-            assert time.monotonic() < until
-            time.sleep(0.05)
-
-
-def stats(server: LiveServer) -> Any:
-    return server.models.loaded[0].service.stats()
+        wait_until(lambda: not server.connections and not stats(server).running)

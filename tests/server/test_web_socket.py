@@ -5,14 +5,14 @@ import logging
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
-from tests.server.live import LiveServer, live_server
+from tests.server.live import LiveServer, held, live_server, stats, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -92,17 +92,6 @@ def error(connection: ClientConnection, message: Any) -> tuple[int, str]:
     (event,) = turn(connection, message)
     assert event["error"]["message"]
     return event["status"], event["error"]["code"]
-
-
-def stats(server: LiveServer) -> Any:
-    return server.models.loaded[0].service.stats()
-
-
-def wait_until(condition: Callable[[], Any]) -> None:
-    until = time.monotonic() + 20
-    while not condition():
-        assert time.monotonic() < until
-        time.sleep(0.002)
 
 
 def is_idle(server: LiveServer) -> bool:
@@ -326,10 +315,6 @@ def test_an_old_connection_ends_after_its_turn(
 
 def test_a_full_queue_says_when_to_come_back(server: LiveServer) -> None:
     with opened(server) as connection:
-        gate = threading.Event()
-        worker = server.models.loaded[0].service._worker
-        take = worker._take_commands
-        worker._take_commands = lambda **options: (gate.wait(20), take(**options))[1]
         body = {"prompt": "abc", "max_tokens": 5}
         url = f"{server.url}/v1/completions"
         post = {"json": body, "headers": KEY, "timeout": 30, "trust_env": False}
@@ -337,16 +322,13 @@ def test_a_full_queue_says_when_to_come_back(server: LiveServer) -> None:
             threading.Thread(target=lambda: httpx2.post(url, **post))  # type: ignore[arg-type]
             for _ in range(6)
         ]
-        try:
+        with held(server):
             for thread in others:
                 thread.start()
             wait_until(lambda: stats(server).waiting + stats(server).running == 6)
             (event,) = turn(connection, TURN)
-        finally:
-            gate.set()
-            worker._take_commands = take
-            for thread in others:
-                thread.join()
+        for thread in others:
+            thread.join()
     assert (event["status"], event["error"]["code"]) == (429, "queue-full")
     assert int(event["headers"]["retry-after-ms"]) > 0
 
@@ -402,7 +384,7 @@ def test_a_turn_that_fails_ends_with_one_error(
 
 def test_the_time_of_a_turn_is_limited(server: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
     with opened(server) as connection:
-        with monkeypatch.context() as patch:
+        with held(server), monkeypatch.context() as patch:
             patch.setattr(web_socket, "finished", lambda w, g, _: http.finished(w, g, 0.01))
             event = turn(connection, LONG)[-1]
         assert (event["status"], event["error"]["code"]) == (504, "request-timeout")
