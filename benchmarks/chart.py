@@ -17,6 +17,11 @@ WIDTH_INCHES = 4.6
 FRONTIER_INCHES = (9, 6)
 LENGTHS_INCHES = (11, 8)
 OURS = ("ortolan", "bundle")
+
+SIZE = ("file_bytes", 1e6, "MB of weights")
+TIME = ("export_s", 1.0, "seconds to export")
+"""Costs: key in a row, unit and label."""
+
 SHADES = (FIRST, "#0b3c4d", "#3fa7c4", "#7a4fa3", "#2f9e77", "#5566cc")
 GREYS = ("#8a979e", "#b08d57", "#9a7b8f", "#7d8c6a")
 MARKERS = ("s", "^", "D", "P")
@@ -65,20 +70,27 @@ def panel(
 
 
 def draw_frontier(
-    rows: Sequence[Mapping[str, Any]], path: Path, *, of: tuple[str, str], title: str
+    rows: Sequence[Mapping[str, Any]],
+    path: Path,
+    *,
+    of: tuple[str, str],
+    title: str,
+    over: tuple[str, float, str] = SIZE,
 ) -> None:
-    """Write a PNG of size against quality for every way to shrink a model.
+    """Write a PNG of quality against size, or another cost, for every way to shrink a model.
 
     Args:
         rows: rows of a table. A line joins those of one tool; Ortolan's are colored.
         path: the file.
-        of: key of the cost in a row, and its label.
+        of: key of the quality in a row, and its label.
         title: title of the picture.
+        over: key of the cost, its unit, and its label. Rows without it are left out.
     """
-    small = [row for row in rows if row["precision"] != "fp32"]  # far from the others
+    (key, name), (cost, unit, axis) = of, over
+    # fp32 is far from the others
+    small = [row for row in rows if row["precision"] != "fp32" and cost in row]
     if not small:
         return
-    key, name = of
     figure = Figure(figsize=FRONTIER_INCHES, layout="constrained")
     axes = figure.subplots()
     tools = list(dict.fromkeys(row["tool"] for row in small))
@@ -86,13 +98,12 @@ def draw_frontier(
     others = [tool for tool in tools if tool not in own]
     for tool in tools:
         points = [row for row in small if row["tool"] == tool]
-        sizes = [row["file_bytes"] / 1e6 for row in points]
+        sizes = [row[cost] / unit for row in points]
         place = (own if tool in own else others).index(tool)
         colors, markers = (SHADES, ("o",)) if tool in own else (GREYS, MARKERS)
         color = colors[place % len(colors)]
         marker = markers[place % len(markers)]
-        costs = [row[key] for row in points]
-        axes.plot(sizes, costs, color=color, marker=marker, label=tool)
+        axes.plot(sizes, [row[key] for row in points], color=color, marker=marker, label=tool)
         for size, row in zip(sizes, points, strict=True):
             axes.annotate(
                 row["label"],
@@ -107,7 +118,7 @@ def draw_frontier(
         named(FuncFormatter(lambda value, _: f"{value:.1g}"))
     axes.tick_params(axis="y", which="both", labelsize="x-small")
     axes.margins(x=0.08)
-    axes.set_xlabel("MB of weights")
+    axes.set_xlabel(axis)
     axes.set_ylabel(name)
     axes.set_title(title, fontsize="small")
     axes.legend(fontsize="x-small")

@@ -27,7 +27,7 @@ from ortolan.export.options import ExportOptions
 from ortolan.export.pipeline import export
 from ortolan.export.options import Int4, Int8
 steps = {}
-def progress(step, done, total):
+def progress(step, *_):
     steps.setdefault(step, time.monotonic() - started)
 pairs = (option.split("=", 1) for option in sys.argv[3:])
 options = {name: int(value) if value.isdigit() else value for name, value in pairs}

@@ -7,8 +7,9 @@
 
 Reads the beginnings of files that the checkpoint's recipe held out, as `bits_per_byte` of
 ortolan.modeling does, or windows spread evenly over the files of --text, and compares the logits of
-every setting with float32 in PyTorch. Prints a table and writes quality-NAME.json, .md and .png,
-keeping rows that were measured earlier over the same text. Speeds compare only within a run.
+every setting with float32 in PyTorch. Prints a table and writes quality-NAME.json and .md, and
+pictures of quality against size and against the time of the export. Keeps rows that were measured
+earlier over the same text. Times and speeds compare only within a run.
 
 settings.py lists the settings, texts.py reads the texts, and sizes.py counts bytes.
 """
@@ -20,6 +21,7 @@ import json
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +33,7 @@ import report
 import rounds
 import texts
 from catalog import TRANSFORMERS
-from chart import draw_frontier
+from chart import TIME, draw_frontier
 from divergence import Predictions, Quality
 from prepare import (
     Checkpoint,
@@ -102,7 +104,7 @@ def markdown(document: report.Document) -> str:
     text = document["text"]
     header = [
         *("", "MB", "MB read per token", "mean KL", "p99 KL", "max KL"),
-        *("top-1 agreement", "bits per byte", "decoded tokens/s"),
+        *("top-1 agreement", "bits per byte", "seconds to export", "decoded tokens/s"),
     ]
     rows = [
         [
@@ -114,6 +116,7 @@ def markdown(document: report.Document) -> str:
             f"{entry['max_kl']:.2g}",
             f"{entry['top1_agreement']:.4f}",
             f"{entry['bits_per_byte']:.4f}",
+            f"{entry['export_s']:.0f}" if "export_s" in entry else "",
             f"{entry['decode_per_s']:.1f}" if "decode_per_s" in entry else "",
         ]
         for entry in document["settings"]
@@ -195,6 +198,8 @@ def publish(document: report.Document, path: Path) -> None:
     title = f"{document['checkpoint']}, {document['text']['source']}"
     of = ("mean_kl", "mean KL to float32, nats")
     draw_frontier(document["settings"], path.with_suffix(".png"), of=of, title=title)
+    timed = path.with_name(f"{path.stem}-time.png")
+    draw_frontier(document["settings"], timed, of=of, title=title, over=TIME)
 
 
 def with_speeds(
@@ -233,12 +238,15 @@ def compare(args: argparse.Namespace) -> None:
     }
     rows, programs = [], []
     for setting in settings:
+        began = time.monotonic()
         running = started(setting, checkpoint, args)
+        converted_s = time.monotonic() - began
         quality = measure(running, pieces, expected, text_bytes=text.size_bytes)
         row = {
             **{"tool": setting.tool, "label": setting.label, "precision": setting.precision},
             **dataclasses.asdict(quality),
             **dataclasses.asdict(sizes_of(running.model)),
+            **({} if setting.bundle or args.reuse else {"export_s": round(converted_s, 1)}),
         }
         say(f"{setting.name}: {row['file_bytes'] / 1e6:.1f} MB, mean KL {quality.mean_kl:.2e}")
         used = {setting.tool: versions[setting.peer.name]}

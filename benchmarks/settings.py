@@ -92,6 +92,11 @@ SETTINGS = (
     ),
     ours("", "int8", precision="int8"),
     ours("", "int4"),
+    *(ours("effort", effort, "--effort", effort) for effort in ("quick", "normal", "best")),
+    *(
+        ours("calibration", f"{count} texts", "--calibration-sequences", str(count))
+        for count in (2, 4, 8, 16, 32, 64)
+    ),
     ours("auto", "KL 0.05", "--max-kl", "0.05", precision="auto"),
     ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),

@@ -77,7 +77,7 @@ def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
     )
     if quantization.scheme.group > min(GROUP_SIZES) and not has_small_groups:
         advice.append(f"--group-size {min(GROUP_SIZES)}")
-    if plan.options.prefill_precision is not None:
-        advice.append("no --prefill-precision")
+    if plan.has_int8_prefill:
+        advice.append("--prefill-precision float")
     advice.append("--precision int8" if plan.precision == "int4" else "--precision fp32")
     return tuple(advice)

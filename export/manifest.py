@@ -77,7 +77,7 @@ def describe(
             left_out=model.left_out,
             calibrated_on=stored.calibrated_on,
         ),
-        prefill_precision=plan.options.prefill_precision,
+        prefill_precision="int8" if plan.has_int8_prefill else None,
         quantized=stored.quantized,
         source=model.takes,
         output=model.gives,

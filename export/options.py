@@ -8,19 +8,18 @@ from typing import ClassVar, Literal, get_args
 Device = Literal["cpu", "cuda", "webgpu", "web"]
 PrecisionName = Literal["fp32", "fp16", "bf16", "int8", "int4"]
 Method = Literal["rtn", "hqq", "gptq"]
+Effort = Literal["quick", "normal", "best"]
 GroupSize = Literal[32, 64, 128, 256]
 HeadBits = Literal[4, 8]
 Graphs = Literal["unified", "split"]
 Attention = Literal["fused", "portable"]
 Cache = Literal["float", "int8"]
+PrefillPrecision = Literal["float", "int8"]
 Proof = Literal["quick", "full"]
 Via = Literal["family", "transformers"]
 
 METHODS: tuple[Method, ...] = get_args(Method)
 GROUP_SIZES: tuple[GroupSize, ...] = get_args(GroupSize)
-
-CALIBRATION_SEQUENCES = 32
-"""Default of `calibration_sequences`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,11 +29,12 @@ class _Integers:
     Low-bit weights of the checkpoint are copied, whatever their group size, unless `method` is set.
     """
 
+    effort: Effort = "normal"
     method: Method | None = None
     group_size: GroupSize | None = None
     asymmetric: bool = False
     exclude: Sequence[str] = ()
-    calibration_sequences: int = CALIBRATION_SEQUENCES
+    calibration_sequences: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,8 +42,10 @@ class Int8(_Integers):
     """8-bit weights with one scale per group.
 
     Attributes:
-        method: `rtn` (the default) rounds to the nearest code, `hqq` fits the weight, `gptq` fits
-            the outputs on calibration data.
+        effort: time to spend; the default of `method` and `calibration_sequences`. `quick` and
+            `normal` round to nearest, `best` calibrates.
+        method: `rtn` rounds to the nearest code, `hqq` fits the weight, `gptq` fits the outputs on
+            calibration data.
         group_size: values that share a scale; 128 by default.
         asymmetric: store a zero point per group as well.
         exclude: patterns of weights that stay floats, such as `blocks.0.*`.
@@ -63,11 +65,12 @@ class Int4(_Integers):
     The fields are those of `Int8`, with other defaults.
 
     Attributes:
-        method: `gptq` by default.
+        effort: `quick` needs no calibration; `normal` calibrates; `best` does so on more data, and
+            rounds more often.
         group_size: by default 128, or 256 in blocks below a 4-bit head; 32 in rows of fewer than
             2048 columns. An 8-bit head keeps its own.
-        head_bits: bits of the head and the embedding; by default 4 in a decoder with `gptq`, else
-            8.
+        head_bits: bits of the head and the embedding; by default 4 in a decoder when
+            calibrated, else 8.
     """
 
     name: ClassVar[PrecisionName] = "int4"
@@ -85,14 +88,16 @@ class Auto:
         max_kl: choose the fewest bytes within this mean KL divergence from the trained model, in
             nats.
         target_size: choose the smallest divergence within this size of the weights, in bytes.
+        effort: `normal` or `best`.
     """
 
     name: ClassVar[PrecisionName] = "int4"
     max_kl: float | None = None
     target_size: int | None = None
+    effort: Effort = "normal"
     asymmetric: bool = False
     exclude: Sequence[str] = ()
-    calibration_sequences: int = CALIBRATION_SEQUENCES
+    calibration_sequences: int | None = None
 
 
 Precision = PrecisionName | Int8 | Int4 | Auto
@@ -106,7 +111,8 @@ class ExportOptions:
     Attributes:
         graphs: one graph for every step, or one for prefill and one for decoding.
         attention: `portable` adds bodies of standard operators for tools other than onnxruntime.
-        prefill_precision: multiply 8-bit integers in prefill, or everywhere in an encoder.
+        prefill_precision: `int8` multiplies 8-bit integers in prefill, or everywhere in an encoder.
+            By default `int8` for an int4 decoder with split graphs on the CPU, else `float`.
         cache: how a decoder stores its KV cache: as floats, or in 8 bits.
         attention_maps: add a graph of what each token attends to.
         allow_cpu_nodes: run nodes on the CPU that the device has no kernel for.
@@ -124,7 +130,7 @@ class ExportOptions:
 
     graphs: Graphs = "unified"
     attention: Attention = "fused"
-    prefill_precision: Literal["int8"] | None = None
+    prefill_precision: PrefillPrecision | None = None
     cache: Cache = "float"
     attention_maps: bool = False
     allow_cpu_nodes: bool = False

@@ -26,7 +26,6 @@ from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.inputs.writer import write
 from ortolan.export.manifest import describe
 from ortolan.export.options import (
-    CALIBRATION_SEQUENCES,
     DEFAULTS,
     Device,
     ExportOptions,
@@ -46,7 +45,7 @@ from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
 from ortolan.export.quantize.schemes import assign_schemes
 from ortolan.export.quantize.stored import stored_schemes
-from ortolan.export.settings import Plan, draft_of, resolve
+from ortolan.export.settings import CACHE_SEQUENCES, Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
@@ -168,7 +167,7 @@ def _calibration_inputs(model: Exportable, plan: Plan, data: Calibration | None)
     if data is None or not (plan.calibrates or plan.options.cache == "int8"):
         return Inputs()
     quantization = plan.quantization if plan.calibrates else None
-    count = quantization.calibration_sequences if quantization else CALIBRATION_SEQUENCES
+    count = quantization.calibration_sequences if quantization else CACHE_SEQUENCES
     return cut_inputs(data, model, count=count)
 
 

@@ -14,7 +14,7 @@ from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH, own_calibration, own_name
-from ortolan.export.options import CALIBRATION_SEQUENCES, Int4, Method, PrecisionName, Via
+from ortolan.export.options import Int4, Method, PrecisionName, Via
 from ortolan.export.quantize.guide import is_affordable
 from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.settings import Quantization, resolve
@@ -32,14 +32,12 @@ LAYERS_AT_ONCE: Mapping[Method | None, float] = {None: 1.5, "rtn": 1.5, "hqq": 1
 START_S = 8.0
 """Seconds of an export without its weights: start, traces, first use of each kernel."""
 
-WEIGHT_NS: Mapping[Method | None, float] = {None: 120.0, "rtn": 120.0, "hqq": 160.0, "gptq": 800.0}
+WEIGHT_NS: Mapping[Method | None, float] = {None: 120.0, "rtn": 120.0, "hqq": 160.0, "gptq": 300.0}
 """Nanoseconds per weight on one core, with reference and verification; see `Cost.seconds`."""
 
-GUIDE_NS = 1000.0
-"""Nanoseconds per weight for the gradients that guide `gptq`, where they are affordable."""
-
-WRITE_NS = 300.0
-"""Nanoseconds per weight for a draft that writes the calibration text, without a file."""
+CALIBRATE_NS, GUIDE_NS, WRITE_NS = 0.04, 0.12, 0.04
+"""Nanoseconds per weight and token for what `gptq` needs: the inputs of every product, the
+gradients that guide it, and a draft that writes the calibration text."""
 
 REFERENCE_FLOPS = 95e9
 """Float32 operations per second of the core of these measurements, by `core_flops`."""
@@ -201,7 +199,7 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
         seconds=round(
             REFERENCE_FLOPS
             / core_flops()
-            * (START_S + 1e-9 * _weight_ns(model, method, writes) * _numbers(model.module)),
+            * (START_S + 1e-9 * _weight_ns(model, quantization, writes) * _numbers(model.module)),
             1,
         ),
     )
@@ -225,17 +223,18 @@ def core_flops() -> float:
     return 2 * size**3 / max(min(seconds), 1e-9)
 
 
-def _weight_ns(model: Exportable, method: Method | None, writes: bool) -> float:
+def _weight_ns(model: Exportable, quantization: Quantization | None, writes: bool) -> float:
     """Nanoseconds per weight on one core, with everything that grows with the weights."""
-    if method != "gptq":
-        return WEIGHT_NS[method]
-    tokens = CALIBRATION_SEQUENCES * min(SEQUENCE_LENGTH, model.context_length)
+    if quantization is None or quantization.method != "gptq":
+        return WEIGHT_NS[None if quantization is None else quantization.method]
+    tokens = quantization.calibration_sequences * min(SEQUENCE_LENGTH, model.context_length)
     products = [
         n for n, owner, weight in _weights(model.module) if _is_matrix(model, owner, weight)
     ]
     guides = is_affordable(model, tokens, products)
     writes = writes and model.sides.has_decoder
-    return WEIGHT_NS[method] + GUIDE_NS * guides + WRITE_NS * writes
+    of_token = CALIBRATE_NS + GUIDE_NS * guides + WRITE_NS * writes
+    return WEIGHT_NS[quantization.method] + of_token * tokens
 
 
 def _numbers(module: nn.Module) -> int:

@@ -2,19 +2,19 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal, get_args
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
 from ortolan.export.errors import OptionError, not_among
 from ortolan.export.options import (
-    CALIBRATION_SEQUENCES,
     DEFAULTS,
     METHODS,
     Attention,
     Auto,
     Cache,
     Device,
+    Effort,
     ExportOptions,
     Graphs,
     GroupSize,
@@ -24,6 +24,7 @@ from ortolan.export.options import (
     Method,
     Precision,
     PrecisionName,
+    PrefillPrecision,
 )
 from ortolan.export.scheme import Scheme
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, KINDS, MAPS_ROLE, PREFILL
@@ -89,6 +90,30 @@ CALIBRATED_HEAD_BITS: HeadBits = 4
 HEAD_BITS: HeadBits = 8
 """Default bits of an int4 head and embedding, calibrated and not (docs/adr/0005)."""
 
+CACHE_SEQUENCES = 32
+"""Maximum number of inputs that an int8 cache is fitted to."""
+
+
+class Work(NamedTuple):
+    """What an effort stands for.
+
+    Attributes:
+        method: how codes are found.
+        sequences: inputs to calibrate on.
+        sweeps: of `refine`.
+    """
+
+    method: Method
+    sequences: int
+    sweeps: int
+
+
+EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, Work]] = {
+    4: {"quick": Work("hqq", 8, 1), "normal": Work("gptq", 8, 1), "best": Work("gptq", 64, 3)},
+    8: {"quick": Work("rtn", 8, 1), "normal": Work("rtn", 8, 1), "best": Work("gptq", 64, 1)},
+}
+"""By the bits of the weights (docs/adr/0039)."""
+
 Reuse = Literal["all", "plain", "none"]
 
 
@@ -105,6 +130,7 @@ class Quantization:
         shrink_groups: use smaller groups where the last one of a row would be mostly padding.
         exclude: patterns of weights that stay floats (`fnmatch`).
         calibration_sequences: see `Int8`.
+        sweeps: of `refine`.
         reuse_head_bits: largest width in which codes of a stored head are reused.
         reuse: which low-bit weights of the checkpoint are copied instead of rounded again; `plain`
             leaves out those with a minimum per group, which need more nodes.
@@ -116,7 +142,8 @@ class Quantization:
     narrow_group: GroupSize | None = None
     shrink_groups: bool = False
     exclude: tuple[str, ...] = ()
-    calibration_sequences: int = CALIBRATION_SEQUENCES
+    calibration_sequences: int = CACHE_SEQUENCES
+    sweeps: int = 1
     reuse_head_bits: int = 4
     reuse: Reuse = "all"
 
@@ -157,6 +184,21 @@ class Plan:
     def calibrates(self) -> bool:
         """Whether weights are fitted to calibration data."""
         return self.quantization is not None and self.quantization.method == "gptq"
+
+    @property
+    def has_int8_prefill(self) -> bool:
+        """Whether prefill, or all of an encoder, multiplies 8-bit integers."""
+        options = self.options
+        if options.prefill_precision is not None:
+            return options.prefill_precision == "int8"
+        return (
+            self.kind == "decoder"
+            and self.precision == "int4"
+            and self.auto is None
+            and self.device == "cpu"
+            and options.graphs == "split"
+            and options.attention == "fused"
+        )
 
     @property
     def has_standard_products(self) -> bool:
@@ -206,7 +248,7 @@ class Plan:
     def _step_files(self) -> dict[str, Graph]:
         if self.options.graphs == "unified":
             return {DECODER: Graph(file="decoder.onnx", sequence=1 if self.takes_one else None)}
-        if self.options.prefill_precision is None or KINDS[self.kind].has_encoder:
+        if not self.has_int8_prefill or KINDS[self.kind].has_encoder:
             return {
                 PREFILL: Graph(file="prefill.onnx", min_new_tokens=2),
                 DECODE: Graph(file="decode.onnx", sequence=1),
@@ -237,6 +279,7 @@ def resolve(
         if weights.max_kl is not None:
             options = replace(options, max_kl=weights.max_kl)
         weights = Int4(
+            effort=weights.effort,
             head_bits=CALIBRATED_HEAD_BITS,
             asymmetric=weights.asymmetric,
             exclude=weights.exclude,
@@ -282,7 +325,7 @@ def draft_of(plan: Plan) -> Plan:
             options,
             attention="fused",
             cache="float",
-            prefill_precision=None,
+            prefill_precision="float",
             attention_maps=False,
             allow_cpu_nodes=False,
         ),
@@ -298,14 +341,16 @@ _NAMED: Mapping[str, Int8 | Int4] = {"int8": Int8(), "int4": Int4()}
 def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantization:
     """The settings of low-bit weights.
 
-    `int4` defaults to gptq with a 4-bit head (8 bits in an encoder, and with any other method).
-    `int8` leaves nothing to calibrate and defaults to rtn.
+    A calibrated decoder has a 4-bit head, all others one of 8 bits.
     """
-    if weights.calibration_sequences < 1:
-        raise OptionError(
-            f"calibration_sequences must be at least 1 (got {weights.calibration_sequences})."
-        )
-    method = weights.method or ("rtn" if weights.bits == 8 else "gptq")
+    if weights.effort not in get_args(Effort):
+        raise not_among("effort", weights.effort, get_args(Effort))
+    work = EFFORTS[weights.bits][weights.effort]
+    sequences = weights.calibration_sequences
+    sequences = work.sequences if sequences is None else sequences
+    if sequences < 1:
+        raise OptionError(f"calibration_sequences must be at least 1 (got {sequences}).")
+    method = weights.method or work.method
     if method not in METHODS:
         raise not_among("method", method, METHODS)
     head_bits = weights.head_bits
@@ -331,7 +376,8 @@ def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantizati
         narrow_group=NARROW_GROUP_SIZE if is_default and weights.bits == 4 else None,
         shrink_groups=is_default,
         exclude=tuple(weights.exclude),
-        calibration_sequences=weights.calibration_sequences,
+        calibration_sequences=sequences,
+        sweeps=work.sweeps,
         reuse_head_bits=HEAD_BITS if weights.head_bits is None else head_bits,
         # A user who sets a method wants its codes.
         reuse="all" if weights.method is None else "none",
@@ -360,7 +406,7 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         ("precision", precision, get_args(PrecisionName)),
         ("graphs", options.graphs, get_args(Graphs)),
         ("attention", options.attention, get_args(Attention)),
-        ("prefill_precision", options.prefill_precision, (None, "int8")),
+        ("prefill_precision", options.prefill_precision, (None, *get_args(PrefillPrecision))),
         ("cache", options.cache, get_args(Cache)),
     ):
         if value not in choices:
@@ -388,7 +434,7 @@ def _check_graphs(plan: Plan) -> None:
 
 def _check_prefill(plan: Plan) -> None:
     options = plan.options
-    if options.prefill_precision is None:
+    if options.prefill_precision != "int8":
         return
     is_decoder = not KINDS[plan.kind].has_encoder
     missing = ["--graphs split"] if is_decoder and options.graphs != "split" else []
@@ -429,7 +475,9 @@ def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
         raise OptionError(
             f"auto needs max_kl once (got {auto.max_kl}, and {options.max_kl} in the options)."
         )
+    if auto.effort == "quick":
+        raise OptionError("auto calibrates every weight. Choose --effort normal or best.")
     if device != "cpu":
         raise OptionError(f"auto needs the cpu (got {device}). Choose --precision int4.")
-    if options.prefill_precision is not None:
+    if options.prefill_precision == "int8":
         raise OptionError("auto does not go with prefill_precision. Choose --precision int4.")

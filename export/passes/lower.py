@@ -56,7 +56,7 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         for model in models:
             PlainConvolutions()(model)
     channels: list[str] = []
-    if plan.options.prefill_precision is not None:
+    if plan.has_int8_prefill:
         channels = _quantize_products(graphs, plan, schemes)
     # A weight that only integer products read needs no low-bit codes.
     read = {name for model in models for name in model.graph.initializers}
@@ -89,7 +89,7 @@ def _quantize_products(
     channels = [name for name in names if _is_product(graphs[role].graph, name)]
     if not channels:
         raise OptionError(
-            "prefill_precision: the layers of this model have no products. Leave it out."
+            "prefill_precision: the layers of this model have no products. Choose float."
         )
     if not has_encoder:
         renamed = RotateStream(set(channels))(graphs[role].graph)

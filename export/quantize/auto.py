@@ -216,7 +216,8 @@ def _candidates(
         for name in choice.keys() - stored.keys():
             schemes.setdefault(name, []).append(choice[name])
     unique = {name: tuple(dict.fromkeys(choices)) for name, choices in schemes.items()}
-    for weight in in_schemes(model, unique, inputs, fit_with_loss, progress=progress):
+    fit = partial(fit_with_loss, sweeps=quantization.sweeps)
+    for weight in in_schemes(model, unique, inputs, fit, progress=progress):
         candidates.add(weight)
     return candidates
 

@@ -30,4 +30,11 @@ def find_codes(
         weighting = ALL_EQUAL
         if is_affordable(model, sum(map(len, inputs.ids)), rest):
             weighting = importance(model, inputs, progress)
-        yield from calibrated_weights(model, rest, inputs, importance=weighting, progress=progress)
+        yield from calibrated_weights(
+            model,
+            rest,
+            inputs,
+            sweeps=quantization.sweeps,
+            importance=weighting,
+            progress=progress,
+        )

@@ -1,7 +1,7 @@
 """Improves codes and scales in turn, to reduce the error of the outputs.
 
 GPTQ rounds every column once, with fixed scales. Here, each group gets the best scale for its
-codes, then each of its columns the best code given all others, over several sweeps. No step can
+codes, then each of its columns the best code given all others, over one or more sweeps. No step can
 increase the error.
 
 Shape letters: n rows of a weight, K its columns, C columns of a group.
@@ -24,14 +24,11 @@ from ortolan.export.products import linear
 from ortolan.export.quantize.blocks import Codes, limits
 from ortolan.export.quantize.gptq import FEW_COLUMNS, Factor
 
-SWEEPS = 3
-"""Sweeps over all groups (docs/adr/0005)."""
-
 NUMBERS = 1 << 22
 """Numbers of rows that are refined together: 16 MiB in float32."""
 
 
-def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = SWEEPS) -> Codes:
+def refine(weight: Tensor, codes: Codes, factor: Factor, *, sweeps: int = 1) -> Codes:
     """Reduce the error of the outputs by better scales and codes; zero points stay.
 
     Source: Behdin et al., "QuantEase", 2023, https://arxiv.org/abs/2309.01885, for the codes.

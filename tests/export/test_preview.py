@@ -14,6 +14,7 @@ import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.options import Precision
 from ortolan.export.preview import REFERENCE_FLOPS, Preview, preview
+from ortolan.export.settings import EFFORTS
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 
 Export = Callable[[str], Exported]
@@ -91,7 +92,8 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
         return preview(folder).precisions[name].seconds
 
     monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS)
-    second = 1e9 / preview(folder).parameters
+    tokens = EFFORTS[4]["normal"].sequences * tiny_models.CONTEXT
+    second = 1e9 / preview(folder).parameters / tokens
     monkeypatch.setattr("ortolan.export.preview.WRITE_NS", 10 * second)
     monkeypatch.setattr("ortolan.export.preview.GUIDE_NS", 100 * second)
     quick, whole = seconds("int8"), seconds("int4")

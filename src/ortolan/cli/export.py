@@ -88,15 +88,20 @@ def _choice(literal: Any) -> click.Choice[str]:
     metavar="MB",
     help="With auto: the most accurate bundle within this size, in millions of bytes.",
 )
-@click.option("--tokenizer", type=_path, help="A tokenizer.json. Default: the checkpoint's own.")
+@click.option(
+    "--effort",
+    type=_choice(choices.Effort),
+    help="Time to spend on low-bit weights: quick rounds each weight alone, normal calibrates "
+    "int4, best calibrates on more data. Default: normal.",
+)
 @click.option("--adapter", type=_path, help="Folder of a PEFT LoRA adapter to merge.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle at OUT.")
 @options.as_json
 @_low_bit(
     "--method",
     type=_choice(choices.Method),
-    help="Rounding method. Default: gptq for int4 (the slowest), rtn for int8. Weights that "
-    "SOURCE stores in low-bit form are kept unless a method is given.",
+    help="Rounding method. Default: by --effort. Weights that SOURCE stores in low-bit form are "
+    "kept unless a method is given.",
 )
 @_low_bit(
     "--group-size",
@@ -118,7 +123,7 @@ def _choice(literal: Any) -> click.Choice[str]:
     "--calibration-sequences",
     type=int,
     help="Maximum number of calibration samples for gptq: texts of 256 tokens, images, or groups "
-    "of eight pairs. Default: 32.",
+    "of eight pairs. Default: by --effort.",
 )
 @_graph(
     "--graphs",
@@ -143,9 +148,10 @@ def _choice(literal: Any) -> click.Choice[str]:
 )
 @_graph(
     "--prefill-precision",
-    type=click.Choice(["int8"]),
-    help="Multiply 8-bit integers: in a decoder's prefill (with --graphs split), which is faster "
-    "and needs more memory, or throughout an encoder.",
+    type=_choice(choices.PrefillPrecision),
+    help="int8 multiplies 8-bit integers in a decoder's prefill (with --graphs split), which is "
+    "faster and needs more memory, or throughout an encoder. Default: int8 for --precision int4 "
+    "with --graphs split on the CPU, else float.",
 )
 @_graph(
     "--cache",
@@ -169,6 +175,7 @@ def _choice(literal: Any) -> click.Choice[str]:
     "texts.",
 )
 @_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
+@_reading("--tokenizer", type=_path, help="A tokenizer.json. Default: the checkpoint's own.")
 @_reading(
     "--via",
     type=_choice(choices.Via),

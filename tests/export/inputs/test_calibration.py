@@ -31,7 +31,7 @@ from ortolan.export.inputs.calibration import (
     read_calibration,
     spread,
 )
-from ortolan.export.options import CALIBRATION_SEQUENCES
+from ortolan.export.settings import CACHE_SEQUENCES
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import EncoderDecoderConfig
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -255,7 +255,7 @@ def test_own_files_of_our_models_hold_enough_for_the_defaults(
     path = own_calibration(model)
     assert path is not None
     data = read_calibration(path, model, is_learned_from=True)
-    inputs = cut_inputs(data, model, count=CALIBRATION_SEQUENCES)
+    inputs = cut_inputs(data, model, count=CACHE_SEQUENCES)
     assert len(inputs.sources or inputs.ids) == count
     assert len(data.held_out) == held_out
 
