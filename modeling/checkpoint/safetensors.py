@@ -102,7 +102,7 @@ def _read_rows(name: str, stored: _Stored, start: int, stop: int) -> Tensor:
             f"{stored.dtype}). Save it in another type."
         )
     rows, *rest = stored.shape or (1,)
-    start, stop, _ = slice(start, stop).indices(rows)
+    start, stop, _ = slice(start, stop).indices(rows) if stored.shape else (0, 1, 1)
     row_bytes = math.prod(rest) * dtype.itemsize
     bytes_read = torch.empty(max(stop - start, 0) * row_bytes, dtype=torch.uint8)
     with stored.file.open("rb", buffering=0) as stream:

@@ -12,6 +12,7 @@ from tests.export.conftest import Exported
 
 import ortolan
 from ortolan.export.errors import OptionError
+from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.options import Precision
 from ortolan.export.preview import REFERENCE_FLOPS, Preview, preview
 from ortolan.export.settings import EFFORTS
@@ -92,7 +93,7 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
         return preview(folder).precisions[name].seconds
 
     monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS)
-    tokens = EFFORTS[4]["normal"].sequences * tiny_models.CONTEXT
+    tokens = EFFORTS[4]["normal"].sequences * SEQUENCE_LENGTH
     second = 1e9 / preview(folder).parameters / tokens
     monkeypatch.setattr("ortolan.export.preview.WRITE_NS", 10 * second)
     monkeypatch.setattr("ortolan.export.preview.GUIDE_NS", 100 * second)

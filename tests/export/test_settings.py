@@ -7,6 +7,7 @@ from ortolan.export.options import Auto, ExportOptions, Int4, Int8
 from ortolan.export.settings import Quantization, resolve
 
 SPLIT = ExportOptions(graphs="split")
+FLOAT = ExportOptions(graphs="split", prefill_precision="float")
 PREFILL = ExportOptions(graphs="split", prefill_precision="int8")
 CACHE = ExportOptions(cache="int8")
 
@@ -35,6 +36,11 @@ def portable(options: ExportOptions) -> ExportOptions:
         ("encoder", Int4(head_bits=4), "gptq", 4),
         ("decoder", Int4(method="hqq"), "hqq", 8),
         ("decoder", Int8(), "rtn", 8),
+        ("decoder", Int4(effort="quick"), "hqq", 8),
+        ("decoder", Int4(effort="quick", method="gptq"), "gptq", 4),
+        ("decoder", Int4(effort="best"), "gptq", 4),
+        ("decoder", Int8(effort="quick"), "rtn", 8),
+        ("decoder", Int8(effort="best"), "gptq", 8),
     ],
 )
 def test_default_method_and_head(
@@ -94,6 +100,36 @@ def test_devices_that_run_a_bundle(
     assert (plan.unverified is None) == is_proven
 
 
+def test_more_effort_is_more_work() -> None:
+    normal, best = (quantization(precision=Int4(effort=effort)) for effort in ("normal", "best"))
+    assert best.calibration_sequences > normal.calibration_sequences
+    assert best.sweeps > normal.sweeps
+    chosen = quantization(precision=Int4(effort="best", calibration_sequences=3))
+    assert (chosen.calibration_sequences, chosen.sweeps) == (3, best.sweeps)
+
+
+@pytest.mark.parametrize(
+    ("kind", "choices", "is_int8"),
+    [
+        ("decoder", {"precision": "int4", "options": SPLIT}, True),
+        ("decoder", {"precision": "int4", "options": FLOAT}, False),
+        ("decoder", {"precision": "int4"}, False),
+        ("decoder", {"precision": "int8", "options": SPLIT}, False),
+        ("decoder", {"precision": "int8", "options": PREFILL}, True),
+        ("decoder", {"precision": "int4", "options": portable(SPLIT)}, False),
+        ("decoder", {"precision": "int4", "options": SPLIT, "device": "cuda"}, False),
+        ("decoder", {"precision": Auto(max_kl=1.0), "options": SPLIT}, False),
+        ("encoder-decoder", {"precision": "int4", "options": SPLIT}, False),
+    ],
+)
+def test_int8_prefill_is_the_default_of_split_int4(
+    kind: str, choices: dict[str, Any], is_int8: bool
+) -> None:
+    plan = resolve(kind, **choices)
+    assert plan.has_int8_prefill == is_int8
+    assert ("prefill" in plan.graph_files) == ("options" in choices)
+
+
 def test_graphs_of_an_encoder_decoder() -> None:
     files = resolve("encoder-decoder", options=SPLIT).graph_files
     sequences = {role: graph.sequence for role, graph in files.items()}
@@ -150,6 +186,8 @@ def test_auto_starts_from_the_fewest_bytes() -> None:
         ("encoder-decoder", {"precision": "int8", "options": CACHE}, r"\(got encoder-decoder\)"),
         ("decoder", {"precision": "int8", "device": "cuda", "options": CACHE}, "cache .*cuda"),
         ("decoder", {"precision": "int8", "options": portable(CACHE)}, "cache .*portable"),
+        ("decoder", {"precision": Int4(effort=cast(Any, "slow"))}, "effort .*'slow'"),
+        ("decoder", {"precision": Auto(max_kl=0.1, effort="quick")}, "auto .*--effort"),
         ("decoder", {"precision": Auto()}, "auto .* neither"),
         ("decoder", {"precision": Auto(max_kl=0.1, target_size=9)}, "auto .* both"),
         ("decoder", {"precision": Auto(max_kl=0.0)}, "auto .* 0.0"),
