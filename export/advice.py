@@ -46,10 +46,10 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
         return ()
     warnings = []
     method, group = quantization.method, quantization.scheme.group
-    if method != "gptq" and quantization.reuse == "none" and width < UNCALIBRATED_WIDTH:
+    if method != "gptq" and width < UNCALIBRATED_WIDTH:
         warnings.append(
             f"4 bits by {method} are usually poor in a model {width} wide, and a poor bundle is "
-            "deleted. Leave --method out to calibrate."
+            "deleted. Leave out --method and --effort to calibrate."
         )
     if quantization.narrow_group is None and group > min(GROUP_SIZES) and width < NARROW:
         warnings.append(

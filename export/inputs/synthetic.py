@@ -130,7 +130,7 @@ def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs
 def _wrote_nothing() -> ExportError:
     return ExportError(
         "The model cannot write text to calibrate on: its logits are not finite. Pass "
-        "--calibration FILE, or choose --method rtn."
+        "--calibration FILE, or choose --effort quick."
     )
 
 

@@ -77,7 +77,7 @@ def write(
     except ProcessError as error:
         raise ExportError(
             f"The model cannot write text to calibrate on: {error}. Pass --calibration FILE, or "
-            "choose --method rtn."
+            "choose --effort quick."
         ) from None
     return _load(folder / _WRITTEN)
 

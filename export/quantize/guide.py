@@ -110,8 +110,8 @@ def _of_text(lazy: LazyWeights, text: Callable[[], Tensor], ids: Tensor) -> Mapp
     except RuntimeError as error:  # the model runs without gradients, so they are the cause
         reason = str(error).partition("\n")[0]
         raise ExportError(
-            f"PyTorch cannot differentiate this model: {reason} Choose --method hqq or rtn, which "
-            "need no gradients."
+            f"PyTorch cannot differentiate this model: {reason} Choose --effort quick, which needs "
+            "no gradients."
         ) from error
     return {name: entering.counts_S for name, entering in named.items()}
 

@@ -1,6 +1,6 @@
 """Round to nearest, with scales from the extremes of each group, or from a search around them."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -69,16 +69,19 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     return scales, zeros
 
 
-def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+def search(
+    blocks: Tensor, importance: Tensor, scheme: Scheme, ratios: Sequence[float] = RATIOS
+) -> tuple[Tensor, Tensor]:
     """Scales with the least error, and the zero points of `extremes`.
 
-    Tries `RATIOS`, then alternates between the nearest codes and the best scale for them. Neither
+    Tries the ratios, then alternates between the nearest codes and the best scale for them. Neither
     step can increase the error.
 
     Args:
         blocks: float32 `(N, G, group)`.
         importance: float32 `(1, G, group)`, cost of a squared error.
         scheme: the format.
+        ratios: scales to try, relative to those of `extremes`.
 
     Returns:
         Scales and zero points, float32 `(N, G)`.
@@ -86,7 +89,7 @@ def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, 
     scales, zeros = extremes(blocks, scheme)
     for rows in row_chunks(blocks):
         steps = in_steps(blocks[rows], scales[rows])
-        scales[rows] *= _best_ratio(steps, importance, zeros[rows].unsqueeze(-1), scheme)
+        scales[rows] *= _best_ratio(steps, importance, zeros[rows].unsqueeze(-1), scheme, ratios)
     return scales, zeros
 
 
@@ -119,11 +122,13 @@ def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) 
     return torch.where(squares > 0, best, ratios)
 
 
-def _best_ratio(steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
+def _best_ratio(
+    steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme, ratios: Sequence[float]
+) -> Tensor:
     """The ratios `(N, G)` with the least error, for numbers in units of the first scale."""
     best = steps.new_ones(zeros.shape)
     least = steps.new_full(zeros.shape, torch.inf)
-    for ratio in map(steps.new_tensor, RATIOS):
+    for ratio in map(steps.new_tensor, ratios):
         distances = nearest(steps, ratio, zeros, scheme).sub_(zeros)
         cost = (steps - distances * ratio).square_().mul_(importance).sum(-1, keepdim=True)
         better = cost < least
