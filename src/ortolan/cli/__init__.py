@@ -22,6 +22,7 @@ COMMANDS = {
     "adapter": "Convert a LoRA adapter for a bundle.",
     "attention": "Draw what each token attends to.",
     "bench": "Measure the speed of prefill and decoding.",
+    "card": "Write the model card of a repository of bundles.",
     "chat": "Chat with a model.",
     "classify": "Classify texts or images.",
     "doctor": "Show what this machine has, and how to get what is missing.",

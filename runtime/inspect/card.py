@@ -1,0 +1,160 @@
+"""Model card: README.md of a repository of bundles, as the Hugging Face Hub reads it.
+
+Metadata at its beginning: https://huggingface.co/docs/hub/model-cards
+"""
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.verification.certificate_files import read_certificate
+
+__all__ = ["model_card"]
+
+_TASKS: Mapping[str, tuple[str, str]] = {
+    "decoder": ("text-generation", "image-to-text"),
+    "encoder-decoder": ("translation", "image-to-text"),
+    "states": ("feature-extraction", "image-feature-extraction"),
+    "logits": ("fill-mask", "image-feature-extraction"),
+    "labels": ("text-classification", "image-classification"),
+    "tags": ("text-classification", "image-classification"),
+    "scores": ("text-classification", "image-classification"),
+    "embedding": ("feature-extraction", "image-feature-extraction"),
+}
+"""The Hub's name of the task, for text and for images, by kind of bundle or of its output."""
+
+_USES: Mapping[str, str] = {
+    "decoder": '"Once upon a time"',
+    "encoder-decoder": '"A text to translate"',
+}
+"""Argument of `ortolan run` by kind of bundle."""
+
+
+def model_card(
+    bundles: Sequence[Bundle],
+    *,
+    base_model: str | None = None,
+    license_id: str | None = None,
+    repository: str | None = None,
+) -> str:
+    """Markdown with YAML metadata, for a repository with a folder per bundle.
+
+    Args:
+        bundles: of one checkpoint, in folders of different names.
+        base_model: repository of the checkpoint.
+        license_id: identifier of its license, such as `apache-2.0`.
+        repository: name of the repository that gets the card.
+
+    Raises:
+        InputError: the bundles are of different checkpoints, or their folders have one name.
+        BundleError: a certificate cannot be read.
+    """
+    folders = [bundle.path.resolve().name for bundle in bundles]
+    first = bundles[0].manifest
+    sources = {bundle.manifest.provenance.source_sha256 for bundle in bundles}
+    if len(sources) > 1:
+        raise InputError(
+            f"A card describes bundles of one checkpoint (got {len(sources)}). Write one for each."
+        )
+    if len(set(folders)) < len(folders):
+        raise InputError(
+            f"Folders in a repository need different names (got {', '.join(folders)}). Rename one."
+        )
+    name = (base_model or first.provenance.model_type).rpartition("/")[2]
+    parts = [
+        _metadata(bundles, base_model, license_id),
+        f"# {_plain(name)} for Ortolan",
+        _purpose(first, base_model),
+        _table([_row(bundle, folder) for bundle, folder in zip(bundles, folders, strict=True)]),
+        "Quality compares the logits or vectors of a bundle with those of the trained model. "
+        "Device says whether the machine of the export computed what was exported. Both are "
+        "stored in each bundle, and `ortolan verify` measures them again.",
+        "## Use",
+        _commands(first, folders[0], repository),
+        "## Made from",
+        "\n".join(f"* {line}" for line in _origin(bundles)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str | None) -> str:
+    precisions = dict.fromkeys(bundle.manifest.precision for bundle in bundles)
+    fields: dict[str, object] = {
+        "library_name": "ortolan",
+        "pipeline_tag": _task(bundles[0].manifest),
+        "tags": ["onnx", "onnxruntime", *precisions],
+    }
+    if license_id is not None:
+        fields["license"] = license_id
+    if base_model is not None:
+        fields["base_model"] = base_model
+        if any(bundle.manifest.quantized for bundle in bundles):
+            fields["base_model_relation"] = "quantized"
+    # JSON is YAML
+    lines = [f"{name}: {json.dumps(value)}" for name, value in fields.items()]
+    return "\n".join(["---", *lines, "---"])
+
+
+def _task(manifest: Manifest) -> str:
+    kind = manifest.kind if manifest.output is None else manifest.output.kind
+    of_text, of_images = _TASKS[kind]
+    return of_images if isinstance(manifest.source, ImageSource) else of_text
+
+
+def _purpose(manifest: Manifest, base_model: str | None) -> str:
+    of = "" if base_model is None else f" of `{_plain(base_model)}`"
+    return (
+        f"ONNX bundles{of} (`{_plain(manifest.provenance.model_type)}`). They run on onnxruntime, "
+        f"without PyTorch. Context: {manifest.context_length:,} tokens; vocabulary: "
+        f"{manifest.vocab_size:,}."
+    )
+
+
+def _row(bundle: Bundle, folder: str) -> tuple[str, ...]:
+    manifest = bundle.manifest
+    total = sum(file.size for file in manifest.files)
+    measured = None
+    if manifest.certificate is not None:
+        measured = read_certificate(bundle).measured
+    quality = manifest.quality.summary if manifest.quality else "not measured"
+    device = measured.device_summary if measured else manifest.unverified or "not measured"
+    precision = f"{manifest.precision} on {', '.join(manifest.devices)}"
+    return f"`{folder}`", precision, f"{total / 1e6:,.1f}", quality, device
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    header = ("folder", "precision", "MB", "quality", "device")
+    lines = [header, ("---", "---", "---:", "---", "---"), *rows]
+    return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines)
+
+
+def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
+    lines = ['pip install "ortolan-runtime"']
+    if repository is not None:
+        lines.append(f'hf download {repository} --include "{folder}/*" --local-dir .')
+    lines.append(f"ortolan verify {folder}")
+    if (text := _USES.get(manifest.kind)) is not None and manifest.tokenizer is not None:
+        lines.append(f"ortolan run {folder} {text}")
+    body = "\n".join(lines)
+    return f"```sh\n{body}\n```"
+
+
+def _origin(bundles: Sequence[Bundle]) -> Iterator[str]:
+    first = bundles[0].manifest.provenance
+    yield f"checkpoint: SHA-256 `{first.source_sha256}`"
+    versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
+    yield f"exported with {_plain(versions)}"
+    for bundle in bundles:
+        data = bundle.manifest.provenance.calibrated_on
+        if data is not None:
+            yield f"`{bundle.path.resolve().name}` calibrated on {_plain(data)}"
+        if bundle.manifest.provenance.left_out:
+            left_out = ", ".join(bundle.manifest.provenance.left_out)
+            yield f"`{bundle.path.resolve().name}` leaves out {_plain(left_out)}"
+
+
+def _plain(text: str) -> str:
+    """One line without characters that mean something in Markdown or HTML."""
+    return "".join(" " if c in "\r\n" else c for c in text if c not in "|<>").strip()

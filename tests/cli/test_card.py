@@ -1,0 +1,106 @@
+"""Model cards, as the Hub's own library reads them."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from huggingface_hub import ModelCard
+from tests.cli.conftest import Run, error_line, run_here
+from tests.runtime import tiny_decoder, tiny_encoder
+from tests.runtime.tiny_encoder import OutputKind
+
+from ortolan.runtime import open_bundle
+from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.inspect.card import model_card
+
+
+def metadata(card: str) -> dict[str, Any]:
+    fields: dict[str, Any] = ModelCard(card).data.to_dict()  # type: ignore[no-untyped-call]
+    return fields
+
+
+@pytest.fixture(scope="module")
+def int4(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same checkpoint in four bits."""
+    path = tmp_path_factory.mktemp("card") / "int4"
+    options = ("--precision", "int4", "--effort", "quick", "--allow-poor")
+    done = run_here("export", checkpoint, path, *options)
+    assert done.returncode == 0, done.stderr
+    return path
+
+
+def test_the_hub_reads_the_metadata(ortolan: Run, bundle: Path, int4: Path) -> None:
+    names = ("--base-model", "acme/model", "--license", "apache-2.0", "--repo", "me/model")
+    done = ortolan("card", int4, bundle, *names)
+    assert done.returncode == 0, done.stderr
+    assert metadata(done.stdout.decode()) == {
+        "library_name": "ortolan",
+        "pipeline_tag": "text-generation",
+        "tags": ["onnx", "onnxruntime", "int4", "fp32"],
+        "license": "apache-2.0",
+        "base_model": "acme/model",
+        "base_model_relation": "quantized",
+    }
+
+
+def test_the_text_has_the_figures_of_every_bundle(ortolan: Run, bundle: Path, int4: Path) -> None:
+    text = ortolan("card", int4, bundle, "--repo", "me/model").stdout.decode()
+    for path in (int4, bundle):
+        manifest = open_bundle(path).manifest
+        row = next(line for line in text.splitlines() if line.startswith(f"| `{path.name}` |"))
+        assert manifest.quality is not None
+        assert manifest.quality.summary in row
+        assert " PASS" in row
+    assert f'hf download me/model --include "{int4.name}/*" --local-dir .' in text
+    assert f"ortolan verify {int4.name}\n" in text
+    assert open_bundle(int4).manifest.provenance.source_sha256 in text
+
+
+def test_a_card_without_names_says_less(bundle: Path) -> None:
+    text = model_card([open_bundle(bundle)])
+    assert {"base_model", "base_model_relation", "license"}.isdisjoint(metadata(text))
+    assert "hf download" not in text
+
+
+def test_names_in_a_bundle_cannot_form_markdown(bundle: Path) -> None:
+    name = 'a/"b\n| <script> |\n---\n# c'
+    card = ModelCard(model_card([open_bundle(bundle)], base_model=name))
+    assert metadata(str(card))["base_model"] == name
+    assert "<script>" not in card.text
+    assert "\n# c" not in card.text
+
+
+@pytest.mark.parametrize(
+    ("kind", "image", "task"),
+    [
+        ("labels", None, "text-classification"),
+        ("embedding", None, "feature-extraction"),
+        ("labels", tiny_encoder.IMAGE, "image-classification"),
+    ],
+)
+def test_the_task_of_an_encoder(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: OutputKind,
+    image: ImageSource | None,
+    task: str,
+) -> None:
+    not_measured = SimpleNamespace(measured=None)
+    monkeypatch.setattr("ortolan.runtime.inspect.card.read_certificate", lambda _: not_measured)
+    tiny_encoder.write_bundle(tmp_path / "encoder", kind=kind, image=image)
+    assert metadata(model_card([open_bundle(tmp_path / "encoder")]))["pipeline_tag"] == task
+
+
+def test_bundles_of_other_checkpoints_are_refused(bundle: Path, tmp_path: Path) -> None:
+    tiny_decoder.write_bundle(tmp_path / "other")
+    assert "of one checkpoint (got 2)" in error_line("card", bundle, tmp_path / "other")
+
+
+def test_an_existing_file_is_kept(ortolan: Run, bundle: Path, tmp_path: Path) -> None:
+    out = tmp_path / "README.md"
+    out.write_text("mine")
+    assert "--force" in error_line("card", bundle, "--out", out)
+    assert out.read_text() == "mine"
+    assert ortolan("card", bundle, "--out", out, "--force").returncode == 0
+    assert out.read_text().startswith("---\nlibrary_name: ")
