@@ -37,9 +37,6 @@ from ortolan.export.scheme import Scheme
 DAMPING = 0.01
 """Fraction of the mean of the Hessian's diagonal that is added to the diagonal."""
 
-RATIOS = (1.0, 0.9, 0.8, 0.7)
-"""Scales to try; `refine` improves the best one."""
-
 COLUMNS = 256
 """Columns per block; the errors of earlier blocks are applied with one product per block."""
 
@@ -118,8 +115,8 @@ def round_columns(weight: Tensor, factor: Factor, scheme: Scheme) -> Codes:
     """
     check_finite(weight)
     blocks = into_groups(weight, scheme.group)
-    importance = into_groups(factor.hessian.diagonal()[None], scheme.group)
-    scales, zeros = search(blocks, importance, scheme, RATIOS)
+    importance = factor.hessian.diagonal()[None]
+    scales, zeros = search(blocks, into_groups(importance, scheme.group), scheme)
     groups = factor.order // scheme.group
     scales_GN, zeros_GN = scales.T.contiguous(), zeros.T.contiguous()
     # Columns that are rounded hold their errors here.

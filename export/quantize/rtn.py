@@ -1,6 +1,6 @@
 """Round to nearest, with scales from the extremes of each group, or from a search around them."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
@@ -69,19 +69,16 @@ def extremes(blocks: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     return scales, zeros
 
 
-def search(
-    blocks: Tensor, importance: Tensor, scheme: Scheme, ratios: Sequence[float] = RATIOS
-) -> tuple[Tensor, Tensor]:
+def search(blocks: Tensor, importance: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
     """Scales with the least error, and the zero points of `extremes`.
 
-    Tries the ratios, then alternates between the nearest codes and the best scale for them. Neither
+    Tries `RATIOS`, then alternates between the nearest codes and the best scale for them. Neither
     step can increase the error.
 
     Args:
         blocks: float32 `(N, G, group)`.
         importance: float32 `(1, G, group)`, cost of a squared error.
         scheme: the format.
-        ratios: scales to try, relative to those of `extremes`.
 
     Returns:
         Scales and zero points, float32 `(N, G)`.
@@ -89,7 +86,7 @@ def search(
     scales, zeros = extremes(blocks, scheme)
     for rows in row_chunks(blocks):
         steps = in_steps(blocks[rows], scales[rows])
-        scales[rows] *= _best_ratio(steps, importance, zeros[rows].unsqueeze(-1), scheme, ratios)
+        scales[rows] *= _best_ratio(steps, importance, zeros[rows].unsqueeze(-1), scheme)
     return scales, zeros
 
 
@@ -122,13 +119,11 @@ def refit(steps: Tensor, importance: Tensor, distances: Tensor, ratios: Tensor) 
     return torch.where(squares > 0, best, ratios)
 
 
-def _best_ratio(
-    steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme, ratios: Sequence[float]
-) -> Tensor:
+def _best_ratio(steps: Tensor, importance: Tensor, zeros: Tensor, scheme: Scheme) -> Tensor:
     """The ratios `(N, G)` with the least error, for numbers in units of the first scale."""
     best = steps.new_ones(zeros.shape)
     least = steps.new_full(zeros.shape, torch.inf)
-    for ratio in map(steps.new_tensor, ratios):
+    for ratio in map(steps.new_tensor, RATIOS):
         distances = nearest(steps, ratio, zeros, scheme).sub_(zeros)
         cost = (steps - distances * ratio).square_().mul_(importance).sum(-1, keepdim=True)
         better = cost < least

@@ -4,11 +4,11 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator, Set
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
-from unittest.mock import patch
 
 import uvicorn
+from tests.runtime.serving.holding import held as held_service
 
 from ortolan.server.app import build_app
 from ortolan.server.models import Models
@@ -72,21 +72,6 @@ def wait_until(condition: Callable[[], Any]) -> None:
         time.sleep(0.002)
 
 
-@contextmanager
-def held(server: LiveServer) -> Iterator[Any]:
-    """Keep the worker of the first model from a second round; yield its queue of commands.
-
-    It takes commands once if it is idle, and computes one round with them.
-    """
-    worker = server.models.loaded[0].service._worker
-    take, gate = worker._take_commands, threading.Event()
-
-    def take_later(*, is_busy: bool) -> Any:
-        gate.wait(60)
-        return take(is_busy=is_busy)
-
-    with patch.object(worker, "_take_commands", take_later):
-        try:
-            yield worker._commands
-        finally:
-            gate.set()
+def held(server: LiveServer) -> AbstractContextManager[Any]:
+    """Like `held` of a service, of the first model."""
+    return held_service(server.models.loaded[0].service)

@@ -35,7 +35,7 @@ def export(config: Any, out: Path, **options_of_export: Any) -> Bundle:
     """Low-bit, without a quality limit: that of a random model means nothing."""
     module = kinds.module_of(kinds.one_layer(config))
     is_decoder = hasattr(config, "decoder") or hasattr(config, "vocab_size")
-    options = ExportOptions(max_kl=50.0 if is_decoder else None)
+    options = ExportOptions(max_kl=50.0 if is_decoder else None, allow_poor=True)
     return ortolan.export(module, out, precision=LITTLE, options=options, **options_of_export)
 
 

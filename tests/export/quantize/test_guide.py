@@ -114,7 +114,7 @@ class Undifferentiable(Unusual):
     [("no_grad", "does not require grad"), ("in place", "modified by an inplace operation")],
 )
 def test_a_model_without_gradients_is_refused(how: str, reason: str) -> None:
-    message = rf"{reason}.*--method hqq or rtn"
+    message = rf"{reason}.*--effort quick"
     with pytest.raises(ExportError, match=message):
         importance(opened(Undifferentiable(how)), Inputs(ids=TEXTS))
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.chat.tiny_chat import chat_model
+from tests.runtime.serving.holding import held
 
 from ortolan.runtime import Decoder, Grammar
 from ortolan.runtime.errors import NumericError, TokenizerError
@@ -53,8 +54,9 @@ def test_a_late_reader_gets_the_same_pieces(service: Service) -> None:
 
 
 def test_text_and_pieces_of_one_ticket_continue_each_other(service: Service) -> None:
-    ticket = service.submit("Hello", **OPTIONS)
-    text = next(ticket)
+    with held(service):
+        ticket = service.submit("Hello", **OPTIONS)
+        text = next(ticket)
     pieces = list(ticket.pieces())
     assert text + "".join(piece.text for piece in pieces) == ticket.completion().text
     tokens = sum((piece.tokens for piece in pieces), ())
