@@ -35,6 +35,7 @@ COMMANDS = {
     "pack": "Prepare the weights of a bundle for this processor.",
     "run": "Continue a prompt, or translate a text.",
     "serve": "Serve bundles over HTTP to clients of OpenAI's API.",
+    "sign": "Sign a bundle with a private key.",
     "train": "Train the model of a recipe.",
     "trust": "Trust a bundle that uses custom operators.",
     "verify": "Replay the proof of a bundle on this machine.",

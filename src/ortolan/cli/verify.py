@@ -5,6 +5,7 @@ from pathlib import Path
 import click
 
 from ortolan.cli import options
+from ortolan.cli.extras import extra
 from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import progress
 
@@ -16,6 +17,11 @@ from ortolan.cli.progress import progress
     type=click.Path(path_type=Path),
     help="Folder of an adapter: prove that the bundle computes it.",
 )
+@click.option(
+    "--key",
+    type=click.Path(path_type=Path),
+    help="Public key in PEM: check the signature of BUNDLE first.",
+)
 @options.device
 @options.threads
 @options.isolate
@@ -23,6 +29,7 @@ from ortolan.cli.progress import progress
 def command(
     bundle: Path,
     adapter: Path | None,
+    key: Path | None,
     device: str,
     threads: int | None,
     isolate: bool,
@@ -44,6 +51,10 @@ def command(
 
     from ortolan.runtime import open_bundle, verify
 
+    if key is not None:
+        with extra("sign", command="verify --key"):
+            from ortolan.signing import check
+        check(bundle, key)
     with progress("verify", as_json=as_json) as steps:
         report = verify(
             bundle,
@@ -61,6 +72,7 @@ def command(
     phases = ", ".join(f"{phase.positions} {name}" for name, phase in report.phases.items())
     print_table(
         [
+            ("signature", None if key is None else f"verified with {key}"),
             ("device", report.device_summary),
             ("batch", report.surroundings.summary if report.surroundings else None),
             ("exact", report.exact.summary if report.exact else None),

@@ -1,0 +1,147 @@
+"""Signed bundles, with the tools of OpenSSF Model Signing."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.serialization import (
+    BestAvailableEncryption,
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    PublicFormat,
+)
+from model_signing import verifying
+from tests.cli.conftest import error_line, run_here
+from tests.runtime import tiny_decoder
+
+from ortolan.errors import OrtolanError
+from ortolan.signing import SIGNATURE, SignatureError, check, sign
+
+
+def write_keys(folder: Path, name: str, password: bytes | None = None) -> tuple[Path, Path]:
+    """A private and a public key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    secret, public = folder / f"{name}.pem", folder / f"{name}.pub"
+    encryption = NoEncryption() if password is None else BestAvailableEncryption(password)
+    secret.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, encryption))
+    public.write_bytes(
+        key.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
+    )
+    return secret, public
+
+
+@pytest.fixture(scope="module")
+def keys(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return write_keys(tmp_path_factory.mktemp("keys"), "key")
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory: pytest.TempPathFactory, keys: tuple[Path, Path]) -> Path:
+    """A signed bundle."""
+    path = tmp_path_factory.mktemp("signed") / "bundle"
+    tiny_decoder.write_bundle(path)
+    sign(path, keys[0])
+    return path
+
+
+@pytest.fixture
+def signed(original: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(original, tmp_path / "bundle"))
+
+
+def test_a_signed_bundle_verifies_here_and_by_the_library(
+    signed: Path, keys: tuple[Path, Path]
+) -> None:
+    check(signed, keys[1])
+    verifier = verifying.Config().use_elliptic_key_verifier(public_key=keys[1])
+    verifier.verify(signed, signed / SIGNATURE)
+
+
+def test_every_changed_byte_of_a_file_is_found(signed: Path, keys: tuple[Path, Path]) -> None:
+    for file in sorted(signed.iterdir()):
+        contents = file.read_bytes()
+        changed = bytearray(contents)
+        changed[len(changed) // 2] ^= 1
+        file.write_bytes(bytes(changed))
+        with pytest.raises(OrtolanError):
+            check(signed, keys[1])
+        file.write_bytes(contents)
+    check(signed, keys[1])
+
+
+def test_a_wrong_key_is_found(signed: Path, tmp_path: Path) -> None:
+    with pytest.raises(SignatureError, match="Key mismatch"):
+        check(signed, write_keys(tmp_path, "other")[1])
+
+
+def test_a_signature_of_fewer_files_is_found(
+    signed: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    """One that the same person made for another folder with some of the files."""
+    from model_signing import signing
+
+    part = tmp_path / "part"
+    part.mkdir()
+    shutil.copy(signed / "decoder.onnx", part)
+    signer = signing.Config().use_elliptic_key_signer(private_key=keys[0])
+    signer.sign(part, signed / SIGNATURE)
+    with pytest.raises(SignatureError, match="is not signed"):
+        check(signed, keys[1])
+
+
+def test_other_files_in_the_folder_do_not_matter(signed: Path, keys: tuple[Path, Path]) -> None:
+    (signed / "README.md").write_text("a card")
+    (signed / "packed").mkdir()
+    check(signed, keys[1])
+    sign(signed, keys[0])
+    (signed / "README.md").write_text("another card")
+    check(signed, keys[1])
+
+
+def test_an_unsigned_bundle_is_named(signed: Path, keys: tuple[Path, Path]) -> None:
+    (signed / SIGNATURE).unlink()
+    with pytest.raises(SignatureError, match=r"has no model\.sig"):
+        check(signed, keys[1])
+
+
+@pytest.mark.parametrize("contents", [b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": {}}'])
+def test_a_damaged_signature_is_an_error(
+    signed: Path, keys: tuple[Path, Path], contents: bytes
+) -> None:
+    (signed / SIGNATURE).write_bytes(contents)
+    with pytest.raises(SignatureError, match="does not verify"):
+        check(signed, keys[1])
+
+
+def test_a_key_with_a_password(signed: Path, tmp_path: Path) -> None:
+    secret, public = write_keys(tmp_path, "locked", b"word")
+    with pytest.raises(SignatureError, match="cannot sign"):
+        sign(signed, secret)
+    sign(signed, secret, password="word")
+    check(signed, public)
+
+
+def test_keys_of_other_types_and_missing_ones_are_errors(signed: Path, tmp_path: Path) -> None:
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    other = tmp_path / "rsa.pem"
+    other.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    for path in (other, tmp_path / "none.pem", signed / "manifest.json"):
+        with pytest.raises(SignatureError, match="cannot sign"):
+            sign(signed, path)
+
+
+def test_commands(bundle: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+    copy = shutil.copytree(bundle, tmp_path / "copy")
+    done = run_here("sign", copy, "--key", keys[0])
+    assert done.returncode == 0, done.stderr
+    assert Path(done.stdout.decode().strip()).name == SIGNATURE
+    done = run_here("verify", copy, "--key", keys[1])
+    assert done.returncode == 0, done.stderr
+    assert b"signature  verified with" in done.stdout
+    manifest = copy / "manifest.json"
+    changed = json.loads(manifest.read_text())
+    manifest.write_text(json.dumps(changed))
+    assert "Hash mismatch" in error_line("verify", copy, "--key", keys[1])
