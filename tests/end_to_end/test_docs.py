@@ -144,7 +144,7 @@ def test_commands_of_the_document_parse(document: str) -> None:
                 assert (REPOSITORY / source).exists(), words
         if words[0] == "export":
             exported.add(str(parsed["out"]))
-        served = [text.rpartition("=")[2] for text in parsed.get("bundles", ())]
+        served = [str(text).rpartition("=")[2] for text in parsed.get("bundles", ())]
         for bundle in (*served, str(parsed.get("bundle") or parsed.get("path"))):
             is_known = bundle in {"None", *exported} or bundle.startswith("models/")
             assert is_known, f"{words}: the document exports no such bundle before"
