@@ -65,7 +65,7 @@ class Int4(_Integers):
     The fields are those of `Int8`, with other defaults.
 
     Attributes:
-        effort: `quick` needs no calibration; `normal` calibrates; `best` does so on more data, and
+        effort: `quick` rounds to nearest; `normal` calibrates; `best` does so on more data, and
             rounds more often.
         group_size: by default 128, or 256 in blocks below a 4-bit head; 32 in rows of fewer than
             2048 columns. An 8-bit head keeps its own.

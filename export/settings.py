@@ -109,7 +109,7 @@ class Work(NamedTuple):
 
 
 EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, Work]] = {
-    4: {"quick": Work("hqq", 32, 1), "normal": Work("gptq", 32, 1), "best": Work("gptq", 64, 3)},
+    4: {"quick": Work("rtn", 32, 1), "normal": Work("gptq", 32, 1), "best": Work("gptq", 64, 3)},
     8: {"quick": Work("rtn", 32, 1), "normal": Work("rtn", 32, 1), "best": Work("gptq", 64, 1)},
 }
 """By the bits of the weights (docs/adr/0039)."""

@@ -36,7 +36,7 @@ def portable(options: ExportOptions) -> ExportOptions:
         ("encoder", Int4(head_bits=4), "gptq", 4),
         ("decoder", Int4(method="hqq"), "hqq", 8),
         ("decoder", Int8(), "rtn", 8),
-        ("decoder", Int4(effort="quick"), "hqq", 8),
+        ("decoder", Int4(effort="quick"), "rtn", 8),
         ("decoder", Int4(effort="quick", method="gptq"), "gptq", 4),
         ("decoder", Int4(effort="best"), "gptq", 4),
         ("decoder", Int8(effort="quick"), "rtn", 8),
