@@ -121,6 +121,9 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
     """Resolve the settings, with what the device means for this model."""
     if options.attention_maps and device in model.takes_one_on:
         raise OptionError(f"attention_maps of this recurrent network needs the cpu (got {device}).")
+    if model.takes_one_on and options.prefill_precision is None:
+        # recurrent operators leave no products to multiply integers in
+        options = replace(options, prefill_precision="float")
     takes_one = model.takes_one or device in model.takes_one_on
     return resolve(
         model.kind, precision=precision, device=device, options=options, takes_one=takes_one
