@@ -473,7 +473,7 @@ def test_model_that_overflows_is_an_error(built: Built, tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("prlimit") is None, reason="needs prlimit")
 def test_every_shortage_of_memory_is_an_error_that_says_so(built: Built, pythonic: Path) -> None:
-    """From a limit that only fits the library up to one that fits everything."""
+    """From a limit that only fits the libraries up to one that fits everything."""
     words = [*map(str, arguments(pythonic, random_ids(600), 100))]
     expected, outcomes = built.run("run", *words).stdout, set()
     for limit in range(32 << 20, 256 << 20, 1 << 20):
@@ -482,8 +482,8 @@ def test_every_shortage_of_memory_is_an_error_that_says_so(built: Built, pythoni
         if done.returncode == 0:
             assert done.stdout == expected
             break
-        if "error while loading shared libraries" in last:
-            continue
+        if "error while loading shared libraries" in last or last.startswith("Fatal glibc error"):
+            continue  # too little for the loader or the C library, which say so themselves
         assert done.returncode == 1, (limit, done.returncode, done.stderr)
         assert last.startswith("memory: "), (limit, done.stderr)
         outcomes.add(re.sub(r"\W+", " ", last)[:50])
