@@ -65,6 +65,8 @@ def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
     if quantization is None:
         return ()
     if plan.auto is not None:
+        if plan.has_int8_prefill:
+            return ("--prefill-precision float",)
         is_sized = plan.auto.target_size is not None
         return ("a larger --target-size" if is_sized else "a smaller --max-kl",)
     advice = []

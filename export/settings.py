@@ -479,5 +479,8 @@ def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
         raise OptionError("auto calibrates every weight. Choose --effort normal or best.")
     if device != "cpu":
         raise OptionError(f"auto needs the cpu (got {device}). Choose --precision int4.")
-    if options.prefill_precision == "int8":
-        raise OptionError("auto does not go with prefill_precision. Choose --precision int4.")
+    if options.prefill_precision == "int8" and auto.max_kl is None:
+        raise OptionError(
+            "auto with a target size does not go with prefill_precision, whose weights come on "
+            "top. Choose --max-kl, or --precision int4."
+        )

@@ -47,6 +47,22 @@ def test_a_divergence_is_kept_in_fewer_bytes_than_8_bits_take(tmp_path: Path) ->
 
 
 @pytest.mark.slow
+def test_a_divergence_covers_a_prefill_of_integers(tmp_path: Path) -> None:
+    options = ExportOptions(allow_poor=True, graphs="split", prefill_precision="int8")
+    precision = ortolan.Auto(max_kl=0.3)
+    bundle = ortolan.export(model(), tmp_path / "out", precision=precision, options=options)
+    measured = read_certificate(bundle).measured
+    assert measured is not None
+    assert measured.mean_kl is not None
+    assert measured.mean_kl <= 0.3
+    assert bundle.manifest.prefill_precision == "int8"
+    with pytest.raises(ParityError, match="--prefill-precision float"):
+        ortolan.export(
+            model(), tmp_path / "near", precision=ortolan.Auto(max_kl=0.05), options=options
+        )
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "expected"), [(325_000, {4, 8}), (400_000, {8})])
 def test_a_size_is_kept(size: int, expected: set[int], tmp_path: Path) -> None:
     bundle = export(tmp_path / "out", target_size=size)

@@ -149,6 +149,13 @@ def test_auto_starts_from_the_fewest_bytes() -> None:
     assert (plan.options.max_kl, plan.auto) == (0.05, auto)
 
 
+def test_auto_multiplies_integers_in_prefill_where_asked() -> None:
+    auto = Auto(max_kl=0.05)
+    asked = resolve("decoder", precision=auto, options=PREFILL)
+    split = resolve("decoder", precision=auto, options=ExportOptions(graphs="split"))
+    assert (asked.has_int8_prefill, split.has_int8_prefill) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("kind", "choices", "words"),
     [
