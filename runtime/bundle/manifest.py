@@ -20,6 +20,7 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.image_source import ImageSource
 from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
@@ -197,41 +198,6 @@ class TextSource(
         """Describe the input: `texts of at most 512 tokens`."""
         named = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
         return f"texts of at most {self.max_tokens} tokens{named}"
-
-
-class ImageSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="image",
-):
-    """Images as input of an encoder, normalized to `(value * scale - mean) / std` per channel.
-
-    Attributes:
-        channels: 1 grey, 2 grey with alpha, 3 RGB, 4 RGBA.
-        height: in pixels.
-        width: in pixels.
-        mean: one value per channel.
-        std: one value per channel.
-        scale: factor for pixel values, usually 1/255.
-        resample: filter that resizes images of other sizes.
-    """
-
-    channels: Annotated[int, Meta(ge=1, le=4)]
-    height: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
-    width: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
-    mean: tuple[float, ...]
-    std: tuple[Annotated[float, Meta(gt=0)], ...]
-    scale: Annotated[float, Meta(gt=0)]
-    resample: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `images, RGB, of 32 by 32 pixels`."""
-        colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
-        return f"images, {colours}, of {self.height} by {self.width} pixels"
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
