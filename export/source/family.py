@@ -262,9 +262,7 @@ def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
             return longest
 
 
-def _takes(
-    sides: Sides, folder: Path | None, model_type: str
-) -> TextSource | ImageSource | None:
+def _takes(sides: Sides, folder: Path | None, model_type: str) -> TextSource | ImageSource | None:
     if sides.patches is not None:
         return image_source(sides.patches, folder, model_type)
     if sides.encoder is None:

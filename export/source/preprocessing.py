@@ -86,9 +86,7 @@ PROCESSORS: Mapping[str, Processor] = {
     "ViT": Processor(resample=BILINEAR, size={"height": 224, "width": 224}),
     "CLIP": _CLIP,
     "Bit": _CLIP,
-    "ConvNext": Processor(
-        size={"shortest_edge": 384}, crop_pct=224 / 256, default_to_square=False
-    ),
+    "ConvNext": Processor(size={"shortest_edge": 384}, crop_pct=224 / 256, default_to_square=False),
     "DeiT": Processor(
         size={"height": 256, "width": 256},
         crop_size={"height": 224, "width": 224},

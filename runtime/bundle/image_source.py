@@ -10,7 +10,8 @@ from ortolan.runtime import limits
 __all__ = ["Filter", "Fit", "ImageSource"]
 
 Side = Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
-Size = tuple[Side, Side]
+# msgspec 0.22 crashes on a union of int and `tuple[int, int]`
+Size = Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)]
 """Height and width in pixels."""
 
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]

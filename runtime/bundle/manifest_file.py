@@ -312,8 +312,8 @@ def _check_fit(source: ImageSource) -> None:
         raise _refused("a height and a width to fit images inside", f"{steps.resize}")
 
 
-def _is_inside(size: tuple[int, int], limit: tuple[int, int]) -> bool:
-    return size[0] <= limit[0] and size[1] <= limit[1]
+def _is_inside(size: tuple[int, ...], limit: tuple[int, ...]) -> bool:
+    return all(side <= most for side, most in zip(size, limit, strict=True))
 
 
 def _check_output(manifest: Manifest) -> None:

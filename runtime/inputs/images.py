@@ -254,8 +254,10 @@ def _resized_size(size: tuple[int, ...], steps: Fit) -> tuple[int, int]:
                     "keeps proportions. Crop it first."
                 )
             return new
-        case exact:
-            return exact
+        case (high, wide):
+            return high, wide
+        case _:
+            raise TypeError(f"not a size: {steps.resize}")
 
 
 def _crop(values_HWC: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:

@@ -141,7 +141,14 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
         expected = getattr(theirs, key, None)
         expected = dict(expected) if key in ("size", "crop_size") and expected else expected
         assert getattr(ours, key) == expected, key
-    for key in ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb"):
+    for key in (
+        "do_resize",
+        "do_center_crop",
+        "do_rescale",
+        "do_normalize",
+        "do_pad",
+        "do_convert_rgb",
+    ):
         assert getattr(ours, key) == bool(getattr(theirs, key)), key
     for key in ("image_mean", "image_std"):
         np.testing.assert_allclose(np.broadcast_to(getattr(ours, key), 3), getattr(theirs, key))
