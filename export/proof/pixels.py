@@ -78,7 +78,8 @@ def _resize(values: Array, size: int, name: str) -> Array:
         return values
     centers = (np.arange(size) + 0.5) * (before / size)
     if name == "nearest":
-        return values[centers.astype(int)]
+        nearest: Array = values[centers.astype(int)]
+        return nearest
     support, weight = FILTERS[name]
     # a filter covers at least its width in the new pixels, against aliasing
     scale = max(before / size, 1.0)
