@@ -5,6 +5,7 @@ N patches.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
@@ -49,7 +50,11 @@ class PatchEmbedding(nn.Module):
                 f"pixels: the model needs images of shape {self.image} (got "
                 f"{tuple(pixels_BCYX.shape[1:])}). Resize them."
             )
-        x_BNE: Tensor = self.projection(pixels_BCYX).flatten(2).transpose(1, 2)
+        conv = self.projection
+        # without a bias, the exporter computes the size of one in the graph
+        bias_E = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
+        patches_BEYX = F.conv2d(pixels_BCYX, conv.weight, bias_E, conv.stride)
+        x_BNE = patches_BEYX.flatten(2).transpose(1, 2)
         tokens = [t for t in (self.class_token, self.distillation_token) if t is not None]
         if not tokens:
             return x_BNE

@@ -155,7 +155,9 @@ class Embedder(nn.Module):
         pooled = [pool(x_BTE, lengths, pooling) for pooling in self.config.pooling]
         x_BE = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
         for dense, layer in zip(self.projections, self.config.projections, strict=True):
-            x_BE = dense(x_BE)
+            # the vocabulary of graphs has products of two matrices with a bias only
+            bias = dense.weight.new_zeros(layer.width) if dense.bias is None else dense.bias
+            x_BE = F.linear(x_BE, dense.weight, bias)
             if layer.activation is not None:
                 x_BE = ACTIVATIONS[layer.activation](x_BE)
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
