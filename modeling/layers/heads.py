@@ -3,6 +3,9 @@
 Shape letters: B batch, T tokens, E model width, V vocabulary, L labels.
 """
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -154,7 +157,8 @@ class Embedder(nn.Module):
         """`(B, T, E)` to `(B, width)`; normalized vectors are float32 for the range of squares."""
         pooled = [pool(x_BTE, lengths, pooling) for pooling in self.config.pooling]
         x_BE = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
-        for dense, layer in zip(self.projections, self.config.projections, strict=True):
+        linears = cast(Iterable[nn.Linear], self.projections)
+        for dense, layer in zip(linears, self.config.projections, strict=True):
             # the vocabulary of graphs has products of two matrices with a bias only
             bias = dense.weight.new_zeros(layer.width) if dense.bias is None else dense.bias
             x_BE = F.linear(x_BE, dense.weight, bias)
