@@ -123,12 +123,12 @@ def _dinov2(hf: ConfigReader) -> EncoderConfig:
     if hf.architecture(base, classifier) == classifier:
         head = read_classifier(hf, pooling="first_and_mean")
     ratio = hf.get("mlp_ratio", float, 4.0)
-    hidden = int(hf.size("hidden_size") * ratio)
-    if not 0 < ratio <= MAX_RATIO or hidden < 1:
+    if not 0 < ratio <= MAX_RATIO or int(hf.size("hidden_size") * ratio) < 1:
         raise ConfigError(
             f"{hf.name}: mlp_ratio must be above 0 and at most {MAX_RATIO} (got {ratio}). "
             "Correct it."
         )
+    hidden = int(hf.size("hidden_size") * ratio)
     is_gated = hf.get("use_swiglu_ffn", bool, False)
     if is_gated:
         hidden = -(-int(hidden * 2 / 3) // 8) * 8
@@ -160,12 +160,10 @@ def read_vision(
     Args:
         hf: the config.
         head: of the model.
-        eps: of the norms, by default.
+        eps, activation: by default.
         hidden: channels of the mlp.
-        activation: by default.
         patch: size of a patch, by default.
-        class_token: see `PatchInput`.
-        distillation_token: see `PatchInput`.
+        class_token, distillation_token: see `PatchInput`.
 
     Raises:
         ConfigError: widths or sizes that do not fit.
@@ -187,8 +185,8 @@ def read_vision(
         activation=hf.get("hidden_act", str, activation),
         norm=norm,
     )
-    attention = replace(block.attention, qkv_bias=hf.get("qkv_bias", bool, True))
-    block = replace(block, mixer=attention, placement="pre")
+    qkv_bias = hf.get("qkv_bias", bool, True)
+    block = replace(block, mixer=replace(block.attention, qkv_bias=qkv_bias), placement="pre")
     image = PatchInput(
         image_size=_read_size(hf, "image_size", 224),
         patch_size=_read_size(hf, "patch_size", patch),
