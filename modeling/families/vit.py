@@ -160,10 +160,12 @@ def read_vision(
     Args:
         hf: the config.
         head: of the model.
-        eps, activation: by default.
+        eps: of the norms, by default.
         hidden: channels of the mlp.
+        activation: by default.
         patch: size of a patch, by default.
-        class_token, distillation_token: see `PatchInput`.
+        class_token: see `PatchInput`.
+        distillation_token: see `PatchInput`.
 
     Raises:
         ConfigError: widths or sizes that do not fit.
@@ -171,12 +173,7 @@ def read_vision(
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
     # Keys of heads that are not served, and of the pooler.
     hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
-    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
-    if width % heads:
-        raise ConfigError(
-            f"{hf.name}: hidden_size must be divisible by num_attention_heads (got {width} and "
-            f"{heads}). Correct one of them."
-        )
+    width, heads = _read_heads(hf)
     norm = layer_norm(hf.get("layer_norm_eps", float, eps))
     block = bert.encoder_block(
         width=width,
@@ -204,6 +201,17 @@ def read_vision(
         final_norm=norm,
         head=head,
     )
+
+
+def _read_heads(hf: ConfigReader) -> tuple[int, int]:
+    """Width of the stream, and number of heads."""
+    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
+    if width % heads:
+        raise ConfigError(
+            f"{hf.name}: hidden_size must be divisible by num_attention_heads (got {width} and "
+            f"{heads}). Correct one of them."
+        )
+    return width, heads
 
 
 def _read_size(hf: ConfigReader, key: str, default: int) -> tuple[int, int]:
