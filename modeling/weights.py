@@ -60,7 +60,7 @@ class Target(NamedTuple):
     Attributes:
         name: our parameter, with `{}` for the layer.
         transposed: the checkpoint stores `(in, out)`, as GPT-2 does.
-        leading: the checkpoint stores an additional first axis of length 1.
+        leading: number of additional first axes of length 1 in the checkpoint.
         spare: weight of a head that a checkpoint may contain even if this model has none like it.
         rows: which of its rows are ours; None for all, in order.
         offset: added to the published values, which are then read as float32.
@@ -69,7 +69,7 @@ class Target(NamedTuple):
 
     name: str
     transposed: bool = False
-    leading: bool = False
+    leading: int = 0
     spare: bool = False
     rows: Rows | None = None
     offset: float = 0.0
@@ -209,7 +209,7 @@ class Piece(NamedTuple):
         return join_codes(spans)
 
     def _stored(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        axis = int(self.target.transposed or self.target.leading)
+        axis = int(self.target.transposed) or self.target.leading
         spans = [
             self._ours(source.read(self.name, first, last, axis=axis))[rows]
             for first, last, rows in self._spans(start, stop)
@@ -226,11 +226,15 @@ class Piece(NamedTuple):
 
     def _ours(self, stored: Tensor) -> Tensor:
         """A view of a stored tensor with rows as its first axis."""
-        return stored.T if self.target.transposed else stored[0] if self.target.leading else stored
+        if self.target.transposed:
+            return stored.T
+        return stored.reshape(stored.shape[self.target.leading :])
 
     def _turned(self, rows: Tensor) -> Tensor:
         """Rows in the layout of the checkpoint."""
-        return rows.T if self.target.transposed else rows[None] if self.target.leading else rows
+        if self.target.transposed:
+            return rows.T
+        return rows.reshape((1,) * self.target.leading + tuple(rows.shape))
 
 
 class Weights(Protocol):

@@ -181,7 +181,11 @@ def _sources(manifest: Manifest) -> Sources:
 
 def _encoder_error(model: Any, engine: Engine) -> float:
     sources = _sources(engine.manifest)
-    got, expected = engine.encode(sources.feeds)[OUTPUT], _reference(model, **sources.inputs)
+    inputs = sources.inputs
+    if PIXELS in sources.feeds and hasattr(model, "text_projection"):
+        # a model of images and texts wants both
+        inputs = inputs | {"input_ids": torch.tensor([[0, model.config.text_config.eos_token_id]])}
+    got, expected = engine.encode(sources.feeds)[OUTPUT], _reference(model, **inputs)
     if LENGTHS not in sources.feeds or got.ndim < 3:
         return _error(got, expected)
     mask = sources.inputs["attention_mask"].bool().numpy()

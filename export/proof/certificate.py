@@ -23,13 +23,16 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import calls, reads_types
 from ortolan.export.options import Cache, Device
 from ortolan.export.progress import Progress, silent
+from ortolan.export.proof.pixels import reference_pixels
 from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import OUTPUTS
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
+from ortolan.runtime.verification.probe_picture import probe_picture, sampled
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings, meanings_sha256, read_probes
 
@@ -152,7 +155,16 @@ def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surrounding
         },
         readings=() if model.tokenizer is None else read_probes(model.tokenizer),
         scores=() if model.gives is None else named_scores(reference, model.gives),
+        pixels=_pixels(model.takes),
     )
+
+
+def _pixels(source: TextSource | ImageSource | None) -> tuple[float, ...]:
+    """Samples of the probe picture, for images without an alpha channel."""
+    if not isinstance(source, ImageSource) or source.channels not in (1, 3):
+        return ()
+    pixels_CHW = reference_pixels(probe_picture(source), source).astype(np.float32)
+    return tuple(round(float(value), 6) for value in sampled(pixels_CHW))
 
 
 def passed(certificate: Certificate, measured: Report) -> Certificate:

@@ -193,7 +193,7 @@ def _describe(
         else Tokens(),
         # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
         tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
-        takes=_takes(sides, folder),
+        takes=_takes(sides, folder, config.model_type),
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
     )
 
@@ -262,9 +262,9 @@ def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
             return longest
 
 
-def _takes(sides: Sides, folder: Path | None) -> TextSource | ImageSource | None:
+def _takes(sides: Sides, folder: Path | None, model_type: str) -> TextSource | ImageSource | None:
     if sides.patches is not None:
-        return image_source(sides.patches, folder)
+        return image_source(sides.patches, folder, model_type)
     if sides.encoder is None:
         return None
     own = sides.source_vocab_size

@@ -1,119 +1,278 @@
 """How an image becomes pixels, from a checkpoint's preprocessor_config.json.
 
-The keys are those of Hugging Face's image processors.
+The keys are those of Hugging Face's image processors, and absent ones have the defaults of the
+processor's class. A key that no such processor of one image knows is an error: it may be a step.
 """
 
 import math
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
 
 import msgspec
 
 from ortolan.export.errors import OptionError
 from ortolan.modeling.config import PatchInput
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource
 
 PREPROCESSOR = "preprocessor_config.json"
 
-DEFAULT_MEAN = DEFAULT_STD = 0.5
-"""Mean and deviation of every channel, as in the published ViTs."""
+PROCESSOR = "processor_config.json"
+"""Newer file that holds the image processor under the key `image_processor`."""
 
 BYTES = 1 / 255
 
-Resample = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-
-RESAMPLES: tuple[Resample, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
+RESAMPLES: tuple[Filter, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Resampling filters in the order of Pillow's numbers."""
 
-STEPS = frozenset({"do_resize", "do_rescale", "do_normalize", "do_convert_rgb"})
-"""Steps that a bundle does; any other would silently change the image."""
+BILINEAR, BICUBIC = 2, 3
+
+STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb")
+"""Steps that a bundle does."""
+
+INERT = frozenset(
+    {
+        *("image_processor_type", "feature_extractor_type", "processor_class", "backend"),
+        *("data_format", "input_data_format", "device", "return_tensors", "disable_grouping"),
+        *("image_seq_length", "model_input_names", "_valid_processor_keys"),
+    }
+)
+"""Keys that do not change the pixels of a single image."""
+
+CROP_BELOW = 384
+"""Shortest edge below which a processor with `crop_pct` crops; larger images are distorted."""
+
+Numbers = float | tuple[float, ...]
+Lengths = int | tuple[int, ...] | dict[str, int | None]
 
 
-class _Preprocessor(msgspec.Struct):
-    """The fields that are read; absent ones have the values of a ViT."""
+class Processor(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that are read, with the defaults that image processors share.
 
-    size: int | dict[str, int] | None = None
-    resample: int | None = None
-    do_rescale: bool | None = None
-    rescale_factor: float | None = None
-    do_normalize: bool | None = None
-    image_mean: float | tuple[float, ...] | None = None
-    image_std: float | tuple[float, ...] | None = None
+    `size` and `crop_size` are None where they are those of the model.
+    """
+
+    size: Lengths | None = None
+    crop_size: Lengths | None = None
+    pad_size: Lengths | None = None
+    resample: int = BICUBIC
+    do_resize: bool = True
+    do_center_crop: bool = False
+    do_rescale: bool = True
+    do_normalize: bool = True
+    do_pad: bool = False
+    do_convert_rgb: bool = False
+    rescale_factor: float = BYTES
+    image_mean: Numbers = 0.5
+    image_std: Numbers = 0.5
+    crop_pct: float | None = None
+    default_to_square: bool = True
 
 
-def image_source(config: PatchInput, folder: Path | None) -> ImageSource:
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+
+_CLIP = Processor(
+    image_mean=CLIP_MEAN,
+    image_std=CLIP_STD,
+    size={"shortest_edge": 224},
+    crop_size={"height": 224, "width": 224},
+    do_center_crop=True,
+    do_convert_rgb=True,
+    default_to_square=False,
+)
+
+PROCESSORS: Mapping[str, Processor] = {
+    "ViT": Processor(resample=BILINEAR, size={"height": 224, "width": 224}),
+    "CLIP": _CLIP,
+    "Bit": _CLIP,
+    "ConvNext": Processor(size={"shortest_edge": 384}, crop_pct=224 / 256, default_to_square=False),
+    "DeiT": Processor(
+        size={"height": 256, "width": 256},
+        crop_size={"height": 224, "width": 224},
+        do_center_crop=True,
+    ),
+    "Siglip": Processor(
+        size={"height": 224, "width": 224}, do_convert_rgb=True, default_to_square=False
+    ),
+}
+"""Defaults of the image processors of transformers, by the start of their class names."""
+
+PROCESSOR_OF: Mapping[str, str] = {
+    "clip": "CLIP",
+    "clip_vision_model": "CLIP",
+    "deit": "DeiT",
+    "dinov2": "Bit",
+    "siglip": "Siglip",
+    "siglip_vision_model": "Siglip",
+}
+"""Image processor of a `model_type` whose file names none; of other models, `ViT`."""
+
+SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
+
+
+def image_source(config: PatchInput, folder: Path | None, model_type: str) -> ImageSource:
     """The input of an image encoder.
 
     Args:
         config: of its input.
-        folder: of the checkpoint; without one, or without the file, a ViT's defaults apply.
+        folder: of the checkpoint; without one, or without the file, the defaults of the model's
+            image processor apply, with images of the model's size.
+        model_type: of the checkpoint.
 
     Raises:
-        OptionError: the file cannot be read, is for images of another size, or asks for a step
+        OptionError: the file cannot be read, gives images of another size, or asks for a step
             that a bundle does not do.
     """
-    path = None if folder is None else folder / PREPROCESSOR
-    processor = _Preprocessor() if path is None or not path.is_file() else _read(path)
-    height, width = config.image_size
-    if _size(processor.size, config.image_size) != config.image_size:
-        raise _error(f"images of {height} x {width} pixels, as in config.json", f"{processor.size}")
-    resample = RESAMPLES.index("bilinear") if processor.resample is None else processor.resample
-    if not 0 <= resample < len(RESAMPLES):
-        raise _error(f"resample from 0 to {len(RESAMPLES) - 1}", f"{resample}")
+    values = {} if folder is None else _values(folder)
+    processor = _processor(values, PROCESSOR_OF.get(model_type, "ViT"))
+    if values.keys().isdisjoint(("size", "image_processor_type", "feature_extractor_type")):
+        processor = _resized(processor, config.image_size, crops="crop_size" in values)
+    fit = _fit(processor)
+    _check_size(processor, fit, config.image_size)
+    if not 0 <= processor.resample < len(RESAMPLES):
+        raise _error(f"resample from 0 to {len(RESAMPLES) - 1}", f"{processor.resample}")
     mean, std = (0.0,) * config.channels, (1.0,) * config.channels
-    if processor.do_normalize is not False:
-        mean = _channels("image_mean", processor.image_mean, DEFAULT_MEAN, config.channels)
-        std = _channels("image_std", processor.image_std, DEFAULT_STD, config.channels)
-    scale = BYTES if processor.rescale_factor is None else processor.rescale_factor
-    scale = 1.0 if processor.do_rescale is False else scale
+    if processor.do_normalize:
+        mean = _channels("image_mean", processor.image_mean, config.channels)
+        std = _channels("image_std", processor.image_std, config.channels)
+    scale = processor.rescale_factor if processor.do_rescale else 1.0
     if min(*std, scale) <= 0 or not math.isfinite(scale):
         raise _error("positive rescale_factor and image_std", f"{scale} and {std}")
     return ImageSource(
         channels=config.channels,
-        height=height,
-        width=width,
+        height=config.image_size[0],
+        width=config.image_size[1],
         mean=mean,
         std=std,
         scale=scale,
-        resample=RESAMPLES[resample],
+        resample=RESAMPLES[processor.resample],
+        fit=msgspec.UNSET if fit == Fit(resize=config.image_size) else fit,
+        background="white" if processor.do_convert_rgb and config.channels == 3 else msgspec.UNSET,
     )
 
 
-def _read(path: Path) -> _Preprocessor:
+def _values(folder: Path) -> dict[str, object]:
+    """The keys of a checkpoint's image processor that have a value."""
+    nested = _read(folder / PROCESSOR).get("image_processor")
+    values = nested if isinstance(nested, dict) else _read(folder / PREPROCESSOR)
+    return {str(name): value for name, value in values.items() if value is not None}
+
+
+def _read(path: Path) -> dict[str, object]:
+    if not path.is_file():
+        return {}
     try:
-        data = path.read_bytes()
-        values = msgspec.json.decode(data, type=dict[str, object])
-        processor = msgspec.json.decode(data, type=_Preprocessor)
+        return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise _error("a JSON object of an image processor", str(error)[:200]) from error
-    unknown = [
-        name
-        for name, value in values.items()
-        if name.startswith("do_") and name not in STEPS and value not in (False, None)
-    ]
+        raise _error(f"{path.name} to be a JSON object", str(error)[:200]) from error
+
+
+def _processor(values: Mapping[str, object], default: str) -> Processor:
+    """The keys of a file over the defaults of its class."""
+    name = values.get("image_processor_type") or values.get("feature_extractor_type") or default
+    named = str(name)
+    suffix = next((suffix for suffix in SUFFIXES if named.endswith(suffix)), "")
+    defaults = PROCESSORS.get(named.removesuffix(suffix))
+    if defaults is None:
+        raise _error(
+            f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", f"{named!r:.80}"
+        )
+    known = {*Processor.__struct_fields__, *INERT}
+    if defaults.crop_pct is None:
+        known.remove("crop_pct")
+    unknown = [key for key, value in values.items() if key not in known and value is not False]
     if unknown:
-        raise _error(f"no steps but {', '.join(sorted(STEPS))}", ", ".join(unknown)[:200])
-    return processor
+        raise _error(f"no steps but {', '.join(STEPS)}", ", ".join(sorted(unknown))[:200])
+    given = {key: values[key] for key in Processor.__struct_fields__ if key in values}
+    try:
+        return msgspec.convert(msgspec.structs.asdict(defaults) | given, type=Processor)
+    except msgspec.ValidationError as error:
+        raise _error("a JSON object of an image processor", str(error)[:200]) from error
 
 
-def _size(size: int | dict[str, int] | None, default: tuple[int, int]) -> tuple[int, int]:
-    """Height and width."""
-    match size:
-        case None:
-            return default
+def _resized(processor: Processor, size: tuple[int, int], *, crops: bool) -> Processor:
+    """The same steps for images of another size; `crops` keeps the size of the crop."""
+    whole: Lengths = {"height": size[0], "width": size[1]}
+    keeps_shape = isinstance(processor.size, dict) and "shortest_edge" in processor.size
+    return msgspec.structs.replace(
+        processor,
+        size={"shortest_edge": min(size)} if keeps_shape else whole,
+        crop_size=processor.crop_size if crops or processor.crop_size is None else whole,
+    )
+
+
+def _fit(processor: Processor) -> Fit:
+    """The steps that give an image its size."""
+    crop = _size("crop_size", processor.crop_size) if processor.do_center_crop else None
+    if not processor.do_resize:
+        return Fit(crop=crop, pad=processor.do_pad)
+    fit = _resize(processor)
+    if processor.crop_pct is None:
+        return msgspec.structs.replace(fit, crop=crop, pad=processor.do_pad)
+    edge = fit.resize
+    if not isinstance(edge, int) or crop is not None or not 0 < processor.crop_pct <= 1:
+        raise _error(
+            "crop_pct above 0 and up to 1, with a shortest_edge and without do_center_crop",
+            f"{processor.crop_pct} and {processor.size}",
+        )
+    if edge >= CROP_BELOW:
+        return Fit(resize=(edge, edge), pad=processor.do_pad)
+    return Fit(
+        resize=_side("crop_pct", int(edge / processor.crop_pct)),
+        crop=(edge, edge),
+        pad=processor.do_pad,
+    )
+
+
+def _resize(processor: Processor) -> Fit:
+    """The first step."""
+    match processor.size:
+        case {"shortest_edge": int(edge), **rest} if not rest:
+            return Fit(resize=_side("size", edge))
+        case {"max_height": int(height), "max_width": int(width), **rest} if not rest:
+            return Fit(resize=(_side("size", height), _side("size", width)), inside=True)
+        case int(edge) if not processor.default_to_square:
+            return Fit(resize=_side("size", edge))
+        case size:
+            return Fit(resize=_size("size", size))
+
+
+def _size(key: str, lengths: Lengths | None) -> tuple[int, int]:
+    """Height and width under a key."""
+    match lengths:
         case int(side):
-            return side, side
-        case dict() if size.keys() == {"height", "width"}:
-            return size["height"], size["width"]
+            return (_side(key, side),) * 2
+        case (int(height), int(width)):
+            return _side(key, height), _side(key, width)
+        case {"height": int(height), "width": int(width), **rest} if not rest:
+            return _side(key, height), _side(key, width)
         case _:
-            return 0, 0
+            raise _error(f"{key} with a height and a width, or another known form", f"{lengths}")
 
 
-def _channels(
-    name: str, value: float | tuple[float, ...] | None, default: float, channels: int
-) -> tuple[float, ...]:
+def _side(key: str, side: int) -> int:
+    if not 0 < side <= limits.MAX_IMAGE_SIDE:
+        raise _error(f"{key} from 1 to {limits.MAX_IMAGE_SIDE} pixels", f"{side}")
+    return side
+
+
+def _check_size(processor: Processor, fit: Fit, size: tuple[int, int]) -> None:
+    """Raise OptionError if images get another size than the model's."""
+    height, width = size
+    wanted = f"{height} x {width} pixels, as in config.json"
+    if fit.pad and _size("pad_size", processor.pad_size) != size:
+        raise _error(f"pad_size of {wanted}", f"{processor.pad_size}")
+    last = fit.crop if fit.crop or fit.inside or not fit.resize else fit.resize
+    if isinstance(last, int) or (last is None and not fit.pad and fit.resize):
+        raise _error(f"images of {wanted}, by do_center_crop or do_pad", f"size {processor.size}")
+    if last is None or last == size or (fit.pad and last[0] <= height and last[1] <= width):
+        return
+    raise _error(f"images of {wanted}", f"{last[0]} x {last[1]}")
+
+
+def _channels(name: str, value: Numbers, channels: int) -> tuple[float, ...]:
     """One number for each channel."""
-    value = default if value is None else value
     numbers = value if isinstance(value, tuple) else (value,) * channels
     if len(numbers) != channels or not all(map(math.isfinite, numbers)):
         raise _error(f"{name} of {channels} numbers, one for each channel", f"{numbers}")

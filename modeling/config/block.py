@@ -188,6 +188,7 @@ class BlockConfig:
         cross_attention: to the source of an encoder-decoder, between the mixer and the mlp.
         attention_norm: False if the self-attention alone has no norm.
         residual_scale: multiplies what each sublayer adds to the stream.
+        layer_scale: so does a trained vector of each sublayer (Touvron et al. 2021, "CaiT").
     """
 
     mixer: Mixer
@@ -197,6 +198,7 @@ class BlockConfig:
     cross_attention: AttentionConfig | None = None
     attention_norm: bool = True
     residual_scale: float = 1.0
+    layer_scale: bool = False
 
     @property
     def attention(self) -> AttentionConfig:
@@ -239,6 +241,11 @@ class BlockConfig:
                 "Choose another placement."
             )
         cross = self.cross_attention
+        if self.layer_scale and (self.parallel or cross is not None or self.feed_forward is None):
+            raise ConfigError(
+                "block: layer_scale is for a mixer followed by an mlp, without cross-attention. "
+                "Set it to False."
+            )
         if cross is not None and not isinstance(self.mixer, AttentionConfig):
             raise ConfigError(
                 f"block: cross-attention needs attention, not {type(self.mixer).__name__}. "

@@ -14,10 +14,16 @@ ScoreFunction = Literal["softmax", "sigmoid", "none"]
 """From the logits of labels to their scores: probabilities that add up to 1 (the logistic function
 if there is one label), an independent probability for each label, or the logits themselves."""
 
-Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean"]
+Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean", "first_and_mean"]
 """One vector for the tokens without padding: the first, the last, their mean, the largest value of
-each channel, their sum over the root of their number, or a mean in which token `i` counts `i` times
-(Muennighoff 2022, "SGPT")."""
+each channel, their sum over the root of their number, a mean in which token `i` counts `i` times
+(Muennighoff 2022, "SGPT"), or the first joined with the mean of the others (Oquab et al. 2023,
+"DINOv2"), which is twice as wide."""
+
+
+def pooled_width(pooling: Pooling, width: int) -> int:
+    """Channels of a pooled vector."""
+    return 2 * width if pooling == "first_and_mean" else width
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +96,8 @@ class ClassifierHead:
         activation: of a layer `act(dense(x))` before the last matrix, if there is one.
         dense_bias: of the matrix in that layer.
         norm: of the output of that layer.
+        distilled: average with the logits that another matrix computes of the second token, a
+            distillation token.
     """
 
     labels: tuple[str, ...]
@@ -98,6 +106,7 @@ class ClassifierHead:
     activation: Activation | None = None
     dense_bias: bool = True
     norm: NormConfig | None = None
+    distilled: bool = False
 
     def __post_init__(self) -> None:
         if not self.labels:
@@ -142,7 +151,7 @@ class EmbeddingHead:
         """Channels of the embedding, for a stream of `hidden_size`."""
         if self.projections:
             return self.projections[-1].width
-        return hidden_size * len(self.pooling)
+        return sum(pooled_width(pooling, hidden_size) for pooling in self.pooling)
 
     def __post_init__(self) -> None:
         if not self.pooling:

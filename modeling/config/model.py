@@ -45,18 +45,27 @@ class PatchInput:
         patch_size: height and width in pixels; left-over pixels at the edges are ignored.
         channels: numbers per pixel.
         class_token: a trained vector comes before the patches.
+        distillation_token: another one follows it (Touvron et al. 2021, "DeiT").
+        bias: of the projection.
     """
 
     image_size: tuple[int, int]
     patch_size: tuple[int, int]
     channels: int
     class_token: bool
+    distillation_token: bool = False
+    bias: bool = True
+
+    @property
+    def tokens(self) -> int:
+        """Number of trained vectors before the patches."""
+        return int(self.class_token) + int(self.distillation_token)
 
     @property
     def length(self) -> int:
         """Number of vectors for an image."""
         (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
-        return (height // patch_height) * (width // patch_width) + int(self.class_token)
+        return (height // patch_height) * (width // patch_width) + self.tokens
 
     def __post_init__(self) -> None:
         if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):

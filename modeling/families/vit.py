@@ -1,8 +1,14 @@
-"""ViT (Dosovitskiy et al. 2021): a pre-norm encoder of the patches of an image."""
+"""ViT (Dosovitskiy et al. 2021) and its kin: pre-norm encoders of the patches of an image."""
 
 from dataclasses import replace
 
-from ortolan.modeling.config import EncoderConfig, Head, LearnedPositions, PatchInput
+from ortolan.modeling.config import (
+    ClassifierHead,
+    EncoderConfig,
+    Head,
+    LearnedPositions,
+    PatchInput,
+)
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation
@@ -10,64 +16,180 @@ from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
-from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, linear
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.families.tables import (
+    DOWN,
+    NORM_1,
+    NORM_2,
+    OUT,
+    QKV,
+    UP,
+    gate_up,
+    layer,
+    linear,
+    without,
+)
+from ortolan.modeling.weights import Entry, Target
 
 BASE, CLASSIFIER = "ViTModel", "ViTForImageClassification"
 
-_WEIGHTS: Table = {
-    "vit.embeddings.cls_token": Target("embedding.class_token", leading=True),
-    "vit.embeddings.position_embeddings": Target("position_embedding.weight", leading=True),
-    **linear({"vit.embeddings.patch_embeddings.projection": "embedding.projection"}),
-    **layer(
-        "vit.encoder.layer.{}.",
-        {
-            "attention.attention.query": QKV,
-            "attention.attention.key": QKV,
-            "attention.attention.value": QKV,
-            "attention.output.dense": OUT,
-            "layernorm_before": NORM_1,
-            "intermediate.dense": UP,
-            "output.dense": DOWN,
-            "layernorm_after": NORM_2,
-        },
-    ),
-    **linear({"vit.layernorm": "final_norm"}),
-    **linear({"classifier": "head.out"}, spare=True),
-    # The classifier does without the pooler.
-    "vit.pooler.dense.weight": None,
-    "vit.pooler.dense.bias": None,
-}
+DEIT = ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher")
 
 
-def _config(hf: ConfigReader) -> EncoderConfig:
-    hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
-    # Keys of heads that are not served, and of the pooler.
-    hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
+def _weights(prefix: str) -> dict[str, Entry]:
+    """The weights of ViT, with the published prefix."""
+    return {
+        f"{prefix}.embeddings.cls_token": Target("embedding.class_token", leading=2),
+        f"{prefix}.embeddings.distillation_token": Target(
+            "embedding.distillation_token", leading=2
+        ),
+        # Replaces patches in pre-training.
+        f"{prefix}.embeddings.mask_token": None,
+        f"{prefix}.embeddings.position_embeddings": Target("position_embedding.weight", leading=1),
+        **linear({f"{prefix}.embeddings.patch_embeddings.projection": "embedding.projection"}),
+        **layer(
+            f"{prefix}.encoder.layer.{{}}.",
+            {
+                "attention.attention.query": QKV,
+                "attention.attention.key": QKV,
+                "attention.attention.value": QKV,
+                "attention.output.dense": OUT,
+                "layernorm_before": NORM_1,
+                "intermediate.dense": UP,
+                "output.dense": DOWN,
+                "layernorm_after": NORM_2,
+            },
+        ),
+        **linear({f"{prefix}.layernorm": "final_norm"}),
+        **linear({"classifier": "head.out"}, spare=True),
+        # The classifier does without the pooler.
+        f"{prefix}.pooler.dense.weight": None,
+        f"{prefix}.pooler.dense.bias": None,
+    }
+
+
+def _deit_weights(config: EncoderConfig) -> dict[str, Entry]:
+    """The weights of DeiT, whose classifiers have other names if there are two."""
+    table = _weights("deit")
+    if not isinstance(config.head, ClassifierHead) or not config.head.distilled:
+        return table
+    heads = {"cls_classifier": "head.out", "distillation_classifier": "head.distilled"}
+    return without(table, "classifier") | linear(heads)
+
+
+def _dinov2_weights(config: EncoderConfig) -> dict[str, Entry]:
+    """The weights of DINOv2, which names parts of a layer differently."""
+    prefix = "dinov2.encoder.layer.{}."
+    shared = without(_weights("dinov2"), "layernorm_", "intermediate", ".{}.output")
+    if config.blocks[0].dense.kind == "gated":
+        gates = {
+            f"{prefix}mlp.weights_in.{kind}": gate_up("blocks.{}.feed_forward", kind)
+            for kind in ("weight", "bias")
+        }
+        mlp = gates | layer(prefix, {"mlp.weights_out": DOWN})
+    else:
+        mlp = layer(prefix, {"mlp.fc1": UP, "mlp.fc2": DOWN})
+    scales = {
+        f"{prefix}layer_scale1.lambda1": Target("blocks.{}.attention_scale"),
+        f"{prefix}layer_scale2.lambda1": Target("blocks.{}.feed_forward_scale"),
+    }
+    return {**shared, **layer(prefix, {"norm1": NORM_1, "norm2": NORM_2}), **scales, **mlp}
+
+
+def _vit(hf: ConfigReader) -> EncoderConfig:
     head: Head | None = None
     if hf.architecture(BASE, CLASSIFIER) == CLASSIFIER:
         head = read_classifier(hf, pooling="first")
-    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
-    if width % heads:
+    return read_vision(hf, head=head, eps=1e-12, hidden=hf.size("intermediate_size"))
+
+
+def _deit(hf: ConfigReader) -> EncoderConfig:
+    """DeiT (Touvron et al. 2021), whose second token learns from another network."""
+    head: Head | None = None
+    architecture = hf.architecture(*DEIT)
+    if architecture != DEIT[0]:
+        head = read_classifier(hf, pooling="first", distilled=architecture == DEIT[2])
+    return read_vision(
+        hf, head=head, eps=1e-12, hidden=hf.size("intermediate_size"), distillation_token=True
+    )
+
+
+def _dinov2(hf: ConfigReader) -> EncoderConfig:
+    """DINOv2 (Oquab et al. 2023), with scaled layers."""
+    # The initial value of the scales, the token of pre-training, and keys of a backbone.
+    hf.skip("layerscale_value", "use_mask_token", "apply_layernorm", "reshape_hidden_states")
+    hf.skip("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
+    base, classifier = "Dinov2Model", "Dinov2ForImageClassification"
+    head: Head | None = None
+    if hf.architecture(base, classifier) == classifier:
+        head = read_classifier(hf, pooling="first_and_mean")
+    ratio = hf.get("mlp_ratio", float, 4.0)
+    if not 0 < ratio <= MAX_RATIO or int(hf.size("hidden_size") * ratio) < 1:
         raise ConfigError(
-            f"{hf.name}: hidden_size must be divisible by num_attention_heads (got {width} and "
-            f"{heads}). Correct one of them."
+            f"{hf.name}: mlp_ratio must be above 0 and at most {MAX_RATIO} (got {ratio}). "
+            "Correct it."
         )
-    norm = layer_norm(hf.get("layer_norm_eps", float, 1e-12))
+    hidden = int(hf.size("hidden_size") * ratio)
+    is_gated = hf.get("use_swiglu_ffn", bool, False)
+    if is_gated:
+        hidden = -(-int(hidden * 2 / 3) // 8) * 8
+    config = read_vision(hf, head=head, eps=1e-6, hidden=hidden)
+    block = replace(config.blocks[0], layer_scale=True)
+    if is_gated:
+        gated = replace(block.dense, kind="gated", activation="silu")
+        block = replace(block, feed_forward=gated)
+    return replace(config, blocks=(block,) * len(config.blocks))
+
+
+MAX_RATIO = 64
+"""Largest ratio of the widths of the mlp and the stream."""
+
+
+def read_vision(
+    hf: ConfigReader,
+    *,
+    head: Head | None,
+    eps: float,
+    hidden: int,
+    activation: str = "gelu",
+    patch: int = 16,
+    class_token: bool = True,
+    distillation_token: bool = False,
+) -> EncoderConfig:
+    """A pre-norm encoder of patches at learned positions.
+
+    Args:
+        hf: the config.
+        head: of the model.
+        eps: of the norms, by default.
+        hidden: channels of the mlp.
+        activation: by default.
+        patch: size of a patch, by default.
+        class_token: see `PatchInput`.
+        distillation_token: see `PatchInput`.
+
+    Raises:
+        ConfigError: widths or sizes that do not fit.
+    """
+    hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
+    # Keys of heads that are not served, and of the pooler.
+    hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
+    width, heads = _read_heads(hf)
+    norm = layer_norm(hf.get("layer_norm_eps", float, eps))
     block = bert.encoder_block(
         width=width,
         heads=heads,
-        hidden=hf.size("intermediate_size"),
-        activation=hf.get("hidden_act", str, "gelu"),
+        hidden=hidden,
+        activation=hf.get("hidden_act", str, activation),
         norm=norm,
     )
-    attention = replace(block.attention, qkv_bias=hf.get("qkv_bias", bool, True))
-    block = replace(block, mixer=attention, placement="pre")
+    qkv_bias = hf.get("qkv_bias", bool, True)
+    block = replace(block, mixer=replace(block.attention, qkv_bias=qkv_bias), placement="pre")
     image = PatchInput(
         image_size=_read_size(hf, "image_size", 224),
-        patch_size=_read_size(hf, "patch_size", 16),
+        patch_size=_read_size(hf, "patch_size", patch),
         channels=hf.size("num_channels", 3),
-        class_token=True,
+        class_token=class_token,
+        distillation_token=distillation_token,
     )
     return EncoderConfig(
         model_type=hf.get("model_type", str),
@@ -79,6 +201,17 @@ def _config(hf: ConfigReader) -> EncoderConfig:
         final_norm=norm,
         head=head,
     )
+
+
+def _read_heads(hf: ConfigReader) -> tuple[int, int]:
+    """Width of the stream, and number of heads."""
+    width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
+    if width % heads:
+        raise ConfigError(
+            f"{hf.name}: hidden_size must be divisible by num_attention_heads (got {width} and "
+            f"{heads}). Correct one of them."
+        )
+    return width, heads
 
 
 def _read_size(hf: ConfigReader, key: str, default: int) -> tuple[int, int]:
@@ -120,5 +253,9 @@ def _write_size(size: tuple[int, int]) -> int | list[int]:
 
 
 FAMILIES: dict[str, Family[EncoderConfig]] = {
-    "vit": Family(config=_config, weights=_WEIGHTS, base_model_prefix="vit", hf_config=_hf_config)
+    "vit": Family(
+        config=_vit, weights=_weights("vit"), base_model_prefix="vit", hf_config=_hf_config
+    ),
+    "deit": Family(config=_deit, weights=_deit_weights, base_model_prefix="deit"),
+    "dinov2": Family(config=_dinov2, weights=_dinov2_weights, base_model_prefix="dinov2"),
 }

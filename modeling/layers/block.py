@@ -6,6 +6,7 @@ Shape letters: B batch, S new tokens, N selected tokens, T tokens of the source,
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
@@ -49,6 +50,7 @@ class Block(nn.Module):
         self.placement = config.placement
         self.parallel = config.parallel
         self.residual_scale = config.residual_scale
+        self.layer_scale = config.layer_scale
 
         def normalise(*, when: bool = True) -> nn.Module:
             return norm(config.norm, width) if when else nn.Identity()
@@ -63,6 +65,9 @@ class Block(nn.Module):
             self.cross_attention_norm = normalise()
             self.cross_attention = CrossAttention(config.cross_attention, width)
             self.cross_attention_post_norm = normalise(when=both_sides)
+        if config.layer_scale:
+            for name in (self.mixing, "feed_forward"):
+                self.register_parameter(f"{name}_scale", nn.Parameter(torch.ones(width)))
         self.feed_forward: nn.Module | None = None
         if config.feed_forward is None:
             return
@@ -176,19 +181,22 @@ class Block(nn.Module):
         match self.placement:
             case "pre_residual":
                 normed: Tensor = normalise(x)
-                return pick(normed) + self._scaled(sublayer(normed))
+                return pick(normed) + self._scaled(sublayer(normed), name)
             case "inner_post":
-                return pick(x) + self._scaled(normalise(sublayer(x)))
+                return pick(x) + self._scaled(normalise(sublayer(x)), name)
             case "sandwich":
                 after = self.get_submodule(f"{name}_post_norm")
-                return pick(x) + self._scaled(after(sublayer(normalise(x))))
+                return pick(x) + self._scaled(after(sublayer(normalise(x))), name)
             case "post":
-                out: Tensor = normalise(pick(x) + self._scaled(sublayer(x)))
+                out: Tensor = normalise(pick(x) + self._scaled(sublayer(x), name))
                 return out
             case _:
-                return pick(x) + self._scaled(sublayer(normalise(x)))
+                return pick(x) + self._scaled(sublayer(normalise(x)), name)
 
-    def _scaled(self, added: Tensor) -> Tensor:
+    def _scaled(self, added: Tensor, name: str = "") -> Tensor:
+        """Scale what the sublayer of this name adds."""
+        if self.layer_scale:
+            added = added * self.get_parameter(f"{name}_scale")
         return added if self.residual_scale == 1.0 else added * self.residual_scale
 
 

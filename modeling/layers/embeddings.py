@@ -5,6 +5,7 @@ N patches.
 """
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
@@ -22,20 +23,24 @@ class PatchEmbedding(nn.Module):
 
     Attributes:
         projection: the linear map, as a convolution whose stride equals its kernel.
-        class_token: `(1, E)`, before the patches; None without one.
+        class_token: `(E,)`, before the patches; None without one.
+        distillation_token: `(E,)`, after it; None without one.
     """
 
     def __init__(self, config: PatchInput, width: int) -> None:
         super().__init__()
         self.image = (config.channels, *config.image_size)
         size = config.patch_size
-        self.projection = nn.Conv2d(config.channels, width, kernel_size=size, stride=size)
-        self.class_token: nn.Parameter | None = (
-            nn.Parameter(torch.zeros(1, width)) if config.class_token else None
+        self.projection = nn.Conv2d(
+            config.channels, width, kernel_size=size, stride=size, bias=config.bias
+        )
+        self.class_token = nn.Parameter(torch.zeros(width)) if config.class_token else None
+        self.distillation_token = (
+            nn.Parameter(torch.zeros(width)) if config.distillation_token else None
         )
 
     def forward(self, pixels_BCYX: Tensor) -> Tensor:
-        """Embed images `(B, C, Y, X)` as `(B, N, E)`, row by row, after the class token.
+        """Embed images `(B, C, Y, X)` as `(B, N, E)`, row by row, after the trained tokens.
 
         Raises:
             ValueError: the images have another size.
@@ -45,11 +50,16 @@ class PatchEmbedding(nn.Module):
                 f"pixels: the model needs images of shape {self.image} (got "
                 f"{tuple(pixels_BCYX.shape[1:])}). Resize them."
             )
-        x_BNE: Tensor = self.projection(pixels_BCYX).flatten(2).transpose(1, 2)
-        if self.class_token is None:
+        conv = self.projection
+        # without a bias, the exporter computes the size of one in the graph
+        bias_E = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
+        patches_BEYX = F.conv2d(pixels_BCYX, conv.weight, bias_E, conv.stride)
+        x_BNE = patches_BEYX.flatten(2).transpose(1, 2)
+        tokens = [t for t in (self.class_token, self.distillation_token) if t is not None]
+        if not tokens:
             return x_BNE
-        first_B1E = self.class_token.expand(x_BNE.shape[0], 1, -1)
-        return torch.cat((first_B1E, x_BNE), 1)
+        first_BNE = [token.expand(x_BNE.shape[0], 1, -1) for token in tokens]
+        return torch.cat((*first_BNE, x_BNE), 1)
 
 
 def input_embedding(config: EncoderConfig) -> nn.Module:

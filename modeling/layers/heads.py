@@ -3,6 +3,9 @@
 Shape letters: B batch, T tokens, E model width, V vocabulary, L labels.
 """
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -16,6 +19,7 @@ from ortolan.modeling.config import (
     Pooling,
     TokenInput,
 )
+from ortolan.modeling.config.head import pooled_width
 from ortolan.modeling.layers.feed_forward import ACTIVATIONS
 from ortolan.modeling.layers.norms import norm
 
@@ -23,10 +27,16 @@ from ortolan.modeling.layers.norms import norm
 def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
     """Pool the tokens of each sequence to one vector, `(B, E)`, ignoring padding.
 
+    `first_and_mean` returns `(B, 2 * E)`.
+
     Sums and lengths use float32: bfloat16 counts only to 256, and float16 overflows at 65504.
     """
     if pooling == "first":
         return x_BTE[:, 0]
+    if pooling == "first_and_mean":
+        if lengths is not None:
+            raise ValueError("first_and_mean: only images, which have no padding, are pooled so")
+        return torch.cat((x_BTE[:, 0], x_BTE[:, 1:].mean(1)), -1)
     batch, tokens = x_BTE.shape[:2]
     if lengths is None:
         if pooling == "mean":
@@ -102,12 +112,16 @@ class Classifier(nn.Module):
     def __init__(self, config: ClassifierHead, width: int) -> None:
         super().__init__()
         self.pooling = config.pooling
+        width = pooled_width(config.pooling, width)
         self.dense: nn.Module | None = None
         if config.activation is not None:
             self.dense = nn.Linear(width, width, bias=config.dense_bias)
             self.activation = ACTIVATIONS[config.activation]
         self.norm = norm(config.norm, width) if config.norm else nn.Identity()
         self.out = nn.Linear(width, len(config.labels))
+        self.distilled: nn.Module | None = (
+            nn.Linear(width, len(config.labels)) if config.distilled else None
+        )
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, L)`."""
@@ -115,6 +129,8 @@ class Classifier(nn.Module):
         if self.dense is not None:
             x_BE = self.norm(self.activation(self.dense(x_BE)))
         logits_BL: Tensor = self.out(x_BE)
+        if self.distilled is not None:
+            logits_BL = (logits_BL + self.distilled(x_BTE[:, 1])) / 2
         return logits_BL
 
 
@@ -128,7 +144,10 @@ class Embedder(nn.Module):
     def __init__(self, config: EmbeddingHead, width: int) -> None:
         super().__init__()
         self.config = config
-        widths = [width * len(config.pooling), *(layer.width for layer in config.projections)]
+        widths = [
+            sum(pooled_width(pooling, width) for pooling in config.pooling),
+            *(layer.width for layer in config.projections),
+        ]
         self.projections = nn.ModuleList(
             nn.Linear(before, layer.width, bias=layer.bias)
             for before, layer in zip(widths, config.projections, strict=False)
@@ -138,8 +157,11 @@ class Embedder(nn.Module):
         """`(B, T, E)` to `(B, width)`; normalized vectors are float32 for the range of squares."""
         pooled = [pool(x_BTE, lengths, pooling) for pooling in self.config.pooling]
         x_BE = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
-        for dense, layer in zip(self.projections, self.config.projections, strict=True):
-            x_BE = dense(x_BE)
+        linears = cast(Iterable[nn.Linear], self.projections)
+        for dense, layer in zip(linears, self.config.projections, strict=True):
+            # the vocabulary of graphs has products of two matrices with a bias only
+            bias = dense.weight.new_zeros(layer.width) if dense.bias is None else dense.bias
+            x_BE = F.linear(x_BE, dense.weight, bias)
             if layer.activation is not None:
                 x_BE = ACTIVATIONS[layer.activation](x_BE)
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE

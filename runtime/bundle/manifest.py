@@ -30,6 +30,8 @@ __all__ = [
     "SCHEMA",
     "CacheType",
     "File",
+    "Filter",
+    "Fit",
     "Graph",
     "Host",
     "ImageSource",
@@ -199,6 +201,32 @@ class TextSource(
         return f"texts of at most {self.max_tokens} tokens{named}"
 
 
+Side = Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+# msgspec 0.22 crashes on a union of int and `tuple[int, int]`
+Size = Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)]
+"""Height and width in pixels."""
+
+Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+"""Resampling filter, as Pillow names them."""
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps that give an image the size of the encoder, in this order.
+
+    Attributes:
+        resize: new height and width; or one number for the shorter side, where the longer side
+            keeps the proportions, rounded down. `None` leaves the size as it is.
+        inside: keep the proportions, with the largest size that fits into `resize`.
+        crop: height and width of the center to keep. Smaller images get a black border.
+        pad: extend the normalized image with zeros on the right and at the bottom.
+    """
+
+    resize: Size | Side | None = None
+    inside: bool = False
+    crop: Size | None = None
+    pad: bool = False
+
+
 class ImageSource(
     msgspec.Struct,
     frozen=True,
@@ -217,15 +245,27 @@ class ImageSource(
         std: one value per channel.
         scale: factor for pixel values, usually 1/255.
         resample: filter that resizes images of other sizes.
+        fit: how images of other sizes get this size; left out if they are resized to it.
+        background: color that shows through transparent pixels; left out if transparency is
+            dropped, or has a channel.
     """
 
     channels: Annotated[int, Meta(ge=1, le=4)]
-    height: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
-    width: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+    height: Side
+    width: Side
     mean: tuple[float, ...]
     std: tuple[Annotated[float, Meta(gt=0)], ...]
     scale: Annotated[float, Meta(gt=0)]
-    resample: Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+    resample: Filter
+    fit: Fit | msgspec.UnsetType = msgspec.UNSET
+    background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def steps(self) -> Fit:
+        """How images get the size of the encoder."""
+        if isinstance(self.fit, msgspec.UnsetType):
+            return Fit(resize=(self.height, self.width))
+        return self.fit
 
     @property
     def words(self) -> str:

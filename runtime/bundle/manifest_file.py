@@ -288,6 +288,9 @@ def _check_source(manifest: Manifest) -> None:
             for name, values in (("mean", source.mean), ("std", source.std)):
                 if len(values) != source.channels:
                     raise _refused(f"{source.channels} values of `{name}`", f"{len(values)}")
+            _check_fit(source)
+            if source.background and source.channels not in (1, 3):
+                raise _refused("no background for images with alpha", source.background)
             if stands_alone and manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
         case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
@@ -296,6 +299,21 @@ def _check_source(manifest: Manifest) -> None:
             raise _refused("no token types before a decoder", f"{types}")
         case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
             raise _refused("one of the prompts as default prompt", name)
+
+
+def _check_fit(source: ImageSource) -> None:
+    """Check that the steps lead to the size of the encoder where they name a size."""
+    steps, size = source.steps, (source.height, source.width)
+    exact = steps.resize if isinstance(steps.resize, tuple) and not steps.inside else None
+    last = steps.crop or exact
+    if last is not None and (not _is_inside(last, size) if steps.pad else last != size):
+        raise _refused(f"steps of `fit` that give images of {size}", f"{last}")
+    if steps.inside and not isinstance(steps.resize, tuple):
+        raise _refused("a height and a width to fit images inside", f"{steps.resize}")
+
+
+def _is_inside(size: tuple[int, ...], limit: tuple[int, ...]) -> bool:
+    return all(side <= most for side, most in zip(size, limit, strict=True))
 
 
 def _check_output(manifest: Manifest) -> None:

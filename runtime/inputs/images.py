@@ -17,13 +17,13 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import Fit, ImageSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
     from PIL import Image as Pillow
 
-__all__ = ["Image", "read_pixels"]
+__all__ = ["Image", "normalized", "read_pixels"]
 
 Image = str | os.PathLike[str] | bytes | NDArray[np.uint8]
 """A path, the bytes of a file, or pixels `(H, W)` or `(H, W, channels)`."""
@@ -35,14 +35,15 @@ _MODES = {1: "L", 2: "LA", 3: "RGB", 4: "RGBA"}
 """Pillow's modes by number of channels; L is gray, A is alpha."""
 
 _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK", "YCbCr", "HSV"})
-"""Modes to convert from. Pillow would clip 16-bit values at 255."""
+"""Modes whose values have 8 bits. Pillow clips those of other modes at 255."""
 
 
 def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
-    """Read an image, convert and resize it for an encoder, and normalize its values.
+    """Read an image, convert it, give it the size of an encoder, and normalize its values.
 
-    EXIF rotation is applied, the first frame is used, transparency is dropped unless the encoder
-    has a channel for it, and resizing ignores the aspect ratio.
+    EXIF rotation is applied and the first frame is used. Transparent pixels show
+    `source.background`; without one, transparency is dropped unless the encoder has a channel for
+    it. `source.steps` says how the image is resized, cropped and padded.
 
     Args:
         image: a path, the bytes of a file, or uint8 pixels `(H, W)` or `(H, W, channels)`.
@@ -52,16 +53,24 @@ def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
         `(value * scale - mean) / std`, `(channels, height, width)`.
 
     Raises:
-        InputError: not an image, damaged, too large, or without 8 bits per channel.
+        InputError: not an image, damaged, too large, of the wrong size where the steps do not
+            resize, or with values beyond 8 bits.
         MissingExtraError: Pillow is needed but not installed.
     """
     if isinstance(image, np.ndarray):
         values_HWC = _check_array(image)
-        size = (source.height, source.width, source.channels)
-        if values_HWC.shape != size:
-            values_HWC = _fit(_from_array(values_HWC), source)
+        if values_HWC.shape[2] != source.channels:
+            values_HWC = _converted(_from_array(values_HWC), source)
     else:
-        values_HWC = _fit(_decode(*_contents(image)), source)
+        values_HWC = _converted(_decode(*_contents(image)), source)
+    fitted_HWC = _fit(values_HWC, source)
+    pixels_CHW = normalized(fitted_HWC, source)
+    height, width = fitted_HWC.shape[:2]
+    return np.pad(pixels_CHW, ((0, 0), (0, source.height - height), (0, source.width - width)))
+
+
+def normalized(values_HWC: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
+    """Return `(value * scale - mean) / std`, `(channels, height, width)`."""
     scaled_HWC = values_HWC.astype(np.float32) * np.float32(source.scale)
     mean, std = np.array(source.mean, np.float32), np.array(source.std, np.float32)
     return np.ascontiguousarray(((scaled_HWC - mean) / std).transpose(2, 0, 1))
@@ -167,18 +176,103 @@ def _decode(data: bytes, name: str) -> "Pillow.Image":
     return image
 
 
-def _fit(image: "Pillow.Image", source: ImageSource) -> NDArray[np.uint8]:
-    """Convert, then resize, in the same order as transformers: `(H, W, channels)`."""
-    if image.mode not in _EIGHT_BITS:
+def _converted(image: "Pillow.Image", source: ImageSource) -> NDArray[np.uint8]:
+    """Convert an image to `(H, W, channels)`."""
+    if image.mode not in _EIGHT_BITS and not _has_small_integers(image):
         raise InputError(
-            f"The image has the mode {image.mode!r}, without 8 bits per channel. Convert it to RGB "
-            "or gray first."
+            f"The image has the mode {image.mode!r} and values beyond 8 bits per channel. Convert "
+            "it to RGB or gray first."
         )
     mode = _MODES[source.channels]
-    if image.mode != mode:
-        image = image.convert(mode)
-    if image.size != (source.width, source.height):
-        resample = _pillow().Resampling[source.resample.upper()]
-        image = image.resize((source.width, source.height), resample)
-    values = np.asarray(image, np.uint8)
+    try:
+        if source.background == "white" and image.has_transparency_data:
+            image = image.convert("RGBA")
+            white = _pillow().new("RGBA", image.size, "white")
+            image = _pillow().alpha_composite(white, image)
+        values = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
+    except ValueError as error:
+        raise InputError(
+            f"The image cannot be converted from the mode {image.mode!r}: {str(error)[:200]}. "
+            "Convert it to RGB first."
+        ) from error
     return values[..., None] if values.ndim == 2 else values
+
+
+def _has_small_integers(image: "Pillow.Image") -> bool:
+    """Whether an image of 16 or 32 bits loses nothing when Pillow clips its values to 8 bits."""
+    if not image.mode.startswith("I"):
+        return False
+    values = np.asarray(image)
+    return bool(values.min() >= 0 and values.max() <= 255)
+
+
+def _fit(values_HWC: NDArray[np.uint8], source: ImageSource) -> NDArray[np.uint8]:
+    """Resize and crop: `(H, W, channels)`, to be padded to the size of the encoder.
+
+    Raises:
+        InputError: the image does not have the encoder's size afterwards, or is too large before
+            cropping.
+    """
+    steps = source.steps
+    height, width = _resized_size(values_HWC.shape[:2], steps)
+    if (height, width) != values_HWC.shape[:2]:
+        _check_size(width, height, "After resizing, the image")
+        resample = _pillow().Resampling[source.resample.upper()]
+        resized = _from_array(values_HWC).resize((width, height), resample)
+        values_HWC = np.asarray(resized, np.uint8).reshape(height, width, -1)
+    if steps.crop is not None:
+        values_HWC = _crop(values_HWC, *steps.crop)
+    height, width = values_HWC.shape[:2]
+    is_right = (height, width) == (source.height, source.width)
+    if not is_right and not (steps.pad and height <= source.height and width <= source.width):
+        raise InputError(
+            f"The image has {width} by {height} pixels after the steps of the model's image "
+            f"processor, and the model needs {source.width} by {source.height}. Resize it first."
+        )
+    return values_HWC
+
+
+def _resized_size(size: tuple[int, ...], steps: Fit) -> tuple[int, int]:
+    """Return height and width after the first step.
+
+    Raises:
+        InputError: a side would be shorter than a pixel.
+    """
+    height, width = size
+    match steps.resize:
+        case None:
+            return height, width
+        case int(shortest):
+            longest = int(shortest * max(size) / min(size))
+            return (longest, shortest) if width <= height else (shortest, longest)
+        case (high, wide) if steps.inside:
+            factor = min(high / height, wide / width)
+            new = int(height * factor), int(width * factor)
+            if 0 in new:
+                raise InputError(
+                    f"An image of {width} by {height} pixels is too narrow for this model, which "
+                    "keeps proportions. Crop it first."
+                )
+            return new
+        case (high, wide):
+            return high, wide
+        case _:
+            raise TypeError(f"not a size: {steps.resize}")
+
+
+def _crop(values_HWC: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+    """Cut out the center, with a black border around smaller images.
+
+    Of an odd number of pixels, a cut leaves one more at the end, and a border adds one more at
+    the start.
+    """
+    before_H, after_H = _border(height - values_HWC.shape[0])
+    before_W, after_W = _border(width - values_HWC.shape[1])
+    values_HWC = np.pad(values_HWC, ((before_H, after_H), (before_W, after_W), (0, 0)))
+    top, left = (values_HWC.shape[0] - height) // 2, (values_HWC.shape[1] - width) // 2
+    return values_HWC[top : top + height, left : left + width]
+
+
+def _border(missing: int) -> tuple[int, int]:
+    """Return the pixels to add before and after."""
+    return (missing + 1) // 2 if missing > 0 else 0, max(missing, 0) // 2

@@ -29,7 +29,7 @@ from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.inputs.images import normalized
 from ortolan.runtime.verification.certificate import Certificate, kept_positions
 from ortolan.runtime.verification.comparison import Numbers, Rows
 from ortolan.runtime.verification.report import GraphName, PhaseName
@@ -327,7 +327,7 @@ def _pixels(engine: Engine, certificate: Certificate, group: list[int]) -> Numbe
     source, images = engine.manifest.source, certificate.images
     if images is None or not isinstance(source, ImageSource):
         raise TypeError("expected the images of a certificate of an encoder of images")
-    return np.stack([read_pixels(images[number], source) for number in group])
+    return np.stack([normalized(images[number], source) for number in group])
 
 
 def _offsets(lengths: list[int]) -> list[int]:

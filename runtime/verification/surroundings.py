@@ -21,7 +21,14 @@ from ortolan.runtime.bundle.manifest import (
     TextSource,
     Tokens,
 )
-from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
+from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.verification.probe_picture import (
+    SAMPLES,
+    probe_picture,
+    sampled,
+    tolerances,
+)
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
@@ -82,12 +89,15 @@ class Surroundings(
         readings: by the tokenizer, if there is one.
         scores: for labels, by probe: the highest first, as PyTorch computes them from the
             reference. Older certificates have none.
+        pixels: samples of the probe picture after the image processor, for encoders of images
+            without alpha channel. Older certificates have none.
     """
 
     meanings: Sha256
     files: Annotated[dict[FileName, Sha256], Meta(max_length=16)] = {}
     readings: Annotated[tuple[Reading, ...], Meta(max_length=64)] = ()
     scores: Annotated[tuple[Scores, ...], Meta(max_length=limits.MAX_PROBES)] = ()
+    pixels: Annotated[tuple[float, ...], Meta(max_length=SAMPLES)] = ()
 
 
 class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -97,11 +107,15 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         readings: number of texts encoded and decoded.
         wrong: differences from the export, in words.
         scores: number of probes whose labels were scored.
+        pixels: number of pixel values compared.
+        unchecked: parts that could not be compared on this machine, in words.
     """
 
     readings: int
     wrong: tuple[str, ...] = ()
     scores: int = 0
+    pixels: int = 0
+    unchecked: str = ""
 
     @property
     def summary(self) -> str:
@@ -110,7 +124,9 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
             return f"different from the export: {', '.join(self.wrong)}"
         texts = f"{self.readings} texts to ids and back, " if self.readings else ""
         scores = f"scores of {self.scores} probes, " if self.scores else ""
-        return f"{texts}{scores}roles of tokens and labels as exported"
+        pixels = f"{self.pixels} pixels of a picture, " if self.pixels else ""
+        rest = f"; not compared: {self.unchecked}" if self.unchecked else ""
+        return f"{texts}{scores}{pixels}roles of tokens and labels as exported{rest}"
 
 
 def meanings_sha256(
@@ -158,9 +174,31 @@ def check_surroundings(
         wrong.append("token ids or decoded texts")
     if expected.scores and not _scores_agree(bundle.manifest, expected.scores, numbers_of):
         wrong.append("labels or their scores")
+    unchecked = ""
+    try:
+        if expected.pixels and not _pixels_agree(bundle.manifest.source, expected.pixels):
+            wrong.append("pixels of images")
+    except InputError:  # steps of the manifest that do not fit together
+        wrong.append("pixels of images")
+    except MissingExtraError:
+        unchecked = "pixels of images, without Pillow"
     return SurroundingsReport(
-        readings=len(expected.readings), wrong=tuple(wrong), scores=len(expected.scores)
+        readings=len(expected.readings),
+        wrong=tuple(wrong),
+        scores=len(expected.scores),
+        pixels=0 if unchecked else len(expected.pixels),
+        unchecked=unchecked,
     )
+
+
+def _pixels_agree(source: TextSource | ImageSource | None, expected: tuple[float, ...]) -> bool:
+    """Whether this runtime turns the probe picture into the same pixels."""
+    if not isinstance(source, ImageSource):
+        return False
+    got = sampled(read_pixels(probe_picture(source), source))
+    if got.shape != (len(expected),):
+        return False
+    return bool((np.abs(got - np.array(expected)) <= tolerances(source)).all())
 
 
 def _scores_agree(

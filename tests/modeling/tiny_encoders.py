@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import transformers
 from tests.modeling.tiny_models import LLAMA, NO_TOKENS, VOCABULARY, reference_model
+from tests.tiny.encoders import CLIP_VISION, DEIT, DINOV2, SIGLIP
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -255,6 +256,16 @@ IMAGES = {
         "ViTForImageClassification",
         VIT | {"image_size": [8, 12], "patch_size": [4, 3], "layer_norm_eps": 0.2},
     ),
+    "deit": EncoderCase("DeiTModel", DEIT),
+    "deit-classifier": EncoderCase("DeiTForImageClassification", DEIT | THREE_LABELS),
+    "deit-distilled": EncoderCase("DeiTForImageClassificationWithTeacher", DEIT | THREE_LABELS),
+    "dinov2": EncoderCase("Dinov2Model", DINOV2),
+    "dinov2-classifier": EncoderCase("Dinov2ForImageClassification", DINOV2 | THREE_LABELS),
+    "dinov2-gated": EncoderCase(
+        "Dinov2ForImageClassification", DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False}
+    ),
+    "clip-projected": EncoderCase("CLIPVisionModelWithProjection", CLIP_VISION),
+    "siglip-classifier": EncoderCase("SiglipForImageClassification", SIGLIP | THREE_LABELS),
 }
 
 SEQ2SEQ = {
@@ -315,6 +326,7 @@ def ragged(*lengths: int, seed: int = 0, pad: int = PAD) -> Ragged:
 
 def random_images(values: dict[str, Any], *, batch: int = 3) -> Tensor:
     """Pixels `(batch, channels, height, width)`."""
+    values = values.get("vision_config") or values
     size = values["image_size"]
     height, width = size if isinstance(size, list) else (size, size)
     generator = torch.Generator().manual_seed(1)
@@ -325,7 +337,7 @@ def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
     """What the head of a model of transformers gives, or its last states without one."""
     with torch.inference_mode():
         output = model(**inputs)
-    for name in ("logits", "prediction_logits", "last_hidden_state"):
+    for name in ("logits", "prediction_logits", "image_embeds", "last_hidden_state"):
         if name in output:
             tensor: Tensor = output[name]
             return tensor

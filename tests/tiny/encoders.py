@@ -45,6 +45,58 @@ VIT: dict[str, Any] = {
     "num_channels": 3,
 }
 
+DEIT: dict[str, Any] = VIT | {
+    "model_type": "deit",
+    "architectures": ["DeiTForImageClassificationWithTeacher"],
+}
+
+DINOV2: dict[str, Any] = VIT | {
+    "model_type": "dinov2",
+    "architectures": ["Dinov2ForImageClassification"],
+    "intermediate_size": None,
+    "mlp_ratio": 2,
+    "layerscale_value": 0.7,
+}
+
+CLIP_VISION: dict[str, Any] = VIT | {
+    "model_type": "clip_vision_model",
+    "architectures": ["CLIPVisionModelWithProjection"],
+    "projection_dim": 24,
+    "hidden_act": "quick_gelu",
+}
+
+_OF_TEXTS: dict[str, Any] = {
+    "vocab_size": VOCABULARY,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "max_position_embeddings": 24,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+}
+
+
+def _tower(model_type: str, activation: str) -> dict[str, Any]:
+    """The side of images of a model of both."""
+    return VIT | {"model_type": model_type, "architectures": None, "hidden_act": activation}
+
+
+CLIP: dict[str, Any] = {
+    "model_type": "clip",
+    "architectures": ["CLIPModel"],
+    "projection_dim": 24,
+    "vision_config": _tower("clip_vision_model", "quick_gelu"),
+    "text_config": _OF_TEXTS | {"model_type": "clip_text_model"},
+}
+
+SIGLIP: dict[str, Any] = {
+    "model_type": "siglip",
+    "architectures": ["SiglipForImageClassification"],
+    "vision_config": _tower("siglip_vision_model", "gelu_pytorch_tanh"),
+    "text_config": _OF_TEXTS | {"model_type": "siglip_text_model"},
+}
+
 MARIAN: dict[str, Any] = {
     "model_type": "marian",
     "architectures": ["MarianMTModel"],
@@ -130,7 +182,7 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, MARIAN),
+    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, SIGLIP, MARIAN),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

@@ -29,7 +29,7 @@ VIT = {
 
 def read(folder: Path, values: dict[str, object]) -> ImageSource:
     (folder / PREPROCESSOR).write_text(json.dumps(values))
-    return image_source(INPUT, folder)
+    return image_source(INPUT, folder, "vit")
 
 
 def test_pixels_are_those_of_the_image_processor_of_transformers(tmp_path: Path) -> None:
@@ -45,7 +45,7 @@ def test_pixels_are_those_of_the_image_processor_of_transformers(tmp_path: Path)
             resample=3,
         )
         theirs.save_pretrained(str(tmp_path))
-    takes = image_source(INPUT, tmp_path)
+    takes = image_source(INPUT, tmp_path, "vit")
     assert (takes.mean, takes.std, takes.resample) == ((0.4, 0.5, 0.6), (0.1, 0.2, 0.3), "bicubic")
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
     expected = theirs(images=list(images), return_tensors="np")["pixel_values"]
@@ -80,8 +80,18 @@ def test_absent_fields_are_those_of_a_vit(
         ({"size": 9}, "8 x 8 pixels.* 9"),
         ({"size": {"shortest_edge": 8}}, "8 x 8 pixels"),
         ({"size": {"height": 8, "width": 9}}, "8 x 8 pixels"),
-        ({"do_center_crop": True}, "do_center_crop"),
-        ({"do_pad": True}, "do_pad"),
+        ({"do_center_crop": True}, "crop_size"),
+        ({"do_center_crop": True, "crop_size": 9}, "8 x 8 pixels.* 9 x 9"),
+        ({"do_pad": True}, "pad_size"),
+        ({"do_pad": True, "pad_size": 9}, "pad_size of 8 x 8"),
+        ({"do_reduce_labels": True}, "do_reduce_labels"),
+        ({"crop_pct": 0.9}, "crop_pct"),
+        ({"do_thumbnail": True, "gamma": 2.0}, "do_thumbnail, gamma"),
+        ({"image_processor_type": "DonutImageProcessor"}, "DonutImageProcessor"),
+        ({"size": {"shortest_edge": 8, "longest_edge": 16}}, "longest_edge"),
+        ({"size": {"max_height": 8, "max_width": 8}}, "do_pad"),
+        ({"size": {"height": 0, "width": 8}}, "size from 1"),
+        ({"size": 8, "image_processor_type": "ConvNextImageProcessor", "crop_pct": 0}, "crop_pct"),
         ({"resample": 6}, "resample from 0 to 5"),
         ({"image_mean": [0.5]}, "image_mean of 3 numbers"),
         ({"image_std": [0.5, 0.5, 0]}, "image_std"),
@@ -100,4 +110,4 @@ def test_steps_that_a_bundle_does_not_do_are_errors(
 def test_a_file_that_cannot_be_read_is_an_error(contents: str, tmp_path: Path) -> None:
     (tmp_path / PREPROCESSOR).write_bytes(contents.encode("latin-1"))
     with pytest.raises(OptionError, match=PREPROCESSOR):
-        image_source(INPUT, tmp_path)
+        image_source(INPUT, tmp_path, "vit")

@@ -8,11 +8,13 @@ from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_encoders import (
     ENCODERS,
     IMAGES,
+    EncoderCase,
     ragged,
     random_images,
     reference_output,
 )
 from tests.modeling.tiny_models import assert_same_logits
+from tests.tiny.encoders import CLIP, CLIP_VISION
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load, save
@@ -58,6 +60,24 @@ def test_transformers_reads_what_we_write(name: str, tmp_path: Path) -> None:
     assert load(tmp_path / "saved", EncoderModel).config == module.config
     if name != "bert-pretraining":  # saved without what is not served
         assert_same_outputs(module, CASES[name].read(tmp_path / "saved"))
+
+
+def test_a_tower_of_images_returns_its_pooled_state(tmp_path: Path) -> None:
+    reference = EncoderCase("CLIPVisionModel", CLIP_VISION).write(tmp_path)
+    pixels = random_images(CLIP_VISION)
+    with torch.inference_mode():
+        expected = reference(pixel_values=pixels).pooler_output
+        assert_same_logits(load(tmp_path, EncoderModel)(pixels), expected)
+
+
+def test_a_model_of_images_and_texts_embeds_images_with_length_1(tmp_path: Path) -> None:
+    reference = EncoderCase("CLIPModel", CLIP).write(tmp_path)
+    pixels = random_images(CLIP)
+    with torch.inference_mode():
+        expected = reference(
+            input_ids=TEXTS.ids, attention_mask=TEXTS.mask, pixel_values=pixels
+        ).image_embeds
+        assert_same_logits(load(tmp_path, EncoderModel)(pixels), expected)
 
 
 def test_types_of_tokens_are_added(tmp_path: Path) -> None:

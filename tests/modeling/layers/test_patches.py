@@ -51,7 +51,7 @@ def test_patch_embeddings_equal_the_formula(
                 window = picture[:, top : top + patch[0], left : left + patch[1]]
                 vectors.append(matrix @ window.reshape(-1) + bias.detach().double().numpy())
         if module.class_token is not None:
-            vectors.insert(0, module.class_token.detach().double().numpy()[0])
+            vectors.insert(0, module.class_token.detach().double().numpy())
         expected.append(np.stack(vectors))
     assert out.shape[1] == config.length
     assert_close(out, np.stack(expected))

@@ -15,6 +15,7 @@ from PIL import Image
 from tests.runtime.tiny_encoder import IMAGE
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import Fit
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.images import read_pixels
 
@@ -211,6 +212,42 @@ def test_sizes_are_accepted_at_the_limit_and_refused_above(
     assert "8 by 7 pixels, more than 48" in refusal(picture(7, 8))
     monkeypatch.setattr(limits, "MAX_IMAGE_BYTES", size - 1)
     assert f"more than {size - 1} bytes" in refusal(path)
+
+
+EDGE = msgspec.structs.replace(SOURCE, fit=Fit(resize=224, crop=(6, 8)))
+INSIDE = msgspec.structs.replace(SOURCE, fit=Fit(resize=(6, 8), inside=True, pad=True))
+
+
+def test_a_narrow_image_that_would_grow_huge_is_refused_before_it_is_resized() -> None:
+    with pytest.raises(InputError, match=r"After resizing.*more than"):
+        read_pixels(np.zeros((1, 20_000, 3), np.uint8), EDGE)
+
+
+def test_an_image_too_narrow_to_keep_its_proportions_is_refused() -> None:
+    with pytest.raises(InputError, match="too narrow"):
+        read_pixels(np.zeros((1, 40, 3), np.uint8), INSIDE)
+
+
+@pytest.mark.parametrize("size", [(0, 5), (5, 0), (0, 0)])
+def test_an_image_without_pixels_is_refused(size: tuple[int, int]) -> None:
+    assert "damaged" in refusal(png(*size)) or "format" in refusal(png(*size))
+
+
+@pytest.mark.parametrize("exif", [b"", b"Exif\0\0", b"Exif\0\0II*\0\xff\xff\xff\xff", b"\xff" * 40])
+def test_a_broken_exif_leaves_the_image_as_it_is_or_is_refused(exif: bytes) -> None:
+    with contextlib.suppress(InputError):
+        pixels = read_pixels(contents(PICTURE, "JPEG", exif=exif), SOURCE)
+        np.testing.assert_array_equal(pixels, read_pixels(contents(PICTURE, "JPEG"), SOURCE))
+
+
+@pytest.mark.parametrize("kind", ["PNG", "WEBP", "TIFF"])
+def test_only_the_first_frame_of_an_animation_is_decoded(kind: str) -> None:
+    frames = [Image.new("RGB", (8, 6), color) for color in ("red", "blue")]
+    options = {"lossless": True} if kind == "WEBP" else {}
+    data = contents(frames[0], kind, save_all=True, append_images=frames[1:], **options)
+    np.testing.assert_array_equal(
+        read_pixels(data, SOURCE), read_pixels(np.asarray(frames[0]), SOURCE)
+    )
 
 
 def test_16_bits_are_refused() -> None:

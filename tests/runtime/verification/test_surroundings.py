@@ -1,9 +1,11 @@
 """Changes around the model are detected even if all hashes are right."""
 
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 import tokenizers
 from tests.runtime import tiny_encoder
@@ -11,15 +13,19 @@ from tests.runtime.damaged_bundles import Json, edit_json, put
 from tests.runtime.tiny_decoder import BOS, EOS, tokenizer_json, write_bundle
 from tests.runtime.tiny_encoder import LABELS
 
+from ortolan.export.proof.pixels import reference_pixels
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.inputs.tokenizer import Tokenizer, open_tokenizer
 from ortolan.runtime.verification.certificate_files import JSON_NAME
+from ortolan.runtime.verification.probe_picture import probe_picture, sampled
 from ortolan.runtime.verification.replay import verify
 from ortolan.runtime.verification.report import Report
 from ortolan.runtime.verification.surroundings import (
     PROBE_TEXTS,
     Surroundings,
+    SurroundingsReport,
+    check_surroundings,
     meanings_of,
     read_probes,
 )
@@ -109,3 +115,34 @@ def test_a_byte_tokenizer_reads_every_probe() -> None:
     readings = read_probes(Tokenizer.from_bytes(library.to_str().encode()))
     assert [reading.text for reading in readings] == list(PROBE_TEXTS)
     assert [reading.decoded for reading in readings] == list(PROBE_TEXTS)
+
+
+def picture_report(tmp_path: Path, change: float = 0.0) -> SurroundingsReport:
+    """Check a bundle of images; its certificate holds pixels that differ by `change`."""
+    source = tiny_encoder.IMAGE
+    tiny_encoder.write_bundle(tmp_path / "images", image=source)
+    bundle = open_bundle(tmp_path / "images")
+    pixels = reference_pixels(probe_picture(source), source).astype(np.float32) + change
+    expected = Surroundings(
+        meanings=meanings_of(bundle.manifest), pixels=tuple(sampled(pixels).tolist())
+    )
+    return check_surroundings(bundle, None, expected, lambda _: np.zeros((0, 0), np.float32))
+
+
+def test_pixels_of_a_picture_are_compared(tmp_path: Path) -> None:
+    report = picture_report(tmp_path)
+    assert report.wrong == ()
+    assert f"{report.pixels} pixels of a picture" in report.summary
+
+
+def test_other_pixels_are_reported(tmp_path: Path) -> None:
+    assert picture_report(tmp_path, change=0.2).wrong == ("pixels of images",)
+
+
+def test_without_pillow_the_report_says_that_pixels_are_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "PIL", None)
+    report = picture_report(tmp_path)
+    assert (report.wrong, report.pixels) == ((), 0)
+    assert "not compared: pixels of images, without Pillow" in report.summary

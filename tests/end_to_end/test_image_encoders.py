@@ -1,0 +1,87 @@
+"""From image files to outputs as transformers computes them, by a bundle without PyTorch."""
+
+import io
+import warnings
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from tests.modeling.tiny_encoders import IMAGES, EncoderCase
+from tests.tiny.encoders import CLIP, CLIP_VISION, DEIT, DINOV2
+
+import ortolan
+from ortolan.runtime.verification.replay import verify
+
+SQUARE = {"height": 8, "width": 8}
+EDGE = {"size": {"shortest_edge": 8}, "crop_size": SQUARE}
+
+CASES: dict[str, tuple[EncoderCase, str, dict[str, Any]]] = {
+    "deit": (
+        EncoderCase("DeiTForImageClassificationWithTeacher", DEIT),
+        "DeiT",
+        {"size": {"height": 10, "width": 10}, "crop_size": SQUARE},
+    ),
+    "dinov2": (EncoderCase("Dinov2Model", DINOV2), "Bit", EDGE),
+    "dinov2-gated": (IMAGES["dinov2-gated"], "Bit", EDGE),
+    "clip": (EncoderCase("CLIPModel", CLIP), "CLIP", EDGE),
+    "clip-projected": (EncoderCase("CLIPVisionModelWithProjection", CLIP_VISION), "CLIP", EDGE),
+    "siglip": (IMAGES["siglip-classifier"], "Siglip", {"size": SQUARE}),
+}
+
+
+def pictures() -> list[bytes]:
+    files = []
+    for size in ((31, 17), (9, 12), (8, 8)):
+        values = np.random.default_rng(size[0]).integers(0, 256, (*size, 3)).astype(np.uint8)
+        stream = io.BytesIO()
+        Image.fromarray(values).save(stream, "PNG")
+        files.append(stream.getvalue())
+    return files
+
+
+def expected_output(name: str, reference: Any, pixels: torch.Tensor) -> torch.Tensor:
+    with torch.inference_mode():
+        if name == "clip":
+            features = reference.get_image_features(pixel_values=pixels)
+            features = getattr(features, "pooler_output", features)
+            return torch.nn.functional.normalize(features, dim=-1)
+        output = reference(pixel_values=pixels)
+    key = next(k for k in ("logits", "image_embeds", "last_hidden_state") if k in output)
+    tensor: torch.Tensor = output[key]
+    return tensor.softmax(-1) if key == "logits" else tensor
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_files_become_the_outputs_of_transformers(name: str, tmp_path: Path) -> None:
+    case, processor, values = CASES[name]
+    reference = case.write(tmp_path / "checkpoint")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        theirs = getattr(transformers, f"{processor}ImageProcessorPil")(**values)
+    theirs.save_pretrained(str(tmp_path / "checkpoint"))
+    files = pictures()
+    images = [Image.open(io.BytesIO(file)) for file in files]
+    pixels = torch.tensor(theirs(images=images, return_tensors="np")["pixel_values"])
+    expected = expected_output(name, reference, pixels).numpy()
+
+    ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle")
+    encoder = ortolan.load(tmp_path / "bundle", ortolan.Encoder)
+    match encoder.manifest.output_kind.name:
+        case "labels":
+            results = [result.scores for result in encoder.classify(files)]
+            labels = encoder.manifest.output.labels if encoder.manifest.output else ()
+            got = np.array([[scores[label] for label in labels] for scores in results])
+        case "embedding":
+            got = encoder.embed(files)
+        case _:
+            got = np.stack(encoder.states(files))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+    report = verify(tmp_path / "bundle", exact=False, isolate=False)
+    assert report.verdict == "PASS"
+    assert report.surroundings is not None
+    assert report.surroundings.pixels > 0

@@ -1,0 +1,168 @@
+"""Pixels of files equal those of transformers' image processors."""
+
+import io
+import json
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image, ImageOps
+
+from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR, PROCESSORS, image_source
+from ortolan.modeling.config import PatchInput
+from ortolan.runtime.inputs.images import read_pixels
+
+SIDE = 12
+SQUARE = {"height": SIDE, "width": SIDE}
+
+
+def noise(height: int, width: int, channels: int = 3) -> Image.Image:
+    values = np.random.default_rng(height * width).integers(0, 256, (height, width, channels))
+    flat = values[..., 0] if channels == 1 else values
+    return Image.fromarray(flat.astype(np.uint8))
+
+
+def with_clear_color(image: Image.Image) -> tuple[Image.Image, dict[str, Any]]:
+    return image.quantize(16), {"transparency": 3}
+
+
+def turned(orientation: int) -> tuple[Image.Image, dict[str, Any]]:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    return noise(31, 17), {"exif": exif}
+
+
+PICTURES: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+    "rgb": (noise(37, 23), {}),
+    "rgb-wide": (noise(13, 41), {}),
+    "rgb-small": (noise(5, 7), {}),
+    "rgb-same": (noise(SIDE, SIDE), {}),
+    "gray": (noise(29, 18, 1), {}),
+    "gray-alpha": (noise(20, 27, 2), {}),
+    "rgba": (noise(33, 14, 4), {}),
+    "palette": (noise(25, 26).quantize(16), {}),
+    "palette-clear": with_clear_color(noise(24, 35)),
+    "one-bit": (noise(30, 21, 1).convert("1"), {}),
+    "16-bit": (Image.fromarray(np.asarray(noise(22, 19, 1)).astype(np.uint16)), {}),
+    "32-bit": (Image.fromarray(np.asarray(noise(9, 16, 1)).astype(np.int32)), {"format": "TIFF"}),
+    "cmyk": (noise(28, 15).convert("CMYK"), {"format": "TIFF"}),
+    "ycbcr": (noise(28, 15), {"format": "JPEG"}),
+    "turned-3": turned(3),
+    "turned-5": turned(5),
+    "turned-6": turned(6),
+    "turned-8": turned(8),
+    "1xN": (noise(1, 40), {}),
+    "Nx1": (noise(40, 1), {}),
+    "1x1": (noise(1, 1), {}),
+    "huge-aspect": (noise(3, 400), {}),
+}
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViT", {"size": SQUARE}),
+    "vit-bicubic": ("ViT", {"size": SQUARE, "resample": 3, "image_mean": [0.4, 0.5, 0.6]}),
+    "vit-nearest": ("ViT", {"size": SQUARE, "resample": 0, "do_normalize": False}),
+    "vit-box": ("ViT", {"size": SQUARE, "resample": 4, "do_rescale": False}),
+    "vit-hamming": ("ViT", {"size": SQUARE, "resample": 5, "rescale_factor": 0.01}),
+    "clip": ("CLIP", {"size": {"shortest_edge": SIDE}, "crop_size": SQUARE}),
+    "clip-border": ("CLIP", {"size": {"shortest_edge": 9}, "crop_size": SQUARE}),
+    "clip-margin": ("CLIP", {"size": 15, "crop_size": SIDE, "resample": 2}),
+    "clip-crop": ("CLIP", {"do_resize": False, "crop_size": SQUARE}),
+    "bit": ("Bit", {"size": {"shortest_edge": 14}, "crop_size": SQUARE, "resample": 1}),
+    "deit": ("DeiT", {"size": {"height": 15, "width": 14}, "crop_size": SQUARE}),
+    "siglip": ("Siglip", {"size": SQUARE}),
+    "siglip-pad": (
+        "Siglip",
+        {
+            "size": {"max_height": SIDE, "max_width": SIDE},
+            "do_pad": True,
+            "pad_size": SQUARE,
+        },
+    ),
+    "convnext": ("ConvNext", {"size": {"shortest_edge": SIDE}, "crop_pct": 0.8}),
+    "convnext-default": ("ConvNext", {"size": {"shortest_edge": SIDE}}),
+}
+
+
+def processor_class(name: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        return getattr(transformers, f"{name}ImageProcessorPil")
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("pictures")
+    paths = {}
+    for name, (image, options) in PICTURES.items():
+        paths[name] = folder / name
+        stream = io.BytesIO()
+        image.save(stream, **{"format": "PNG", **options})
+        paths[name].write_bytes(stream.getvalue())
+    return paths
+
+
+def readable(case: str, files: dict[str, Path]) -> Iterator[Path]:
+    """The pictures that transformers can read in this case."""
+    for name, path in files.items():
+        # fitting these inside a square would leave a side of no pixels
+        if case != "siglip-pad" or name not in ("1xN", "Nx1", "huge-aspect"):
+            yield path
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_files_become_the_pixels_of_transformers(
+    case: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    name, values = CASES[case]
+    theirs = processor_class(name)(**values)
+    theirs.save_pretrained(str(tmp_path))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    source = image_source(patches, tmp_path, "vit")
+    for path in readable(case, files):
+        image = ImageOps.exif_transpose(Image.open(path))
+        if not theirs.do_convert_rgb:
+            # their arrays of other modes do not have the channels of the model
+            image = image.convert("RGB")
+        expected = theirs(images=image, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(
+            read_pixels(path, source), expected, atol=1e-5, rtol=1e-5, err_msg=path.name
+        )
+
+
+@pytest.mark.parametrize("name", PROCESSORS)
+def test_defaults_are_those_of_the_class(name: str) -> None:
+    theirs, ours = processor_class(name)(), PROCESSORS[name]
+    for key in ("size", "crop_size", "resample", "rescale_factor", "crop_pct"):
+        expected = getattr(theirs, key, None)
+        expected = dict(expected) if key in ("size", "crop_size") and expected else expected
+        assert getattr(ours, key) == expected, key
+    for key in (
+        "do_resize",
+        "do_center_crop",
+        "do_rescale",
+        "do_normalize",
+        "do_pad",
+        "do_convert_rgb",
+    ):
+        assert getattr(ours, key) == bool(getattr(theirs, key)), key
+    for key in ("image_mean", "image_std"):
+        np.testing.assert_allclose(np.broadcast_to(getattr(ours, key), 3), getattr(theirs, key))
+    assert ours.default_to_square == type(theirs).default_to_square
+
+
+@pytest.mark.parametrize("kind", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
+def test_older_and_newer_names_of_a_class_are_read(kind: str, tmp_path: Path) -> None:
+    key = "feature_extractor_type" if kind == "FeatureExtractor" else "image_processor_type"
+    values = {key: f"CLIP{kind}", "size": 8, "crop_size": 8}
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
+    patches = PatchInput(image_size=(8, 8), patch_size=(4, 4), channels=3, class_token=True)
+    direct = image_source(patches, tmp_path, "vit")
+    assert (direct.steps.resize, direct.steps.crop) == (8, (8, 8))
+    (tmp_path / PREPROCESSOR).unlink()
+    (tmp_path / PROCESSOR).write_text(json.dumps({"image_processor": values}))
+    assert image_source(patches, tmp_path, "vit") == direct
