@@ -122,15 +122,15 @@ def _head(hf: ConfigReader, config: DecoderConfig) -> Head | None:
         norm=dense.norm,
         dense_bias=dense.bias,
     )
+    layer = {"activation": dense.activation, "dense_bias": dense.bias, "norm": dense.norm}
     return read_head(
         hf,
         "ModernBert",
         language_model,
         pooling=hf.get("classifier_pooling", str, "cls"),
         poolings=POOLINGS,
-        activation=dense.activation,
-        dense_bias=dense.bias,
-        norm=dense.norm,
+        token_layer=layer,
+        **layer,
     )
 
 

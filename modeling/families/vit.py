@@ -6,14 +6,14 @@ from ortolan.modeling.config import EncoderConfig, Head, LearnedPositions, Patch
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation
-from ortolan.modeling.families.classifier import read_classifier
+from ortolan.modeling.families.classifier import BASE, head_hf_config, read_classifier
 from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, linear
 from ortolan.modeling.weights import Table, Target
 
-BASE, CLASSIFIER = "ViTModel", "ViTForImageClassification"
+CLASSES, CLASSIFIER = "ViT", "ForImageClassification"
 
 _WEIGHTS: Table = {
     "vit.embeddings.cls_token": Target("embedding.class_token", leading=True),
@@ -45,7 +45,8 @@ def _config(hf: ConfigReader) -> EncoderConfig:
     # Keys of heads that are not served, and of the pooler.
     hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
     head: Head | None = None
-    if hf.architecture(BASE, CLASSIFIER) == CLASSIFIER:
+    classifier = f"{CLASSES}{CLASSIFIER}"
+    if hf.architecture(f"{CLASSES}{BASE}", classifier) == classifier:
         head = read_classifier(hf, pooling="first")
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     if width % heads:
@@ -111,7 +112,7 @@ def _hf_config(config: EncoderConfig) -> dict[str, object]:
         "image_size": _write_size(source.image_size),
         "patch_size": _write_size(source.patch_size),
         "num_channels": source.channels,
-        **bert.head_hf_config(config.head, BASE, BASE, CLASSIFIER),
+        **head_hf_config(config.head, CLASSES, kind=CLASSIFIER),
     }
 
 

@@ -97,7 +97,7 @@ class LanguageModel(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Label logits of each sequence or image."""
+    """Label logits of each sequence or image, or of each token."""
 
     def __init__(self, config: ClassifierHead, width: int) -> None:
         super().__init__()
@@ -110,12 +110,12 @@ class Classifier(nn.Module):
         self.out = nn.Linear(width, len(config.labels))
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, L)`."""
-        x_BE = pool(x_BTE, lengths, self.pooling)
+        """`(B, T, E)` to `(B, L)`, or to `(B, T, L)` without pooling."""
+        x = x_BTE if self.pooling is None else pool(x_BTE, lengths, self.pooling)
         if self.dense is not None:
-            x_BE = self.norm(self.activation(self.dense(x_BE)))
-        logits_BL: Tensor = self.out(x_BE)
-        return logits_BL
+            x = self.norm(self.activation(self.dense(x)))
+        logits: Tensor = self.out(x)
+        return logits
 
 
 class Embedder(nn.Module):
