@@ -102,6 +102,11 @@ class ClassifierHead:
     dense_bias: bool = True
     norm: NormConfig | None = None
 
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether two texts may be one input, as a question and its context are."""
+        return self.pooling is not None or self.scores == "none"
+
     def __post_init__(self) -> None:
         if not self.labels:
             raise ConfigError("head: needs at least one label. Check id2label.")

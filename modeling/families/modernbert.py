@@ -4,6 +4,7 @@ Norms before sublayers, gated MLPs, and windows in most layers.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from ortolan.modeling.config import (
     DecoderConfig,
@@ -122,7 +123,11 @@ def _head(hf: ConfigReader, config: DecoderConfig) -> Head | None:
         norm=dense.norm,
         dense_bias=dense.bias,
     )
-    layer = {"activation": dense.activation, "dense_bias": dense.bias, "norm": dense.norm}
+    layer: dict[str, Any] = {
+        "activation": dense.activation,
+        "dense_bias": dense.bias,
+        "norm": dense.norm,
+    }
     return read_head(
         hf,
         "ModernBert",
