@@ -1,10 +1,13 @@
 """Entities of token classifier bundles against the pipeline of transformers."""
 
+import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from click.testing import CliRunner
 from tests.modeling.tiny_encoders import BERT
 from tests.runtime.tiny_tokenizers import KINDS
 from tokenizers.processors import TemplateProcessing
@@ -16,6 +19,7 @@ from transformers import (
 )
 
 import ortolan
+from ortolan.cli.classify import command
 from ortolan.export.options import ExportOptions
 from ortolan.runtime import BundleKindError, ContextLengthError, Encoder, InputError, load
 from ortolan.runtime.verification.replay import verify
@@ -114,3 +118,16 @@ def test_wrong_inputs_are_rejected(folders: Path) -> None:
 def test_low_bit_weights_label_tokens(folders: Path, tmp_path: Path, precision: Any) -> None:
     ortolan.export(folders / "source", tmp_path / "bundle", precision=precision, options=POOR)
     assert load(tmp_path / "bundle", Encoder).classify_tokens(TEXTS[0])[0].tokens
+
+
+def test_the_command_prints_entities(folders: Path) -> None:
+    entities = load(folders / "bundle", Encoder).classify_tokens(TEXTS[0])[0].entities
+
+    done = CliRunner().invoke(command, [str(folders / "bundle"), TEXTS[0], "--json"])
+
+    assert done.exit_code == 0, done.output
+    (row,) = json.loads(done.stdout)["results"]
+    assert row["entities"] == [asdict(entity) for entity in entities]
+    plain = CliRunner().invoke(command, [str(folders / "bundle"), TEXTS[0]])
+    assert plain.exit_code == 0, plain.output
+    assert all(entity.text in plain.stdout for entity in entities)
