@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Encoder
     from ortolan.runtime.encoding.classification import Classification
+    from ortolan.runtime.encoding.token_classification import LabeledSpan, TokenClassification
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
         Completion,
@@ -116,6 +117,7 @@ __all__ = [
     "GraphError",
     "Hypothesis",
     "InputError",
+    "LabeledSpan",
     "Manifest",
     "ManifestError",
     "MemoryPlanError",
@@ -142,6 +144,7 @@ __all__ = [
     "TextStream",
     "Ticket",
     "Timings",
+    "TokenClassification",
     "TokenLogprobs",
     "Tokenizer",
     "TokenizerError",
@@ -166,6 +169,7 @@ _HOMES = {
     "EncoderTicket": "serving.encoder_ticket",
     "Grammar": "generation.grammar",
     "Hypothesis": "generation.completion",
+    "LabeledSpan": "encoding.token_classification",
     "Manifest": "bundle.manifest",
     "Model": "model",
     "PrefixCounts": "engine.prefix_cache",
@@ -183,6 +187,7 @@ _HOMES = {
     "TextStream": "generation.text_stream",
     "Ticket": "serving.ticket",
     "Timings": "generation.completion",
+    "TokenClassification": "encoding.token_classification",
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
     "ToolCall": "chat.call_syntax",

@@ -11,6 +11,7 @@ from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.source import Inputs, SourceReader
 from ortolan.runtime.model import Model
@@ -75,6 +76,29 @@ class Encoder(Model):
         Same arguments and errors as `embed`. Raises BundleKindError if the encoder has no labels.
         """
         return self._run(self._calls.classify(inputs, truncate=truncate))
+
+    def classify_tokens(
+        self, inputs: Inputs, *, aggregation: Aggregation = "simple", truncate: bool = False
+    ) -> list[TokenClassification]:
+        """Label the tokens of each text, and group them to entities like transformers.
+
+            model.classify_tokens("Ada lives in Paris.")[0].entities
+
+        Args:
+            inputs: a text or a list of texts.
+            aggregation: see `ortolan.runtime.encoding.token_classification.Aggregation`.
+            truncate: cut texts that are too long, at the end.
+
+        Raises:
+            BundleKindError: the encoder does not label tokens.
+            ContextLengthError: a text is too long.
+            InputError: an input is empty or not a text, or there is no such aggregation.
+            NumericError: the output is not finite.
+            ForkedError: the process was forked after loading.
+        """
+        return self._run(
+            self._calls.classify_tokens(inputs, aggregation=aggregation, truncate=truncate)
+        )
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.

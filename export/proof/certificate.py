@@ -135,11 +135,11 @@ def certify(
         kind=model.kind,
         output=model.output,
         text=text,
-        surroundings=_surroundings(model, reference),
+        surroundings=_surroundings(model, reference, len(probes)),
     )
 
 
-def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surroundings:
+def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -> Surroundings:
     """Files and values that the bundle must contain besides the model."""
     return Surroundings(
         meanings=meanings_sha256(
@@ -154,7 +154,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors) -> Surrounding
             for name, path in sorted(model.companions.items())
         },
         readings=() if model.tokenizer is None else read_probes(model.tokenizer),
-        scores=() if model.gives is None else named_scores(reference, model.gives),
+        scores=() if model.gives is None else named_scores(reference, model.gives, rows=probes),
         pixels=_pixels(model.takes),
     )
 

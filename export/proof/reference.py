@@ -32,21 +32,23 @@ def keep(output: Tensor, kind: str, next_ids: Tensor | None) -> Logits | Vectors
         return _logits(output, next_ids)
     if OUTPUTS[kind].are_logits:
         # All labels: they are few, and scores depend on all of them.
-        logits = widened(output[None].numpy())
+        logits = widened(output.reshape(-1, output.shape[-1]).numpy())
         return summarize(logits, logits.shape[-1])
     if OUTPUTS[kind].by_token:
         return Vectors(values=output[kept_positions(len(output), kind)].numpy())
     return Vectors(values=output[None].numpy())
 
 
-def named_scores(reference: Logits | Vectors, gives: Output) -> tuple[dict[str, float], ...]:
-    """Scores of each probe by label, at most `MAX_SCORES`, the highest first."""
+def named_scores(
+    reference: Logits | Vectors, gives: Output, *, rows: int
+) -> tuple[dict[str, float], ...]:
+    """Scores of the first rows by label, at most `MAX_SCORES`, the highest first."""
     function = OUTPUTS[gives.kind].scores
     if function is None:
         return ()
     labels = distinct(gives.labels)
     scores = []
-    for numbers_L in reference.of_labels(len(labels)):
+    for numbers_L in reference.of_labels(len(labels))[:rows]:
         scores_L = _score(torch.from_numpy(numbers_L).double(), function)
         order = scores_L.argsort(descending=True, stable=True)[:MAX_SCORES].tolist()
         scores.append({labels[place]: float(scores_L[place]) for place in order})

@@ -29,7 +29,9 @@ class Task:
 _CLASSIFIERS = "Classifiers are supported in encoder families such as BERT, not in this one."
 
 TASKS: Mapping[str, Task] = {
-    "ForTokenClassification": Task("a model that labels each token"),
+    "ForTokenClassification": Task(
+        "a model that labels each token", (EncoderConfig,), _CLASSIFIERS
+    ),
     "ForQuestionAnswering": Task("a model that marks answers in a text"),
     "ForMultipleChoice": Task("a model that chooses one of several texts"),
     "ForNextSentencePrediction": Task("a model that says whether one sentence follows another"),

@@ -282,8 +282,8 @@ def _takes(sides: Sides, folder: Path | None, model_type: str) -> TextSource | I
 
 def _reads_pairs(encoder: EncoderConfig) -> bool:
     """Whether it classifies texts without regard to token types."""
-    is_classifier = isinstance(encoder.head, ClassifierHead)
-    return is_classifier and isinstance(encoder.input, TokenInput) and encoder.input.types <= 1
+    is_for_pairs = isinstance(encoder.head, ClassifierHead) and encoder.head.reads_pairs
+    return is_for_pairs and isinstance(encoder.input, TokenInput) and encoder.input.types <= 1
 
 
 def _gives(encoder: EncoderConfig) -> Output:
@@ -300,5 +300,10 @@ def _gives(encoder: EncoderConfig) -> Output:
 
 def _kind(head: ClassifierHead) -> str:
     """The kind of output with the head's function; the softmax of one label is a sigmoid."""
+    by_token = head.pooling is None
     function = "softmax" if (len(head.labels), head.scores) == (1, "sigmoid") else head.scores
-    return next(kind.name for kind in OUTPUTS.values() if kind.scores == function)
+    return next(
+        kind.name
+        for kind in OUTPUTS.values()
+        if (kind.scores, kind.by_token) == (function, by_token)
+    )

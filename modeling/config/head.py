@@ -89,9 +89,12 @@ class HeadLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassifierHead:
-    """Logits of `labels` for the whole sequence or image.
+    """Logits of `labels` for the whole sequence or image, or for every token.
 
     Attributes:
+        labels: names of the logits. The two of a head for question answering, which has one row of
+            logits per token and no function for them, are of the start and the end of the answer.
+        pooling: None for one row of logits per token.
         scores: the function that turns logits into scores; the module itself returns logits.
         activation: of a layer `act(dense(x))` before the last matrix, if there is one.
         dense_bias: of the matrix in that layer.
@@ -101,12 +104,17 @@ class ClassifierHead:
     """
 
     labels: tuple[str, ...]
-    pooling: Pooling
+    pooling: Pooling | None
     scores: ScoreFunction = "softmax"
     activation: Activation | None = None
     dense_bias: bool = True
     norm: NormConfig | None = None
     distilled: bool = False
+
+    @property
+    def reads_pairs(self) -> bool:
+        """Whether two texts may be one input, as a question and its context are."""
+        return self.pooling is not None or self.scores == "none"
 
     def __post_init__(self) -> None:
         if not self.labels:

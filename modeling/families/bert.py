@@ -4,6 +4,7 @@
 number positions from the padding id on.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -21,12 +22,12 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation, write_activation
-from ortolan.modeling.families.classifier import problem_of, read_classifier
+from ortolan.modeling.families.classifier import head_hf_config, read_head
 from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP, layer, linear
-from ortolan.modeling.weights import Entry, Target
+from ortolan.modeling.weights import Entry, Table, Target, targets
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,32 @@ def embeddings(prefix: str) -> dict[str, Entry]:
         # The numbers 0, 1, ..., which old versions of transformers saved.
         f"{prefix}.position_ids": None,
     }
+
+
+def with_token_heads(
+    table: Table, *, classifier: str = "classifier", answers: str = "qa_outputs"
+) -> Callable[[EncoderConfig], Table]:
+    """A table in which the last matrix of a head has the name of the model's class.
+
+    Args:
+        table: with the names of a classifier of whole texts.
+        classifier: published name of the matrix that labels tokens.
+        answers: published name of the matrix that finds the ends of an answer.
+    """
+    others = {
+        name: entry
+        for name, entry in table.items()
+        if not any(target.name.startswith("head.out.") for target in targets(table, name))
+    }
+
+    def weights(config: EncoderConfig) -> Table:
+        match config.head:
+            case ClassifierHead(pooling=None, scores=scores):
+                return others | linear({answers if scores == "none" else classifier: "head.out"})
+            case _:
+                return table
+
+    return weights
 
 
 def bert_heads(prefix: str, *, norm: str = "LayerNorm") -> dict[str, Entry]:
@@ -143,7 +170,7 @@ class BertFormat:
         heads = bert_heads if self.heads == "bert" else roberta_heads
         return Family(
             config=self.read,
-            weights=body(self.prefix, self.norms) | heads(self.prefix),
+            weights=with_token_heads(body(self.prefix, self.norms) | heads(self.prefix)),
             base_model_prefix=self.prefix,
             hf_config=self.write,
         )
@@ -170,27 +197,19 @@ class BertFormat:
         )
 
     def _head(self, hf: ConfigReader) -> Head | None:
-        base, masked, pretraining, classifier = self._architectures()
-        known = (base, masked, classifier)
-        name = hf.architecture(*known, *([pretraining] if self.heads == "bert" else []))
-        if name == classifier:
-            return read_classifier(hf, pooling="first", activation="tanh")
-        if name == base:
-            return None
         # RoBERTa's head has it, whatever the layers have.
         activation = hf.get("hidden_act", str, "gelu") if self.heads == "bert" else "gelu"
-        return LanguageModelHead(
+        language_model = LanguageModelHead(
             tied=True, bias=True, activation=read_activation(activation), norm=_norm(hf)
         )
-
-    def _architectures(self) -> list[str]:
-        kinds = ("Model", "ForMaskedLM", "ForPreTraining", "ForSequenceClassification")
-        return [f"{self.classes}{kind}" for kind in kinds]
+        pretraining = self.heads == "bert"
+        return read_head(
+            hf, self.classes, language_model, pretraining=pretraining, activation="tanh"
+        )
 
     def write(self, config: EncoderConfig) -> dict[str, object]:
         """The `config.json` of a model that computes what `config` says."""
-        base, masked, _, classifier = self._architectures()
-        values = write_encoder(config, base, masked, classifier)
+        values = write_encoder(config, self.classes)
         if self.after_padding and isinstance(config.positions, LearnedPositions):
             values["pad_token_id"] = config.positions.offset - 1
         return values
@@ -269,10 +288,12 @@ def encoder_block(
     )
 
 
-def write_encoder(
-    config: EncoderConfig, base: str, masked: str, classifier: str
-) -> dict[str, object]:
-    """The keys of a published config that these families share, with the class of each head.
+def write_encoder(config: EncoderConfig, classes: str) -> dict[str, object]:
+    """The keys of a published config that these families share.
+
+    Args:
+        config: of the model.
+        classes: the prefix of the names of the model classes.
 
     Raises:
         ConfigError: the format does not have this input or these positions.
@@ -298,24 +319,8 @@ def write_encoder(
         "bos_token_id": config.bos_token_id,
         "eos_token_id": list(config.eos_token_ids) or None,
         "pad_token_id": config.pad_token_id,
-        **head_hf_config(config.head, base, masked, classifier),
+        **head_hf_config(config.head, classes),
     }
-
-
-def head_hf_config(head: Head | None, base: str, masked: str, classifier: str) -> dict[str, object]:
-    """The keys that name a model's head."""
-    match head:
-        case LanguageModelHead(tied=tied):
-            return {"architectures": [masked], "tie_word_embeddings": tied}
-        case ClassifierHead(labels=labels):
-            return {
-                **problem_of(head),
-                "architectures": [classifier],
-                "id2label": {str(i): label for i, label in enumerate(labels)},
-                "label2id": {label: i for i, label in enumerate(labels)},
-            }
-        case _:
-            return {"architectures": [base]}
 
 
 _ROBERTA = BertFormat(classes="Roberta", prefix="roberta", heads="roberta", after_padding=True)

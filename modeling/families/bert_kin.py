@@ -20,7 +20,8 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import read_activation, write_activation
-from ortolan.modeling.families.classifier import read_classifier, read_head
+from ortolan.modeling.families.bert import with_token_heads
+from ortolan.modeling.families.classifier import read_head
 from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -43,8 +44,6 @@ BUCKETS = 32
 
 DISTIL_NORM = layer_norm(1e-12)
 
-DISTIL_CLASSES = ("DistilBertModel", "DistilBertForMaskedLM", "DistilBertForSequenceClassification")
-
 
 def _big_bird(hf: ConfigReader) -> EncoderConfig:
     """BigBird (Zaheer et al. 2020), for sequences that are too short for its sparse attention."""
@@ -65,7 +64,8 @@ def _big_bird(hf: ConfigReader) -> EncoderConfig:
         config,
         context_length=min(config.context_length, longest),
         embedding_scale=math.sqrt(config.hidden_size) if scaled else 1.0,
-        head=_head(hf, "BigBird", config, activation, classifier=activation),
+        # Its model for question answering has more layers in the head.
+        head=_head(hf, "BigBird", config, activation, classifier=activation, answers=False),
     )
 
 
@@ -99,7 +99,13 @@ def _roformer(hf: ConfigReader) -> EncoderConfig:
 
 
 def _head(
-    hf: ConfigReader, classes: str, config: EncoderConfig, activation: str, *, classifier: str
+    hf: ConfigReader,
+    classes: str,
+    config: EncoderConfig,
+    activation: str,
+    *,
+    classifier: str,
+    answers: bool = True,
 ) -> Head | None:
     """A head; its language model has the activation of the layers."""
     language_model = LanguageModelHead(
@@ -108,7 +114,9 @@ def _head(
         activation=read_activation(activation),
         norm=config.blocks[0].norm,
     )
-    return read_head(hf, classes, language_model, activation=read_activation(classifier))
+    return read_head(
+        hf, classes, language_model, answers=answers, activation=read_activation(classifier)
+    )
 
 
 def _electra(hf: ConfigReader) -> EncoderConfig:
@@ -175,17 +183,12 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
     # Only how the table began: the checkpoint holds it either way.
     hf.skip("sinusoidal_pos_embds", "tie_weights_")
     activation = hf.get("activation", str, "gelu")
-    architecture = hf.architecture(*DISTIL_CLASSES)
-    head: Head | None = None
-    if architecture == DISTIL_CLASSES[2]:
-        head = read_classifier(hf, pooling="first", activation="relu")
-    elif architecture == DISTIL_CLASSES[1]:
-        head = LanguageModelHead(
-            tied=hf.get("tie_word_embeddings", bool, True),
-            bias=True,
-            activation=read_activation(activation),
-            norm=DISTIL_NORM,
-        )
+    language_model = LanguageModelHead(
+        tied=hf.get("tie_word_embeddings", bool, True),
+        bias=True,
+        activation=read_activation(activation),
+        norm=DISTIL_NORM,
+    )
     width, heads = hf.size("dim"), hf.size("n_heads")
     if width % heads:
         raise ConfigError(
@@ -208,12 +211,12 @@ def _distilbert(hf: ConfigReader) -> EncoderConfig:
         embedding_norm=DISTIL_NORM,
         blocks=(block,) * hf.size("n_layers", most=MAX_LAYERS),
         final_norm=None,
-        head=head,
+        head=read_head(hf, "DistilBert", language_model, activation="relu"),
     )
 
 
 def _distilbert_hf_config(config: EncoderConfig) -> dict[str, object]:
-    values = bert.write_encoder(config, *DISTIL_CLASSES)
+    values = bert.write_encoder(config, "DistilBert")
     shared = {"model_type", "vocab_size", "max_position_embeddings", "architectures"}
     shared |= {"tie_word_embeddings", "id2label", "label2id", "problem_type"}
     shared |= {f"{kind}_token_id" for kind in ("bos", "eos", "pad")}
@@ -362,15 +365,23 @@ _DISTILBERT: Table = {
 }
 
 FAMILIES: dict[str, Family[EncoderConfig]] = {
-    "big_bird": Family(config=_big_bird, weights=_BIG_BIRD, base_model_prefix="bert"),
-    "rembert": Family(config=_rembert, weights=_REMBERT, base_model_prefix="rembert"),
-    "roformer": Family(config=_roformer, weights=_ROFORMER, base_model_prefix="roformer"),
-    "electra": Family(config=_electra, weights=_ELECTRA, base_model_prefix="electra"),
-    "albert": Family(config=_albert, weights=_ALBERT, base_model_prefix="albert"),
-    "mpnet": Family(config=_mpnet, weights=_MPNET, base_model_prefix="mpnet"),
+    "big_bird": Family(
+        config=_big_bird, weights=with_token_heads(_BIG_BIRD), base_model_prefix="bert"
+    ),
+    "rembert": Family(
+        config=_rembert, weights=with_token_heads(_REMBERT), base_model_prefix="rembert"
+    ),
+    "roformer": Family(
+        config=_roformer, weights=with_token_heads(_ROFORMER), base_model_prefix="roformer"
+    ),
+    "electra": Family(
+        config=_electra, weights=with_token_heads(_ELECTRA), base_model_prefix="electra"
+    ),
+    "albert": Family(config=_albert, weights=with_token_heads(_ALBERT), base_model_prefix="albert"),
+    "mpnet": Family(config=_mpnet, weights=with_token_heads(_MPNET), base_model_prefix="mpnet"),
     "distilbert": Family(
         config=_distilbert,
-        weights=_DISTILBERT,
+        weights=with_token_heads(_DISTILBERT),
         base_model_prefix="distilbert",
         hf_config=_distilbert_hf_config,
     ),

@@ -11,7 +11,12 @@ from ortolan.modeling.config import ClassifierHead, Head, LanguageModelHead, Poo
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 
-CLASSIFIER = "ForSequenceClassification"
+BASE, MASKED, PRETRAINING = "Model", "ForMaskedLM", "ForPreTraining"
+CLASSIFIER, TOKEN_CLASSIFIER = "ForSequenceClassification", "ForTokenClassification"
+QUESTION_ANSWERING = "ForQuestionAnswering"
+
+SPAN = ("start", "end")
+"""Names of the logits of a head for question answering."""
 
 PROBLEMS: dict[str, ScoreFunction] = {
     "single_label_classification": "softmax",
@@ -29,6 +34,9 @@ ACTIVATIONS: dict[str, ScoreFunction] = {
 
 FIRST: Mapping[str, Pooling] = {"first": "first"}
 
+NO_LAYER: Mapping[str, Any] = {}
+"""Fields of a classifier whose logits come straight from the stream."""
+
 
 def read_head(
     hf: ConfigReader,
@@ -36,8 +44,10 @@ def read_head(
     language_model: LanguageModelHead,
     *,
     pretraining: bool = False,
+    answers: bool = True,
     pooling: str = "first",
     poolings: Mapping[str, Pooling] = FIRST,
+    token_layer: Mapping[str, Any] = NO_LAYER,
     **layer: Any,
 ) -> Head | None:
     """The head that `architectures` names; None for the encoder alone.
@@ -47,20 +57,26 @@ def read_head(
         classes: the prefix of the names of the model classes.
         language_model: the head of a language model.
         pretraining: a checkpoint of pre-training is read as a language model.
+        answers: a checkpoint for question answering has one matrix after the stream.
         pooling: published name of the pooling of a classifier.
         poolings: published names of poolings.
+        token_layer: fields of the layer before the logits of a classifier of tokens.
         layer: fields of the layer before the logits of a classifier.
 
     Raises:
         ConfigError: another class or pooling, or labels that transformers would not understand.
     """
-    base, masked, classifier = f"{classes}Model", f"{classes}ForMaskedLM", f"{classes}{CLASSIFIER}"
-    others = [f"{classes}ForPreTraining"] if pretraining else []
-    architecture = hf.architecture(base, masked, *others, classifier)
-    if architecture == base:
+    suffixes = [BASE, MASKED, *([PRETRAINING] if pretraining else [])]
+    suffixes += [CLASSIFIER, TOKEN_CLASSIFIER, *([QUESTION_ANSWERING] if answers else [])]
+    suffix = hf.architecture(*(f"{classes}{known}" for known in suffixes)).removeprefix(classes)
+    if suffix == BASE:
         return None
-    if architecture != classifier:
+    if suffix in (MASKED, PRETRAINING):
         return language_model
+    if suffix == TOKEN_CLASSIFIER:
+        return read_token_classifier(hf, **token_layer)
+    if suffix == QUESTION_ANSWERING:
+        return read_span_head(hf, **token_layer)
     if pooling not in poolings:
         raise ConfigError(
             f"{hf.name}: classifier_pooling must be {' or '.join(poolings)} (got {pooling!r:.40}). "
@@ -84,6 +100,46 @@ def read_classifier(hf: ConfigReader, *, pooling: Pooling, **layer: Any) -> Clas
     labels = read_labels(hf)
     function = read_score_function(hf, len(labels))
     return ClassifierHead(labels=labels, scores=function, pooling=pooling, **layer)
+
+
+def read_token_classifier(hf: ConfigReader, **layer: Any) -> ClassifierHead:
+    """Read the head of a classifier of tokens, whose labels exclude each other.
+
+    Args:
+        hf: the config.
+        layer: fields of the layer before the logits.
+
+    Raises:
+        ConfigError: fewer than two labels, or names that transformers would not understand.
+    """
+    # transformers always applies a softmax here.
+    hf.skip("problem_type", "function_to_apply")
+    labels = read_labels(hf)
+    if len(labels) < 2:
+        raise ConfigError(
+            f"{hf.name}: a classifier of tokens needs at least two labels (got {len(labels)}). "
+            "Correct id2label."
+        )
+    return ClassifierHead(labels=labels, pooling=None, **layer)
+
+
+def read_span_head(hf: ConfigReader, **layer: Any) -> ClassifierHead:
+    """Read the head of a model for question answering: logits of the answer's start and end.
+
+    Args:
+        hf: the config.
+        layer: fields of the layer before the logits.
+
+    Raises:
+        ConfigError: not two logits per token.
+    """
+    hf.skip("problem_type", "function_to_apply")
+    if (count := len(read_labels(hf))) != len(SPAN):
+        raise ConfigError(
+            f"{hf.name}: a model for question answering needs two labels, of the start and the end "
+            f"of the answer (got {count}). Correct id2label or num_labels."
+        )
+    return ClassifierHead(labels=SPAN, pooling=None, scores="none", **layer)
 
 
 def read_labels(hf: ConfigReader) -> tuple[str, ...]:
@@ -183,6 +239,31 @@ def _bad_names(hf: ConfigReader, named: dict[Any, Any]) -> ConfigError:
     return ConfigError(
         f"{hf.name}: id2label must name the labels 0, 1, ... (got {named!r:.80}). Correct it."
     )
+
+
+def head_hf_config(head: Head | None, classes: str, *, kind: str = "") -> dict[str, object]:
+    """The keys that name a model's head.
+
+    Args:
+        head: of the model.
+        classes: the prefix of the names of the model classes.
+        kind: name of the class of a classifier, after the prefix; by default a text classifier.
+    """
+    match head:
+        case LanguageModelHead(tied=tied):
+            return {"architectures": [f"{classes}{MASKED}"], "tie_word_embeddings": tied}
+        case ClassifierHead(pooling=None, scores="none"):
+            return {"architectures": [f"{classes}{QUESTION_ANSWERING}"]}
+        case ClassifierHead(labels=labels, pooling=pooling):
+            suffix = TOKEN_CLASSIFIER if pooling is None else kind or CLASSIFIER
+            return {
+                **problem_of(head),
+                "architectures": [f"{classes}{suffix}"],
+                "id2label": {str(i): label for i, label in enumerate(labels)},
+                "label2id": {label: i for i, label in enumerate(labels)},
+            }
+        case _:
+            return {"architectures": [f"{classes}{BASE}"]}
 
 
 def problem_of(head: ClassifierHead) -> dict[str, str]:

@@ -4,6 +4,7 @@ Norms before sublayers, gated MLPs, and windows in most layers.
 """
 
 from dataclasses import replace
+from typing import Any
 
 from ortolan.modeling.config import (
     DecoderConfig,
@@ -122,15 +123,19 @@ def _head(hf: ConfigReader, config: DecoderConfig) -> Head | None:
         norm=dense.norm,
         dense_bias=dense.bias,
     )
+    layer: dict[str, Any] = {
+        "activation": dense.activation,
+        "dense_bias": dense.bias,
+        "norm": dense.norm,
+    }
     return read_head(
         hf,
         "ModernBert",
         language_model,
         pooling=hf.get("classifier_pooling", str, "cls"),
         poolings=POOLINGS,
-        activation=dense.activation,
-        dense_bias=dense.bias,
-        norm=dense.norm,
+        token_layer=layer,
+        **layer,
     )
 
 

@@ -314,7 +314,11 @@ _FORMATS = {
 }
 
 FAMILIES: dict[str, Family[EncoderConfig]] = {
-    name: Family(config=_FORMATS[name].read, weights=weights, base_model_prefix=prefix)
+    name: Family(
+        config=_FORMATS[name].read,
+        weights=bert.with_token_heads(weights),
+        base_model_prefix=prefix,
+    )
     for name, weights, prefix in (
         ("nomic_bert", _NOMIC, "nomic_bert"),
         ("gte", _GTE, "gte"),

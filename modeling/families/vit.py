@@ -12,7 +12,7 @@ from ortolan.modeling.config import (
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import bert
 from ortolan.modeling.families.activations import write_activation
-from ortolan.modeling.families.classifier import read_classifier
+from ortolan.modeling.families.classifier import BASE, head_hf_config, read_classifier
 from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -30,7 +30,7 @@ from ortolan.modeling.families.tables import (
 )
 from ortolan.modeling.weights import Entry, Target
 
-BASE, CLASSIFIER = "ViTModel", "ViTForImageClassification"
+CLASSES, CLASSIFIER = "ViT", "ForImageClassification"
 
 DEIT = ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher")
 
@@ -97,7 +97,8 @@ def _dinov2_weights(config: EncoderConfig) -> dict[str, Entry]:
 
 def _vit(hf: ConfigReader) -> EncoderConfig:
     head: Head | None = None
-    if hf.architecture(BASE, CLASSIFIER) == CLASSIFIER:
+    classifier = f"{CLASSES}{CLASSIFIER}"
+    if hf.architecture(f"{CLASSES}{BASE}", classifier) == classifier:
         head = read_classifier(hf, pooling="first")
     return read_vision(hf, head=head, eps=1e-12, hidden=hf.size("intermediate_size"))
 
@@ -244,7 +245,7 @@ def _hf_config(config: EncoderConfig) -> dict[str, object]:
         "image_size": _write_size(source.image_size),
         "patch_size": _write_size(source.patch_size),
         "num_channels": source.channels,
-        **bert.head_hf_config(config.head, BASE, BASE, CLASSIFIER),
+        **head_hf_config(config.head, CLASSES, kind=CLASSIFIER),
     }
 
 

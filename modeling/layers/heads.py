@@ -107,12 +107,12 @@ class LanguageModel(nn.Module):
 
 
 class Classifier(nn.Module):
-    """Label logits of each sequence or image."""
+    """Label logits of each sequence or image, or of each token."""
 
     def __init__(self, config: ClassifierHead, width: int) -> None:
         super().__init__()
         self.pooling = config.pooling
-        width = pooled_width(config.pooling, width)
+        width = width if config.pooling is None else pooled_width(config.pooling, width)
         self.dense: nn.Module | None = None
         if config.activation is not None:
             self.dense = nn.Linear(width, width, bias=config.dense_bias)
@@ -124,14 +124,14 @@ class Classifier(nn.Module):
         )
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, L)`."""
-        x_BE = pool(x_BTE, lengths, self.pooling)
+        """`(B, T, E)` to `(B, L)`, or to `(B, T, L)` without pooling."""
+        x = x_BTE if self.pooling is None else pool(x_BTE, lengths, self.pooling)
         if self.dense is not None:
-            x_BE = self.norm(self.activation(self.dense(x_BE)))
-        logits_BL: Tensor = self.out(x_BE)
+            x = self.norm(self.activation(self.dense(x)))
+        logits: Tensor = self.out(x)
         if self.distilled is not None:
-            logits_BL = (logits_BL + self.distilled(x_BTE[:, 1])) / 2
-        return logits_BL
+            logits = (logits + self.distilled(x_BTE[:, 1])) / 2
+        return logits
 
 
 class Embedder(nn.Module):

@@ -192,8 +192,9 @@ class EncoderModel(Stack):
             types: int64 `(B, T)`; token types; 0 by default.
 
         Returns:
-            `(B, T, V)` for a language model head, `(B, labels)` for a classifier, `(B, E)` for an
-            embedding, `(B, T, E)` without a head. Positions of padding are undefined.
+            `(B, T, V)` for a language model head, `(B, labels)` for a classifier, `(B, T, labels)`
+            for one of tokens, `(B, E)` for an embedding, `(B, T, E)` without a head. Positions of
+            padding are undefined.
         """
         x_BTE = self.states(inputs, lengths, types)
         match self.head:

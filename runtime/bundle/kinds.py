@@ -187,6 +187,16 @@ OUTPUTS = {
             distance="squared relative error",
         ),
         OutputKind(
+            name="token_labels",
+            by_token=True,
+            are_logits=True,
+            gives="{size} labels and their probabilities for each token",
+            summary="labels for each token",
+            use="`ortolan classify`, or ortolan.load(path, Encoder).classify_tokens",
+            scores="softmax",
+            distance="KL",
+        ),
+        OutputKind(
             name="embedding",
             by_token=False,
             are_logits=False,

@@ -278,10 +278,11 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Output of an encoder without a decoder.
 
     Attributes:
-        kind: `states`, `logits`, `embedding`, or one of three kinds of classification: `labels`
-            (softmax), `tags` (sigmoid) and `scores` (as they are).
+        kind: `states`, `logits`, `embedding`, or one of four kinds of classification: `labels`
+            (softmax), `tags` (sigmoid), `scores` (as they are) and `token_labels` (softmax for each
+            token).
         size: size of the last axis.
-        labels: names of the classes, for the three kinds of classification.
+        labels: names of the numbers, except for `states`, `logits` and `embedding`.
     """
 
     kind: OutputName

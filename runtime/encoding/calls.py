@@ -12,8 +12,14 @@ from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.rows import Rows
+from ortolan.runtime.encoding.token_classification import (
+    Aggregation,
+    TokenClassification,
+    checked_aggregation,
+    classified,
+)
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import Inputs, SourceReader, as_list
+from ortolan.runtime.inputs.source import Inputs, SourceReader, SpannedIds, as_list
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -48,11 +54,27 @@ class EncoderCalls:
 
     def classify(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Classification]]:
         """Scores of the labels for each input."""
-        function = self._manifest.output_kind.scores
-        if function is None:
+        kind = self._manifest.output_kind
+        function = kind.scores
+        if function is None or kind.by_token:
             raise wrong_kind(self._manifest, what="classify", expected="an encoder with labels")
         items = self.rows.items(inputs, truncate=truncate)
         return EncoderCall(items, partial(_classified, function=function, labels=self._labels))
+
+    def classify_tokens(
+        self, inputs: Inputs, *, aggregation: Aggregation, truncate: bool
+    ) -> EncoderCall[list[TokenClassification]]:
+        """Labels of the tokens of each text."""
+        self._expect("token_labels", what="classify_tokens", expected="labels for each token")
+        aggregation = checked_aggregation(aggregation)
+        items = self.rows.items(inputs, truncate=truncate, spans=True)
+        texts = [item.ids for item in items if isinstance(item.ids, SpannedIds)]
+
+        def finish(rows: list[Row]) -> list[TokenClassification]:
+            pairs = zip(rows, texts, strict=True)
+            return [classified(row, ids, self._output.labels, aggregation) for row, ids in pairs]
+
+        return EncoderCall(items, finish)
 
     def states(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
         """A vector for each token of each input."""

@@ -1,6 +1,7 @@
 """Rows: reads inputs of an encoder and computes their outputs."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -35,8 +36,13 @@ class Rows:
         source = engine.manifest.source
         self._image = source if isinstance(source, ImageSource) else None
 
-    def items(self, inputs: Any, *, truncate: bool) -> list[Item]:
+    def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
         """Check one input or several. Images are checked when they are computed.
+
+        Args:
+            inputs: one, or a list.
+            truncate: see `SourceReader.read`.
+            spans: only texts, as ids that know their characters.
 
         Raises:
             InputError: see `SourceReader.read`; it names the input if there are several.
@@ -51,9 +57,9 @@ class Rows:
                 Item(index=index, is_alone=is_alone, length=length, image=value)
                 for index, value in enumerate(batch)
             ]
+        read = partial(self._reader.read_spans if spans else self._reader.read, truncate=truncate)
         return [
-            self._item(value, index, is_alone=is_alone, truncate=truncate)
-            for index, value in enumerate(batch)
+            self._item(read, value, index, is_alone=is_alone) for index, value in enumerate(batch)
         ]
 
     def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:
@@ -74,9 +80,10 @@ class Rows:
             for item, source in zip(items, sources, strict=True)
         ]
 
-    def _item(self, value: Any, index: int, *, is_alone: bool, truncate: bool) -> Item:
+    @staticmethod
+    def _item(read: Callable[[Any], Source], value: Any, index: int, *, is_alone: bool) -> Item:
         try:
-            ids = self._reader.read(value, truncate=truncate)
+            ids = read(value)
         except InputError as error:
             if is_alone:
                 raise

@@ -9,16 +9,17 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
-from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError
+from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+from ortolan.runtime.inputs.tokenizer import Tokenizer, TokenSpan, no_tokenizer
 
 __all__ = [
     "Input",
     "Inputs",
     "Source",
     "SourceReader",
+    "SpannedIds",
     "TypedIds",
     "as_list",
     "is_batch",
@@ -46,6 +47,21 @@ class TypedIds(list[int]):
     def __init__(self, ids: Sequence[int], types: Sequence[int]) -> None:
         super().__init__(ids)
         self.types = types
+
+
+class SpannedIds(list[int]):
+    """Token ids of a text, with the characters of each token.
+
+    Args:
+        text: that they encode.
+        ids: with special tokens.
+        spans: one per id; None for special tokens around the text.
+    """
+
+    def __init__(self, text: str, ids: Sequence[int], spans: Sequence[TokenSpan | None]) -> None:
+        super().__init__(ids)
+        self.text = text
+        self.spans = spans
 
 
 class SourceReader:
@@ -100,6 +116,24 @@ class SourceReader:
         else:
             ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)
             ids = ids[: self.max_tokens] if truncate else ids
+        return self._checked_length(ids)
+
+    def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
+        """Return a text as token ids that know their characters; same errors as `read`."""
+        truncate = self.checked_truncate(truncate)
+        if not isinstance(value, str):
+            raise InputError(
+                f"Labels of tokens need a text, whose characters they name (got {shown(value)})."
+            )
+        if self._tokenizer is None:
+            raise no_tokenizer("text")
+        most = self.max_tokens if truncate else None
+        ids, spans = self._tokenizer.encode_spans(value, max_tokens=most)
+        if not any(spans):
+            raise _no_tokens(value)
+        return self._checked_length(SpannedIds(value, ids, spans))
+
+    def _checked_length(self, ids: list[int]) -> list[int]:
         if len(ids) > self.max_tokens:
             raise ContextLengthError(
                 f"The input has {len(ids)} tokens, and the limit is {self.max_tokens}. Split it, "
@@ -132,7 +166,7 @@ class SourceReader:
         else:
             ids = self._tokenizer.encode(text)
         if len(ids) <= self._added:
-            raise InputError(f"The text {text[:40]!r} has no tokens. Leave it out.")
+            raise _no_tokens(text)
         return ids
 
     def _encode_pair(self, texts: tuple[str, str], *, truncate: bool) -> list[int]:
@@ -150,6 +184,10 @@ class SourceReader:
                 f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
             )
         return TypedIds(ids, types)
+
+
+def _no_tokens(text: str) -> InputError:
+    return InputError(f"The text {text[:40]!r} has no tokens. Leave it out.")
 
 
 def _is_pair(value: Any) -> bool:

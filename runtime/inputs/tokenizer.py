@@ -5,6 +5,7 @@ The only module that imports the `tokenizers` library, whose panics become error
 
 from collections.abc import Iterable, Sequence
 from copy import copy
+from dataclasses import dataclass
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,23 @@ from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
 
-__all__ = ["TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
+__all__ = ["TokenSpan", "TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenSpan:
+    """Where a token lies in its text.
+
+    Attributes:
+        start: first character.
+        end: character after the last.
+        continues_word: whether the word began in an earlier token. Exact for tokenizers that mark
+            such tokens, as WordPiece does; for others, whether there is no space before it.
+    """
+
+    start: int
+    end: int
+    continues_word: bool
 
 
 class Tokenizer:
@@ -98,6 +115,48 @@ class Tokenizer:
             encoding = self._library.encode(text, add_special_tokens=False)
             return encoding.ids, encoding.offsets
 
+    def encode_spans(
+        self, text: str, *, max_tokens: int | None = None
+    ) -> tuple[list[int], list["TokenSpan | None"]]:
+        """Return the token ids of a text, and the characters of each token.
+
+        Args:
+            text: any text without lone surrogates.
+            max_tokens: cut the text at its end, before the special tokens.
+
+        Returns:
+            Ids with special tokens around the text, and a span per id: None for those special
+            tokens.
+
+        Raises:
+            TokenizerError: as for `encode_start`.
+        """
+        self._check_text(text)
+        with _ENCODING:
+            encoding = self._library.encode(text)
+            if max_tokens is not None and len(encoding.ids) > max_tokens:
+                encoding = self._start(text, max_tokens)
+        ids = self._in_vocabulary(encoding.ids)
+        rows = zip(
+            ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
+        )
+        return ids, [
+            None if is_special else self._span(text, token, entry, *offsets)
+            for token, entry, offsets, is_special in rows
+        ]
+
+    def _span(self, text: str, token: int, entry: str, start: int, end: int) -> "TokenSpan":
+        model: Any = self._library.model
+        unknown = getattr(model, "unk_token", None)
+        if unknown is not None and token == self._library.token_to_id(unknown):
+            continues = False
+        elif getattr(model, "continuing_subword_prefix", None):
+            # the prefix makes an entry longer than its characters
+            continues = len(entry) != end - start
+        else:
+            continues = start > 0 and " " not in text[start - 1 : start + 1]
+        return TokenSpan(start=start, end=end, continues_word=continues)
+
     def control_tokens(self, source: str) -> dict[int, str]:
         """Return the tokens that control a model, with their texts.
 
@@ -125,16 +184,20 @@ class Tokenizer:
         ids = self.encode(text)
         if len(ids) <= max_tokens:
             return ids
+        with _ENCODING:
+            start: list[int] = self._start(text, max_tokens).ids
+            return start
+
+    def _start(self, text: str, max_tokens: int) -> tokenizers.Encoding:
+        """The encoding of the start of a text, special tokens included."""
         room = max_tokens - len(self.encode(""))
         if room < 1:
             raise TokenizerError(
                 f"{max_tokens} tokens leave no room for text between the special tokens."
             )
-        with _ENCODING:
-            encoding = self._library.encode(text, add_special_tokens=False)
-            encoding.truncate(room)
-            processed: list[int] = self._library.post_process(encoding).ids
-            return processed
+        encoding = self._library.encode(text, add_special_tokens=False)
+        encoding.truncate(room)
+        return self._library.post_process(encoding)
 
     def encode_pair(
         self,
@@ -363,6 +426,8 @@ class _LibraryErrors:
     ) -> None:
         # a panic of the library is not an Exception, and its class cannot be imported
         if isinstance(error, Exception) or type(error).__name__ == "PanicException":
+            if isinstance(error, TokenizerError):
+                return
             raise TokenizerError(f"{self._problem}: {error}. {self._advice}") from error
 
 

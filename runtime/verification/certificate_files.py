@@ -279,6 +279,7 @@ def _check_document(document: Document, manifest: Manifest) -> None:
         and document.kind == manifest.kind
         and output.scores is not None
         and manifest.output_kind.scores is not None
+        and manifest.output_kind.by_token == output.by_token
     ):
         raise damaged(f"the {expected[1]} of kind {expected[0]!r}", f"{actual[1]} of {actual[0]!r}")
     wanted = ("top_k", "mean_kl") if output.are_logits else ("width", "mean_cosine")

@@ -87,8 +87,8 @@ class Surroundings(
         meanings: see `meanings_sha256`.
         files: hashes of the files for tokenizer, chat and generation, by name.
         readings: by the tokenizer, if there is one.
-        scores: for labels, by probe: the highest first, as PyTorch computes them from the
-            reference. Older certificates have none.
+        scores: for labels, by probe, or for the first tokens if each has labels: the highest
+            first, as PyTorch computes them from the reference. Older certificates have none.
         pixels: samples of the probe picture after the image processor, for encoders of images
             without alpha channel. Older certificates have none.
     """
@@ -212,6 +212,8 @@ def _scores_agree(
         return False
     labels = distinct(manifest.output.labels)
     numbers_RL = numbers_of(len(labels))
+    if manifest.output_kind.by_token:
+        numbers_RL = numbers_RL[: len(expected)]
     if numbers_RL.shape != (len(expected), len(labels)):
         return False
     results = [named_scores(row_L, function, labels) for row_L in numbers_RL]

@@ -143,7 +143,18 @@ GATED = T5 | {"feed_forward_proj": "gated-gelu"}
 THREE_LABELS: dict[str, Any] = {"id2label": {0: "ham", 1: "spam", 2: "eggs"}}
 
 
-HEADS = {"": "Model", "masked": "ForMaskedLM", "classifier": "ForSequenceClassification"}
+HEADS = {
+    "": "Model",
+    "masked": "ForMaskedLM",
+    "classifier": "ForSequenceClassification",
+    "tokens": "ForTokenClassification",
+    "answers": "ForQuestionAnswering",
+}
+
+FEWER_HEADS = {"big_bird": "answers", "eurobert": "answers", "gte": "answers"} | {
+    "nomic_bert": "answers"
+}
+"""Heads that a family lacks in transformers, or that has layers of its own there."""
 
 
 @dataclass(frozen=True)
@@ -186,6 +197,19 @@ ENCODERS = {
     ),
     "bert-pretraining": EncoderCase("BertForPreTraining", BERT),
     "bert-classifier": EncoderCase("BertForSequenceClassification", BERT | THREE_LABELS),
+    **{
+        f"{name}-{head}": EncoderCase(f"{classes}{HEADS[head]}", values)
+        for name, (classes, values) in {
+            "bert": ("Bert", BERT),
+            "roberta": ("Roberta", ROBERTA),
+            "distilbert": ("DistilBert", DISTILBERT),
+        }.items()
+        for head in ("tokens", "answers")
+    },
+    "bert-tokens-labels": EncoderCase("BertForTokenClassification", BERT | THREE_LABELS),
+    "modernbert-tokens-biases": EncoderCase(
+        "ModernBertForTokenClassification", MODERN | ALL_BIASES | THREE_LABELS
+    ),
     "roberta": EncoderCase("RobertaModel", ROBERTA),
     "roberta-masked": EncoderCase("RobertaForMaskedLM", ROBERTA),
     "roberta-masked-values": EncoderCase(
@@ -213,6 +237,7 @@ ENCODERS = {
         )
         for name, (classes, values) in NARROW.items()
         for head in HEADS
+        if head != FEWER_HEADS.get(name)
     },
     "eurobert-first": EncoderCase(
         "EuroBertForSequenceClassification",
@@ -337,6 +362,8 @@ def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
     """What the head of a model of transformers gives, or its last states without one."""
     with torch.inference_mode():
         output = model(**inputs)
+    if "start_logits" in output:
+        return torch.stack((output["start_logits"], output["end_logits"]), -1)
     for name in ("logits", "prediction_logits", "image_embeds", "last_hidden_state"):
         if name in output:
             tensor: Tensor = output[name]

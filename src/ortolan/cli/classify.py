@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,7 +15,7 @@ from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import loading
 
 if TYPE_CHECKING:  # the runtime is imported when the command runs
-    from ortolan.runtime import Classification
+    from ortolan.runtime import Classification, TokenClassification
 
 
 @click.command()
@@ -42,7 +43,8 @@ def command(
     """Classify texts, or image files if BUNDLE reads images.
 
     With -, each line of standard input is a text. Prints probabilities, which add up to 1 or are
-    independent per label, or the scores of a regression: see `ortolan inspect`.
+    independent per label, or the scores of a regression: see `ortolan inspect`. If BUNDLE labels
+    tokens, prints the entities of each text with their characters.
     """
     from ortolan.runtime import Encoder, load
 
@@ -50,7 +52,15 @@ def command(
         model = load(bundle, Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs)
         steps("classify", 0, len(items))
-        results = model.classify(items, truncate=truncate)
+        if model.manifest.output_kind.name == "token_labels":
+            if top is not None:
+                raise click.UsageError("--top is for labels of whole inputs. Leave it out.")
+            entities = model.classify_tokens(items, truncate=truncate)
+        else:
+            results = model.classify(items, truncate=truncate)
+    if model.manifest.output_kind.name == "token_labels":
+        _print_entities(items, entities, device=model.device, as_json=as_json)
+        return
     if top is None and model.manifest.output_kind.scores == "softmax":
         top = 1
     if as_json:
@@ -65,6 +75,28 @@ def command(
         if len(items) > 1:  # name the input on the line of its likeliest label
             table[0] = (table[0][0], f"{table[0][1]}  {' '.join(item.split())}")
         print_table(table)
+
+
+def _print_entities(
+    texts: list[str], results: list[TokenClassification], *, device: str, as_json: bool
+) -> None:
+    """Print one entity per line: label, probability, characters and text."""
+    if as_json:
+        rows = [
+            {"input": text, "entities": [asdict(entity) for entity in result.entities]}
+            for text, result in zip(texts, results, strict=True)
+        ]
+        print_json({"results": rows, "device": device})
+        return
+    for text, result in zip(texts, results, strict=True):
+        if len(texts) > 1:
+            print(" ".join(text.split()))
+        print_table(
+            [
+                (entity.label, f"{entity.score:6.1%}  {entity.start}-{entity.end}  {entity.text}")
+                for entity in result.entities
+            ]
+        )
 
 
 def _json_row(result: Classification, top: int | None) -> dict[str, object]:

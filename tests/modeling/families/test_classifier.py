@@ -1,5 +1,6 @@
 """What a published classifier says of its labels, read as transformers reads it."""
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import ClassifierHead, EncoderConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import published_config
-from ortolan.modeling.families.classifier import read_classifier
+from ortolan.modeling.families.classifier import (
+    read_classifier,
+    read_span_head,
+    read_token_classifier,
+)
 from ortolan.modeling.families.reader import ConfigReader
 
 SINGLE, MULTI, REGRESSION = (
@@ -23,7 +28,7 @@ IDENTITY, SIGMOID = (f"torch.nn.modules.{name}" for name in ("linear.Identity", 
 CLASSIFIERS = {
     name: case
     for name, case in {**ENCODERS, **IMAGES}.items()
-    if case.architecture.endswith("Classification")
+    if case.architecture.endswith(("SequenceClassification", "ImageClassification"))
 }
 
 
@@ -129,3 +134,21 @@ def test_every_family_reads_what_kind_of_problem_it_is(name: str, problem: str) 
     assert config.head.scores == {MULTI: "sigmoid", REGRESSION: "none"}[problem]
     if config.model_type in ("bert", "distilbert", "vit"):
         assert config_from_hf(published_config(config), EncoderConfig).head == config.head
+
+
+@pytest.mark.parametrize("read", [read_token_classifier, read_span_head])
+@pytest.mark.parametrize("problem", [SINGLE, MULTI, REGRESSION])
+def test_problem_types_change_nothing_for_tokens(
+    read: Callable[[ConfigReader], ClassifierHead], problem: str
+) -> None:
+    assert read(ConfigReader({"problem_type": problem})) == read(ConfigReader({}))
+
+
+def test_a_single_label_for_tokens_is_rejected() -> None:
+    with pytest.raises(ConfigError, match="at least two labels"):
+        read_token_classifier(ConfigReader({"num_labels": 1}))
+
+
+def test_three_logits_for_an_answer_are_rejected() -> None:
+    with pytest.raises(ConfigError, match="two labels"):
+        read_span_head(ConfigReader({"num_labels": 3}))

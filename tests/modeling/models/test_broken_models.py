@@ -196,6 +196,6 @@ def test_a_head_that_config_json_cannot_describe_is_an_error(tmp_path: Path) -> 
 
 
 def test_an_unsupported_architecture_of_bert_is_an_error(tmp_path: Path) -> None:
-    EncoderCase("BertForTokenClassification", BERT).write(tmp_path)
-    with pytest.raises(ConfigError, match=r"got \['BertForTokenClassification'\]"):
+    EncoderCase("BertForMultipleChoice", BERT).write(tmp_path)
+    with pytest.raises(ConfigError, match=r"got \['BertForMultipleChoice'\]"):
         load(tmp_path, EncoderModel)
