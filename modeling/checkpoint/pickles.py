@@ -63,7 +63,7 @@ class Pickles:
             whole = values.as_strided(place.shape, place.strides)
         if not place.shape:
             return whole.clone()
-        piece = whole[start:stop] if axis == 0 else whole[:, start:stop]
+        piece = whole[(*[slice(None)] * axis, slice(start, stop))]
         return piece.clone(memory_format=torch.contiguous_format)
 
 

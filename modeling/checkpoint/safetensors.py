@@ -90,7 +90,7 @@ class Safetensors:
         if axis == 0 or not stored.shape:
             return _read_rows(name, stored, start, stop)
         with safe_open(str(stored.file), framework="pt") as file:
-            piece: Tensor = file.get_slice(name)[:, start:stop]
+            piece: Tensor = file.get_slice(name)[(*[slice(None)] * axis, slice(start, stop))]
             return piece.clone()
 
 

@@ -42,8 +42,6 @@ def _weights(prefix: str) -> dict[str, Entry]:
         f"{prefix}.embeddings.distillation_token": Target(
             "embedding.distillation_token", leading=2
         ),
-        # Replaces patches in pre-training.
-        f"{prefix}.embeddings.mask_token": None,
         f"{prefix}.embeddings.position_embeddings": Target("position_embedding.weight", leading=1),
         **linear({f"{prefix}.embeddings.patch_embeddings.projection": "embedding.projection"}),
         **layer(
@@ -80,6 +78,7 @@ def _dinov2_weights(config: EncoderConfig) -> dict[str, Entry]:
     """The weights of DINOv2, which names parts of a layer differently."""
     prefix = "dinov2.encoder.layer.{}."
     shared = without(_weights("dinov2"), "layernorm_", "intermediate", ".{}.output")
+    shared["dinov2.embeddings.mask_token"] = None  # replaces patches in pre-training
     if config.blocks[0].dense.kind == "gated":
         gates = {
             f"{prefix}mlp.weights_in.{kind}": gate_up("blocks.{}.feed_forward", kind)

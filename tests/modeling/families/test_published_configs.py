@@ -337,7 +337,7 @@ REFUSED: list[tuple[str, dict[str, object], str]] = [
     ("apertus-8b", {"rope_scaling": None}, "rope_parameters"),
     ("stablelm-2-1_6b", {"qk_layernorm": True}, "qk_layernorm"),
     ("bert-base-uncased", {"architectures": None}, "BertModel"),
-    ("bert-base-uncased", {"architectures": ["BertForQuestionAnswering"]}, "architectures"),
+    ("bert-base-uncased", {"architectures": ["BertForMultipleChoice"]}, "architectures"),
     ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "relative_key"),
     ("bert-base-uncased", {"is_decoder": True}, "is_decoder"),
     ("bert-base-uncased", {"add_cross_attention": True}, "add_cross_attention"),
