@@ -1,5 +1,6 @@
 """`Encoder`: turns text or images into vectors or labels."""
 
+from collections.abc import Sequence
 from typing import TypeVar, Unpack
 
 import numpy as np
@@ -11,6 +12,7 @@ from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.entailment import TEMPLATE
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.source import Inputs, SourceReader
@@ -76,6 +78,44 @@ class Encoder(Model):
         Same arguments and errors as `embed`. Raises BundleKindError if the encoder has no labels.
         """
         return self._run(self._calls.classify(inputs, truncate=truncate))
+
+    def classify_as(
+        self,
+        inputs: Inputs,
+        labels: Sequence[str],
+        *,
+        multi_label: bool = False,
+        template: str = TEMPLATE,
+        truncate: bool = False,
+    ) -> list[Classification]:
+        """Score labels of your own by a classifier of entailment (Yin et al. 2019, "Zero-shot").
+
+            model.classify_as("The match ended 2:1.", ["sport", "politics"])[0].label
+
+        Each text and each label become a pair, so it takes as many computations as `classify` of
+        texts times labels. Scores are those of transformers' zero-shot pipeline.
+
+        Args:
+            inputs: a text or a list of texts.
+            labels: to choose from.
+            multi_label: score each label by itself, against contradiction. By default, the scores
+                of all labels add up to 1.
+            template: sentence about the text, with `{}` for the label.
+            truncate: cut texts that are too long, at the end.
+
+        Raises:
+            BundleKindError: the encoder has no label for entailment, or classifies no pairs.
+            InputError: an input is empty or not a text, a label is empty or repeated, or the
+                template has no `{}`.
+            ContextLengthError: a text is too long with a label.
+            NumericError: the output is not finite.
+            ForkedError: the process was forked after loading.
+        """
+        return self._run(
+            self._calls.classify_as(
+                inputs, labels, multi_label=multi_label, template=template, truncate=truncate
+            )
+        )
 
     def classify_tokens(
         self, inputs: Inputs, *, aggregation: Aggregation = "simple", truncate: bool = False

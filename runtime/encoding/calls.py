@@ -1,5 +1,6 @@
 """Calls of an encoder from inputs and options, checked before anything is computed."""
 
+from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
+from ortolan.runtime.encoding.entailment import entailed, entailment_of, pairs_of
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
     Aggregation,
@@ -60,6 +62,27 @@ class EncoderCalls:
             raise wrong_kind(self._manifest, what="classify", expected="an encoder with labels")
         items = self.rows.items(inputs, truncate=truncate)
         return EncoderCall(items, partial(_classified, function=function, labels=self._labels))
+
+    def classify_as(
+        self,
+        inputs: Inputs,
+        labels: Sequence[str],
+        *,
+        multi_label: bool,
+        template: str,
+        truncate: bool,
+    ) -> EncoderCall[list[Classification]]:
+        """Scores of the caller's labels for each text."""
+        kind, entailment = self._manifest.output_kind, entailment_of(self._output.labels)
+        if kind.scores != "softmax" or kind.by_token or entailment is None:
+            raise wrong_kind(
+                self._manifest, what="classify_as", expected="a classifier with a label entailment"
+            )
+        pairs = pairs_of(inputs, labels, template)
+        finish = partial(
+            entailed, labels=tuple(labels), entailment=entailment, multi_label=multi_label
+        )
+        return EncoderCall(self.rows.items(pairs, truncate=truncate), finish)
 
     def classify_tokens(
         self, inputs: Inputs, *, aggregation: Aggregation, truncate: bool

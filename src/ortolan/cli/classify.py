@@ -27,6 +27,14 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     help="Number of labels to print, highest score first. Default: 1 if labels exclude each other, "
     "else all.",
 )
+@click.option(
+    "--labels",
+    metavar="LABEL,LABEL",
+    help="Labels of your own, if BUNDLE classifies entailment; each is a computation per text.",
+)
+@click.option(
+    "--multi-label", is_flag=True, help="With --labels: score each label by itself, not in sum 1."
+)
 @options.truncate
 @options.device
 @options.threads
@@ -35,6 +43,8 @@ def command(
     bundle: Path,
     inputs: tuple[str, ...],
     top: int | None,
+    labels: str | None,
+    multi_label: bool,
     truncate: bool,
     device: str,
     threads: int | None,
@@ -48,20 +58,27 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
+    if multi_label and labels is None:
+        raise click.UsageError("--multi-label needs --labels.")
     with loading("classify", as_json=as_json) as steps:
         model = load(bundle, Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs)
         steps("classify", 0, len(items))
         if model.manifest.output_kind.name == "token_labels":
-            if top is not None:
-                raise click.UsageError("--top is for labels of whole inputs. Leave it out.")
+            if top is not None or labels is not None:
+                raise click.UsageError(
+                    "--top and --labels are for labels of whole inputs. Leave them out."
+                )
             entities = model.classify_tokens(items, truncate=truncate)
+        elif labels is not None:
+            own = [label.strip() for label in labels.split(",")]
+            results = model.classify_as(items, own, multi_label=multi_label, truncate=truncate)
         else:
             results = model.classify(items, truncate=truncate)
     if model.manifest.output_kind.name == "token_labels":
         _print_entities(items, entities, device=model.device, as_json=as_json)
         return
-    if top is None and model.manifest.output_kind.scores == "softmax":
+    if top is None and labels is None and model.manifest.output_kind.scores == "softmax":
         top = 1
     if as_json:
         rows = [
