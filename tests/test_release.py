@@ -1,0 +1,35 @@
+"""What a release publishes: equal bytes from equal sources, and an sdist that builds the wheel."""
+
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+pytestmark = pytest.mark.slow
+
+
+def test_builds_repeat_and_the_sdist_makes_the_same_package(tmp_path: Path) -> None:
+    dist = tmp_path / "dist"
+    command = [sys.executable, ROOT / "scripts" / "build_release.py", dist]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr  # two builds had equal bytes
+    assert len(done.stdout.splitlines()) == 3
+    (sdist,) = dist.glob("ortolan-*.tar.gz")
+    (wheel,) = dist.glob("ortolan-*.whl")
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path / "source", filter="data")
+    (source,) = (tmp_path / "source").iterdir()
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (rebuilt,) = (source / "dist").glob("*.whl")
+    with zipfile.ZipFile(wheel) as first, zipfile.ZipFile(rebuilt) as second:
+        assert sorted(first.namelist()) == sorted(second.namelist())
+        for name in first.namelist():
+            if not name.endswith("RECORD"):
+                assert first.read(name) == second.read(name), name
