@@ -39,7 +39,9 @@ def test_encode_and_decode_equal_the_library(kind: str, data: st.DataObject) -> 
 @settings(max_examples=200, deadline=None)
 @given(TEXTS.map(lambda text: text.replace("é", "")))  # an added token: its letter is a byte
 def test_byte_level_decode_restores_any_text(text: str) -> None:
-    assert ours("byte_level").decode(ours("byte_level").encode(text)) == text
+    # a text may contain the characters of a special token
+    ids = ours("byte_level").encode(text, add_special_tokens=False)
+    assert ours("byte_level").decode(ids, skip_special_tokens=False) == text
 
 
 def test_encode_adds_special_tokens_by_default() -> None:
