@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slow
 
 def test_builds_repeat_and_the_sdist_makes_the_same_package(tmp_path: Path) -> None:
     dist = tmp_path / "dist"
-    command = [sys.executable, ROOT / "scripts" / "build_release.py", dist]
+    command = [sys.executable, str(ROOT / "scripts" / "build_release.py"), str(dist)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr  # two builds had equal bytes
     assert len(done.stdout.splitlines()) == 3
@@ -24,7 +24,7 @@ def test_builds_repeat_and_the_sdist_makes_the_same_package(tmp_path: Path) -> N
     with tarfile.open(sdist) as archive:
         archive.extractall(tmp_path / "source", filter="data")
     (source,) = (tmp_path / "source").iterdir()
-    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", source]
+    command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", str(source)]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     (rebuilt,) = (source / "dist").glob("*.whl")
