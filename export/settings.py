@@ -481,6 +481,6 @@ def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:
         raise OptionError(f"auto needs the cpu (got {device}). Choose --precision int4.")
     if options.prefill_precision == "int8" and auto.max_kl is None:
         raise OptionError(
-            "auto with a target size does not go with prefill_precision, whose weights come on "
-            "top. Choose --max-kl, or --precision int4."
+            "auto cannot combine a target size with prefill_precision int8, which adds a second "
+            "set of weights. Choose --max-kl, or --precision int4."
         )

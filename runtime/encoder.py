@@ -88,25 +88,26 @@ class Encoder(Model):
         template: str = TEMPLATE,
         truncate: bool = False,
     ) -> list[Classification]:
-        """Score labels of your own by a classifier of entailment (Yin et al. 2019, "Zero-shot").
+        """Score labels that you choose, with a classifier trained on entailment.
+
+        Zero-shot classification (Yin et al. 2019, "Benchmarking Zero-shot Text Classification").
 
             model.classify_as("The match ended 2:1.", ["sport", "politics"])[0].label
 
-        Each text and each label become a pair, so it takes as many computations as `classify` of
-        texts times labels. Scores are those of transformers' zero-shot pipeline.
+        Scores every label against every text, so the cost is that of `classify` on texts times
+        labels pairs. The scores equal those of transformers' zero-shot pipeline.
 
         Args:
             inputs: a text or a list of texts.
             labels: to choose from.
-            multi_label: score each label by itself, against contradiction. By default, the scores
-                of all labels add up to 1.
+            multi_label: score each label independently. By default, the scores add up to 1.
             template: sentence about the text, with `{}` for the label.
             truncate: cut texts that are too long, at the end.
 
         Raises:
-            BundleKindError: the encoder has no label for entailment, or classifies no pairs.
-            InputError: an input is empty or not a text, a label is empty or repeated, or the
-                template has no `{}`.
+            BundleKindError: the encoder has no entailment label, or classifies no pairs.
+            InputError: an input is not a text, a label is empty or repeated, or the template does
+                not have exactly one `{}`.
             ContextLengthError: a text is too long with a label.
             NumericError: the output is not finite.
             ForkedError: the process was forked after loading.

@@ -1,10 +1,10 @@
-"""Build what a release publishes, twice, and compare the bytes.
+"""Build the files of a release twice, and check that both builds are identical.
 
     python scripts/build_release.py [dist]
 
 Builds the sdist and the wheel of `ortolan`, and the wheel of `ortolan-runtime`, from the files of
-the last commit. Times of files are that of the commit, so two builds have equal hashes. Prints
-them, as `sha256sum` does. Exit status 1 if a build fails or differs.
+the last commit. File times are the commit's, so builds of a commit are identical. Prints the
+hashes as `sha256sum` does. Exit status 1 if a build fails, or if the two differ.
 Needs git, and the packages build and setuptools.
 """
 
@@ -49,7 +49,7 @@ def build(folder: Path) -> dict[str, Path]:
 
 
 def repack(sdist: Path, time: int) -> None:
-    """Give all files of an archive one time and no owner; setuptools writes its own files anew."""
+    """Set one time and no owner for all files; setuptools stamps those that it generates."""
     with tarfile.open(sdist) as archive:
         members = sorted(archive.getmembers(), key=lambda member: member.name)
         contents = {

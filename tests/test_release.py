@@ -1,4 +1,4 @@
-"""What a release publishes: equal bytes from equal sources, and an sdist that builds the wheel."""
+"""Release builds are reproducible, and the sdist builds the same wheel."""
 
 import os
 import shutil

@@ -72,11 +72,11 @@ class EncoderCalls:
         template: str,
         truncate: bool,
     ) -> EncoderCall[list[Classification]]:
-        """Scores of the caller's labels for each text."""
+        """Scores of labels that the caller chooses."""
         kind, entailment = self._manifest.output_kind, entailment_of(self._output.labels)
         if kind.scores != "softmax" or kind.by_token or entailment is None:
             raise wrong_kind(
-                self._manifest, what="classify_as", expected="a classifier with a label entailment"
+                self._manifest, what="classify_as", expected="a classifier with an entailment label"
             )
         pairs = pairs_of(inputs, labels, template)
         finish = partial(

@@ -1,4 +1,4 @@
-"""Labels of one's own, by a classifier that says whether one text entails another."""
+"""Zero-shot classification: labels that the caller chooses, scored by entailment."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,49 +16,53 @@ from ortolan.runtime.inputs.source import as_list
 __all__ = ["TEMPLATE", "entailed", "entailment_of", "pairs_of"]
 
 TEMPLATE = "This example is {}."
-"""Default sentence about a text, as in transformers."""
+"""Default hypothesis about a text, as in transformers."""
 
 
 def entailment_of(labels: Sequence[str]) -> int | None:
-    """Index of the label for entailment, by its name; None if there is none."""
+    """Index of the entailment label, found by its name; None without one."""
     found = [n for n, label in enumerate(labels) if label.lower().startswith("entail")]
     return found[0] if found and len(labels) > 1 else None
 
 
 def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
-    """Each text with a sentence for each label, label by label.
+    """Pair each text with the hypothesis of each label.
 
     Raises:
-        InputError: a text is not a string, a label is empty or repeated, or the template has no
-            place for a label.
+        InputError: a text is not a string, a label is empty or repeated, or the template does
+            not have exactly one `{}`.
     """
     if not isinstance(template, str) or template.count("{}") != 1:
-        raise InputError(f"template must have one {{}} for the label (got {shown(template)}).")
+        raise InputError(
+            f"template must contain {{}} exactly once, for the label (got {shown(template)})."
+        )
     if isinstance(labels, str) or not isinstance(labels, Sequence) or not labels:
-        raise InputError(f"labels must be a list of at least one label (got {shown(labels)}).")
+        raise InputError(f"labels must be a list with at least one label (got {shown(labels)}).")
     for label in labels:
         if not isinstance(label, str) or not label.strip():
-            raise InputError(f"labels must be texts that are not empty (got {shown(label)}).")
+            raise InputError(f"labels must be non-empty strings (got {shown(label)}).")
     if len(set(labels)) < len(labels):
-        raise InputError(f"labels must differ from each other (got {shown(list(labels))}).")
+        raise InputError(f"labels must be unique (got {shown(list(labels))}).")
     texts = as_list(inputs)
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"labels of your own are for texts (got {shown(text)}).")
+            raise InputError(
+                f"Scoring your own labels needs texts, not ids or images (got {shown(text)})."
+            )
     return [(text, template.replace("{}", label)) for text in texts for label in labels]
 
 
 def entailed(
     rows: Sequence[Row], labels: Sequence[str], *, entailment: int, multi_label: bool
 ) -> list[Classification]:
-    """Scores of the labels for each text.
+    """Score the labels of each text.
 
     Args:
         rows: logits of each pair of `pairs_of`, in its order.
-        labels: of the caller.
-        entailment: index of that label of the model. Contradiction is the first of the others, or
-            the last one if entailment is the first of all.
-        multi_label: see `Encoder.classify_as`; one label is always scored by itself.
+        labels: chosen by the caller.
+        entailment: index of the model's entailment label. As in transformers, contradiction is the
+            first label, or the last one if entailment is first.
+        multi_label: see `Encoder.classify_as`. A single label is always scored this way.
     """
     if not rows:
         return []

@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from tests.export.tiny_models import tokenizer
+from tests.export.tiny_models import pair_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
 from tests.runtime.chat.tiny_chat import chat_model
-from tokenizers import processors
 
 import ortolan
 import record_output
@@ -65,13 +64,7 @@ def tiny_encoder(folder: Path, architecture: str, **config: Any) -> Path:
     """A random BERT of the architecture, exported."""
     settings = BERT | {"vocab_size": 97, "num_hidden_layers": 1} | config
     EncoderCase(architecture, settings).reference().save_pretrained(folder)
-    ended = tokenizer()
-    ended.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B:1 </s>:1",
-        special_tokens=[("<s>", 1), ("</s>", 2)],
-    )
-    ended.save(str(folder / "tokenizer.json"))
+    pair_tokenizer().save(str(folder / "tokenizer.json"))
     if architecture == "BertModel":
         write_sentence_head(folder, EmbeddingHead(pooling=("mean",), normalised=True), 32)
     ortolan.export(folder, folder / "bundle")
@@ -192,6 +185,14 @@ def test_adapters_continue_differently(trained: Export, tmp_path: Path) -> None:
         for name in (None, "lines")
     }
     assert output == f"--- no adapter\n{texts[None]}\n--- lines\n{texts['lines']}\n"
+
+
+def test_own_module_trains_exports_and_generates(tmp_path: Path) -> None:
+    output = run("own_module.py", "--steps", "20", "--out", tmp_path)
+    for precision in ("fp32", "int4"):
+        model = ortolan.load(tmp_path / precision, ortolan.Decoder)
+        text = model.generate("The with statement", max_new_tokens=60).text
+        assert f"{precision}: The with statement{text}" in output
 
 
 def test_ray_bulk_completes_every_line(trained: Export, tmp_path: Path) -> None:

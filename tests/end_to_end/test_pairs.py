@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.export.tiny_models import tokenizer
+from tests.export.tiny_models import pair_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
 from tests.runtime.damaged_bundles import reseal
-from tokenizers import processors
 
 import ortolan
 from ortolan.runtime import open_bundle
@@ -62,13 +61,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def export(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         CASES[name].reference().save_pretrained(folder)
-        ended = tokenizer()
-        ended.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>",
-            pair="<s> $A </s> </s> $B:1 </s>:1",
-            special_tokens=[("<s>", 1), ("</s>", 2)],
-        )
-        ended.save(str(folder / "tokenizer.json"))
+        pair_tokenizer().save(str(folder / "tokenizer.json"))
         ortolan.export(folder, folder / "bundle")
         return folder
 

@@ -1,4 +1,4 @@
-"""Labels of one's own by a classifier of entailment, like the pipeline of transformers."""
+"""Zero-shot classification by entailment, compared with the pipeline of transformers."""
 
 import json
 from collections.abc import Callable
@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 import transformers
 from tests.cli.conftest import run_here
-from tests.export.tiny_models import tokenizer
+from tests.export.tiny_models import pair_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
-from tokenizers import processors
 
 import ortolan
 from ortolan.runtime.errors import BundleKindError
@@ -43,13 +42,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def export(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         classifier(NAMES[name]).reference().save_pretrained(folder)
-        ended = tokenizer()
-        ended.post_processor = processors.TemplateProcessing(
-            single="<s> $A </s>",
-            pair="<s> $A </s> $B:1 </s>:1",
-            special_tokens=[("<s>", 1), ("</s>", 2)],
-        )
-        ended.save(str(folder / "tokenizer.json"))
+        pair_tokenizer().save(str(folder / "tokenizer.json"))
         ortolan.export(folder, folder / "bundle")
         return folder
 
@@ -98,12 +91,12 @@ def test_a_template_takes_the_label_as_it_is(checkpoint: Callable[[str], Path]) 
     [
         ({"labels": []}, "labels must be a list"),
         ({"labels": "sport"}, "labels must be a list"),
-        ({"labels": ["a", " "]}, "not empty"),
-        ({"labels": ["a", 1]}, "not empty"),
-        ({"labels": ["a", "a"]}, "differ"),
+        ({"labels": ["a", " "]}, "non-empty"),
+        ({"labels": ["a", 1]}, "non-empty"),
+        ({"labels": ["a", "a"]}, "unique"),
         ({"template": "It is."}, "template"),
         ({"template": None}, "template"),
-        ({"inputs": [[1, 2]]}, "for texts"),
+        ({"inputs": [[1, 2]]}, "needs texts"),
     ],
 )
 def test_bad_arguments_are_refused(

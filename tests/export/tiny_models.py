@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models
+from tokenizers import Tokenizer, decoders, models, processors
 
 from ortolan.export.options import ExportOptions
 from ortolan.modeling import DecoderConfig, DecoderModel, save
@@ -182,6 +182,17 @@ def tokenizer() -> Tokenizer:
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
     tokenizer.decoder = decoders.Fuse()
     return tokenizer
+
+
+def pair_tokenizer() -> Tokenizer:
+    """`tokenizer` with `<s>` and `</s>` around texts and pairs, and RoBERTa's double separator."""
+    tokenizer_of_pairs = tokenizer()
+    tokenizer_of_pairs.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> </s> $B:1 </s>:1",
+        special_tokens=[("<s>", 1), ("</s>", 2)],
+    )
+    return tokenizer_of_pairs
 
 
 def write_checkpoint(folder: Path, module: DecoderModel) -> Path:

@@ -30,10 +30,12 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @click.option(
     "--labels",
     metavar="LABEL,LABEL",
-    help="Labels of your own, if BUNDLE classifies entailment; each is a computation per text.",
+    help="Labels to choose from, if BUNDLE was trained on entailment.",
 )
 @click.option(
-    "--multi-label", is_flag=True, help="With --labels: score each label by itself, not in sum 1."
+    "--multi-label",
+    is_flag=True,
+    help="With --labels: score each label independently. By default, the scores add up to 1.",
 )
 @options.truncate
 @options.device
