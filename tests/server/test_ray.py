@@ -85,7 +85,7 @@ def test_texts_are_those_of_a_single_process(
 
 
 def test_streams_and_errors_are_those_of_the_server(client: httpx2.Client) -> None:
-    with client.stream("POST", "/v1/completions", json={**PROMPT, "stream": True}) as response:
+    with client.stream("POST", "/v1/completions", json={**SAMPLED, "stream": True}) as response:
         assert response.headers["content-type"].startswith("text/event-stream")
         lines = [line for line in response.iter_lines() if line]
     assert lines[-1] == "data: [DONE]"

@@ -1,5 +1,6 @@
 """Images become the pixels of transformers' image processor."""
 
+import importlib
 import json
 import warnings
 from pathlib import Path
@@ -10,7 +11,7 @@ import pytest
 
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.tensors import pixels
-from ortolan.export.source.preprocessing import PREPROCESSOR, image_source
+from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR_OF, image_source
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime.bundle.manifest import ImageSource
 
@@ -50,6 +51,15 @@ def test_pixels_are_those_of_the_image_processor_of_transformers(tmp_path: Path)
     images = np.random.default_rng(0).integers(0, 256, (2, 8, 8, 3), np.uint8)
     expected = theirs(images=list(images), return_tensors="np")["pixel_values"]
     np.testing.assert_allclose(pixels(images, takes), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("model_type", ["clip", "deit", "dinov2", "siglip"])
+def test_a_file_that_names_no_processor_has_the_one_that_transformers_chooses(
+    model_type: str,
+) -> None:
+    auto: Any = importlib.import_module("transformers.models.auto.image_processing_auto")
+    expected = auto.IMAGE_PROCESSOR_MAPPING_NAMES[model_type]["pil"]
+    assert f"{PROCESSOR_OF[model_type]}ImageProcessorPil" == expected
 
 
 @pytest.mark.parametrize(
