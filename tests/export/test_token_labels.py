@@ -34,8 +34,8 @@ POOR = ExportOptions(allow_poor=True)
 STRATEGIES = ("none", "simple", "first", "average", "max")
 
 
-def save(folder: Path, kind: str) -> None:
-    """Save a random token classifier with a trained tokenizer."""
+def save(folder: Path, kind: str, *, outside: float = 0.0) -> None:
+    """Save a random token classifier with a trained tokenizer; `outside` favors the label O."""
     torch.manual_seed(0)
     tokenizer = KINDS[kind]()
     tokenizer.add_special_tokens(["[CLS]", "[SEP]"])
@@ -50,6 +50,7 @@ def save(folder: Path, kind: str) -> None:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.normal_(0, 0.3)
+        model.classifier.bias[0] += outside
     model.save_pretrained(folder)
     fast: Any = PreTrainedTokenizerFast
     unknown = getattr(tokenizer.model, "unk_token", None)
@@ -131,3 +132,10 @@ def test_the_command_prints_entities(folders: Path) -> None:
     plain = CliRunner().invoke(command, [str(folders / "bundle"), TEXTS[0]])
     assert plain.exit_code == 0, plain.output
     assert all(entity.text in plain.stdout for entity in entities)
+
+
+def test_the_command_prints_nothing_for_a_text_without_entities(tmp_path: Path) -> None:
+    save(tmp_path / "source", "wordpiece", outside=1e3)
+    ortolan.export(tmp_path / "source", tmp_path / "bundle")
+    done = CliRunner().invoke(command, [str(tmp_path / "bundle"), TEXTS[0]])
+    assert (done.exit_code, done.stdout) == (0, "")

@@ -20,7 +20,7 @@ Row = tuple[str, str | None]
 def print_table(rows: Iterable[Row]) -> None:
     """Print names and values in two columns, one line per row."""
     lines = [(_one_line(name), _one_line(value)) for name, value in rows if value is not None]
-    width = max(len(name) for name, _ in lines)
+    width = max((len(name) for name, _ in lines), default=0)
     for name, value in lines:
         print(f"{name:<{width}}  {value}".rstrip())
 
