@@ -11,10 +11,8 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_model import ChatModel
-from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
-from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
@@ -37,6 +35,8 @@ from ortolan.runtime.serving.service import ServeOptions, Service
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
+    from ortolan.runtime.encoder import Encoder
+    from ortolan.runtime.engine.pictures import Picture
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -60,7 +60,7 @@ class Decoder(ChatModel, Model):
 
     kind = "decoder"
 
-    def __init__(self, bundle: Bundle, engine: Engine, images: Encoder | None = None) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, images: "Encoder | None" = None) -> None:
         """Use `ortolan.load` instead.
 
         Args:
@@ -267,7 +267,7 @@ class Decoder(ChatModel, Model):
         """
         return self._reader(self.tokenizer).recommended_sampling
 
-    def _look(self, image: Any) -> Picture:
+    def _look(self, image: Any) -> "Picture":
         """The vectors of an image, computed or kept from an earlier prompt."""
         pictures, images = self._engine.pictures, self._images
         if pictures is None or images is None:

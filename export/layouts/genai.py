@@ -138,6 +138,8 @@ def check_convertible(bundle: Bundle) -> None:
         LayoutError: it is such a bundle.
     """
     manifest = bundle.manifest
+    if manifest.features is not None:
+        raise _rejected("a decoder of text", "one that reads images", "It has no such layout.")
     if manifest.kind != "decoder":
         raise _rejected("a decoder", manifest.kind, "Other kinds have no such layout.")
     split = set(manifest.graphs) - {MAPS_ROLE} != {DECODER}

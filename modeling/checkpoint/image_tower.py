@@ -93,9 +93,7 @@ def image_tower(values: Values) -> ImageTower | None:
         return f"{PREFIX}{rest.removeprefix(PREFIX)}"
 
     towers = {name.partition(".")[0] for name in (kind.tower, *kind.projections)}
-    width = {key: text[key] for key in ("hidden_size",) if key in text}
-    own = {**values, "text_config": width}
-    return ImageTower(values=own, token=token, towers=tuple(towers), rename=rename)
+    return ImageTower(values=dict(values), token=token, towers=tuple(towers), rename=rename)
 
 
 def used_layers(values: Values, vision: Values) -> int | None:

@@ -27,14 +27,14 @@ _WEIGHTS: Table = {
 def _llava(hf: ConfigReader) -> EncoderConfig:
     """The encoder of images, whose layers after the one that is read are left out."""
     # Read with the language model, or the size that the image has anyway.
-    hf.skip("text_config", "image_token_index", "image_token_id", "image_seq_length")
+    hf.skip("image_token_index", "image_token_id", "image_seq_length")
     hf.skip("architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
-    tower, text = hf.nested("vision_config"), hf.nested("text_config")
-    if tower is None or text is None:
-        raise ConfigError(f"{hf.name}: expected vision_config and text_config. Correct it.")
+    tower, text = hf.nested("vision_config"), hf.get("text_config", dict)
+    if tower is None:
+        raise ConfigError(f"{hf.name}: expected vision_config, got nothing. Correct it.")
     tower.skip("projection_dim", "vocab_size", "vision_use_head")
     bias = hf.get("multimodal_projector_bias", bool, True)
-    width = text.size("hidden_size", 4096)
+    width = ConfigReader(text, f"{hf.name}: text_config").size("hidden_size", 4096)
     activation = read_activation(hf.get("projector_hidden_act", str, "gelu"))
     strategy = hf.get("vision_feature_select_strategy", str, "default")
     if strategy not in ("default", "full"):

@@ -13,14 +13,16 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Features
+
+if TYPE_CHECKING:
+    from ortolan.runtime.bundle.manifest import Features
 
 __all__ = ["Picture", "Pictures", "Placed"]
 
@@ -70,7 +72,7 @@ class Pictures:
         most_bytes: of vectors that are kept for later prompts.
     """
 
-    def __init__(self, features: Features, *, most_bytes: int = KEPT_BYTES) -> None:
+    def __init__(self, features: "Features", *, most_bytes: int = KEPT_BYTES) -> None:
         self.token, self._size = features.token, features.size
         self._most_bytes = most_bytes
         self._lock = threading.Lock()

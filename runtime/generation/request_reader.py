@@ -20,8 +20,8 @@ from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.illustrated import Illustrated, Part, has_parts, placed, read_parts
-from ortolan.runtime.inputs.source import Source
+from ortolan.runtime.inputs.illustrated import Illustrated, Part, placed, read_parts
+from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 

@@ -10,7 +10,7 @@ from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.inputs.images import Image
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["Illustrated", "Part", "has_parts", "placed", "read_parts"]
+__all__ = ["Illustrated", "Part", "placed", "read_parts"]
 
 Part = str | Mapping[str, Image]
 """A text, or an image as `{"image": image}`."""
@@ -29,11 +29,6 @@ class Illustrated:
 
     ids: list[int]
     images: tuple[Any, ...]
-
-
-def has_parts(prompt: Any) -> bool:
-    """Whether a prompt is a list of parts with an image."""
-    return isinstance(prompt, list | tuple) and any(isinstance(part, Mapping) for part in prompt)
 
 
 def read_parts(

@@ -1,6 +1,6 @@
 """Prepares texts, token ids and images for an encoder."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,6 @@ from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.illustrated import has_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import Tokenizer, TokenSpan, no_tokenizer
 
@@ -23,6 +22,7 @@ __all__ = [
     "SpannedIds",
     "TypedIds",
     "as_list",
+    "has_parts",
     "is_batch",
     "pad",
 ]
@@ -197,6 +197,11 @@ def _is_pair(value: Any) -> bool:
         and len(value) == 2
         and all(isinstance(text, str) for text in value)
     )
+
+
+def has_parts(prompt: Any) -> bool:
+    """Whether a prompt is a list of texts and images, which are mappings."""
+    return isinstance(prompt, list | tuple) and any(isinstance(part, Mapping) for part in prompt)
 
 
 def is_batch(inputs: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-from tests.tiny.decoders import VOCABULARY
+from tests.tiny.decoders import LLAMA, VOCABULARY
 
 PAD = 1
 
@@ -88,6 +88,14 @@ CLIP: dict[str, Any] = {
     "projection_dim": 24,
     "vision_config": _tower("clip_vision_model", "quick_gelu"),
     "text_config": _OF_TEXTS | {"model_type": "clip_text_model"},
+}
+
+LLAVA: dict[str, Any] = {
+    "model_type": "llava",
+    "architectures": ["LlavaForConditionalGeneration"],
+    "vision_config": _tower("clip_vision_model", "quick_gelu"),
+    "text_config": LLAMA,
+    "image_token_index": 5,
 }
 
 SIGLIP: dict[str, Any] = {
@@ -182,7 +190,7 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, SIGLIP, MARIAN),
+    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, SIGLIP, MARIAN),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

@@ -56,6 +56,7 @@ async function readManifest(files) {
   check(SCHEMAS.includes(manifest?.schema), BundleError, `manifest.json: ${version}. ${advice}`);
   const { kind, graphs, states, host } = manifest;
   check(kind === "decoder", BundleError, `Expected a decoder, got an ${kind}. Run it with Python.`);
+  check(!manifest.images, BundleError, "Expected a decoder of text, got one of images. Run it with Python.");
   const hasDecoder = graphs?.decoder !== undefined;
   check(hasDecoder, BundleError, "Expected one graph. Export the checkpoint without --graphs split.");
   checkNames(manifest);

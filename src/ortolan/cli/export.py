@@ -259,12 +259,25 @@ def _report(
         [
             (kind, f"{out} ({size(total)}, {manifest.precision})"),
             ("weights", _weights(manifest)),
+            ("images", _images(manifest, out)),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),
             ("device", measured.device_summary if measured else f"not verified: {unverified}"),
             *quality_rows(manifest.quality),
         ]
     )
+
+
+def _images(manifest: Manifest, out: Path) -> str | None:
+    """What the encoder of images takes, if the decoder reads some."""
+    from ortolan.runtime.bundle.folder import open_bundle
+    from ortolan.runtime.bundle.manifest import VISION
+
+    if manifest.features is None or not (out / VISION).is_dir():
+        return None
+    images = open_bundle(out / VISION, trust=True).manifest
+    total = sum(file.size for file in images.files)
+    return f"{images.takes}, {manifest.features.vectors} vectors each ({size(total)})"
 
 
 def _precision(name: str, values: dict[str, Any]) -> choices.Precision:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
 _adapters = section("Adapters")
+_images = section("Images")
 _seq2seq = section("Encoder-decoder models")
 
 
@@ -43,6 +44,13 @@ _seq2seq = section("Encoder-decoder models")
 @_constraint("--regex", help="Generate text that matches this regular expression.")
 @_constraint("--lark", type=_FILE, help="Generate text of this Lark grammar.")
 @_constraint("--ignore-eos", is_flag=True, help="Continue past the end-of-sequence token.")
+@_images(
+    "--image",
+    "images",
+    type=_FILE,
+    multiple=True,
+    help="Image before PROMPT, for a model that reads images; repeatable.",
+)
 @_adapters(
     "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
 )
@@ -61,6 +69,7 @@ def command(
     regex: str | None,
     lark: Path | None,
     draft: str | None,
+    images: tuple[Path, ...],
     adapter: Path | None,
     beams: int | None,
     n_best: int | None,
@@ -75,12 +84,14 @@ def command(
     An encoder-decoder generates a new text from it, such as a translation. Text streams to
     standard output; timings go to standard error.
     """
-    from ortolan.runtime import load
+    from ortolan.runtime import Decoder, InputError, load
 
     text = read_stdin() if prompt == "-" else prompt
     adapters = _present(**{options.ADAPTER: adapter})
     with loading("run", as_json=as_json):
         model = load(bundle, device=device, threads=threads, adapters=adapters)
+    if images and not isinstance(model, Decoder):
+        raise InputError("--image is for decoders that read images.")
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
     _check_kind(model, search | first_token)
@@ -96,7 +107,8 @@ def command(
     }
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
-    completion = _generate(model, text, request, search, is_shown=not as_json)
+    prompt_parts = [*({"image": path} for path in images), text] if images else text
+    completion = _generate(model, prompt_parts, request, search, is_shown=not as_json)
     if as_json:
         about = {"device": model.device, "device_reason": model.device_reason}
         print_json({"prompt": text, **asdict(completion), **about})
@@ -131,13 +143,13 @@ def _draft(name: str | None, *, device: str, threads: int | None) -> "Draft | No
 
 
 def _generate(
-    model: Any, text: str, request: dict[str, Any], search: dict[str, Any], *, is_shown: bool
+    model: Any, prompt: Any, request: dict[str, Any], search: dict[str, Any], *, is_shown: bool
 ) -> "Completion":
     """Search with beams, or stream a text and print it."""
     if search:
-        best: Completion = model.generate(text, **request, **search)
+        best: Completion = model.generate(prompt, **request, **search)
         return best
-    stream: TextStream = model.stream(text, **request)
+    stream: TextStream = model.stream(prompt, **request)
     with PromptProgress(lambda: stream.prompt_progress) as progress:
         for piece in stream:
             progress.end()

@@ -77,6 +77,7 @@ def command(
             ("batch", report.surroundings.summary if report.surroundings else None),
             ("exact", report.exact.summary if report.exact else None),
             ("quality", report.quality.summary),
+            ("images", report.images.device_summary if report.images else None),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),
             ("near ties", f"{report.near_ties}" if report.near_ties else None),
             ("run", f"{report.device}, onnxruntime {report.onnxruntime}, {report.seconds:.1f} s"),
