@@ -126,6 +126,7 @@ class ExportOptions:
         via: open the checkpoint with one of our families or with transformers; None for a family
             where there is one.
         adapter: a PEFT folder to merge into the checkpoint.
+        text_only: leave out the encoder of the images that a language model reads.
     """
 
     graphs: Graphs = "unified"
@@ -141,6 +142,7 @@ class ExportOptions:
     accept_unknown: tuple[str, ...] = ()
     via: Via | None = None
     adapter: str | Path | None = None
+    text_only: bool = False
 
 
 DEFAULTS = ExportOptions()

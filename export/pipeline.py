@@ -104,6 +104,7 @@ def export(
         accept_unknown=options.accept_unknown,
         adapter=options.adapter,
         via=options.via,
+        text_only=options.text_only,
     )
     plan = _plan(model, precision, device, options)
     of_images = None if model.images is None else _plan_of_images(model.images, plan, precision)

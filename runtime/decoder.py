@@ -28,7 +28,7 @@ from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.illustrated import no_images
-from ortolan.runtime.inputs.source import is_batch
+from ortolan.runtime.inputs.source import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
@@ -81,16 +81,7 @@ class Decoder(ChatModel, Model):
             )
         )  # by tokenizer
 
-    @overload
-    def generate(
-        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
-    ) -> Completion: ...
-
-    @overload
-    def generate(
-        self, prompt: Prompt, *, n: int, draft: Draft | None = None, **options: Unpack[Options]
-    ) -> list[Completion]: ...
-
+    # a list of texts is a batch, a list of texts and images is one prompt
     @overload
     def generate(
         self,
@@ -99,6 +90,16 @@ class Decoder(ChatModel, Model):
         n: int | None = None,
         draft: Draft | None = None,
         **options: Unpack[Options],
+    ) -> list[Completion]: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, draft: Draft | None = None, **options: Unpack[Options]
+    ) -> Completion: ...
+
+    @overload
+    def generate(
+        self, prompt: Prompt, *, n: int, draft: Draft | None = None, **options: Unpack[Options]
     ) -> list[Completion]: ...
 
     def generate(
@@ -139,7 +140,7 @@ class Decoder(ChatModel, Model):
             NumericError: the logits are not finite.
             ForkedError: the process was forked after loading.
         """
-        batch = list(prompt) if is_batch(prompt) else [prompt]
+        batch: list[Any] = as_list(prompt)
         count = 1 if n is None else checked_count("n", n)
         if len(batch) * count > MAX_PROMPTS:
             raise InputError(

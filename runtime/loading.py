@@ -128,9 +128,15 @@ def load(
     )
     if bundle.manifest.features is None:
         return model(bundle, engine)
-    open_vision(bundle, trust=trust)  # checks that it is the right one
-    rest = {name: value for name, value in options.items() if name != "adapters"}
-    return Decoder(bundle, engine, load(bundle.path / VISION, Encoder, **rest))
+    return Decoder(bundle, engine, _load_images(bundle, options))
+
+
+def _load_images(bundle: Bundle, options: LoadOptions) -> Encoder:
+    """Load the encoder of the images that a decoder reads, with the decoder's options."""
+    open_vision(bundle, trust=options.get("trust", False))  # checks that it is the right one
+    own: LoadOptions = {**options}
+    own.pop("adapters", None)
+    return load(bundle.path / VISION, Encoder, **own)
 
 
 def _check_kind_argument(kind: type[Model] | None) -> None:

@@ -59,6 +59,7 @@ def open_exportable(
     accept_unknown: tuple[str, ...] = (),
     via: Via | None = None,
     adapter: str | Path | None = None,
+    text_only: bool = False,
 ) -> Exportable:
     """Open a source of any kind.
 
@@ -71,6 +72,7 @@ def open_exportable(
         accept_unknown: keys of config.json to ignore although their meaning is unknown.
         via: how to open a checkpoint; by default as a family, or else with transformers.
         adapter: a PEFT folder to merge into a checkpoint.
+        text_only: leave out the encoder of the images that a language model reads.
 
     Raises:
         CheckpointError: the files cannot be read.
@@ -93,7 +95,7 @@ def open_exportable(
             return open_model(source, tokenizer=tokenizer, max_context=max_context)
         check_own(source)
         return open_module(source, tokenizer=tokenizer, max_context=max_context)
-    checkpoint = open_checkpoint(source, adapter=adapter)
+    checkpoint = _opened(source, adapter, text_only=text_only)
     check_known_task(checkpoint.values)
     open_published: Callable[..., Exportable] = open_transformers
     if way_of(checkpoint, via) == "family":
@@ -109,6 +111,13 @@ def open_exportable(
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+
+
+def _opened(
+    source: str | Path | Checkpoint, adapter: str | Path | None, *, text_only: bool
+) -> Checkpoint:
+    checkpoint = open_checkpoint(source, adapter=adapter)
+    return checkpoint.of_text() if text_only else checkpoint
 
 
 def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:

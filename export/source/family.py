@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
+from ortolan.export.exportable import Exportable, Forward
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
@@ -198,7 +198,6 @@ def _describe(
         for name, table in tables(stack).items()
     }
     module = _skeleton(limited, computed)
-    reads_images = config.feature_token_id is not None
     return Exportable(
         kind=sides.kind,
         model_type=config.model_type,
@@ -208,7 +207,7 @@ def _describe(
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
-        forward=partial(_forward_images if reads_images else _forward, module),
+        forward=_forward_of(module),
         cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
@@ -245,6 +244,12 @@ def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> Transforme
         parent, _, buffer = name.rpartition(".")
         module.get_submodule(parent).register_buffer(buffer, table, persistent=False)
     return module.eval()
+
+
+def _forward_of(module: TransformerModel) -> Forward:
+    if isinstance(module, DecoderModel) and module.config.feature_token_id is not None:
+        return partial(_forward_images, module)
+    return partial(_forward, module)
 
 
 def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:

@@ -83,7 +83,14 @@ class Checkpoint:
     def left_out(self) -> tuple[str, ...]:
         """Names of the towers for other modalities, which are left out."""
         tensors = self.tensors
-        return tensors.left_out if isinstance(tensors, TextTensors | Adapted) else ()
+        if self.images is not None or not isinstance(tensors, TextTensors | Adapted):
+            return ()
+        return tensors.left_out
+
+    def of_text(self) -> "Checkpoint":
+        """The language model alone, without the encoder of images that it reads."""
+        values = {key: value for key, value in self.values.items() if key != FEATURE_TOKEN}
+        return replace(self, values=values, images=None)
 
     def companion(self, name: str) -> Path | None:
         """A file next to the weights, such as tokenizer.json; None if there is none.
@@ -171,12 +178,8 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
     """The language model of a checkpoint, with its encoder of images where Ortolan computes it."""
-    tower = image_tower(whole.values)
-    if tower is None:
-        opened = partial(TextTensors, whole.tensors)
-        images = None
-    else:
-        opened = partial(TextTensors, whole.tensors, tower.towers)
+    tower, images, opened = image_tower(whole.values), None, partial(TextTensors, whole.tensors)
+    if tower is not None:
         text[FEATURE_TOKEN] = tower.token
         images = replace(
             whole,

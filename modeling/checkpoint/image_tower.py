@@ -53,13 +53,11 @@ class ImageTower:
     Attributes:
         values: values of its config.
         token: id that stands for a vector of an image in a text.
-        towers: first parts of the names of its tensors.
         rename: from a tensor's name in the whole model to its name here; None if it is not of here.
     """
 
     values: dict[str, object]
     token: int
-    towers: tuple[str, ...]
     rename: Callable[[str], str | None]
 
 
@@ -92,8 +90,7 @@ def image_tower(values: Values) -> ImageTower | None:
             return None  # the language model reads what an earlier layer gives
         return f"{PREFIX}{rest.removeprefix(PREFIX)}"
 
-    towers = {name.partition(".")[0] for name in (kind.tower, *kind.projections)}
-    return ImageTower(values=dict(values), token=token, towers=tuple(towers), rename=rename)
+    return ImageTower(values=dict(values), token=token, rename=rename)
 
 
 def used_layers(values: Values, vision: Values) -> int | None:

@@ -5,7 +5,7 @@ video are left out. The table lists only models whose language model computes th
 alone. For text, multimodal rotary positions (`mrope`) are ordinary ones.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -206,16 +206,11 @@ class TextTensors(PartTensors):
         left_out: names of the other towers.
     """
 
-    def __init__(self, whole: FileTensors, served: Collection[str] = ()) -> None:
-        """Find the language model's tensors in a checkpoint.
-
-        Args:
-            whole: tensors of the checkpoint.
-            served: towers that are not left out.
-        """
+    def __init__(self, whole: FileTensors) -> None:
+        """Find the language model's tensors in a checkpoint."""
         super().__init__(whole, text_name)
         towers = {_tower(name) for name in whole.shapes() if text_name(name) is None}
-        self.left_out = tuple(sorted(tower for tower in towers if tower and tower not in served))
+        self.left_out = tuple(sorted(tower for tower in towers if tower))
 
 
 def text_name(name: str) -> str | None:

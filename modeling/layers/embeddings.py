@@ -85,7 +85,7 @@ class Features(NamedTuple):
     def placed(self, x_BSE: Tensor) -> Tensor:
         """The embeddings `(B, S, E)` with the vectors in their places."""
         vectors_BSE = F.embedding(self.rows, self.vectors).to(x_BSE.dtype)
-        return torch.where(self.rows[..., None] > 0, vectors_BSE, x_BSE)
+        return torch.where(self.rows[..., None] >= 1, vectors_BSE, x_BSE)
 
 
 def input_embedding(config: EncoderConfig) -> nn.Module:

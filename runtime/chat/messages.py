@@ -184,7 +184,7 @@ def _content(value: Any, where: str) -> Any:
                 f'{place}.type: expected "text" or "image_url", got {shown(kind)}. '
                 "This version supports parts of text and images."
             )
-        _check_fields(part, ("type", kind), place)
+        _check_fields(part, ("type", str(kind)), place)
         if kind == "text":
             parts.append({"type": "text", "text": _text(part.get("text"), f"{place}.text")})
         else:
@@ -195,13 +195,11 @@ def _content(value: Any, where: str) -> Any:
 
 def images_of(messages: Sequence[Message]) -> list[Any]:
     """Return the images of valid messages, in order, as `read_pixels` takes them."""
-    contents = [message.get("content") for message in messages]
     return [
         _image(part, f"messages[{number}].content")
-        for number, content in enumerate(contents)
-        if _is_list(content)
-        for part in content
-        if part["type"] in _IMAGES
+        for number, message in enumerate(messages)
+        for part in message.get("content") or ()
+        if isinstance(part, Mapping) and part["type"] in _IMAGES
     ]
 
 

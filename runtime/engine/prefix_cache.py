@@ -211,8 +211,8 @@ class PrefixCache:
             return held
         if held + block.states.length > len(ids):  # the row may not have room for all of it
             return held
-        cached = np.frombuffer(block.ids[len(link.after) :], "<i4")
-        wanted = np.array(ids[held:-1], "<i4")[: len(cached)]
+        cached = np.frombuffer(block.ids[len(link.after) :], "<i8")
+        wanted = np.array(ids[held:-1], "<i8")[: len(cached)]
         differ = np.flatnonzero(cached[: len(wanted)] != wanted)
         shared = int(differ[0]) if len(differ) else len(wanted)
         if shared:
@@ -255,7 +255,7 @@ class PrefixCache:
         """The first blocks of a prompt."""
         after = root
         for start in range(0, count * GRID, GRID):
-            part = np.array(ids[start : start + GRID], "<i4").tobytes()
+            part = np.array(ids[start : start + GRID], "<i8").tobytes()
             key = _hash(after + part)
             yield _Link(key, after, part)
             after = key
@@ -265,7 +265,7 @@ class PrefixCache:
         after = root
         for link in self._chain(ids, held // GRID, root):
             after = link.key
-        part = np.array(ids[held:], "<i4").tobytes()
+        part = np.array(ids[held:], "<i8").tobytes()
         return _Link(_hash(b"end" + root + conversation), after, after + part)
 
     def _find(self, link: _Link, before: list[bytes], slots: Slots, row: int) -> Snapshot | None:

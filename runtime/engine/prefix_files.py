@@ -20,6 +20,7 @@ from pathlib import Path
 import numpy as np
 
 from ortolan import files
+from ortolan.runtime import limits
 from ortolan.runtime.engine.slots import Slots, Snapshot
 from ortolan.runtime.engine.state_file import file_size, read_states, write_states
 from ortolan.runtime.errors import InputError, StateFileError
@@ -74,7 +75,7 @@ class PrefixFiles:
 
         Args:
             key: key of the block.
-            ids: its token ids, as int32.
+            ids: its ids, as int64.
             slots: slots of the bundle.
             after: key of the block before it.
             row: for which row of the slots.
@@ -82,7 +83,7 @@ class PrefixFiles:
         path = self._path(key)
         try:
             stored, states = read_states(path, slots, after=after.hex(), row=row)
-            if np.array(stored, "<i4").tobytes() != ids:
+            if np.array(stored, "<i8").tobytes() != ids:
                 raise StateFileError(f"{path.name} holds other tokens than its name says.")
         except FileNotFoundError:
             self._on_disk.discard(key)
@@ -96,16 +97,16 @@ class PrefixFiles:
         return states
 
     def write(self, keys: list[bytes], ids: bytes, states: Snapshot, *, after: bytes) -> None:
-        """Queue a block to be written, unless it has a file.
+        """Queue a block to be written, unless it has a file, or holds vectors of images.
 
         Args:
             keys: keys of the blocks before it, and its own.
-            ids: its token ids, as int32.
+            ids: its ids, as int64.
             states: a copy that nothing else changes.
             after: key of the block before it.
         """
         key = keys[-1]
-        if key in self._on_disk:
+        if key in self._on_disk or np.frombuffer(ids, "<i8").max() > limits.MAX_VOCABULARY:
             return
         size = file_size(states, after=after.hex())
         if size > self._most_bytes:
@@ -138,7 +139,7 @@ class PrefixFiles:
         try:
             if not path.exists():
                 self._make_room(size)
-                tokens = np.frombuffer(ids, "<i4").tolist()
+                tokens = np.frombuffer(ids, "<i8").tolist()
                 write_states(path, tokens, states, after=after.hex(), sync=False)
             self.touch(keys)
         except OSError as error:

@@ -3,13 +3,14 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import Features
 from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
@@ -20,15 +21,15 @@ from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.illustrated import Illustrated, Part, placed, read_parts
+from ortolan.runtime.inputs.illustrated import Illustrated, Part, no_images, read_parts
 from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 
 __all__ = ["Prompt", "RequestReader"]
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | Sequence[Part] | Illustrated
-"""Text, token ids, or parts of which some are images."""
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | Illustrated
+"""Text, token ids, or a list of parts (`Part`), for which type checkers infer no type."""
 
 
 class RequestReader:
@@ -161,10 +162,10 @@ class RequestReader:
     def _ids(self, prompt: Prompt) -> tuple[list[int], tuple[Picture, ...]]:
         """Ids of a prompt, and the images that it holds."""
         vocab_size, features = self._manifest.vocab_size, self._manifest.features
-        if has_parts(prompt):
-            prompt = read_parts(prompt, self._tokenizer, features)
+        if isinstance(prompt, list | tuple) and has_parts(prompt):
+            prompt = read_parts(cast("Sequence[Part]", prompt), self._tokenizer, features)
         if isinstance(prompt, Illustrated):
-            return placed(prompt, features, self._look)
+            return _placed(prompt, features, self._look)
         ids = read_ids(prompt, self._tokenizer, vocab_size=vocab_size, what="prompt")
         if ids:
             return ids, ()
@@ -224,6 +225,35 @@ class RequestReader:
         return replace(
             template, prompt=prompt, limit=limit, prompt_tokens=prompt_tokens, sampling=sampling
         )
+
+
+def _placed(
+    prompt: Illustrated, features: Features | None, look: Callable[[Any], Picture] | None
+) -> tuple[list[int], tuple[Picture, ...]]:
+    """Return the ids of a prompt with those of its images' vectors, and these images.
+
+    Args:
+        prompt: ids and images.
+        features: of the bundle.
+        look: computes the vectors of an image.
+
+    Raises:
+        BundleKindError: the model reads no images.
+        InputError: there are not as many placeholders as images, or one is no image.
+    """
+    if features is None or look is None:
+        raise no_images()
+    count = prompt.ids.count(features.token)
+    if count != len(prompt.images):
+        raise InputError(
+            f"The prompt has {len(prompt.images)} images and {count} placeholders for images. Give "
+            "each image one place, and do not write the placeholder in texts."
+        )
+    pictures = tuple(look(image) for image in prompt.images)
+    left, ids = list(reversed(pictures)), list[int]()
+    for token in prompt.ids:
+        ids += left.pop().ids if token == features.token else [token]
+    return ids, pictures
 
 
 def _length(source: Source) -> int:

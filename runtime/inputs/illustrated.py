@@ -1,16 +1,15 @@
 """Prompts with images: a list of texts and images, or ids with a placeholder for each image."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ortolan.runtime.bundle.manifest import Features
-from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.inputs.images import Image
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["Illustrated", "Part", "placed", "read_parts"]
+__all__ = ["Illustrated", "Part", "no_images", "read_parts"]
 
 Part = str | Mapping[str, Image]
 """A text, or an image as `{"image": image}`."""
@@ -57,35 +56,6 @@ def read_parts(
                 f'A part of a prompt must be a text or {{"image": image}} (got {shown(part)}).'
             )
     return Illustrated(tokenizer.encode("".join(texts)), tuple(images))
-
-
-def placed(
-    prompt: Illustrated, features: Features | None, look: Callable[[Any], Picture] | None
-) -> tuple[list[int], tuple[Picture, ...]]:
-    """Return the ids of a prompt with those of its images' vectors, and these images.
-
-    Args:
-        prompt: ids and images.
-        features: of the bundle.
-        look: computes the vectors of an image.
-
-    Raises:
-        BundleKindError: the model reads no images.
-        InputError: there are not as many placeholders as images, or one is no image.
-    """
-    if features is None or look is None:
-        raise no_images()
-    count = prompt.ids.count(features.token)
-    if count != len(prompt.images):
-        raise InputError(
-            f"The prompt has {len(prompt.images)} images and {count} placeholders for images. Give "
-            "each image one place, and do not write the placeholder in texts."
-        )
-    pictures = tuple(look(image) for image in prompt.images)
-    left, ids = list(reversed(pictures)), list[int]()
-    for token in prompt.ids:
-        ids += left.pop().ids if token == features.token else [token]
-    return ids, pictures
 
 
 def no_images() -> BundleKindError:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -43,6 +44,9 @@ from ortolan.runtime.verification.weights import check_weights
 
 __all__ = ["replay", "verify"]
 
+_VERDICTS = ("PASS", "AMBIGUOUS", "FAIL")
+"""From the best to the worst."""
+
 _ADAPTER = "adapter"
 """Name of the adapter that is verified."""
 
@@ -60,18 +64,17 @@ def verify(
 ) -> Report:
     """Replay the certificate of a bundle on this machine, after hashing every file.
 
-    A bundle that passes is remembered for this version of onnxruntime, so that
-    `ortolan.load(isolate=True)` needs no subprocess for it.
+    A bundle that passes needs no subprocess in `ortolan.load(isolate=True)` with this onnxruntime.
 
     Args:
         path: folder of a bundle of any kind.
         adapter: folder of an adapter for it. The bundle then computes with the adapter, and the
             adapter's certificate is replayed instead of the bundle's own.
-        device: as for `ortolan.load`, like `threads` and `trust`.
-        threads: within one operator.
+        device: as for `ortolan.load`.
+        threads: likewise.
         exact: also check that sequences are bit-identical alone and among others.
         isolate: load the bundle in a subprocess first. With `False` a pass is not remembered.
-        trust: accept custom operators.
+        trust: as for `ortolan.load`.
         progress: called with the numbers of positions done and in total.
 
     Raises:
@@ -102,18 +105,8 @@ def verify(
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
-    report = _judged(report, weights, surroundings, identical)
-    if bundle.manifest.features is not None:
-        open_vision(bundle, trust=trust)  # checks that it is the right one
-        own_images = verify(
-            bundle.path / VISION,
-            device=device,
-            threads=threads,
-            isolate=isolate,
-            trust=trust,
-            progress=progress,
-        )
-        report = _with_images(report, own_images)
+    images = _of_images(bundle, device=device, threads=threads, isolate=isolate, trust=trust)
+    report = _judged(report, weights, surroundings, identical, images)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
@@ -142,28 +135,36 @@ def replay(
     )
 
 
+def _of_images(bundle: Bundle, **options: Any) -> Report | None:
+    """Verify the encoder of the images that a decoder reads, if it reads some."""
+    if bundle.manifest.features is None:
+        return None
+    open_vision(bundle, trust=options["trust"])  # checks that it is the right one
+    return verify(bundle.path / VISION, **options)
+
+
 def _judged(
     report: Report,
     weights: WeightsReport,
     surroundings: SurroundingsReport | None,
     exact: ExactReport | None,
+    images: Report | None,
 ) -> Report:
-    """The report of a whole model with those of its parts."""
+    """The report of a whole model with those of its parts, of which the worst verdict counts."""
     is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
+    verdicts = [
+        report.verdict,
+        *(["FAIL"] if is_wrong else []),
+        *([images.verdict] if images else []),
+    ]
     return msgspec.structs.replace(
         report,
         weights=weights,
         surroundings=surroundings,
         exact=exact,
-        verdict="FAIL" if is_wrong else report.verdict,
+        images=images,
+        verdict=max(verdicts, key=_VERDICTS.index),
     )
-
-
-def _with_images(report: Report, images: Report) -> Report:
-    """The report of a decoder with that of its encoder of images; the worse verdict counts."""
-    order = ("PASS", "AMBIGUOUS", "FAIL")
-    verdict = max(report.verdict, images.verdict, key=order.index)
-    return msgspec.structs.replace(report, images=images, verdict=verdict)
 
 
 def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:

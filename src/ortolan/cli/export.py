@@ -177,6 +177,11 @@ def _choice(literal: Any) -> click.Choice[str]:
 @_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
 @_reading("--tokenizer", type=_path, help="A tokenizer.json. Default: the checkpoint's own.")
 @_reading(
+    "--text-only",
+    is_flag=True,
+    help="Leave out the encoder of the images that a language model reads.",
+)
+@_reading(
     "--via",
     type=_choice(choices.Via),
     help="Read the model as a supported family, or as transformers computes it. Default: as a "

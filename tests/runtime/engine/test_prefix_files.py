@@ -17,7 +17,9 @@ from ortolan.runtime.engine.state_file import file_size
 from ortolan.runtime.errors import InputError
 
 REPOSITORY = Path(__file__).parents[3]
-IDS = np.arange(16, dtype="<i4").tobytes()
+IDS = np.arange(16, dtype="<i8").tobytes()
+
+OTHER_IDS = np.arange(16, dtype="<i8")[::-1].tobytes()
 ROOT = bytes(32)
 
 
@@ -122,7 +124,7 @@ def test_a_file_of_another_block_is_removed_with_the_reason(
     other = Snapshot(identity="other", length=16, buffers=STATES.buffers)
     for states, ids, after, reason in (
         (other, IDS, ROOT, "expected states of the bundle and adapter bundle, got other"),
-        (STATES, IDS[::-1], ROOT, "other tokens"),
+        (STATES, OTHER_IDS, ROOT, "other tokens"),
         (STATES, IDS, key_of(7), "expected tokens after"),
     ):
         files.write([key_of(1)], ids, states, after=after)
