@@ -1,0 +1,171 @@
+"""The Markdown documents of the repository as pages, with indexes for their folders.
+
+Documents are written for a forge: they link to folders and to source files, which Sphinx does not
+hold. On the site, a folder stands for its index page, and a source file gets a page that shows it.
+"""
+
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path, PurePosixPath
+from posixpath import normpath, relpath
+
+PATTERNS = (
+    "*.md",
+    "docs/**/*.md",
+    "benchmarks/results/*.md",
+    "examples/**/README.md",
+    "hosts/*/README.md",
+    "models/*/README.md",
+)
+"""Documents that become pages."""
+
+TITLES = {
+    "docs/guides": "Guides",
+    "docs/tutorials": "Tutorials",
+    "docs/migrating": "Migrating",
+    "docs/adr": "Decisions",
+    "benchmarks/results": "Benchmarks",
+    "models": "Models",
+}
+"""Titles of the index pages of folders; other folders have their names."""
+
+STANDS_FOR = {
+    "benchmarks": "benchmarks/results/index.md",
+    "export": "reference/python/ortolan.export.rst",
+    "modeling": "reference/python/ortolan.modeling.rst",
+    "runtime": "reference/python/ortolan.runtime.rst",
+    "src/ortolan": "reference/python/index.rst",
+    "src/ortolan/server": "reference/python/ortolan.server.rst",
+}
+"""Pages that stand for folders without documents."""
+
+LANGUAGES = {".json": "json", ".py": "python", ".rs": "rust", ".toml": "toml"}
+"""Languages of source files that get a page; other files are downloads."""
+
+_FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
+_LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
+_SENTENCE = re.compile(r".+?[.:](?=\s|$)", re.DOTALL)
+
+
+def stage(root: Path, out: Path) -> None:
+    """Copy every document, with what it links to and indexes of the folders, below `out`."""
+    documents = sorted({path for pattern in PATTERNS for path in root.glob(pattern)})
+    pages = {path.relative_to(root).as_posix(): page(path.relative_to(root)) for path in documents}
+    pages |= {folder: f"{folder}/index.md" for folder in _folders(pages)}
+    pages |= STANDS_FOR
+    for document in documents:
+        source = document.relative_to(root).as_posix()
+        text = relinked(document.read_text(encoding="utf-8"), source, pages, root=root, out=out)
+        _write(out / pages[source], text)
+    for folder, entries in _folders(pages).items():
+        _write_index(out, folder, entries, order=(root / "README.md").read_text(encoding="utf-8"))
+
+
+def page(document: Path | PurePosixPath) -> str:
+    """Path of the page of a document: a README is the index of its folder."""
+    named = document.with_name("index.md") if document.name == "README.md" else document
+    return named.as_posix()
+
+
+def relinked(
+    text: str, source: str, pages: Mapping[str, str], *, root: Path, out: Path
+) -> str:
+    """Point the links of a document at pages, and copy the files that it links to.
+
+    Args:
+        text: of the document.
+        source: its path in the repository.
+        pages: pages by the paths of their documents and folders.
+        root: the repository.
+        out: folder of the pages.
+    """
+    here = str(PurePosixPath(pages[source]).parent)
+
+    def link(match: re.Match[str]) -> str:
+        mark, label, target, anchor = match.groups(default="")
+        path = normpath(str(PurePosixPath(source).parent / target))
+        place = pages.get(path) or _copied(path, root=root, out=out)
+        if place is None:
+            return label  # a folder without a page
+        return f"{mark}[{label}]({relpath(place, here)}{anchor})"
+
+    parts = _FENCED.split(text)
+    return "".join(part if n % 2 else _LINK.sub(link, part) for n, part in enumerate(parts))
+
+
+def summary(text: str) -> tuple[str, str]:
+    """Title and first sentence of a document; the sentence is empty if it starts otherwise."""
+    head, _, body = text.partition("\n")
+    blocks = [block for block in body.strip().split("\n\n") if not block.startswith("#")]
+    sentence = _SENTENCE.match(blocks[0]) if blocks and blocks[0][0].isalnum() else None
+    first = "" if sentence is None else " ".join(sentence[0].split())
+    return head.removeprefix("# "), _LINK.sub(r"\2", first).removesuffix(":")
+
+
+def _folders(pages: Mapping[str, str]) -> dict[str, list[str]]:
+    """Pages of each folder that needs an index: one with documents, other than the top."""
+    folders: dict[str, list[str]] = {}
+    for source, place in pages.items():
+        path = PurePosixPath(place)
+        if path.suffix != ".md" or not source.endswith(".md"):
+            continue
+        folder = path.parent.parent if path.name == "index.md" else path.parent
+        if str(folder) not in (".", "docs", "hosts"):
+            folders.setdefault(str(folder), []).append(place)
+    return folders
+
+
+def _copied(path: str, *, root: Path, out: Path) -> str | None:
+    """Copy a file of the repository; return its page or, for a download, its place."""
+    source = root / path
+    if not source.is_file():
+        return None
+    language = LANGUAGES.get(source.suffix)
+    if language is None:
+        (out / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(source, out / path)
+        return path
+    text = source.read_text(encoding="utf-8")
+    shown = f"---\norphan: true\n---\n\n# {source.name}\n\n`{path}`\n\n"
+    _write(out / f"{path}.md", f"{shown}````{language}\n{text}````\n")
+    return f"{path}.md"
+
+
+def _write_index(out: Path, folder: str, entries: Iterable[str], *, order: str) -> None:
+    """Write the index of a folder, or add its pages to the one that it has.
+
+    Pages come in the order in which the README names them, then by name.
+    """
+    names = sorted(entries, key=lambda place: (_position(order, place), place))
+    index = out / folder / "index.md"
+    inside = [relpath(name, folder) for name in names]
+    if index.exists():
+        text = index.read_text(encoding="utf-8")
+    else:
+        lines = _entries(out / folder, inside)
+        title = TITLES.get(folder, PurePosixPath(folder).name.capitalize())
+        text = f"# {title}\n\n" + "\n".join(lines) + "\n"
+    _write(index, text + toctree(inside))
+
+
+def _position(order: str, place: str) -> int:
+    found = order.find(place.removesuffix("/index.md"))
+    return len(order) if found < 0 else found
+
+
+def _entries(folder: Path, names: Iterable[str]) -> Iterator[str]:
+    """A line of Markdown for each page."""
+    for name in names:
+        title, sentence = summary((folder / name).read_text(encoding="utf-8"))
+        yield f"* [{title}]({name})" + (f": {sentence}" if sentence else "")
+
+
+def toctree(names: Iterable[str]) -> str:
+    """A hidden toctree of Markdown, which puts pages into the navigation."""
+    return "\n```{toctree}\n:hidden:\n\n" + "".join(f"{name}\n" for name in names) + "```\n"
+
+
+def _write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
