@@ -36,6 +36,7 @@ SECTIONS = {
             "../docs/architecture.md": "Architecture",
             "../docs/adr/index.md": "Decisions",
             "../models/index.md": "Models",
+            "../hosts/c/index.md": "Ortolan in C",
             "../CONTRIBUTING.md": "Contributing",
             "../SECURITY.md": "Security",
             "../CHANGELOG.md": "Changelog",

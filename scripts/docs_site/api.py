@@ -4,12 +4,15 @@ The page of a package has its docstring, and its errors and constants.
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, is_dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, get_args, get_type_hints, is_typeddict
+
+import msgspec
 
 PACKAGES = (
     "ortolan",
@@ -20,16 +23,6 @@ PACKAGES = (
     "ortolan.signing",
 )
 """Packages whose `__all__` is public. The first one that has an object gives it its name."""
-
-KEYWORDS = (
-    "ortolan.runtime.generation.options.BeamOptions",
-    "ortolan.runtime.generation.options.Options",
-    "ortolan.runtime.loading.LoadOptions",
-    "ortolan.runtime.serving.encoder_service.EncoderServeOptions",
-    "ortolan.runtime.serving.seq2seq_service.Seq2SeqServeOptions",
-    "ortolan.runtime.serving.service.ServeOptions",
-)
-"""Typed dictionaries of the keyword arguments that public signatures name."""
 
 CALLED = {"ortolan.export": "ortolan.export.pipeline.export"}
 """Packages that can be called, and the function that a call runs."""
@@ -57,26 +50,34 @@ class Name:
         """Whether it is a class or function; errors and constants share a page."""
         return callable(self.value) and not _is_error(self.value)
 
+    @property
+    def is_public(self) -> bool:
+        """Whether a package has it in `__all__`."""
+        return self.name.rpartition(".")[0] in PACKAGES
+
 
 def public_names(package: str) -> list[str]:
     """Full names in the `__all__` of a package."""
     return [f"{package}.{name}" for name in import_module(package).__all__]
 
 
-def documented() -> list[Name]:
-    """Every public object except packages, in the order of their names."""
+@cache
+def documented() -> tuple[Name, ...]:
+    """Every public object except packages, then the records that their annotations name."""
     names: dict[int, list[str]] = {}
     values: dict[int, Any] = {}
-    for name in (*(name for package in PACKAGES for name in public_names(package)), *KEYWORDS):
+    for name in (name for package in PACKAGES for name in public_names(package)):
         package, _, attribute = name.rpartition(".")
         value = getattr(import_module(package), attribute)
         if not isinstance(value, ModuleType):
             values[id(value)] = value
             names.setdefault(id(value), []).append(name)
-    return [
-        Name(name=first, value=values[key], aliases=tuple(others))
-        for key, (first, *others) in names.items()
-    ]
+    values |= {id(record): record for record in _records(values.values()) if id(record) not in values}
+    return tuple(
+        Name(name=first, value=value, aliases=tuple(others))
+        for value in values.values()
+        for first, *others in [names.get(id(value)) or [_place(value)]]
+    )
 
 
 def write_api(folder: Path) -> None:
@@ -84,8 +85,7 @@ def write_api(folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     owned: dict[str, list[Name]] = {package: [] for package in PACKAGES}
     for name in documented():
-        package = name.name.rpartition(".")[0]
-        owned[package if package in owned else "ortolan.runtime"].append(name)
+        owned[max(filter(f"{name.name}.".startswith, owned), key=len)].append(name)
         if name.has_page:
             (folder / f"{name.name}.rst").write_text(_object_page(name), encoding="utf-8")
     for package, names in owned.items():
@@ -93,14 +93,61 @@ def write_api(folder: Path) -> None:
     (folder / "index.rst").write_text(_index(owned), encoding="utf-8")
 
 
+def _records(values: Iterable[Any]) -> dict[type, None]:
+    """The dataclasses, structs and typed dictionaries of Ortolan that annotations of `values` name.
+
+    Includes those that the annotations of such a record name.
+    """
+    found: dict[type, None] = {}
+    todo = list(values)
+    while todo:
+        for record in _named(todo.pop(0)):
+            if record not in found and record.__module__.startswith("ortolan."):
+                found[record] = None
+                todo.append(record)
+    return found
+
+
+def _named(value: Any) -> Iterator[type]:
+    """Yield the records in the annotations of a function, or of a class and its methods."""
+    described = [value] if callable(value) else []
+    if isinstance(value, type):
+        public = (name for name in dir(value) if not name.startswith("_"))
+        members = (inspect.getattr_static(value, name) for name in public)
+        described += [getattr(member, "fget", member) for member in members]
+    for item in described:
+        try:
+            hints = get_type_hints(item)
+        except (NameError, TypeError):  # names that only type checkers import; no annotations
+            continue
+        for hint in hints.values():
+            yield from _inside(hint)
+
+
+def _inside(hint: Any) -> Iterator[type]:
+    if isinstance(hint, type) and (is_dataclass(hint) or is_typeddict(hint) or _is_struct(hint)):
+        yield hint
+    for argument in get_args(hint):
+        yield from _inside(argument)
+
+
+def _is_struct(value: type) -> bool:
+    return issubclass(value, msgspec.Struct)
+
+
+def _place(value: Any) -> str:
+    return f"{value.__module__}.{value.__qualname__}"
+
+
 def _is_error(value: Any) -> bool:
     return isinstance(value, type) and issubclass(value, BaseException)
 
 
 def _object_page(name: Name) -> str:
+    title = _title(name.name if name.is_public else name.name.rpartition(".")[2])
     if not isinstance(name.value, type):
-        return _title(name.name) + f".. autofunction:: {name.name}\n"
-    return _title(name.name) + (
+        return f"{title}.. autofunction:: {name.name}\n"
+    return title + (
         f".. autoclass:: {name.name}\n   :members:\n   :inherited-members: {FOREIGN_BASES}\n"
     )
 
@@ -113,8 +160,13 @@ def _package_page(package: str, names: Iterable[Name]) -> str:
     parts = [_title(package), f".. automodule:: {package}\n"]
     if package in CALLED:
         parts.append(f".. autofunction:: {CALLED[package]}\n")
-    if pages:
-        parts += [_table(pages), _toctree(name.name for name in pages)]
+    tables = {
+        "Classes and functions": [name for name in pages if name.is_public],
+        "Records that these accept and return": [name for name in pages if not name.is_public],
+    }
+    for title, rows in tables.items():
+        if rows:
+            parts += [_title(title, "-"), _table(rows), _toctree(name.name for name in rows)]
     if errors:
         parts.append(_title("Errors", "-"))
         parts += [
