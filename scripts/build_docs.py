@@ -11,13 +11,16 @@ import shutil
 import sys
 from pathlib import Path
 
-from sphinx.cmd.build import build_main
-
-from docs_site.api import write_api
-from docs_site.commands import write_commands
-from docs_site.documents import stage, toctree
-
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from sphinx.cmd.build import build_main  # noqa: E402 - the path comes first
+
+from docs_site.api import write_api  # noqa: E402
+from docs_site.charts import add_charts  # noqa: E402
+from docs_site.commands import write_commands  # noqa: E402
+from docs_site.documents import stage, toctree  # noqa: E402
+
 PAGES = ROOT / "build" / "docs-pages"
 
 SECTIONS = {
@@ -60,6 +63,8 @@ TOP = (
 def write_pages(out: Path) -> None:
     """Write every page into the new folder `out`."""
     stage(ROOT, out)
+    results = Path("benchmarks", "results")
+    add_charts(ROOT / results, out / results)
     write_commands(out / "reference" / "commands")
     write_api(out / "reference" / "python")
     for folder, (title, pages) in SECTIONS.items():

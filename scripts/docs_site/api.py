@@ -72,7 +72,9 @@ def documented() -> tuple[Name, ...]:
         if not isinstance(value, ModuleType):
             values[id(value)] = value
             names.setdefault(id(value), []).append(name)
-    values |= {id(record): record for record in _records(values.values()) if id(record) not in values}
+    values |= {
+        id(record): record for record in _records(values.values()) if id(record) not in values
+    }
     return tuple(
         Name(name=first, value=value, aliases=tuple(others))
         for value in values.values()

@@ -20,7 +20,9 @@ def write_commands(folder: Path) -> None:
     for name in COMMANDS:
         command = cli.get_command(top, name)
         if command is None:
-            raise LookupError(f"ortolan {name}: listed in COMMANDS, but the group does not have it.")
+            raise LookupError(
+                f"ortolan {name}: listed in COMMANDS, but the group does not have it."
+            )
         context = click.Context(command, info_name=name, parent=top)
         (folder / f"{name}.md").write_text(command_page(command, context), encoding="utf-8")
     listed = [f"* [ortolan {name}]({name}.md): {text}" for name, text in COMMANDS.items()]

@@ -1,6 +1,5 @@
 """Settings of Sphinx for the pages that `scripts/build_docs.py` writes."""
 
-import re
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,12 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 root_doc = "index"
 highlight_language = "text"  # of indented blocks, most of which are pictures
 nitpicky = True
-nitpick_ignore_regex = [("py:class", ".*")]  # annotations name other projects and internals
+nitpick_ignore_regex = [
+    ("py:class", ".*"),  # annotations name other projects and internals
+    ("py:exc", r"concurrent\..*"),  # the standard library
+]
+
+smartquotes = False  # would turn --option into a dash
 
 myst_heading_anchors = 6
 
@@ -49,9 +53,7 @@ html_theme_options: dict[str, Any] = {
 }
 
 
-def _convert(
-    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
-) -> None:
+def _convert(app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]) -> None:
     lines[:] = converted(lines, Path(app.srcdir) / "docs" / "adr")
 
 

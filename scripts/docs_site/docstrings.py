@@ -1,4 +1,4 @@
-"""Docstrings in Google style with Markdown's backticks, as the reStructuredText that Sphinx reads."""
+"""Docstrings in Google style with Markdown's backticks, as reStructuredText for Sphinx."""
 
 import re
 from collections.abc import Iterator, Sequence

@@ -7,6 +7,7 @@ hold. On the site, a folder stands for its index page, and a source file gets a 
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
+from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
 
@@ -40,12 +41,18 @@ STANDS_FOR = {
 }
 """Pages that stand for folders without documents."""
 
+TITLES_ONLY = ("benchmarks/results", "docs/adr")
+"""Folders whose documents start with a context, which says little about them in an index."""
+
+GROUPS = {"benchmarks/results": {"adr-*": "Figures behind the decisions"}}
+"""Headings in the index of a folder, by pattern of names; pages of no group come first."""
+
 LANGUAGES = {".json": "json", ".py": "python", ".rs": "rust", ".toml": "toml"}
 """Languages of source files that get a page; other files are downloads."""
 
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
-_SENTENCE = re.compile(r".+?[.:](?=\s|$)", re.DOTALL)
+_SENTENCE = re.compile(r".+?\.(?=\s|$)", re.DOTALL)
 
 
 def stage(root: Path, out: Path) -> None:
@@ -68,9 +75,7 @@ def page(document: Path | PurePosixPath) -> str:
     return named.as_posix()
 
 
-def relinked(
-    text: str, source: str, pages: Mapping[str, str], *, root: Path, out: Path
-) -> str:
+def relinked(text: str, source: str, pages: Mapping[str, str], *, root: Path, out: Path) -> str:
     """Point the links of a document at pages, and copy the files that it links to.
 
     Args:
@@ -100,7 +105,7 @@ def summary(text: str) -> tuple[str, str]:
     blocks = [block for block in body.strip().split("\n\n") if not block.startswith("#")]
     sentence = _SENTENCE.match(blocks[0]) if blocks and blocks[0][0].isalnum() else None
     first = "" if sentence is None else " ".join(sentence[0].split())
-    return head.removeprefix("# "), _LINK.sub(r"\2", first).removesuffix(":")
+    return head.removeprefix("# "), _LINK.sub(r"\2", first)
 
 
 def _folders(pages: Mapping[str, str]) -> dict[str, list[str]]:
@@ -135,30 +140,41 @@ def _copied(path: str, *, root: Path, out: Path) -> str | None:
 def _write_index(out: Path, folder: str, entries: Iterable[str], *, order: str) -> None:
     """Write the index of a folder, or add its pages to the one that it has.
 
-    Pages come in the order in which the README names them, then by name.
+    Pages come in the order in which the README names them last, then by name.
     """
-    names = sorted(entries, key=lambda place: (_position(order, place), place))
+    inside = sorted(
+        (relpath(entry, folder) for entry in entries),
+        key=lambda name: (_heading(folder, name), _position(order, f"{folder}/{name}"), name),
+    )
     index = out / folder / "index.md"
-    inside = [relpath(name, folder) for name in names]
     if index.exists():
         text = index.read_text(encoding="utf-8")
     else:
-        lines = _entries(out / folder, inside)
-        title = TITLES.get(folder, PurePosixPath(folder).name.capitalize())
-        text = f"# {title}\n\n" + "\n".join(lines) + "\n"
+        text = f"# {TITLES.get(folder, PurePosixPath(folder).name.capitalize())}\n\n"
+        groups: dict[str, list[str]] = {}
+        for name in inside:
+            groups.setdefault(_heading(folder, name), []).append(name)
+        for heading, names in groups.items():
+            text += heading + "\n".join(_entries(out, folder, names)) + "\n\n"
     _write(index, text + toctree(inside))
 
 
 def _position(order: str, place: str) -> int:
-    found = order.find(place.removesuffix("/index.md"))
+    found = order.rfind(place.removesuffix("/index.md"))
     return len(order) if found < 0 else found
 
 
-def _entries(folder: Path, names: Iterable[str]) -> Iterator[str]:
+def _heading(folder: str, name: str) -> str:
+    headings = GROUPS.get(folder, {}).items()
+    return next((f"## {title}\n\n" for pattern, title in headings if fnmatch(name, pattern)), "")
+
+
+def _entries(out: Path, folder: str, names: Iterable[str]) -> Iterator[str]:
     """A line of Markdown for each page."""
     for name in names:
-        title, sentence = summary((folder / name).read_text(encoding="utf-8"))
-        yield f"* [{title}]({name})" + (f": {sentence}" if sentence else "")
+        title, sentence = summary((out / folder / name).read_text(encoding="utf-8"))
+        shown = f": {sentence}" if sentence and folder not in TITLES_ONLY else ""
+        yield f"* [{title}]({name}){shown}"
 
 
 def toctree(names: Iterable[str]) -> str:

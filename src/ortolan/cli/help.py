@@ -31,9 +31,7 @@ class LongCommand(click.Command):
             formatter.write_text(f"Run `{ctx.command_path} --help-all` for all options.")
 
 
-def option_sections(
-    command: click.Command, ctx: click.Context
-) -> dict[str, list[tuple[str, str]]]:
+def option_sections(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
     """The options of a command and their help, by section; `Options` has the main ones."""
     sections: dict[str, list[tuple[str, str]]] = {"Options": []}
     for param in command.get_params(ctx):
