@@ -14,6 +14,8 @@ from typing import Any, get_args, get_type_hints, is_typeddict
 
 import msgspec
 
+from docs_site.docstrings import with_names
+
 PACKAGES = (
     "ortolan",
     "ortolan.runtime",
@@ -82,6 +84,22 @@ def documented() -> tuple[Name, ...]:
     )
 
 
+def is_constructible(kind: type) -> bool:
+    """Whether users can construct the class: its arguments are documented, or not Ortolan's."""
+    if _is_record(kind):
+        return True
+    try:
+        hints = get_type_hints(kind.__init__)
+    except NameError:  # only type checkers import the names
+        return False
+    public = {id(name.value) for name in documented()}
+    return all(
+        id(item) in public or not getattr(item, "__module__", "").startswith("ortolan.")
+        for hint in hints.values()
+        for item in (hint, *get_args(hint))
+    )
+
+
 def write_api(folder: Path) -> None:
     """Write every page of the API, and their index, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -127,14 +145,14 @@ def _named(value: Any) -> Iterator[type]:
 
 
 def _inside(hint: Any) -> Iterator[type]:
-    if isinstance(hint, type) and (is_dataclass(hint) or is_typeddict(hint) or _is_struct(hint)):
+    if isinstance(hint, type) and _is_record(hint):
         yield hint
     for argument in get_args(hint):
         yield from _inside(argument)
 
 
-def _is_struct(value: type) -> bool:
-    return issubclass(value, msgspec.Struct)
+def _is_record(value: type) -> bool:
+    return is_dataclass(value) or is_typeddict(value) or issubclass(value, msgspec.Struct)
 
 
 def _place(value: Any) -> str:
@@ -164,7 +182,9 @@ def _package_page(package: str, names: Iterable[Name]) -> str:
         parts.append(f".. autofunction:: {CALLED[package]}\n")
     tables = {
         "Classes and functions": [name for name in pages if name.is_public],
-        "Records that these accept and return": [name for name in pages if not name.is_public],
+        "Records that these accept and return": sorted(
+            (name for name in pages if not name.is_public), key=lambda name: name.value.__name__
+        ),
     }
     for title, rows in tables.items():
         if rows:
@@ -195,7 +215,7 @@ def _table(names: Iterable[Name]) -> str:
 
 
 def _summary(value: Any) -> str:
-    return (inspect.getdoc(value) or "").partition("\n")[0]
+    return with_names((inspect.getdoc(value) or "").partition("\n")[0])
 
 
 def _title(text: str, mark: str = "=") -> str:

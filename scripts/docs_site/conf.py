@@ -7,8 +7,9 @@ from sphinx.application import Sphinx
 from sphinx.environment import BuildEnvironment
 
 import ortolan
-from docs_site.api import documented
-from docs_site.docstrings import ROLE, NameRole, converted, without_target
+from docs_site.api import documented, is_constructible
+from docs_site.docstrings import converted, with_types_in_signatures
+from docs_site.names import ROLE, NameRole, link_code, resolved
 
 project = "Ortolan"
 author = copyright = "The Ortolan contributors"
@@ -33,6 +34,8 @@ autodoc_typehints = "signature"
 napoleon_use_rtype = False
 add_module_names = False
 python_use_unqualified_type_names = True
+python_display_short_literal_types = True
+toc_object_entries_show_parents = "hide"
 maximum_signature_line_length = 88
 
 html_theme = "pydata_sphinx_theme"
@@ -57,6 +60,18 @@ def _convert(app: Sphinx, what: str, name: str, value: Any, options: Any, lines:
     lines[:] = converted(lines, Path(app.srcdir) / "docs" / "adr")
 
 
+def _move_types(
+    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
+) -> None:
+    lines[:] = with_types_in_signatures(lines)
+
+
+def _hide_constructor(
+    app: Sphinx, what: str, name: str, value: Any, *_: Any
+) -> tuple[str, str] | None:
+    return ("", "") if what == "class" and not is_constructible(value) else None
+
+
 def _add_aliases(app: Sphinx, env: BuildEnvironment) -> None:
     """Register the other public names of every object and of its members."""
     domain = env.domains.python_domain
@@ -73,5 +88,8 @@ def setup(app: Sphinx) -> None:
     """Connect the conversion of docstrings and the aliases."""
     app.add_role(ROLE, NameRole())
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon has 500
+    app.connect("autodoc-process-docstring", _move_types, priority=600)
+    app.connect("autodoc-process-signature", _hide_constructor)
+    app.connect("doctree-read", link_code)
     app.connect("env-updated", _add_aliases)
-    app.connect("missing-reference", without_target)
+    app.connect("missing-reference", resolved)

@@ -1,87 +1,80 @@
 """Docstrings in Google style with Markdown's backticks, as reStructuredText for Sphinx."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from docutils import nodes
-from sphinx.addnodes import pending_xref
-from sphinx.application import Sphinx
-from sphinx.environment import BuildEnvironment
-from sphinx.roles import XRefRole
-
-ROLE = "name"
-"""Role of text in single backticks: a link if it names something documented, code otherwise."""
+from docs_site.names import ROLE
 
 _DECISION = re.compile(r"\bdocs/adr/(\d{4})\b(?!-)")
 _BACKTICKS = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
 _ITEM = re.compile(r"\s*([*-]|\d+\.) ")
+_TYPE = ":type: "
 _CODE_INDENT = 4
 
 
-class NameRole(XRefRole):
-    """A reference to a Python object that may be missing."""
-
-    def process_link(
-        self,
-        env: BuildEnvironment,
-        refnode: nodes.Element,
-        has_explicit_title: bool,
-        title: str,
-        target: str,
-    ) -> tuple[str, str]:
-        """Fill in the scope in which the name is looked up."""
-        refnode["py:module"] = env.ref_context.get("py:module")
-        refnode["py:class"] = env.ref_context.get("py:class")
-        refnode["refspecific"] = True
-        refnode["may_be_missing"] = True
-        return title, target.removesuffix("()")
-
-
-def without_target(
-    _app: Sphinx, _env: BuildEnvironment, node: pending_xref, shown: nodes.TextElement
-) -> nodes.TextElement | None:
-    """Show a name as code if nothing documents it."""
-    return shown if node.get("may_be_missing") else None
-
-
-def converted(lines: Sequence[str], decisions: Path) -> Iterator[str]:
+def converted(lines: Iterable[str], decisions: Path) -> Iterator[str]:
     """Yield the lines of a docstring in reStructuredText, before napoleon reads its sections.
 
     Args:
-        lines: the docstring.
-        decisions: folder of decision records, for links to them.
+        lines: the docstring. A block indented further than the text above it is Python.
+        decisions: folder of decision records, which `docs/adr/0001` names.
     """
-    before, is_code, is_new_block = "", False, False
+    text_indent, is_item, is_new_block = 0, False, False
+    code_indent: int | None = None
     for line in lines:
         indent = len(line) - len(line.lstrip())
         if not line.strip():
             is_new_block = True
             yield line
             continue
-        if is_new_block and not is_code:
-            deeper = indent - (len(before) - len(before.lstrip())) >= _CODE_INDENT
-            if before and deeper and not _ITEM.match(before):
-                is_code, code_indent = True, indent
-                yield " " * (indent - _CODE_INDENT) + ".. code-block:: python"
-                yield ""
-        elif is_code and indent < code_indent:
-            is_code = False
+        if code_indent is not None and indent < code_indent:
+            code_indent = None
+        starts_block = code_indent is None and is_new_block and not is_item
+        if starts_block and indent - text_indent >= _CODE_INDENT:
+            code_indent = indent
+            yield from (" " * text_indent + ".. code-block:: python", "")
         is_new_block = False
-        if not is_code:
-            line = _inline(line, decisions)
-            before = line
+        if code_indent is None:
+            text_indent, is_item = indent, _ITEM.match(line) is not None
+            line = _with_decisions(with_names(line), decisions)
         yield line
 
 
-def _inline(line: str, decisions: Path) -> str:
+def with_names(text: str) -> str:
+    """Text in reStructuredText: backticks become code, and names links."""
+
+    def code(match: re.Match[str]) -> str:
+        return f":{ROLE}:`{match[1]}`" if _NAME.fullmatch(match[1]) else f"``{match[1]}``"
+
+    return _BACKTICKS.sub(code, text)
+
+
+def _with_decisions(text: str, decisions: Path) -> str:
     def decision(match: re.Match[str]) -> str:
         (page,) = decisions.glob(f"{match[1]}-*.md")
         return f":doc:`decision {int(match[1])} </docs/adr/{page.stem}>`"
 
-    def code(match: re.Match[str]) -> str:
-        text = match[1]
-        return f":{ROLE}:`{text}`" if _NAME.fullmatch(text) else f"``{text}``"
+    return _DECISION.sub(decision, text)
 
-    return _DECISION.sub(decision, _BACKTICKS.sub(code, line))
+
+def with_types_in_signatures(lines: Iterable[str]) -> Iterator[str]:
+    """Yield napoleon's lines with the type of each attribute next to its name.
+
+    Napoleon writes the type as a field below the description.
+    """
+    attribute: list[str] = []  # lines of the current one, which end at a line that is not indented
+    for line in lines:
+        if line and not line.startswith(" "):
+            yield from attribute
+            attribute = [line] if line.startswith(".. attribute::") else []
+            if attribute:
+                continue
+        if not attribute:
+            yield line
+        elif line.lstrip().startswith(_TYPE):
+            attribute.insert(1, line)
+        else:
+            attribute.append(line)
+    yield from attribute
