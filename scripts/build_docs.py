@@ -2,13 +2,14 @@
 
     python scripts/build_docs.py [build/docs]
 
-Writes the pages to build/docs-pages: the Markdown documents of the repository, the commands, the
-Python API and the charts of stored benchmarks. Sphinx turns them into HTML; a warning fails the
-build. Needs the extra `docs`, and PyTorch for the API of `ortolan.modeling`.
+The pages are the Markdown documents of the repository, the commands, the Python API and the charts
+of stored benchmarks. Sphinx turns them into HTML; a warning fails the build. A site that is in the
+folder already is replaced. Needs the extra `docs`.
 """
 
 import shutil
 import sys
+import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -20,8 +21,6 @@ from docs_site.api import write_api  # noqa: E402
 from docs_site.charts import add_charts  # noqa: E402
 from docs_site.commands import write_commands  # noqa: E402
 from docs_site.documents import stage, toctree  # noqa: E402
-
-PAGES = ROOT / "build" / "docs-pages"
 
 SECTIONS = {
     "reference": (
@@ -60,8 +59,14 @@ TOP = (
 """Folders of the sections, in the order of the menu. One that does not exist is left out."""
 
 
+INVENTORY = "objects.inv"
+"""A file that every site has."""
+
+STRICT = ("--fail-on-warning", "--quiet", "--fresh-env")
+
+
 def write_pages(out: Path) -> None:
-    """Write every page into the new folder `out`."""
+    """Write every page into the empty folder `out`."""
     stage(ROOT, out)
     results = Path("benchmarks", "results")
     add_charts(ROOT / results, out / results)
@@ -83,12 +88,15 @@ def main() -> int:
         print("usage: build_docs.py [OUT]", file=sys.stderr)
         return 2
     out = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "docs"
-    shutil.rmtree(PAGES, ignore_errors=True)
+    if out.exists() and any(out.iterdir()) and not (out / INVENTORY).exists():
+        message = f"build_docs.py: {out} is not empty and holds no site. Choose another folder."
+        print(message, file=sys.stderr)
+        return 2
     shutil.rmtree(out, ignore_errors=True)
-    write_pages(PAGES)
-    settings = Path(__file__).parent / "docs_site"
-    strict = ["--fail-on-warning", "--quiet", "--fresh-env"]
-    return build_main([*strict, "-c", str(settings), str(PAGES), str(out)])
+    with tempfile.TemporaryDirectory() as pages:
+        write_pages(Path(pages))
+        settings = Path(__file__).parent / "docs_site"
+        return build_main([*STRICT, "-c", str(settings), pages, str(out)])
 
 
 if __name__ == "__main__":

@@ -89,7 +89,7 @@ def is_constructible(kind: type) -> bool:
     if _is_record(kind):
         return True
     try:
-        hints = get_type_hints(kind.__init__)
+        hints = get_type_hints(inspect.getattr_static(kind, "__init__"))
     except NameError:  # only type checkers import the names
         return False
     public = {id(name.value) for name in documented()}

@@ -1,5 +1,6 @@
 """One page per command, with every option, from the parsers of the command line."""
 
+import re
 from collections.abc import Iterator
 from inspect import cleandoc
 from pathlib import Path
@@ -11,6 +12,7 @@ from ortolan.cli import COMMANDS, cli
 from ortolan.cli.help import option_sections
 
 _VERBATIM = "\b"
+_OPTION = re.compile(r"(?<![\w`-])--?[a-z][\w-]*(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$)")
 
 
 def write_commands(folder: Path) -> None:
@@ -40,7 +42,7 @@ def command_page(command: click.Command, context: click.Context) -> str:
     parts.append(_fenced("{program}", "", context.command_path))
     for section, records in option_sections(command, context).items():
         parts.append(f"## {section}")
-        parts += [_fenced("{option}", text, names) for names, text in records]
+        parts += [_fenced("{option}", _as_code(text), names) for names, text in records]
     return "\n\n".join(parts) + "\n"
 
 
@@ -48,7 +50,12 @@ def _paragraphs(text: str) -> Iterator[str]:
     """Yield the paragraphs of a help text; click prints some of them as they are."""
     for paragraph in cleandoc(text).split("\n\n"):
         is_verbatim = paragraph.startswith(_VERBATIM)
-        yield _fenced("text", paragraph.strip("\b\n")) if is_verbatim else paragraph
+        yield _fenced("text", paragraph.strip("\b\n")) if is_verbatim else _as_code(paragraph)
+
+
+def _as_code(text: str) -> str:
+    """Put the options that a help text names in backticks."""
+    return _OPTION.sub(r"`\g<0>`", text)
 
 
 def _fenced(language: str, text: str, title: str = "") -> str:

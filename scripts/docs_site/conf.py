@@ -24,8 +24,6 @@ nitpick_ignore_regex = [
     ("py:exc", r"concurrent\..*"),  # the standard library
 ]
 
-smartquotes = False  # would turn --option into a dash
-
 myst_heading_anchors = 6
 
 autodoc_member_order = "bysource"

@@ -11,6 +11,7 @@ _BACKTICKS = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
 _ITEM = re.compile(r"\s*([*-]|\d+\.) ")
 _TYPE = ":type: "
+_STANDARD = re.compile(r"\b(collections\.abc|pathlib|typing)\.")
 _CODE_INDENT = 4
 
 
@@ -53,7 +54,9 @@ def with_names(text: str) -> str:
 
 def _with_decisions(text: str, decisions: Path) -> str:
     def decision(match: re.Match[str]) -> str:
-        (page,) = decisions.glob(f"{match[1]}-*.md")
+        page = next(decisions.glob(f"{match[1]}-*.md"), None)
+        if page is None:
+            raise LookupError(f"{match[0]} is named in a docstring and does not exist.")
         return f":doc:`decision {int(match[1])} </docs/adr/{page.stem}>`"
 
     return _DECISION.sub(decision, text)
@@ -74,7 +77,7 @@ def with_types_in_signatures(lines: Iterable[str]) -> Iterator[str]:
         if not attribute:
             yield line
         elif line.lstrip().startswith(_TYPE):
-            attribute.insert(1, line)
+            attribute.insert(1, _STANDARD.sub("", line))
         else:
             attribute.append(line)
     yield from attribute

@@ -41,6 +41,9 @@ STANDS_FOR = {
 }
 """Pages that stand for folders without documents."""
 
+WITHOUT_INDEX = (".", "docs", "hosts")
+"""Folders whose pages are in the menu of other sections."""
+
 TITLES_ONLY = ("benchmarks/results", "docs/adr")
 """Folders whose documents start with a context, which says little about them in an index."""
 
@@ -59,13 +62,16 @@ def stage(root: Path, out: Path) -> None:
     """Copy every document, with what it links to and indexes of the folders, below `out`."""
     documents = sorted({path for pattern in PATTERNS for path in root.glob(pattern)})
     pages = {path.relative_to(root).as_posix(): page(path.relative_to(root)) for path in documents}
-    pages |= {folder: f"{folder}/index.md" for folder in _folders(pages)}
-    pages |= STANDS_FOR
+    folders = _folders(pages)
+    pages |= {
+        str(PurePosixPath(place).parent): place for place in pages.values() if _is_index(place)
+    }
+    pages |= {folder: f"{folder}/index.md" for folder in folders} | STANDS_FOR
     for document in documents:
         source = document.relative_to(root).as_posix()
         text = relinked(document.read_text(encoding="utf-8"), source, pages, root=root, out=out)
         _write(out / pages[source], text)
-    for folder, entries in _folders(pages).items():
+    for folder, entries in folders.items():
         _write_index(out, folder, entries, order=(root / "README.md").read_text(encoding="utf-8"))
 
 
@@ -103,22 +109,24 @@ def summary(text: str) -> tuple[str, str]:
     """Title and first sentence of a document; the sentence is empty if it starts otherwise."""
     head, _, body = text.partition("\n")
     blocks = [block for block in body.strip().split("\n\n") if not block.startswith("#")]
-    sentence = _SENTENCE.match(blocks[0]) if blocks and blocks[0][0].isalnum() else None
+    sentence = _SENTENCE.match(blocks[0]) if blocks and blocks[0][:1].isalnum() else None
     first = "" if sentence is None else " ".join(sentence[0].split())
     return head.removeprefix("# "), _LINK.sub(r"\2", first)
 
 
 def _folders(pages: Mapping[str, str]) -> dict[str, list[str]]:
-    """Pages of each folder that needs an index: one with documents, other than the top."""
+    """Pages of each folder that needs an index, by folder."""
     folders: dict[str, list[str]] = {}
-    for source, place in pages.items():
-        path = PurePosixPath(place)
-        if path.suffix != ".md" or not source.endswith(".md"):
-            continue
-        folder = path.parent.parent if path.name == "index.md" else path.parent
-        if str(folder) not in (".", "docs", "hosts"):
+    for place in pages.values():
+        page = PurePosixPath(place)
+        folder = page.parent.parent if _is_index(place) else page.parent
+        if str(folder) not in WITHOUT_INDEX:
             folders.setdefault(str(folder), []).append(place)
     return folders
+
+
+def _is_index(place: str) -> bool:
+    return PurePosixPath(place).name == "index.md"
 
 
 def _copied(path: str, *, root: Path, out: Path) -> str | None:

@@ -1,7 +1,6 @@
 """Links from names in text to what documents them, where something does."""
 
 import re
-from typing import Any
 
 from docutils import nodes
 from sphinx.addnodes import pending_xref
@@ -18,7 +17,7 @@ ROLE = "name"
 """Role of a Python name that may be documented."""
 
 _PYTHON = re.compile(r"(ortolan(?:\.\w+)+)(?:\(\))?")
-_COMMAND = re.compile(r"ortolan ([\w-]+)(?: -.*)?")
+_COMMAND = re.compile(r"ortolan ([\w-]+)(?: .*)?")
 _OPTIONAL = "may_be_missing"
 
 
@@ -57,22 +56,19 @@ def resolved(
 
 def link_code(app: Sphinx, doctree: nodes.document) -> None:
     """Link code in text that is a qualified name or a command to its page."""
+    here = app.env.docname
     for code in list(doctree.findall(nodes.literal)):
         if isinstance(code.parent, nodes.reference | pending_xref | nodes.title):
             continue
-        target = _target(code.astext())
-        if target:
-            link = pending_xref("", refdoc=app.env.docname, refexplicit=True, **target)
-            code.replace_self(link)
-            link += code
-
-
-def _target(text: str) -> dict[str, Any]:
-    """Attributes of a reference to what the text names; empty if it names nothing."""
-    if python := _PYTHON.fullmatch(text):
-        return {"refdomain": "py", "reftype": "obj", "reftarget": python[1], _OPTIONAL: True}
-    command = _COMMAND.fullmatch(text)
-    if command and command[1] in COMMANDS:
-        page = f"/reference/commands/{command[1]}"
-        return {"refdomain": "std", "reftype": "doc", "reftarget": page}
-    return {}
+        link: nodes.Element
+        if name := _PYTHON.fullmatch(code.astext()):
+            python = {"refdomain": "py", "reftype": "obj", "reftarget": name[1], _OPTIONAL: True}
+            link = pending_xref("", refdoc=here, refexplicit=True, **python)
+        elif (command := _COMMAND.fullmatch(code.astext())) and command[1] in COMMANDS:
+            page = f"reference/commands/{command[1]}"
+            uri = app.builder.get_relative_uri(here, page)
+            link = nodes.reference("", "", internal=True, refuri=uri)
+        else:
+            continue
+        code.replace_self(link)
+        link += code
