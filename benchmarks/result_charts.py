@@ -63,7 +63,7 @@ def _lengths(document: Document, path: Path) -> None:
 
 def _streams(document: Document, path: Path) -> None:
     panels = {
-        f"{count} texts at once": {
+        f"{count} at once": {
             row["peer"]: row["step_per_s"] for row in document["rows"] if row["streams"] == count
         }
         for count in document["streams"]

@@ -85,9 +85,12 @@ def documented() -> tuple[Name, ...]:
 
 
 def is_constructible(kind: type) -> bool:
-    """Whether users can construct the class: its arguments are documented, or not Ortolan's."""
+    """Whether users construct the class: its arguments are documented, or not Ortolan's.
+
+    Structs are decoded from files.
+    """
     if _is_record(kind):
-        return True
+        return not issubclass(kind, msgspec.Struct)
     try:
         hints = get_type_hints(inspect.getattr_static(kind, "__init__"))
     except NameError:  # only type checkers import the names

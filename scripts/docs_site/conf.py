@@ -38,11 +38,13 @@ maximum_signature_line_length = 88
 
 html_theme = "pydata_sphinx_theme"
 html_title = "Ortolan"
+html_logo = html_favicon = str(Path(ortolan.__file__).parent / "server/page/files/icon.svg")
 html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_sourcelink = False
 html_copy_source = False
 html_theme_options: dict[str, Any] = {
+    "logo": {"text": "Ortolan"},
     "navbar_persistent": ["search-button"],
     "header_links_before_dropdown": 7,
     "footer_start": ["copyright"],
@@ -64,10 +66,19 @@ def _move_types(
     lines[:] = with_types_in_signatures(lines)
 
 
-def _hide_constructor(
-    app: Sphinx, what: str, name: str, value: Any, *_: Any
-) -> tuple[str, str] | None:
-    return ("", "") if what == "class" and not is_constructible(value) else None
+def _signature(
+    app: Sphinx,
+    what: str,
+    name: str,
+    value: Any,
+    options: Any,
+    arguments: str | None,
+    result: str | None,
+) -> tuple[str, str | None] | None:
+    """Leave out constructors that users do not call, and show defaults that Sphinx can parse."""
+    if what == "class" and not is_constructible(value):
+        return "", None
+    return None if arguments is None else (arguments.replace("<factory>", "..."), result)
 
 
 def _add_aliases(app: Sphinx, env: BuildEnvironment) -> None:
@@ -87,7 +98,7 @@ def setup(app: Sphinx) -> None:
     app.add_role(ROLE, NameRole())
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon has 500
     app.connect("autodoc-process-docstring", _move_types, priority=600)
-    app.connect("autodoc-process-signature", _hide_constructor)
+    app.connect("autodoc-process-signature", _signature)
     app.connect("doctree-read", link_code)
     app.connect("env-updated", _add_aliases)
     app.connect("missing-reference", resolved)
