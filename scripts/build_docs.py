@@ -3,14 +3,17 @@
     python scripts/build_docs.py [build/docs]
 
 The pages are the Markdown documents of the repository, the commands, the Python API and the charts
-of stored benchmarks. Sphinx turns them into HTML; a warning fails the build. A site that is in the
-folder already is replaced. Needs the extra `docs`.
+of stored benchmarks. Sphinx turns them into HTML. The site replaces an earlier one in the folder,
+unless a warning fails the build. Needs the extra `docs`.
 """
 
 import shutil
 import sys
 import tempfile
+from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
+from posixpath import relpath
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT / "benchmarks"))
@@ -20,34 +23,28 @@ from sphinx.cmd.build import build_main  # noqa: E402 - the path comes first
 from docs_site.api import write_api  # noqa: E402
 from docs_site.charts import add_charts  # noqa: E402
 from docs_site.commands import write_commands  # noqa: E402
-from docs_site.documents import stage, toctree  # noqa: E402
+from docs_site.documents import stage, summary, toctree  # noqa: E402
 
 SECTIONS = {
-    "reference": (
-        "Reference",
-        {
-            "commands/index.md": "Commands",
-            "python/index.rst": "Python API",
-            "../docs/families.md": "Model types",
-            "../docs/bundle-format.md": "Bundle format",
-        },
-    ),
-    "project": (
-        "Project",
-        {
-            "../docs/architecture.md": "Architecture",
-            "../docs/adr/index.md": "Decisions",
-            "../models/index.md": "Models",
-            "../hosts/c/index.md": "Ortolan in C",
-            "../CONTRIBUTING.md": "Contributing",
-            "../SECURITY.md": "Security",
-            "../CHANGELOG.md": "Changelog",
-        },
-    ),
+    "reference": [
+        "reference/commands/index.md",
+        "reference/python/index.rst",
+        "docs/families.md",
+        "docs/bundle-format.md",
+    ],
+    "project": [
+        "docs/architecture.md",
+        "docs/adr/index.md",
+        "models/index.md",
+        "hosts/c/index.md",
+        "CONTRIBUTING.md",
+        "SECURITY.md",
+        "CHANGELOG.md",
+    ],
 }
-"""Titles of the sections that are no folders, and their pages."""
+"""Pages of the sections that are not folders of documents; `project` gets those of no section."""
 
-TOP = (
+MENU = (
     "docs/tutorials",
     "docs/guides",
     "docs/migrating",
@@ -56,8 +53,7 @@ TOP = (
     "benchmarks/results",
     "project",
 )
-"""Folders of the sections, in the order of the menu. One that does not exist is left out."""
-
+"""Folders of the sections, in order. One that does not exist is left out."""
 
 INVENTORY = "objects.inv"
 """A file that every site has."""
@@ -72,14 +68,27 @@ def write_pages(out: Path) -> None:
     add_charts(ROOT / results, out / results)
     write_commands(out / "reference" / "commands")
     write_api(out / "reference" / "python")
-    for folder, (title, pages) in SECTIONS.items():
-        lines = [f"* [{name}]({page})" for page, name in pages.items()]
-        text = f"# {title}\n\n" + "\n".join(lines) + "\n" + toctree(pages)
-        (out / folder).mkdir(exist_ok=True)
-        (out / folder / "index.md").write_text(text, encoding="utf-8")
-    sections = [f"{folder}/index.md" for folder in TOP if (out / folder / "index.md").exists()]
-    with (out / "index.md").open("a", encoding="utf-8") as start:
-        start.write(toctree(sections))
+    start = out / "index.md"
+    placed = {*chain(*SECTIONS.values()), *(f"{folder}/index.md" for folder in MENU), start.name}
+    patterns = ("*.md", "docs/*.md", "docs/*/index.md")
+    found = [path for pattern in patterns for path in out.glob(pattern)]
+    others = {path.relative_to(out).as_posix() for path in found} - placed
+    for folder, pages in (SECTIONS | {"project": [*SECTIONS["project"], *sorted(others)]}).items():
+        write_section(out, folder, pages)
+    menu = [f"{folder}/index.md" for folder in MENU if (out / folder).exists()]
+    start.write_text(start.read_text(encoding="utf-8") + toctree(menu), encoding="utf-8")
+
+
+def write_section(out: Path, folder: str, pages: Sequence[str]) -> None:
+    """Write the index of a section, which lists pages of other folders."""
+    links = [relpath(page, folder) for page in pages]
+    lines = [
+        f"* [{summary((out / page).read_text(encoding='utf-8'))[0]}]({link})"
+        for page, link in zip(pages, links, strict=True)
+    ]
+    (out / folder).mkdir(exist_ok=True)
+    text = f"# {folder.capitalize()}\n\n" + "\n".join(lines) + "\n" + toctree(links)
+    (out / folder / "index.md").write_text(text, encoding="utf-8")
 
 
 def main() -> int:
@@ -92,11 +101,15 @@ def main() -> int:
         message = f"build_docs.py: {out} is not empty and holds no site. Choose another folder."
         print(message, file=sys.stderr)
         return 2
-    shutil.rmtree(out, ignore_errors=True)
-    with tempfile.TemporaryDirectory() as pages:
-        write_pages(Path(pages))
+    with tempfile.TemporaryDirectory() as folder:
+        pages, site = Path(folder, "pages"), Path(folder, "site")
+        write_pages(pages)
         settings = Path(__file__).parent / "docs_site"
-        return build_main([*STRICT, "-c", str(settings), pages, str(out)])
+        status = build_main([*STRICT, "-c", str(settings), str(pages), str(site)])
+        if status == 0:
+            shutil.rmtree(out, ignore_errors=True)
+            shutil.move(site, out)
+    return status
 
 
 if __name__ == "__main__":

@@ -55,7 +55,7 @@ LANGUAGES = {".json": "json", ".py": "python", ".rs": "rust", ".toml": "toml"}
 
 _FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?!https?:|#)([^)#\s]+)(#[^)]*)?\)")
-_SENTENCE = re.compile(r".+?\.(?=\s|$)", re.DOTALL)
+_SENTENCE = re.compile(r"(?!```)[\w`\[].*?\.(?=\s|$)", re.DOTALL)
 
 
 def stage(root: Path, out: Path) -> None:
@@ -90,12 +90,17 @@ def relinked(text: str, source: str, pages: Mapping[str, str], *, root: Path, ou
         pages: pages by the paths of their documents and folders.
         root: the repository.
         out: folder of the pages.
+
+    Raises:
+        LookupError: a link leads to a file that does not exist.
     """
     here = str(PurePosixPath(pages[source]).parent)
 
     def link(match: re.Match[str]) -> str:
         mark, label, target, anchor = match.groups(default="")
         path = normpath(str(PurePosixPath(source).parent / target))
+        if not (root / path).exists():
+            raise LookupError(f"{source}: {target} does not exist. Correct the link.")
         place = pages.get(path) or _copied(path, root=root, out=out)
         if place is None:
             return label  # a folder without a page
@@ -109,7 +114,7 @@ def summary(text: str) -> tuple[str, str]:
     """Title and first sentence of a document; the sentence is empty if it starts otherwise."""
     head, _, body = text.partition("\n")
     blocks = [block for block in body.strip().split("\n\n") if not block.startswith("#")]
-    sentence = _SENTENCE.match(blocks[0]) if blocks and blocks[0][:1].isalnum() else None
+    sentence = _SENTENCE.match(blocks[0]) if blocks else None
     first = "" if sentence is None else " ".join(sentence[0].split())
     return head.removeprefix("# "), _LINK.sub(r"\2", first)
 

@@ -62,6 +62,12 @@ def test_a_folder_without_a_page_is_named_without_a_link(pages: Path) -> None:
     assert "[kept](../../tests)" in text  # code stays as it is
 
 
+def test_a_link_to_nothing_is_an_error(repository: Path, tmp_path: Path) -> None:
+    (repository / "docs/guides/third.md").write_text("# Third\n\n[gone](../gone.md)\n")
+    with pytest.raises(LookupError, match=r"docs/guides/third.md: ../gone.md does not exist"):
+        stage(repository, tmp_path / "pages")
+
+
 def test_an_index_lists_pages_in_the_order_of_the_readme(pages: Path) -> None:
     text = (pages / "docs/guides/index.md").read_text()
     listed = [line for line in text.splitlines() if line.startswith("* ")]
@@ -80,4 +86,5 @@ def test_a_new_folder_of_documents_gets_an_index(pages: Path) -> None:
 def test_summary_is_the_first_sentence_without_links() -> None:
     text = "# Title\n\nA [link](b.md) to\nread. More.\n"
     assert summary(text) == ("Title", "A link to read.")
+    assert summary("# Title\n\n`a b` runs. More.\n") == ("Title", "`a b` runs.")
     assert summary("# Title\n\n```sh\nls\n```\n") == ("Title", "")
