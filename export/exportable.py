@@ -18,6 +18,7 @@ from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
+    Features,
     Graph,
     ImageSource,
     Output,
@@ -36,9 +37,10 @@ Initializers are named after weights and tables and have no data, or hold data o
 Forward = Callable[[Tensor | None, Tensor | None], Tensor]
 """Runs the PyTorch model without a cache on one input.
 
-Takes a source `(T,)`, a source with token types `(2, T)`, or pixels `(C, Y, X)`; and ids `(S,)` of
-the decoder; None for an input that the model does not have. Returns logits `(S, V)`, states
-`(T, E)`, labels `(L,)` or an embedding `(E,)`.
+Takes a source `(T,)`, a source with token types `(2, T)`, or pixels `(C, Y, X)`; or vectors of
+images `(F, E)` for a decoder that reads them; and ids `(S,)` of the decoder; None for an input that
+the model does not have. Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding
+`(E,)`.
 """
 
 Cached = Callable[[Tensor], Sequence[LayerCache]]
@@ -60,7 +62,7 @@ class Exportable:
     Attributes:
         kind: in the manifest (`ortolan.runtime.bundle.kinds.KINDS`).
         model_type: name of the architecture in the manifest.
-        context_length: longest context in tokens; for images, the number of patch vectors.
+        context_length: longest context in tokens; for images, the number of vectors.
         vocab_size: of the decoder, or of the encoder's texts; 1 for images.
         source_vocab_size: of the encoder's texts; `vocab_size` where it has none.
         module: its parameters lie on `meta` and are named as in `weights`.
@@ -87,6 +89,8 @@ class Exportable:
         switches_after: longest text, in tokens, before the trained model changes its rotary
             frequencies; None where they never change.
         check: rejects, before any work, a module that contradicts its states.
+        features: vectors of images that the decoder reads; None if it reads text alone.
+        images: the encoder that computes them, which becomes a bundle in the bundle.
     """
 
     kind: str
@@ -117,6 +121,8 @@ class Exportable:
     reach: int | None = None
     switches_after: int | None = None
     check: Callable[[], object] = _accept
+    features: Features | None = None
+    images: "Exportable | None" = None
 
     @property
     def output(self) -> str:

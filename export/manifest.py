@@ -86,6 +86,7 @@ def describe(
         attention_maps=model.maps if plan.options.attention_maps else (),
         unverified=plan.unverified,
         quality=quality,
+        images=model.features or msgspec.UNSET,
     )
     return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
 

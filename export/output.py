@@ -9,7 +9,7 @@ from pathlib import Path
 from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file, trust
-from ortolan.runtime.bundle.manifest import File, Manifest
+from ortolan.runtime.bundle.manifest import VISION, File, Manifest
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import BusyError, Place, staged
 
@@ -57,7 +57,7 @@ def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File
     """Size and hash of every file of a bundle except its manifest and seal, sorted by name."""
     files_by_name = {file.name: file for file in described}
     for path in folder.iterdir():
-        if path.name not in {manifest_file.NAME, trust.NAME, *files_by_name}:
+        if path.is_file() and path.name not in {manifest_file.NAME, trust.NAME, *files_by_name}:
             with path.open("rb") as stream:
                 digest = hashlib.file_digest(stream, "sha256").hexdigest()
             files_by_name[path.name] = File(name=path.name, size=path.stat().st_size, sha256=digest)
@@ -108,4 +108,5 @@ def _bundle_names(folder: Path) -> set[str]:
         manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
-    return {manifest_file.NAME, trust.NAME, *(file.name for file in manifest.files)}
+    folders = {VISION} if manifest.features else set()
+    return {manifest_file.NAME, trust.NAME, *folders, *(file.name for file in manifest.files)}

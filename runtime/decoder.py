@@ -11,8 +11,10 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.chat_model import ChatModel
+from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
+from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
@@ -27,6 +29,7 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.inputs.illustrated import no_images
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
@@ -57,12 +60,25 @@ class Decoder(ChatModel, Model):
 
     kind = "decoder"
 
-    def __init__(self, bundle: Bundle, engine: Engine) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, images: Encoder | None = None) -> None:
+        """Use `ortolan.load` instead.
+
+        Args:
+            bundle: of the model.
+            engine: of the bundle.
+            images: encoder of the images that the model reads, if it does.
+        """
         super().__init__(bundle, engine)
+        self._images = images
         self._memory = RequestMemory(bundle.manifest, is_on_host=engine.is_on_host)
         self._adapters = () if engine.adapters is None else engine.adapters.names
         self._reader = cache(
-            partial(RequestReader, bundle, adapters=self._adapters)
+            partial(
+                RequestReader,
+                bundle,
+                adapters=self._adapters,
+                look=None if images is None else self._look,
+            )
         )  # by tokenizer
 
     @overload
@@ -103,7 +119,9 @@ class Decoder(ChatModel, Model):
         is never exact: prompts of a batch change each other's last bits.
 
         Args:
-            prompt: text, token ids, or a list of these. Empty text stands for the BOS token.
+            prompt: text, token ids, or a list of these. Empty text stands for the BOS token. For a
+                model that reads images, also a list of texts and images:
+                `[{"image": "photo.jpg"}, "What is this?"]`.
             n: number of completions per prompt; completions of one prompt are adjacent. `None`
                 returns a single completion instead of a list.
             draft: `PromptLookup()` or `DraftModel(model)` guesses the next tokens, and the model
@@ -248,6 +266,14 @@ class Decoder(ChatModel, Model):
             SamplingError: the file is invalid.
         """
         return self._reader(self.tokenizer).recommended_sampling
+
+    def _look(self, image: Any) -> Picture:
+        """The vectors of an image, computed or kept from an earlier prompt."""
+        pictures, images = self._engine.pictures, self._images
+        if pictures is None or images is None:
+            raise no_images()
+        pixels = images.pixels(image)
+        return pictures.find(pixels, lambda: images.vectors(pixels))
 
     # --- chats ------------------------------------------------------------------------------------
 

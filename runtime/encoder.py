@@ -7,7 +7,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import wrong_kind
+from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
+from ortolan.runtime.bundle.manifest import ImageSource, wrong_kind
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
@@ -15,6 +16,7 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import TEMPLATE
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.source import Inputs, SourceReader
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
@@ -140,6 +142,23 @@ class Encoder(Model):
         return self._run(
             self._calls.classify_tokens(inputs, aggregation=aggregation, truncate=truncate)
         )
+
+    def pixels(self, image: Image) -> NDArray[np.float32]:
+        """Return the pixels of an image as the encoder reads them, `(channels, height, width)`.
+
+        Raises:
+            BundleKindError: the encoder reads texts.
+            InputError: it is not an image, or one that cannot be read.
+        """
+        source = self.manifest.source
+        if not isinstance(source, ImageSource):
+            raise wrong_kind(self.manifest, what="pixels", expected="an encoder of images")
+        return read_pixels(image, source)
+
+    def vectors(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Compute a vector for each part of an image, `(vectors, width)`, from its `pixels`."""
+        vectors: NDArray[np.float32] = self._engine.encode({PIXELS: pixels[None]})[OUTPUT][0]
+        return vectors
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.

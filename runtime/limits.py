@@ -102,6 +102,9 @@ MAX_PROMPT_LENGTH = 4096
 MAX_IMAGE_SIDE = 1 << 13
 """Pixels of a model's image side: five times the largest published. Three channels: 805 MB."""
 
+MAX_FEATURES = 1 << 13
+"""Vectors of an image that a decoder reads; published models have 64 to 2,880."""
+
 MAX_DEVICES = 16
 """Kinds of devices: cpu, cuda and a few more."""
 

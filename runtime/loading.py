@@ -7,7 +7,8 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, retry_if_replaced
+from ortolan.runtime.bundle.folder import open_bundle, open_vision, retry_if_replaced
+from ortolan.runtime.bundle.manifest import VISION
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -125,7 +126,11 @@ def load(
     engine = Engine(
         bundle, device=device, threads=options.get("threads"), packed=packed, adapters=adapters
     )
-    return model(bundle, engine)
+    if bundle.manifest.features is None:
+        return model(bundle, engine)
+    open_vision(bundle, trust=trust)  # checks that it is the right one
+    rest = {name: value for name, value in options.items() if name != "adapters"}
+    return Decoder(bundle, engine, load(bundle.path / VISION, Encoder, **rest))
 
 
 def _check_kind_argument(kind: type[Model] | None) -> None:

@@ -66,9 +66,11 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         rewrite(model)
         QuantizeExperts(schemes)(model)
         if plan.is_for_webgpu:
-            PlainAttention()(model)
+            PlainAttention("webgpu")(model)
             PlainProducts()(model)
             common.RemoveUnusedNodesPass()(model)  # weights that are read transposed now
+        elif plan.device == "cuda" and plan.options.attention == "fused":
+            PlainAttention("cuda")(model)
     return Lowered(graphs=graphs, schemes=schemes, channels=channels)
 
 

@@ -2,6 +2,8 @@
 
     q · kᵀ -> softcap -> + bias -> seen or lowest -> Softmax -> · v
 
+Scores and weights are float32, whatever the type of the model is.
+
 Spec: ai.onnx Attention, TensorScatter and RotaryEmbedding, version 24, 24 and 23;
 com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md).
 
@@ -9,7 +11,8 @@ Shape letters: B batch, S new tokens, T keys, C cache capacity, H query heads, K
 D head width, U value width, R rotated channels.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 import onnx_ir as ir
@@ -20,17 +23,58 @@ from ortolan.export.values import insert_constant, replace_value, static_shape, 
 _Key = tuple[object, ...]
 
 
-class PlainAttention(NodePass):
-    """Spell out attention that WebGPU has no kernel for.
+class _Kernels(NamedTuple):
+    """Kernels for attention of a device.
 
-    Case 1: Attention without a cache of its own: rewrite.
-    Case 2: GroupQueryAttention that sees later tokens or has a softcap, without sinks: rewrite.
-        WebGPU refuses the first and ignores the second.
-    Case 3: TensorScatter along the second-last axis: becomes ScatterND.
-    Case 4: otherwise: keep.
+    Attributes:
+        without: operators that have none.
+        unfit: whether the kernel of GroupQueryAttention refuses or miscalculates a node.
     """
 
-    operators = ("Attention", "GroupQueryAttention", "TensorScatter")
+    without: tuple[str, ...]
+    unfit: Callable[[ir.Node], bool]
+
+
+def _unfit_for_webgpu(node: ir.Node) -> bool:
+    """A softcap is ignored, and later tokens are refused (onnxruntime-ep-webgpu 0.4)."""
+    return not node.attributes.get_int("causal", 1) or bool(
+        node.attributes.get_float("softcap", 0.0)
+    )
+
+
+def _unfit_for_cuda(node: ir.Node) -> bool:
+    """It refuses a cache that is not returned; a bias is wrong in short rows, sinks are inexact.
+
+    Source: onnxruntime-gpu 1.31.1, measured in benchmarks/results/cuda.md.
+    """
+    bias, sinks = _padded(node.inputs, 12)[10:]
+    return len(node.outputs) < len(_RETURNED) or bias is not None or sinks is not None
+
+
+_RETURNED = ("output", "present_key", "present_value")
+
+_KERNELS: Mapping[str, _Kernels] = {
+    "cuda": _Kernels((), _unfit_for_cuda),
+    "webgpu": _Kernels(("Attention", "TensorScatter"), _unfit_for_webgpu),
+}
+
+
+class PlainAttention(NodePass):
+    """Spell out attention that a GPU has no correct kernel for.
+
+    Case 1: Attention without a cache of its own, on WebGPU: rewrite.
+    Case 2: GroupQueryAttention that the device's kernel is unfit for: rewrite.
+    Case 3: TensorScatter along the second-last axis, on WebGPU: becomes ScatterND.
+    Case 4: otherwise: keep.
+
+    Args:
+        device: that computes the graph.
+    """
+
+    def __init__(self, device: Literal["cuda", "webgpu"]) -> None:
+        super().__init__()
+        self._kernels = _KERNELS[device]
+        self.operators = ("GroupQueryAttention", *self._kernels.without)
 
     def call(self, model: ir.Model) -> ir.passes.PassResult:
         """Rewrite the graph in place."""
@@ -56,39 +100,48 @@ class PlainAttention(NodePass):
         if lengths is not None:
             seen = self._inside(graph, node, lengths, k)
         bias = None if is_bool else mask
-        replace_node(graph, node, _attend(graph, node, (q, k, v), (heads, kv_heads), bias, seen))
+        added = _Added(bias, seen, None)
+        replace_node(graph, node, _attend(graph, node, (q, k, v), (heads, kv_heads), added))
         return True
 
     def _self_attention(self, graph: ir.Graph, node: ir.Node) -> bool:
         query, key, value, past_key, past_value, last, total, cos, sin, _, bias, sinks = _padded(
             node.inputs, 12
         )
-        is_causal = bool(node.attributes.get_int("causal", 1))
-        if (is_causal and not node.attributes.get_float("softcap", 0.0)) or sinks is not None:
+        if not self._kernels.unfit(node):
             return False  # Case 4
+        is_causal = bool(node.attributes.get_int("causal", 1))
         if query is None or last is None or total is None:
             raise TypeError(f"{node.name}: expected queries and lengths")
         counts = [node.attributes.get_int(name) for name in ("num_heads", "kv_num_heads")]
-        q, k, v = _heads(graph, node, (query, key, value), counts)
         start = None if past_key is None else self._start(graph, node, query, last, total)
         positions = self._positions(graph, node, query, start)
-        if cos is not None and sin is not None:
-            tables = cos, sin, positions
+        tables = None if cos is None or sin is None else (cos, sin, positions)
+        if past_key is not None and past_value is not None and len(node.outputs) == 1:
+            # Another layer has written the new keys.
+            q = _split_heads(graph, node, query, counts[0])
+            q, k, v = _rotated(graph, node, q, tables, counts[0]), past_key, past_value
+        else:
+            q, k, v = _heads(graph, node, (query, key, value), counts)
             q, k = (
                 _rotated(graph, node, x, tables, n) for x, n in zip((q, k), counts, strict=True)
             )
-        if past_key is not None and past_value is not None and start is not None:
-            k = self._scattered(graph, node, past_key, k, start)
-            v = self._scattered(graph, node, past_value, v, start)
+            if past_key is not None and past_value is not None and start is not None:
+                k = self._scattered(graph, node, past_key, k, start)
+                v = self._scattered(graph, node, past_value, v, start)
+        presents = (k, v)
+        if bias is not None and start is not None:
+            k, v = (_first(graph, node, x, bias) for x in (k, v))
         if is_causal:
             window = node.attributes.get_int("local_window_size", -1)
             seen = self._visible(graph, node, positions, k, window)
         else:
             seen = self._inside(graph, node, last, query, axis=1, inclusive=True)
-        out_BHSD = _attend(graph, node, (q, k, v), (counts[0], counts[1]), bias, seen)
+        added = _Added(bias, seen, sinks)
+        out_BHSD = _attend(graph, node, (q, k, v), (counts[0], counts[1]), added)
         out_BSHD = insert_node(graph, node, "Transpose", [out_BHSD], {"perm": [0, 2, 1, 3]})
         shape = insert_constant(graph, node, np.array([0, 0, -1]))
-        for old, present in zip(node.outputs[1:], (k, v), strict=False):
+        for old, present in zip(node.outputs[1:], presents, strict=False):
             replace_value(old, present)
         replace_node(graph, node, insert_node(graph, node, "Reshape", [out_BSHD, shape]))
         return True
@@ -106,7 +159,9 @@ class PlainAttention(NodePass):
     def _scattered(
         self, graph: ir.Graph, node: ir.Node, past: ir.Value, new: ir.Value, start: ir.Value
     ) -> ir.Value:
-        """`ScatterND(past, places, new)`, which writes in place as TensorScatter does."""
+        """The cache `past` with `new` from `start` on, in place."""
+        if "TensorScatter" not in self._kernels.without:
+            return insert_node(graph, node, "TensorScatter", [past, new, start], {"axis": -2})
         key = (start, (axes_of(past) or (past,))[1:-2], axes_of(new))
         if key not in self._shared:
             self._shared[key] = _places(graph, node, new, start, len(axes_of(past) or ()) - 1)
@@ -130,7 +185,7 @@ class PlainAttention(NodePass):
         self, graph: ir.Graph, node: ir.Node, positions: ir.Value, keys: ir.Value, window: int
     ) -> ir.Value:
         """Keys that a token may see, bool `(B, 1, S, T)`: itself and what the window reaches."""
-        key = ("visible", positions, window)
+        key = ("visible", positions, window, (axes_of(keys) or (keys,) * 3)[2])
         if key not in self._shared:
             columns = _unsqueezed(graph, node, positions, (1, 3))
             slots = _range(graph, node, keys, 2)
@@ -188,13 +243,26 @@ class PlainAttention(NodePass):
         return self._shared[key]
 
 
+class _Added(NamedTuple):
+    """Changes of the scores.
+
+    Attributes:
+        bias: added to them, `(B | 1, H | 1, S, T)`.
+        seen: bool `(B | 1, 1, S | 1, T)`.
+        sinks: scores of one more key, whose value is zero, `(H,)`.
+    """
+
+    bias: ir.Value | None
+    seen: ir.Value | None
+    sinks: ir.Value | None
+
+
 def _attend(
     graph: ir.Graph,
     node: ir.Node,
     qkv: Sequence[ir.Value],
     heads: tuple[int, int],
-    bias: ir.Value | None,
-    seen: ir.Value | None,
+    added: _Added,
 ) -> ir.Value:
     """Softmax attention, `(B, H, S, U)`.
 
@@ -203,31 +271,73 @@ def _attend(
         node: to insert before; has the scale and the softcap.
         qkv: queries `(B, H, S, D)`, keys `(B, K, T, D)` and values `(B, K, T, U)`.
         heads: H and K.
-        bias: added to the scores, `(B | 1, H | 1, S, T)`.
-        seen: bool `(B | 1, 1, S | 1, T)`.
+        added: to the scores.
     """
     q, k, v = qkv
     dtype = type_of(node.outputs[0])
     if heads[0] > heads[1]:
         order = insert_constant(graph, node, np.arange(heads[0]) * heads[1] // heads[0])
         k, v = (insert_node(graph, node, "Gather", [x, order], {"axis": 1}) for x in (k, v))
-    scale = _number(graph, node, node.attributes.get_float("scale"), dtype)
-    k_BHDT = insert_node(graph, node, "Transpose", [k], {"perm": [0, 1, 3, 2]})
-    scaled = insert_node(graph, node, "Mul", [q, scale])
-    scores = insert_node(graph, node, "MatMul", [scaled, k_BHDT])
+    scores = _products(graph, node, q, k)
     cap = node.attributes.get_float("softcap", 0.0)
     if cap:
-        limit = _number(graph, node, cap, dtype)
+        limit = _number(graph, node, cap)
         scores = insert_node(graph, node, "Div", [scores, limit])
         scores = insert_node(graph, node, "Tanh", [scores])
         scores = insert_node(graph, node, "Mul", [scores, limit])
-    if bias is not None:
+    if added.bias is not None:
+        bias = _cast(graph, node, added.bias, dtype, ir.DataType.FLOAT)
         scores = insert_node(graph, node, "Add", [scores, bias])
-    if seen is not None:
-        lowest = _number(graph, node, float(np.finfo(dtype.numpy()).min), dtype)
-        scores = insert_node(graph, node, "Where", [seen, scores, lowest])
+    if added.seen is not None:
+        lowest = _number(graph, node, float(np.finfo(np.float32).min))
+        scores = insert_node(graph, node, "Where", [added.seen, scores, lowest])
+    if added.sinks is not None:
+        sinks = _cast(graph, node, added.sinks, dtype, ir.DataType.FLOAT)
+        sinks_BHS1 = _sink_scores(graph, node, sinks, scores)
+        scores = insert_node(graph, node, "Concat", [scores, sinks_BHS1], {"axis": -1})
     weights = insert_node(graph, node, "Softmax", [scores], {"axis": -1})
+    if added.sinks is not None:
+        last = insert_constant(graph, node, np.array([-1]))
+        weights = _sliced(graph, node, weights, last, axis=-1)
+    weights = _cast(graph, node, weights, ir.DataType.FLOAT, dtype)
     return insert_node(graph, node, "MatMul", [weights, v])
+
+
+def _products(graph: ir.Graph, node: ir.Node, q: ir.Value, k: ir.Value) -> ir.Value:
+    """`scale * q @ kᵀ` in float32.
+
+    The power of two in the scale comes first, which keeps sums in the range of float16 and rounds
+    nothing.
+    """
+    dtype = type_of(node.outputs[0])
+    rest, exponent = np.frexp(node.attributes.get_float("scale"))
+    power = np.array(2.0**exponent, dtype.numpy())
+    k_BHDT = insert_node(graph, node, "Transpose", [k], {"perm": [0, 1, 3, 2]})
+    scaled = insert_node(graph, node, "Mul", [q, insert_constant(graph, node, power)])
+    scores = insert_node(graph, node, "MatMul", [scaled, k_BHDT])
+    scores = _cast(graph, node, scores, dtype, ir.DataType.FLOAT)
+    return insert_node(graph, node, "Mul", [scores, _number(graph, node, float(rest))])
+
+
+def _sink_scores(graph: ir.Graph, node: ir.Node, sinks: ir.Value, scores: ir.Value) -> ir.Value:
+    """Scores of the sinks, `(B, H, S, 1)`."""
+    rows = insert_node(graph, node, "Shape", [scores], {"start": 0, "end": 3})
+    one = insert_constant(graph, node, np.array([1]))
+    shape = insert_node(graph, node, "Concat", [rows, one], {"axis": 0})
+    column = _unsqueezed(graph, node, sinks, (1, 2))
+    return insert_node(graph, node, "Expand", [column, shape])
+
+
+def _first(graph: ir.Graph, node: ir.Node, buffer: ir.Value, bias: ir.Value) -> ir.Value:
+    """As many keys of a buffer `(B, K, C, D)` as the bias has."""
+    count = insert_node(graph, node, "Shape", [bias], {"start": 3, "end": 4})
+    return _sliced(graph, node, buffer, count, axis=2)
+
+
+def _sliced(graph: ir.Graph, node: ir.Node, x: ir.Value, end: ir.Value, *, axis: int) -> ir.Value:
+    """The part before `end`, int64 `(1,)`, along an axis."""
+    start, axes = (insert_constant(graph, node, np.array([n])) for n in (0, axis))
+    return insert_node(graph, node, "Slice", [x, start, end, axes])
 
 
 def _heads(
@@ -261,10 +371,12 @@ def _rotated(
     graph: ir.Graph,
     node: ir.Node,
     x_BNSD: ir.Value,
-    tables: tuple[ir.Value, ir.Value, ir.Value],
+    tables: tuple[ir.Value, ir.Value, ir.Value] | None,
     count: int,
 ) -> ir.Value:
-    """Heads turned by their positions; `tables` are cosines, sines and positions."""
+    """Heads turned by their positions, if `tables` are cosines, sines and positions."""
+    if tables is None:
+        return x_BNSD
     attributes = {
         "interleaved": node.attributes.get_int("rotary_interleaved", 0),
         "num_heads": count,
@@ -310,8 +422,14 @@ def _as_int64(graph: ir.Graph, node: ir.Node, x: ir.Value) -> ir.Value:
     return insert_node(graph, node, "Cast", [x], {"to": ir.DataType.INT64})
 
 
-def _number(graph: ir.Graph, node: ir.Node, value: float, dtype: ir.DataType) -> ir.Value:
-    return insert_constant(graph, node, np.array(value, dtype.numpy()))
+def _cast(
+    graph: ir.Graph, node: ir.Node, x: ir.Value, held: ir.DataType, wanted: ir.DataType
+) -> ir.Value:
+    return x if held == wanted else insert_node(graph, node, "Cast", [x], {"to": wanted})
+
+
+def _number(graph: ir.Graph, node: ir.Node, value: float) -> ir.Value:
+    return insert_constant(graph, node, np.array(value, np.float32))
 
 
 def _known(axis: int | str) -> int:

@@ -122,6 +122,7 @@ def certify(
                 name=probe.name,
                 length=model.context_length if probe.token_ids is None else len(probe.token_ids),
                 source=None if probe.source is None else len(probe.source),
+                features=probe.features,
             )
             for probe in probes
         ),
@@ -148,6 +149,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             tokens=model.tokens,
             source=model.takes,
             output=model.gives,
+            features=model.features,
         ),
         files={
             name: hashlib.sha256(path.read_bytes()).hexdigest()

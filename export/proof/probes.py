@@ -5,6 +5,7 @@ encoder of images           8 images, held out or noise of growing coarseness
 encoder-decoder             16 held-out pairs, or sources that grow while targets shrink
 a user's own module         one more text over its whole context
 a decoder with windows      one more text, after which its rows have moved
+a decoder that reads images one more text, in which vectors replace some tokens
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ortolan.export.errors import OptionError
@@ -37,9 +39,10 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.export.options import Proof
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import Features, ImageSource
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.verification.probe_vectors import probe_vectors
 
 LENGTHS: Mapping[Proof, tuple[int, ...]] = {
     "quick": (1, 2, 33, 160),
@@ -56,6 +59,9 @@ WINDOW_WORK = 1 << 42
 
 WINDOW_TAIL = 64
 """Tokens of that probe after its rows have moved."""
+
+SURROUNDING, VECTORS = 32, 96
+"""Tokens of the text around vectors of images, and of the vectors, at most."""
 
 PAIRS = 16
 """Held-out pairs that judge an encoder-decoder."""
@@ -127,6 +133,7 @@ class ProbeInput:
         source: int64 `(T,)`, of an encoder-decoder.
         image: uint8 `(H, W, C)`, of an encoder of images.
         types: int64 `(length,)`, of an encoder that reads token types.
+        features: number of its tokens whose embeddings are replaced by `probe_vectors`.
     """
 
     name: str
@@ -134,6 +141,7 @@ class ProbeInput:
     source: NDArray[np.int64] | None = None
     image: NDArray[np.uint8] | None = None
     types: NDArray[np.int64] | None = None
+    features: int = 0
 
 
 def text_of(model: Exportable, data: Calibration | None) -> str:
@@ -177,7 +185,28 @@ def make_probes(
     if model.sides.reads_source:
         return _pair_probes(model, data, LENGTHS[proof])
     longest = max(whole_tokens(model) if model.is_own else 0, window_tokens(model) * windows)
-    return _single_probes(model, data, LENGTHS[proof], longest)
+    probes = _single_probes(model, data, LENGTHS[proof], longest)
+    if model.features is not None:
+        probes.append(_illustrated(model, model.features, probes[-1], len(probes)))
+    return probes
+
+
+def _illustrated(
+    model: Exportable, features: Features, text: ProbeInput, number: int
+) -> ProbeInput:
+    """A text with vectors in two places."""
+    if text.token_ids is None:
+        raise TypeError("expected a text")
+    count = min(VECTORS, model.context_length // 2)
+    words = text.token_ids[: max(1, model.context_length - count)][:SURROUNDING]
+    words = np.where(words == features.token, words[0], words)
+    first, last = words[: len(words) // 2], words[len(words) // 2 :]
+    placeholders = np.full(count, features.token, np.int64)
+    halves = placeholders[: count // 2], placeholders[count // 2 :]
+    middle = last[:1]
+    ids = np.concatenate((first, halves[0], middle, halves[1], last))[: model.context_length]
+    name = f"{number}-{len(ids)}-tokens-and-vectors"
+    return ProbeInput(name=name, token_ids=ids, features=int((ids == features.token).sum()))
 
 
 def _single_probes(
@@ -264,6 +293,13 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
     types = [probe.types for probe in probes if probe.types is not None]
     if types:
         return typed_inputs(list(zip(ids, types, strict=True)))
+    if model.features is not None:
+        size = model.features.size
+        vectors = [
+            torch.from_numpy(probe_vectors(probe.features, size)) if probe.features else None
+            for probe in probes
+        ]
+        return Inputs(sources=vectors, ids=text_inputs(model, ids).ids)
     if not images:
         return text_inputs(model, ids)
     pixels = image_inputs(model, np.stack(images)).sources

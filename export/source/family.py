@@ -35,26 +35,31 @@ from ortolan.modeling.checkpoint.folder import (
     empty_model,
     limit_context,
     open_weights,
+    read_config,
     read_config_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
+from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
+    FeatureHead,
     LanguageModelHead,
     ModelConfig,
     StackConfig,
     TokenInput,
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
+from ortolan.modeling.layers.embeddings import Features as EmbeddingFeatures
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
+    Features,
     Graph,
     ImageSource,
     Output,
@@ -65,6 +70,9 @@ from ortolan.runtime.bundle.manifest import (
 )
 
 Tracer = Callable[..., ir.Model]
+
+UNBUILT = "0" * 64
+"""Fingerprint of an encoder that is not exported yet."""
 
 TRACERS: Mapping[str, Mapping[str, Tracer]] = {
     "decoder": {MAPS_ROLE: trace_attention_maps, **dict.fromkeys(STEPPED, trace_decoder)},
@@ -82,9 +90,11 @@ def open_model(
     model: TransformerModel, *, tokenizer: str | Path | None, max_context: int | None
 ) -> Exportable:
     """Open a live `DecoderModel`, `EncoderModel` or `EncoderDecoderModel`."""
+    # Nothing says how many vectors the encoder of a live module gives.
+    config = replace(model.config, feature_token_id=None)
     return _describe(
-        model.config,
-        limit_context(model.config, max_context),
+        config,
+        limit_context(config, max_context),
         checkpoint=None,
         tokenizer=tokenizer,
         weights=ModuleWeights(model),
@@ -112,7 +122,26 @@ def open_family(
         sha256=checkpoint.sha256,
     )
     keys = read_config_keys(checkpoint, accept_unknown)
-    return replace(model, keys=keys, left_out=checkpoint.left_out)
+    model = replace(model, keys=keys, left_out=checkpoint.left_out)
+    if checkpoint.images is None:
+        return model
+    return _reading(model, checkpoint.images, checkpoint)
+
+
+def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
+    """A decoder with the encoder of the images that it reads."""
+    config = read_config(tower, EncoderConfig)
+    encoder = open_family(config, tower, tokenizer=None, max_context=None)
+    token = whole.values[FEATURE_TOKEN]
+    if not isinstance(config.head, FeatureHead) or not isinstance(token, int):
+        raise TypeError("expected an encoder of vectors for a decoder")
+    features = Features(
+        token=token,
+        size=config.head.projections[-1].width,
+        vectors=config.vectors,
+        encoder=UNBUILT,
+    )
+    return replace(model, features=features, images=encoder)
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
@@ -169,16 +198,17 @@ def _describe(
         for name, table in tables(stack).items()
     }
     module = _skeleton(limited, computed)
+    reads_images = config.feature_token_id is not None
     return Exportable(
         kind=sides.kind,
         model_type=config.model_type,
-        context_length=sides.context_length,
+        context_length=sides.outputs,
         reach=sides_of(config).context_length,
         switches_after=limited.switches_after if isinstance(limited, StackConfig) else None,
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
-        forward=partial(_forward, module),
+        forward=partial(_forward_images if reads_images else _forward, module),
         cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
@@ -223,6 +253,15 @@ def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None
         return out[0]
     inputs = [tensor[None] for tensor in (source, ids) if tensor is not None]
     out = module(*inputs)
+    return out[0]
+
+
+def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor | None) -> Tensor:
+    token = decoder.config.feature_token_id
+    if ids is None or token is None:
+        raise TypeError("expected a decoder of images and its ids")
+    features = None if vectors is None else EmbeddingFeatures.of(vectors, ids[None], token)
+    out: Tensor = decoder(ids[None], features)
     return out[0]
 
 
@@ -294,6 +333,8 @@ def _gives(encoder: EncoderConfig) -> Output:
             return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
         case EmbeddingHead() as head:
             return Output(kind="embedding", size=head.width(encoder.hidden_size))
+        case FeatureHead(projections=projections):
+            return Output(kind="states", size=projections[-1].width)
         case _:
             return Output(kind="states", size=encoder.hidden_size)
 

@@ -17,8 +17,16 @@ from ortolan.modeling.layers.cache import (
     capacity_of,
     empty_cache,
 )
+from ortolan.modeling.layers.embeddings import Features
 from ortolan.modeling.layers.lowering import fits_kernel
-from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS
+from ortolan.runtime.bundle.interface import (
+    FEATURE_ROWS,
+    FEATURES,
+    LOGITS,
+    PAST,
+    PRESENT,
+    STEP_INPUTS,
+)
 from ortolan.runtime.bundle.manifest import State, StateType
 
 
@@ -40,6 +48,27 @@ class _DecoderGraph(Entry):
         return logits.float(), present
 
 
+class _ReadingGraph(Entry):
+    """The same step of a decoder that reads vectors of images."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        vectors: Tensor,
+        rows: Tensor,
+        cache: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, list[Memory]]:
+        decoder = cast(DecoderModel, self.model)
+        past = memories(decoder.config, cache)
+        step = make_step(decoder.config, seqlens_k, total, past)
+        features = Features(vectors, rows)
+        logits, present = decoder.step(input_ids, step, past, logit_positions, features=features)
+        return logits.float(), present
+
+
 def trace_decoder(
     config: DecoderConfig, *, dtype: torch.dtype, sequence: int | None = None
 ) -> ir.Model:
@@ -53,14 +82,22 @@ def trace_decoder(
 
     def signature(config: DecoderConfig) -> Signature:
         arguments, axes = step_example(config, dtype, sequence)
+        inputs = [*STEP_INPUTS]
+        if reads_images:
+            vectors = torch.zeros(5, config.embedding_width)
+            rows = torch.zeros_like(cast(Tensor, arguments[0]))
+            arguments = (*arguments[:-1], vectors, rows, arguments[-1])
+            axes = (*axes[:-1], {0: "features"}, axes[0], axes[-1])
+            inputs += [FEATURES, FEATURE_ROWS]
         return Signature(
             arguments=arguments,
             axes=axes,
-            inputs=[*STEP_INPUTS, *cache_names(PAST, config)],
+            inputs=[*inputs, *cache_names(PAST, config)],
             outputs=[LOGITS, *cache_names(PRESENT, config)],
         )
 
-    return trace(config, dtype, _DecoderGraph, signature)
+    reads_images = config.feature_token_id is not None
+    return trace(config, dtype, _ReadingGraph if reads_images else _DecoderGraph, signature)
 
 
 def memories(config: DecoderConfig, tensors: Sequence[Sequence[Tensor]]) -> list[Memory]:

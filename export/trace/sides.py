@@ -70,6 +70,11 @@ class Sides:
         return 0 if side is None else side.context_length
 
     @property
+    def outputs(self) -> int:
+        """Context of the decoder, or most vectors of an encoder alone."""
+        return self.encoder.vectors if self.encoder and not self.decoder else self.context_length
+
+    @property
     def _named(self) -> Mapping[str, StackConfig | None]:
         return {"encoder": self.encoder, "decoder": self.decoder}
 

@@ -19,13 +19,19 @@ from ortolan.modeling.checkpoint.gguf.config import hf_values
 from ortolan.modeling.checkpoint.gguf.file import derived_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
 from ortolan.modeling.checkpoint.gguf.header import read_header
+from ortolan.modeling.checkpoint.image_tower import image_tower
 from ortolan.modeling.checkpoint.json_file import read_json
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
 from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
-from ortolan.modeling.checkpoint.text_tower import TextTensors, text_values
+from ortolan.modeling.checkpoint.text_tower import (
+    FEATURE_TOKEN,
+    PartTensors,
+    TextTensors,
+    text_values,
+)
 from ortolan.modeling.errors import CheckpointError
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
@@ -54,6 +60,7 @@ class Checkpoint:
         open_tensors: opens the weight files.
         described_by: files other than the weights that the model's outputs depend on.
         derived: contents of files that a GGUF file replaces, by name; written on demand.
+        images: the encoder of images, whose vectors this language model reads.
     """
 
     values: dict[str, object]
@@ -61,6 +68,7 @@ class Checkpoint:
     open_tensors: Callable[[], FileTensors]
     described_by: tuple[Path, ...] = ()
     derived: Mapping[str, Callable[[], str]] = field(default_factory=dict)
+    images: "Checkpoint | None" = None
 
     @cached_property
     def tensors(self) -> FileTensors:
@@ -151,17 +159,33 @@ def _open_folder(folder: Path) -> Checkpoint:
         raise CheckpointError(
             f"{file}: {QUANTIZATION} must be an object (got {quantization!r:.80})."
         )
-    text = text_values(values)
-    opened = partial(open_tensors, folder, quantization, only_text=text is not None)
-    if text is not None:
-        # Configs with towers omit this key or get it wrong, so look at the weights.
-        text["tie_word_embeddings"] = HEAD not in opened().shapes()
-    return Checkpoint(
-        values=values if text is None else text,
+    whole = Checkpoint(
+        values=values,
         folder=folder,
-        open_tensors=opened,
+        open_tensors=partial(open_tensors, folder, quantization),
         described_by=(file, *sentence_files(folder)),
     )
+    text = text_values(values)
+    return whole if text is None else _multimodal(whole, text)
+
+
+def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
+    """The language model of a checkpoint, with its encoder of images where Ortolan computes it."""
+    tower = image_tower(whole.values)
+    if tower is None:
+        opened = partial(TextTensors, whole.tensors)
+        images = None
+    else:
+        opened = partial(TextTensors, whole.tensors, tower.towers)
+        text[FEATURE_TOKEN] = tower.token
+        images = replace(
+            whole,
+            values=tower.values,
+            open_tensors=partial(PartTensors, whole.tensors, tower.rename),
+        )
+    # Configs with towers omit this key or get it wrong, so look at the weights.
+    text["tie_word_embeddings"] = HEAD not in opened().shapes()
+    return replace(whole, values=text, open_tensors=opened, images=images)
 
 
 def _open_only(files: list[Path]) -> Checkpoint:
@@ -191,23 +215,19 @@ def _open_gguf(file: Path) -> Checkpoint:
     return checkpoint
 
 
-def open_tensors(
-    folder: Path, quantization: dict[str, object] | None = None, *, only_text: bool = False
-) -> FileTensors:
+def open_tensors(folder: Path, quantization: dict[str, object] | None = None) -> FileTensors:
     """Open the weight files of a folder.
 
     Args:
         folder: folder of the files.
         quantization: quantization described by the config.
-        only_text: leave out all towers except the language model.
 
     Raises:
         CheckpointError: the files are absent, torn, or cannot be read without running code.
     """
     files = weight_files(folder)
     is_safe = files[0].suffix == Path(SAFETENSORS).suffix
-    tensors = Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)
-    return TextTensors(tensors) if only_text else tensors
+    return Unpacked(Safetensors(files) if is_safe else Pickles(files), quantization)
 
 
 def _snapshot(path: Path) -> Path:

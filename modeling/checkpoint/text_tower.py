@@ -5,7 +5,7 @@ video are left out. The table lists only models whose language model computes th
 alone. For text, multimodal rotary positions (`mrope`) are ordinary ones.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +40,9 @@ TOWERS = (
     "image_newline",
 )
 """First parts of the names of tensors that text does not use, with or without `model.`."""
+
+FEATURE_TOKEN = "feature_token_id"
+"""Key that is added to the config of a language model that reads vectors of images."""
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
@@ -157,21 +160,24 @@ def _without(values: Values, keys: Iterable[str]) -> dict[str, object]:
     return {key: value for key, value in values.items() if key not in keys}
 
 
-class TextTensors:
-    """Tensors of the language model, under the names it has on its own."""
+class PartTensors:
+    """Tensors of one part of a model, under the names that they have there."""
 
-    def __init__(self, whole: FileTensors) -> None:
-        """Find the language model's tensors in a checkpoint."""
+    def __init__(self, whole: FileTensors, rename: Callable[[str], str | None]) -> None:
+        """Find the tensors of a part.
+
+        Args:
+            whole: tensors of the checkpoint.
+            rename: the name of a tensor in the part; None if it belongs to another one.
+        """
         self._whole = whole
-        names = {name: text_name(name) for name in whole.shapes()}
-        self._names = {text: name for name, text in names.items() if text is not None}
-        dropped = [_tower(name) for name, text in names.items() if text is None]
-        self.left_out = tuple(sorted({tower for tower in dropped if tower is not None}))
+        names = {rename(name): name for name in whole.shapes()}
+        self._names = {ours: name for ours, name in names.items() if ours is not None}
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""
         shapes = self._whole.shapes()
-        return {text: shapes[name] for text, name in self._names.items()}
+        return {ours: shapes[name] for ours, name in self._names.items()}
 
     def files(self) -> list[Path]:
         """The files, sorted by name."""
@@ -191,6 +197,25 @@ class TextTensors:
         if not isinstance(self._whole, Coded):
             raise TypeError(f"{name}: this checkpoint stores no codes")
         return self._whole.codes(self._names[name], start, stop)
+
+
+class TextTensors(PartTensors):
+    """Tensors of the language model, under the names it has on its own.
+
+    Attributes:
+        left_out: names of the other towers.
+    """
+
+    def __init__(self, whole: FileTensors, served: Collection[str] = ()) -> None:
+        """Find the language model's tensors in a checkpoint.
+
+        Args:
+            whole: tensors of the checkpoint.
+            served: towers that are not left out.
+        """
+        super().__init__(whole, text_name)
+        towers = {_tower(name) for name in whole.shapes() if text_name(name) is None}
+        self.left_out = tuple(sorted(tower for tower in towers if tower and tower not in served))
 
 
 def text_name(name: str) -> str | None:

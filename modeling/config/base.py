@@ -13,9 +13,12 @@ class ModelConfig:
         bos_token_id: the token that starts a sequence, if there is one.
         eos_token_ids: the tokens that end a sequence.
         pad_token_id: the token that pads batches; never changes the computation.
+        feature_token_id: the token whose embedding is replaced by a vector that an encoder of
+            images computed; None for a language model of text alone.
     """
 
     model_type: str
     bos_token_id: int | None = None
     eos_token_ids: tuple[int, ...] = ()
     pad_token_id: int | None = None
+    feature_token_id: int | None = None

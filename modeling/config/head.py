@@ -123,7 +123,7 @@ class ClassifierHead:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Projection:
-    """`act(dense(x))` of a pooled vector.
+    """`act(dense(x))` of a vector.
 
     Attributes:
         width: output channels.
@@ -166,4 +166,21 @@ class EmbeddingHead:
             raise ConfigError("head: needs at least one pooling, such as mean.")
 
 
-Head = LanguageModelHead | ClassifierHead | EmbeddingHead
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeatureHead:
+    """Vectors that a decoder reads in place of embeddings of tokens (Liu et al. 2023, "LLaVA").
+
+    Attributes:
+        skipped: number of first vectors that are left out, such as that of a class token.
+        projections: of each vector, in order.
+    """
+
+    skipped: int
+    projections: tuple[Projection, ...]
+
+    def __post_init__(self) -> None:
+        if not self.projections or self.skipped < 0:
+            raise ConfigError("head: features need a projection to the width of the decoder.")
+
+
+Head = LanguageModelHead | ClassifierHead | EmbeddingHead | FeatureHead

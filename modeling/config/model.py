@@ -9,7 +9,13 @@ from dataclasses import dataclass, fields, replace
 
 from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
-from ortolan.modeling.config.head import Head, HeadLayer, LanguageModelHead, NormConfig
+from ortolan.modeling.config.head import (
+    FeatureHead,
+    Head,
+    HeadLayer,
+    LanguageModelHead,
+    NormConfig,
+)
 from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
@@ -199,6 +205,12 @@ class EncoderConfig(StackConfig):
     input: TokenInput | PatchInput
     head: Head | None = None
 
+    @property
+    def vectors(self) -> int:
+        """Most vectors that the head gives for a sequence, or those for an image."""
+        skipped = self.head.skipped if isinstance(self.head, FeatureHead) else 0
+        return self.context_length - skipped
+
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
         if any(block.cross_attention for block in self.blocks):
@@ -212,6 +224,13 @@ class EncoderConfig(StackConfig):
             raise ConfigError(
                 f"context_length: must be {self.input.length}, the patches of an image (got "
                 f"{self.context_length}). Correct it."
+            )
+        if isinstance(self.head, FeatureHead) and (
+            not isinstance(self.input, PatchInput) or self.vectors < 1
+        ):
+            raise ConfigError(
+                "head: features are those of an image, of which at least one is left. Choose "
+                "another head."
             )
         if not isinstance(self.head, LanguageModelHead):
             return

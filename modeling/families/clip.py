@@ -12,10 +12,10 @@ from ortolan.modeling.weights import Entry, Target
 
 TOWER, PROJECTED, BOTH = "CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel"
 
-_PREFIX = "vision_model"
+PREFIX = "vision_model"
 
 _LAYERS = layer(
-    f"{_PREFIX}.encoder.layers.{{}}.",
+    f"{PREFIX}.encoder.layers.{{}}.",
     {
         **qkv("self_attn.{}_proj"),
         "self_attn.out_proj": OUT,
@@ -26,20 +26,20 @@ _LAYERS = layer(
     },
 )
 
-_TOWER: dict[str, Entry] = {
-    f"{_PREFIX}.embeddings.class_embedding": Target("embedding.class_token"),
-    f"{_PREFIX}.embeddings.position_embedding.weight": Target("position_embedding.weight"),
+TOWER_WEIGHTS: dict[str, Entry] = {
+    f"{PREFIX}.embeddings.class_embedding": Target("embedding.class_token"),
+    f"{PREFIX}.embeddings.position_embedding.weight": Target("position_embedding.weight"),
     # The numbers 0, 1, ..., which old versions of transformers saved.
-    f"{_PREFIX}.embeddings.position_ids": None,
-    **linear({f"{_PREFIX}.embeddings.patch_embedding": "embedding.projection"}),
+    f"{PREFIX}.embeddings.position_ids": None,
+    **linear({f"{PREFIX}.embeddings.patch_embedding": "embedding.projection"}),
     **_LAYERS,
-    **linear({f"{_PREFIX}.post_layernorm": "final_norm"}),
+    **linear({f"{PREFIX}.post_layernorm": "final_norm"}),
 }
 
-_CLIP: dict[str, Entry] = {
-    **_TOWER,
+CLIP_WEIGHTS: dict[str, Entry] = {
+    **TOWER_WEIGHTS,
     # transformers' own spelling
-    **linear({f"{_PREFIX}.pre_layrnorm": "embedding_norm"}),
+    **linear({f"{PREFIX}.pre_layrnorm": "embedding_norm"}),
     "visual_projection.*": "projections.0.",
 }
 
@@ -66,17 +66,23 @@ def _clip(hf: ConfigReader) -> EncoderConfig:
     if architecture != TOWER:
         width = hf.size("projection_dim", 512)
         projections = (Projection(width=width, bias=False, activation=None),)
+    head = EmbeddingHead(
+        pooling=("first",), projections=projections, normalised=architecture == BOTH
+    )
+    return replace(read_clip(tower, head), model_type=hf.get("model_type", str))
+
+
+def read_clip(tower: ConfigReader, head: Head) -> EncoderConfig:
+    """The image encoder of CLIP with a head."""
     config = read_vision(
         tower,
-        head=EmbeddingHead(
-            pooling=("first",), projections=projections, normalised=architecture == BOTH
-        ),
+        head=head,
         eps=1e-5,
         hidden=tower.size("intermediate_size", 3072),
         activation="quick_gelu",
         patch=32,
     )
-    return _of_type(hf, replace(config, embedding_norm=config.final_norm), bias=False)
+    return _biased(replace(config, embedding_norm=config.final_norm), bias=False)
 
 
 def _siglip(hf: ConfigReader) -> EncoderConfig:
@@ -86,6 +92,11 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
     # The classifier pools by the mean, not by attention.
     tower.skip("vision_use_head", "model_type")
     head: Head = read_classifier(hf, pooling="mean")
+    return replace(read_siglip(tower, head), model_type=hf.get("model_type", str))
+
+
+def read_siglip(tower: ConfigReader, head: Head) -> EncoderConfig:
+    """The image encoder of SigLIP with a head."""
     config = read_vision(
         tower,
         head=head,
@@ -94,28 +105,27 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
         activation="gelu_pytorch_tanh",
         class_token=False,
     )
-    return _of_type(hf, config, bias=True)
+    return _biased(config, bias=True)
 
 
-def _of_type(hf: ConfigReader, config: EncoderConfig, *, bias: bool) -> EncoderConfig:
-    """The config with the type of the whole model, and a bias of patches or none."""
+def _biased(config: EncoderConfig, *, bias: bool) -> EncoderConfig:
+    """The config with a bias of patches, or without."""
     if not isinstance(config.input, PatchInput):
         raise TypeError("expected an encoder of images")
-    source = replace(config.input, bias=bias)
-    return replace(config, model_type=hf.get("model_type", str), input=source)
+    return replace(config, input=replace(config.input, bias=bias))
 
 
 FAMILIES: dict[str, Family[EncoderConfig]] = {
-    "clip": Family(config=_clip, weights=_CLIP | _OF_TEXT, base_model_prefix=_PREFIX),
-    "clip_vision_model": Family(config=_clip, weights=_CLIP, base_model_prefix=_PREFIX),
+    "clip": Family(config=_clip, weights=CLIP_WEIGHTS | _OF_TEXT, base_model_prefix=PREFIX),
+    "clip_vision_model": Family(config=_clip, weights=CLIP_WEIGHTS, base_model_prefix=PREFIX),
     "siglip": Family(
         config=_siglip,
         weights={
-            **_TOWER,
+            **TOWER_WEIGHTS,
             **_OF_TEXT,
-            f"{_PREFIX}.head.*": None,
+            f"{PREFIX}.head.*": None,
             **linear({"classifier": "head.out"}),
         },
-        base_model_prefix=_PREFIX,
+        base_model_prefix=PREFIX,
     ),
 }

@@ -164,6 +164,7 @@ class ConfigReader:
             "bos_token_id": self.get("bos_token_id", int, None),
             "eos_token_ids": self.token_ids("eos_token_id"),
             "pad_token_id": self.get("pad_token_id", int, None),
+            "feature_token_id": self.get("feature_token_id", int, None),
         }
 
     def numbers(self, key: str) -> tuple[float, ...]:

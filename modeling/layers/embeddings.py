@@ -1,8 +1,10 @@
 """Embeddings of tokens and of image patches.
 
 Shape letters: B batch, T tokens, E model width, C pixel channels, Y image height, X image width,
-N patches.
+N patches, F features, S new tokens.
 """
+
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -60,6 +62,30 @@ class PatchEmbedding(nn.Module):
             return x_BNE
         first_BNE = [token.expand(x_BNE.shape[0], 1, -1) for token in tokens]
         return torch.cat((*first_BNE, x_BNE), 1)
+
+
+class Features(NamedTuple):
+    """Vectors that replace the embeddings of some tokens.
+
+    Attributes:
+        vectors: `(F, E)`; the first one is never used.
+        rows: int64 `(B, S)`; the vector of each token, 0 for its own embedding.
+    """
+
+    vectors: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, vectors: Tensor, input_ids: Tensor, token: int) -> "Features":
+        """Give vectors `(N, E)` to the tokens `token` of ids `(B, S)`, in order."""
+        is_placeholder = input_ids == token
+        rows = is_placeholder.flatten().cumsum(0).view_as(input_ids) * is_placeholder
+        return cls(torch.cat((torch.zeros_like(vectors[:1]), vectors)), rows)
+
+    def placed(self, x_BSE: Tensor) -> Tensor:
+        """The embeddings `(B, S, E)` with the vectors in their places."""
+        vectors_BSE = F.embedding(self.rows, self.vectors).to(x_BSE.dtype)
+        return torch.where(self.rows[..., None] > 0, vectors_BSE, x_BSE)
 
 
 def input_embedding(config: EncoderConfig) -> nn.Module:

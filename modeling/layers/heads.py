@@ -3,7 +3,7 @@
 Shape letters: B batch, T tokens, E model width, V vocabulary, L labels.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import cast
 
 import torch
@@ -14,9 +14,11 @@ from ortolan.modeling.config import (
     ClassifierHead,
     EmbeddingHead,
     EncoderConfig,
+    FeatureHead,
     HeadLayer,
     LanguageModelHead,
     Pooling,
+    Projection,
     TokenInput,
 )
 from ortolan.modeling.config.head import pooled_width
@@ -144,14 +146,8 @@ class Embedder(nn.Module):
     def __init__(self, config: EmbeddingHead, width: int) -> None:
         super().__init__()
         self.config = config
-        widths = [
-            sum(pooled_width(pooling, width) for pooling in config.pooling),
-            *(layer.width for layer in config.projections),
-        ]
-        self.projections = nn.ModuleList(
-            nn.Linear(before, layer.width, bias=layer.bias)
-            for before, layer in zip(widths, config.projections, strict=False)
-        )
+        pooled = sum(pooled_width(pooling, width) for pooling in config.pooling)
+        self.projections = _projections(config.projections, pooled)
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, width)`; normalized vectors are float32 for the range of squares."""
@@ -167,6 +163,38 @@ class Embedder(nn.Module):
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
 
 
+class Features(nn.Module):
+    """Vectors for a decoder.
+
+    Attributes:
+        projections: applied to each vector in order.
+    """
+
+    def __init__(self, config: FeatureHead, width: int) -> None:
+        super().__init__()
+        self.config = config
+        self.projections = _projections(config.projections, width)
+
+    def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
+        """`(B, T, E)` to `(B, T - skipped, width)`; images have no lengths."""
+        x_BPE = x_BTE[:, self.config.skipped :]
+        linears = cast(Iterable[nn.Linear], self.projections)
+        for dense, layer in zip(linears, self.config.projections, strict=True):
+            x_BPE = dense(x_BPE)
+            if layer.activation is not None:
+                x_BPE = ACTIVATIONS[layer.activation](x_BPE)
+        return x_BPE
+
+
+def _projections(layers: Sequence[Projection], width: int) -> nn.ModuleList:
+    """The matrices of projections, the first of which takes `width` channels."""
+    widths = [width, *(layer.width for layer in layers)]
+    return nn.ModuleList(
+        nn.Linear(before, layer.width, bias=layer.bias)
+        for before, layer in zip(widths, layers, strict=False)
+    )
+
+
 def encoder_head(config: EncoderConfig) -> nn.Module | None:
     """The head of a config; None without one."""
     match config.head, config.input:
@@ -176,5 +204,7 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
             return Classifier(kind, config.hidden_size)
         case (EmbeddingHead() as kind, _):
             return Embedder(kind, config.hidden_size)
+        case (FeatureHead() as kind, _):
+            return Features(kind, config.hidden_size)
         case _:
             return None

@@ -19,7 +19,7 @@ from ortolan.modeling.config import (
     StackConfig,
 )
 from ortolan.modeling.layers.block import Block
-from ortolan.modeling.layers.embeddings import position_embedding
+from ortolan.modeling.layers.embeddings import Features, position_embedding
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 from ortolan.modeling.layers.positions import relative_index, rotary_names, tables
@@ -128,17 +128,26 @@ class Stack(TransformerModel):
                 of_window[window] = unwindowed._replace(bias=add(unwindowed.bias, bias))
         return [of_window[window] for window in windows]
 
-    def embed(self, inputs: Tensor, positions: Tensor, added: Tensor | None = None) -> Tensor:
+    def embed(
+        self,
+        inputs: Tensor,
+        positions: Tensor,
+        added: Tensor | None = None,
+        features: Features | None = None,
+    ) -> Tensor:
         """Embed inputs, `(B, S, E)`.
 
         Args:
             inputs: int64 ids `(B, S)`, or pixels.
             positions: positions of the tokens, `(B, S)` or `(1, S)`.
             added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
+            features: vectors that replace embeddings.
         """
         x_BSE: Tensor = self.embedding(inputs)
         if self.config.embedding_scale != 1.0:
             x_BSE = x_BSE * self.config.embedding_scale
+        if features is not None:
+            x_BSE = features.placed(x_BSE)
         if added is not None:
             x_BSE = x_BSE + added
         position_BSE = self._position_vectors(positions)

@@ -30,7 +30,7 @@ from ortolan.modeling.layers.cache import (
     capacity_of,
     same,
 )
-from ortolan.modeling.layers.embeddings import input_embedding
+from ortolan.modeling.layers.embeddings import Features, input_embedding
 from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.model import TransformerModel
@@ -76,14 +76,21 @@ class DecoderModel(Stack):
         """The head, if it is tied to the embedding."""
         return {HEAD: EMBEDDING} if self.head is None else {}
 
-    def forward(self, input_ids: Tensor) -> Tensor:
-        """Logits of whole sequences: int64 `(B, S)` to `(B, S, V)`."""
-        return self.with_source(None, input_ids)
+    def forward(self, input_ids: Tensor, features: Features | None = None) -> Tensor:
+        """Logits of whole sequences: int64 `(B, S)` to `(B, S, V)`.
 
-    def with_source(self, source: CrossCache | None, input_ids: Tensor) -> Tensor:
+        Args:
+            input_ids: of the tokens.
+            features: vectors that replace the embeddings of some tokens.
+        """
+        return self.with_source(None, input_ids, features)
+
+    def with_source(
+        self, source: CrossCache | None, input_ids: Tensor, features: Features | None = None
+    ) -> Tensor:
         """Logits of whole sequences after their sources: int64 `(B, S)` to `(B, S, V)`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        x_BSE = self.embed(input_ids, positions)
+        x_BSE = self.embed(input_ids, positions, features=features)
         relative = self.relative(positions, input_ids.shape[1])
         lengths = None if source is None else source.lengths
         layers = zip(self.layers, self._states(source), strict=True)
@@ -99,6 +106,7 @@ class DecoderModel(Stack):
         cache: Sequence[Memory],
         logit_positions: Tensor | None = None,
         source: CrossCache | None = None,
+        features: Features | None = None,
     ) -> tuple[Tensor, list[Memory]]:
         """Continue sequences.
 
@@ -109,12 +117,13 @@ class DecoderModel(Stack):
             cache: state of each layer; see `empty_cache` and `cached_attention`.
             logit_positions: int64 `(B, N)`, indices into this step's S tokens; None for all.
             source: keys and values of the source, for a decoder with cross-attention.
+            features: vectors that replace the embeddings of some tokens.
 
         Returns:
             Logits `(B, N, V)`, and the state of each layer after the step.
         """
         positions = step.positions(input_ids.shape[1])
-        x_BSE = self.embed(input_ids, positions)
+        x_BSE = self.embed(input_ids, positions, features=features)
         relative = self.relative(positions, step.reach(capacity_of(cache)))
         lengths = None if source is None else source.lengths
         pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)

@@ -12,12 +12,12 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.manifest import NAME, VISION
 from ortolan.runtime.bundle.trust import check_trusted
-from ortolan.runtime.errors import BundleError, BundleNotFoundError
+from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle", "retry_if_replaced"]
+__all__ = ["open_bundle", "open_vision", "retry_if_replaced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -97,6 +97,23 @@ def open_bundle(
             is_read = full_check or file.name not in manifest.weights
             check_file(folder, file, is_read=is_read, progress=progress)
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
+
+
+def open_vision(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+    """Open the encoder of the images that a decoder reads; same errors as `open_bundle`.
+
+    Raises:
+        BundleFileError: it is not the one that the decoder was exported with.
+    """
+    vision = open_bundle(bundle.path / VISION, full_check=full_check, trust=trust)
+    features, got = bundle.manifest.features, manifest_file.fingerprint(vision.manifest)
+    if features is None or features.encoder != got:
+        raise BundleFileError(
+            f"{vision.path}: expected the encoder of images with the fingerprint "
+            f"{'' if features is None else features.encoder}, got {got}. Export the checkpoint "
+            "again."
+        )
+    return vision
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterable
 
 from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
 from ortolan.runtime.bundle.interface import (
+    FEATURE_ROWS,
+    FEATURES,
     IDS,
     LENGTHS,
     LOGITS,
@@ -16,7 +18,7 @@ from ortolan.runtime.bundle.interface import (
     inputs_of,
 )
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import Features, ImageSource, Manifest
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, LocalFunction, Value
 
@@ -85,7 +87,10 @@ def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> N
 
 def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
     if role not in (ENCODER, MAPS_ROLE):
-        return {state.input: (state.dtype, state.shape) for state in manifest.states}
+        states: dict[str, tuple[str, Shape]] = {
+            state.input: (state.dtype, state.shape) for state in manifest.states
+        }
+        return states | _features(manifest.features)
     match manifest.source:
         case None:
             return {}
@@ -99,6 +104,15 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             if TYPES in inputs_of(role, manifest):
                 texts[TYPES] = ("int64", ("batch", "tokens"))
             return texts
+
+
+def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:
+    if features is None:
+        return {}
+    return {
+        FEATURES: ("float32", ("features", features.size)),
+        FEATURE_ROWS: ("int64", ("batch", "sequence")),
+    }
 
 
 def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:

@@ -2,7 +2,8 @@
 
     role                inputs                                             outputs
     decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, states
-    decode              window, SOURCE_LENGTHS after an encoder, states
+    decode              window, SOURCE_LENGTHS after an encoder, FEATURES
+                        and FEATURE_ROWS if images may replace tokens, states
     encoder             input_ids and lengths, or pixels;                  output, or source states
                         token_type_ids if the model tells texts of a
                         pair apart
@@ -21,6 +22,8 @@ from ortolan.runtime.errors import GraphError, ManifestError
 __all__ = [
     "ADAPTERS",
     "CROSS",
+    "FEATURES",
+    "FEATURE_ROWS",
     "IDS",
     "LENGTHS",
     "LOGITS",
@@ -59,6 +62,10 @@ the first slot of these states."""
 ADAPTERS = "adapters"
 """Input of a decoder graph with adapters: the number of each row's adapter, 0 for none."""
 
+FEATURES, FEATURE_ROWS = "features", "feature_rows"
+"""Inputs of a decoder that reads images: vectors float32 `(features, width)`, and for each token
+int64 `(batch, sequence)` the row that replaces its embedding; 0 keeps it, so row 0 is not used."""
+
 SOURCE_LENGTHS = "source_lengths"
 """Input of a decoder after an encoder: the valid tokens of each source."""
 
@@ -87,7 +94,9 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
         return (*source, *target, *(state.input for state in manifest.carried_by_maps))
     windows = (WINDOW_STARTS,) if manifest.has_windows else ()
     lengths = (SOURCE_LENGTHS,) if source else ()
-    return (*STEP_INPUTS, *windows, *lengths, *(state.input for state in manifest.states))
+    features = (FEATURES, FEATURE_ROWS) if manifest.features else ()
+    states = (state.input for state in manifest.states)
+    return (*STEP_INPUTS, *windows, *lengths, *features, *states)
 
 
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:

@@ -28,7 +28,9 @@ __all__ = [
     "NAME",
     "READABLE",
     "SCHEMA",
+    "VISION",
     "CacheType",
+    "Features",
     "File",
     "Filter",
     "Fit",
@@ -50,6 +52,9 @@ __all__ = [
     "Tokens",
     "wrong_kind",
 ]
+
+VISION = "vision"
+"""Folder in a bundle that holds the encoder of images, a bundle of its own."""
 
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
@@ -290,6 +295,24 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     labels: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_LABELS)] = ()
 
 
+class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Vectors of images that a decoder reads in place of tokens.
+
+    The folder `vision` of the bundle is itself a bundle: the encoder that computes them.
+
+    Attributes:
+        token: id that stands for a vector in a prompt.
+        size: numbers of a vector.
+        vectors: number of vectors of an image.
+        encoder: fingerprint of the encoder's manifest.
+    """
+
+    token: TokenId
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
+    encoder: Sha256
+
+
 class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A low-bit weight.
 
@@ -398,6 +421,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         unverified: why the export could not replay the certificate; `None` if it did.
         quality: distance from the trained model; `None` if it was not measured.
         host: what other programs need; `None` in schema 2.
+        images: vectors of images that a decoder reads; left out if it reads text alone.
     """
 
     schema: Literal[2, 3, 4, 5]
@@ -424,6 +448,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     unverified: Label | None = None
     quality: Quality | None = None
     host: Host | None = None
+    images: Features | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def features(self) -> Features | None:
+        """Vectors of images that the decoder reads, if it does."""
+        return None if isinstance(self.images, msgspec.UnsetType) else self.images
 
     @property
     def model_kind(self) -> ModelKind:

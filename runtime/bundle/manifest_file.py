@@ -266,12 +266,17 @@ def _check_kind(manifest: Manifest) -> None:
                 f"{'a' if belongs else 'no'} `{name}` in a bundle of kind {kind.name!r}",
                 "none" if value is None else "one",
             )
+    if manifest.features is not None and (kind.has_encoder or manifest.takes_one):
+        raise _refused("`images` in a decoder that takes whole prompts", "one of another kind")
 
 
 def _check_tokens(manifest: Manifest) -> None:
     tokens = manifest.tokens
     singles = ("bos", "pad", "start", "forced_first", "forced_last")
     named = [(name, [getattr(tokens, name)]) for name in singles]
+    features = manifest.features
+    if features is not None:
+        named.append(("images.token", [features.token]))
     for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
         for token in ids:
             if token is not None and token >= manifest.vocab_size:

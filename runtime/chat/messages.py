@@ -4,6 +4,7 @@ The format is that of OpenAI's chat completions, plus `reasoning_content`:
 https://platform.openai.com/docs/api-reference/chat/create
 """
 
+import base64
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -16,6 +17,7 @@ __all__ = [
     "PartsError",
     "check_messages",
     "check_tools",
+    "images_of",
     "is_name",
     "plain",
     "with_joined_text",
@@ -36,6 +38,9 @@ _FIELDS = {
 
 ROLES = tuple(_FIELDS)
 
+_IMAGES = ("image_url", "image")
+"""Types of parts with an image: of OpenAI, and of transformers."""
+
 MAX_MESSAGES = 16_384
 """Maximum messages of a conversation; contexts hold fewer."""
 
@@ -50,7 +55,7 @@ class PartsError(ChatError):
 
 
 class _Parts(list[dict[str, str]]):
-    """Text parts; fails if a template converts them to a string."""
+    """Parts of texts and images; fails if a template converts them to a string."""
 
     def __str__(self) -> str:
         raise PartsError("This chat template needs text, not a list of parts.")
@@ -122,9 +127,9 @@ def plain(value: Any, where: str, *, depth: int = 0) -> Any:
 
 
 def with_joined_text(message: dict[str, Any]) -> dict[str, Any]:
-    """Replace a list of parts by their joined text, as templates that read parts write it."""
+    """Replace a list of texts by their joined text, as templates that read parts write it."""
     content = message["content"]
-    if isinstance(content, list):
+    if isinstance(content, list) and all(part["type"] == "text" for part in content):
         return {**message, "content": "".join(part["text"] for part in content)}
     return message
 
@@ -173,14 +178,55 @@ def _content(value: Any, where: str) -> Any:
     for number, item in enumerate(value):
         place = f"{where}[{number}]"
         part = _object(item, place)
-        if not _is_one_of(part.get("type"), ("text",)):
+        kind = part.get("type")
+        if not _is_one_of(kind, ("text", *_IMAGES)):
             raise ChatError(
-                f'{place}.type: expected "text", got {shown(part.get("type"))}. '
-                "This version supports text parts only."
+                f'{place}.type: expected "text" or "image_url", got {shown(kind)}. '
+                "This version supports parts of text and images."
             )
-        _check_fields(part, ("type", "text"), place)
-        parts.append({"type": "text", "text": _text(part.get("text"), f"{place}.text")})
+        _check_fields(part, ("type", kind), place)
+        if kind == "text":
+            parts.append({"type": "text", "text": _text(part.get("text"), f"{place}.text")})
+        else:
+            _image(part, place)
+            parts.append({"type": "image"})
     return parts
+
+
+def images_of(messages: Sequence[Message]) -> list[Any]:
+    """Return the images of valid messages, in order, as `read_pixels` takes them."""
+    contents = [message.get("content") for message in messages]
+    return [
+        _image(part, f"messages[{number}].content")
+        for number, content in enumerate(contents)
+        if _is_list(content)
+        for part in content
+        if part["type"] in _IMAGES
+    ]
+
+
+def _image(part: Message, where: str) -> Any:
+    """The image of a part: the bytes in its data URL, or what the caller gave."""
+    if part["type"] == "image":
+        image = part.get("image")
+        # A path in a request of a stranger would show files of this machine.
+        if image is None or isinstance(image, str):
+            raise ChatError(
+                f"{where}.image: expected the bytes of a file, a pathlib.Path or an array of "
+                f"pixels, got {shown(image)}."
+            )
+        return image
+    url = _object(part.get("image_url"), f"{where}.image_url").get("url")
+    head, comma, data = (url if isinstance(url, str) else "").partition(",")
+    if not (comma and head.startswith("data:") and head.endswith(";base64")):
+        raise ChatError(
+            f"{where}.image_url.url: expected data:image/...;base64,..., got {shown(url)}. Nothing "
+            "is downloaded: send the image itself."
+        )
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError as error:
+        raise ChatError(f"{where}.image_url.url: invalid base64: {error}.") from error
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:

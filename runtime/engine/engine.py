@@ -23,6 +23,7 @@ from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.fork_guard import check_process, guard
 from ortolan.runtime.engine.host_states import HostStates
 from ortolan.runtime.engine.ort_session import open_session, open_small
+from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.engine.providers import memory_name, obstacle
 from ortolan.runtime.engine.slots import Encoded, Slots
 from ortolan.runtime.engine.threads import chosen_threads
@@ -60,6 +61,7 @@ class Engine:
         threads: threads within one operator.
         heads: query heads of the widest attention.
         source_states: states that the encoder computes.
+        pictures: images in prompts; `None` if the decoder reads text alone.
         lock: held while a GPU is tried.
         longest_call: result of `runner.longest_call` on a GPU.
         is_stranded: whether this process is a fork of the one that created the engine.
@@ -95,6 +97,8 @@ class Engine:
         if self.device != "cpu":
             packed = None  # packed for the kernels of the CPU
         self._bundle = bundle
+        features = manifest.features
+        self.pictures = None if features is None else Pictures(features)
         self._lock, self.lock = threading.Lock(), threading.Lock()
         self.longest_call: int | None = None
         is_copied = bundle.kept is not None

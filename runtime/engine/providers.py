@@ -123,7 +123,8 @@ def use_device(options: Any, device: str) -> list[Any]:
         options.add_provider_for_devices(_webgpus()[:1], {})
         return []
     if kind == "cuda":
-        return [(PROVIDERS[kind], {"device_id": str(memory_name(device)[1])}), cpu]
+        index = str(memory_name(device)[1])
+        return [(PROVIDERS[kind], {"device_id": index, "use_tf32": "0"}), cpu]
     return [cpu]
 
 

@@ -29,12 +29,15 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import (
     ADAPTERS,
+    FEATURE_ROWS,
+    FEATURES,
     LOGITS,
     SOURCE_LENGTHS,
     STEP_INPUTS,
     WINDOW_STARTS,
 )
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
+from ortolan.runtime.engine.pictures import Placed
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import NumericError
@@ -146,7 +149,7 @@ class Runner:
 
         Args:
             row: the row to extend.
-            ids: at least one token id, all within the vocabulary.
+            ids: at least one token id, all within the vocabulary, or ids of `Picture`.
             positions: indices into `ids` whose logits are returned, at least one.
             logits_RV: array to write the logits to; `None` allocates one.
 
@@ -175,14 +178,17 @@ class Runner:
             logits = np.empty(shape, np.float32)
         else:
             logits = logits_RV.reshape(shape)
+        pictures = self._engine.pictures
+        placed = None if pictures is None else pictures.place(padded_ids)
         run = self._bind(
             self._engine.ort_session(len(padded_ids)),
             slice(row, row + 1),
-            np.array([padded_ids], np.int64),
+            np.array([padded_ids], np.int64) if placed is None else placed.ids,
             np.array([end - 1], np.int32),
             np.array(end, np.int32),
             np.array([padded_positions], np.int64),
             logits,
+            placed=placed,
         )
         run()
         slots.lengths[row] = length
@@ -431,13 +437,20 @@ class Runner:
         self._row_calls.clear()
 
     def _bind(
-        self, session: Any, rows: slice, *feeds_and_logits: NDArray[Any]
+        self,
+        session: Any,
+        rows: slice,
+        *feeds_and_logits: NDArray[Any],
+        placed: Placed | None = None,
     ) -> Callable[[], None]:
         """Bind a session to its inputs, its logits, and the states of some rows."""
         self._engine.check_process()
         *feeds, logits = feeds_and_logits
         binding = session.io_binding()
         inputs = {name: share(array) for name, array in zip(STEP_INPUTS, feeds, strict=True)}
+        if self._engine.pictures is not None:
+            placed = placed or self._engine.pictures.nothing(feeds[0])
+            inputs |= {FEATURES: share(placed.vectors), FEATURE_ROWS: share(placed.rows)}
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))

@@ -9,10 +9,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.engine.pictures import FIRST
 from ortolan.runtime.generation.sampling_options import Sampling
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.memory_plan import RequestMemory
+    from ortolan.runtime.engine.pictures import Picture
     from ortolan.runtime.generation.drafts import Draft
     from ortolan.runtime.generation.grammar import Grammar
 
@@ -75,6 +77,8 @@ class Request:
         draft: source of guesses at the next tokens; `None` decodes token by token.
         conversation: key under which a service keeps the end of the prompt for the next turn.
         cancelled: polled between calls of the model.
+        pictures: images whose vectors have ids in the prompt, which need them to exist.
+        placeholder: token that stands for a vector; `None` without images.
     """
 
     prompt: list[int]
@@ -94,6 +98,15 @@ class Request:
     draft: "Draft | None" = None
     conversation: bytes | None = None
     cancelled: Callable[[], bool] | None = None
+    pictures: "tuple[Picture, ...]" = ()
+    placeholder: int | None = None
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt as ids of the vocabulary, with placeholders for vectors of images."""
+        if self.placeholder is None:
+            return self.prompt
+        return [self.placeholder if own >= FIRST else own for own in self.prompt]
 
 
 def check_memory(

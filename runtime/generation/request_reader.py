@@ -1,6 +1,6 @@
 """From prompts and sources to checked requests, before anything is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
@@ -19,14 +20,15 @@ from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.inputs.illustrated import Illustrated, Part, has_parts, placed, read_parts
 from ortolan.runtime.inputs.source import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 
 __all__ = ["Prompt", "RequestReader"]
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]]
-"""Text, or token ids."""
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | Sequence[Part] | Illustrated
+"""Text, token ids, or parts of which some are images."""
 
 
 class RequestReader:
@@ -39,15 +41,22 @@ class RequestReader:
         bundle: with a decoder.
         tokenizer: reads and writes text; `None` for ids only.
         adapters: names of the loaded adapters.
+        look: computes the vectors of an image; `None` if the model reads text alone.
     """
 
     def __init__(
-        self, bundle: Bundle, tokenizer: Tokenizer | None, *, adapters: Sequence[str] = ()
+        self,
+        bundle: Bundle,
+        tokenizer: Tokenizer | None,
+        *,
+        adapters: Sequence[str] = (),
+        look: Callable[[Any], Picture] | None = None,
     ) -> None:
         manifest = self._manifest = bundle.manifest
         self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
         self._tokenizer = tokenizer
         self._adapters = adapters
+        self._look = look
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
 
@@ -75,9 +84,21 @@ class RequestReader:
         template = replace(self._template(options), draft=draft)
         rows = [self._ids(prompt) for prompt in prompts]
         return [
-            self._request(template, ids, index, prompt_tokens=len(ids))
-            for index, ids in enumerate(rows)
+            replace(
+                self._request(template, ids, index, prompt_tokens=len(ids)),
+                pictures=pictures,
+                placeholder=self._placeholder(template) if pictures else None,
+            )
+            for index, (ids, pictures) in enumerate(rows)
         ]
+
+    def _placeholder(self, template: Request) -> int | None:
+        if template.prompt_logprobs is not None:
+            raise InputError(
+                "prompt_logprobs: the vectors of an image have no log-probabilities. Leave it out."
+            )
+        features = self._manifest.features
+        return None if features is None else features.token
 
     def sources(
         self,
@@ -137,17 +158,22 @@ class RequestReader:
             streams=streams,
         )
 
-    def _ids(self, prompt: Prompt) -> list[int]:
-        vocab_size = self._manifest.vocab_size
+    def _ids(self, prompt: Prompt) -> tuple[list[int], tuple[Picture, ...]]:
+        """Ids of a prompt, and the images that it holds."""
+        vocab_size, features = self._manifest.vocab_size, self._manifest.features
+        if has_parts(prompt):
+            prompt = read_parts(prompt, self._tokenizer, features)
+        if isinstance(prompt, Illustrated):
+            return placed(prompt, features, self._look)
         ids = read_ids(prompt, self._tokenizer, vocab_size=vocab_size, what="prompt")
         if ids:
-            return ids
+            return ids, ()
         if self._manifest.tokens.bos is None:
             raise InputError(
                 "The prompt is empty, and this model has no BOS token to start from. "
                 "Pass at least one token."
             )
-        return [self._manifest.tokens.bos]
+        return [self._manifest.tokens.bos], ()
 
     def _token(self, first: str | int) -> int:
         """The id of a forced first token."""

@@ -49,7 +49,7 @@ class SampledSequence(ActiveSequence):
         self.logprobs: list[TokenLogprobs] = []
         self.next_tokens = (request.prompt[-1],)
         self.pending = ""
-        self._sampler = Sampler(request.sampling, vocab_size, prompt=request.prompt)
+        self._sampler = Sampler(request.sampling, vocab_size, prompt=request.tokens)
         self._matcher = matcher
         # the common case skips `_constrained`: its calls are noticeable next to a tiny model
         self._is_free = (

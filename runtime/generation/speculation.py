@@ -43,7 +43,7 @@ class Speculation:
         self._new = [sequence.next_tokens[0]]
         self._count = 1
         with _typed_errors(draft):
-            self._drafter = begin_draft(draft, sequence.request.prompt)
+            self._drafter = begin_draft(draft, sequence.request.tokens)
         self._pace = Pace()
 
     def step(self, row: int, advance: Callable[[NDArray[np.float32]], None]) -> None:

@@ -11,6 +11,7 @@ from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES
 from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.inputs.illustrated import has_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import Tokenizer, TokenSpan, no_tokenizer
 
@@ -199,8 +200,8 @@ def _is_pair(value: Any) -> bool:
 
 
 def is_batch(inputs: Any) -> bool:
-    """Whether inputs are a list or tuple of inputs, rather than one of token ids."""
-    if not isinstance(inputs, list | tuple):
+    """Whether inputs are a list or tuple of inputs, rather than one of token ids or parts."""
+    if not isinstance(inputs, list | tuple) or has_parts(inputs):
         return False
     return len(inputs) == 0 or not isinstance(inputs[0], int | np.integer)
 

@@ -157,6 +157,19 @@ class Tokenizer:
             continues = start > 0 and " " not in text[start - 1 : start + 1]
         return TokenSpan(start=start, end=end, continues_word=continues)
 
+    def text_of(self, token: int) -> str:
+        """Return the text of an added token.
+
+        Raises:
+            TokenizerError: the tokenizer has added no such token.
+        """
+        if token not in self._added:
+            raise TokenizerError(
+                f"tokenizer.json has no added token {token}, which stands for images. Use the "
+                "tokenizer of this model."
+            )
+        return self._added[token].content
+
     def control_tokens(self, source: str) -> dict[int, str]:
         """Return the tokens that control a model, with their texts.
 

@@ -54,6 +54,7 @@ _TWO_FLOATS = Kernels(_types("float32 float16"), _FLOATS)
 KERNELS: dict[str, Kernels] = {
     "ai.onnx::Abs": Kernels(_NUMBERS, _types("float32 float16")),
     "ai.onnx::Add": _ELEMENTWISE,
+    "ai.onnx::And": Kernels(_BOOL, _BOOL),
     "ai.onnx::Attention": _TWO_FLOATS,
     "ai.onnx::Cast": Kernels(TYPES, _ALL),
     "ai.onnx::Clip": Kernels(
@@ -74,6 +75,7 @@ KERNELS: dict[str, Kernels] = {
     "ai.onnx::Identity": _MOVES,
     "ai.onnx::LayerNormalization": _NORM,
     "ai.onnx::Less": _COMPARISON,
+    "ai.onnx::LessOrEqual": _COMPARISON,
     "ai.onnx::MatMul": Kernels(_SINGLE | _COUNTS, _FLOATS),
     "ai.onnx::Max": Kernels(_NUMBERS | _types("float16"), _types("float32 float16")),
     "ai.onnx::Mul": _ELEMENTWISE,

@@ -42,11 +42,13 @@ class Probe(
     Attributes:
         length: tokens; for an image, the vectors that the encoder makes of it.
         source: tokens of the source, for a decoder after an encoder of texts.
+        features: number of its tokens that vectors replace (`probe_vectors`), in order.
     """
 
     name: Label
     length: Length
     source: Length | None = None
+    features: Annotated[int, Meta(ge=0, le=limits.MAX_CONTEXT)] = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,11 +27,14 @@ from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS, TYPES
 from ortolan.runtime.bundle.kinds import PREFILL
 from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.pictures import FIRST, Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.images import normalized
-from ortolan.runtime.verification.certificate import Certificate, kept_positions
+from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
+from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
+from ortolan.runtime.verification.probe_vectors import probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
@@ -69,7 +72,9 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
         probe, offset = certificate.probes[number], offsets[number]
         ids = certificate.token_ids[offset : offset + probe.length].tolist()
         source = _source(engine, certificate, number, phase)
-        for position, outputs in _WAYS[phase](engine, ids, source):
+        picture = _picture(engine, probe)
+        given = ids if picture is None else _illustrated(engine, ids, picture)
+        for position, outputs in _WAYS[phase](engine, given, source):
             start = offset + position
             count = len(ids) if phase == "prefill" else len(outputs)
             yield Rows(
@@ -89,10 +94,41 @@ def total_positions(engine: Engine, certificate: Certificate) -> int:
     if not certificate.model_kind.has_decoder:
         return 2 * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
-    return len(_pair(certificate)) * _steps(certificate) + sum(
-        lengths[number] - (_first_step(engine, lengths[number]) if phase == "decode" else 0)
-        for number, phase in _decoder_runs(certificate)
-    )
+    offsets = _offsets(lengths)
+    total = len(_pair(certificate)) * _steps(certificate)
+    for number, phase in _decoder_runs(certificate):
+        total += lengths[number]
+        if phase == "decode":
+            ids = certificate.token_ids[offsets[number] :][: lengths[number]].tolist()
+            picture = _picture(engine, certificate.probes[number])
+            given = ids if picture is None else _illustrated(engine, ids, picture)
+            total -= _first_step(engine, given)
+    return total
+
+
+def _picture(engine: Engine, probe: Probe) -> Picture | None:
+    """The vectors of a probe, which its ids need as long as they are computed."""
+    pictures, features = engine.pictures, engine.manifest.features
+    if not probe.features or pictures is None or features is None:
+        return None
+    return pictures.hold(probe_vectors(probe.features, features.size))
+
+
+def _illustrated(engine: Engine, ids: list[int], picture: Picture) -> list[int]:
+    """Ids of a text with those of vectors in place of the placeholders.
+
+    Raises:
+        CertificateError: there are not as many placeholders as vectors.
+    """
+    features = engine.manifest.features
+    token = None if features is None else features.token
+    places = [place for place, own in enumerate(ids) if own == token]
+    if len(places) != len(picture.ids):
+        raise damaged(f"{len(picture.ids)} placeholders of vectors", f"{len(places)}")
+    given = list(ids)
+    for place, own in zip(places, picture.ids, strict=True):
+        given[place] = own
+    return given
 
 
 # --- decoders ---------------------------------------------------------------------------------
@@ -113,8 +149,11 @@ def _pair(certificate: Certificate) -> list[int]:
     """Return the indices of the two probes to decode together, if there are two of fit length."""
     if certificate.model_kind.has_encoder:
         return []
-    lengths = [probe.length for probe in certificate.probes]
-    fit = [number for number, length in enumerate(lengths) if 1 < length <= PAIR_TOKENS]
+    fit = [
+        number
+        for number, probe in enumerate(certificate.probes)
+        if 1 < probe.length <= PAIR_TOKENS and not probe.features
+    ]
     return fit[-2:] if len(fit) > 1 else []
 
 
@@ -162,9 +201,11 @@ def _own_prefill_from(engine: Engine) -> int | None:
     return graph.min_new_tokens
 
 
-def _first_step(engine: Engine, length: int) -> int:
-    """Return the position in a probe from which it is decoded one by one."""
-    return max(length - TAIL, min(_own_prefill_from(engine) or 0, length - 1))
+def _first_step(engine: Engine, ids: list[int]) -> int:
+    """Return the position in a probe from which it is decoded one by one: no vector follows."""
+    length = len(ids)
+    after = 1 + max((place for place, own in enumerate(ids) if own >= FIRST), default=-1)
+    return max(length - TAIL, min(_own_prefill_from(engine) or 0, length - 1), after)
 
 
 def _source(
@@ -208,7 +249,7 @@ def _one_by_one(
     engine: Engine, ids: list[int], source: Encoded | None
 ) -> Iterator[tuple[int, Numbers]]:
     runner = _runner(engine, source)
-    first = _first_step(engine, len(ids))
+    first = _first_step(engine, ids)
     if first > 0:
         runner.prefill(0, ids[:first])
     runner.select([0])

@@ -13,7 +13,8 @@ import msgspec
 
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.folder import open_bundle, open_vision
+from ortolan.runtime.bundle.manifest import VISION
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
@@ -102,6 +103,17 @@ def verify(
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
     report = _judged(report, weights, surroundings, identical)
+    if bundle.manifest.features is not None:
+        open_vision(bundle, trust=trust)  # checks that it is the right one
+        own_images = verify(
+            bundle.path / VISION,
+            device=device,
+            threads=threads,
+            isolate=isolate,
+            trust=trust,
+            progress=progress,
+        )
+        report = _with_images(report, own_images)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
@@ -145,6 +157,13 @@ def _judged(
         exact=exact,
         verdict="FAIL" if is_wrong else report.verdict,
     )
+
+
+def _with_images(report: Report, images: Report) -> Report:
+    """The report of a decoder with that of its encoder of images; the worse verdict counts."""
+    order = ("PASS", "AMBIGUOUS", "FAIL")
+    verdict = max(report.verdict, images.verdict, key=order.index)
+    return msgspec.structs.replace(report, images=images, verdict=verdict)
 
 
 def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:

@@ -144,6 +144,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         mean_cosine: average of 1 minus the cosine to the reference vector; for scores, half their
             squared error relative to the reference's mean square.
         max_cosine: the largest of one vector.
+        images: report of the encoder of images that a decoder reads; `None` without one.
     """
 
     verdict: Literal["PASS", "AMBIGUOUS", "FAIL"]
@@ -173,6 +174,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mean_cosine: float | None = None
     max_cosine: float | None = None
     graphs: dict[GraphName, Phase] = {}
+    images: "Report | None" = None
 
     @property
     def largest_mean_kl(self) -> float | None:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import (
+    Features,
     FileName,
     ImageSource,
     Manifest,
@@ -136,9 +137,12 @@ def meanings_sha256(
     tokens: Tokens,
     source: TextSource | ImageSource | None,
     output: Output | None,
+    features: Features | None = None,
 ) -> str:
     """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
-    meanings = (context_length, vocab_size, tokens, source, output)
+    meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
+    if features is not None:
+        meanings = (*meanings, features)
     return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
@@ -231,6 +235,7 @@ def meanings_of(manifest: Manifest) -> str:
         tokens=manifest.tokens,
         source=manifest.source,
         output=manifest.output,
+        features=manifest.features,
     )
 
 

@@ -79,7 +79,7 @@ def test_a_bar_fits_the_terminal(
 
 
 def test_the_thread_shows_a_step_that_reports_nothing(shown: list[State]) -> None:
-    with Reporter("export", shown.append, seconds=0.01) as steps:
+    with Reporter("export", shown.append, first=0.01, seconds=0.01) as steps:
         wait_for(lambda: len(shown) > 1)
         assert shown[0].step == "starting"
         steps("calibrate", 1, 4, "head")
@@ -99,7 +99,7 @@ def test_the_thread_shows_a_step_that_reports_nothing(shown: list[State]) -> Non
 
 
 def test_steps_that_take_turns_keep_their_estimates(shown: list[State]) -> None:
-    with Reporter("export", shown.append, seconds=60) as steps:
+    with Reporter("export", shown.append, first=60, seconds=60) as steps:
         steps("calibrate", 0, 4)
         time.sleep(0.05)
         steps("weights", 1, 4)
@@ -113,7 +113,9 @@ def test_nothing_is_shown_after_the_command_or_its_error(shown: list[State]) -> 
     cleared: list[int] = []
     with (
         pytest.raises(KeyError),
-        Reporter("pack", shown.append, seconds=0.01, clear=lambda: cleared.append(len(shown))),
+        Reporter(
+            "pack", shown.append, first=0.01, seconds=0.01, clear=lambda: cleared.append(len(shown))
+        ),
     ):
         raise KeyError
     time.sleep(0.05)
@@ -130,6 +132,7 @@ def test_what_is_printed_without_a_terminal(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
+    monkeypatch.setattr("ortolan.cli.progress.FIRST_LINE_S", 0.01)
     monkeypatch.setattr("ortolan.cli.progress.LINE_S", 0.01)
     written = ""
     with progress("export", as_json=as_json) as steps:

@@ -5,6 +5,7 @@ which every bfloat16 is a float32 of the same value, computes what PyTorch compu
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from tests.export.models_of_kinds import (
     one_layer,
     seq2seq_config,
 )
+from tests.modeling import kinds
 from torch import Tensor
 
 import ortolan
@@ -38,7 +40,15 @@ from ortolan.export.scheme import Scheme
 from ortolan.export.settings import resolve
 from ortolan.export.weights.blob import BlobWriter
 from ortolan.export.weights.codes import write_codes
-from ortolan.modeling.config import EmbeddingHead, RelativeBiasPositions
+from ortolan.modeling.config import (
+    AlibiPositions,
+    EmbeddingHead,
+    NoPositions,
+    Positions,
+    RelativeBiasPositions,
+    RotaryPositions,
+    TokenInput,
+)
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.runtime import Bundle, DeviceError, verify
 from ortolan.runtime.graph.schema import parse_model
@@ -48,14 +58,29 @@ from ortolan.runtime.verification.certificate_files import read_certificate
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 
+def small_decoder(positions: Positions, **attention: Any) -> TransformerModel:
+    block = kinds.with_attention(head_dim=16, **attention)
+    config = kinds.decoder_config(positions, (block,), final_norm=kinds.LAYER)
+    return module_of(replace(config, vocab_size=tiny_models.VOCAB))
+
+
 MODULES: dict[str, Callable[[], TransformerModel]] = {
     "llama": lambda: tiny_models.decoder(tiny_models.llama(layers=1)),
     "gpt2": lambda: tiny_models.decoder(one_layer(tiny_models.gpt2())),
     "mistral": lambda: tiny_models.decoder(tiny_models.mistral()),
     "qwen2": lambda: tiny_models.decoder(tiny_models.qwen2()),
     "modern": lambda: tiny_models.decoder(tiny_models.modern()),
+    "distances": lambda: small_decoder(AlibiPositions()),
+    "sinks": lambda: small_decoder(RotaryPositions(dim=16), sinks=True, sliding_window=4),
     "encoder": lambda: module_of(
         one_layer(encoder_config(head=EmbeddingHead(pooling=("mean",), normalised=True)))
+    ),
+    "encoder of wide heads": lambda: module_of(
+        kinds.encoder_config(
+            NoPositions(),
+            kinds.with_attention(head_dim=16),
+            input=TokenInput(vocab_size=tiny_models.VOCAB),
+        )
     ),
     "images": lambda: module_of(one_layer(image_config())),
     "seq2seq": lambda: module_of(
@@ -63,9 +88,22 @@ MODULES: dict[str, Callable[[], TransformerModel]] = {
     ),
 }
 
-DECODERS = ("llama", "gpt2", "qwen2", pytest.param("mistral", marks=pytest.mark.slow))
+DECODERS = (
+    "llama",
+    "gpt2",
+    "qwen2",
+    "distances",
+    "sinks",
+    pytest.param("mistral", marks=pytest.mark.slow),
+)
+
+SCORES = {"Add", "Cast", "Concat", "Expand", "Mul", "Slice", "Softmax", "Unsqueeze", "Where"}
 
 IN_FLOAT32 = {
+    "distances": SCORES,
+    "sinks": SCORES | {"Shape"},
+    "modern": SCORES | {"Shape"},
+    "encoder of wide heads": SCORES,
     # Pixels come in float32.
     "images": {"Cast", "CastLike", "Shape"},
     # Long sums, lengths and squares.
@@ -158,6 +196,16 @@ def test_graphs_are_typed_throughout_and_in_bfloat16_but_where_it_is_too_coarse(
         assert {kind.dtype for kind in kinds} <= {"bfloat16", "float32", "int64", "int32", "bool"}
         wide = {kind.operator.partition("::")[2] for kind in kinds if kind.dtype == "float32"}
         assert wide <= IN_FLOAT32.get(name, set())
+
+
+@pytest.mark.parametrize("name", ["llama", "distances", "sinks", "encoder of wide heads"])
+def test_attention_is_one_node_only_where_its_kernel_is_right(
+    name: str, exported: Callable[[str], Bundle]
+) -> None:
+    (role,) = exported(name).manifest.graphs
+    operators = {node.op_type for node in graph_of(exported(name), role).graph.node}
+    assert ("GroupQueryAttention" in operators) == (name == "llama")
+    assert ("Softmax" in operators) == (name != "llama")
 
 
 @pytest.mark.parametrize("name", DECODERS)

@@ -29,6 +29,9 @@ class Place(NamedTuple):
 
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
+OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
+"""Of the providers, as in the runtime."""
+
 ELEMENTS = {
     "float32": (TensorProto.FLOAT, torch.float32),
     "float16": (TensorProto.FLOAT16, torch.float16),
@@ -78,7 +81,7 @@ def on(place: Place, model: ModelProto, *, in_place: Mapping[str, str] | None = 
     session = ort.InferenceSession(
         _typed(model, place.dtype).SerializeToString(),
         options,
-        providers=[PROVIDERS[place.device]],
+        providers=[(PROVIDERS[place.device], OPTIONS[place.device])],
     )
     over = in_place or {}
     names = [value.name for value in session.get_outputs()]

@@ -1,4 +1,4 @@
-"""GroupQueryAttention as one node, against PyTorch."""
+"""GroupQueryAttention as exports for a device have it, against PyTorch."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -7,9 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from onnx import ModelProto
 from tests.export import attention_graphs as cached
 from tests.export import whole_attention_graphs as whole
 from tests.export.attention_graphs import Arrays, Conversation, Run
+from tests.export.passes.test_plain_attention import plain
 from tests.gpu.one_node import TOLERANCE, VISIBLE, Place, distance, everywhere, on, rounded
 
 OPERATOR = "com.microsoft::GroupQueryAttention"
@@ -77,6 +79,11 @@ def slips(kinds: dict[str, Any], steps: Conversation | None) -> Iterator[Any]:
                 yield pytest.param(kind, wrong, steps, id=f"{name}: {mistake}")
 
 
+def compute(place: Place, model: ModelProto, **options: Any) -> Run:
+    """Compute a graph as exports for a device have it."""
+    return on(place, model if place.device == "cpu" else plain(model, place.device), **options)
+
+
 def talk(kind: cached.Kind, run: Run) -> list[NDArray[np.float32]]:
     """Run all conversations, one after the other."""
     return [part for steps in cached.CONVERSATIONS.values() for part in steps.run(kind, run)]
@@ -90,7 +97,7 @@ def reference(kind: cached.Kind, place: Place) -> Run:
 @pytest.mark.parametrize("name", CACHED)
 def test_with_a_cache(name: str, place: Place) -> None:
     kind = CACHED[name]
-    got = talk(kind, on(place, cached.graph(kind)))
+    got = talk(kind, compute(place, cached.graph(kind)))
     assert distance(got, talk(kind, reference(kind, place))) < TOLERANCE[place.dtype]
 
 
@@ -99,7 +106,7 @@ def test_with_a_cache(name: str, place: Place) -> None:
 def test_with_a_cache_that_is_extended_in_place(name: str, place: Place) -> None:
     kind = CACHED[name]
     over = {} if kind.shared else cached.CACHE
-    got = talk(kind, on(place, cached.graph(kind), in_place=over))
+    got = talk(kind, compute(place, cached.graph(kind), in_place=over))
     assert distance(got, talk(kind, reference(kind, place))) < TOLERANCE[place.dtype]
 
 
@@ -108,7 +115,7 @@ def test_with_a_cache_that_is_extended_in_place(name: str, place: Place) -> None
 @pytest.mark.parametrize("name", LONG)
 def test_over_long_sequences(name: str, conversation: Conversation, place: Place) -> None:
     kind = LONG[name]
-    got = conversation.run(kind, on(place, cached.graph(kind)))
+    got = conversation.run(kind, compute(place, cached.graph(kind)))
     expected = conversation.run(kind, reference(kind, place))
     assert distance(got, expected) < TOLERANCE[place.dtype]
 
@@ -117,7 +124,7 @@ def test_over_long_sequences(name: str, conversation: Conversation, place: Place
 @pytest.mark.parametrize("name", WHOLE)
 def test_without_a_cache(name: str, place: Place) -> None:
     kind = WHOLE[name]
-    got = whole.run_rows(kind, on(place, whole.graph(kind)))
+    got = whole.run_rows(kind, compute(place, whole.graph(kind)))
     expected = whole.run_rows(kind, rounded(whole.in_pytorch(kind), place.dtype))
     assert distance(got, expected) < TOLERANCE[place.dtype]
 

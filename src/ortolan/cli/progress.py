@@ -11,8 +11,11 @@ from types import TracebackType
 
 from ortolan.cli.output import size
 
-LINE_S = 10.0
+LINE_S = 8.0
 """Seconds between two lines."""
+
+FIRST_LINE_S = 3.0
+"""Seconds before the first line: with Python's start, about five after the command."""
 
 DRAW_S = 0.5
 """Seconds between two drawings of a bar, and before the first one."""
@@ -48,13 +51,20 @@ def progress(command: str, *, as_json: bool = False) -> "Reporter":
 
     Args:
         command: its name, at the start of every line.
-        as_json: print a JSON object every ten seconds.
+        as_json: print a JSON object every eight seconds.
     """
     if as_json:
-        return Reporter(command, lambda state: print_line(event(state)), seconds=LINE_S)
+        return lines(command, event)
     if sys.stderr.isatty():
-        return Reporter(command, draw, seconds=DRAW_S, clear=erase)
-    return Reporter(command, lambda state: print_line(line(state)), seconds=LINE_S)
+        return Reporter(command, draw, first=DRAW_S, seconds=DRAW_S, clear=erase)
+    return lines(command, line)
+
+
+def lines(command: str, form: Callable[[State], str]) -> "Reporter":
+    """A reporter of one line at a time."""
+    return Reporter(
+        command, lambda state: print_line(form(state)), first=FIRST_LINE_S, seconds=LINE_S
+    )
 
 
 def loading(command: str, *, as_json: bool = False) -> "Reporter":
@@ -73,6 +83,7 @@ class Reporter:
     Args:
         command: its name.
         show: called in the thread.
+        first: seconds before the first call.
         seconds: between two calls.
         clear: called once at the end.
     """
@@ -82,10 +93,12 @@ class Reporter:
         command: str,
         show: Callable[[State], None],
         *,
+        first: float,
         seconds: float,
         clear: Callable[[], None] = lambda: None,
     ) -> None:
-        self._command, self._show, self._seconds, self._clear = command, show, seconds, clear
+        self._command, self._show, self._clear = command, show, clear
+        self._first, self._seconds = first, seconds
         self._lock = threading.Lock()
         self._step, self._what, self._done, self._total = "starting", "", 0, 0
         self._began = time.monotonic()
@@ -139,8 +152,10 @@ class Reporter:
         )
 
     def _run(self) -> None:
-        while not self._ended.wait(self._seconds):
+        wait_s = self._first
+        while not self._ended.wait(wait_s):
             self._show(self.state())
+            wait_s = self._seconds
 
 
 def line(state: State) -> str:

@@ -1,0 +1,107 @@
+"""The encoder of images of a multimodal checkpoint, whose language model reads its vectors.
+
+It is a checkpoint of its own: the values of its config are those of the whole model, which a family
+reads, and its tensors are those of the tower and of the projection to the language model.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+Values = Mapping[str, object]
+
+PREFIX = "vision_model."
+"""Prefix of an encoder's tensors, which some checkpoints leave out."""
+
+_CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kind:
+    """A type of multimodal model.
+
+    Attributes:
+        encoders: types of encoders that it may have.
+        token: config key of the id that stands for a vector of an image.
+        default_token: that id where the config leaves it out.
+        tower: prefix of the encoder's tensors.
+        projections: names of the layers that give vectors for the language model, in order.
+    """
+
+    encoders: tuple[str, ...]
+    token: str
+    default_token: int
+    tower: str
+    projections: tuple[str, ...]
+
+
+KINDS: Mapping[str, Kind] = {
+    "llava": Kind(
+        encoders=(_CLIP, _SIGLIP),
+        token="image_token_index",
+        default_token=32_000,
+        tower="vision_tower.",
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+    ),
+}
+"""By `model_type`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ImageTower:
+    """An encoder of images.
+
+    Attributes:
+        values: values of its config.
+        token: id that stands for a vector of an image in a text.
+        towers: first parts of the names of its tensors.
+        rename: from a tensor's name in the whole model to its name here; None if it is not of here.
+    """
+
+    values: dict[str, object]
+    token: int
+    towers: tuple[str, ...]
+    rename: Callable[[str], str | None]
+
+
+def image_tower(values: Values) -> ImageTower | None:
+    """The encoder of images of a model; None where it has none that Ortolan computes.
+
+    Args:
+        values: of the config of the whole model.
+    """
+    model_type, vision = values.get("model_type"), values.get("vision_config")
+    kind = KINDS.get(model_type) if isinstance(model_type, str) else None
+    text = values.get("text_config")
+    if kind is None or not isinstance(vision, dict) or not isinstance(text, dict):
+        return None
+    token = values.get(kind.token, values.get("image_token_id", kind.default_token))
+    used = used_layers(values, vision)
+    if vision.get("model_type") not in kind.encoders or used is None or not isinstance(token, int):
+        return None
+
+    def rename(name: str) -> str | None:
+        own = name.removeprefix("model.")
+        layer, _, parameter = own.rpartition(".")
+        if layer in kind.projections:
+            return f"projections.{kind.projections.index(layer)}.{parameter}"
+        if not own.startswith(kind.tower):
+            return None
+        rest = own.removeprefix(kind.tower)
+        layer = rest.partition(".layers.")[2].partition(".")[0]
+        if layer.isdigit() and int(layer) >= used:
+            return None  # the language model reads what an earlier layer gives
+        return f"{PREFIX}{rest.removeprefix(PREFIX)}"
+
+    towers = {name.partition(".")[0] for name in (kind.tower, *kind.projections)}
+    width = {key: text[key] for key in ("hidden_size",) if key in text}
+    own = {**values, "text_config": width}
+    return ImageTower(values=own, token=token, towers=tuple(towers), rename=rename)
+
+
+def used_layers(values: Values, vision: Values) -> int | None:
+    """Layers of the encoder whose output the language model reads; None if it reads several."""
+    layers, read = vision.get("num_hidden_layers"), values.get("vision_feature_layer", -2)
+    if type(layers) is not int or type(read) is not int:
+        return None
+    used = read if read >= 0 else layers + 1 + read
+    return used if 1 <= used <= layers else None

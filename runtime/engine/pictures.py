@@ -1,0 +1,136 @@
+"""Vectors of images, under ids that stand for them in a prompt.
+
+A prompt holds an id beyond every vocabulary for each vector of an image. The ids follow from the
+pixels, so whatever compares tokens, such as a prefix cache, tells images apart. Only the runner
+looks behind them: it gives the graph the vectors, and a placeholder in place of the ids.
+
+    prompt      1 845 <image a, 0> <image a, 1> 99
+    ids         1 845 32000 32000 99
+    rows        0   0     1     2  0
+"""
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+from weakref import WeakValueDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import Features
+
+__all__ = ["Picture", "Pictures", "Placed"]
+
+FIRST = 1 << 62
+"""The lowest id of a vector."""
+
+_NUMBERS = (FIRST - 1) // limits.MAX_FEATURES
+"""Number of images that have ids of their own."""
+
+KEPT_BYTES = 1 << 26
+"""Vectors that are kept for later prompts: 64 MiB, or 14 images of LLaVA 1.5 7B."""
+
+
+class Picture:
+    """The vectors of an image.
+
+    Attributes:
+        vectors: float32 `(P, E)`.
+        ids: one per vector, valid as long as this object exists.
+    """
+
+    def __init__(self, vectors: NDArray[np.float32], number: int) -> None:
+        self.vectors = vectors
+        first = FIRST + number * limits.MAX_FEATURES
+        self.ids = range(first, first + len(vectors))
+
+
+class Placed(NamedTuple):
+    """A part of a prompt as inputs of a graph.
+
+    Attributes:
+        ids: int64 `(1, S)`, with placeholders.
+        vectors: float32 `(F, E)`, of which the first is not used.
+        rows: int64 `(1, S)`; the vector of each token, or 0.
+    """
+
+    ids: NDArray[np.int64]
+    vectors: NDArray[np.float32]
+    rows: NDArray[np.int64]
+
+
+class Pictures:
+    """The images that prompts hold now, and some that they held before. Threads may share it.
+
+    Args:
+        features: of the bundle.
+        most_bytes: of vectors that are kept for later prompts.
+    """
+
+    def __init__(self, features: Features, *, most_bytes: int = KEPT_BYTES) -> None:
+        self.token, self._size = features.token, features.size
+        self._most_bytes = most_bytes
+        self._lock = threading.Lock()
+        self._held: WeakValueDictionary[int, Picture] = WeakValueDictionary()
+        self._kept: OrderedDict[bytes, Picture] = OrderedDict()  # least recent first
+        self._kept_bytes = 0
+
+    def find(
+        self, pixels: NDArray[np.float32], compute: Callable[[], NDArray[np.float32]]
+    ) -> Picture:
+        """Return the picture of an image.
+
+        Args:
+            pixels: of the image.
+            compute: computes its vectors `(P, E)`, if they are not kept.
+        """
+        digest = hashlib.sha256(pixels.tobytes()).digest()
+        with self._lock:
+            picture = self._kept.get(digest)
+            if picture is not None:
+                self._kept.move_to_end(digest)
+                return picture
+        picture = self.hold(compute(), int.from_bytes(digest[:8]))
+        with self._lock:
+            if digest not in self._kept:
+                self._kept[digest] = picture
+                self._kept_bytes += picture.vectors.nbytes
+            while self._kept_bytes > self._most_bytes:
+                _, oldest = self._kept.popitem(last=False)
+                self._kept_bytes -= oldest.vectors.nbytes
+        return picture
+
+    def hold(self, vectors: NDArray[np.float32], number: int = 0) -> Picture:
+        """Give vectors `(P, E)` ids; `number` chooses them, unless others have them now."""
+        with self._lock:
+            number %= _NUMBERS
+            while (held := self._held.get(number)) is not None:
+                if np.array_equal(held.vectors, vectors):
+                    return held
+                number = (number + 1) % _NUMBERS
+            picture = Picture(np.ascontiguousarray(vectors, np.float32), number)
+            self._held[number] = picture
+            return picture
+
+    def place(self, ids: Sequence[int]) -> Placed:
+        """Split ids of a prompt into placeholders and vectors."""
+        ids_S = np.array(ids, np.int64)
+        rows_S = np.zeros_like(ids_S)
+        parts = [np.zeros((1, self._size), np.float32)]
+        places = np.flatnonzero(ids_S >= FIRST)
+        if len(places):
+            numbers, indices = np.divmod(ids_S[places] - FIRST, limits.MAX_FEATURES)
+            for number in dict.fromkeys(numbers.tolist()):
+                mine = numbers == number
+                parts.append(self._held[number].vectors[indices[mine]])
+                first = sum(map(len, parts[:-1]))
+                rows_S[places[mine]] = np.arange(first, first + int(mine.sum()))
+            ids_S[places] = self.token
+        return Placed(ids_S[None], np.concatenate(parts), rows_S[None])
+
+    def nothing(self, ids: NDArray[np.int64]) -> Placed:
+        """Inputs for ids `(B, S)` that are all tokens."""
+        return Placed(ids, np.zeros((1, self._size), np.float32), np.zeros_like(ids))
