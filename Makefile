@@ -10,7 +10,7 @@ ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
+.PHONY: all setup demo docs test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
 
 all: check test
 
@@ -18,7 +18,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[chat,export,gguf,plot,serve,sign,train,vision,webgpu,demos,dev]'
+	$(BIN)/pip install -c constraints.txt -e '.[chat,export,gguf,plot,serve,sign,train,vision,webgpu,demos,dev,docs]'
 	touch $@
 
 demo: $(INSTALLED)
@@ -26,6 +26,10 @@ demo: $(INSTALLED)
 	$(BIN)/ortolan verify $(BUNDLE)
 	$(BIN)/ortolan run $(BUNDLE) "def read_lines(path):" -n 64
 	$(BIN)/ortolan bench $(BUNDLE) -p 128 -n 128 -r 3
+
+# The documentation site, in build/docs: open build/docs/index.html. Needs no network.
+docs: $(INSTALLED)
+	$(BIN)/python scripts/build_docs.py
 
 # Test models are too small for several threads, so run two processes with one thread each.
 # Traces of models stay in build/traces, for test-ci and later runs, until the code that traces changes.

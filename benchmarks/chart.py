@@ -17,6 +17,7 @@ WIDTH_INCHES = 4.6
 FRONTIER_INCHES = (9, 6)
 LENGTHS_INCHES = (11, 8)
 OURS = ("ortolan", "bundle")
+SPEED = "tokens per second"
 
 SIZE = ("file_bytes", 1e6, "MB of weights")
 TIME = ("export_s", 1.0, "seconds to export")
@@ -28,7 +29,7 @@ MARKERS = ("s", "^", "D", "P")
 
 
 def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -> None:
-    """Write a PNG of speeds: prefill above decoding, one column per prompt length.
+    """Write a picture of speeds: prefill above decoding, one column per prompt length.
 
     Args:
         speeds: one per peer and length; peers keep their order, from the top.
@@ -51,20 +52,60 @@ def draw(speeds: Sequence[Speed], path: Path, *, title: str, highlighted: str) -
             (f"decoding after {length} tokens", [speed.decode_per_s for speed in own]),
         )
         for row, (label, values) in enumerate(panels):
-            panel(axes[row, column], names, values, colors=colors, label=label)
+            panel(axes[row, column], names, values, colors=colors, label=label, unit=SPEED)
+    figure.savefig(path, dpi=150)
+
+
+def draw_bars(
+    panels: Mapping[str, Mapping[str, float]],
+    path: Path,
+    *,
+    title: str,
+    unit: str,
+    digits: int = 0,
+) -> None:
+    """Write a picture of panels, each with one bar per name; Ortolan's are colored.
+
+    Args:
+        panels: by their titles, values by name.
+        path: the file.
+        title: title of the picture.
+        unit: of the values.
+        digits: of the printed values after the decimal point.
+    """
+    columns = min(len(panels), 2)
+    rows = -(-len(panels) // columns)
+    bars = max(map(len, panels.values()))
+    size = (WIDTH_INCHES * columns + 1, rows * (bars * BAR_INCHES + FRAME_INCHES))
+    figure = Figure(figsize=size, layout="constrained")
+    figure.suptitle(title, fontsize="medium")
+    grid = figure.subplots(rows, columns, squeeze=False)
+    for axes in grid.flat[len(panels) :]:
+        axes.set_visible(False)
+    for axes, (label, values) in zip(grid.flat, panels.items(), strict=False):
+        colors = [FIRST if name.startswith(OURS) else OTHER for name in values]
+        names, heights = list(values), list(values.values())
+        panel(axes, names, heights, colors=colors, label=label, unit=unit, digits=digits)
     figure.savefig(path, dpi=150)
 
 
 def panel(
-    axes: Axes, names: Sequence[str], values: Sequence[float], *, colors: Sequence[str], label: str
+    axes: Axes,
+    names: Sequence[str],
+    values: Sequence[float],
+    *,
+    colors: Sequence[str],
+    label: str,
+    unit: str,
+    digits: int = 0,
 ) -> None:
     """Draw one bar per name, the first on top, with its value next to it."""
     drawn = axes.barh(range(len(names)), values, color=colors)
-    axes.bar_label(drawn, fmt="%.0f", padding=3)
+    axes.bar_label(drawn, fmt=f"%.{digits}f", padding=3)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.15 * max(values))  # room for the longest bar's value
-    axes.set_xlabel("tokens per second")
+    axes.set_xlabel(unit)
     axes.set_title(label, fontsize="small")
     axes.spines[["top", "right"]].set_visible(False)
 
@@ -77,7 +118,7 @@ def draw_frontier(
     title: str,
     over: tuple[str, float, str] = SIZE,
 ) -> None:
-    """Write a PNG of quality against size, or another cost, for every way to shrink a model.
+    """Write a picture of quality against size, or another cost, for every way to shrink a model.
 
     Args:
         rows: rows of a table. A line joins those of one tool; Ortolan's are colored.
@@ -130,7 +171,7 @@ def draw_frontier(
 def draw_lengths(
     rows: Sequence[Mapping[str, Any]], path: Path, *, figures: Mapping[str, str], title: str
 ) -> None:
-    """Write a PNG of figures by length, both logarithmic, one line per kind.
+    """Write a picture of figures by length, both logarithmic, one line per kind.
 
     Args:
         rows: rows with `kind`, `length` and the figures, some of which may be None.

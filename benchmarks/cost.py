@@ -27,12 +27,12 @@ from torch import nn
 
 import ortolan
 import report
-from chart import draw_lengths
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.models.transformer import build
 from ortolan.runtime.engine.windows import row_bytes
 from prepare import RESULTS, say
+from result_charts import COSTS, draw_result
 from script import count, exit_status, names
 
 VOCABULARY = 256
@@ -163,14 +163,6 @@ class Point:
     state_bytes: int
 
 
-FIGURES = {
-    "train_s": "a training step",
-    "prefill_s": "a prompt",
-    "token_s": "one token after it",
-}
-"""Figures of a `Point`, in seconds."""
-
-
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -203,12 +195,7 @@ def _work(args: argparse.Namespace) -> None:
     }
     text = markdown(points, weights, machine, limit=args.limit)
     report.write(args.out.with_suffix(".json"), document, text)
-    draw_lengths(
-        [asdict(point) for point in points],
-        args.out.with_suffix(".png"),
-        figures=FIGURES | {"state_bytes": "the state"},
-        title=f"By tokens of the text; one thread of {machine['processor']}",
-    )
+    draw_result(document, args.out.with_suffix(".png"))
     print(text)
 
 
@@ -328,7 +315,7 @@ def markdown(
         f"{machine['processor']}, one thread, float32, load average {machine['load_average']:.1f} "
         f"at the start. `-` marks a point that would have taken more than {limit:g} s.",
     ]
-    for figure, title in FIGURES.items():
+    for figure, title in COSTS.items():
         rows = [
             [kind, *(_milliseconds(getattr(point, figure)) for point in of_kind)]
             for kind, of_kind in by_kind.items()
@@ -358,7 +345,7 @@ def _growth(by_kind: Mapping[str, Sequence[Point]], weights: Mapping[str, int]) 
     rows = []
     for kind, of_kind in by_kind.items():
         of = KINDS[kind]
-        slopes = [exponent(of_kind, figure) for figure in FIGURES]
+        slopes = [exponent(of_kind, figure) for figure in COSTS]
         shown = ["-" if slope is None else f"{slope:.2f}" for slope in slopes]
         total, token = (
             f"{order} ({power})"

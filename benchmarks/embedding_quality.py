@@ -24,10 +24,10 @@ from tokenizers import Tokenizer
 
 import report
 from catalog import OPENVINO, TRANSFORMERS
-from chart import draw_frontier
 from encoding import ONNXRUNTIME
 from prepare import all_versions, program, say, trained_checkpoint
 from quality import merged
+from result_charts import draw_result
 from rounds import Program, Worker
 from script import add_folders, count, exit_status, names
 from settings import GROUP_SIZES, Setting, chosen, ours, point
@@ -162,7 +162,7 @@ def markdown(document: report.Document) -> str:
     ]
     return "\n\n".join(
         [
-            f"# {document['checkpoint']}",
+            f"# Quality of the embeddings of {document['checkpoint']}",
             f"Compared with float32 in PyTorch: {document['text']}. Spearman is the rank "
             "correlation of the similarities of all pairs. MB are millions of bytes of weight "
             "files, without "
@@ -193,12 +193,7 @@ def publish(document: report.Document, path: Path) -> None:
         earlier = json.loads(path.read_text(encoding="utf-8"))
         document = merged(earlier, document)
     report.write(path, document, markdown(document))
-    draw_frontier(
-        document["settings"],
-        path.with_suffix(".png"),
-        of=("lost_cosine", "1 - mean cosine to float32"),
-        title=f"{document['checkpoint']}, {document['text']}",
-    )
+    draw_result(document, path.with_suffix(".png"))
 
 
 def programs(settings: Sequence[Setting], args: argparse.Namespace) -> Iterator[Program]:

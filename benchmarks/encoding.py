@@ -116,7 +116,8 @@ def side_by_side(args: argparse.Namespace) -> None:
         table = rows(turns, args.texts)
     text = "\n\n".join(
         (
-            f"# {SHAPE}, {args.texts} texts of {args.tokens} tokens, {args.threads} threads",
+            f"# Encoding with {SHAPE}, {args.texts} texts of {args.tokens} tokens, "
+            f"{args.threads} threads",
             f"{machine['processor']}, {machine['cores']} cores, {args.rounds} rounds. `times` is "
             f"the speedup of {first}; `cosine` compares with {REFERENCE}.",
             report.table(["", "texts/s", f"{first}, times", "cosine"], table),

@@ -21,7 +21,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import chart
 import report
 import rounds
 from catalog import PEERS, PRECISIONS, Peer
@@ -34,6 +33,7 @@ from prepare import (
     say,
     trained_checkpoint,
 )
+from result_charts import draw_result
 from script import add_folders, add_timing, count, exit_status, names
 
 FIRST_ORDINARY_ID = 3  # lower ids are special tokens, which some peers treat differently
@@ -145,10 +145,9 @@ def publish(
     lengths = "-".join(map(str, setting["prompt_tokens"]))
     sizes = f"p{lengths}-n{setting['new_tokens']}-t{setting['threads']}"
     path = out / f"{setting['checkpoint']}-{setting['precision']}-{sizes}.json"
-    report.write(path, {**setting, **report.document(results, runs)}, text)
-    title = f"{setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads"
-    first = results.footprints[0].peer
-    chart.draw(results.speeds, path.with_suffix(".png"), title=title, highlighted=first)
+    document = {**setting, **report.document(results, runs)}
+    report.write(path, document, text)
+    draw_result(document, path.with_suffix(".png"))
     say(f"wrote {path}, .md and .png")
 
 

@@ -33,7 +33,6 @@ import report
 import rounds
 import texts
 from catalog import TRANSFORMERS
-from chart import TIME, draw_frontier
 from divergence import Predictions, Quality
 from prepare import (
     Checkpoint,
@@ -42,6 +41,7 @@ from prepare import (
     say,
     trained_checkpoint,
 )
+from result_charts import draw_result
 from rounds import Program, Worker
 from script import add_folders, count, exit_status, names
 from settings import SETTINGS, Setting, chosen, standing
@@ -123,7 +123,7 @@ def markdown(document: report.Document) -> str:
     ]
     return "\n\n".join(
         [
-            f"# {document['checkpoint']}",
+            f"# Quality of {document['checkpoint']}",
             f"Compared with float32 in PyTorch on {text['predictions']} tokens, {text['bytes']} "
             f"bytes: {text['source']}, in windows of {text['window']} tokens. KL in nats. MB are "
             "millions of bytes of weight files, without tokenizers.",
@@ -195,11 +195,7 @@ def publish(document: report.Document, path: Path) -> None:
     if path.exists():
         document = merged(json.loads(path.read_text(encoding="utf-8")), document)
     report.write(path, document, markdown(document))
-    title = f"{document['checkpoint']}, {document['text']['source']}"
-    of = ("mean_kl", "mean KL to float32, nats")
-    draw_frontier(document["settings"], path.with_suffix(".png"), of=of, title=title)
-    timed = path.with_name(f"{path.stem}-time.png")
-    draw_frontier(document["settings"], timed, of=of, title=title, over=TIME)
+    draw_result(document, path.with_suffix(".png"))
 
 
 def with_speeds(

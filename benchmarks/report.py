@@ -238,7 +238,7 @@ def markdown(results: Results, setting: Mapping[str, Any]) -> str:
     """
     machine = setting["machine"]
     parts = [
-        f"# {setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads",
+        f"# Speed of {setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads",
         f"{machine['processor']}, {machine['cores']} cores, {setting['starts']} starts with "
         f"{setting['rounds']} rounds each.",
     ]

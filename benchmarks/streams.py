@@ -170,8 +170,8 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
     sizes = f"{setting['prompt_tokens']} + {setting['new_tokens']} tokens"
     return "\n\n".join(
         [
-            f"# {setting['checkpoint']}, {PRECISION}, {sizes} per sequence, {setting['threads']} "
-            "threads",
+            f"# Many texts at once: {setting['checkpoint']}, {PRECISION}, {sizes} per sequence, "
+            f"{setting['threads']} threads",
             f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. Tokens "
             "per second are over all sequences; `scaling` is relative to the fewest sequences, "
             f"`times` is the speedup of {first} in steps, and `same` is the number of "

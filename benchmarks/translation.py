@@ -142,7 +142,7 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
     machine = setting["machine"]
     first = rows[0].peer
     parts = [
-        f"# {setting['checkpoint']}, {setting['sentences']} sentences, "
+        f"# Translation with {setting['checkpoint']}, {setting['sentences']} sentences, "
         f"{setting['threads']} threads",
         f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. "
         f"`times` is the speedup of {first}; `same` is the share of outputs that equal those of "

@@ -36,6 +36,7 @@ ABSENT = {
     "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),
     "export": ("transformers", "matplotlib", "PIL", "sklearn", "num2words"),
+    "docs": ("transformers", "sklearn", "num2words"),
     "train": ("transformers", "onnx", "onnxruntime", "sklearn", "num2words", "sacrebleu"),
 }
 """Packages that an extra must not install."""
@@ -82,6 +83,12 @@ def test_cpu_continues_a_prompt_and_verifies(environments: Path, bundle: Path) -
     program = installed("cpu", environments) / "ortolan"
     assert run(program, "run", bundle, "def", "-n", "4")
     assert "PASS" in run(program, "verify", bundle)
+
+
+def test_docs_builds_the_site(environments: Path, tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "build_docs.py"
+    run(installed("docs", environments) / "python", script, tmp_path / "site")
+    assert (tmp_path / "site" / "index.html").is_file()
 
 
 @pytest.mark.parametrize("extra", ["export", "train"])

@@ -18,14 +18,8 @@ class LongCommand(click.Command):
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the main options, then the sections if `--help-all` asks for them."""
-        sections: dict[str, list[tuple[str, str]]] = {"Options": []}
-        for param in self.get_params(ctx):
-            name = param.section if isinstance(param, _SectionOption) else "Options"
-            record = param.get_help_record(ctx)
-            if record is not None and not isinstance(param, click.Argument):
-                sections.setdefault(name, []).append(record)
         shows_all = ctx.meta.get(_SHOWS_ALL, False)
-        for name, records in sections.items():
+        for name, records in option_sections(self, ctx).items():
             if shows_all or name == "Options":
                 with formatter.section(name):
                     formatter.write_dl(records)
@@ -35,6 +29,17 @@ class LongCommand(click.Command):
         if not ctx.meta.get(_SHOWS_ALL, False):
             formatter.write_paragraph()
             formatter.write_text(f"Run `{ctx.command_path} --help-all` for all options.")
+
+
+def option_sections(command: click.Command, ctx: click.Context) -> dict[str, list[tuple[str, str]]]:
+    """The options of a command and their help, by section; `Options` has the main ones."""
+    sections: dict[str, list[tuple[str, str]]] = {"Options": []}
+    for param in command.get_params(ctx):
+        name = param.section if isinstance(param, _SectionOption) else "Options"
+        record = param.get_help_record(ctx)
+        if record is not None and not isinstance(param, click.Argument):
+            sections.setdefault(name, []).append(record)
+    return sections
 
 
 def section(name: str) -> Callable[..., Callable[[F], F]]:

@@ -1,0 +1,100 @@
+"""The charts of a stored result, drawn from its JSON alone."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import median
+
+from chart import TIME, draw, draw_bars, draw_frontier, draw_lengths
+from report import Document, Speed
+
+COSTS = {
+    "train_s": "a training step",
+    "prefill_s": "a prompt",
+    "token_s": "one token after it",
+}
+"""Figures of `cost.py` in seconds, and their names."""
+
+QUALITIES = {
+    "mean_kl": "mean KL to float32, nats",
+    "lost_cosine": "1 - mean cosine to float32",
+}
+"""Qualities of `quality.py` and `embedding_quality.py`, and their labels."""
+
+
+def draw_result(document: Document, path: Path) -> None:
+    """Draw what a result measured. Writes more pictures next to `path` if there are more charts.
+
+    Args:
+        document: content of a JSON file in `benchmarks/results/`.
+        path: the picture; its suffix is the format.
+
+    Raises:
+        ValueError: the result is of no known kind.
+    """
+    for key, drawn in _BY_KEY.items():
+        if key in document:
+            drawn(document, path)
+            return
+    raise ValueError(f"{path.stem}: a result has one of the keys {', '.join(_BY_KEY)}.")
+
+
+def _speeds(document: Document, path: Path) -> None:
+    title = f"{document['checkpoint']}, {document['precision']}, {document['threads']} threads"
+    first = document["footprints"][0]["peer"]
+    speeds = [Speed(**speed) for speed in document["speeds"]]
+    draw(speeds, path, title=title, highlighted=first)
+
+
+def _frontier(document: Document, path: Path) -> None:
+    rows, text = document["settings"], document["text"]
+    source = text["source"] if isinstance(text, Mapping) else text
+    title = f"{document['checkpoint']}, {source}"
+    quality = next(item for item in QUALITIES.items() if item[0] in rows[0])
+    draw_frontier(rows, path, of=quality, title=title)
+    timed = path.with_name(f"{path.stem}-time{path.suffix}")
+    draw_frontier(rows, timed, of=quality, title=title, over=TIME)
+
+
+def _lengths(document: Document, path: Path) -> None:
+    title = f"By tokens of the text; one thread of {document['machine']['processor']}"
+    figures = COSTS | {"state_bytes": "the state"}
+    draw_lengths(document["points"], path, figures=figures, title=title)
+
+
+def _streams(document: Document, path: Path) -> None:
+    panels = {
+        f"{count} at once": {
+            row["peer"]: row["step_per_s"] for row in document["rows"] if row["streams"] == count
+        }
+        for count in document["streams"]
+    }
+    title = f"{document['checkpoint']}, {document['threads']} threads"
+    draw_bars(panels, path, title=title, unit="tokens per second of all texts")
+
+
+def _sentences(document: Document, path: Path) -> None:
+    panels: dict[str, dict[str, float]] = {}
+    for row in document["rows"]:
+        panel = panels.setdefault(f"beams: {row['beams']}, sentences at once: {row['batch']}", {})
+        panel[row["peer"]] = row["sentences_per_s"]
+    title = f"{document['checkpoint']}, {document['threads']} threads"
+    draw_bars(panels, path, title=title, unit="sentences per second")
+
+
+def _encoding(document: Document, path: Path) -> None:
+    seconds = {
+        peer: median(run["seconds"] for run in document["runs"] if run["peer"] == peer)
+        for peer in document["model_bytes"]
+    }
+    draw_bars({"all texts": seconds}, path, title=path.stem, unit="seconds", digits=2)
+
+
+_BY_KEY: dict[str, Callable[[Document, Path], None]] = {
+    "speeds": _speeds,
+    "settings": _frontier,
+    "points": _lengths,
+    "streams": _streams,
+    "sentences": _sentences,
+    "model_bytes": _encoding,
+}
+"""What draws a result, by the key that only results of its kind have."""

@@ -1,0 +1,90 @@
+"""Documents become pages: their links lead to pages, and folders get indexes."""
+
+from pathlib import Path
+
+import pytest
+
+from docs_site.documents import stage, summary
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    root = tmp_path / "repository"
+    files = {
+        "README.md": "# Top\n\n"
+        "[Second](docs/guides/second.md), [first](docs/guides/first.md#part).\n",
+        "docs/guides/first.md": "# First\n\nOne sentence. Another.\n\n## Part\n",
+        "docs/guides/second.md": "# Second\n\n"
+        "[Up](../../README.md), [all guides](../guides), [a model](../../models/small), "
+        "[code](../../tool.py), [data](../../data.bin), [tests](../../tests), ![picture](a.png)\n\n"
+        "```text\n[kept](../../tests)\n```\n",
+        "docs/guides/third.md": "# Third\n\n| a | table |\n",
+        "docs/guides/a.png": "",
+        "docs/new folder/page.md": "# Page\n",
+        "models/small/README.md": "# small\n\nA model.\n",
+        "tool.py": "print('```')\n",
+        "data.bin": "",
+        "tests/test.py": "",
+    }
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text)
+    return root
+
+
+@pytest.fixture
+def pages(repository: Path, tmp_path: Path) -> Path:
+    stage(repository, tmp_path / "pages")
+    return tmp_path / "pages"
+
+
+def test_links_lead_to_pages_of_documents_folders_and_source_files(pages: Path) -> None:
+    text = (pages / "docs/guides/second.md").read_text()
+    assert "[Up](../../index.md)" in text
+    assert "[all guides](index.md)" in text
+    assert "[a model](../../models/small/index.md)" in text
+    assert "[code](../../tool.py.md)" in text
+    assert "[first](docs/guides/first.md#part)" in (pages / "index.md").read_text()
+    assert "print('```')" in (pages / "tool.py.md").read_text()
+
+
+def test_other_files_are_copied_for_downloads_and_pictures(pages: Path) -> None:
+    text = (pages / "docs/guides/second.md").read_text()
+    assert "[data](../../data.bin)" in text
+    assert "![picture](a.png)" in text
+    assert (pages / "data.bin").is_file()
+    assert (pages / "docs/guides/a.png").is_file()
+
+
+def test_a_folder_without_a_page_is_named_without_a_link(pages: Path) -> None:
+    text = (pages / "docs/guides/second.md").read_text()
+    assert ", tests, " in text
+    assert "[kept](../../tests)" in text  # code stays as it is
+
+
+def test_a_link_to_nothing_is_an_error(repository: Path, tmp_path: Path) -> None:
+    (repository / "docs/guides/third.md").write_text("# Third\n\n[gone](../gone.md)\n")
+    with pytest.raises(LookupError, match=r"docs/guides/third.md: ../gone.md does not exist"):
+        stage(repository, tmp_path / "pages")
+
+
+def test_an_index_lists_pages_in_the_order_of_the_readme(pages: Path) -> None:
+    text = (pages / "docs/guides/index.md").read_text()
+    listed = [line for line in text.splitlines() if line.startswith("* ")]
+    assert listed == [
+        "* [Second](second.md)",
+        "* [First](first.md): One sentence.",
+        "* [Third](third.md)",
+    ]
+    assert "{toctree}\n:hidden:\n\nsecond.md\nfirst.md\nthird.md\n" in text
+
+
+def test_a_new_folder_of_documents_gets_an_index(pages: Path) -> None:
+    assert (pages / "docs/new folder/index.md").read_text().startswith("# New folder\n")
+
+
+def test_summary_is_the_first_sentence_without_links() -> None:
+    text = "# Title\n\nA [link](b.md) to\nread. More.\n"
+    assert summary(text) == ("Title", "A link to read.")
+    assert summary("# Title\n\n`a b` runs. More.\n") == ("Title", "`a b` runs.")
+    assert summary("# Title\n\n```sh\nls\n```\n") == ("Title", "")
