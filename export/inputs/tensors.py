@@ -22,13 +22,16 @@ class Inputs:
     """Inputs of a model, in order.
 
     Attributes:
-        sources: ids `(T,)`, ids and token types `(2, T)`, or pixels `(C, H, W)` of the encoder; or
-            vectors of images `(F, E)`, None for a text alone. Empty where there is none of these.
+        sources: ids `(T,)`, ids and token types `(2, T)`, or pixels `(C, H, W)` of the encoder;
+            empty without an encoder.
+        vectors: of images `(F, E)` for a decoder that reads them, None for a text alone; else
+            empty.
         ids: ids `(S,)` of the decoder; empty without a decoder.
         origin: describes where they come from, for the manifest.
     """
 
-    sources: Sequence[Tensor | None] = ()
+    sources: Sequence[Tensor] = ()
+    vectors: Sequence[Tensor | None] = ()
     ids: Sequence[Tensor] = ()
     origin: str | None = None
 
@@ -36,7 +39,7 @@ class Inputs:
 def calls(model: Exportable, inputs: Inputs) -> list[Callable[[], Tensor]]:
     """Calls of a model, one per input, for `ortolan.export.streamed.run`."""
     nothing: Sequence[Tensor | None] = [None] * max(len(inputs.sources), len(inputs.ids))
-    sources, ids = inputs.sources or nothing, inputs.ids or nothing
+    sources, ids = inputs.sources or inputs.vectors or nothing, inputs.ids or nothing
     return [partial(model.forward, *pair) for pair in zip(sources, ids, strict=True)]
 
 

@@ -299,7 +299,7 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
             torch.from_numpy(probe_vectors(probe.features, size)) if probe.features else None
             for probe in probes
         ]
-        return Inputs(sources=vectors, ids=text_inputs(model, ids).ids)
+        return Inputs(vectors=vectors, ids=text_inputs(model, ids).ids)
     if not images:
         return text_inputs(model, ids)
     pixels = image_inputs(model, np.stack(images)).sources
