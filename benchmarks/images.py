@@ -72,7 +72,8 @@ def write_checkpoint(folder: Path) -> None:
     torch.manual_seed(0)
     words = {f"w{number}": number for number in range(1000)} | {IMAGE: 1000}
     config = LlavaConfig(vision_config=VISION, text_config=TEXT, image_token_index=1000)
-    LlavaForConditionalGeneration(config).to(torch.bfloat16).save_pretrained(folder)
+    model: Any = LlavaForConditionalGeneration(config)
+    model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel(words, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([IMAGE])

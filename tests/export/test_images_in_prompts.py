@@ -2,7 +2,6 @@
 
 import base64
 import io
-import json
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -14,10 +13,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from tests.export import tiny_models
-from tests.modeling.tiny_models import reference_model
+from tests.export import tiny_llava, tiny_models
 from tests.runtime.damaged_bundles import damage, edit_json, put
-from tests.tiny.encoders import LLAVA
 
 import ortolan
 from ortolan.export.errors import LayoutError
@@ -35,15 +32,6 @@ from ortolan.runtime import (
     open_bundle,
     verify,
 )
-
-TEMPLATE = (
-    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
-    "{% for part in m.content %}{% if part.type == 'image' %}<image>{% else %}{{ part.text }}"
-    "{% endif %}{% endfor %}{% endif %}</s>{% endfor %}{% if add_generation_prompt %}A:{% endif %}"
-)
-
-VECTORS = 16
-"""Of an image of 8 by 8 pixels in patches of 2."""
 
 NEW = 10
 
@@ -69,20 +57,7 @@ PROMPTS: dict[str, list[Any]] = {
 @pytest.fixture(scope="module")
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("llava") / "checkpoint"
-    tokenizer = tiny_models.tokenizer()
-    tokenizer.add_special_tokens(["<image>"])
-    size = tokenizer.get_vocab_size()
-    values = LLAVA | {
-        "image_token_index": tokenizer.token_to_id("<image>"),
-        "text_config": LLAVA["text_config"] | {"vocab_size": size, "max_position_embeddings": 400},
-    }
-    model = reference_model(values, architecture="LlavaForConditionalGeneration")
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    sizes = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
-    processor = {"image_processor_type": "CLIPImageProcessor", **sizes}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    tiny_llava.write(folder)
     return folder
 
 
@@ -119,7 +94,7 @@ def expected_tokens(model: Decoder, reference: Any, parts: Sequence[Any]) -> lis
     ids = [
         token
         for one in model.tokenizer.encode(text)
-        for token in [one] * (VECTORS if one == features.token else 1)
+        for token in [one] * (tiny_llava.VECTORS if one == features.token else 1)
     ]
     images = [part["image"] for part in parts if not isinstance(part, str)]
     given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
@@ -147,7 +122,7 @@ def test_tokens_are_those_of_transformers(name: str, model: Decoder, reference: 
     completion = greedy(model, prompt)
     assert list(completion.tokens) == expected_tokens(model, reference, parts)
     images = sum(not isinstance(part, str) for part in parts)
-    assert completion.timings.prompt_tokens > VECTORS * images
+    assert completion.timings.prompt_tokens > tiny_llava.VECTORS * images
 
 
 def test_an_image_changes_the_answer(model: Decoder) -> None:
@@ -211,14 +186,17 @@ def test_a_message_holds_an_image(kind: str, model: Decoder, tmp_path: Path) -> 
     assert model.tokenizer is not None
     token = model.tokenizer.encode("<image>", add_special_tokens=False)
     assert len(token) == 1
-    assert reply.completion.timings.prompt_tokens > VECTORS
+    assert reply.completion.timings.prompt_tokens > tiny_llava.VECTORS
     with model.serve(slots=1) as service:
         ticket = service.chat(question(parts[kind]), **options)
         assert ticket.reply().completion.tokens == reply.completion.tokens
     conversation = model.conversation()
     conversation.messages += question(parts[kind])
     conversation.messages += [{"role": "assistant", "content": "yes"}]
-    assert conversation.ask("and?", max_new_tokens=2).completion.timings.prompt_tokens > VECTORS
+    assert (
+        conversation.ask("and?", max_new_tokens=2).completion.timings.prompt_tokens
+        > tiny_llava.VECTORS
+    )
 
 
 @pytest.mark.parametrize(

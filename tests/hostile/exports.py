@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import quick_exports
-from tests.export import models_of_kinds, tiny_models
+from tests.export import models_of_kinds, tiny_llava, tiny_models
 from tests.export.test_hybrids import every_kind
 from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
@@ -56,6 +56,11 @@ def _images(work: Path, out: Path) -> None:
     ortolan.export(models_of_kinds.module_of(models_of_kinds.image_config()), out)
 
 
+def _reader(work: Path, out: Path) -> None:
+    tiny_llava.write(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _seq2seq(work: Path, out: Path) -> None:
     tiny_translators.write_bundle("t5", work)
     (work / "bundle").rename(out)
@@ -68,6 +73,7 @@ MAKES: dict[str, Make] = {
     "exported-hybrid": _hybrid,
     "exported-encoder": _encoder,
     "exported-images": _images,
+    "exported-reader": _reader,
     "exported-seq2seq": _seq2seq,
 }
 

@@ -51,12 +51,24 @@ def maybe(random: Random, right: Callable[[], Any], wrong: float = 0.06) -> Any:
     return anything(random) if random.random() < wrong else right()
 
 
+def random_image(random: Random) -> Any:
+    """Return pixels of some size, or a file that is no image."""
+    shape = (random.choice([8, 8, 1, 30]), random.choice([8, 3]), random.choice([3, 3, 1, 4]))
+    pixels = np.full(shape, random.randrange(256), np.uint8)
+    return random.choice([pixels, pixels, pixels, pixels.astype("f"), b"GIF89a", Path("/nowhere")])
+
+
 def prompt(random: Random) -> Any:
     """Return a text or ids, mostly of a few tokens that every vocabulary has."""
 
     def right() -> Any:
         count = random.choice([1, 2, 3, 5, 10, 20, 200, 1200] if random.random() < 0.3 else [1, 4])
         ids = [random.randrange(5, 15) for _ in range(count)]
+        if random.random() < 0.05:
+            images = [{"image": maybe(random, lambda: random_image(random))}] * random.choice(
+                [1, 2]
+            )
+            return [*images, maybe(random, lambda: "a b")]
         if random.random() < 0.05:
             return [*ids, random.choice([-1, 16, 97, 2**31, 2**63])]
         forms: tuple[Any, ...] = (ids, tuple(ids), np.array(ids), np.array(ids, "<i8"))

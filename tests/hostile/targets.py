@@ -3,20 +3,22 @@
 Each has a probe, a fixed request whose answer must never change.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import numpy as np
-from tests.hostile.random_arguments import anything, draft, maybe, options, prompt
+from tests.hostile.random_arguments import anything, draft, maybe, options, prompt, random_image
 
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
 
 Request = Callable[[Any, Random], object]
+
+WHITE = "data:image/gif;base64,R0lGODlhAQABAAAAACwAAAAAAQABAAACAkQBADs="
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,26 @@ def _prompts(random: Random) -> Any:
     return [prompt(random) for _ in range(random.choice([0, 1, 2, 4]))]
 
 
+def _parts(random: Random) -> Iterator[Any]:
+    """Parts of a message, some of which are images."""
+    urls = (WHITE, WHITE[:40], "data:image/png;base64,", "file:///etc/passwd", "https://a/b.png")
+    for _ in range(random.choice([0, 1, 2, 3])):
+        url = maybe(random, lambda: random.choice(urls))
+        yield random.choice(
+            [
+                {"type": "text", "text": maybe(random, lambda: "a <image>")},
+                {"type": "image_url", "image_url": {"url": url} if random.random() < 0.9 else url},
+                {"type": "image", "image": maybe(random, lambda: random_image(random))},
+                anything(random),
+            ]
+        )
+
+
 def _messages(random: Random) -> Any:
     def message() -> Any:
         roles = ("user", "assistant", "system", "tool", "developer", "x")
-        fields = {"role": random.choice(roles), "content": maybe(random, lambda: "a b")}
+        content = [*_parts(random)] if random.random() < 0.2 else "a b"
+        fields = {"role": random.choice(roles), "content": maybe(random, lambda: content)}
         if random.random() < 0.2:
             fields[random.choice(["tool_calls", "name", "tool_call_id", "x"])] = anything(random)
         return fields
@@ -254,6 +272,11 @@ def _tokens(model: Any) -> object:
     return model.generate([1, 2, 3], max_new_tokens=4).tokens
 
 
+def _seen(model: Any) -> object:
+    image = np.zeros((8, 8, 3), np.uint8)
+    return model.generate([{"image": image}, "a"], max_new_tokens=4).tokens
+
+
 def _encoded(model: Any) -> object:
     value: Any = [1, 2, 3]
     source = model.manifest.source
@@ -269,6 +292,7 @@ TARGETS: dict[str, Target] = {
     "recurrent": Target(bundle="recurrent", open=lambda m: m, requests=DECODER, probe=_tokens),
     "hybrid": Target(bundle="exported-hybrid", open=lambda m: m, requests=BY_IDS, probe=_tokens),
     "seq2seq": Target(bundle="exported-seq2seq", open=lambda m: m, requests=SEQ2SEQ, probe=_tokens),
+    "reader": Target(bundle="exported-reader", open=lambda m: m, requests=DECODER, probe=_seen),
     "encoder": Target(bundle="encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
     "embedder": Target(bundle="embedder", open=lambda m: m, requests=ENCODER, probe=_encoded),
     "images": Target(bundle="image-encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
