@@ -53,7 +53,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import VISION
+from ortolan.runtime.bundle.manifest import MTP, VISION
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.machine.memory import return_large_memory
@@ -104,9 +104,11 @@ def export(
         accept_unknown=options.accept_unknown,
         adapter=options.adapter,
         via=options.via,
+        mtp=options.mtp,
     )
     plan = _plan(model, precision, device, options)
-    of_images = None if model.images is None else _plan_of_images(model.images, plan, precision)
+    of_images = None if model.images is None else _plan_of_part(model.images, plan, precision)
+    of_head = None if model.head is None else _plan_of_part(model.head, plan, precision)
     if warn is not None:
         for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
             warn(note)
@@ -117,6 +119,8 @@ def export(
         report = progress or silent
         if model.images is not None and of_images is not None:
             model = _with_images(folder / VISION, model, model.images, of_images, report)
+        if model.head is not None and of_head is not None:
+            model = _with_head(folder / MTP, model, model.head, of_head, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
     return open_bundle(out, trust=True)
@@ -135,8 +139,8 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
     )
 
 
-def _plan_of_images(model: Exportable, plan: Plan, precision: Precision) -> Plan:
-    """Settings of the encoder of images: as those of the decoder, with at least 8 bits."""
+def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
+    """Settings of an encoder of images or a head: as those of the decoder, with at least 8 bits."""
     rounds = plan.precision in ("int8", "int4")
     kept = ("attention", "allow_cpu_nodes", "allow_poor", "proof")
     options = ExportOptions(**{name: getattr(plan.options, name) for name in kept})
@@ -147,14 +151,29 @@ def _with_images(
     folder: Path, model: Exportable, images: Exportable, plan: Plan, progress: Progress
 ) -> Exportable:
     """Export the encoder of the images that a decoder reads; return the decoder bound to it."""
-    files.make_folder(folder)
-    _build(
-        Job(folder=folder, model=images, plan=plan, data=None, inputs=Inputs(), progress=progress)
-    )
-    encoder = fingerprint(open_bundle(folder, trust=True).manifest)
+    encoder = _part(folder, images, plan, progress)
     if model.features is None:
         raise TypeError("expected a decoder that reads images")
     return replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
+
+
+def _with_head(
+    folder: Path, model: Exportable, head: Exportable, plan: Plan, progress: Progress
+) -> Exportable:
+    """Export the head that predicts further tokens; return the decoder bound to it."""
+    own = _part(folder, head, plan, progress)
+    if model.hidden is None:
+        raise TypeError("expected a decoder that returns states")
+    return replace(model, hidden=msgspec.structs.replace(model.hidden, head=own))
+
+
+def _part(folder: Path, model: Exportable, plan: Plan, progress: Progress) -> str:
+    """Export a bundle in the bundle; return its fingerprint."""
+    files.make_folder(folder)
+    _build(
+        Job(folder=folder, model=model, plan=plan, data=None, inputs=Inputs(), progress=progress)
+    )
+    return fingerprint(open_bundle(folder, trust=True).manifest)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ortolan.runtime.engine.adapters import open_adapters
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.providers import onnxruntime_version
-from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.verification.first_load import first_load
@@ -111,6 +111,11 @@ def load(
     bundle = open_bundle(path, full_check=full_check and not is_copied, trust=trust)
     model = kind or _MODELS[bundle.manifest.kind]
     check_kind(bundle.manifest, model)  # before the weights are read
+    if bundle.manifest.is_head:
+        raise BundleKindError(
+            f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
+            "folder above it, and pass draft=MtpHead()."
+        )
     adapters = open_adapters(options.get("adapters", {}), bundle)
     packed = None
     if is_copied:

@@ -23,7 +23,8 @@ class Inputs:
 
     Attributes:
         sources: ids `(T,)`, ids and token types `(2, T)`, or pixels `(C, H, W)` of the encoder; or
-            vectors of images `(F, E)`, None for a text alone. Empty where there is none of these.
+            vectors of images `(F, E)`, None for a text alone; or states `(S, E)` for a head. Empty
+            where there is none of these.
         ids: ids `(S,)` of the decoder; empty without a decoder.
         origin: describes where they come from, for the manifest.
     """

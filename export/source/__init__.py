@@ -59,6 +59,7 @@ def open_exportable(
     accept_unknown: tuple[str, ...] = (),
     via: Via | None = None,
     adapter: str | Path | None = None,
+    mtp: bool = False,
 ) -> Exportable:
     """Open a source of any kind.
 
@@ -71,9 +72,10 @@ def open_exportable(
         accept_unknown: keys of config.json to ignore although their meaning is unknown.
         via: how to open a checkpoint; by default as a family, or else with transformers.
         adapter: a PEFT folder to merge into a checkpoint.
+        mtp: with the head of the checkpoint that predicts further tokens.
 
     Raises:
-        CheckpointError: the files cannot be read.
+        CheckpointError: the files cannot be read, or have no such head.
         ConfigError: the model cannot be exported like this.
         WeightError: weights are missing, unexpected or of the wrong shape.
         OptionError: the tokenizer does not exist or is not needed, nothing says how many tokens
@@ -87,6 +89,8 @@ def open_exportable(
             source = open_live(source)
     if isinstance(source, nn.Module):
         _refuse_options(accept_unknown, via, adapter)
+        if mtp:
+            raise OptionError("mtp needs a checkpoint, not a live module. Leave it out.")
         if isinstance(source, RecurrentModel):
             return open_recurrent_model(source, tokenizer=tokenizer, max_context=max_context)
         if isinstance(source, TransformerModel):
@@ -103,7 +107,11 @@ def open_exportable(
         if isinstance(config, RecurrentConfig):
             open_published = partial(open_recurrent, config)
         else:
-            open_published = partial(open_family, config)
+            open_published = partial(open_family, config, mtp=mtp)
+    elif mtp:
+        raise OptionError(
+            "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
+        )
     elif not is_causal_class(checkpoint.values):
         check_architecture(checkpoint.values, None)
     return open_published(

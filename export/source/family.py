@@ -38,10 +38,12 @@ from ortolan.modeling.checkpoint.folder import (
     read_config,
     read_config_keys,
 )
+from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
     ClassifierHead,
+    DecoderConfig,
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -61,6 +63,7 @@ from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
+    HiddenStates,
     ImageSource,
     Output,
     State,
@@ -72,7 +75,7 @@ from ortolan.runtime.bundle.manifest import (
 Tracer = Callable[..., ir.Model]
 
 UNBUILT = "0" * 64
-"""Fingerprint of an encoder that is not exported yet."""
+"""Fingerprint of an encoder or a head that is not exported yet."""
 
 TRACERS: Mapping[str, Mapping[str, Tracer]] = {
     "decoder": {MAPS_ROLE: trace_attention_maps, **dict.fromkeys(STEPPED, trace_decoder)},
@@ -109,8 +112,17 @@ def open_family(
     tokenizer: str | Path | None,
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
+    mtp: bool = False,
 ) -> Exportable:
     """Open a checkpoint of a family. Same options and errors as `open_exportable`."""
+    if mtp:
+        return _with_head(
+            config,
+            checkpoint,
+            tokenizer=tokenizer,
+            max_context=max_context,
+            accept_unknown=accept_unknown,
+        )
     model = _describe(
         config,
         limit_context(
@@ -126,6 +138,36 @@ def open_family(
     if checkpoint.images is None:
         return model
     return _reading(model, checkpoint.images, checkpoint)
+
+
+def _with_head(
+    config: ModelConfig,
+    checkpoint: Checkpoint,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...],
+) -> Exportable:
+    """A decoder whose graphs return states, with the head that reads them."""
+    whole = mtp_checkpoint(checkpoint)
+    own = read_config(whole, accept_unknown=accept_unknown)
+    if not isinstance(config, DecoderConfig):
+        raise TypeError("expected a decoder with a head")
+    hidden = HiddenStates(size=config.hidden_size)
+    model, head = (
+        replace(
+            open_family(
+                replace(part, gives_states=True),
+                source,
+                tokenizer=tokenizer,
+                max_context=max_context,
+                accept_unknown=accept_unknown,
+            ),
+            hidden=hidden,
+        )
+        for part, source in ((config, checkpoint), (own, whole))
+    )
+    return replace(model, hidden=HiddenStates(size=hidden.size, head=UNBUILT), head=head)
 
 
 def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
@@ -198,7 +240,11 @@ def _describe(
         for name, table in tables(stack).items()
     }
     module = _skeleton(limited, computed)
-    reads_images = config.feature_token_id is not None
+    forward: Callable[..., Tensor] = _forward
+    if config.feature_token_id is not None:
+        forward = _forward_images
+    elif isinstance(config, DecoderConfig) and config.state_norm is not None:
+        forward = _forward_head
     return Exportable(
         kind=sides.kind,
         model_type=config.model_type,
@@ -208,7 +254,7 @@ def _describe(
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
-        forward=partial(_forward_images if reads_images else _forward, module),
+        forward=partial(forward, module),
         cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
@@ -262,6 +308,13 @@ def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor |
         raise TypeError("expected a decoder of images and its ids")
     features = None if vectors is None else EmbeddingFeatures.of(vectors, ids[None], token)
     out: Tensor = decoder(ids[None], features)
+    return out[0]
+
+
+def _forward_head(head: DecoderModel, states: Tensor | None, ids: Tensor | None) -> Tensor:
+    if ids is None or states is None:
+        raise TypeError("expected a head, its ids and states")
+    out: Tensor = head(ids[None], previous_BSE=states[None])
     return out[0]
 
 

@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_head
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, PREFILL
 from ortolan.runtime.bundle.manifest_file import fingerprint
@@ -22,6 +23,7 @@ from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.fork_guard import check_process, guard
 from ortolan.runtime.engine.host_states import HostStates
+from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.engine.providers import memory_name, obstacle
@@ -122,7 +124,32 @@ class Engine:
         self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
         self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
         collapse_later(pages_before)
+        self._head = self._open_head() if is_copied and self.has_head else None
         guard(self)
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the bundle has a head that predicts further tokens."""
+        return self.manifest.hidden is not None and not self.manifest.is_head
+
+    def head(self) -> "Engine":
+        """The sessions of the head that predicts further tokens. The first call opens them.
+
+        Raises:
+            BundleError: the head is missing, damaged or of another bundle.
+            MemoryPlanError: there is not enough free memory.
+        """
+        with self._lock:
+            if self._head is None:
+                self.check_process()
+                self._head = self._open_head()
+            return self._head
+
+    def _open_head(self) -> "Engine":
+        bundle = open_head(self._bundle)
+        bundle = bundle if self._bundle.kept is None else bundle.keeping()
+        check_load(bundle, is_packed=False)
+        return Engine(bundle, device=self.device, threads=self.threads)
 
     @cached_property
     def identity(self) -> str:

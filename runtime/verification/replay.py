@@ -13,8 +13,8 @@ import msgspec
 
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_vision
-from ortolan.runtime.bundle.manifest import VISION
+from ortolan.runtime.bundle.folder import open_bundle, open_head, open_vision
+from ortolan.runtime.bundle.manifest import MTP, VISION
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
@@ -103,17 +103,17 @@ def verify(
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
     report = _judged(report, weights, surroundings, identical)
+    verify_part = partial(
+        verify, device=device, threads=threads, isolate=isolate, trust=trust, progress=progress
+    )
     if bundle.manifest.features is not None:
         open_vision(bundle, trust=trust)  # checks that it is the right one
-        own_images = verify(
-            bundle.path / VISION,
-            device=device,
-            threads=threads,
-            isolate=isolate,
-            trust=trust,
-            progress=progress,
-        )
-        report = _with_images(report, own_images)
+        images = verify_part(bundle.path / VISION)
+        report = msgspec.structs.replace(_with_part(report, images), images=images)
+    if bundle.manifest.hidden is not None and not bundle.manifest.is_head:
+        open_head(bundle, trust=trust)
+        head = verify_part(bundle.path / MTP)
+        report = msgspec.structs.replace(_with_part(report, head), head=head)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
@@ -159,11 +159,11 @@ def _judged(
     )
 
 
-def _with_images(report: Report, images: Report) -> Report:
-    """The report of a decoder with that of its encoder of images; the worse verdict counts."""
+def _with_part(report: Report, part: Report) -> Report:
+    """The report of a decoder with the worse of its own verdict and that of a bundle in it."""
     order = ("PASS", "AMBIGUOUS", "FAIL")
-    verdict = max(report.verdict, images.verdict, key=order.index)
-    return msgspec.structs.replace(report, images=images, verdict=verdict)
+    verdict = max(report.verdict, part.verdict, key=order.index)
+    return msgspec.structs.replace(report, verdict=verdict)
 
 
 def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:
