@@ -109,5 +109,5 @@ def _bundle_names(folder: Path) -> set[str]:
     except (FileNotFoundError, ManifestError):
         return set()
     folders = {VISION} if manifest.features else set()
-    folders |= set() if manifest.hidden is None or manifest.is_head else {MTP}
+    folders |= {MTP} if manifest.has_head else set()
     return {manifest_file.NAME, trust.NAME, *folders, *(file.name for file in manifest.files)}

@@ -106,9 +106,9 @@ class Decoder(ChatModel, Model):
             prompt: text, token ids, or a list of these. Empty text stands for the BOS token.
             n: number of completions per prompt; completions of one prompt are adjacent. `None`
                 returns a single completion instead of a list.
-            draft: `PromptLookup()` or `DraftModel(model)` guesses the next tokens, and the model
-                checks several guesses per call. Prompts are then continued one after the other.
-                Guesses change only the time: any draft gives the same completion.
+            draft: `PromptLookup()`, `MtpHead()` or `DraftModel(model)` guesses the next tokens, and
+                the model checks several guesses per call. Prompts are then continued one after the
+                other. Guesses change only the time: any draft gives the same completion.
             **options: see `ortolan.runtime.generation.options.Options`.
 
         Returns:

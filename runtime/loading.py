@@ -7,7 +7,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, retry_if_replaced
+from ortolan.runtime.bundle.folder import open_bundle, open_head, retry_if_replaced
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -127,6 +127,10 @@ def load(
     device = options.get("device", "auto")
     if isolate:
         first_load(bundle, device=device, packed=packed)
+    if bundle.manifest.has_head and (isolate or full_check):
+        head = open_head(bundle, full_check=full_check, trust=trust)
+        if isolate:
+            first_load(head, device=device)
     engine = Engine(
         bundle, device=device, threads=options.get("threads"), packed=packed, adapters=adapters
     )

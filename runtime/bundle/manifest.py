@@ -489,6 +489,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.hidden is not None and self.hidden.head is None
 
     @property
+    def has_head(self) -> bool:
+        """Whether the folder `mtp` holds a head that reads the states of this decoder."""
+        return self.hidden is not None and self.hidden.head is not None
+
+    @property
     def model_kind(self) -> ModelKind:
         """Properties of this kind of bundle."""
         return KINDS[self.kind]

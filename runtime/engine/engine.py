@@ -124,13 +124,8 @@ class Engine:
         self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
         self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
         collapse_later(pages_before)
-        self._head = self._open_head() if is_copied and self.has_head else None
+        self._head = self._open_head() if is_copied and manifest.has_head else None
         guard(self)
-
-    @property
-    def has_head(self) -> bool:
-        """Whether the bundle has a head that predicts further tokens."""
-        return self.manifest.hidden is not None and not self.manifest.is_head
 
     def head(self) -> "Engine":
         """The sessions of the head that predicts further tokens. The first call opens them.

@@ -314,7 +314,7 @@ def check_draft(draft: Draft, manifest: Manifest) -> None:
             f"Drafts need a KV cache that can be rewound, but the model {reason}. "
             "Generate without a draft, or choose another draft model."
         )
-    if isinstance(draft, MtpHead) and manifest.hidden is None:
+    if isinstance(draft, MtpHead) and not manifest.has_head:
         raise InputError(
             "MtpHead() needs a bundle with a head that predicts further tokens; this one has none. "
             "Export the checkpoint with --mtp, or use PromptLookup()."

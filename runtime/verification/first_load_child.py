@@ -76,8 +76,6 @@ def first_step(task: Task) -> None:
     engine = Engine(bundle, device=task.device, threads=1, packed=packed)
     sample_outputs(engine)
     engine.open_maps()
-    if engine.has_head:
-        sample_outputs(engine.head())
 
 
 def _answer(task: Task) -> Answer:

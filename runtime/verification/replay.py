@@ -110,7 +110,7 @@ def verify(
         open_vision(bundle, trust=trust)  # checks that it is the right one
         images = verify_part(bundle.path / VISION)
         report = msgspec.structs.replace(_with_part(report, images), images=images)
-    if bundle.manifest.hidden is not None and not bundle.manifest.is_head:
+    if bundle.manifest.has_head:
         open_head(bundle, trust=trust)
         head = verify_part(bundle.path / MTP)
         report = msgspec.structs.replace(_with_part(report, head), head=head)

@@ -28,3 +28,20 @@ def save_with_head(folder: Path, values: dict[str, Any], *, seed: int = 0) -> No
     file = folder / "config.json"
     config = json.loads(file.read_text()) | {"num_hidden_layers": layers}
     file.write_text(json.dumps(config))
+
+
+def save_with_right_head(folder: Path, values: dict[str, Any]) -> None:
+    """Save a model that chooses each token by the last one alone, and a head that knows how.
+
+    Blocks add nothing to the stream, and the head ignores the states.
+    """
+    save_with_head(folder, values)
+    tensors, width = load_file(folder / WEIGHTS), values["hidden_size"]
+    own = f"model.layers.{values['num_hidden_layers']}."
+    for name, tensor in tensors.items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            tensor.zero_()
+    tensors[f"{own}enorm.weight"] = torch.ones(width)
+    tensors[f"{own}eh_proj.weight"] = torch.eye(width, 2 * width)
+    tensors[f"{own}shared_head.norm.weight"] = tensors["model.norm.weight"].clone()
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
