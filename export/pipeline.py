@@ -107,8 +107,6 @@ def export(
         mtp=options.mtp,
     )
     plan = _plan(model, precision, device, options)
-    of_images = None if model.images is None else _plan_of_part(model.images, plan, precision)
-    of_head = None if model.head is None else _plan_of_part(model.head, plan, precision)
     if warn is not None:
         for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
             warn(note)
@@ -117,10 +115,7 @@ def export(
     inputs = _calibration_inputs(model, plan, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
         report = progress or silent
-        if model.images is not None and of_images is not None:
-            model = _with_images(folder / VISION, model, model.images, of_images, report)
-        if model.head is not None and of_head is not None:
-            model = _with_head(folder / MTP, model, model.head, of_head, report)
+        model = _with_parts(folder, model, plan, precision, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
     return open_bundle(out, trust=True)
@@ -147,33 +142,33 @@ def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
     return _plan(model, "int8" if rounds else precision, plan.device, options)
 
 
-def _with_images(
-    folder: Path, model: Exportable, images: Exportable, plan: Plan, progress: Progress
+def _with_parts(
+    folder: Path, model: Exportable, plan: Plan, precision: Precision, progress: Progress
 ) -> Exportable:
-    """Export the encoder of the images that a decoder reads; return the decoder bound to it."""
-    encoder = _part(folder, images, plan, progress)
-    if model.features is None:
-        raise TypeError("expected a decoder that reads images")
-    return replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
+    """Export the encoder of images or the head of a decoder; return the decoder bound to it."""
 
+    def build(name: str, part: Exportable) -> str:
+        """A bundle in the bundle; return its fingerprint."""
+        files.make_folder(folder / name)
+        own = _plan_of_part(part, plan, precision)
+        job = Job(
+            folder=folder / name,
+            model=part,
+            plan=own,
+            data=None,
+            inputs=Inputs(),
+            progress=progress,
+        )
+        _build(job)
+        return fingerprint(open_bundle(folder / name, trust=True).manifest)
 
-def _with_head(
-    folder: Path, model: Exportable, head: Exportable, plan: Plan, progress: Progress
-) -> Exportable:
-    """Export the head that predicts further tokens; return the decoder bound to it."""
-    own = _part(folder, head, plan, progress)
-    if model.hidden is None:
-        raise TypeError("expected a decoder that returns states")
-    return replace(model, hidden=msgspec.structs.replace(model.hidden, head=own))
-
-
-def _part(folder: Path, model: Exportable, plan: Plan, progress: Progress) -> str:
-    """Export a bundle in the bundle; return its fingerprint."""
-    files.make_folder(folder)
-    _build(
-        Job(folder=folder, model=model, plan=plan, data=None, inputs=Inputs(), progress=progress)
-    )
-    return fingerprint(open_bundle(folder, trust=True).manifest)
+    if model.images is not None and model.features is not None:
+        encoder = build(VISION, model.images)
+        model = replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
+    if model.head is not None and model.hidden is not None:
+        head = build(MTP, model.head)
+        model = replace(model, hidden=msgspec.structs.replace(model.hidden, head=head))
+    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

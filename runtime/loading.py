@@ -8,7 +8,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_head, retry_if_replaced
-from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.adapters import open_adapters
@@ -110,12 +110,7 @@ def load(
     # a copy hashes every file anyway
     bundle = open_bundle(path, full_check=full_check and not is_copied, trust=trust)
     model = kind or _MODELS[bundle.manifest.kind]
-    check_kind(bundle.manifest, model)  # before the weights are read
-    if bundle.manifest.is_head:
-        raise BundleKindError(
-            f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
-            "folder above it, and pass draft=MtpHead()."
-        )
+    _check_kind(bundle, model)  # before the weights are read
     adapters = open_adapters(options.get("adapters", {}), bundle)
     packed = None
     if is_copied:
@@ -125,12 +120,7 @@ def load(
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     device = options.get("device", "auto")
-    if isolate:
-        first_load(bundle, device=device, packed=packed)
-    if bundle.manifest.has_head and (isolate or full_check):
-        head = open_head(bundle, full_check=full_check, trust=trust)
-        if isolate:
-            first_load(head, device=device)
+    _try(bundle, device=device, packed=packed, full_check=full_check, isolate=isolate)
     engine = Engine(
         bundle, device=device, threads=options.get("threads"), packed=packed, adapters=adapters
     )
@@ -141,6 +131,26 @@ def _check_kind_argument(kind: type[Model] | None) -> None:
     # by identity: a caller's object may define == in any way
     if kind is not None and not any(kind is model for model in _MODELS.values()):
         raise InputError(f"kind must be Decoder, Seq2Seq or Encoder (got {shown(kind)}).")
+
+
+def _check_kind(bundle: Bundle, model: type[Model]) -> None:
+    check_kind(bundle.manifest, model)
+    if bundle.manifest.is_head:
+        raise BundleKindError(
+            f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
+            "folder above it, and pass draft=MtpHead()."
+        )
+
+
+def _try(
+    bundle: Bundle, *, device: str, packed: Packed | None, full_check: bool, isolate: bool
+) -> None:
+    """Load a bundle and its head in a subprocess first, if it is to be isolated."""
+    parts = [(bundle, packed)]
+    if bundle.manifest.has_head and (isolate or full_check):
+        parts.append((open_head(bundle, full_check=full_check), None))
+    for part, own in parts if isolate else ():
+        first_load(part, device=device, packed=own)
 
 
 def _check_tensors(bundle: Bundle) -> None:

@@ -17,6 +17,7 @@ from ortolan.export.source.architecture import (
     check_known_task,
 )
 from ortolan.export.source.family import open_family, open_model
+from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
@@ -88,15 +89,8 @@ def open_exportable(
         if is_transformers_model(source):
             source = open_live(source)
     if isinstance(source, nn.Module):
-        _refuse_options(accept_unknown, via, adapter)
-        if mtp:
-            raise OptionError("mtp needs a checkpoint, not a live module. Leave it out.")
-        if isinstance(source, RecurrentModel):
-            return open_recurrent_model(source, tokenizer=tokenizer, max_context=max_context)
-        if isinstance(source, TransformerModel):
-            return open_model(source, tokenizer=tokenizer, max_context=max_context)
-        check_own(source)
-        return open_module(source, tokenizer=tokenizer, max_context=max_context)
+        _refuse_options(accept_unknown, via, adapter, mtp=mtp)
+        return _open_module(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = open_checkpoint(source, adapter=adapter)
     check_known_task(checkpoint.values)
     open_published: Callable[..., Exportable] = open_transformers
@@ -107,7 +101,7 @@ def open_exportable(
         if isinstance(config, RecurrentConfig):
             open_published = partial(open_recurrent, config)
         else:
-            open_published = partial(open_family, config, mtp=mtp)
+            open_published = partial(open_with_head if mtp else open_family, config)
     elif mtp:
         raise OptionError(
             "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
@@ -117,6 +111,17 @@ def open_exportable(
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+
+
+def _open_module(
+    module: nn.Module, *, tokenizer: str | Path | None, max_context: int | None
+) -> Exportable:
+    if isinstance(module, RecurrentModel):
+        return open_recurrent_model(module, tokenizer=tokenizer, max_context=max_context)
+    if isinstance(module, TransformerModel):
+        return open_model(module, tokenizer=tokenizer, max_context=max_context)
+    check_own(module)
+    return open_module(module, tokenizer=tokenizer, max_context=max_context)
 
 
 def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
@@ -180,8 +185,10 @@ def _has_family(checkpoint: Checkpoint) -> bool:
 
 
 def _refuse_options(
-    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None
+    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None, *, mtp: bool
 ) -> None:
+    if mtp:
+        raise OptionError("mtp needs a checkpoint, not a live module. Leave it out.")
     if accept_unknown:
         raise OptionError(
             f"accept_unknown: a live module has no config.json with {', '.join(accept_unknown)}. "

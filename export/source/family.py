@@ -38,7 +38,6 @@ from ortolan.modeling.checkpoint.folder import (
     read_config,
     read_config_keys,
 )
-from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
@@ -50,6 +49,7 @@ from ortolan.modeling.config import (
     FeatureHead,
     LanguageModelHead,
     ModelConfig,
+    NormConfig,
     StackConfig,
     TokenInput,
 )
@@ -63,7 +63,6 @@ from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
-    HiddenStates,
     ImageSource,
     Output,
     State,
@@ -112,17 +111,8 @@ def open_family(
     tokenizer: str | Path | None,
     max_context: int | None,
     accept_unknown: tuple[str, ...] = (),
-    mtp: bool = False,
 ) -> Exportable:
     """Open a checkpoint of a family. Same options and errors as `open_exportable`."""
-    if mtp:
-        return _with_head(
-            config,
-            checkpoint,
-            tokenizer=tokenizer,
-            max_context=max_context,
-            accept_unknown=accept_unknown,
-        )
     model = _describe(
         config,
         limit_context(
@@ -138,36 +128,6 @@ def open_family(
     if checkpoint.images is None:
         return model
     return _reading(model, checkpoint.images, checkpoint)
-
-
-def _with_head(
-    config: ModelConfig,
-    checkpoint: Checkpoint,
-    *,
-    tokenizer: str | Path | None,
-    max_context: int | None,
-    accept_unknown: tuple[str, ...],
-) -> Exportable:
-    """A decoder whose graphs return states, with the head that reads them."""
-    whole = mtp_checkpoint(checkpoint)
-    own = read_config(whole, accept_unknown=accept_unknown)
-    if not isinstance(config, DecoderConfig):
-        raise TypeError("expected a decoder with a head")
-    hidden = HiddenStates(size=config.hidden_size)
-    model, head = (
-        replace(
-            open_family(
-                replace(part, gives_states=True),
-                source,
-                tokenizer=tokenizer,
-                max_context=max_context,
-                accept_unknown=accept_unknown,
-            ),
-            hidden=hidden,
-        )
-        for part, source in ((config, checkpoint), (own, whole))
-    )
-    return replace(model, hidden=HiddenStates(size=hidden.size, head=UNBUILT), head=head)
 
 
 def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
@@ -240,11 +200,6 @@ def _describe(
         for name, table in tables(stack).items()
     }
     module = _skeleton(limited, computed)
-    forward: Callable[..., Tensor] = _forward
-    if config.feature_token_id is not None:
-        forward = _forward_images
-    elif isinstance(config, DecoderConfig) and config.state_norm is not None:
-        forward = _forward_head
     return Exportable(
         kind=sides.kind,
         model_type=config.model_type,
@@ -254,7 +209,7 @@ def _describe(
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
-        forward=partial(forward, module),
+        forward=partial(_forward_of(config), module),
         cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
@@ -291,6 +246,16 @@ def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> Transforme
         parent, _, buffer = name.rpartition(".")
         module.get_submodule(parent).register_buffer(buffer, table, persistent=False)
     return module.eval()
+
+
+def _forward_of(config: ModelConfig) -> Callable[..., Tensor]:
+    match config:
+        case DecoderConfig(state_norm=NormConfig()):
+            return _forward_head
+        case ModelConfig(feature_token_id=int()):
+            return _forward_images
+        case _:
+            return _forward
 
 
 def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:

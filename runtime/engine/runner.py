@@ -176,12 +176,7 @@ class Runner:
         if len(ids) > self._call_tokens or self._engine.manifest.takes_one:
             return self._in_calls(row, ids, positions, logits_RV, previous_SE)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
-        padded_ids, padded_positions = [*ids], [*positions]
-        if self._exact:
-            if not slots.replaces:  # a replaced state could not forget the dummy token
-                padded_ids += [0] * (len(ids) % 2)
-            if len(padded_ids) > 1 or self._engine.decode_tokens > 1:
-                padded_positions += padded_positions[:1] * (len(positions) % 2)
+        padded_ids, padded_positions = self._padded(ids, positions)
         end = length + len(padded_ids) - len(ids)
         # with a total beyond the capacity the kernel would return a longer buffer than is bound
         self.reserve(end)
@@ -213,6 +208,16 @@ class Runner:
         if logits_RV is not None and len(padded_positions) > len(positions):
             logits_RV[...] = result
         return result
+
+    def _padded(self, ids: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Ids and positions of a chunk, of even numbers in an exact runner."""
+        padded_ids, padded_positions = [*ids], [*positions]
+        if self._exact:
+            if not self.slots.replaces:  # a replaced state could not forget the dummy token
+                padded_ids += [0] * (len(ids) % 2)
+            if len(padded_ids) > 1 or self._engine.decode_tokens > 1:
+                padded_positions += padded_positions[:1] * (len(positions) % 2)
+        return padded_ids, padded_positions
 
     def _in_calls(
         self,

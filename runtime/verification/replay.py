@@ -14,7 +14,6 @@ import msgspec
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_head, open_vision
-from ortolan.runtime.bundle.manifest import MTP, VISION
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
@@ -88,36 +87,31 @@ def verify(
     own = read_certificate(bundle)
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
     certificate = own if adapters is None else _certificate_of(adapters, bundle)
-    works = partial(obstacle, precision=bundle.manifest.precision)
-    chosen = choose_device(device, bundle.manifest.devices, works)
+    chosen = _device(bundle, device)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
     cores = chosen_threads(threads, bundle.manifest)
-    weights = check_weights(bundle, own.weights, threads=cores, device=chosen.device)
+    weights = check_weights(bundle, own.weights, threads=cores, device=chosen)
     _check_memory(bundle, certificate)
-    surroundings = _check_surroundings(bundle, own)
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
-    report = _judged(report, weights, surroundings, identical)
-    verify_part = partial(
-        verify, device=device, threads=threads, isolate=isolate, trust=trust, progress=progress
-    )
-    if bundle.manifest.features is not None:
-        open_vision(bundle, trust=trust)  # checks that it is the right one
-        images = verify_part(bundle.path / VISION)
-        report = msgspec.structs.replace(_with_part(report, images), images=images)
-    if bundle.manifest.has_head:
-        open_head(bundle, trust=trust)
-        head = verify_part(bundle.path / MTP)
-        report = msgspec.structs.replace(_with_part(report, head), head=head)
+    report = _judged(report, weights, _check_surroundings(bundle, own), identical)
+    same = partial(verify, device=device, threads=threads, isolate=isolate, progress=progress)
+    report = _with_parts(report, bundle, same, trust=trust)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
+
+
+def _device(bundle: Bundle, device: str) -> str:
+    """The device in use; same errors as `choose_device`."""
+    works = partial(obstacle, precision=bundle.manifest.precision)
+    return choose_device(device, bundle.manifest.devices, works).device
 
 
 def replay(
@@ -159,11 +153,19 @@ def _judged(
     )
 
 
-def _with_part(report: Report, part: Report) -> Report:
-    """The report of a decoder with the worse of its own verdict and that of a bundle in it."""
+def _with_parts(
+    report: Report, bundle: Bundle, verify_part: Callable[..., Report], *, trust: bool
+) -> Report:
+    """The report of a decoder with those of the bundles in it; the worst verdict counts."""
+    parts: dict[str, Report] = {}
+    # opening them checks that they are the right ones
+    if bundle.manifest.features is not None:
+        parts["images"] = verify_part(open_vision(bundle, trust=trust).path, trust=trust)
+    if bundle.manifest.has_head:
+        parts["head"] = verify_part(open_head(bundle, trust=trust).path, trust=trust)
     order = ("PASS", "AMBIGUOUS", "FAIL")
-    verdict = max(report.verdict, part.verdict, key=order.index)
-    return msgspec.structs.replace(report, verdict=verdict)
+    verdicts = (part.verdict for part in (report, *parts.values()))
+    return msgspec.structs.replace(report, verdict=max(verdicts, key=order.index), **parts)
 
 
 def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:

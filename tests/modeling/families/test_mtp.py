@@ -24,11 +24,11 @@ CASES = {"deepseek_v3": DEEPSEEK_V3, "glm4_moe": GLM4_MOE}
 
 def reference_head_logits(folder: Path, ids: Tensor) -> Tensor:
     """Logits of transformers' head after each token but the first, `(B, S - 1, V)`."""
-    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager")
     # transformers looks for the head in the layers that real models of this type leave out
     layer = model.config.num_hidden_layers
     model._keys_to_ignore_on_load_unexpected = [rf"model\.layers\.{layer}\..*"]
-    head = MtpModel.from_pretrained(model).eval()
+    head: Any = MtpModel.from_pretrained(model)
     with torch.inference_mode():
         states = model.model(input_ids=ids, use_cache=False).last_hidden_state
         out = head.forward_layer(
