@@ -1,7 +1,8 @@
 """`load`: from the folder of a bundle to a model that is ready to use."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ortolan.runtime import limits
@@ -121,8 +122,10 @@ def load(
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     device = options.get("device", "auto")
     _try(bundle, device=device, packed=packed, full_check=full_check, isolate=isolate)
+    threads = options.get("threads")
+    head = _head_opener(bundle, device=device, threads=threads)
     engine = Engine(
-        bundle, device=device, threads=options.get("threads"), packed=packed, adapters=adapters
+        bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
     )
     return model(bundle, engine)
 
@@ -140,6 +143,21 @@ def _check_kind(bundle: Bundle, model: type[Model]) -> None:
             f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
             "folder above it, and pass draft=MtpHead()."
         )
+
+
+def _head_opener(bundle: Bundle, *, device: str, threads: int | None) -> Callable[[], Engine]:
+    """Opens the head of a bundle once; if the bundle keeps its files, now."""
+    opener = cache(partial(_open_head, bundle, device=device, threads=threads))
+    if bundle.kept is not None and bundle.manifest.has_head:
+        opener()
+    return opener
+
+
+def _open_head(bundle: Bundle, *, device: str, threads: int | None) -> Engine:
+    head = open_head(bundle)
+    head = head if bundle.kept is None else head.keeping()
+    check_load(head, is_packed=False)
+    return Engine(head, device=device, threads=threads)
 
 
 def _try(

@@ -6,7 +6,7 @@ the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_head
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, PREFILL
 from ortolan.runtime.bundle.manifest_file import fingerprint
@@ -23,7 +22,6 @@ from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.fork_guard import check_process, guard
 from ortolan.runtime.engine.host_states import HostStates
-from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.ort_session import open_session, open_small
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.engine.providers import memory_name, obstacle
@@ -53,7 +51,8 @@ class Engine:
 
     Methods that run a session raise `ForkedError` in a child of `os.fork()`. Results do not depend
     on `packed`, which only saves memory, and only on the CPU. If the bundle keeps its files
-    (`Bundle.keeping`), the weights are read here and nothing is read later.
+    (`Bundle.keeping`), the weights are read here and nothing is read later. `open_head` opens the
+    head that predicts further tokens, on its first use.
 
     Attributes:
         adapters: adapters that rows may use; `None` if none were loaded.
@@ -77,6 +76,7 @@ class Engine:
         threads: int | None = None,
         packed: "Packed | None" = None,
         adapters: "Adapters | None" = None,
+        open_head: "Callable[[], Engine] | None" = None,
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
@@ -124,7 +124,8 @@ class Engine:
         self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
         self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
         collapse_later(pages_before)
-        self._head = self._open_head() if is_copied and manifest.has_head else None
+        self._open_head = open_head
+        self._head: Engine | None = None
         guard(self)
 
     def head(self) -> "Engine":
@@ -132,19 +133,16 @@ class Engine:
 
         Raises:
             BundleError: the head is missing, damaged or of another bundle.
+            InputError: this engine cannot open one.
             MemoryPlanError: there is not enough free memory.
         """
         with self._lock:
             if self._head is None:
+                if self._open_head is None:
+                    raise InputError("MtpHead() needs a model from ortolan.load.")
                 self.check_process()
                 self._head = self._open_head()
             return self._head
-
-    def _open_head(self) -> "Engine":
-        bundle = open_head(self._bundle)
-        bundle = bundle if self._bundle.kept is None else bundle.keeping()
-        check_load(bundle, is_packed=False)
-        return Engine(bundle, device=self.device, threads=self.threads)
 
     @cached_property
     def identity(self) -> str:

@@ -16,6 +16,7 @@ from tests.tiny.modern import DEEPSEEK_V3
 
 import ortolan
 from ortolan import Decoder, ExportOptions, MtpHead, PromptLookup, Sampling, load
+from ortolan.cli import run as run_command
 from ortolan.errors import OrtolanError
 from ortolan.export.errors import LayoutError, OptionError
 from ortolan.export.layouts.genai import through_bundle
@@ -251,6 +252,7 @@ def test_on_the_command_line(right: Exported, tmp_path: Path) -> None:
     checkpoint, bundle = str(right.checkpoint), str(tmp_path / "bundle")
     assert run_here("export", checkpoint, bundle, "--mtp").returncode == 0
     assert b"MtpHead()" in run_here("inspect", bundle).stdout
+    assert run_command._draft("mtp", device="cpu", threads=1) == MtpHead()
 
 
 @pytest.mark.parametrize(
