@@ -20,6 +20,7 @@ from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
+    HiddenStates,
     ImageSource,
     Output,
     State,
@@ -38,9 +39,9 @@ Forward = Callable[[Tensor | None, Tensor | None], Tensor]
 """Runs the PyTorch model without a cache on one input.
 
 Takes a source `(T,)`, a source with token types `(2, T)`, or pixels `(C, Y, X)`; or vectors of
-images `(F, E)` for a decoder that reads them; and ids `(S,)` of the decoder; None for an input that
-the model does not have. Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding
-`(E,)`.
+images `(F, E)` for a decoder that reads them, or states `(S, E)` for a head; and ids `(S,)` of the
+decoder; None for an input that the model does not have. Returns logits `(S, V)`, states `(T, E)`,
+labels `(L,)` or an embedding `(E,)`.
 """
 
 Cached = Callable[[Tensor], Sequence[LayerCache]]
@@ -91,6 +92,8 @@ class Exportable:
         check: rejects, before any work, a module that contradicts its states.
         features: vectors of images that the decoder reads; None if it reads text alone.
         images: the encoder that computes them, which becomes a bundle in the bundle.
+        hidden: states of every token that its graphs return, if they do.
+        head: predicts further tokens from them, and becomes a bundle in the bundle.
     """
 
     kind: str
@@ -123,6 +126,8 @@ class Exportable:
     check: Callable[[], object] = _accept
     features: Features | None = None
     images: "Exportable | None" = None
+    hidden: HiddenStates | None = None
+    head: "Exportable | None" = None
 
     @property
     def output(self) -> str:

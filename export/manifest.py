@@ -87,6 +87,7 @@ def describe(
         unverified=plan.unverified,
         quality=quality,
         images=model.features or msgspec.UNSET,
+        hidden_states=model.hidden or msgspec.UNSET,
     )
     return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
 

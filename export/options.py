@@ -115,6 +115,7 @@ class ExportOptions:
             By default `int8` for an int4 decoder with split graphs on the CPU, else `float`.
         cache: how a decoder stores its KV cache: as floats, or in 8 bits.
         attention_maps: add a graph of what each token attends to.
+        mtp: add the head of the checkpoint that predicts further tokens, for drafts (`MtpHead`).
         allow_cpu_nodes: run nodes on the CPU that the device has no kernel for.
         max_kl: highest mean KL divergence from PyTorch; None for the limit of the precision.
         allow_poor: keep a bundle of rounded weights, however far it is from the trained model.
@@ -134,6 +135,7 @@ class ExportOptions:
     prefill_precision: PrefillPrecision | None = None
     cache: Cache = "float"
     attention_maps: bool = False
+    mtp: bool = False
     allow_cpu_nodes: bool = False
     max_kl: float | None = None
     allow_poor: bool = False

@@ -53,7 +53,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import VISION
+from ortolan.runtime.bundle.manifest import MTP, VISION
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.machine.memory import return_large_memory
@@ -105,9 +105,9 @@ def export(
         adapter=options.adapter,
         via=options.via,
         text_only=options.text_only,
+        mtp=options.mtp,
     )
     plan = _plan(model, precision, device, options)
-    of_images = None if model.images is None else _plan_of_images(model.images, plan, precision)
     if warn is not None:
         for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
             warn(note)
@@ -116,8 +116,7 @@ def export(
     inputs = _calibration_inputs(model, plan, data)
     with staged_bundle(Path(out).absolute(), force=force) as folder:
         report = progress or silent
-        if model.images is not None and of_images is not None:
-            model = _with_images(folder / VISION, model, model.images, of_images, report)
+        model = _with_parts(folder, model, plan, precision, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
     return open_bundle(out, trust=True)
@@ -136,26 +135,41 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
     )
 
 
-def _plan_of_images(model: Exportable, plan: Plan, precision: Precision) -> Plan:
-    """Settings of the encoder of images: as those of the decoder, with at least 8 bits."""
+def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
+    """Settings of an encoder of images or a head: as those of the decoder, with at least 8 bits."""
     rounds = plan.precision in ("int8", "int4")
     kept = ("attention", "allow_cpu_nodes", "allow_poor", "proof")
     options = ExportOptions(**{name: getattr(plan.options, name) for name in kept})
     return _plan(model, "int8" if rounds else precision, plan.device, options)
 
 
-def _with_images(
-    folder: Path, model: Exportable, images: Exportable, plan: Plan, progress: Progress
+def _with_parts(
+    folder: Path, model: Exportable, plan: Plan, precision: Precision, progress: Progress
 ) -> Exportable:
-    """Export the encoder of the images that a decoder reads; return the decoder bound to it."""
-    files.make_folder(folder)
-    _build(
-        Job(folder=folder, model=images, plan=plan, data=None, inputs=Inputs(), progress=progress)
-    )
-    encoder = fingerprint(open_bundle(folder, trust=True).manifest)
-    if model.features is None:
-        raise TypeError("expected a decoder that reads images")
-    return replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
+    """Export the encoder of images or the head of a decoder; return the decoder bound to it."""
+
+    def build(name: str, part: Exportable) -> str:
+        """A bundle in the bundle; return its fingerprint."""
+        files.make_folder(folder / name)
+        own = _plan_of_part(part, plan, precision)
+        job = Job(
+            folder=folder / name,
+            model=part,
+            plan=own,
+            data=None,
+            inputs=Inputs(),
+            progress=progress,
+        )
+        _build(job)
+        return fingerprint(open_bundle(folder / name, trust=True).manifest)
+
+    if model.images is not None and model.features is not None:
+        encoder = build(VISION, model.images)
+        model = replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
+    if model.head is not None and model.hidden is not None:
+        head = build(MTP, model.head)
+        model = replace(model, hidden=msgspec.structs.replace(model.hidden, head=head))
+    return model
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

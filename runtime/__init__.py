@@ -69,7 +69,7 @@ if TYPE_CHECKING:
         Timings,
         TokenLogprobs,
     )
-    from ortolan.runtime.generation.drafts import DraftModel, PromptLookup
+    from ortolan.runtime.generation.drafts import DraftModel, MtpHead, PromptLookup
     from ortolan.runtime.generation.grammar import Grammar
     from ortolan.runtime.generation.sampling import Sampling
     from ortolan.runtime.generation.session import Session
@@ -123,6 +123,7 @@ __all__ = [
     "MemoryPlanError",
     "MissingExtraError",
     "Model",
+    "MtpHead",
     "NumericError",
     "PrefixCounts",
     "PromptLookup",
@@ -173,6 +174,7 @@ _HOMES = {
     "Manifest": "bundle.manifest",
     "Model": "model",
     "PrefixCounts": "engine.prefix_cache",
+    "MtpHead": "generation.drafts",
     "PromptLookup": "generation.drafts",
     "Reply": "chat.reply",
     "ReplyStream": "chat.reply",

@@ -125,9 +125,9 @@ class Decoder(ChatModel, Model):
                 `[{"image": "photo.jpg"}, "What is this?"]`.
             n: number of completions per prompt; completions of one prompt are adjacent. `None`
                 returns a single completion instead of a list.
-            draft: `PromptLookup()` or `DraftModel(model)` guesses the next tokens, and the model
-                checks several guesses per call. Prompts are then continued one after the other.
-                Guesses change only the time: any draft gives the same completion.
+            draft: `PromptLookup()`, `MtpHead()` or `DraftModel(model)` guesses the next tokens, and
+                the model checks several guesses per call. Prompts are then continued one after the
+                other. Guesses change only the time: any draft gives the same completion.
             **options: see `ortolan.runtime.generation.options.Options`.
 
         Returns:

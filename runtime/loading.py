@@ -1,22 +1,23 @@
 """`load`: from the folder of a bundle to a model that is ready to use."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import cache, partial
 from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_vision, retry_if_replaced
+from ortolan.runtime.bundle.folder import open_bundle, open_head, open_vision, retry_if_replaced
 from ortolan.runtime.bundle.manifest import VISION
-from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.adapters import open_adapters
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import check_load
 from ortolan.runtime.engine.providers import onnxruntime_version
-from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.model import Model, check_kind
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.verification.first_load import first_load
@@ -111,7 +112,7 @@ def load(
     # a copy hashes every file anyway
     bundle = open_bundle(path, full_check=full_check and not is_copied, trust=trust)
     model = kind or _MODELS[bundle.manifest.kind]
-    check_kind(bundle.manifest, model)  # before the weights are read
+    _check_kind(bundle, model)  # before the weights are read
     adapters = open_adapters(options.get("adapters", {}), bundle)
     packed = None
     if is_copied:
@@ -121,18 +122,20 @@ def load(
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     device = options.get("device", "auto")
-    if isolate:
-        first_load(bundle, device=device, packed=packed)
+    _try(bundle, device=device, packed=packed, full_check=full_check, isolate=isolate)
+    threads = options.get("threads")
+    head = _head_opener(bundle, device=device, threads=threads)
     engine = Engine(
-        bundle, device=device, threads=options.get("threads"), packed=packed, adapters=adapters
+        bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
     )
+    images = _load_images(bundle, options)
+    return model(bundle, engine) if images is None else Decoder(bundle, engine, images)
+
+
+def _load_images(bundle: Bundle, options: LoadOptions) -> Encoder | None:
+    """Load the encoder of the images that a decoder reads, if it does, with the same options."""
     if bundle.manifest.features is None:
-        return model(bundle, engine)
-    return Decoder(bundle, engine, _load_images(bundle, options))
-
-
-def _load_images(bundle: Bundle, options: LoadOptions) -> Encoder:
-    """Load the encoder of the images that a decoder reads, with the decoder's options."""
+        return None
     open_vision(bundle, trust=options.get("trust", False))  # checks that it is the right one
     own: LoadOptions = {**options}
     own.pop("adapters", None)
@@ -143,6 +146,41 @@ def _check_kind_argument(kind: type[Model] | None) -> None:
     # by identity: a caller's object may define == in any way
     if kind is not None and not any(kind is model for model in _MODELS.values()):
         raise InputError(f"kind must be Decoder, Seq2Seq or Encoder (got {shown(kind)}).")
+
+
+def _check_kind(bundle: Bundle, model: type[Model]) -> None:
+    check_kind(bundle.manifest, model)
+    if bundle.manifest.is_head:
+        raise BundleKindError(
+            f"{bundle.path} is the head of another bundle and generates nothing alone. Load the "
+            "folder above it, and pass draft=MtpHead()."
+        )
+
+
+def _head_opener(bundle: Bundle, *, device: str, threads: int | None) -> Callable[[], Engine]:
+    """Opens the head of a bundle once; if the bundle keeps its files, now."""
+    opener = cache(partial(_open_head, bundle, device=device, threads=threads))
+    if bundle.kept is not None and bundle.manifest.has_head:
+        opener()
+    return opener
+
+
+def _open_head(bundle: Bundle, *, device: str, threads: int | None) -> Engine:
+    head = open_head(bundle)
+    head = head if bundle.kept is None else head.keeping()
+    check_load(head, is_packed=False)
+    return Engine(head, device=device, threads=threads)
+
+
+def _try(
+    bundle: Bundle, *, device: str, packed: Packed | None, full_check: bool, isolate: bool
+) -> None:
+    """Load a bundle and its head in a subprocess first, if it is to be isolated."""
+    parts = [(bundle, packed)]
+    if bundle.manifest.has_head and (isolate or full_check):
+        parts.append((open_head(bundle, full_check=full_check), None))
+    for part, own in parts if isolate else ():
+        first_load(part, device=device, packed=own)
 
 
 def _check_tensors(bundle: Bundle) -> None:

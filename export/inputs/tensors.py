@@ -24,8 +24,8 @@ class Inputs:
     Attributes:
         sources: ids `(T,)`, ids and token types `(2, T)`, or pixels `(C, H, W)` of the encoder;
             empty without an encoder.
-        vectors: of images `(F, E)` for a decoder that reads them, None for a text alone; else
-            empty.
+        vectors: of images `(F, E)` for a decoder that reads them, None for a text alone; or
+            states `(S, E)` for a head; else empty.
         ids: ids `(S,)` of the decoder; empty without a decoder.
         origin: describes where they come from, for the manifest.
     """

@@ -145,6 +145,8 @@ def check_convertible(bundle: Bundle) -> None:
     split = set(manifest.graphs) - {MAPS_ROLE} != {DECODER}
     _check_choices(manifest.devices[0], manifest.attention, "split" if split else "unified")
     _check_states(bundle)
+    if manifest.hidden is not None:
+        raise _rejected("a decoder without a head", "one with a head", "Export without --mtp.")
     tokens = manifest.tokens
     limited = [
         name for name in ("suppressed", "forced_first", "forced_last") if getattr(tokens, name)
@@ -161,6 +163,8 @@ def _check_options(device: Device, options: ExportOptions) -> None:
     _check_choices(device, options.attention, options.graphs)
     if options.cache != "float":
         raise _rejected("a float KV cache", options.cache, "Export with --cache float.")
+    if options.mtp:
+        raise _rejected("a decoder without a head", "--mtp", "Leave out --mtp.")
 
 
 def _check_choices(device: str, attention: str, graphs: str) -> None:

@@ -137,6 +137,8 @@ def _follow(graph: ir.Graph, names: Container[str]) -> _Stream | None:
         return None
     if len(stream.entries) != 1 or len(others) > 1:
         return None
+    if any(norm.outputs[0].is_graph_output() for norm in stream.norms):
+        return None  # a head reads the stream
     read = [use for norm in stream.norms if norm not in others for use in _users(norm)]
     folded = [node.inputs[1] for node in (*read, *stream.products)]
     if len(set(folded)) < len(folded):

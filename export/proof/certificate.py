@@ -150,6 +150,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             source=model.takes,
             output=model.gives,
             features=model.features,
+            hidden=model.hidden,
         ),
         files={
             name: hashlib.sha256(path.read_bytes()).hexdigest()

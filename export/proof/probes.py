@@ -300,6 +300,10 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
             for probe in probes
         ]
         return Inputs(vectors=vectors, ids=text_inputs(model, ids).ids)
+    if model.hidden is not None and model.hidden.head is None:
+        size = model.hidden.size
+        states = [torch.from_numpy(probe_vectors(len(text), size)) for text in ids]
+        return Inputs(vectors=states, ids=text_inputs(model, ids).ids)
     if not images:
         return text_inputs(model, ids)
     pixels = image_inputs(model, np.stack(images)).sources

@@ -17,6 +17,7 @@ from ortolan.export.source.architecture import (
     check_known_task,
 )
 from ortolan.export.source.family import open_family, open_model
+from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
 from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
@@ -60,6 +61,7 @@ def open_exportable(
     via: Via | None = None,
     adapter: str | Path | None = None,
     text_only: bool = False,
+    mtp: bool = False,
 ) -> Exportable:
     """Open a source of any kind.
 
@@ -67,15 +69,15 @@ def open_exportable(
         source: what to open.
         tokenizer: a tokenizer.json, or for a live model a folder with one and its companions; by
             default that of the checkpoint.
-        max_context: tokens that have to fit, of a source and of a target alike; by default the
-            context that the model was made for.
+        max_context: tokens that each side has to hold; by default as the model was made for.
         accept_unknown: keys of config.json to ignore although their meaning is unknown.
         via: how to open a checkpoint; by default as a family, or else with transformers.
         adapter: a PEFT folder to merge into a checkpoint.
         text_only: leave out the encoder of the images that a language model reads.
+        mtp: with the head of the checkpoint that predicts further tokens.
 
     Raises:
-        CheckpointError: the files cannot be read.
+        CheckpointError: the files cannot be read, or have no such head.
         ConfigError: the model cannot be exported like this.
         WeightError: weights are missing, unexpected or of the wrong shape.
         OptionError: the tokenizer does not exist or is not needed, nothing says how many tokens
@@ -88,13 +90,8 @@ def open_exportable(
         if is_transformers_model(source):
             source = open_live(source)
     if isinstance(source, nn.Module):
-        _refuse_options(accept_unknown, via, adapter)
-        if isinstance(source, RecurrentModel):
-            return open_recurrent_model(source, tokenizer=tokenizer, max_context=max_context)
-        if isinstance(source, TransformerModel):
-            return open_model(source, tokenizer=tokenizer, max_context=max_context)
-        check_own(source)
-        return open_module(source, tokenizer=tokenizer, max_context=max_context)
+        _refuse_options(accept_unknown, via, adapter, mtp=mtp)
+        return _open_module(source, tokenizer=tokenizer, max_context=max_context)
     checkpoint = _opened(source, adapter, text_only=text_only)
     check_known_task(checkpoint.values)
     open_published: Callable[..., Exportable] = open_transformers
@@ -105,7 +102,11 @@ def open_exportable(
         if isinstance(config, RecurrentConfig):
             open_published = partial(open_recurrent, config)
         else:
-            open_published = partial(open_family, config)
+            open_published = partial(open_with_head if mtp else open_family, config)
+    elif mtp:
+        raise OptionError(
+            "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
+        )
     elif not is_causal_class(checkpoint.values):
         check_architecture(checkpoint.values, None)
     return open_published(
@@ -118,6 +119,17 @@ def _opened(
 ) -> Checkpoint:
     checkpoint = open_checkpoint(source, adapter=adapter)
     return checkpoint.of_text() if text_only else checkpoint
+
+
+def _open_module(
+    module: nn.Module, *, tokenizer: str | Path | None, max_context: int | None
+) -> Exportable:
+    if isinstance(module, RecurrentModel):
+        return open_recurrent_model(module, tokenizer=tokenizer, max_context=max_context)
+    if isinstance(module, TransformerModel):
+        return open_model(module, tokenizer=tokenizer, max_context=max_context)
+    check_own(module)
+    return open_module(module, tokenizer=tokenizer, max_context=max_context)
 
 
 def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
@@ -181,8 +193,10 @@ def _has_family(checkpoint: Checkpoint) -> bool:
 
 
 def _refuse_options(
-    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None
+    accept_unknown: tuple[str, ...], via: Via | None, adapter: str | Path | None, *, mtp: bool
 ) -> None:
+    if mtp:
+        raise OptionError("mtp needs a checkpoint, not a live module. Leave it out.")
     if accept_unknown:
         raise OptionError(
             f"accept_unknown: a live module has no config.json with {', '.join(accept_unknown)}. "

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable, Forward
+from ortolan.export.exportable import Exportable
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
@@ -42,12 +42,14 @@ from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_
 from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
     ClassifierHead,
+    DecoderConfig,
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
     FeatureHead,
     LanguageModelHead,
     ModelConfig,
+    NormConfig,
     StackConfig,
     TokenInput,
 )
@@ -72,7 +74,7 @@ from ortolan.runtime.bundle.manifest import (
 Tracer = Callable[..., ir.Model]
 
 UNBUILT = "0" * 64
-"""Fingerprint of an encoder that is not exported yet."""
+"""Fingerprint of an encoder or a head that is not exported yet."""
 
 TRACERS: Mapping[str, Mapping[str, Tracer]] = {
     "decoder": {MAPS_ROLE: trace_attention_maps, **dict.fromkeys(STEPPED, trace_decoder)},
@@ -207,7 +209,7 @@ def _describe(
         vocab_size=sides.vocab_size,
         source_vocab_size=sides.source_vocab_size,
         module=module,
-        forward=_forward_of(module),
+        forward=partial(_forward_of(config), module),
         cached=partial(_cached, module) if isinstance(module, DecoderModel) else None,
         trace=lambda role, graph, dtype: trace_graph(limited, role, graph, dtype=dtype),
         states=lambda dtype: tuple(_states(sides, dtype)),
@@ -246,10 +248,14 @@ def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> Transforme
     return module.eval()
 
 
-def _forward_of(module: TransformerModel) -> Forward:
-    if isinstance(module, DecoderModel) and module.config.feature_token_id is not None:
-        return partial(_forward_images, module)
-    return partial(_forward, module)
+def _forward_of(config: ModelConfig) -> Callable[..., Tensor]:
+    match config:
+        case DecoderConfig(state_norm=NormConfig()):
+            return _forward_head
+        case ModelConfig(feature_token_id=int()):
+            return _forward_images
+        case _:
+            return _forward
 
 
 def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:
@@ -267,6 +273,13 @@ def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor |
         raise TypeError("expected a decoder of images and its ids")
     features = None if vectors is None else EmbeddingFeatures.of(vectors, ids[None], token)
     out: Tensor = decoder(ids[None], features)
+    return out[0]
+
+
+def _forward_head(head: DecoderModel, states: Tensor | None, ids: Tensor | None) -> Tensor:
+    if ids is None or states is None:
+        raise TypeError("expected a head, its ids and states")
+    out: Tensor = head(ids[None], previous_BSE=states[None])
     return out[0]
 
 

@@ -19,12 +19,15 @@ from ortolan.modeling.layers.cache import (
 )
 from ortolan.modeling.layers.embeddings import Features
 from ortolan.modeling.layers.lowering import fits_kernel
+from ortolan.modeling.layers.ops import select
 from ortolan.runtime.bundle.interface import (
     FEATURE_ROWS,
     FEATURES,
+    HIDDEN,
     LOGITS,
     PAST,
     PRESENT,
+    PREVIOUS,
     STEP_INPUTS,
 )
 from ortolan.runtime.bundle.manifest import State, StateType
@@ -69,6 +72,52 @@ class _ReadingGraph(Entry):
         return logits.float(), present
 
 
+class _HiddenGraph(Entry):
+    """The same step of a decoder that also returns the state of every token."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        cache: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, Tensor, list[Memory]]:
+        return self.step(input_ids, seqlens_k, total, logit_positions, None, cache)
+
+    def step(
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        previous_BSE: Tensor | None,
+        cache: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, Tensor, list[Memory]]:
+        """The step, with states before the tokens for a head."""
+        decoder = cast(DecoderModel, self.model)
+        past = memories(decoder.config, cache)
+        step = make_step(decoder.config, seqlens_k, total, past)
+        states, present = decoder.step_states(input_ids, step, past, previous_BSE=previous_BSE)
+        logits = decoder.project(select(states, logit_positions))
+        return logits.float(), states.float(), present
+
+
+class _HeadGraph(_HiddenGraph):
+    """The same step of a head, which reads the state before each token."""
+
+    def forward(  # type: ignore[override]
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        previous_BSE: Tensor,
+        cache: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, Tensor, list[Memory]]:
+        return self.step(input_ids, seqlens_k, total, logit_positions, previous_BSE, cache)
+
+
 def trace_decoder(
     config: DecoderConfig, *, dtype: torch.dtype, sequence: int | None = None
 ) -> ir.Model:
@@ -89,15 +138,27 @@ def trace_decoder(
             arguments = (*arguments[:-1], vectors, rows, arguments[-1])
             axes = (*axes[:-1], {0: "features"}, axes[0], axes[-1])
             inputs += [FEATURES, FEATURE_ROWS]
+        if is_head:
+            ids = cast(Tensor, arguments[0])
+            previous = torch.zeros(*ids.shape, config.hidden_size)
+            arguments, axes = (
+                (*arguments[:-1], previous, arguments[-1]),
+                (*axes[:-1], axes[0], axes[-1]),
+            )
+            inputs += [PREVIOUS]
+        hidden = [HIDDEN] if config.gives_states else []
         return Signature(
             arguments=arguments,
             axes=axes,
             inputs=[*inputs, *cache_names(PAST, config)],
-            outputs=[LOGITS, *cache_names(PRESENT, config)],
+            outputs=[LOGITS, *hidden, *cache_names(PRESENT, config)],
         )
 
-    reads_images = config.feature_token_id is not None
-    return trace(config, dtype, _ReadingGraph if reads_images else _DecoderGraph, signature)
+    reads_images, is_head = config.feature_token_id is not None, config.state_norm is not None
+    entry: type[Entry] = _ReadingGraph if reads_images else _DecoderGraph
+    if config.gives_states:
+        entry = _HeadGraph if is_head else _HiddenGraph
+    return trace(config, dtype, entry, signature)
 
 
 def memories(config: DecoderConfig, tensors: Sequence[Sequence[Tensor]]) -> list[Memory]:

@@ -46,7 +46,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families import family_of, published_config, weights_of
-from ortolan.modeling.families.reader import MAX_SIZE, ConfigKeys, ConfigReader
+from ortolan.modeling.families.reader import MAX_SIZE, READS_STATES, ConfigKeys, ConfigReader
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
@@ -178,6 +178,8 @@ def _read(values: dict[str, object]) -> tuple[ModelConfig, ConfigReader]:
     family = family_of(reader.get("model_type", str))
     config: ModelConfig = family.config(reader)
     reader.refuse("add_cross_attention")
+    if isinstance(config, DecoderConfig) and reader.get(READS_STATES, bool, False):
+        config = replace(config, state_norm=config.final_norm)
     return config, reader
 
 

@@ -172,6 +172,10 @@ class DecoderConfig(StackConfig):
         head_scale: multiplies the input of the head.
         final_softcap: logits become `final_softcap * tanh(logits / final_softcap)`; None for
             plain logits.
+        state_norm: norm of embeddings and of states, where each token comes with a state of the
+            model that this one predicts further tokens for; a matrix projects both to the stream
+            (DeepSeek-AI 2024, "MTP"). None to read embeddings alone.
+        gives_states: its graphs also return the normalized stream of every token.
     """
 
     vocab_size: int
@@ -180,6 +184,8 @@ class DecoderConfig(StackConfig):
     head_layer: HeadLayer | None = None
     head_scale: float = 1.0
     final_softcap: float | None = None
+    state_norm: NormConfig | None = None
+    gives_states: bool = False
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)

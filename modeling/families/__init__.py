@@ -7,7 +7,13 @@ one, add a `Family` to a file, and the file to `FAMILIES`.
 from difflib import get_close_matches
 from typing import Any
 
-from ortolan.modeling.config import EmbeddingHead, EncoderConfig, ModelConfig
+from ortolan.modeling.config import (
+    DecoderConfig,
+    EmbeddingHead,
+    EncoderConfig,
+    ModelConfig,
+    NormConfig,
+)
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import (
     alibi,
@@ -48,6 +54,13 @@ PROJECTIONS: Table = {
     for kind in ("weight", "bias")
 }
 """Layers after the pooling, in the head of any family that embeds sequences."""
+
+JOINED_STATES: Table = {
+    "model.enorm.weight": Target("joined_states.embedding_norm.weight"),
+    "model.hnorm.weight": Target("joined_states.state_norm.weight"),
+    "model.eh_proj.weight": Target("joined_states.projection.weight"),
+}
+"""What joins embeddings with states, in any family whose head predicts further tokens."""
 
 FAMILIES: dict[str, Family[Any]] = {
     **alibi.FAMILIES,
@@ -94,6 +107,8 @@ def weights_of(config: ModelConfig) -> Table:
         case EncoderConfig(head=EmbeddingHead()):
             # A language model that embeds sequences does not use its head.
             return {**{name: _spare(entry) for name, entry in table.items()}, **PROJECTIONS}
+        case DecoderConfig(state_norm=NormConfig()):
+            return {**table, **JOINED_STATES}
         case _:
             return table
 

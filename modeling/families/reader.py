@@ -21,6 +21,9 @@ MAX_SIZE = 1 << 24
 MAX_LAYERS = 1 << 12
 """Bound of the number of layers."""
 
+READS_STATES = "reads_states"
+"""Key that is added to the config of a head that predicts further tokens from a model's states."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKeys:

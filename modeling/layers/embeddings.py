@@ -14,10 +14,12 @@ from ortolan.modeling.config import (
     ConcatenatedPositions,
     EncoderConfig,
     LearnedPositions,
+    NormConfig,
     PatchInput,
     RelativeBiasPositions,
     StackConfig,
 )
+from ortolan.modeling.layers.norms import norm
 
 
 class PatchEmbedding(nn.Module):
@@ -86,6 +88,25 @@ class Features(NamedTuple):
         """The embeddings `(B, S, E)` with the vectors in their places."""
         vectors_BSE = F.embedding(self.rows, self.vectors).to(x_BSE.dtype)
         return torch.where(self.rows[..., None] >= 1, vectors_BSE, x_BSE)
+
+
+class JoinedStates(nn.Module):
+    """Joins the embedding of each token with a state: `projection([norm(embedding), norm(state)])`.
+
+    DeepSeek-AI 2024 (arXiv:2412.19437), equation 21.
+    """
+
+    def __init__(self, config: NormConfig, width: int) -> None:
+        super().__init__()
+        self.embedding_norm = norm(config, width)
+        self.state_norm = norm(config, width)
+        self.projection = nn.Linear(2 * width, width, bias=False)
+
+    def forward(self, x_BSE: Tensor, states_BSE: Tensor) -> Tensor:
+        """Embeddings and states, `(B, S, E)` each, to `(B, S, E)`."""
+        both = (self.embedding_norm(x_BSE), self.state_norm(states_BSE.to(x_BSE.dtype)))
+        out: Tensor = self.projection(torch.cat(both, -1))
+        return out
 
 
 def input_embedding(config: EncoderConfig) -> nn.Module:

@@ -26,11 +26,12 @@ from ortolan.modeling.layers.cache import (
     CrossCache,
     LayerCache,
     Memory,
+    Pick,
     StepLengths,
     capacity_of,
     same,
 )
-from ortolan.modeling.layers.embeddings import Features, input_embedding
+from ortolan.modeling.layers.embeddings import Features, JoinedStates, input_embedding
 from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.model import TransformerModel
@@ -57,6 +58,9 @@ class DecoderModel(Stack):
         super().__init__(
             config, embedding or nn.Embedding(config.vocab_size, config.embedding_width)
         )
+        self.joined_states = (
+            JoinedStates(config.state_norm, config.hidden_size) if config.state_norm else None
+        )
         self.head_layer = (
             DenseLayer(config.head_layer, config.hidden_size)
             if config.head_layer
@@ -76,28 +80,43 @@ class DecoderModel(Stack):
         """The head, if it is tied to the embedding."""
         return {HEAD: EMBEDDING} if self.head is None else {}
 
-    def forward(self, input_ids: Tensor, features: Features | None = None) -> Tensor:
+    def forward(
+        self,
+        input_ids: Tensor,
+        features: Features | None = None,
+        previous_BSE: Tensor | None = None,
+    ) -> Tensor:
         """Logits of whole sequences: int64 `(B, S)` to `(B, S, V)`.
 
         Args:
             input_ids: of the tokens.
             features: vectors that replace the embeddings of some tokens.
+            previous_BSE: for a model with a `state_norm`, the state that comes with each token.
         """
-        return self.with_source(None, input_ids, features)
+        return self.project(self.states(input_ids, features=features, previous_BSE=previous_BSE))
 
-    def with_source(
-        self, source: CrossCache | None, input_ids: Tensor, features: Features | None = None
-    ) -> Tensor:
+    def with_source(self, source: CrossCache | None, input_ids: Tensor) -> Tensor:
         """Logits of whole sequences after their sources: int64 `(B, S)` to `(B, S, V)`."""
+        return self.project(self.states(input_ids, source))
+
+    def states(
+        self,
+        input_ids: Tensor,
+        source: CrossCache | None = None,
+        features: Features | None = None,
+        previous_BSE: Tensor | None = None,
+    ) -> Tensor:
+        """The normalized stream of whole sequences, `(B, S, E)`; see `forward`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        x_BSE = self.embed(input_ids, positions, features=features)
+        x_BSE = self._embed(input_ids, positions, features, previous_BSE)
         relative = self.relative(positions, input_ids.shape[1])
         lengths = None if source is None else source.lengths
         layers = zip(self.layers, self._states(source), strict=True)
         for number, (block, states) in enumerate(layers):
             rotary = self.rotary(number)
             x_BSE = block(x_BSE, rotary, relative, source=states, source_lengths=lengths)
-        return self.logits(x_BSE)
+        out: Tensor = self.final_norm(x_BSE)
+        return out
 
     def step(
         self,
@@ -107,6 +126,7 @@ class DecoderModel(Stack):
         logit_positions: Tensor | None = None,
         source: CrossCache | None = None,
         features: Features | None = None,
+        previous_BSE: Tensor | None = None,
     ) -> tuple[Tensor, list[Memory]]:
         """Continue sequences.
 
@@ -118,15 +138,37 @@ class DecoderModel(Stack):
             logit_positions: int64 `(B, N)`, indices into this step's S tokens; None for all.
             source: keys and values of the source, for a decoder with cross-attention.
             features: vectors that replace the embeddings of some tokens.
+            previous_BSE: see `forward`.
 
         Returns:
             Logits `(B, N, V)`, and the state of each layer after the step.
         """
+        pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)
+        states, present = self.step_states(
+            input_ids, step, cache, pick, source, features, previous_BSE
+        )
+        return self.project(states), present
+
+    def step_states(
+        self,
+        input_ids: Tensor,
+        step: StepLengths,
+        cache: Sequence[Memory],
+        pick: Pick = same,
+        source: CrossCache | None = None,
+        features: Features | None = None,
+        previous_BSE: Tensor | None = None,
+    ) -> tuple[Tensor, list[Memory]]:
+        """Continue sequences without the head; see `step`.
+
+        Returns:
+            The normalized stream `(B, N, E)` of the tokens that `pick` selects, and the state of
+            each layer after the step.
+        """
         positions = step.positions(input_ids.shape[1])
-        x_BSE = self.embed(input_ids, positions, features=features)
+        x_BSE = self._embed(input_ids, positions, features, previous_BSE)
         relative = self.relative(positions, step.reach(capacity_of(cache)))
         lengths = None if source is None else source.lengths
-        pick = same if logit_positions is None else partial(select, positions_BN=logit_positions)
         present = []
         layers = zip(self.layers, cache, self._states(source), strict=True)
         for number, (block, past, states) in enumerate(layers):
@@ -142,11 +184,7 @@ class DecoderModel(Stack):
                 pick=pick if number == len(self.config.blocks) - 1 else same,
             )
             present.append(extended)
-        return self.logits(x_BSE), present
-
-    def logits(self, x_BSE: Tensor) -> Tensor:
-        """Logits `(B, S, V)` from the output of the blocks, `(B, S, E)`."""
-        return self.project(self.final_norm(x_BSE))
+        return self.final_norm(x_BSE), present
 
     def project(self, x_BSE: Tensor) -> Tensor:
         """Logits `(B, S, V)` from the normalized stream, `(B, S, E)`."""
@@ -157,6 +195,22 @@ class DecoderModel(Stack):
         logits_BSV = F.linear(x_BSE, head.weight, self.head_bias)
         cap = self.config.final_softcap
         return logits_BSV if cap is None else cap * torch.tanh(logits_BSV / cap)
+
+    def _embed(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        features: Features | None,
+        previous_BSE: Tensor | None,
+    ) -> Tensor:
+        """Input of the first block, `(B, S, E)`."""
+        x_BSE = self.embed(input_ids, positions, features=features)
+        if (self.joined_states is None) != (previous_BSE is None):
+            raise TypeError("a decoder needs previous states if and only if it has a state_norm")
+        if self.joined_states is None or previous_BSE is None:
+            return x_BSE
+        out: Tensor = self.joined_states(x_BSE, previous_BSE)
+        return out
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """Keys and values of the source for each layer."""

@@ -12,12 +12,12 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.manifest import NAME, VISION
+from ortolan.runtime.bundle.manifest import MTP, NAME, VISION
 from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle", "open_vision", "retry_if_replaced"]
+__all__ = ["open_bundle", "open_head", "open_vision", "retry_if_replaced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -105,15 +105,32 @@ def open_vision(bundle: Bundle, *, full_check: bool = False, trust: bool = False
     Raises:
         BundleFileError: it is not the one that the decoder was exported with.
     """
+    features = bundle.manifest.features
+    expected = None if features is None else features.encoder
     vision = open_bundle(bundle.path / VISION, full_check=full_check, trust=trust)
-    features, got = bundle.manifest.features, manifest_file.fingerprint(vision.manifest)
-    if features is None or features.encoder != got:
+    return _expected(vision, "encoder of images", expected)
+
+
+def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+    """Open the head that predicts further tokens than a decoder; same errors as `open_bundle`.
+
+    Raises:
+        BundleFileError: it is not the one that the decoder was exported with.
+    """
+    hidden = bundle.manifest.hidden
+    head = open_bundle(bundle.path / MTP, full_check=full_check, trust=trust)
+    return _expected(head, "head", None if hidden is None else hidden.head)
+
+
+def _expected(part: Bundle, what: str, fingerprint: str | None) -> Bundle:
+    """A bundle in a bundle, if it has this fingerprint."""
+    got = manifest_file.fingerprint(part.manifest)
+    if fingerprint != got:
         raise BundleFileError(
-            f"{vision.path}: expected the encoder of images with the fingerprint "
-            f"{'' if features is None else features.encoder}, got {got}. Export the checkpoint "
-            "again."
+            f"{part.path}: expected the {what} with the fingerprint {fingerprint}, got {got}. "
+            "Export the checkpoint again."
         )
-    return vision
+    return part
 
 
 def _identity(path: Path) -> tuple[int, ...] | None:

@@ -9,11 +9,13 @@ from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
 from ortolan.runtime.bundle.interface import (
     FEATURE_ROWS,
     FEATURES,
+    HIDDEN,
     IDS,
     LENGTHS,
     LOGITS,
     OUTPUT,
     PIXELS,
+    PREVIOUS,
     TYPES,
     inputs_of,
 )
@@ -90,7 +92,8 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
         states: dict[str, tuple[str, Shape]] = {
             state.input: (state.dtype, state.shape) for state in manifest.states
         }
-        return states | _features(manifest.features)
+        previous = _hidden(PREVIOUS, manifest) if manifest.is_head else {}
+        return states | _features(manifest.features) | previous
     match manifest.source:
         case None:
             return {}
@@ -115,6 +118,11 @@ def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:
     }
 
 
+def _hidden(name: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
+    hidden = manifest.hidden
+    return {} if hidden is None else {name: ("float32", ("batch", "sequence", hidden.size))}
+
+
 def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
     if role == MAPS_ROLE:
         shape: Shape = ("batch", "heads", "queries", "keys")
@@ -125,7 +133,8 @@ def _outputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             for state in manifest.states
             if state.update != "source"
         }
-        return states | {LOGITS: ("float32", ("batch", "rows", manifest.vocab_size))}
+        logits: tuple[str, Shape] = ("float32", ("batch", "rows", manifest.vocab_size))
+        return states | {LOGITS: logits} | _hidden(HIDDEN, manifest)
     if manifest.output is not None:
         tokens = ("tokens",) if manifest.output_kind.by_token else ()
         return {OUTPUT: ("float32", ("batch", *tokens, manifest.output.size))}

@@ -1,9 +1,10 @@
 """Names of the inputs and outputs of each graph, by role (a key of the manifest's `graphs`).
 
     role                inputs                                             outputs
-    decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, states
-    decode              window, SOURCE_LENGTHS after an encoder, FEATURES
-                        and FEATURE_ROWS if images may replace tokens, states
+    decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, HIDDEN for a
+    decode              window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
+                        and FEATURE_ROWS if images may replace tokens,
+                        PREVIOUS in a head, states
     encoder             input_ids and lengths, or pixels;                  output, or source states
                         token_type_ids if the model tells texts of a
                         pair apart
@@ -24,6 +25,7 @@ __all__ = [
     "CROSS",
     "FEATURES",
     "FEATURE_ROWS",
+    "HIDDEN",
     "IDS",
     "LENGTHS",
     "LOGITS",
@@ -31,6 +33,7 @@ __all__ = [
     "PAST",
     "PIXELS",
     "PRESENT",
+    "PREVIOUS",
     "SOURCE_LENGTHS",
     "STEP_INPUTS",
     "TARGET_IDS",
@@ -66,6 +69,10 @@ FEATURES, FEATURE_ROWS = "features", "feature_rows"
 """Inputs of a decoder that reads images: vectors float32 `(features, width)`, and for each token
 int64 `(batch, sequence)` the row that replaces its embedding; 0 keeps it, so row 0 is not used."""
 
+PREVIOUS = "previous_states"
+"""Input of a head that predicts further tokens, float32 `(batch, sequence, size)`: the state before
+each token, from the model or from the head."""
+
 SOURCE_LENGTHS = "source_lengths"
 """Input of a decoder after an encoder: the valid tokens of each source."""
 
@@ -73,6 +80,10 @@ TARGET_IDS = "target_ids"
 """The decoder's ids in the graph `attention` of an encoder-decoder."""
 
 LOGITS = "logits"
+
+HIDDEN = "hidden_states"
+"""Output of a decoder with a head that predicts further tokens, and of that head: the normalized
+stream of every token, float32 `(batch, sequence, size)`."""
 
 PAST, PRESENT, CROSS = "past_key_values", "present", "cross"
 """Prefixes of keys and values: inputs and outputs of a step, and states of a source."""
@@ -95,8 +106,9 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     windows = (WINDOW_STARTS,) if manifest.has_windows else ()
     lengths = (SOURCE_LENGTHS,) if source else ()
     features = (FEATURES, FEATURE_ROWS) if manifest.features else ()
+    previous = (PREVIOUS,) if manifest.is_head else ()
     states = (state.input for state in manifest.states)
-    return (*STEP_INPUTS, *windows, *lengths, *features, *states)
+    return (*STEP_INPUTS, *windows, *lengths, *features, *previous, *states)
 
 
 def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
@@ -111,7 +123,8 @@ def outputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     states = [
         state.output for state in manifest.states if (state.update == "source") == (role == ENCODER)
     ]
-    return tuple(states) if role == ENCODER else (LOGITS, *states)
+    hidden = () if manifest.hidden is None else (HIDDEN,)
+    return tuple(states) if role == ENCODER else (LOGITS, *hidden, *states)
 
 
 def _reads_types(manifest: Manifest) -> bool:

@@ -25,6 +25,7 @@ from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import BundleKindError
 
 __all__ = [
+    "MTP",
     "NAME",
     "READABLE",
     "SCHEMA",
@@ -35,6 +36,7 @@ __all__ = [
     "Filter",
     "Fit",
     "Graph",
+    "HiddenStates",
     "Host",
     "ImageSource",
     "KindName",
@@ -53,8 +55,9 @@ __all__ = [
     "wrong_kind",
 ]
 
-VISION = "vision"
-"""Folder in a bundle that holds the encoder of images, a bundle of its own."""
+VISION, MTP = "vision", "mtp"
+"""Folders in a bundle that are bundles too: the encoder of images, and the head that predicts
+further tokens."""
 
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
@@ -313,6 +316,24 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     encoder: Sha256
 
 
+class HiddenStates(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Normalized stream of every token, which the graphs of a decoder return.
+
+    A head reads the state before each token and predicts one more token (multi-token prediction,
+    arXiv:2412.19437, section 2.2). The head is itself a bundle, in the folder `mtp`.
+
+    Attributes:
+        size: numbers of a state.
+        head: fingerprint of the head's manifest; `None` in the head, whose graphs also read a
+            state with each token.
+    """
+
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    head: Sha256 | None = None
+
+
 class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A low-bit weight.
 
@@ -422,6 +443,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         quality: distance from the trained model; `None` if it was not measured.
         host: what other programs need; `None` in schema 2.
         images: vectors of images that a decoder reads; left out if it reads text alone.
+        hidden_states: states for a head that predicts further tokens; left out if there is none.
     """
 
     schema: Literal[2, 3, 4, 5]
@@ -449,11 +471,27 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quality: Quality | None = None
     host: Host | None = None
     images: Features | msgspec.UnsetType = msgspec.UNSET
+    hidden_states: HiddenStates | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def features(self) -> Features | None:
         """Vectors of images that the decoder reads, if it does."""
         return None if isinstance(self.images, msgspec.UnsetType) else self.images
+
+    @property
+    def hidden(self) -> HiddenStates | None:
+        """States that the graphs return for a head, if they do."""
+        return None if isinstance(self.hidden_states, msgspec.UnsetType) else self.hidden_states
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is a head, which reads the states of another decoder."""
+        return self.hidden is not None and self.hidden.head is None
+
+    @property
+    def has_head(self) -> bool:
+        """Whether the folder `mtp` holds a head that reads the states of this decoder."""
+        return self.hidden is not None and self.hidden.head is not None
 
     @property
     def model_kind(self) -> ModelKind:

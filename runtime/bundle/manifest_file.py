@@ -268,6 +268,10 @@ def _check_kind(manifest: Manifest) -> None:
             )
     if manifest.features is not None and (kind.has_encoder or manifest.takes_one):
         raise _refused("`images` in a decoder that takes whole prompts", "one of another kind")
+    if manifest.hidden is not None and (
+        kind.has_encoder or manifest.takes_one or manifest.features is not None
+    ):
+        raise _refused("`hidden_states` in a decoder of text alone", "one of another kind")
 
 
 def _check_tokens(manifest: Manifest) -> None:

@@ -6,7 +6,7 @@ the engine was created may not use it: see `ortolan.runtime.engine.fork_guard`.
 
 import hashlib
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +51,8 @@ class Engine:
 
     Methods that run a session raise `ForkedError` in a child of `os.fork()`. Results do not depend
     on `packed`, which only saves memory, and only on the CPU. If the bundle keeps its files
-    (`Bundle.keeping`), the weights are read here and nothing is read later.
+    (`Bundle.keeping`), the weights are read here and nothing is read later. `open_head` opens the
+    head that predicts further tokens, on its first use.
 
     Attributes:
         adapters: adapters that rows may use; `None` if none were loaded.
@@ -75,6 +76,7 @@ class Engine:
         threads: int | None = None,
         packed: "Packed | None" = None,
         adapters: "Adapters | None" = None,
+        open_head: "Callable[[], Engine] | None" = None,
     ) -> None:
         self.is_stranded = False
         self.manifest = bundle.manifest
@@ -122,7 +124,25 @@ class Engine:
         self._prefill, self._decode = self._sessions.get(prefill), self._sessions.get(decode)
         self._prefill_from = graphs[prefill].min_new_tokens if prefill in graphs else 0
         collapse_later(pages_before)
+        self._open_head = open_head
+        self._head: Engine | None = None
         guard(self)
+
+    def head(self) -> "Engine":
+        """The sessions of the head that predicts further tokens. The first call opens them.
+
+        Raises:
+            BundleError: the head is missing, damaged or of another bundle.
+            InputError: this engine cannot open one.
+            MemoryPlanError: there is not enough free memory.
+        """
+        with self._lock:
+            if self._head is None:
+                if self._open_head is None:
+                    raise InputError("MtpHead() needs a model from ortolan.load.")
+                self.check_process()
+                self._head = self._open_head()
+            return self._head
 
     @cached_property
     def identity(self) -> str:

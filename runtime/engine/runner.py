@@ -31,7 +31,9 @@ from ortolan.runtime.bundle.interface import (
     ADAPTERS,
     FEATURE_ROWS,
     FEATURES,
+    HIDDEN,
     LOGITS,
+    PREVIOUS,
     SOURCE_LENGTHS,
     STEP_INPUTS,
     WINDOW_STARTS,
@@ -74,6 +76,7 @@ class _Call:
     last: NDArray[np.int32]
     total: NDArray[np.int32]
     logits: NDArray[np.float32]
+    hidden: NDArray[np.float32]
 
 
 class Runner:
@@ -95,6 +98,8 @@ class Runner:
 
     Attributes:
         logits_BV: logits of the selected rows, float32; the next step overwrites them.
+        hidden_SE: states of the tokens of the last chunk or wide step, float32, if the graphs
+            return them; the next one may overwrite them.
     """
 
     def __init__(
@@ -124,6 +129,8 @@ class Runner:
         self._set_id, self._set_last = self._ids.reshape(-1).data, self._last.data
         self._set_total = self._total.reshape(1).data
         self.logits_BV: NDArray[np.float32] = self._logits[:, 0]
+        self.hidden_SE = np.empty((0, 0), np.float32)
+        self._hidden_BSE = self.hidden_SE[None]
         self._rows: list[int] = []
         self._idle: list[int] = []
         self._covered = 0
@@ -135,6 +142,11 @@ class Runner:
         self._calls: dict[int, Callable[[], None]] = {}
         self._row_calls: dict[tuple[int, int, int], _Call] = {}
 
+    def head(self) -> "Runner":
+        """An empty row of the head that predicts further tokens; see `Engine.head`."""
+        engine = self._engine.head()
+        return Runner(engine, engine.slots())
+
     # --- a prompt ---------------------------------------------------------------------------------
 
     def chunk(
@@ -144,6 +156,7 @@ class Runner:
         *,
         positions: Sequence[int],
         logits_RV: NDArray[np.float32] | None = None,
+        previous_SE: NDArray[np.float32] | None = None,
     ) -> NDArray[np.float32]:
         """Append tokens to a row in one call of the graph.
 
@@ -152,6 +165,7 @@ class Runner:
             ids: at least one token id, all within the vocabulary, or ids of `Picture`.
             positions: indices into `ids` whose logits are returned, at least one.
             logits_RV: array to write the logits to; `None` allocates one.
+            previous_SE: for a head, the state before each token.
 
         Returns:
             The logits, `(R, V)`.
@@ -160,14 +174,9 @@ class Runner:
             ContextLengthError: the row would exceed the context; nothing has changed.
         """
         if len(ids) > self._call_tokens or self._engine.manifest.takes_one:
-            return self._in_calls(row, ids, positions, logits_RV)
+            return self._in_calls(row, ids, positions, logits_RV, previous_SE)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
-        padded_ids, padded_positions = [*ids], [*positions]
-        if self._exact:
-            if not slots.replaces:  # a replaced state could not forget the dummy token
-                padded_ids += [0] * (len(ids) % 2)
-            if len(padded_ids) > 1 or self._engine.decode_tokens > 1:
-                padded_positions += padded_positions[:1] * (len(positions) % 2)
+        padded_ids, padded_positions = self._padded(ids, positions)
         end = length + len(padded_ids) - len(ids)
         # with a total beyond the capacity the kernel would return a longer buffer than is bound
         self.reserve(end)
@@ -189,14 +198,26 @@ class Runner:
             np.array([padded_positions], np.int64),
             logits,
             placed=placed,
+            previous_SE=previous_SE,
         )
         run()
         slots.lengths[row] = length
         slots.take_over([row])
+        self.hidden_SE = self._hidden_BSE[0, : len(ids)]
         result: NDArray[np.float32] = logits[0, : len(positions)]
         if logits_RV is not None and len(padded_positions) > len(positions):
             logits_RV[...] = result
         return result
+
+    def _padded(self, ids: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
+        """Ids and positions of a chunk, of even numbers in an exact runner."""
+        padded_ids, padded_positions = [*ids], [*positions]
+        if self._exact:
+            if not self.slots.replaces:  # a replaced state could not forget the dummy token
+                padded_ids += [0] * (len(ids) % 2)
+            if len(padded_ids) > 1 or self._engine.decode_tokens > 1:
+                padded_positions += padded_positions[:1] * (len(positions) % 2)
+        return padded_ids, padded_positions
 
     def _in_calls(
         self,
@@ -204,6 +225,7 @@ class Runner:
         ids: Sequence[int],
         positions: Sequence[int],
         logits_RV: NDArray[np.float32] | None,
+        previous_SE: NDArray[np.float32] | None,
     ) -> NDArray[np.float32]:
         """Run a chunk in several calls, each as long as graph and device allow."""
         self.reserve(self.slots.lengths[row] + len(ids))
@@ -212,14 +234,17 @@ class Runner:
         if self._engine.manifest.takes_one:
             self._token_by_token(row, ids, positions, logits_RV)
             return logits_RV
-        size, wanted = self._call_tokens, np.asarray(positions)
+        size, wanted, hidden = self._call_tokens, np.asarray(positions), []
         for start in range(0, len(ids), size):
             part = ids[start : start + size]
             inside = (wanted >= start) & (wanted < start + len(part))
             some = (wanted[inside] - start).tolist() or [len(part) - 1]
-            logits = self.chunk(row, part, positions=some)
+            before = None if previous_SE is None else previous_SE[start : start + size]
+            logits = self.chunk(row, part, positions=some, previous_SE=before)
+            hidden.append(self.hidden_SE)
             if inside.any():
                 logits_RV[inside] = logits
+        self.hidden_SE = np.concatenate(hidden)
         return logits_RV
 
     def _token_by_token(
@@ -334,6 +359,7 @@ class Runner:
         call.last[0], call.total[()] = end - 1, end
         call.run()
         lengths[row] += len(tokens)
+        self.hidden_SE = call.hidden[0, : len(tokens)]
         logits: NDArray[np.float32] = call.logits[0, : len(tokens)]
         return logits
 
@@ -347,7 +373,8 @@ class Runner:
         logits = np.empty((1, size, self._engine.manifest.vocab_size), np.float32)
         session, rows = self._engine.ort_session(size), slice(row, row + 1)
         run = self._bind(session, rows, ids, last, total, positions, logits)
-        call = _Call(run=run, ids=ids, last=last, total=total, logits=logits)
+        hidden = self._hidden_BSE
+        call = _Call(run=run, ids=ids, last=last, total=total, logits=logits, hidden=hidden)
         self._row_calls[key] = call
         return call
 
@@ -442,6 +469,7 @@ class Runner:
         rows: slice,
         *feeds_and_logits: NDArray[Any],
         placed: Placed | None = None,
+        previous_SE: NDArray[np.float32] | None = None,
     ) -> Callable[[], None]:
         """Bind a session to its inputs, its logits, and the states of some rows."""
         self._engine.check_process()
@@ -451,6 +479,16 @@ class Runner:
         if self._engine.pictures is not None:
             placed = placed or self._engine.pictures.nothing(feeds[0])
             inputs |= {FEATURES: share(placed.vectors), FEATURE_ROWS: share(placed.rows)}
+        hidden = self._engine.manifest.hidden
+        if hidden is not None:
+            # a new array: calls that stay bound keep theirs
+            self._hidden_BSE = np.empty((*feeds[0].shape, hidden.size), np.float32)
+            binding.bind_ortvalue_output(HIDDEN, share(self._hidden_BSE))
+        if self._engine.manifest.is_head:
+            previous_BSE = np.zeros_like(self._hidden_BSE)
+            if previous_SE is not None:
+                previous_BSE[0, : len(previous_SE)] = previous_SE
+            inputs[PREVIOUS] = share(previous_BSE)
         for name, value in inputs.items():
             binding.bind_ortvalue_input(name, value)
         binding.bind_ortvalue_output(LOGITS, share(logits))

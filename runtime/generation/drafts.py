@@ -6,18 +6,35 @@ what the draft says, the next position is already computed. A wrong guess costs 
 nothing, whether the sequence is greedy or sampled (arXiv:2211.17192, section 2; here the sampler's
 own draw is the test, so a seed gives the same sequence with and without drafts).
 
-Two sources of drafts: `PromptLookup` repeats what followed the last tokens when they occurred
-before (Saxena 2023, "Prompt Lookup Decoding"); `DraftModel` asks a smaller model.
+Three sources of drafts: `PromptLookup` repeats what followed the last tokens when they occurred
+before (Saxena 2023, "Prompt Lookup Decoding"); `DraftModel` asks a smaller model; `MtpHead` asks
+the model's own head for further tokens (DeepSeek-AI 2024, arXiv:2412.19437, section 2.2).
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import InputError
 
-__all__ = ["Draft", "DraftModel", "Drafter", "Pace", "PromptLookup", "begin_draft", "check_draft"]
+if TYPE_CHECKING:
+    from ortolan.runtime.engine.runner import Runner
+
+__all__ = [
+    "Draft",
+    "DraftModel",
+    "Drafter",
+    "HeadDrafter",
+    "MtpHead",
+    "Pace",
+    "PromptLookup",
+    "begin_draft",
+    "check_draft",
+]
 
 NGRAMS = (4, 2, 1)
 """Lengths of the matches to look for, longest first: a longer match is right more often.
@@ -150,6 +167,86 @@ class _ModelDrafter:
         return draft
 
 
+@dataclass(frozen=True, slots=True)
+class MtpHead:
+    """Drafts from the head of the model that predicts further tokens (multi-token prediction).
+
+    The bundle needs such a head: export the checkpoint with `--mtp`.
+    """
+
+    def begin(self, prompt: Sequence[int]) -> "HeadDrafter":
+        """Start guessing for a sequence that continues this prompt."""
+        return HeadDrafter(prompt)
+
+
+class HeadDrafter:
+    """The most probable tokens of a head, which reads the model's states.
+
+    The state of each token and the token after it are a pair; after a pair, the head predicts the
+    token that follows. Further guesses read the head's own states in place of the model's.
+
+        tokens    a   b   c            the prompt a b, and c, which the model chose
+        states    A   B                of the tokens that the model has computed
+        pairs     A b, B c  ─►  d      the first guess, with the head's state C
+                       C d  ─►  e      the second
+
+    Tokens whose states came from a prefix cache have no pairs: the head begins after them.
+    """
+
+    def __init__(self, prompt: Sequence[int]) -> None:
+        self._tokens = list(prompt)
+        self._runner: Runner | None = None
+        self._states: list[NDArray[np.float32]] = []
+        self._paired = 0
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens that the sequence has got since the last call."""
+        self._tokens += tokens
+
+    def observe(self, start: int, states_SE: NDArray[np.float32], runner: "Runner") -> None:
+        """Append states of the model.
+
+        Args:
+            start: position of the first token; it follows the last one of the call before.
+            states_SE: of the tokens from there on.
+            runner: of the model.
+        """
+        if self._runner is None:
+            self._runner, self._paired = runner.head(), start
+        self._states.append(states_SE.copy())
+        self._read(self._runner)
+
+    def propose(self, most: int) -> list[int]:
+        """Guess up to `most` next tokens, if the states of all others were observed."""
+        runner = self._runner
+        logits_V = None if runner is None else self._read(runner)
+        if runner is None or logits_V is None:
+            return []
+        length = runner.slots.lengths[0]
+        draft = [int(logits_V.argmax())]
+        while len(draft) < min(most, 1 + runner.slots.context_length - length):
+            state_1E = runner.hidden_SE[-1:]
+            logits_1V = runner.chunk(0, draft[-1:], positions=[0], previous_SE=state_1E)
+            draft.append(int(logits_1V[0].argmax()))
+        runner.slots.rewind(length)
+        return draft
+
+    def _read(self, runner: "Runner") -> NDArray[np.float32] | None:
+        """Append all pairs to the head; return the logits `(V,)` after the last one, if any."""
+        following = self._tokens[self._paired + 1 :]
+        if not following or not self._states:
+            return None
+        states_SE = np.concatenate(self._states)
+        count = min(len(following), len(states_SE))
+        self._states = [states_SE[count:]] if count < len(states_SE) else []
+        self._paired += count
+        logits_1V = runner.chunk(
+            0, following[:count], positions=[count - 1], previous_SE=states_SE[:count]
+        )
+        logits_V: NDArray[np.float32] = logits_1V[0]
+        return logits_V
+
+
 class Pace:
     """Chooses the draft length that promises most tokens per second.
 
@@ -198,12 +295,13 @@ def check_draft(draft: Draft, manifest: Manifest) -> None:
     """Reject a draft that cannot guess for this bundle.
 
     Raises:
-        InputError: `draft` is not one, its model has another tokenizer, or a state of either model
-            cannot be rewound after a wrong guess.
+        InputError: `draft` is not one, its model has another tokenizer, the bundle has no head for
+            `MtpHead`, or a state of either model cannot be rewound after a wrong guess.
     """
     if not hasattr(draft, "begin"):
         raise InputError(
-            f"draft must be PromptLookup() or DraftModel(model) (got {type(draft).__name__})."
+            "draft must be PromptLookup(), MtpHead() or DraftModel(model) (got "
+            f"{type(draft).__name__})."
         )
     small = draft.model.manifest if isinstance(draft, DraftModel) else None
     states = [*manifest.states, *(() if small is None else small.states)]
@@ -215,6 +313,11 @@ def check_draft(draft: Draft, manifest: Manifest) -> None:
         raise InputError(
             f"Drafts need a KV cache that can be rewound, but the model {reason}. "
             "Generate without a draft, or choose another draft model."
+        )
+    if isinstance(draft, MtpHead) and not manifest.has_head:
+        raise InputError(
+            "MtpHead() needs a bundle with a head that predicts further tokens; this one has none. "
+            "Export the checkpoint with --mtp, or use PromptLookup()."
         )
     if small is not None and (
         _tokenizer_hash(small) != _tokenizer_hash(manifest)

@@ -30,6 +30,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.admission import Admission
+from ortolan.runtime.generation.drafts import HeadDrafter, MtpHead
 from ortolan.runtime.generation.scheduler import Scheduler
 from ortolan.runtime.generation.speculation import Speculation
 
@@ -90,6 +91,7 @@ class Generator:
         self._prefixes = prefixes
         self._last_prompt = last_prompt
         self._speculations: dict[ActiveSequence, Speculation] = {}
+        self._heads: dict[ActiveSequence, HeadDrafter] = {}
         # what a decode step computes; selected again when the scheduler's `running` has changed
         self._selected = -1
         self._rows: list[_Row] = []
@@ -165,6 +167,7 @@ class Generator:
                 self._prefixes.offer(prompt, slots, slot, whole)
         if self._last_prompt is not None:
             self._last_prompt.record(prompt, start, end)
+        self._observe(sequence, start)
         sequence.prefill_s += time.monotonic() - started_at
         sequence.prefilled_tokens = end
         if is_scored:
@@ -242,12 +245,26 @@ class Generator:
         if targets:
             self._runner.slots.copy_rows(sources, targets)
 
+    def _observe(self, sequence: ActiveSequence, start: int) -> None:
+        """Pass the states of a chunk that begins at `start` to the head, if it drafts."""
+        draft = sequence.request.draft
+        if not isinstance(draft, MtpHead):
+            return
+        if sequence not in self._heads:
+            self._heads[sequence] = draft.begin(sequence.request.prompt)
+        try:
+            self._heads[sequence].observe(start, self._runner.hidden_SE, self._runner)
+        except OrtolanError as error:
+            sequence.fail(error)
+
     def _speculate(self, slot: int, sequence: ActiveSequence) -> None:
         """Advance a sequence by its draft. An error of the draft ends this sequence only."""
         draft, speculation = sequence.request.draft, self._speculations.get(sequence)
         try:
             if speculation is None and draft is not None:
-                speculation = Speculation(draft, sequence, self._runner)
+                speculation = Speculation(
+                    draft, sequence, self._runner, drafter=self._heads.get(sequence)
+                )
                 self._speculations[sequence] = speculation
             if speculation is not None:
                 speculation.step(slot, partial(self._advance, sequence))
@@ -269,3 +286,4 @@ class Generator:
     def _leave(self, sequence: ActiveSequence) -> None:
         self._admission.leave(sequence)
         self._speculations.pop(sequence, None)
+        self._heads.pop(sequence, None)

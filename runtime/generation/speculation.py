@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.errors import InputError
-from ortolan.runtime.generation.drafts import Draft, Pace, begin_draft
+from ortolan.runtime.generation.drafts import Draft, Drafter, HeadDrafter, Pace, begin_draft
 from ortolan.runtime.inputs.ids import checked_ids
 
 if TYPE_CHECKING:
@@ -36,14 +36,22 @@ class Speculation:
         draft: source of guesses.
         sequence: with its first new token.
         runner: an exact one.
+        drafter: has begun with the prompt; `None` to begin now.
     """
 
-    def __init__(self, draft: Draft, sequence: "ActiveSequence", runner: "Runner") -> None:
+    def __init__(
+        self,
+        draft: Draft,
+        sequence: "ActiveSequence",
+        runner: "Runner",
+        *,
+        drafter: Drafter | None = None,
+    ) -> None:
         self._sequence, self._runner = sequence, runner
         self._new = [sequence.next_tokens[0]]
         self._count = 1
         with _typed_errors(draft):
-            self._drafter = begin_draft(draft, sequence.request.tokens)
+            self._drafter = drafter or begin_draft(draft, sequence.request.tokens)
         self._pace = Pace()
 
     def step(self, row: int, advance: Callable[[NDArray[np.float32]], None]) -> None:
@@ -77,6 +85,8 @@ class Speculation:
         right = sum(guess == token for guess, token in zip(draft, self._new, strict=False))
         self._count += len(self._new)
         runner.slots.rewind(length + 1 + right, row=row)
+        if isinstance(self._drafter, HeadDrafter):
+            self._drafter.observe(length, runner.hidden_SE[: 1 + right], runner)
         sequence.drafted_tokens += len(draft)
         sequence.accepted_tokens += right
         if is_guessed or not draft:  # forced tokens say nothing about guesses

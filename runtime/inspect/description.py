@@ -57,6 +57,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
         unverified: why the export was not verified, if so.
         quality: distance from the trained model, if measured.
         attention_maps: names of the maps that `ortolan attention` draws.
+        has_head: whether `MtpHead()` can draft.
         weight_bytes: on disk.
         prefill_only_bytes: weights that only the prefill graph reads.
         cache_bytes_per_token: KV cache of one sequence.
@@ -75,6 +76,7 @@ class Description(msgspec.Struct, frozen=True, kw_only=True):
     gives: str
     labels: tuple[str, ...]
     attention_maps: tuple[str, ...]
+    has_head: bool
     precision: str
     model_type: str
     devices: tuple[str, ...]
@@ -127,6 +129,7 @@ def describe(
         gives=manifest.gives,
         labels=() if manifest.output is None else manifest.output.labels,
         attention_maps=manifest.attention_maps,
+        has_head=manifest.has_head,
         precision=manifest.precision,
         model_type=manifest.provenance.model_type,
         devices=manifest.devices,

@@ -9,6 +9,9 @@ A decoder, alone or after an encoder:
 3. chunked: the longest probe in several calls;
 4. batch: the last tokens of two probes in the same steps, without an encoder.
 
+A head that predicts further tokens runs for one sequence, so it has no batch, and vectors stand for
+the states that it reads (`probe_vectors`).
+
 An encoder alone:
 
 1. single: one input per call;
@@ -86,7 +89,8 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
                 next_ids=ids[position + 1 :],
                 outputs=outputs,
             )
-    yield from _together(engine, certificate, offsets)
+    if not engine.manifest.is_head:
+        yield from _together(engine, certificate, offsets)
 
 
 def total_positions(engine: Engine, certificate: Certificate) -> int:
@@ -95,7 +99,7 @@ def total_positions(engine: Engine, certificate: Certificate) -> int:
         return 2 * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
-    total = len(_pair(certificate)) * _steps(certificate)
+    total = 0 if engine.manifest.is_head else len(_pair(certificate)) * _steps(certificate)
     for number, phase in _decoder_runs(certificate):
         total += lengths[number]
         if phase == "decode":
@@ -241,7 +245,7 @@ def _in_one_call(
     block = max(BLOCK, BLOCK_LOGITS // engine.manifest.vocab_size)
     for start in range(0, len(ids), block):
         positions = range(start, min(start + block, len(ids)))
-        yield start, runner.chunk(0, ids, positions=positions)
+        yield start, _append(engine, runner, ids, positions)
         runner.slots.rewind(0)
 
 
@@ -250,6 +254,12 @@ def _one_by_one(
 ) -> Iterator[tuple[int, Numbers]]:
     runner = _runner(engine, source)
     first = _first_step(engine, ids)
+    if engine.manifest.is_head:
+        if first > 0:
+            _append(engine, runner, ids[:first], [first - 1])
+        for position in range(first, len(ids)):
+            yield position, _append(engine, runner, ids[position : position + 1], [0])
+        return
     if first > 0:
         runner.prefill(0, ids[:first])
     runner.select([0])
@@ -265,7 +275,18 @@ def _in_chunks(
     size = min(BLOCK, -(-len(ids) // 3))
     for start in range(0, len(ids), size):
         part = ids[start : start + size]
-        yield start, runner.chunk(0, part, positions=range(len(part)))
+        yield start, _append(engine, runner, part, range(len(part)))
+
+
+def _append(
+    engine: Engine, runner: Runner, ids: Sequence[int], positions: Sequence[int]
+) -> Numbers:
+    """Append part of a probe in one call, with vectors in place of the states that a head reads."""
+    hidden, length = engine.manifest.hidden, runner.slots.lengths[0]
+    if hidden is None or not engine.manifest.is_head:
+        return runner.chunk(0, ids, positions=positions)
+    vectors = probe_vectors(length + len(ids), hidden.size)[length:]
+    return runner.chunk(0, ids, positions=positions, previous_SE=vectors)
 
 
 def _runner(engine: Engine, source: Encoded | None) -> Runner:

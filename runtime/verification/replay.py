@@ -8,14 +8,12 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_vision
-from ortolan.runtime.bundle.manifest import VISION
+from ortolan.runtime.bundle.folder import open_bundle, open_head, open_vision
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
@@ -91,26 +89,31 @@ def verify(
     own = read_certificate(bundle)
     adapters = open_adapters({} if adapter is None else {_ADAPTER: adapter}, bundle)
     certificate = own if adapters is None else _certificate_of(adapters, bundle)
-    works = partial(obstacle, precision=bundle.manifest.precision)
-    chosen = choose_device(device, bundle.manifest.devices, works)
+    chosen = _device(bundle, device)
     packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=True)
     if isolate:
         first_load(bundle, device=device, packed=packed)
     # Before the model is loaded, so that memory holds only one weight at a time.
     cores = chosen_threads(threads, bundle.manifest)
-    weights = check_weights(bundle, own.weights, threads=cores, device=chosen.device)
+    weights = check_weights(bundle, own.weights, threads=cores, device=chosen)
     _check_memory(bundle, certificate)
-    surroundings = _check_surroundings(bundle, own)
     engine = Engine(bundle, device=device, threads=threads, packed=packed, adapters=adapters)
     engine.adapter = 0 if adapters is None else 1
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
-    images = _of_images(bundle, device=device, threads=threads, isolate=isolate, trust=trust)
-    report = _judged(report, weights, surroundings, identical, images)
+    report = _judged(report, weights, _check_surroundings(bundle, own), identical)
+    same = partial(verify, device=device, threads=threads, isolate=isolate, progress=progress)
+    report = _with_parts(report, bundle, same, trust=trust)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
     return report
+
+
+def _device(bundle: Bundle, device: str) -> str:
+    """The device in use; same errors as `choose_device`."""
+    works = partial(obstacle, precision=bundle.manifest.precision)
+    return choose_device(device, bundle.manifest.devices, works).device
 
 
 def replay(
@@ -135,36 +138,35 @@ def replay(
     )
 
 
-def _of_images(bundle: Bundle, **options: Any) -> Report | None:
-    """Verify the encoder of the images that a decoder reads, if it reads some."""
-    if bundle.manifest.features is None:
-        return None
-    open_vision(bundle, trust=options["trust"])  # checks that it is the right one
-    return verify(bundle.path / VISION, **options)
-
-
 def _judged(
     report: Report,
     weights: WeightsReport,
     surroundings: SurroundingsReport | None,
     exact: ExactReport | None,
-    images: Report | None,
 ) -> Report:
-    """The report of a whole model with those of its parts, of which the worst verdict counts."""
+    """The report of a whole model with those of its parts."""
     is_wrong = weights.wrong or (surroundings is not None and surroundings.wrong)
-    verdicts = [
-        report.verdict,
-        *(["FAIL"] if is_wrong else []),
-        *([images.verdict] if images else []),
-    ]
     return msgspec.structs.replace(
         report,
         weights=weights,
         surroundings=surroundings,
         exact=exact,
-        images=images,
-        verdict=max(verdicts, key=_VERDICTS.index),
+        verdict="FAIL" if is_wrong else report.verdict,
     )
+
+
+def _with_parts(
+    report: Report, bundle: Bundle, verify_part: Callable[..., Report], *, trust: bool
+) -> Report:
+    """The report of a decoder with those of the bundles in it; the worst verdict counts."""
+    parts: dict[str, Report] = {}
+    # opening them checks that they are the right ones
+    if bundle.manifest.features is not None:
+        parts["images"] = verify_part(open_vision(bundle, trust=trust).path, trust=trust)
+    if bundle.manifest.has_head:
+        parts["head"] = verify_part(open_head(bundle, trust=trust).path, trust=trust)
+    verdicts = (part.verdict for part in (report, *parts.values()))
+    return msgspec.structs.replace(report, verdict=max(verdicts, key=_VERDICTS.index), **parts)
 
 
 def _certificate_of(adapters: Adapters, bundle: Bundle) -> Certificate:

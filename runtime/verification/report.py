@@ -145,6 +145,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
             squared error relative to the reference's mean square.
         max_cosine: the largest of one vector.
         images: report of the encoder of images that a decoder reads; `None` without one.
+        head: report of the head that predicts further tokens; `None` without one.
     """
 
     verdict: Literal["PASS", "AMBIGUOUS", "FAIL"]
@@ -175,6 +176,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_cosine: float | None = None
     graphs: dict[GraphName, Phase] = {}
     images: "Report | None" = None
+    head: "Report | None" = None
 
     @property
     def largest_mean_kl(self) -> float | None:

@@ -15,6 +15,7 @@ from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import (
     Features,
     FileName,
+    HiddenStates,
     ImageSource,
     Manifest,
     Output,
@@ -138,11 +139,14 @@ def meanings_sha256(
     source: TextSource | ImageSource | None,
     output: Output | None,
     features: Features | None = None,
+    hidden: HiddenStates | None = None,
 ) -> str:
     """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
     meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
     if features is not None:
         meanings = (*meanings, features)
+    if hidden is not None:
+        meanings = (*meanings, hidden)
     return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
@@ -236,6 +240,7 @@ def meanings_of(manifest: Manifest) -> str:
         source=manifest.source,
         output=manifest.output,
         features=manifest.features,
+        hidden=manifest.hidden,
     )
 
 

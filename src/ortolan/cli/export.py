@@ -162,6 +162,12 @@ def _choice(literal: Any) -> click.Choice[str]:
 )
 @_graph("--attention-maps", is_flag=True, help="Add the graph that `ortolan attention` needs.")
 @_graph(
+    "--mtp",
+    is_flag=True,
+    help="Add the head of a DeepSeek V3 or GLM 4.5 checkpoint that predicts further tokens, for "
+    "`ortolan run --draft mtp`.",
+)
+@_graph(
     "--allow-cpu-nodes",
     is_flag=True,
     help="With --device cuda, run nodes without a CUDA kernel on the CPU. Slow.",

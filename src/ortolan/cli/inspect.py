@@ -147,6 +147,10 @@ def _print(about: Description, placed: Placement | None, trial: Trial | None) ->
             ("output", ": ".join(filter(None, (about.gives, _first_names(about.labels))))),
             ("context", _context(about)),
             ("maps", _maps(about)),
+            (
+                "drafts",
+                "by its own head: MtpHead(), --draft mtp" if about.has_head else None,
+            ),
             ("sampling", "none: invalid" if about.sampling_error else _pairs(about.sampling)),
             ("not applied", about.sampling_error or _pairs(about.not_applied)),
             ("on disk", f"{size(about.total_bytes)}, weights {size(about.weight_bytes)}"),

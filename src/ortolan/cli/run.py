@@ -35,8 +35,9 @@ _seq2seq = section("Encoder-decoder models")
 @click.option("--json-schema", type=_FILE, help="Generate JSON that this schema accepts.")
 @click.option(
     "--draft",
-    metavar="lookup|BUNDLE",
-    help="Speed up decoding with drafts: from the prompt, or by a smaller model.",
+    metavar="lookup|mtp|BUNDLE",
+    help="Speed up decoding with drafts: from the prompt, by the model's own head (exported with "
+    "--mtp), or by a smaller model.",
 )
 @options.device
 @options.threads
@@ -133,12 +134,14 @@ def _grammar(json_schema: Path | None, regex: str | None, lark: Path | None) -> 
 
 
 def _draft(name: str | None, *, device: str, threads: int | None) -> "Draft | None":
-    from ortolan.runtime import Decoder, DraftModel, PromptLookup, load
+    from ortolan.runtime import Decoder, DraftModel, MtpHead, PromptLookup, load
 
     if name is None:
         return None
     if name == "lookup":
         return PromptLookup()
+    if name == "mtp":
+        return MtpHead()
     return DraftModel(load(name, Decoder, device=device, threads=threads))
 
 

@@ -1,0 +1,291 @@
+"""The head that predicts further tokens, from a checkpoint to drafts."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from tests.cli.conftest import run_here
+from tests.modeling.mtp_checkpoints import save_with_head, save_with_right_head
+from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.mixtures import GLM4_MOE
+from tests.tiny.modern import DEEPSEEK_V3
+
+import ortolan
+from ortolan import Decoder, ExportOptions, MtpHead, PromptLookup, Sampling, load
+from ortolan.cli import run as run_command
+from ortolan.errors import OrtolanError
+from ortolan.export.errors import LayoutError, OptionError
+from ortolan.export.layouts.genai import through_bundle
+from ortolan.modeling import load as load_checkpoint
+from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
+from ortolan.modeling.errors import CheckpointError
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.errors import BundleFileError, BundleKindError, InputError
+from ortolan.runtime.generation.drafts import HeadDrafter
+from ortolan.runtime.verification import probe_runs
+from ortolan.runtime.verification.probe_vectors import probe_vectors
+from ortolan.runtime.verification.replay import verify
+
+PROMPT = [5, 17, 3, 88, 41, 2, 60, 9, 33, 71, 24, 50]
+
+WITH_HEAD = ExportOptions(mtp=True, allow_poor=True)
+
+
+class Exported(NamedTuple):
+    """A checkpoint, its bundle, and the model that was loaded from it."""
+
+    checkpoint: Path
+    bundle: Path
+    model: Decoder
+
+
+def exported(
+    root: Path, values: dict[str, Any], save: Callable[..., None] = save_with_head, **options: Any
+) -> Exported:
+    save(root / "checkpoint", values)
+    ortolan.export(root / "checkpoint", root / "bundle", options=WITH_HEAD, **options)
+    model = load(root / "bundle", Decoder, threads=1)
+    return Exported(root / "checkpoint", root / "bundle", model)
+
+
+@pytest.fixture(scope="module")
+def glm(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(tmp_path_factory.mktemp("glm"), GLM4_MOE)
+
+
+@pytest.fixture(scope="module")
+def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    return exported(tmp_path_factory.mktemp("deepseek"), DEEPSEEK_V3)
+
+
+@pytest.fixture(scope="module")
+def right(tmp_path_factory: pytest.TempPathFactory) -> Exported:
+    values = GLM4_MOE | {"max_position_embeddings": 512}
+    return exported(tmp_path_factory.mktemp("right"), values, save_with_right_head)
+
+
+@pytest.fixture(params=["glm", "deepseek", "right"])
+def either(request: pytest.FixtureRequest) -> Exported:
+    model: Exported = request.getfixturevalue(request.param)
+    return model
+
+
+def runner_of(model: Decoder, *, row: int = 0) -> Runner:
+    return Runner(model._engine, model._engine.slots(row + 1))
+
+
+# --- states and guesses -----------------------------------------------------------------------
+
+
+def test_the_decoder_returns_the_states_of_all_tokens(either: Exported) -> None:
+    module = load_checkpoint(either.checkpoint)
+    with torch.inference_mode():
+        expected = module.states(torch.tensor([PROMPT]))[0].numpy()
+    runner = runner_of(either.model, row=1)
+    got = []
+    for start, end in ((0, 5), (5, 6), (6, 9)):
+        runner.chunk(1, PROMPT[start:end], positions=[0])
+        got.append(runner.hidden_SE.copy())
+    runner.wide_step(1, PROMPT[9:])
+    got.append(runner.hidden_SE)
+    np.testing.assert_allclose(np.concatenate(got), expected, atol=1e-4)
+
+
+@pytest.mark.parametrize("cuts", [(12,), (5, 6, 12), (1, 2, 11, 12)])
+def test_guesses_are_those_of_pytorch(either: Exported, cuts: tuple[int, ...]) -> None:
+    module, head = (
+        load_checkpoint(either.checkpoint),
+        load_checkpoint(mtp_checkpoint(either.checkpoint)),
+    )
+    expected, tokens = [], [*PROMPT, 45]
+    with torch.inference_mode():
+        states = module.states(torch.tensor([PROMPT]))
+        for _ in range(3):
+            pairs = torch.tensor([tokens[1:]])
+            own = head.states(pairs, previous_BSE=states)[:, -1:]
+            expected.append(int(head.project(own)[0, 0].argmax()))
+            states, tokens = torch.cat((states, own), 1), [*tokens, expected[-1]]
+    runner, drafter = runner_of(either.model), HeadDrafter(PROMPT)
+    assert drafter.propose(3) == []
+    for start, end in zip((0, *cuts), cuts, strict=False):
+        runner.chunk(0, PROMPT[start:end], positions=[0])
+        drafter.observe(start, runner.hidden_SE, runner)
+    assert drafter.propose(3) == [], "the token after the last state is not known"
+    drafter.extend([45])
+    assert drafter.propose(3) == expected
+    # the second guess was wrong: the head forgets its own states
+    runner.chunk(0, [45, expected[0]], positions=[0])
+    drafter.observe(len(PROMPT), runner.hidden_SE, runner)
+    drafter.extend([expected[0], 7])
+    with torch.inference_mode():
+        text = torch.tensor([[*PROMPT, 45, expected[0]]])
+        pairs = torch.tensor([[*PROMPT[1:], 45, expected[0], 7]])
+        logits = head(pairs, previous_BSE=module.states(text))
+    assert drafter.propose(1) == [int(logits[0, -1].argmax())]
+
+
+def test_guesses_end_with_the_context(right: Exported) -> None:
+    length = right.model.manifest.context_length
+    runner, prompt = runner_of(right.model), [1] * (length - 1)
+    drafter = HeadDrafter(prompt)
+    runner.chunk(0, prompt, positions=[0])
+    drafter.observe(0, runner.hidden_SE, runner)
+    drafter.extend([1])
+    assert len(drafter.propose(9)) == 2
+
+
+@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.0, seed=3)])
+def test_the_head_changes_no_token(either: Exported, sampling: Sampling) -> None:
+    plain, drafted = (
+        either.model.generate(PROMPT, max_new_tokens=40, sampling=sampling, draft=draft)
+        for draft in (PromptLookup(), MtpHead())
+    )
+    assert drafted.tokens == plain.tokens
+    assert drafted.timings.drafted_tokens > 0
+
+
+def test_right_guesses_are_accepted(right: Exported) -> None:
+    completion = right.model.generate(PROMPT, max_new_tokens=40, draft=MtpHead())
+    timings = completion.timings
+    assert timings.accepted_tokens == timings.drafted_tokens >= 10
+    assert completion.tokens == right.model.generate(PROMPT, max_new_tokens=40).tokens
+
+
+def test_a_head_that_saw_part_of_a_prompt_still_drafts(right: Exported) -> None:
+    prompt = (PROMPT * 30)[:300]
+    expected = right.model.generate(prompt, max_new_tokens=12).tokens
+    with right.model.serve(slots=2, mode="fast") as service:
+        for _ in range(2):
+            tickets = [
+                service.submit(prompt, max_new_tokens=12, draft=draft)
+                for draft in (MtpHead(), None, MtpHead())
+            ]
+            completions = [ticket.completion() for ticket in tickets]
+            assert [completion.tokens for completion in completions] == [expected] * 3
+    timings = completions[0].timings
+    assert timings.cached_tokens > 0
+    assert timings.accepted_tokens == timings.drafted_tokens > 0
+
+
+# --- bundles ----------------------------------------------------------------------------------
+
+
+def test_low_bit_bundles_have_a_head(tmp_path: Path) -> None:
+    model = exported(tmp_path, GLM4_MOE, save_with_right_head, precision="int8").model
+    completion = model.generate(PROMPT, max_new_tokens=20, draft=MtpHead())
+    assert (
+        completion.tokens == model.generate(PROMPT, max_new_tokens=20, draft=PromptLookup()).tokens
+    )
+    assert completion.timings.accepted_tokens > 0
+
+
+def test_verify_covers_the_head(glm: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    report = verify(glm.bundle)
+    assert report.verdict == "PASS"
+    assert report.head is not None
+    assert report.head.verdict == "PASS"
+    assert report.head.weights is not None
+    assert report.head.weights.products > 0
+    assert report.head.phases.keys() == {"prefill", "decode", "chunked"}
+    monkeypatch.setattr(
+        probe_runs, "probe_vectors", lambda count, size: -probe_vectors(count, size)
+    )
+    report = verify(glm.bundle)
+    assert report.head is not None
+    assert (report.head.verdict, report.verdict) == ("FAIL", "FAIL")
+
+
+def test_the_head_of_another_bundle_is_refused(
+    glm: Exported, right: Exported, tmp_path: Path
+) -> None:
+    mixed = shutil.copytree(glm.bundle, tmp_path / "mixed")
+    shutil.rmtree(mixed / "mtp")
+    shutil.copytree(right.bundle / "mtp", mixed / "mtp")
+    model = load(mixed, Decoder, threads=1)
+    assert len(model.generate(PROMPT, max_new_tokens=3).tokens) == 3
+    with pytest.raises(BundleFileError, match="expected the head with the fingerprint"):
+        model.generate(PROMPT, max_new_tokens=3, draft=MtpHead())
+    with pytest.raises(BundleFileError, match="expected the head with the fingerprint"):
+        verify(mixed)
+
+
+def test_a_head_alone_is_not_a_model(glm: Exported) -> None:
+    with pytest.raises(BundleKindError, match=r"head of another bundle.*MtpHead\(\)"):
+        load(glm.bundle / "mtp")
+
+
+def test_a_copied_bundle_drafts_without_its_folder(right: Exported, tmp_path: Path) -> None:
+    copy = shutil.copytree(right.bundle, tmp_path / "copy")
+    model = load(copy, Decoder, threads=1, weights="copy")
+    shutil.rmtree(copy)
+    completion = model.generate(PROMPT, max_new_tokens=8, draft=MtpHead())
+    assert completion.timings.accepted_tokens > 0
+
+
+def test_a_first_load_opens_the_head(glm: Exported, tmp_path: Path) -> None:
+    copy = shutil.copytree(glm.bundle, tmp_path / "copy")
+    load(copy, isolate=True, full_check=True)
+    weights = next((copy / "mtp").glob("weights-*.bin"))
+    data = bytearray(weights.read_bytes())
+    data[0] ^= 1
+    weights.write_bytes(data)
+    with pytest.raises(BundleFileError, match="sha256"):
+        load(copy, full_check=True)
+
+
+def test_a_bundle_without_a_head_refuses_to_draft_with_it(tmp_path: Path) -> None:
+    save_with_head(tmp_path / "checkpoint", GLM4_MOE)
+    bundle = tmp_path / "bundle"
+    ortolan.export(tmp_path / "checkpoint", bundle, options=WITH_HEAD)
+    assert (bundle / "mtp" / "manifest.json").is_file()
+    ortolan.export(tmp_path / "checkpoint", bundle, force=True)
+    assert not (bundle / "mtp").exists()
+    with pytest.raises(InputError, match=r"this one has none.*--mtp"):
+        load(bundle, Decoder).generate(PROMPT, max_new_tokens=3, draft=MtpHead())
+
+
+def test_on_the_command_line(right: Exported, tmp_path: Path) -> None:
+    checkpoint, bundle = str(right.checkpoint), str(tmp_path / "bundle")
+    assert run_here("export", checkpoint, bundle, "--mtp").returncode == 0
+    assert b"MtpHead()" in run_here("inspect", bundle).stdout
+    assert run_command._draft("mtp", device="cpu", threads=1) == MtpHead()
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "error", "message"),
+    [
+        ("module", {}, OptionError, "live module"),
+        ("llama", {}, CheckpointError, "llama: no head"),
+        ("glm", {"via": "transformers"}, OptionError, "family of Ortolan"),
+    ],
+)
+def test_sources_without_a_known_head_are_refused(
+    source: str,
+    options: dict[str, Any],
+    error: type[OrtolanError],
+    message: str,
+    glm: Exported,
+    tmp_path: Path,
+) -> None:
+    reference_model(LLAMA).save_pretrained(tmp_path / "llama")
+    sources: dict[str, Any] = {
+        "module": load_checkpoint(glm.checkpoint),
+        "llama": tmp_path / "llama",
+        "glm": glm.checkpoint,
+    }
+    with pytest.raises(error, match=message):
+        ortolan.export(
+            sources[source], tmp_path / "out", options=ExportOptions(mtp=True, **options)
+        )
+
+
+def test_onnxruntime_genai_has_no_place_for_a_head(glm: Exported, tmp_path: Path) -> None:
+    with (
+        pytest.raises(LayoutError, match="--mtp"),
+        through_bundle(tmp_path / "out", device="cpu", options=WITH_HEAD),
+    ):
+        pass
