@@ -17,7 +17,7 @@ from .scenes import COLORS, SIDE, Example, examples
 
 HERE = Path(__file__).parent
 
-STEPS, BATCH, RATE, WARMUP = 9000, 48, 1.5e-3, 200
+STEPS, BATCH, RATE, WARMUP = 5000, 48, 1.5e-3, 200
 
 BOS, EOS, PAD, IMAGE = "<s>", "</s>", "<pad>", "<image>"
 
