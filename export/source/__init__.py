@@ -99,10 +99,9 @@ def open_exportable(
         with _advised(checkpoint, via):
             config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
         check_architecture(checkpoint.values, config)
-        if isinstance(config, RecurrentConfig):
-            open_published = partial(open_recurrent, config)
-        else:
-            open_published = partial(open_with_head if mtp else open_family, config)
+        is_recurrent = isinstance(config, RecurrentConfig)
+        of_kind: Callable[..., Exportable] = open_recurrent if is_recurrent else open_family
+        open_published = partial(open_with_head if mtp else of_kind, config)
     elif mtp:
         raise OptionError(
             "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."

@@ -260,6 +260,7 @@ def test_on_the_command_line(right: Exported, tmp_path: Path) -> None:
     [
         ("module", {}, OptionError, "live module"),
         ("llama", {}, CheckpointError, "llama: no head"),
+        ("recurrent", {}, CheckpointError, "recurrent: no head"),
         ("glm", {"via": "transformers"}, OptionError, "family of Ortolan"),
     ],
 )
@@ -275,6 +276,7 @@ def test_sources_without_a_known_head_are_refused(
     sources: dict[str, Any] = {
         "module": load_checkpoint(glm.checkpoint),
         "llama": tmp_path / "llama",
+        "recurrent": Path(__file__).parents[2] / "models" / "copying" / "ntm",
         "glm": glm.checkpoint,
     }
     with pytest.raises(error, match=message):
