@@ -90,7 +90,9 @@ def answered(
     return best
 
 
-def _probabilities(logits_T: NDArray[np.float32], inside_T: NDArray[np.bool_]) -> NDArray[np.float64]:
+def _probabilities(
+    logits_T: NDArray[np.float32], inside_T: NDArray[np.bool_]
+) -> NDArray[np.float64]:
     """Probabilities of the context's tokens and of the first one, which stands for no answer."""
     allowed_T = inside_T.copy()
     allowed_T[0] = True

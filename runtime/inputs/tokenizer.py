@@ -20,7 +20,15 @@ from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
 
-__all__ = ["PairWindow", "TokenSpan", "TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
+__all__ = [
+    "PairWindow",
+    "TokenSpan",
+    "TokenStream",
+    "Tokenizer",
+    "no_tokenizer",
+    "open_tokenizer",
+    "read_ids",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,6 +16,7 @@ from click.testing import CliRunner
 from tests.export.tiny_models import pair_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
 from tests.runtime.damaged_bundles import reseal
+from tokenizers import Tokenizer, pre_tokenizers
 from transformers.pipelines.document_question_answering import select_starts_ends
 
 import ortolan
@@ -31,7 +32,9 @@ SMALL = BERT | {"vocab_size": V, "num_hidden_layers": 2, "max_position_embedding
 PLAIN = {"type_vocab_size": 1, "pad_token_id": 0}
 CASES = {
     "bert": EncoderCase("BertForQuestionAnswering", SMALL),
-    "roberta": EncoderCase("RobertaForQuestionAnswering", SMALL | PLAIN | {"model_type": "roberta"}),
+    "roberta": EncoderCase(
+        "RobertaForQuestionAnswering", SMALL | PLAIN | {"model_type": "roberta"}
+    ),
     "electra": EncoderCase(
         "ElectraForQuestionAnswering",
         SMALL | {"model_type": "electra", "embedding_size": SMALL["hidden_size"]},
@@ -42,8 +45,14 @@ CASES = {
         | {"n_layers": 2, "max_position_embeddings": 64},
     ),
 }
-WORDS = "def main ( x ) : return x import os for in range print self".split()
-SEVERAL = {"max_answer_tokens": 15, "allow_none": False}
+WORDS = ("def", "main", "(x)", ":", "return", "x", "import", "os", "for", "in", "range", "print")
+
+
+def words_tokenizer() -> Tokenizer:
+    """A token per letter, in words."""
+    tokenizer = pair_tokenizer()
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    return tokenizer
 
 
 def pairs(count: int) -> list[tuple[str, str]]:
@@ -63,7 +72,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def export(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         CASES[name].reference().save_pretrained(folder)
-        pair_tokenizer().save(str(folder / "tokenizer.json"))
+        words_tokenizer().save(str(folder / "tokenizer.json"))
         ortolan.export(folder, folder / "bundle")
         return folder
 
@@ -104,7 +113,7 @@ def transformers_answers(
                 out.start_logits.numpy(),
                 out.end_logits.numpy(),
                 masked[None],
-                np.ones((1, len(window.ids))),
+                np.ones((1, len(window.ids)), bool),
                 null,
                 1,
                 allow_none,
@@ -139,12 +148,12 @@ def test_answers_are_those_of_transformers(
         assert answer.text == context[answer.start : answer.end]
 
 
-def test_an_answer_has_at_most_so_many_tokens(checkpoint: Callable[[str], Path]) -> None:
+def test_the_length_of_an_answer_is_limited(checkpoint: Callable[[str], Path]) -> None:
     model = load(checkpoint("bert") / "bundle", Encoder, threads=1)
     question, context = "x", "a b c d e f g"
     one = model.answer(question, context, max_answer_tokens=1)
     assert one.score <= model.answer(question, context).score
-    assert len(pair_tokenizer().encode(one.text, add_special_tokens=False).ids) <= 2
+    assert len(one.text) == 1
 
 
 def test_the_certificate_covers_the_head(checkpoint: Callable[[str], Path], tmp_path: Path) -> None:
