@@ -16,11 +16,10 @@ from ortolan.runtime.encoding.call import Row
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import WindowIds
 
-__all__ = ["ANSWER_TOKENS", "STRIDE", "WINDOW_TOKENS", "Answer", "answered", "checked_answer"]
+__all__ = ["ANSWER_TOKENS", "Answer", "answered", "checked_answer"]
 
-WINDOW_TOKENS, STRIDE, ANSWER_TOKENS = 384, 128, 15
-"""Default lengths in tokens, as in transformers: of a window, of the overlap of two windows, and
-the maximum of an answer."""
+ANSWER_TOKENS = 15
+"""Default maximum length of an answer in tokens, as in transformers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import OUTPUT
 from ortolan.runtime.bundle.manifest import ImageSource, Output
-from ortolan.runtime.encoding.answer import STRIDE, WINDOW_TOKENS
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list
@@ -19,6 +18,9 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
 
 __all__ = ["Rows"]
+
+WINDOW_TOKENS, STRIDE = 384, 128
+"""Length of a window of a context, and default overlap of two, in tokens, as in transformers."""
 
 
 class Rows:
