@@ -60,6 +60,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.chat.reply import Reply, ReplyStream
     from ortolan.runtime.decoder import Decoder
     from ortolan.runtime.encoder import Encoder
+    from ortolan.runtime.encoding.answer import Answer
     from ortolan.runtime.encoding.classification import Classification
     from ortolan.runtime.encoding.token_classification import LabeledSpan, TokenClassification
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
@@ -90,6 +91,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AdapterError",
+    "Answer",
     "Bundle",
     "BundleError",
     "BundleFileError",
@@ -157,6 +159,7 @@ __all__ = [
 ]
 
 _HOMES = {
+    "Answer": "encoding.answer",
     "Bundle": "bundle.bundle",
     "ChatTicket": "serving.chat_ticket",
     "Classification": "encoding.classification",

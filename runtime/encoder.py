@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, wrong_kind
+from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
@@ -141,6 +142,47 @@ class Encoder(Model):
         """
         return self._run(
             self._calls.classify_tokens(inputs, aggregation=aggregation, truncate=truncate)
+        )
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        *,
+        max_answer_tokens: int = ANSWER_TOKENS,
+        stride: int | None = None,
+        allow_none: bool = False,
+    ) -> Answer:
+        """Find the part of a context that answers a question.
+
+            model.answer("Where does Ada live?", "Ada lives in Paris.").text
+
+        A long context is computed in windows of at most 384 tokens. Answers are whole words.
+
+        Args:
+            question: a text.
+            context: a text of any length.
+            max_answer_tokens: maximum length of the answer.
+            stride: number of context tokens that neighbouring windows share. `None` means 128, or
+                half a window if that is less.
+            allow_none: return an empty answer if that is more probable, for models trained on
+                questions without an answer (Rajpurkar et al. 2018, "SQuAD 2.0").
+
+        Raises:
+            BundleKindError: the encoder does not answer questions.
+            InputError: a text is empty, or a length is not a positive number.
+            TokenizerError: the question leaves no more than `stride` tokens of a window.
+            NumericError: the output is not finite.
+            ForkedError: the process was forked after loading.
+        """
+        return self._run(
+            self._calls.answer(
+                question,
+                context,
+                max_answer_tokens=max_answer_tokens,
+                stride=stride,
+                allow_none=allow_none,
+            )
         )
 
     def pixels(self, image: Image) -> NDArray[np.float32]:

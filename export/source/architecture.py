@@ -32,7 +32,9 @@ TASKS: Mapping[str, Task] = {
     "ForTokenClassification": Task(
         "a model that labels each token", (EncoderConfig,), _CLASSIFIERS
     ),
-    "ForQuestionAnswering": Task("a model that marks answers in a text"),
+    "ForQuestionAnswering": Task(
+        "a model that marks answers in a text", (EncoderConfig,), _CLASSIFIERS
+    ),
     "ForMultipleChoice": Task("a model that chooses one of several texts"),
     "ForNextSentencePrediction": Task("a model that says whether one sentence follows another"),
     "ForSequenceClassification": Task("a classifier or reranker", (EncoderConfig,), _CLASSIFIERS),

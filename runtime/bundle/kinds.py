@@ -197,6 +197,16 @@ OUTPUTS = {
             distance="KL",
         ),
         OutputKind(
+            name="spans",
+            by_token=True,
+            are_logits=False,
+            gives="logits of an answer's start and end for each token",
+            summary="the start and end of answers",
+            use="`ortolan answer`, or ortolan.load(path, Encoder).answer",
+            scores="none",
+            distance="squared relative error",
+        ),
+        OutputKind(
             name="embedding",
             by_token=False,
             are_logits=False,

@@ -286,9 +286,9 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Output of an encoder without a decoder.
 
     Attributes:
-        kind: `states`, `logits`, `embedding`, or one of four kinds of classification: `labels`
-            (softmax), `tags` (sigmoid), `scores` (as they are) and `token_labels` (softmax for each
-            token).
+        kind: `states`, `logits`, `embedding`, `spans` (logits of an answer's start and end for each
+            token), or one of four kinds of classification: `labels` (softmax), `tags` (sigmoid),
+            `scores` (as they are) and `token_labels` (softmax for each token).
         size: size of the last axis.
         labels: names of the numbers, except for `states`, `logits` and `embedding`.
     """

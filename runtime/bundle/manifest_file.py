@@ -334,6 +334,8 @@ def _check_output(manifest: Manifest) -> None:
         raise _refused(
             f"{labels} labels for {output.kind} of {output.size}", f"{len(output.labels)}"
         )
+    if output.kind == "spans" and output.size != 2:
+        raise _refused("2 labels for spans, of the start and the end", f"{output.size}")
     of_tokens = isinstance(manifest.source, TextSource) and output.size == manifest.vocab_size
     if output.kind == "logits" and not of_tokens:
         raise _refused(

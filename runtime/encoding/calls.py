@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
+from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import entailed, entailment_of, pairs_of
@@ -21,7 +23,7 @@ from ortolan.runtime.encoding.token_classification import (
     classified,
 )
 from ortolan.runtime.errors import InputError, shown
-from ortolan.runtime.inputs.source import Inputs, SourceReader, SpannedIds, as_list
+from ortolan.runtime.inputs.source import Inputs, SourceReader, SpannedIds, WindowIds, as_list
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -96,6 +98,33 @@ class EncoderCalls:
         def finish(rows: list[Row]) -> list[TokenClassification]:
             pairs = zip(rows, texts, strict=True)
             return [classified(row, ids, self._output.labels, aggregation) for row, ids in pairs]
+
+        return EncoderCall(items, finish)
+
+    def answer(
+        self,
+        question: str,
+        context: str,
+        *,
+        max_answer_tokens: int,
+        stride: int | None,
+        allow_none: bool,
+    ) -> EncoderCall[Answer]:
+        """The part of a context that answers a question."""
+        self._expect("spans", what="answer", expected="a model for question answering")
+        checked_answer(question, context, max_answer_tokens=max_answer_tokens, stride=stride)
+        allow_none = checked_flag("allow_none", allow_none)
+        items = self.rows.windows(question, context, stride=stride)
+        windows = [item.ids for item in items if isinstance(item.ids, WindowIds)]
+
+        def finish(rows: list[Row]) -> Answer:
+            return answered(
+                rows,
+                windows,
+                context,
+                max_answer_tokens=max_answer_tokens,
+                allow_none=allow_none,
+            )
 
         return EncoderCall(items, finish)
 

@@ -19,6 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Rows"]
 
+WINDOW_TOKENS, STRIDE = 384, 128
+"""Length of a window of a context, and default overlap of two, in tokens, as in transformers."""
+
 
 class Rows:
     """Reads inputs and computes their outputs. Threads may share it.
@@ -60,6 +63,24 @@ class Rows:
         read = partial(self._reader.read_spans if spans else self._reader.read, truncate=truncate)
         return [
             self._item(read, value, index, is_alone=is_alone) for index, value in enumerate(batch)
+        ]
+
+    def windows(self, question: str, context: str, *, stride: int | None) -> list[Item]:
+        """Read a question with each part of its context; same errors as `read_windows`.
+
+        Args:
+            question: in front of every part.
+            context: cut into parts that fit.
+            stride: number of tokens that neighbouring parts share; None for the default, or half a
+                window if that is less.
+        """
+        most = min(WINDOW_TOKENS, self._reader.max_tokens)
+        overlap = min(most // 2, STRIDE) if stride is None else stride
+        windows = self._reader.read_windows(question, context, max_tokens=most, stride=overlap)
+        is_alone = len(windows) == 1
+        return [
+            Item(index=index, is_alone=is_alone, length=len(ids), ids=ids)
+            for index, ids in enumerate(windows)
         ]
 
     def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:

@@ -12,7 +12,7 @@ from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.tokenizer import Tokenizer, TokenSpan, no_tokenizer
+from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
 
 __all__ = [
     "Input",
@@ -21,6 +21,7 @@ __all__ = [
     "SourceReader",
     "SpannedIds",
     "TypedIds",
+    "WindowIds",
     "as_list",
     "has_parts",
     "is_batch",
@@ -63,6 +64,18 @@ class SpannedIds(list[int]):
         super().__init__(ids)
         self.text = text
         self.spans = spans
+
+
+class WindowIds(TypedIds):
+    """Token ids of a question and of a part of its context.
+
+    Args:
+        window: with the words of the context.
+    """
+
+    def __init__(self, window: PairWindow) -> None:
+        super().__init__(window.ids, window.types)
+        self.words = window.words
 
 
 class SourceReader:
@@ -134,6 +147,31 @@ class SourceReader:
             raise _no_tokens(value)
         return self._checked_length(SpannedIds(value, ids, spans))
 
+    def read_windows(
+        self, question: str, context: str, *, max_tokens: int, stride: int
+    ) -> list[WindowIds]:
+        """Return a question with each part of its context.
+
+        Args:
+            question: in front of every part.
+            context: cut into parts that fit.
+            max_tokens: maximum length of a window.
+            stride: number of tokens that neighbouring parts share.
+
+        Raises:
+            InputError: a text has no tokens.
+            TokenizerError: the question leaves no room, or the tokenizer cannot read a text.
+        """
+        if self._tokenizer is None:
+            raise no_tokenizer("question and context")
+        windows = self._tokenizer.pair_windows(
+            question, context, max_tokens=max_tokens, stride=stride
+        )
+        if not any(windows[0].words):
+            raise _no_tokens(context)
+        self._check_types(windows[0].types)
+        return [WindowIds(window) for window in windows]
+
     def _checked_length(self, ids: list[int]) -> list[int]:
         if len(ids) > self.max_tokens:
             raise ContextLengthError(
@@ -179,12 +217,15 @@ class SourceReader:
             has_types = not (isinstance(source, TextSource) and source.pairs)
             return self._tokenizer.encode_pair(*texts, max_tokens=most, has_types=has_types)
         ids, types = self._tokenizer.encode_typed_pair(*texts, max_tokens=most)
-        if max(types) >= self._types:
+        self._check_types(types)
+        return TypedIds(ids, types)
+
+    def _check_types(self, types: Sequence[int]) -> None:
+        if self._types > 1 and max(types) >= self._types:
             raise TokenizerError(
                 f"The tokenizer marks a token of the pair with type {max(types)}, and the model "
                 f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
             )
-        return TypedIds(ids, types)
 
 
 def _no_tokens(text: str) -> InputError:

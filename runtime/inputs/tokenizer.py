@@ -20,7 +20,15 @@ from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
 
-__all__ = ["TokenSpan", "TokenStream", "Tokenizer", "no_tokenizer", "open_tokenizer", "read_ids"]
+__all__ = [
+    "PairWindow",
+    "TokenSpan",
+    "TokenStream",
+    "Tokenizer",
+    "no_tokenizer",
+    "open_tokenizer",
+    "read_ids",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,22 @@ class TokenSpan:
     start: int
     end: int
     continues_word: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PairWindow:
+    """The ids of a text and of a part of another, as one input.
+
+    Attributes:
+        ids: with special tokens.
+        types: token type of each id.
+        words: for each id, start and end in the second text of the word that the token is part of;
+            None for special tokens and those of the first text.
+    """
+
+    ids: list[int]
+    types: list[int]
+    words: list[tuple[int, int] | None]
 
 
 class Tokenizer:
@@ -266,6 +290,48 @@ class Tokenizer:
             encoding = self._library.post_process(parts[0], parts[1])
         return self._in_vocabulary(encoding.ids), encoding.type_ids
 
+    def pair_windows(
+        self, first: str, second: str, *, max_tokens: int, stride: int
+    ) -> list[PairWindow]:
+        """Return a text with each part of another, in overlapping windows.
+
+        Args:
+            first: such as a question; never cut.
+            second: such as the text that answers it.
+            max_tokens: maximum length of a window, special tokens included.
+            stride: number of tokens of the second text that neighbouring windows share.
+
+        Raises:
+            TokenizerError: as for `encode`, or the first text leaves no more than `stride` tokens
+                for the second.
+        """
+        for text in (first, second):
+            self._check_text(text)
+        with _ENCODING:
+            own, other = (
+                self._library.encode(text, add_special_tokens=False) for text in (first, second)
+            )
+            room = max_tokens - self._library.num_special_tokens_to_add(True) - len(own.ids)
+            if room <= stride:
+                raise TokenizerError(
+                    f"The question leaves {max(room, 0)} of {max_tokens} tokens for the context, "
+                    f"and windows overlap by {stride}. Shorten the question, or lower stride."
+                )
+            other.truncate(room, stride=stride)
+            parts = [other, *other.overflowing]
+            windows = [self._library.post_process(own, part) for part in parts]
+        return [
+            PairWindow(
+                ids=self._in_vocabulary(window.ids),
+                types=window.type_ids,
+                words=[
+                    _word(window, token) if sequence == 1 else None
+                    for token, sequence in enumerate(window.sequence_ids)
+                ],
+            )
+            for window in windows
+        ]
+
     def labels(self, ids: Iterable[int]) -> list[str]:
         """Return a short, readable text for each token.
 
@@ -373,6 +439,14 @@ class Tokenizer:
                 f"Token ids must be integers from 0 to {self.vocab_size - 1} (got {shown(token)})."
             )
         return plain
+
+
+def _word(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
+    """Start and end of the word of a token of the second text; those of the token without words."""
+    word = encoding.word_ids[token]
+    span = None if word is None else encoding.word_to_chars(word, 1)
+    start, end = span or encoding.offsets[token]
+    return start, end
 
 
 def _shortened(first: int, second: int, most: int) -> tuple[int, int]:

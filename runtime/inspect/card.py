@@ -21,6 +21,7 @@ _TASKS: Mapping[str, tuple[str, str]] = {
     "labels": ("text-classification", "image-classification"),
     "tags": ("text-classification", "image-classification"),
     "scores": ("text-classification", "image-classification"),
+    "spans": ("question-answering", "visual-question-answering"),
     "embedding": ("feature-extraction", "image-feature-extraction"),
 }
 """The Hub's name of the task, for text and for images, by kind of bundle or of its output."""

@@ -20,6 +20,7 @@ from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 COMMANDS = {
     "adapter": "Convert a LoRA adapter for a bundle.",
+    "answer": "Find the answer to a question in a text.",
     "attention": "Draw what each token attends to.",
     "bench": "Measure the speed of prefill and decoding.",
     "card": "Write the model card of a repository of bundles.",

@@ -14,15 +14,22 @@ def read_stdin() -> str:
     Raises:
         InputError: it is not UTF-8.
     """
+    return decoded(sys.stdin.buffer.read(), "Standard input")
+
+
+def decoded(data: bytes, name: str) -> str:
+    """Return UTF-8 as text.
+
+    Raises:
+        InputError: it is not UTF-8; the message begins with the name.
+    """
     from ortolan.runtime import InputError
 
-    data = sys.stdin.buffer.read()
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"Standard input must be UTF-8 text (got byte 0x{data[error.start]:02x} at "
-            f"{error.start})."
+            f"{name} must be UTF-8 text (got byte 0x{data[error.start]:02x} at {error.start})."
         ) from error
 
 

@@ -76,7 +76,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "Qwen3ForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
     "LlamaModel": (SIZES | {"tie_word_embeddings": True}, "no head.*to LlamaForCausalLM"),
     "LlamaForTokenClassification": (SIZES, "is a model that labels each token, which cannot"),
-    "BertForQuestionAnswering": (SIZES, "is a model that marks answers in a text, which cannot"),
+    "LlamaForQuestionAnswering": (SIZES, "is a model that marks answers in a text, which cannot"),
     "BertForMultipleChoice": (SIZES, "is a model that chooses one of several texts"),
     "BertForNextSentencePrediction": (SIZES, "whether one sentence follows another"),
     "OPTForCausalLM": (OPT, TRANSFORMERS),

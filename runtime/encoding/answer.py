@@ -1,0 +1,109 @@
+"""Extractive question answering: the part of a context that answers a question.
+
+Scores and words are those of the question answering pipeline of transformers 4.
+
+Shape letters: T tokens of a window.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.labels import scores_of
+from ortolan.runtime.encoding.call import Row
+from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.inputs.source import WindowIds
+
+__all__ = ["ANSWER_TOKENS", "Answer", "answered", "checked_answer"]
+
+ANSWER_TOKENS = 15
+"""Default maximum length of an answer in tokens, as in transformers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """The part of a context that answers a question.
+
+    Attributes:
+        text: `context[start:end]`; empty if the context has no answer.
+        score: probability of its first token times that of its last one.
+        start: first character.
+        end: character after the last.
+    """
+
+    text: str
+    score: float
+    start: int
+    end: int
+
+
+def checked_answer(
+    question: object, context: object, *, max_answer_tokens: int, stride: int | None
+) -> None:
+    """Check the arguments of `Encoder.answer`.
+
+    Raises:
+        InputError: a text is not a string, or a length is not a positive number.
+    """
+    for name, text in (("question", question), ("context", context)):
+        if not isinstance(text, str) or not text.strip():
+            raise InputError(f"{name} must be a text that is not empty (got {shown(text)}).")
+    for name, value, least in (("max_answer_tokens", max_answer_tokens, 1), ("stride", stride, 0)):
+        is_number = isinstance(value, int) and not isinstance(value, bool)
+        if value is not None and not (is_number and value >= least):
+            raise InputError(f"{name} must be an integer from {least} on (got {shown(value)}).")
+
+
+def answered(
+    rows: Sequence[Row],
+    windows: Sequence[WindowIds],
+    context: str,
+    *,
+    max_answer_tokens: int,
+    allow_none: bool,
+) -> Answer:
+    """Choose the most probable answer of all windows.
+
+    Args:
+        rows: logits of starts and ends `(T, 2)` of each window.
+        windows: their tokens.
+        context: that they are parts of.
+        max_answer_tokens: maximum length of an answer.
+        allow_none: compare with the lowest probability that a window has no answer.
+    """
+    best = Answer(text="", score=-1.0, start=0, end=0)
+    nulls = []
+    for logits_T2, window in zip(rows, windows, strict=True):
+        inside_T = np.array([word is not None for word in window.words])
+        starts_T, ends_T = (_probabilities(logits_T, inside_T) for logits_T in logits_T2.T)
+        nulls.append(float(starts_T[0] * ends_T[0]))
+        first, last, score = _best_span(starts_T * inside_T, ends_T * inside_T, max_answer_tokens)
+        words = window.words[first], window.words[last]
+        if score > best.score and words[0] and words[1]:
+            start, end = words[0][0], words[1][1]
+            best = Answer(text=context[start:end], score=score, start=start, end=end)
+    if allow_none and min(nulls) > best.score:
+        return Answer(text="", score=min(nulls), start=0, end=0)
+    return best
+
+
+def _probabilities(
+    logits_T: NDArray[np.float32], inside_T: NDArray[np.bool_]
+) -> NDArray[np.float64]:
+    """Probabilities of the context's tokens and of the first one, which stands for no answer."""
+    allowed_T = inside_T.copy()
+    allowed_T[0] = True
+    probabilities_T = np.zeros(len(logits_T))
+    probabilities_T[allowed_T] = scores_of(logits_T[allowed_T], "softmax")
+    return probabilities_T
+
+
+def _best_span(
+    starts_T: NDArray[np.float64], ends_T: NDArray[np.float64], most: int
+) -> tuple[int, int, float]:
+    """First and last token of the most probable span of at most `most` tokens, and its score."""
+    scores_TT = np.tril(np.triu(np.outer(starts_T, ends_T)), most - 1)
+    first, last = divmod(int(scores_TT.argmax()), len(ends_T))
+    return first, last, float(scores_TT[first, last])
