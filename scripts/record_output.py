@@ -80,8 +80,13 @@ def _write_gguf(file: Path) -> None:
         if rotated is not None:  # pairs of channels are adjacent in this format
             halves = values.reshape(rotated, 2, -1, values.shape[1])
             values = halves.swapaxes(1, 2).reshape(values.shape)
-        kind = gguf.GGMLQuantizationType.Q8_0 if values.ndim == 2 else None
-        data = values if kind is None else gguf.quants.quantize(values, kind)
+        if values.ndim == 1:
+            kind = gguf.GGMLQuantizationType.F32
+        elif values.shape[1] % 32:  # no whole blocks
+            kind = gguf.GGMLQuantizationType.F16
+        else:
+            kind = gguf.GGMLQuantizationType.Q8_0
+        data = gguf.quants.quantize(values, kind)
         writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
