@@ -10,7 +10,7 @@ ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo docs test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
+.PHONY: all setup demo docs bench test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
 
 all: check test
 
@@ -30,6 +30,13 @@ demo: $(INSTALLED)
 # The documentation site, in build/docs: open build/docs/index.html. Needs no network.
 docs: $(INSTALLED)
 	$(BIN)/python scripts/build_docs.py
+
+# Speed and KL of Ortolan and the installed peers on a small model with random weights, in build/bench.
+# Name peers to install them: make bench PRECISION=int4 PEERS=ortolan,onnxruntime-genai,openvino-genai
+PRECISION ?= fp32
+bench: $(INSTALLED)
+	$(BIN)/python benchmarks/peers.py --shape tiny --precision $(PRECISION) $(if $(PEERS),--peers $(PEERS),--installed) \
+		--kl -p 128 -n 64 -r 5 --out build/bench
 
 # Test models are too small for several threads, so run two processes with one thread each.
 # Traces of models stay in build/traces, for test-ci and later runs, until the code that traces changes.

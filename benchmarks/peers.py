@@ -4,10 +4,12 @@
     python benchmarks/peers.py --shape 1b --precision int4 -p 128 512
     python benchmarks/peers.py --checkpoint path/to/model -p 512 -n 128 -r 7
     python benchmarks/peers.py --shape 135m --peers ortolan,llama.cpp
+    python benchmarks/peers.py --shape tiny --installed --kl
 
 Run it with the interpreter that has Ortolan. Each peer gets its own environment below .venv-peers/
 and converts the checkpoint with its own tool; then all stay loaded and alternate. Prints tables and
-writes them to benchmarks/results/, with all runs as JSON and a chart of the speeds.
+writes them to benchmarks/results/, with all runs as JSON and a chart of the speeds. With --kl, the
+logits of each peer are compared with float32 in transformers.
 
 catalog.py lists the peers, prepare.py installs them, rounds.py measures, and report.py summarizes.
 quality.py measures how well quantized weights predict.
@@ -17,17 +19,22 @@ import argparse
 import json
 import random
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import report
 import rounds
-from catalog import PEERS, PRECISIONS, Peer
+from catalog import PEERS, PRECISIONS, TRANSFORMERS, Peer
+from divergence import Predictions
 from make_checkpoint import SHAPES
 from prepare import (
     Checkpoint,
     all_versions,
+    is_installed,
     program,
     random_checkpoint,
     say,
@@ -81,6 +88,12 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
         type=names,
         help="NAME,NAME: these only; the first is compared with the others",
     )
+    parser.add_argument(
+        "--installed", action="store_true", help="leave out peers that are not installed yet"
+    )
+    parser.add_argument(
+        "--kl", action="store_true", help="compare logits with float32 in transformers, too"
+    )
     add_timing(parser, rounds=7)
     add_folders(parser)
     parser.add_argument(
@@ -101,10 +114,42 @@ def find_checkpoint(args: argparse.Namespace) -> Checkpoint:
     return random_checkpoint(args.shape, args.work)
 
 
+def divergences(
+    programs: Sequence[rounds.Program], reference: rounds.Program, prompts: Sequence[Sequence[int]]
+) -> dict[str, float]:
+    """Mean KL from the reference over all positions of the prompts, by program.
+
+    Args:
+        programs: programs that return logits for every token.
+        reference: program with the expected logits.
+        prompts: token ids.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "logits.npy"
+        with rounds.Worker(reference) as worker:
+            expected = [worker.logits(prompt, path) for prompt in prompts]
+        means = {}
+        for peer in programs:
+            with rounds.Worker(peer) as worker:
+                compared = [
+                    Predictions.of(rows[:-1], worker.logits(prompt, path)[:-1], prompt[1:]).kl
+                    for prompt, rows in zip(prompts, expected, strict=True)
+                ]
+            means[peer.name] = float(np.concatenate(compared).mean())
+    return means
+
+
 def side_by_side(args: argparse.Namespace) -> None:
     """Prepare all peers, measure them alternately, print and write the result."""
-    peers = chosen(args.peers, args.precision)
     checkpoint = find_checkpoint(args)
+    reference = None
+    if args.kl:  # first, so that it is installed below
+        reference = program(
+            TRANSFORMERS, checkpoint, args.work, precision="fp32", threads=args.threads
+        )
+    named = chosen(args.peers, args.precision)
+    peers = [peer for peer in named if not args.installed or is_installed(peer)]
+    absent = [peer.name for peer in named if peer not in peers]
     requests = [
         {
             "prompt": make_prompt(checkpoint.path, tokens=length, new_tokens=args.new_tokens),
@@ -129,10 +174,16 @@ def side_by_side(args: argparse.Namespace) -> None:
         "new_tokens": args.new_tokens,
         "rounds": args.rounds,
         "starts": args.starts,
+        "absent": absent,
         "versions": versions,
         "machine": machine,
     }
-    results = report.summarize(runs, loaded, new_tokens=args.new_tokens)
+    mean_kl = {}
+    if reference is not None:
+        with_logits = {peer.name for peer in peers if not peer.last_logits_only}
+        compared = [running for running in programs if running.name in with_logits]
+        mean_kl = divergences(compared, reference, [request["prompt"] for request in requests])
+    results = report.summarize(runs, loaded, new_tokens=args.new_tokens, mean_kl=mean_kl)
     publish(setting, runs, results, out=args.out)
 
 

@@ -23,6 +23,9 @@ CONSTRAINTS = ROOT / "constraints.txt"
 ENVIRONMENTS = ROOT / ".venv-peers"
 RESULTS = ROOT / "benchmarks" / "results"
 
+STAMP = "installed"
+"""File in an environment that is complete."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
@@ -46,19 +49,36 @@ def constraints_for(requirements: Sequence[str]) -> str:
     return "".join(line for line in lines if line.partition("==")[0] not in own)
 
 
+def environment_folder(peer: Peer) -> Path:
+    """Folder of the environment of a peer that has requirements."""
+    # Named after its first requirement, so that variants of a peer share it.
+    return ENVIRONMENTS / peer.requirements[0].partition("==")[0]
+
+
+def identity(peer: Peer) -> str:
+    """Text that changes when the environment of a peer has to be made again."""
+    built = (f"{name}={value}" for name, value in peer.build.items())
+    named = "\n".join((*peer.requirements, *peer.without, *built))
+    constraints = constraints_for(peer.requirements)
+    return named + hashlib.sha256(constraints.encode()).hexdigest()
+
+
+def is_installed(peer: Peer) -> bool:
+    """Whether the environment of a peer exists and is current."""
+    if not peer.requirements:
+        return True
+    stamp = environment_folder(peer) / STAMP
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == identity(peer)
+
+
 def environment(peer: Peer) -> Path:
     """Folder with the programs of a peer's environment, created if needed."""
     if not peer.requirements:
         return Path(sys.executable).parent
-    # Named after its first requirement, so that variants of a peer share it.
-    folder = ENVIRONMENTS / peer.requirements[0].partition("==")[0]
+    folder = environment_folder(peer)
     programs = folder / "bin"
     constraints = constraints_for(peer.requirements)
-    built = (f"{name}={value}" for name, value in peer.build.items())
-    named = "\n".join((*peer.requirements, *peer.without, *built))
-    expected = named + hashlib.sha256(constraints.encode()).hexdigest()
-    stamp = folder / "installed"
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != expected:
+    if not is_installed(peer):
         say(f"{peer.name}: installing into {folder}")
         venv.create(folder, clear=True, with_pip=True)
         chosen = folder / "constraints.txt"
@@ -72,7 +92,7 @@ def environment(peer: Peer) -> Path:
         for command in commands:
             # Keep stdout for the table.
             subprocess.run(command, check=True, stdout=sys.stderr, env=variables)
-        stamp.write_text(expected, encoding="utf-8")
+        (folder / STAMP).write_text(identity(peer), encoding="utf-8")
     return programs
 
 

@@ -9,7 +9,7 @@ import json
 import os
 import platform
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any, Self
@@ -87,14 +87,28 @@ class Comparison:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Results:
-    """Results of a measurement; the first peer is compared with each of the others."""
+    """Results of a measurement; the first peer is compared with each of the others.
+
+    Attributes:
+        speeds: of each peer, by prompt length.
+        footprints: of each peer.
+        comparisons: of the first peer with each of the others, by prompt length.
+        mean_kl: KL(float32 || peer) in nats, for the peers whose logits were compared.
+    """
 
     speeds: tuple[Speed, ...]
     footprints: tuple[Footprint, ...]
     comparisons: tuple[Comparison, ...]
+    mean_kl: Mapping[str, float] = field(default_factory=dict)
 
 
-def summarize(runs: Sequence[Run], loaded: Mapping[str, Loaded], *, new_tokens: int) -> Results:
+def summarize(
+    runs: Sequence[Run],
+    loaded: Mapping[str, Loaded],
+    *,
+    new_tokens: int,
+    mean_kl: Mapping[str, float] | None = None,
+) -> Results:
     """Summarize runs, with peers in the order of `loaded` and lengths in that of the runs."""
     lengths = list(dict.fromkeys(run.prompt_tokens for run in runs))
     first, *others = loaded
@@ -110,6 +124,7 @@ def summarize(runs: Sequence[Run], loaded: Mapping[str, Loaded], *, new_tokens: 
             for length in lengths
             for other in others
         ),
+        mean_kl=dict(mean_kl or {}),
     )
 
 
@@ -201,6 +216,7 @@ def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact:
     header = ["", "prefill tok/s", "decode tok/s"]
     header += [f"{first} prefill, times", f"{first} decode, times"]
     header += ["same tokens"] if exact else []
+    header += ["mean KL"] if results.mean_kl else []
     rows = []
     for speed in speeds:
         row = [speed.peer, f"{speed.prefill_per_s:.0f}", f"{speed.decode_per_s:.1f}"]
@@ -209,7 +225,11 @@ def speed_table(results: Results, prompt_tokens: int, *, new_tokens: int, exact:
         if comparison is not None:
             same = f"{comparison.same_tokens}/{new_tokens}"
             ratios = [str(comparison.prefill), str(comparison.decode), same]
-        rows.append((row + ratios)[: len(header)])
+        row += ratios if exact else ratios[:2]
+        if results.mean_kl:
+            kl = results.mean_kl.get(speed.peer)
+            row.append("no logits" if kl is None else f"{kl:.2g}")
+        rows.append(row)
     return table(header, rows)
 
 
@@ -247,8 +267,15 @@ def markdown(results: Results, setting: Mapping[str, Any]) -> str:
         exact = setting["precision"] == "fp32"
         parts.append(f"{length} prompt tokens, {new_tokens} new ones:")
         parts.append(speed_table(results, length, new_tokens=new_tokens, exact=exact))
-    parts.append("What each needs:")
+    if results.mean_kl:
+        parts.append("Mean KL is the distance from float32 in PyTorch over the prompts, in nats.")
+    parts.append("Memory and disk space:")
     parts.append(footprint_table(results))
+    if setting.get("absent"):
+        parts.append(
+            f"Not installed, and not compared: {', '.join(setting['absent'])}. "
+            "`benchmarks/peers.py --peers NAME` installs a peer."
+        )
     parts.append(with_versions(setting["versions"]))
     return "\n\n".join(parts)
 

@@ -24,7 +24,7 @@ from ortolan.runtime import Bundle, Decoder, load
 
 REPOSITORY = Path(__file__).parents[2]
 PYTHONIC = REPOSITORY / "models" / "pythonic"
-GUIDE = REPOSITORY / "docs" / "guides" / "onnxruntime-genai.md"
+GUIDE = REPOSITORY / "docs" / "migrating" / "onnxruntime-genai.md"
 PYTHON = os.environ.get("ORTOLAN_GENAI_PYTHON")
 PROMPTS = ("def read_lines(path):", "class Stack", "import os\n\n\ndef remove(")
 COUNT = 32
