@@ -41,7 +41,7 @@ def test_every_token_but_the_first_is_predicted_once(length: int, window: int) -
         def __init__(self) -> None:
             torch.nn.Module.__init__(self)
 
-        def forward(self, input_ids: torch.Tensor) -> torch.Tensor:
+        def forward(self, input_ids: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
             assert input_ids.shape[1] <= window
             return torch.zeros(*input_ids.shape, 50)
 
