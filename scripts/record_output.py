@@ -87,7 +87,8 @@ def _write_gguf(file: Path) -> None:
         else:
             kind = gguf.GGMLQuantizationType.Q8_0
         data = gguf.quants.quantize(values, kind)
-        writer.add_tensor(names.get_name(name, (".weight",)), data, raw_dtype=kind)
+        stem = name.removesuffix(".weight")
+        writer.add_tensor(f"{names[stem]}.weight", data, raw_dtype=kind)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
