@@ -233,7 +233,7 @@ _SLOTS = Slots((KEY, SUM), count=1, context_length=100, identities=("bundle",))
 _BLOCK = filled(
     Slots((KEY, SUM), count=1, context_length=100, identities=("bundle",)), 16
 ).snapshot()
-_IDS = np.arange(16, dtype="<i4").tobytes()
+_IDS = np.arange(16, dtype="<i8").tobytes()
 _KEY, _ROOT = bytes(range(32)), bytes(32)
 
 
