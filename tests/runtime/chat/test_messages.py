@@ -68,7 +68,7 @@ def call(**changes: Any) -> list[dict[str, Any]]:
         ([{"content": ""}], r"messages\[0\].role: .* None"),
         ([{"role": "user"}], r"messages\[0\].content: .* none"),
         ([{"role": "user", "content": 7}], r"\[0\].content: .* a int"),
-        ([{"role": "user", "content": [{"type": "image_url"}]}], "type: .* 'image_url'"),
+        ([{"role": "user", "content": [{"type": "image_url"}]}], "image_url: .* none"),
         ([{"role": "user", "content": [{"type": ARRAY}]}], r"type: .* array\("),
         ([{"role": "user", "content": [{"type": "text"}]}], r"content\[0\].text: .* none"),
         ([{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}], r"\[0\]: .* 'x'"),
