@@ -290,7 +290,14 @@ sys.exit(os.waitstatus_to_exitcode(status))
 def test_a_forked_child_gets_errors_and_exits(tiny: TinyDecoder, leave: str) -> None:
     done = subprocess.run(
         # Python 3.12 warns of every fork of a process with threads
-        [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORK.replace("EXIT", leave), str(tiny.path)],
+        [
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            FORK.replace("EXIT", leave),
+            str(tiny.path),
+        ],
         env={"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,
