@@ -80,7 +80,8 @@ def copy_source(folder: Path) -> None:
     package = folder / "src" / "ortolan"
     # links are followed: the copy of runtime is a folder
     shutil.copytree(ROOT / "src" / "ortolan", package, ignore=ignore)
-    shutil.copy(ROOT / "LICENSE", folder)
+    for name in ("LICENSE", "setup.py"):
+        shutil.copy(ROOT / name, folder)
     shutil.copy(README, folder / "README.md")
     (folder / "pyproject.toml").write_text(
         pyproject(tomllib.loads((ROOT / "pyproject.toml").read_text()))

@@ -1,5 +1,7 @@
 """Release builds are reproducible, and the sdist builds the same wheel."""
 
+import email
+import json
 import os
 import shutil
 import subprocess
@@ -9,6 +11,8 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
 
@@ -47,3 +51,26 @@ def test_builds_repeat_and_the_sdist_makes_the_same_package(tmp_path: Path) -> N
         for name in first.namelist():
             if not name.endswith("RECORD"):
                 assert first.read(name) == second.read(name), name
+    for name in ("ortolan", "ortolan-runtime"):
+        assert named_in_sbom(dist, name) == required(dist, name)
+
+
+def packed_file(dist: Path, name: str, ending: str) -> bytes:
+    """The only file of a wheel with this ending."""
+    (wheel,) = dist.glob(f"{name.replace('-', '_')}-[0-9]*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        (member,) = [member for member in archive.namelist() if member.endswith(ending)]
+        return archive.read(member)
+
+
+def named_in_sbom(dist: Path, name: str) -> set[str]:
+    document = json.loads(packed_file(dist, name, f".dist-info/sboms/{name}.cdx.json"))
+    assert document["metadata"]["component"]["name"] == name
+    return {component["name"] for component in document["components"]}
+
+
+def required(dist: Path, name: str) -> set[str]:
+    """Packages in the metadata of a wheel, without itself."""
+    metadata = email.message_from_bytes(packed_file(dist, name, ".dist-info/METADATA"))
+    lines = metadata.get_all("Requires-Dist", [])
+    return {canonicalize_name(Requirement(line).name) for line in lines} - {name}

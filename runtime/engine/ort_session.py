@@ -40,6 +40,8 @@ _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 
 _NO_KLEIDIAI = ("mlas.disable_kleidiai", "1")  # on ARM: docs/adr/0011
 
+_REMEDY = "Export the checkpoint again, or install the onnxruntime that it was exported with."
+
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
 
@@ -90,8 +92,11 @@ def open_session(
     graph = bundle.manifest.graphs[role]
     # the bytes that were checked, not the path: the file may have changed since
     data = bundle.read(graph.file)
+    remedy = _REMEDY
     if packed is not None:
         data = packed.attach(graph.file, data)
+        # onnxruntime 1.32 rejects packed weights that differ from those it computes
+        remedy = f"Run `ortolan pack` again, or delete the folder {packed.folder}."
     added = set()
     if adapt is not None and role in STEPPED:
         data, added = adapt(data), {ADAPTERS}
@@ -99,7 +104,7 @@ def open_session(
         threads = step_threads(threads, bundle.manifest)
     options = _options(bundle, threads=threads)
     is_tiled = _is_tiled(bundle.manifest, role)
-    session = _load(graph.file, data, options, is_tiled=is_tiled, device=device)
+    session = _load(graph.file, data, options, is_tiled=is_tiled, device=device, remedy=remedy)
     check_names(
         role,
         bundle.manifest,
@@ -232,7 +237,13 @@ def _options(bundle: Bundle, *, threads: int) -> Any:
 
 
 def _load(
-    name: str, data: bytes, options: Any, *, is_tiled: bool = False, device: str = "cpu"
+    name: str,
+    data: bytes,
+    options: Any,
+    *,
+    is_tiled: bool = False,
+    device: str = "cpu",
+    remedy: str = _REMEDY,
 ) -> OrtSession:
     try:
         providers = use_device(options, device)
@@ -247,7 +258,7 @@ def _load(
     except Exception as error:  # onnxruntime's own error classes have no common base
         raise GraphError(
             f"{name}: onnxruntime {ort.__version__} cannot load this graph: {_first_line(error)}. "
-            "Export the checkpoint again, or install the onnxruntime that it was exported with."
+            f"{remedy}"
         ) from error
 
 

@@ -281,7 +281,13 @@ def _bytes_on_disk(folder: Path) -> int:
 def _compare(bundle: Bundle, result: Packed) -> tuple[float, float]:
     """Compare the outputs without and with packed weights; return the seconds to load each."""
     # with packed weights first: the other engine collapses huge pages in the background
-    after, got = _load_and_run(bundle, result)
+    try:
+        after, got = _load_and_run(bundle, result)
+    except GraphError as error:
+        raise BundleError(
+            f"{bundle.path}: onnxruntime {onnxruntime_version()} rejects the packed weights. "
+            "Use the bundle without them, and report this bug."
+        ) from error
     before, expected = _load_and_run(bundle, None)
     if not all(np.array_equal(*pair, equal_nan=True) for pair in zip(got, expected, strict=True)):
         raise BundleError(

@@ -289,7 +289,15 @@ sys.exit(os.waitstatus_to_exitcode(status))
 @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)"])
 def test_a_forked_child_gets_errors_and_exits(tiny: TinyDecoder, leave: str) -> None:
     done = subprocess.run(
-        [sys.executable, "-c", FORK.replace("EXIT", leave), str(tiny.path)],
+        # Python 3.12 warns of every fork of a process with threads
+        [
+            sys.executable,
+            "-W",
+            "ignore::DeprecationWarning",
+            "-c",
+            FORK.replace("EXIT", leave),
+            str(tiny.path),
+        ],
         env={"PYTHONPATH": str(SOURCE)},
         capture_output=True,
         text=True,

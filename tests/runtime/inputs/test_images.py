@@ -1,6 +1,7 @@
 import contextlib
 import io
 import os
+import re
 import struct
 import sys
 import zlib
@@ -14,6 +15,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.runtime.tiny_encoder import IMAGE
 
+from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import Fit
 from ortolan.runtime.errors import InputError, MissingExtraError
@@ -260,5 +262,5 @@ def test_without_pillow_arrays_are_read_and_files_name_the_extra(
     monkeypatch.setitem(sys.modules, "PIL", None)
     read_pixels(picture(), SOURCE)
     for image in (b"x", picture(7, 8), picture(channels=1)):
-        with pytest.raises(MissingExtraError, match=r'pip install "ortolan\[vision\]"'):
+        with pytest.raises(MissingExtraError, match=re.escape(pip_install("vision"))):
             read_pixels(image, SOURCE)

@@ -1,4 +1,5 @@
 import os
+import re
 import shutil
 from collections.abc import Callable
 from itertools import pairwise
@@ -19,7 +20,7 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.ort_session import save_packed
 from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.errors import BundleError
+from ortolan.runtime.errors import BundleError, GraphError
 from ortolan.runtime.pack import write as packing
 from ortolan.runtime.pack.write import pack
 
@@ -85,7 +86,12 @@ def test_kernels_use_the_packed_weights_and_not_a_bit_of_the_logits_changes(bund
             for span in (span for weight in graph.weights for span in weight.spans):
                 stream.seek(span.offset)
                 stream.write(bytes(span.length))
-    assert not np.array_equal(logits(bundle, weights), expected), "kernels read other weights"
+    try:
+        changed = logits(bundle, weights)
+    except GraphError as error:  # onnxruntime 1.32 checks packed weights, older versions do not
+        assert re.search(rf"pre-packed weights .* delete the folder {weights.folder}", str(error))
+    else:
+        assert not np.array_equal(changed, expected), "kernels read other weights"
 
 
 def test_a_model_with_packed_weights_generates_the_same_and_the_bundle_is_unchanged(
@@ -269,7 +275,8 @@ def test_different_outputs_are_an_error(bundle: Bundle, monkeypatch: pytest.Monk
         return weight
 
     monkeypatch.setattr(packing._Blob, "add", swapped)
-    refused(bundle, "outputs with packed weights differ")
+    # onnxruntime 1.32 checks packed weights, older versions do not
+    refused(bundle, "outputs with packed weights differ|rejects the packed weights")
 
 
 def test_a_packed_bundle_can_be_copied(bundle: Bundle, tmp_path: Path) -> None:
