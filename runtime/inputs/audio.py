@@ -137,8 +137,9 @@ def log_mel(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[np.f
         part = slice(start, start + FRAMES_AT_ONCE)
         power = np.abs(np.fft.rfft(frames_FW[part] * window_W)) ** 2
         features_MF[:, part] = np.log10(np.maximum(filters @ power.T, FLOOR))
-    features_MF = np.maximum(features_MF, features_MF.max() - np.float32(RANGE))
-    return features_MF / np.float32(4) + np.float32(1)
+    np.maximum(features_MF, features_MF.max() - np.float32(RANGE), out=features_MF)
+    scaled_MF: NDArray[np.float32] = features_MF / np.float32(4) + np.float32(1)
+    return scaled_MF
 
 
 def mel_filters(source: AudioSource) -> NDArray[np.float64]:

@@ -1,5 +1,6 @@
 """Whisper against Hugging Face transformers: the same checkpoint, the same logits and tokens."""
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +55,8 @@ def test_a_checkpoint_of_whisper_gives_the_same_logits(name: str, tmp_path: Path
 
 
 def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path) -> None:
-    reference = case().write(tmp_path)
+    # Smaller weights repeat one token whatever the sound.
+    reference = replace(case(), spread=0.5).write(tmp_path)
     model = load(tmp_path, EncoderDecoderModel)
     mel = features(WHISPER)
     ours = expected = torch.full((3, 1), WHISPER["decoder_start_token_id"])
@@ -63,7 +65,7 @@ def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path) -> None:
             ours = torch.cat((ours, model(mel, ours)[:, -1:].argmax(-1)), 1)
         expected = torch.cat((expected, logits(reference, mel, expected)[:, -1:].argmax(-1)), 1)
     assert torch.equal(ours, expected)
-    assert len({tuple(row) for row in ours.tolist()}) > 1, "tokens that ignore the sound"
+    assert len({tuple(row) for row in ours.tolist()}) == 3, "tokens that ignore the sound"
 
 
 def test_a_shorter_context_limits_the_text_and_not_the_sound(tmp_path: Path) -> None:

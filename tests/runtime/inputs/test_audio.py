@@ -105,7 +105,8 @@ def test_a_sound_has_as_many_chunks_as_it_needs(samples: int, chunks: int) -> No
 def test_the_last_chunk_ends_in_zeros_and_a_short_sound_in_silence() -> None:
     frames = 7
     long = read_chunks(noise(CHUNK + frames * SOURCE.hop), SOURCE)
-    assert np.all(long[1, :, frames:] == 0) and np.any(long[1, :, :frames] != 0)
+    assert np.all(long[1, :, frames:] == 0)
+    assert np.any(long[1, :, :frames] != 0)
     short = read_chunks(noise(frames * SOURCE.hop), SOURCE)
     assert len(np.unique(short[0, :, frames + 2 :])) == 1
     assert short[0, 0, -1] == pytest.approx(short.max() - 2.0, abs=1e-6)
@@ -184,7 +185,6 @@ def test_length_channels_and_rate_are_checked_before_decoding(
         (None, "NoneType"),
         ("no such file.wav", "does not exist"),
         (".", "is not a file"),
-        ("a\0b", "cannot be read"),
     ],
 )
 def test_other_values_are_rejected(sound: Any, message: str) -> None:
