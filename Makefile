@@ -18,7 +18,7 @@ setup: $(INSTALLED)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
-	$(BIN)/pip install -c constraints.txt -e '.[chat,export,gguf,plot,serve,sign,train,vision,webgpu,demos,dev,docs]'
+	$(BIN)/pip install -c constraints.txt -e '.[audio,chat,export,gguf,plot,serve,sign,train,vision,webgpu,demos,dev,docs]'
 	touch $@
 
 demo: $(INSTALLED)

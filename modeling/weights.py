@@ -65,6 +65,7 @@ class Target(NamedTuple):
         rows: which of its rows are ours; None for all, in order.
         offset: added to the published values, which are then read as float32.
         halves: holds all experts of a layer, gate rows before up rows; ours alternate.
+        zeros: the format has no such tensor: our vector is zero.
     """
 
     name: str
@@ -74,6 +75,7 @@ class Target(NamedTuple):
     rows: Rows | None = None
     offset: float = 0.0
     halves: bool = False
+    zeros: bool = False
 
 
 Entry = Target | tuple[Target, ...] | str | None
@@ -171,7 +173,7 @@ class Piece(NamedTuple):
 
     def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
         """Shapes of the tensors it reads for a weight of shape `ours`, by their table names."""
-        return {self.name: self.published_shape(ours)}
+        return {} if self.target.zeros else {self.name: self.published_shape(ours)}
 
     def renamed(self, names: Mapping[str, str]) -> "Piece":
         """Return the piece under the checkpoint's name instead of the table's."""
@@ -179,6 +181,8 @@ class Piece(NamedTuple):
 
     def read(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Our rows `[start:stop]` of this piece, in their stored dtype unless converted."""
+        if self.target.zeros:
+            return torch.zeros(stop - start)
         rows = self._stored(source, start, stop)
         return rows.float() + self.target.offset if self.target.offset else rows
 

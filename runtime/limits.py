@@ -213,6 +213,24 @@ MAX_IMAGE_BYTES = 256 << 20
 MAX_IMAGE_PIXELS = 1 << 26
 """Pixels of an image, as in large cameras: 256 MiB decoded, which a tiny file can claim."""
 
+MAX_AUDIO_BYTES = 256 << 20
+"""Bytes of a sound file, which is read at once."""
+
+MAX_AUDIO_SECONDS = 7200
+"""Seconds of a sound: half a GiB as samples at 16 kHz and their spectrogram."""
+
+MAX_AUDIO_CHANNELS = 8
+"""Channels of a sound, as in 7.1 surround."""
+
+MIN_AUDIO_RATE, MAX_AUDIO_RATE = 1000, 384_000
+"""Samples per second. Telephones have 8000, studios up to 384,000."""
+
+MAX_AUDIO_WINDOW = 1 << 16
+"""Samples of a window of a spectrum, and from one to the next. Whisper has 400 and 160."""
+
+MAX_AUDIO_BINS = 1024
+"""Mel frequencies of a spectrogram. Whisper has 80 or 128."""
+
 MAX_MAP_TOKENS = 1024
 """Tokens on each side of an attention map, whose size is quadratic."""
 

@@ -36,6 +36,7 @@ import ortolan  # noqa: E402
 from family_checks import compare, save_tiny  # noqa: E402
 from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
 from ortolan.export.options import Via  # noqa: E402
+from ortolan.export.source import MODULES_ONLY  # noqa: E402
 from ortolan.modeling.families import FAMILIES  # noqa: E402
 
 DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
@@ -46,7 +47,10 @@ SPREAD = 0.2
 SPREADS = {"t5": 0.1}
 """For types with unscaled scores, whose attention would otherwise choose a single token."""
 
-TYPES: dict[Via, tuple[str, ...]] = {"family": tuple(FAMILY_CONFIGS), "transformers": CAUSAL_TYPES}
+TYPES: dict[Via, tuple[str, ...]] = {
+    "family": tuple(name for name in FAMILY_CONFIGS if name not in MODULES_ONLY),
+    "transformers": CAUSAL_TYPES,
+}
 """Model types by how they are exported."""
 
 CONTEXT = 96

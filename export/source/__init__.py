@@ -44,6 +44,9 @@ from ortolan.modeling.models.recurrent import RecurrentModel
 
 __all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
 
+MODULES_ONLY = frozenset({"whisper"})
+"""Families without an export. Their decoders alone are read with transformers."""
+
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """Suffixes of transformers' classes of causal language models."""
 
@@ -175,8 +178,11 @@ def _has_family(checkpoint: Checkpoint) -> bool:
         ConfigError: neither has it.
     """
     model_type = checkpoint.values.get("model_type")
-    if not isinstance(model_type, str) or not model_type or model_type in FAMILIES:
+    if not isinstance(model_type, str) or not model_type:
         return True
+    if model_type in FAMILIES:
+        is_decoder_alone = model_type in MODULES_ONLY and is_installed()
+        return not (is_decoder_alone and is_causal_class(checkpoint.values))
     if not is_installed():
         raise ConfigError(
             f"{unknown_family(model_type)}. If it is a causal language model of transformers, "

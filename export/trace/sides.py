@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ortolan.modeling.config import (
+    AudioInput,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -15,6 +16,7 @@ from ortolan.modeling.config import (
     StackConfig,
     TokenInput,
 )
+from ortolan.modeling.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,9 +85,18 @@ def sides_of(config: ModelConfig) -> Sides:
     """The sides of a model.
 
     Raises:
+        ConfigError: the encoder reads sounds.
         TypeError: the config is of a model without sides.
     """
     match config:
+        case (
+            EncoderConfig(input=AudioInput())
+            | EncoderDecoderConfig(encoder=EncoderConfig(input=AudioInput()))
+        ):
+            raise ConfigError(
+                f"{config.model_type}: encoders of speech cannot be exported yet. "
+                "ortolan.modeling.load reads the model for PyTorch."
+            )
         case DecoderConfig():
             return Sides(decoder=config)
         case EncoderConfig():

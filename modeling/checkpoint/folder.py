@@ -42,6 +42,7 @@ from ortolan.modeling.config import (
     RelativeKeyPositions,
     RotaryPositions,
     StackConfig,
+    TokenInput,
     as_encoder,
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError
@@ -290,7 +291,10 @@ def limit_context(config: C, max_context: int | None) -> C:
         case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
             limited = replace(
                 config,
-                encoder=_limit_stack(encoder, max_context),
+                # An image or a sound always has the same number of vectors.
+                encoder=_limit_stack(encoder, max_context)
+                if isinstance(encoder.input, TokenInput)
+                else encoder,
                 decoder=_limit_stack(decoder, max_context),
             )
     return cast(C, limited)

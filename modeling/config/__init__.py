@@ -32,6 +32,7 @@ from ortolan.modeling.config.mixers import (
 )
 from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
+    AudioInput,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -72,6 +73,7 @@ __all__ = [
     "AdditiveAttentionConfig",
     "AlibiPositions",
     "AttentionConfig",
+    "AudioInput",
     "BlockConfig",
     "CellKind",
     "ClassifierHead",

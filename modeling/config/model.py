@@ -82,6 +82,31 @@ class PatchInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AudioInput:
+    """A log-mel spectrogram, whose frames two convolutions join in pairs (Radford et al. 2023).
+
+    Attributes:
+        bins: mel frequencies per frame.
+        frames: of every spectrogram.
+    """
+
+    bins: int
+    frames: int
+
+    @property
+    def length(self) -> int:
+        """Number of vectors for a spectrogram."""
+        return self.frames // 2
+
+    def __post_init__(self) -> None:
+        if self.bins < 1 or self.frames < 2 or self.frames % 2:
+            raise ConfigError(
+                "input: a spectrogram needs mel bins and an even number of frames (got "
+                f"{self.bins} and {self.frames}). Check num_mel_bins and max_source_positions."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StackConfig(ModelConfig):
     """Blocks, their embeddings and their final norm, in encoders and decoders alike.
 
@@ -202,13 +227,13 @@ class DecoderConfig(StackConfig):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EncoderConfig(StackConfig):
-    """A stack without a cache, for sequences or images.
+    """A stack without a cache, for sequences, images or sounds.
 
     Attributes:
         head: None to return one vector per token.
     """
 
-    input: TokenInput | PatchInput
+    input: TokenInput | PatchInput | AudioInput
     head: Head | None = None
 
     @property
@@ -226,9 +251,14 @@ class EncoderConfig(StackConfig):
                 "blocks: every layer of an encoder needs attention: other mixers would remember "
                 "the padding of shorter sequences."
             )
-        if isinstance(self.input, PatchInput) and self.context_length != self.input.length:
+        if not isinstance(self.input, TokenInput) and self.context_length != self.input.length:
+            parts = (
+                "patches of an image"
+                if isinstance(self.input, PatchInput)
+                else "vectors of a sound"
+            )
             raise ConfigError(
-                f"context_length: must be {self.input.length}, the patches of an image (got "
+                f"context_length: must be {self.input.length}, the {parts} (got "
                 f"{self.context_length}). Correct it."
             )
         if isinstance(self.head, FeatureHead) and (
@@ -241,7 +271,7 @@ class EncoderConfig(StackConfig):
         if not isinstance(self.head, LanguageModelHead):
             return
         narrow = self.embedding_width != (self.head.width or self.hidden_size)
-        if isinstance(self.input, PatchInput) or (self.head.tied and narrow):
+        if not isinstance(self.input, TokenInput) or (self.head.tied and narrow):
             raise ConfigError(
                 "head: a language model needs tokens, and a tied head an embedding as wide as its "
                 "input. Choose another head."

@@ -45,6 +45,7 @@ from ortolan.modeling.families import (
     squared_relu,
     t5,
     vit,
+    whisper,
 )
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.weights import HEAD, HEAD_BIAS, Entry, Table, Target
@@ -92,6 +93,7 @@ FAMILIES: dict[str, Family[Any]] = {
     **squared_relu.FAMILIES,
     **t5.FAMILIES,
     **vit.FAMILIES,
+    **whisper.FAMILIES,
 }
 """Families by the `model_type` of their configs."""
 

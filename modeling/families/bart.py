@@ -45,7 +45,7 @@ _CROSS = {
     "encoder_attn_layer_norm": "cross_attention_norm",
 }
 
-_BODY: Table = {
+BODY: Table = {
     "model.shared.weight": Target("shared.weight"),
     "model.encoder.embed_tokens.weight": Target("encoder.embedding.weight"),
     "model.decoder.embed_tokens.weight": Target("decoder.embedding.weight"),
@@ -94,7 +94,7 @@ class BartFormat:
         norms = {"layernorm_embedding": "embedding_norm"} if self.normed_embedding else {}
         norms |= {"layer_norm": "final_norm"} if self.placement == "pre" else {}
         is_learned = isinstance(self.positions, LearnedPositions)
-        table = dict(_BODY)
+        table = dict(BODY)
         for side in ("encoder", "decoder"):
             # A fixed table follows from the config.
             target = Target(f"{side}.position_embedding.weight") if is_learned else None
@@ -136,12 +136,12 @@ class BartFormat:
         encoder = EncoderConfig(
             **stack,
             input=TokenInput(vocab_size=vocab_size),
-            blocks=_blocks(hf, "encoder", width, self.placement),
+            blocks=read_blocks(hf, "encoder", width, self.placement),
         )
         decoder = DecoderConfig(
             **stack,
             vocab_size=decoder_vocab_size or vocab_size,
-            blocks=_blocks(hf, "decoder", width, self.placement),
+            blocks=read_blocks(hf, "decoder", width, self.placement),
             tied_head=True,
             # transformers keeps it with the head, and takes zero where a checkpoint has none.
             head_bias=self.logits_bias and architecture.endswith(self.head),
@@ -200,7 +200,7 @@ class BartFormat:
         }
 
 
-def _blocks(
+def read_blocks(
     hf: ConfigReader, side: str, width: int, placement: Literal["pre", "post"]
 ) -> tuple[BlockConfig, ...]:
     """The layers of one side; those of the decoder attend to the source."""

@@ -1,7 +1,7 @@
-"""Embeddings of tokens and of image patches.
+"""Embeddings of tokens, image patches and spectrograms.
 
 Shape letters: B batch, T tokens, E model width, C pixel channels, Y image height, X image width,
-N patches, F features, S new tokens.
+N patches, F features, S new tokens, M mel bins, A frames of a spectrogram.
 """
 
 from typing import NamedTuple
@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
+    AudioInput,
     ConcatenatedPositions,
     EncoderConfig,
     LearnedPositions,
@@ -66,6 +67,35 @@ class PatchEmbedding(nn.Module):
         return torch.cat((*first_BNE, x_BNE), 1)
 
 
+class AudioEmbedding(nn.Module):
+    """Embedding of spectrograms by two convolutions over time (Radford et al. 2023, "Whisper").
+
+    Attributes:
+        conv1: over three frames.
+        conv2: over three frames, with a stride of two.
+    """
+
+    def __init__(self, config: AudioInput, width: int) -> None:
+        super().__init__()
+        self.spectrogram = (config.bins, config.frames)
+        self.conv1 = nn.Conv1d(config.bins, width, kernel_size=3, padding=1)
+        self.conv2 = nn.Conv1d(width, width, kernel_size=3, stride=2, padding=1)
+
+    def forward(self, mel_BMA: Tensor) -> Tensor:
+        """Embed spectrograms `(B, M, A)` as `(B, A / 2, E)`.
+
+        Raises:
+            ValueError: the spectrograms have another size.
+        """
+        if tuple(mel_BMA.shape[1:]) != self.spectrogram:
+            raise ValueError(
+                f"mel: the model needs spectrograms of shape {self.spectrogram} (got "
+                f"{tuple(mel_BMA.shape[1:])}). Pad or split them."
+            )
+        x_BEA = F.gelu(self.conv1(mel_BMA))
+        return F.gelu(self.conv2(x_BEA)).transpose(1, 2)
+
+
 class Features(NamedTuple):
     """Vectors that replace the embeddings of some tokens.
 
@@ -111,9 +141,13 @@ class JoinedStates(nn.Module):
 
 def input_embedding(config: EncoderConfig) -> nn.Module:
     """Embedding of an encoder's input."""
-    if isinstance(config.input, PatchInput):
-        return PatchEmbedding(config.input, config.embedding_width)
-    return nn.Embedding(config.input.vocab_size, config.embedding_width)
+    match config.input:
+        case PatchInput() as patches:
+            return PatchEmbedding(patches, config.embedding_width)
+        case AudioInput() as audio:
+            return AudioEmbedding(audio, config.embedding_width)
+        case tokens:
+            return nn.Embedding(tokens.vocab_size, config.embedding_width)
 
 
 def position_embedding(config: StackConfig) -> nn.Embedding | None:

@@ -218,7 +218,7 @@ class DecoderModel(Stack):
 
 
 class EncoderModel(Stack):
-    """An encoder of sequences or images: one vector per token, or the output of its head.
+    """An encoder of sequences, images or sounds: one vector per token, or the output of its head.
 
     Args:
         config: parts of the model.
@@ -247,10 +247,11 @@ class EncoderModel(Stack):
     def forward(
         self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
     ) -> Tensor:
-        """Output of the head for whole sequences or images.
+        """Output of the head for whole sequences, images or sounds.
 
         Args:
-            inputs: int64 ids `(B, T)`, right padded, or pixels `(B, channels, height, width)`.
+            inputs: int64 ids `(B, T)`, right padded, pixels `(B, channels, height, width)`, or
+                spectrograms `(B, bins, frames)`.
             lengths: int `(B,)`; valid tokens per row, at least 1; None if all are valid.
             types: int64 `(B, T)`; token types; 0 by default.
 
@@ -294,8 +295,8 @@ class EncoderModel(Stack):
         match self.config.input:
             case TokenInput():
                 return inputs.shape[1]
-            case patches:
-                return patches.length
+            case fixed:
+                return fixed.length
 
 
 class EncoderDecoderModel(TransformerModel):

@@ -30,6 +30,7 @@ __all__ = [
     "READABLE",
     "SCHEMA",
     "VISION",
+    "AudioSource",
     "CacheType",
     "Features",
     "File",
@@ -280,6 +281,33 @@ class ImageSource(
         """Describe the input: `images, RGB, of 32 by 32 pixels`."""
         colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
         return f"images, {colours}, of {self.height} by {self.width} pixels"
+
+
+class AudioSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="audio",
+):
+    """Sounds as input of an encoder, as log-mel spectrograms.
+
+    Attributes:
+        rate: samples per second.
+        window: samples of a frame.
+        hop: samples from one frame to the next.
+        bins: mel frequencies per frame.
+        frames: of a spectrogram.
+        highest: frequency in Hz at which the last filter ends.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+    window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
+    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
+    frames: Annotated[int, Meta(ge=2, le=limits.MAX_CONTEXT)]
+    highest: Annotated[float, Meta(gt=0)] = 8000.0
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

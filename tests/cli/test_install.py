@@ -32,6 +32,7 @@ ABSENT = {
     "cpu": ("jinja2", "torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "chat": ("torch", "onnx", "safetensors", "transformers", "matplotlib", "PIL", "sklearn"),
     "webgpu": ("torch", "onnx", "safetensors", "matplotlib", "PIL"),
+    "audio": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
     "vision": ("torch", "onnx", "safetensors", "matplotlib", "sklearn", "num2words"),
     "grammar": ("torch", "onnx", "safetensors", "matplotlib", "PIL", "sklearn", "num2words"),
     "plot": ("torch", "onnx", "safetensors", "sklearn", "num2words"),

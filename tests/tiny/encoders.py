@@ -140,6 +140,27 @@ T5: dict[str, Any] = {
     "decoder_start_token_id": PAD,
 }
 
+WHISPER: dict[str, Any] = {
+    "model_type": "whisper",
+    "architectures": ["WhisperForConditionalGeneration"],
+    "vocab_size": 99,
+    "num_mel_bins": 8,
+    "d_model": 32,
+    "encoder_layers": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
+    "decoder_attention_heads": 2,
+    "encoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
+    "max_source_positions": 10,
+    "max_target_positions": 24,
+    "pad_token_id": 1,
+    "bos_token_id": 0,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 3,
+    "begin_suppress_tokens": None,
+}
+
 _MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "roberta": ("Roberta", {"type_vocab_size": 1}),
@@ -186,6 +207,7 @@ _CONDITIONAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _ALL: tuple[dict[str, Any], ...] = (
+    WHISPER,
     *(
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()

@@ -71,7 +71,7 @@ VIT = {
 TRANSFORMERS = r"--via transformers\."
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "WhisperForConditionalGeneration": (WHISPER, "is an encoder-decoder of speech, which cannot"),
+    "WhisperForConditionalGeneration": (WHISPER, "speech cannot be exported yet"),
     "LlamaForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
     "Qwen3ForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
     "LlamaModel": (SIZES | {"tie_word_embeddings": True}, "no head.*to LlamaForCausalLM"),

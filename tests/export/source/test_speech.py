@@ -1,0 +1,142 @@
+"""Speech at export: the feature extractor as data, and the refusal of models that hear."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import soxr
+from numpy.typing import NDArray
+from tests.modeling.tiny_encoders import EncoderCase
+from tests.tiny.encoders import WHISPER
+from transformers import WhisperFeatureExtractor
+
+from ortolan.export.errors import OptionError
+from ortolan.export.source import open_exportable
+from ortolan.export.source.audio_preprocessing import audio_source
+from ortolan.modeling import EncoderDecoderModel, load
+from ortolan.modeling.config import AudioInput
+from ortolan.modeling.errors import ConfigError
+from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.inputs.audio import mel_filters, read_chunks
+
+SECONDS = 2
+INPUT = AudioInput(bins=80, frames=100 * SECONDS)
+
+
+def extractor(folder: Path, **values: Any) -> WhisperFeatureExtractor:
+    extract: Any = WhisperFeatureExtractor
+    made: WhisperFeatureExtractor = extract(chunk_length=SECONDS, **values)
+    made.save_pretrained(folder)
+    return made
+
+
+def sound(samples: int, rate: int, channels: int = 1) -> NDArray[np.float64]:
+    """Tones that glide, with noise."""
+    times = np.arange(samples)[:, None] / rate
+    noise = np.random.default_rng(samples).normal(size=(samples, channels))
+    tones = np.sin(2 * np.pi * (200 + 300 * times + 90 * np.arange(channels)) * times)
+    return 0.4 * tones + 0.05 * noise
+
+
+def expected(
+    reference: WhisperFeatureExtractor, samples: NDArray[np.float32], *, exact: bool
+) -> NDArray[np.float32]:
+    """Features `(bins, frames)` of transformers, padded to whole chunks."""
+    size = max(reference.n_samples, len(samples))
+    padded = np.pad(samples, (0, size - len(samples)))
+    # By NumPy in float64, or by PyTorch in float32.
+    if exact:
+        features = reference._np_extract_fbank_features(padded[None], "cpu")[0]
+    else:
+        features = reference._torch_extract_fbank_features(padded[None], "cpu")[0]
+    rest = -features.shape[1] % reference.nb_max_frames
+    return np.pad(features, ((0, 0), (0, rest)))
+
+
+SOUNDS = [
+    # samples, rate, channels, format of soundfile
+    (16_000, 16_000, 1, "PCM_16"),
+    (1, 16_000, 1, "PCM_16"),
+    (159, 16_000, 1, "PCM_16"),
+    (7_919, 16_000, 2, "PCM_24"),
+    (31_999, 16_000, 1, "FLOAT"),
+    (32_000, 16_000, 1, "PCM_U8"),
+    (50_001, 16_000, 1, "PCM_32"),
+    (101_111, 16_000, 3, "DOUBLE"),
+    (44_101, 44_100, 2, "PCM_16"),
+    (20_011, 48_000, 1, "PCM_24"),
+    (9_001, 8_000, 2, "FLOAT"),
+    (70_003, 22_050, 6, "PCM_U8"),
+]
+
+
+@pytest.mark.parametrize(("samples", "rate", "channels", "form"), SOUNDS)
+@pytest.mark.parametrize("bins", [80, 128])
+def test_features_equal_those_of_transformers(
+    tmp_path: Path, samples: int, rate: int, channels: int, form: str, bins: int
+) -> None:
+    reference = extractor(tmp_path, feature_size=bins)
+    source = audio_source(AudioInput(bins=bins, frames=INPUT.frames), tmp_path)
+    path = tmp_path / "sound.wav"
+    soundfile.write(path, sound(samples, rate, channels), rate, subtype=form)
+    mono = soundfile.read(path, dtype="float32", always_2d=True)[0].mean(1)
+    mono = mono if rate == source.rate else soxr.resample(mono, rate, source.rate)
+    ours = np.concatenate(read_chunks(path, source), 1)
+    np.testing.assert_allclose(ours, expected(reference, mono, exact=True), rtol=0, atol=1e-5)
+    # PyTorch's float32 spectrum rounds far below the loudest tone.
+    np.testing.assert_allclose(ours, expected(reference, mono, exact=False), rtol=0, atol=1e-3)
+
+
+@pytest.mark.parametrize("bins", [40, 80, 128])
+def test_mel_filters_equal_those_of_transformers(tmp_path: Path, bins: int) -> None:
+    reference = extractor(tmp_path, feature_size=bins)
+    source = audio_source(AudioInput(bins=bins, frames=INPUT.frames), tmp_path)
+    np.testing.assert_allclose(mel_filters(source), reference.mel_filters.T, rtol=1e-9, atol=1e-12)
+
+
+def test_without_a_file_the_defaults_are_those_of_transformers(tmp_path: Path) -> None:
+    extract: Any = WhisperFeatureExtractor
+    reference = extract()
+    expected = AudioSource(rate=16_000, window=400, hop=160, bins=80, frames=3000)
+    assert reference.nb_max_frames == expected.frames
+    assert audio_source(AudioInput(bins=80, frames=3000), tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"dither": 0.1}, "dither"),
+        ({"padding_value": 1.0}, "padding_value"),
+        ({"do_normalize": True}, "do_normalize"),
+        ({"preemphasis": 0.97}, "preemphasis"),
+        ({"feature_size": 128}, "128"),
+        ({"chunk_length": 3}, "300"),
+        ({"hop_length": 0}, "Correct it"),
+        ({"n_fft": "many"}, "n_fft"),
+        ({"sampling_rate": 10}, "rate"),
+    ],
+)
+def test_other_steps_and_sizes_are_rejected(
+    tmp_path: Path, values: dict[str, object], message: str
+) -> None:
+    extractor(tmp_path)
+    path = tmp_path / "preprocessor_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    with pytest.raises(OptionError, match=message):
+        audio_source(INPUT, tmp_path)
+
+
+def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:
+    (tmp_path / "preprocessor_config.json").write_text("{")
+    with pytest.raises(OptionError, match="cannot be read"):
+        audio_source(INPUT, tmp_path)
+
+
+def test_whisper_cannot_be_exported_yet(tmp_path: Path) -> None:
+    EncoderCase("WhisperForConditionalGeneration", WHISPER).write(tmp_path)
+    for source in (tmp_path, load(tmp_path, EncoderDecoderModel)):
+        with pytest.raises(ConfigError, match="speech cannot be exported yet"):
+            open_exportable(source, tokenizer=None, max_context=None)

@@ -1,0 +1,212 @@
+import io
+import struct
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from numpy.typing import NDArray
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.errors import InputError, MissingExtraError
+from ortolan.runtime.inputs.audio import log_mel, read_chunks, read_samples
+
+SOURCE = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50)
+CHUNK = SOURCE.hop * SOURCE.frames
+
+
+def noise(samples: int = 1001, channels: int = 1) -> NDArray[np.float32]:
+    values = np.random.default_rng(0).uniform(-0.9, 0.9, (samples, channels))
+    return values.astype(np.float32)
+
+
+def contents(
+    samples: NDArray[Any], kind: str = "WAV", form: str | None = None, rate: int = 16_000
+) -> bytes:
+    stream = io.BytesIO()
+    soundfile.write(stream, samples, rate, format=kind, subtype=form)
+    return stream.getvalue()
+
+
+def refusal(sound: Any, **options: Any) -> str:
+    with pytest.raises(InputError) as caught:
+        read_samples(sound, SOURCE, **options)
+    return str(caught.value)
+
+
+# --- sounds that are read ---------------------------------------------------------------------
+
+
+def test_a_file_equals_its_samples(tmp_path: Path) -> None:
+    path = tmp_path / "sound.wav"
+    path.write_bytes(contents(noise(), form="FLOAT"))
+    for sound in (path, str(path), path.read_bytes(), noise(), noise()[:, 0]):
+        np.testing.assert_array_equal(read_samples(sound, SOURCE), noise()[:, 0])
+
+
+@pytest.mark.parametrize("kind", ["WAV", "WAVEX", "FLAC", "AIFF"])
+def test_lossless_formats_are_read(kind: str) -> None:
+    samples = read_samples(contents(noise(), kind, "PCM_16"), SOURCE)
+    np.testing.assert_allclose(samples, noise()[:, 0], atol=1e-4)
+
+
+@pytest.mark.parametrize("kind", ["OGG", "MP3"])
+def test_lossy_formats_are_read(kind: str) -> None:
+    tone = (0.5 * np.sin(np.arange(16_000) * 0.1)).astype(np.float32)
+    samples = read_samples(contents(tone, kind), SOURCE)
+    assert abs(len(samples) - len(tone)) < 2000
+    assert float(np.abs(samples).max()) == pytest.approx(0.5, abs=0.1)
+
+
+def test_channels_are_averaged() -> None:
+    samples = noise(channels=3)
+    np.testing.assert_allclose(read_samples(samples, SOURCE), samples.mean(1), atol=1e-7)
+
+
+@pytest.mark.parametrize("kind", [np.int16, np.int32])
+def test_integers_are_scaled(kind: Any) -> None:
+    lowest = np.array([np.iinfo(kind).min, 0], kind)
+    np.testing.assert_array_equal(read_samples(lowest, SOURCE), [-1.0, 0.0])
+
+
+def test_another_rate_is_resampled() -> None:
+    tone = np.sin(2 * np.pi * 440 * np.arange(8000) / 8000)
+    samples = read_samples(tone, SOURCE, rate=8000)
+    expected = np.sin(2 * np.pi * 440 * np.arange(16_000) / 16_000)
+    assert len(samples) == 16_000
+    np.testing.assert_allclose(samples[1000:-1000], expected[1000:-1000], atol=1e-3)
+    np.testing.assert_array_equal(
+        samples, read_samples(contents(tone, form="DOUBLE", rate=8000), SOURCE)
+    )
+
+
+def test_a_wav_file_from_a_pipe_has_no_length_and_is_read() -> None:
+    data = bytearray(contents(noise(), form="FLOAT"))
+    data[4:8] = struct.pack("<I", 0xFFFFFFFF)
+    np.testing.assert_array_equal(read_samples(bytes(data), SOURCE), noise()[:, 0])
+
+
+# --- spectrograms -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("samples", "chunks"), [(1, 1), (CHUNK, 1), (CHUNK + 160, 2), (3 * CHUNK, 3)]
+)
+def test_a_sound_has_as_many_chunks_as_it_needs(samples: int, chunks: int) -> None:
+    features = read_chunks(noise(samples), SOURCE)
+    assert features.shape == (chunks, SOURCE.bins, SOURCE.frames)
+    assert features.dtype == np.float32
+    assert features.flags.c_contiguous
+
+
+def test_the_last_chunk_ends_in_zeros_and_a_short_sound_in_silence() -> None:
+    frames = 7
+    long = read_chunks(noise(CHUNK + frames * SOURCE.hop), SOURCE)
+    assert np.all(long[1, :, frames:] == 0)
+    assert np.any(long[1, :, :frames] != 0)
+    short = read_chunks(noise(frames * SOURCE.hop), SOURCE)
+    assert len(np.unique(short[0, :, frames + 2 :])) == 1
+    assert short[0, 0, -1] == pytest.approx(short.max() - 2.0, abs=1e-6)
+
+
+def test_a_tone_is_loudest_in_its_own_bin() -> None:
+    def loudest(frequency: float) -> int:
+        tone = 0.5 * np.sin(2 * np.pi * frequency * np.arange(CHUNK) / SOURCE.rate)
+        return int(log_mel(tone.astype(np.float32), SOURCE).mean(1).argmax())
+
+    bins = [loudest(frequency) for frequency in (200, 700, 1500, 3000, 6000)]
+    assert bins == sorted(set(bins))
+
+
+def test_blocks_of_frames_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = log_mel(noise(CHUNK)[:, 0], SOURCE)
+    monkeypatch.setattr("ortolan.runtime.inputs.audio.FRAMES_AT_ONCE", 7)
+    np.testing.assert_allclose(log_mel(noise(CHUNK)[:, 0], SOURCE), whole, atol=1e-6)
+
+
+# --- sounds that are rejected -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 20_000.0])
+def test_samples_that_are_not_finite_or_far_beyond_1_are_rejected(value: float) -> None:
+    samples = noise()
+    samples[500] = value
+    for sound in (samples, contents(samples, form="FLOAT")):
+        assert "finite and between -1 and 1" in refusal(sound)
+
+
+@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+@pytest.mark.parametrize("part", [0.5, 0.9])
+def test_a_file_that_is_cut_off_is_rejected(kind: str, part: float) -> None:
+    data = contents(noise(50_001), kind, "PCM_16")
+    assert any(word in refusal(data[: int(len(data) * part)]) for word in ("cut off", "damaged"))
+
+
+@pytest.mark.parametrize("data", [b"", b"RIFF", b"hello, world" * 99, b"\x00" * 4096])
+def test_bytes_that_are_no_sound_are_rejected(data: bytes) -> None:
+    assert "damaged, or no sound file" in refusal(data)
+
+
+def test_a_format_that_is_rarely_tested_is_rejected() -> None:
+    assert "format AU" in refusal(contents(noise(), "AU", "PCM_16"))
+
+
+def test_a_sound_without_samples_is_rejected() -> None:
+    for sound in (noise(0), contents(noise(0)), np.zeros((0, 2), np.float32)):
+        assert "no samples" in refusal(sound)
+
+
+def test_length_channels_and_rate_are_checked_before_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sound = contents(noise(channels=2))
+    monkeypatch.setattr(soundfile.SoundFile, "read", None)
+    monkeypatch.setattr(limits, "MAX_AUDIO_SECONDS", 0)
+    assert "more than 0" in refusal(sound)
+    monkeypatch.setattr(limits, "MAX_AUDIO_CHANNELS", 1)
+    assert "2 channels" in refusal(sound)
+    assert "100 samples per second" in refusal(contents(noise(), rate=100))
+    monkeypatch.setattr(limits, "MAX_AUDIO_BYTES", 10)
+    assert "more than 10 bytes" in refusal(sound)
+
+
+@pytest.mark.parametrize(
+    ("sound", "message"),
+    [
+        (np.zeros((2, 2, 2), np.float32), "shape"),
+        (np.float32(0.5) * np.ones(()), "shape"),
+        (np.zeros(9, np.uint8), "uint8"),
+        (np.zeros(9, np.complex64), "complex64"),
+        (np.zeros((9, 0), np.float32), "0 channels"),
+        (np.zeros((2, 16_000), np.float32), "channels"),
+        (None, "NoneType"),
+        ("no such file.wav", "does not exist"),
+        (".", "is not a file"),
+    ],
+)
+def test_other_values_are_rejected(sound: Any, message: str) -> None:
+    sound = np.asarray(sound) if isinstance(sound, np.generic) else sound
+    assert message in refusal(sound)
+
+
+@pytest.mark.parametrize("rate", [0, -1, 8000.0, True, "8000", 10**9])
+def test_a_rate_that_is_no_rate_is_rejected(rate: Any) -> None:
+    refusal(noise(), rate=rate)
+
+
+def test_a_rate_for_a_file_is_rejected() -> None:
+    assert "rate is for arrays" in refusal(contents(noise()), rate=16_000)
+
+
+@pytest.mark.parametrize(("module", "rate"), [("soundfile", 16_000), ("soxr", 8000)])
+def test_a_missing_extra_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, module: str, rate: int
+) -> None:
+    data = contents(noise(), rate=rate)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(MissingExtraError, match="audio"):
+        read_samples(data, SOURCE)
+    assert len(read_samples(noise(), SOURCE)) == 1001
