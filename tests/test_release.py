@@ -73,4 +73,4 @@ def required(dist: Path, name: str) -> set[str]:
     """Packages in the metadata of a wheel, without itself."""
     metadata = email.message_from_bytes(packed_file(dist, name, ".dist-info/METADATA"))
     lines = metadata.get_all("Requires-Dist", [])
-    return {canonicalize_name(Requirement(line).name) for line in lines} - {name}
+    return {str(canonicalize_name(Requirement(line).name)) for line in lines} - {name}
