@@ -22,6 +22,7 @@ from ortolan.export.sizes import pages
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.runtime.chat.template_file import TEMPLATE, TOKENIZER_CONFIG
 
 PROGRAM_BYTES = 550 << 20
 """Bytes of memory of an export without the model: PyTorch, ONNX, a trace."""
@@ -47,7 +48,7 @@ FLOAT_BYTES = 4
 
 LOSSES = {
     TOKENIZER: "the bundle takes token ids, not text",
-    "chat_template.jinja": "the bundle has no chat template",
+    TEMPLATE: "the bundle has no chat template",
     "generation_config.json": "EOS tokens come from config.json",
 }
 """Consequence of each missing file."""
@@ -166,6 +167,9 @@ def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
     wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
     names = wanted if model.vocab_size > 1 else ()
     missing = {n: LOSSES[n] for n in names if n in LOSSES and n not in model.companions}
+    settings = model.companions.get(TOKENIZER_CONFIG)
+    if settings is not None and b'"chat_template"' in settings.read_bytes():
+        missing.pop(TEMPLATE, None)
     name = own_name(model)
     if name is not None and calibration is None:
         missing[name] = "4-bit weights are calibrated on text that the model writes"

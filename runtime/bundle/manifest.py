@@ -565,7 +565,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def takes(self) -> str:
         """Describe the input."""
         source = self.source or TextSource(max_tokens=self.context_length)
-        return source.words
+        features = self.features
+        images = "" if features is None else f", and images, {features.vectors} vectors each"
+        return f"{source.words}{images}"
 
     @property
     def gives(self) -> str:

@@ -165,6 +165,13 @@ def test_missing_files_are_listed_with_what_the_bundle_lacks(folder: Path) -> No
     }
 
 
+def test_a_template_in_the_settings_of_the_tokenizer_is_not_missing(folder: Path) -> None:
+    (folder / "chat_template.jinja").unlink()
+    assert "chat_template.jinja" in preview(folder).missing
+    (folder / "tokenizer_config.json").write_text('{"chat_template": "{{ messages }}"}')
+    assert "chat_template.jinja" not in preview(folder).missing
+
+
 def test_weights_are_not_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from ortolan.modeling.checkpoint.packed.unpacked import Unpacked
 
