@@ -97,4 +97,4 @@ _BY_KEY: dict[str, Callable[[Document, Path], None]] = {
     "sentences": _sentences,
     "model_bytes": _encoding,
 }
-"""What draws a result, by the key that only results of its kind have."""
+"""Functions that draw a result, by the key that only results of its kind have."""

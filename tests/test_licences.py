@@ -59,7 +59,7 @@ def is_installed(package: str) -> bool:
 
 
 def licence(package: str) -> str:
-    """What a package says about its licence, in any of the fields for it."""
+    """The licence of a package, from every metadata field that may name it."""
     about = metadata(package)
     fields = ("License-Expression", "License", "Classifier")
     lines = [line for field in fields for line in about.get_all(field) or ()]

@@ -61,7 +61,7 @@ JOINED_STATES: Table = {
     "model.hnorm.weight": Target("joined_states.state_norm.weight"),
     "model.eh_proj.weight": Target("joined_states.projection.weight"),
 }
-"""What joins embeddings with states, in any family whose head predicts further tokens."""
+"""Layers that join embeddings with states, in any family whose head predicts further tokens."""
 
 FAMILIES: dict[str, Family[Any]] = {
     **alibi.FAMILIES,

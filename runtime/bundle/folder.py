@@ -112,7 +112,7 @@ def open_vision(bundle: Bundle, *, full_check: bool = False, trust: bool = False
 
 
 def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
-    """Open the head that predicts further tokens than a decoder; same errors as `open_bundle`.
+    """Open the head of a decoder that predicts further tokens; same errors as `open_bundle`.
 
     Raises:
         BundleFileError: it is not the one that the decoder was exported with.

@@ -6,7 +6,7 @@ from numpy.typing import NDArray
 __all__ = ["probe_vectors"]
 
 _MULTIPLIER, _INCREMENT = 1664525, 1013904223
-"""Of the generator `x -> a x + c (mod 2^32)` in Numerical Recipes, section 7.1."""
+"""Constants of the generator `x -> a x + c (mod 2^32)` in Numerical Recipes, section 7.1."""
 
 _LARGEST = 0.25
 

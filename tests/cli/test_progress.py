@@ -98,6 +98,13 @@ def test_the_thread_shows_a_step_that_reports_nothing(shown: list[State]) -> Non
         assert last.memory is not None
 
 
+def test_the_first_line_comes_before_the_others(shown: list[State]) -> None:
+    with Reporter("export", shown.append, first=0.01, seconds=60):
+        wait_for(lambda: len(shown) > 0)
+        time.sleep(0.05)
+    assert len(shown) == 1
+
+
 def test_steps_that_take_turns_keep_their_estimates(shown: list[State]) -> None:
     with Reporter("export", shown.append, first=60, seconds=60) as steps:
         steps("calibrate", 0, 4)

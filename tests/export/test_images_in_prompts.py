@@ -86,7 +86,7 @@ def copied(folder: Path, tmp_path: Path) -> Path:
 
 
 def expected_tokens(model: Decoder, reference: Any, parts: Sequence[Any]) -> list[int]:
-    """What transformers generates for a prompt whose placeholders are expanded."""
+    """Tokens that transformers generates for a prompt whose placeholders are expanded."""
     assert model.tokenizer is not None
     features = model.manifest.features
     assert features is not None

@@ -14,7 +14,7 @@ TEMPLATE = (
 )
 
 VECTORS = 16
-"""Of an image of 8 by 8 pixels in patches of 2."""
+"""Vectors of an image of 8 by 8 pixels, in patches of 2."""
 
 
 def write(folder: Path) -> None:

@@ -30,7 +30,7 @@ class Place(NamedTuple):
 PROVIDERS = {"cpu": "CPUExecutionProvider", "cuda": "CUDAExecutionProvider"}
 
 OPTIONS = {"cpu": {}, "cuda": {"use_tf32": "0"}}
-"""Of the providers, as in the runtime."""
+"""Provider options, as in the runtime."""
 
 ELEMENTS = {
     "float32": (TensorProto.FLOAT, torch.float32),

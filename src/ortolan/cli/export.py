@@ -280,7 +280,7 @@ def _report(
 
 
 def _images(manifest: Manifest, out: Path) -> str | None:
-    """What the encoder of images takes, if the decoder reads some."""
+    """Describe the encoder of images, if the decoder reads some."""
     from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.manifest import VISION
 

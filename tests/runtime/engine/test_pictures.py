@@ -59,9 +59,11 @@ def test_vectors_are_computed_once_within_the_budget() -> None:
     assert computed == [1, 2, 3, 1]
 
 
-def test_ids_are_those_of_the_pixels_in_any_process() -> None:
-    one, other = (Pictures(FEATURES).find(pixels(1), lambda: A).ids for _ in range(2))
-    assert one == other
+def test_ids_follow_from_the_pixels_in_any_process() -> None:
+    one, same = (Pictures(FEATURES).find(pixels(1), lambda: A).ids for _ in range(2))
+    other = Pictures(FEATURES).find(pixels(2), lambda: A).ids
+    assert one == same
+    assert one != other
 
 
 def test_equal_numbers_of_different_vectors_get_other_ids() -> None:
