@@ -9,6 +9,7 @@ from typing import Any
 
 import uvicorn
 from tests.runtime.serving.holding import held as held_service
+from uvicorn.server import ServerState
 
 from ortolan.server.app import build_app
 from ortolan.server.models import Models
@@ -25,12 +26,14 @@ class LiveServer:
         port: it listens on.
         models: that it serves.
         connections: that are open.
+        tasks: calls that have not ended.
     """
 
-    def __init__(self, port: int, models: Models, connections: Set[object]) -> None:
+    def __init__(self, port: int, models: Models, state: ServerState) -> None:
         self.port = port
         self.models = models
-        self.connections = connections
+        self.connections: Set[object] = state.connections
+        self.tasks: Set[object] = state.tasks
 
     @property
     def url(self) -> str:
@@ -52,7 +55,7 @@ def live_server(settings: Settings) -> Iterator[LiveServer]:
         time.sleep(0.01)
     port: int = server.servers[0].sockets[0].getsockname()[1]
     try:
-        yield LiveServer(port, app.state.models, server.server_state.connections)
+        yield LiveServer(port, app.state.models, server.server_state)
     finally:
         server.should_exit = True
         thread.join(60)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.server.live import LiveServer, live_server
+from tests.server.live import LiveServer, live_server, wait_until
 
 from ortolan.server import Settings, connections
 from ortolan.server.security import LOCAL_HOSTS
@@ -174,15 +174,14 @@ def test_slow_headers_end(guarded: LiveServer, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_log_has_one_line_per_request(
-    caller: httpx2.Client, caplog: pytest.LogCaptureFixture
+    guarded: LiveServer, caller: httpx2.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
+    wait_until(lambda: not guarded.tasks)  # lines of earlier tests are written
     with caplog.at_level(logging.INFO, "ortolan.server.access"):
         caller.get("/%0a2026 admin logged in%1b[31m")
         caller.post("/v1/chat/completions", json={**BODY, "model": "a\nfake line"})
         caller.post("/v1/chat/completions", json=BODY)
-        until = time.monotonic() + 60
-        while len(caplog.records) < 3 and time.monotonic() < until:  # it is written afterwards
-            time.sleep(0.01)
+        wait_until(lambda: len(caplog.records) >= 3)  # it is written afterwards
     lines = [record.getMessage() for record in caplog.records]
     assert len(lines) == 3
     assert not any(character in line for line in lines for character in "\n\r\x1b")
