@@ -21,11 +21,10 @@ from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
     HiddenStates,
-    ImageSource,
     Output,
+    Source,
     State,
     StateType,
-    TextSource,
     Tokens,
 )
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -113,7 +112,7 @@ class Exportable:
     companions: Mapping[str, Path]
     tokens: Tokens
     tokenizer: Tokenizer | None
-    takes: TextSource | ImageSource | None
+    takes: Source | None
     gives: Output | None
     cached: Cached | None = None
     takes_one: bool = False

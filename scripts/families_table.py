@@ -36,7 +36,6 @@ import ortolan  # noqa: E402
 from family_checks import compare, save_tiny  # noqa: E402
 from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
 from ortolan.export.options import Via  # noqa: E402
-from ortolan.export.source import MODULES_ONLY  # noqa: E402
 from ortolan.modeling.families import FAMILIES  # noqa: E402
 
 DATA_FILE, DOCUMENT = ROOT / "export" / DATA, ROOT / "docs" / "families.md"
@@ -48,7 +47,7 @@ SPREADS = {"t5": 0.1}
 """For types with unscaled scores, whose attention would otherwise choose a single token."""
 
 TYPES: dict[Via, tuple[str, ...]] = {
-    "family": tuple(name for name in FAMILY_CONFIGS if name not in MODULES_ONLY),
+    "family": tuple(FAMILY_CONFIGS),
     "transformers": CAUSAL_TYPES,
 }
 """Model types by how they are exported."""

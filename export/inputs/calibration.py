@@ -19,7 +19,7 @@ from ortolan.export.inputs.tensors import (
     text_inputs,
     wrapped,
 )
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256
@@ -97,7 +97,7 @@ def can_read(model: Exportable) -> bool:
 
 def _suffix(model: Exportable) -> str | None:
     """Suffix of the calibration file; None for kinds without one."""
-    if isinstance(model.takes, ImageSource):
+    if isinstance(model.takes, ImageSource | AudioSource):
         return None if model.sides.has_decoder else ".npy"
     return ".tsv" if model.sides.reads_source else ".txt"
 
@@ -121,8 +121,8 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
     suffix = _suffix(model)
     if suffix is None:
         raise OptionError(
-            f"{path}: a model from images to text takes no calibration file. Leave --calibration "
-            "out."
+            f"{path}: a model from images or sounds to text takes no calibration file. Leave "
+            "--calibration out."
         )
     if suffix == ".npy" and isinstance(model.takes, ImageSource):
         images = _read_images(path, model.takes)

@@ -4,6 +4,7 @@
     encoder-decoder    random sources, and the texts that it writes after them
     encoder of text    random words, since it cannot write
     images             noise with the spectrum of photographs
+    sounds             noise with the spectrum of speech, and what the model writes after it
 
 All are independent of the probes, which judge the bundle.
 """
@@ -25,11 +26,12 @@ from ortolan.export.inputs.tensors import (
     longest_source,
     pair_inputs,
     pixels,
+    spectrogram,
     text_inputs,
     wrapped,
 )
 from ortolan.export.inputs.writer import SEED
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
 
 Write = Callable[..., list[NDArray[np.int64]]]
 """`ortolan.export.inputs.writer.write` of one bundle."""
@@ -100,10 +102,14 @@ def _beginnings(
 def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
     """Random sources, and the texts that the model writes after them."""
     length = min(PAIR_LENGTH, model.context_length)
-    if isinstance(model.takes, ImageSource):
+    if isinstance(model.takes, AudioSource):
+        inputs: Sequence[NDArray[Any]] = sounds(model.takes, random, count)
+        sources: Sequence[NDArray[Any]] = [spectrogram(sound, model.takes) for sound in inputs]
+        described = f"{count} sounds of noise"
+    elif isinstance(model.takes, ImageSource):
         images = noise(model.takes, random, count)
-        inputs: Sequence[NDArray[Any]] = list(images)
-        sources: Sequence[NDArray[Any]] = list(pixels(images, model.takes))
+        inputs = list(images)
+        sources = list(pixels(images, model.takes))
         described = f"{count} images of noise"
     else:
         tokens = count * SEQUENCE_LENGTH // 2
@@ -199,3 +205,23 @@ def noise(source: ImageSource, random: np.random.Generator, count: int) -> NDArr
     )
     drawn *= _CONTRAST / np.maximum(drawn.std(axis=(1, 2, 3), keepdims=True), 1e-12)
     return (drawn + 128).clip(0, 255).astype(np.uint8)
+
+
+def sounds(
+    source: AudioSource, random: np.random.Generator, count: int
+) -> list[NDArray[np.float32]]:
+    """Sounds `(N,)` whose power falls as 1 / frequency, as in speech (Voss and Clarke 1975).
+
+    Their lengths are log-uniform, and their loudness changes a few times a second.
+    """
+    made = []
+    for _ in range(count):
+        size = int(source.samples * (1 / 8) ** random.random())
+        frequency = np.fft.rfftfreq(size)
+        frequency[0] = np.inf
+        spectrum = np.fft.rfft(random.standard_normal(size)) / np.sqrt(frequency)
+        steps = random.random(2 + 4 * size // source.rate)
+        loudness = np.interp(np.linspace(0, len(steps) - 1, size), np.arange(len(steps)), steps)
+        sound = np.fft.irfft(spectrum, size) * loudness
+        made.append((0.5 * sound / max(np.abs(sound).max(), 1e-12)).astype(np.float32))
+    return made

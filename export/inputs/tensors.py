@@ -1,4 +1,4 @@
-"""Inputs of a model as tensors: texts, pairs and images."""
+"""Inputs of a model as tensors: texts, pairs, images and sounds."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.exportable import Exportable
-from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"
@@ -22,8 +22,8 @@ class Inputs:
     """Inputs of a model, in order.
 
     Attributes:
-        sources: ids `(T,)`, ids and token types `(2, T)`, or pixels `(C, H, W)` of the encoder;
-            empty without an encoder.
+        sources: ids `(T,)`, ids and token types `(2, T)`, pixels `(C, H, W)` or a spectrogram
+            `(bins, frames)` of the encoder; empty without an encoder.
         vectors: of images `(F, E)` for a decoder that reads them, None for a text alone; or
             states `(S, E)` for a head; else empty.
         ids: ids `(S,)` of the decoder; empty without a decoder.
@@ -85,6 +85,46 @@ def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32)
 
 
+def spectrogram(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[np.float32]:
+    """A sound of at most one spectrogram as the input of an encoder, `(bins, frames)`.
+
+    Independent of the runtime's code, which this is a check of.
+    """
+    padded_N = torch.zeros(source.samples, dtype=torch.float64)
+    padded_N[: len(samples_N)] = torch.from_numpy(samples_N)
+    spectrum_WF = torch.stft(
+        padded_N,
+        source.window,
+        source.hop,
+        window=torch.hann_window(source.window, dtype=torch.float64),
+        pad_mode="reflect",
+        return_complex=True,
+    )[:, : source.frames]
+    power_MF = _triangles(source) @ spectrum_WF.abs().square()
+    levels_MF = power_MF.clamp(min=1e-10).log10()
+    levels_MF = levels_MF.clamp(min=float(levels_MF.max()) - 8)
+    values: NDArray[np.float32] = ((levels_MF + 4) / 4).to(torch.float32).numpy()
+    return values
+
+
+def _triangles(source: AudioSource) -> Tensor:
+    """Filters `(bins, window // 2 + 1)`, each rising from one edge to the next and falling again.
+
+    Slaney's scale (1998, "Auditory Toolbox"): steps of 66.7 Hz up to 1 kHz, and 27 steps for each
+    factor of 6.4 above.
+    """
+    highest = 15 + 27 * np.log(source.highest / 1000) / np.log(6.4)
+    highest = highest if source.highest >= 1000 else source.highest * 0.015
+    steps = np.linspace(0, highest, source.bins + 2)
+    edges = np.where(steps < 15, steps / 0.015, 1000 * 6.4 ** ((steps - 15) / 27))
+    heard = np.linspace(0, source.rate // 2, source.window // 2 + 1)
+    filters = [
+        np.interp(heard, edges[bin : bin + 3], [0, 2 / (edges[bin + 2] - edges[bin]), 0])
+        for bin in range(source.bins)
+    ]
+    return torch.from_numpy(np.stack(filters))
+
+
 def encode_pair(
     model: Exportable, tokenizer: Tokenizer, pair: tuple[str, str]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -98,7 +138,7 @@ def encode_pair(
 def longest_source(model: Exportable) -> int:
     """Longest text of the encoder, in tokens."""
     match model.takes:
-        case None | ImageSource():
+        case None | ImageSource() | AudioSource():
             return model.context_length
         case text:
             return text.max_tokens

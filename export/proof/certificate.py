@@ -28,7 +28,7 @@ from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.bundle.manifest import ImageSource, Source
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
@@ -162,7 +162,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
     )
 
 
-def _pixels(source: TextSource | ImageSource | None) -> tuple[float, ...]:
+def _pixels(source: Source | None) -> tuple[float, ...]:
     """Samples of the probe picture, for images without an alpha channel."""
     if not isinstance(source, ImageSource) or source.channels not in (1, 3):
         return ()

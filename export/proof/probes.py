@@ -2,7 +2,8 @@
 
 decoder, encoder of text    texts of 1, 2, 33 and 160 tokens; with `proof="full"` up to 512
 encoder of images           8 images, held out or noise of growing coarseness
-encoder-decoder             16 held-out pairs, or sources that grow while targets shrink
+encoder-decoder             16 held-out pairs, or sources that grow while targets shrink; after an
+                            encoder of sounds, as many sounds
 a user's own module         one more text over its whole context
 a decoder with windows      one more text, after which its rows have moved
 a decoder that reads images one more text, in which vectors replace some tokens
@@ -11,6 +12,7 @@ a decoder that reads images one more text, in which vectors replace some tokens
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,14 +36,16 @@ from ortolan.export.inputs.tensors import (
     longest_source,
     pair_inputs,
     reads_types,
+    spectrogram,
     text_inputs,
     typed_inputs,
     wrapped,
 )
 from ortolan.export.options import Proof
-from ortolan.runtime.bundle.manifest import Features, ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, Features, ImageSource
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.verification.probe_sound import probe_sound
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 
 LENGTHS: Mapping[Proof, tuple[int, ...]] = {
@@ -132,6 +136,7 @@ class ProbeInput:
         token_ids: int64 `(length,)`, of the decoder, or of an encoder-only model of text.
         source: int64 `(T,)`, of an encoder-decoder.
         image: uint8 `(H, W, C)`, of an encoder of images.
+        mel: float32 `(bins, frames)`, of an encoder of sounds.
         types: int64 `(length,)`, of an encoder that reads token types.
         features: number of its tokens whose embeddings are replaced by `probe_vectors`.
     """
@@ -140,6 +145,7 @@ class ProbeInput:
     token_ids: NDArray[np.int64] | None = None
     source: NDArray[np.int64] | None = None
     image: NDArray[np.uint8] | None = None
+    mel: NDArray[np.float32] | None = None
     types: NDArray[np.int64] | None = None
     features: int = 0
 
@@ -266,6 +272,8 @@ def _pair_probes(
             ProbeInput(name=f"{number}-{len(texts[number])}-tokens", token_ids=ids, image=image)
             for number, (ids, image) in enumerate(zip(written, images, strict=True))
         ]
+    if isinstance(model.takes, AudioSource):
+        return _sound_probes(model, model.takes, [min(length, longest) for length in lengths])
     if isinstance(data, CalibrationPairs) and model.tokenizer is not None:
         chosen = [data.held_out[place] for place in spread(len(data.held_out), PAIRS)]
         pairs = [encode_pair(model, model.tokenizer, pair) for pair in chosen]
@@ -283,10 +291,26 @@ def _pair_probes(
     ]
 
 
+def _sound_probes(
+    model: Exportable, source: AudioSource, lengths: Sequence[int]
+) -> list[ProbeInput]:
+    """Sounds of the encoder, and texts of the decoder."""
+    return [
+        ProbeInput(
+            name=f"{number}-sound-to-{len(ids)}-tokens",
+            token_ids=_after_start(model, ids),
+            mel=spectrogram(probe_sound(source, number), source),
+        )
+        for number, ids in enumerate(_texts(model, None, lengths))
+    ]
+
+
 def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
     """Probes as inputs of the model."""
     ids = [probe.token_ids for probe in probes if probe.token_ids is not None]
-    sources = [probe.source for probe in probes if probe.source is not None]
+    sources: list[NDArray[Any]] = [
+        source for probe in probes for source in (probe.source, probe.mel) if source is not None
+    ]
     images = [probe.image for probe in probes if probe.image is not None]
     if sources:
         return pair_inputs(list(zip(sources, ids, strict=True)))

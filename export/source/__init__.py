@@ -44,8 +44,8 @@ from ortolan.modeling.models.recurrent import RecurrentModel
 
 __all__ = ["Source", "open_exportable", "unknown_keys_of", "way_of"]
 
-MODULES_ONLY = frozenset({"whisper"})
-"""Families without an export. Their decoders alone are read with transformers."""
+DECODER_APART = frozenset({"whisper"})
+"""Families of encoder-decoders whose decoders alone are read with transformers."""
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """Suffixes of transformers' classes of causal language models."""
@@ -181,7 +181,7 @@ def _has_family(checkpoint: Checkpoint) -> bool:
     if not isinstance(model_type, str) or not model_type:
         return True
     if model_type in FAMILIES:
-        is_decoder_alone = model_type in MODULES_ONLY and is_installed()
+        is_decoder_alone = model_type in DECODER_APART and is_installed()
         return not (is_decoder_alone and is_causal_class(checkpoint.values))
     if not is_installed():
         raise ConfigError(

@@ -1,6 +1,7 @@
 """How a sound becomes a spectrogram, from a checkpoint's preprocessor_config.json.
 
-The keys are those of Hugging Face's WhisperFeatureExtractor, and absent ones have its defaults.
+The keys are those of Hugging Face's WhisperFeatureExtractor. Absent ones have its defaults, but for
+the sizes of a spectrogram, which config.json has too.
 """
 
 from collections.abc import Mapping
@@ -28,13 +29,23 @@ OFF = ("dither", "padding_value", "do_normalize")
 
 
 class Extractor(msgspec.Struct, frozen=True, kw_only=True):
-    """The keys that are read."""
+    """The keys that are read; None for what config.json says."""
 
-    feature_size: int = 80
+    feature_size: int | None = None
     sampling_rate: int = 16_000
     hop_length: int = 160
-    chunk_length: int = 30
+    chunk_length: int | None = None
     n_fft: int = 400
+
+    def bins(self, config: AudioInput) -> int:
+        """Mel frequencies per frame."""
+        return config.bins if self.feature_size is None else self.feature_size
+
+    def frames(self, config: AudioInput) -> int:
+        """Frames of a spectrogram."""
+        if self.chunk_length is None:
+            return config.frames
+        return self.chunk_length * self.sampling_rate // self.hop_length
 
 
 def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
@@ -69,8 +80,9 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
                 "rate": extractor.sampling_rate,
                 "window": extractor.n_fft,
                 "hop": extractor.hop_length,
-                "bins": extractor.feature_size,
-                "frames": extractor.chunk_length * extractor.sampling_rate // extractor.hop_length,
+                "bins": extractor.bins(config),
+                "frames": extractor.frames(config),
+                "vectors": config.length,
             },
             AudioSource,
         )

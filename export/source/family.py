@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.source.audio_preprocessing import audio_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
@@ -41,6 +42,7 @@ from ortolan.modeling.checkpoint.folder import (
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
 from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
+    AudioInput,
     ClassifierHead,
     DecoderConfig,
     EmbeddingHead,
@@ -50,6 +52,7 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     ModelConfig,
     NormConfig,
+    PatchInput,
     StackConfig,
     TokenInput,
 )
@@ -63,8 +66,8 @@ from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
-    ImageSource,
     Output,
+    Source,
     State,
     StateType,
     TextSource,
@@ -189,7 +192,7 @@ def _describe(
         sha256: a hash of its weights and config.
     """
     sides = sides_of(limited)
-    has_vocabulary = sides.patches is None or sides.decoder is not None
+    has_vocabulary = sides.media is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
@@ -259,7 +262,8 @@ def _forward_of(config: ModelConfig) -> Callable[..., Tensor]:
 
 
 def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None) -> Tensor:
-    if source is not None and source.ndim == 2:  # ids and types
+    if source is not None and source.ndim == 2 and not source.is_floating_point():
+        # ids and types
         out: Tensor = module(source[:1], None, source[1:])
         return out[0]
     inputs = [tensor[None] for tensor in (source, ids) if tensor is not None]
@@ -319,9 +323,12 @@ def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
             return longest
 
 
-def _takes(sides: Sides, folder: Path | None, model_type: str) -> TextSource | ImageSource | None:
-    if sides.patches is not None:
-        return image_source(sides.patches, folder, model_type)
+def _takes(sides: Sides, folder: Path | None, model_type: str) -> Source | None:
+    match sides.media:
+        case PatchInput() as patches:
+            return image_source(patches, folder, model_type)
+        case AudioInput() as spectrogram:
+            return audio_source(spectrogram, folder)
     if sides.encoder is None:
         return None
     own = sides.source_vocab_size

@@ -67,10 +67,10 @@ class _EncoderDecoderMaps(Entry):
         return attention_maps(model, as_input(model.encoder, inputs), lengths, target_ids)
 
 
-class _ImageDecoderMaps(Entry):
-    def forward(self, pixels: Tensor, target_ids: Tensor) -> list[Tensor]:
+class _MediaDecoderMaps(Entry):
+    def forward(self, inputs: Tensor, target_ids: Tensor) -> list[Tensor]:
         model = cast(EncoderDecoderModel, self.model)
-        return attention_maps(model, as_input(model.encoder, pixels), None, target_ids)
+        return attention_maps(model, as_input(model.encoder, inputs), None, target_ids)
 
 
 def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model:
@@ -83,7 +83,7 @@ def trace_attention_maps(config: ModelConfig, *, dtype: torch.dtype) -> ir.Model
     sides = sides_of(config)
     entry: type[Entry] = _DecoderMaps
     if sides.encoder is not None:
-        entry = _EncoderDecoderMaps if sides.patches is None else _ImageDecoderMaps
+        entry = _EncoderDecoderMaps if sides.media is None else _MediaDecoderMaps
         entry = _EncoderMaps if sides.decoder is None else entry
     return trace(config, dtype, entry, _signature)
 

@@ -1,4 +1,4 @@
-"""Traces an encoder: whole texts or images at once."""
+"""Traces an encoder: whole texts, images or sounds at once."""
 
 from typing import cast
 
@@ -8,8 +8,14 @@ from torch import Tensor
 
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderModel
-from ortolan.modeling.config import ClassifierHead, EncoderConfig, PatchInput, TokenInput
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS, TYPES
+from ortolan.modeling.config import (
+    AudioInput,
+    ClassifierHead,
+    EncoderConfig,
+    PatchInput,
+    TokenInput,
+)
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES
 
 
 class _EncoderGraph(Entry):
@@ -53,11 +59,17 @@ def token_types(config: EncoderConfig) -> int:
 
 def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
     """Names of an encoder's inputs."""
-    return (PIXELS,) if isinstance(config.input, PatchInput) else (IDS, LENGTHS)
+    match config.input:
+        case PatchInput():
+            return (PIXELS,)
+        case AudioInput():
+            return (MEL,)
+        case _:
+            return (IDS, LENGTHS)
 
 
 def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
-    """Cast pixels to the type of the weights; return ids unchanged."""
+    """Cast pixels and spectrograms to the type of the weights; return ids unchanged."""
     if not inputs.is_floating_point():
         return inputs
     return inputs.to(next(encoder.parameters()).dtype)
@@ -70,6 +82,8 @@ def source_example(
     match config.input:
         case PatchInput(channels=channels, image_size=(height, width)):
             return (torch.zeros(2, channels, height, width),), ({0: batch},)
+        case AudioInput(bins=bins, frames=frames):
+            return (torch.zeros(2, bins, frames),), ({0: batch},)
         case _:
             ids = torch.zeros(2, 4, dtype=torch.int64)
             lengths = torch.zeros(2, dtype=torch.int32)

@@ -24,7 +24,7 @@ class Sides:
     """An encoder, a decoder, or both.
 
     Attributes:
-        encoder: reads texts or images.
+        encoder: reads texts, images or sounds.
         decoder: writes tokens, alone or after an encoder.
     """
 
@@ -47,10 +47,10 @@ class Sides:
         }
 
     @property
-    def patches(self) -> PatchInput | None:
-        """The input of an image encoder."""
+    def media(self) -> PatchInput | AudioInput | None:
+        """The input of an encoder of images or sounds, all of one size."""
         source = None if self.encoder is None else self.encoder.input
-        return source if isinstance(source, PatchInput) else None
+        return None if isinstance(source, TokenInput) else source
 
     @property
     def vocab_size(self) -> int:
@@ -85,17 +85,14 @@ def sides_of(config: ModelConfig) -> Sides:
     """The sides of a model.
 
     Raises:
-        ConfigError: the encoder reads sounds.
+        ConfigError: an encoder of sounds without a decoder.
         TypeError: the config is of a model without sides.
     """
     match config:
-        case (
-            EncoderConfig(input=AudioInput())
-            | EncoderDecoderConfig(encoder=EncoderConfig(input=AudioInput()))
-        ):
+        case EncoderConfig(input=AudioInput()):
             raise ConfigError(
-                f"{config.model_type}: encoders of speech cannot be exported yet. "
-                "ortolan.modeling.load reads the model for PyTorch."
+                f"{config.model_type}: an encoder of sounds can only be exported with its decoder. "
+                "Export the EncoderDecoderModel."
             )
         case DecoderConfig():
             return Sides(decoder=config)

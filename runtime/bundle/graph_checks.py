@@ -13,6 +13,7 @@ from ortolan.runtime.bundle.interface import (
     IDS,
     LENGTHS,
     LOGITS,
+    MEL,
     OUTPUT,
     PIXELS,
     PREVIOUS,
@@ -20,7 +21,7 @@ from ortolan.runtime.bundle.interface import (
     inputs_of,
 )
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import Features, ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import AudioSource, Features, ImageSource, Manifest
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, LocalFunction, Value
 
@@ -99,6 +100,8 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             return {}
         case ImageSource(channels=channels, height=height, width=width):
             return {PIXELS: ("float32", ("batch", channels, height, width))}
+        case AudioSource(bins=bins, frames=frames):
+            return {MEL: ("float32", ("batch", bins, frames))}
         case _:
             texts: dict[str, tuple[str, Shape]] = {
                 IDS: ("int64", ("batch", "tokens")),

@@ -5,19 +5,19 @@
     decode              window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
                         and FEATURE_ROWS if images may replace tokens,
                         PREVIOUS in a head, states
-    encoder             input_ids and lengths, or pixels;                  output, or source states
+    encoder             input_ids and lengths, or pixels, or mel;          output, or source states
                         token_type_ids if the model tells texts of a
                         pair apart
     attention           those of the encoder, ids of the decoder           attention maps
 
-The graph `attention` takes whole texts or images. Only if the decoder takes one token per call does
-it take one token with its states, and return them.
+The graph `attention` takes whole texts, images or sounds. Only if the decoder takes one token per
+call does it take one token with its states, and return them.
 """
 
 from collections.abc import Collection
 
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
@@ -29,6 +29,7 @@ __all__ = [
     "IDS",
     "LENGTHS",
     "LOGITS",
+    "MEL",
     "OUTPUT",
     "PAST",
     "PIXELS",
@@ -46,8 +47,8 @@ __all__ = [
     "state_names",
 ]
 
-IDS, LENGTHS, PIXELS = "input_ids", "lengths", "pixels"
-"""Inputs of an encoder: ids and lengths of texts, or pixels of images."""
+IDS, LENGTHS, PIXELS, MEL = "input_ids", "lengths", "pixels", "mel"
+"""Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms of sounds."""
 
 TYPES = "token_type_ids"
 """Input of an encoder that tells the texts of a pair apart, int64 like the ids."""
@@ -132,7 +133,13 @@ def _reads_types(manifest: Manifest) -> bool:
 
 
 def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
-    return (PIXELS,) if isinstance(manifest.source, ImageSource) else (IDS, LENGTHS)
+    match manifest.source:
+        case ImageSource():
+            return (PIXELS,)
+        case AudioSource():
+            return (MEL,)
+        case _:
+            return (IDS, LENGTHS)
 
 
 def check_names(

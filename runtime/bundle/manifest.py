@@ -49,6 +49,7 @@ __all__ = [
     "QuantizedTensor",
     "SessionSettings",
     "Sha256",
+    "Source",
     "State",
     "StateType",
     "TextSource",
@@ -299,6 +300,7 @@ class AudioSource(
         hop: samples from one frame to the next.
         bins: mel frequencies per frame.
         frames: of a spectrogram.
+        vectors: that the encoder makes of a spectrogram.
         highest: frequency in Hz at which the last filter ends.
     """
 
@@ -307,7 +309,27 @@ class AudioSource(
     hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
     bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
     frames: Annotated[int, Meta(ge=2, le=limits.MAX_CONTEXT)]
+    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
     highest: Annotated[float, Meta(gt=0)] = 8000.0
+
+    @property
+    def samples(self) -> int:
+        """Samples of a spectrogram."""
+        return self.frames * self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of a spectrogram."""
+        return self.samples / self.rate
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 30 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+
+Source = TextSource | ImageSource | AudioSource
+"""Input of an encoder."""
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -491,7 +513,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     provenance: Provenance
     prefill_precision: Literal["int8"] | None = None
     quantized: Annotated[tuple[QuantizedTensor, ...], Meta(max_length=limits.MAX_QUANTIZED)] = ()
-    source: TextSource | ImageSource | None = None
+    source: Source | None = None
     output: Output | None = None
     attention_maps: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_STATES)] = ()
     foreign_operators: Annotated[tuple[Form, ...], Meta(max_length=limits.MAX_FOREIGN_FORMS)] = ()

@@ -5,9 +5,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES, inputs_of
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
@@ -45,6 +45,9 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
         case ImageSource(channels=channels, height=height, width=width):
             values = np.linspace(-1, 1, channels * height * width, dtype=np.float32)
             return {PIXELS: values.reshape(1, channels, height, width)}
+        case AudioSource(bins=bins, frames=frames):
+            levels = np.linspace(-1, 1, bins * frames, dtype=np.float32)
+            return {MEL: levels.reshape(1, bins, frames)}
         case TextSource(max_tokens=most):
             ids = _ids(min(_TOKENS, most), manifest.vocab_size)
         case _:

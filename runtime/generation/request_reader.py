@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Features
+from ortolan.runtime.bundle.manifest import AudioSource, Features, Manifest
 from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
@@ -131,7 +131,10 @@ class RequestReader:
             template = replace(template, constraints=constraints)
         return [
             self._request(
-                replace(template, source=source), [start], index, prompt_tokens=_length(source)
+                replace(template, source=source),
+                [start],
+                index,
+                prompt_tokens=_length(source, self._manifest),
             )
             for index, source in enumerate(sources)
         ]
@@ -256,6 +259,8 @@ def _placed(
     return ids, pictures
 
 
-def _length(source: Source) -> int:
-    """Tokens of a source; 1 for an image, since all images have the same size."""
+def _length(source: Source, manifest: Manifest) -> int:
+    """Tokens of a source, or vectors of a sound; 1 for an image."""
+    if isinstance(manifest.source, AudioSource):
+        return manifest.source.vectors
     return len(source) if isinstance(source, list) else 1

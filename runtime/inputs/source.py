@@ -1,4 +1,4 @@
-"""Prepares texts, token ids and images for an encoder."""
+"""Prepares texts, token ids, images and sounds for an encoder."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -7,9 +7,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, PIXELS, TYPES
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest, TextSource
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
+from ortolan.runtime.inputs.audio import read_chunks
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
@@ -29,13 +30,15 @@ __all__ = [
 ]
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image
-"""A text, two texts, or token ids; or an image as a path, bytes or pixels."""
+"""A text, two texts, or token ids; or an image as a path, bytes or pixels; or a sound as a path,
+bytes or samples."""
 
 Inputs = Input | Sequence[Input]
 """One input or several."""
 
 Source = list[int] | NDArray[np.float32]
-"""A text as token ids, or an image as pixels `(channels, height, width)`."""
+"""A text as token ids, an image as pixels `(channels, height, width)`, or a sound as a spectrogram
+`(bins, frames)`."""
 
 
 class TypedIds(list[int]):
@@ -83,7 +86,7 @@ class SourceReader:
 
     Args:
         manifest: of the bundle.
-        tokenizer: `None` if the encoder reads only token ids or images.
+        tokenizer: `None` if the encoder reads no texts.
 
     Attributes:
         max_tokens: maximum number of tokens of a text.
@@ -105,24 +108,27 @@ class SourceReader:
                 self.max_tokens = manifest.context_length
 
     def read(self, value: Any, *, truncate: bool = False) -> Source:
-        """Return one input as token ids or pixels.
+        """Return one input as token ids, pixels or a spectrogram.
 
         Args:
-            value: a text, a tuple of two texts, token ids or an image. Special tokens are added
-                around texts only.
+            value: a text, a tuple of two texts, token ids, an image or a sound. Special tokens are
+                added around texts only.
             truncate: cut a text that is too long at its end, before the special tokens. Of two
                 texts the longer one is cut first.
 
         Raises:
-            ContextLengthError: more tokens than the encoder reads.
+            ContextLengthError: more tokens or seconds than the encoder reads.
             InputError: empty, or not an input of this encoder.
-            MissingExtraError: an image must be decoded, but Pillow is not installed.
+            MissingExtraError: an image or a sound must be decoded, but the package for it is not
+                installed.
             TokenizerError: the tokenizer cannot read the text, or the bundle has none.
         """
         truncate = self.checked_truncate(truncate)
         source = self._manifest.source
         if isinstance(source, ImageSource):
             return read_pixels(value, source)
+        if isinstance(source, AudioSource):
+            return _only(read_chunks(value, source), source)
         if isinstance(value, str):
             ids = self._encode(value, truncate=truncate)
         elif _is_pair(value):
@@ -183,14 +189,17 @@ class SourceReader:
     def checked_truncate(self, truncate: bool) -> bool:
         """Return the flag if it applies to this encoder; or InputError."""
         truncate = checked_flag("truncate", truncate)
-        if truncate and isinstance(self._manifest.source, ImageSource):
-            raise InputError("truncate is for texts, and this encoder reads images.")
+        source = self._manifest.source
+        if truncate and isinstance(source, ImageSource | AudioSource):
+            raise InputError(f"truncate is for texts, and this encoder reads {source.words}.")
         return truncate
 
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
         """Return graph inputs for a batch of sources, padded on the right."""
-        if isinstance(self._manifest.source, ImageSource):
-            return {PIXELS: np.stack([np.asarray(pixels, np.float32) for pixels in batch])}
+        source = self._manifest.source
+        if isinstance(source, ImageSource | AudioSource):
+            name = PIXELS if isinstance(source, ImageSource) else MEL
+            return {name: np.stack([np.asarray(values, np.float32) for values in batch])}
         texts = pad(batch, padding=self._manifest.tokens.pad or 0)
         if self._types > 1:
             types = [ids.types if isinstance(ids, TypedIds) else [0] * len(ids) for ids in batch]
@@ -226,6 +235,17 @@ class SourceReader:
                 f"The tokenizer marks a token of the pair with type {max(types)}, and the model "
                 f"has types up to {self._types - 1}. tokenizer.json belongs to another model."
             )
+
+
+def _only(chunks_KMF: NDArray[np.float32], source: AudioSource) -> NDArray[np.float32]:
+    """The spectrogram of a sound that has one."""
+    if len(chunks_KMF) > 1:
+        raise ContextLengthError(
+            f"The encoder reads sounds of at most {source.seconds:g} seconds. Split it, or call "
+            "`transcribe`."
+        )
+    (chunk_MF,) = chunks_KMF
+    return chunk_MF
 
 
 def _no_tokens(text: str) -> InputError:

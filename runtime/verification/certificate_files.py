@@ -16,6 +16,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import TYPES, inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, OUTPUTS
 from ortolan.runtime.bundle.manifest import (
+    AudioSource,
     ImageSource,
     KindName,
     Label,
@@ -302,7 +303,9 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     has_types = TYPES in inputs_of(ENCODER, manifest)
     if document.has_types != has_types:
         raise damaged(f"{'' if has_types else 'no '}token types", "others")
-    has_source = manifest.model_kind.reads_source and image is None
+    has_source = manifest.model_kind.reads_source and not isinstance(
+        manifest.source, ImageSource | AudioSource
+    )
     if any((probe.source is not None) != has_source for probe in document.probes):
         raise damaged(
             "a source length for each probe" if has_source else "no source lengths", "others"

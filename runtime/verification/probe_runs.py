@@ -26,17 +26,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, OUTPUT, PIXELS, TYPES
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES
 from ortolan.runtime.bundle.kinds import PREFILL
-from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.inputs.audio import read_chunks
 from ortolan.runtime.inputs.images import normalized
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
+from ortolan.runtime.verification.probe_sound import probe_sound
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
 
@@ -219,6 +221,9 @@ def _source(
         return None
     if certificate.images is not None:
         return engine.encode_source({PIXELS: _pixels(engine, certificate, [number])})
+    if isinstance(engine.manifest.source, AudioSource):
+        sound = probe_sound(engine.manifest.source, number)
+        return engine.encode_source({MEL: read_chunks(sound, engine.manifest.source)[:1]})
     lengths = [probe.source or 0 for probe in certificate.probes]
     start = _offsets(lengths)[number]
     ids = certificate.source_ids[start : start + lengths[number]].astype(np.int64)

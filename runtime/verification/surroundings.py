@@ -20,7 +20,7 @@ from ortolan.runtime.bundle.manifest import (
     Manifest,
     Output,
     Sha256,
-    TextSource,
+    Source,
     Tokens,
 )
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
@@ -136,7 +136,7 @@ def meanings_sha256(
     context_length: int,
     vocab_size: int,
     tokens: Tokens,
-    source: TextSource | ImageSource | None,
+    source: Source | None,
     output: Output | None,
     features: Features | None = None,
     hidden: HiddenStates | None = None,
@@ -199,7 +199,7 @@ def check_surroundings(
     )
 
 
-def _pixels_agree(source: TextSource | ImageSource | None, expected: tuple[float, ...]) -> bool:
+def _pixels_agree(source: Source | None, expected: tuple[float, ...]) -> bool:
     """Whether this runtime turns the probe picture into the same pixels."""
     if not isinstance(source, ImageSource):
         return False

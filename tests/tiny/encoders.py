@@ -153,7 +153,7 @@ WHISPER: dict[str, Any] = {
     "encoder_ffn_dim": 48,
     "decoder_ffn_dim": 40,
     "max_source_positions": 10,
-    "max_target_positions": 24,
+    "max_target_positions": 96,
     "pad_token_id": 1,
     "bos_token_id": 0,
     "eos_token_id": 2,

@@ -1,4 +1,4 @@
-"""Speech at export: the feature extractor as data, and the refusal of models that hear."""
+"""Speech at export: the feature extractor as data."""
 
 import json
 from pathlib import Path
@@ -9,16 +9,11 @@ import pytest
 import soundfile
 import soxr
 from numpy.typing import NDArray
-from tests.modeling.tiny_encoders import EncoderCase
-from tests.tiny.encoders import WHISPER
 from transformers import WhisperFeatureExtractor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source import open_exportable
 from ortolan.export.source.audio_preprocessing import audio_source
-from ortolan.modeling import EncoderDecoderModel, load
 from ortolan.modeling.config import AudioInput
-from ortolan.modeling.errors import ConfigError
 from ortolan.runtime.bundle.manifest import AudioSource
 from ortolan.runtime.inputs.audio import mel_filters, read_chunks
 
@@ -100,7 +95,7 @@ def test_mel_filters_equal_those_of_transformers(tmp_path: Path, bins: int) -> N
 def test_without_a_file_the_defaults_are_those_of_transformers(tmp_path: Path) -> None:
     extract: Any = WhisperFeatureExtractor
     reference = extract()
-    expected = AudioSource(rate=16_000, window=400, hop=160, bins=80, frames=3000)
+    expected = AudioSource(rate=16_000, window=400, hop=160, bins=80, frames=3000, vectors=1500)
     assert reference.nb_max_frames == expected.frames
     assert audio_source(AudioInput(bins=80, frames=3000), tmp_path) == expected
 
@@ -133,10 +128,3 @@ def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text("{")
     with pytest.raises(OptionError, match="cannot be read"):
         audio_source(INPUT, tmp_path)
-
-
-def test_whisper_cannot_be_exported_yet(tmp_path: Path) -> None:
-    EncoderCase("WhisperForConditionalGeneration", WHISPER).write(tmp_path)
-    for source in (tmp_path, load(tmp_path, EncoderDecoderModel)):
-        with pytest.raises(ConfigError, match="speech cannot be exported yet"):
-            open_exportable(source, tokenizer=None, max_context=None)

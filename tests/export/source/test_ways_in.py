@@ -40,15 +40,6 @@ SEQ2SEQ = {
     "decoder_ffn_dim": 64,
 }
 
-WHISPER = SEQ2SEQ | {
-    "max_source_positions": 50,
-    "max_target_positions": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-    "decoder_start_token_id": 1,
-}
-
 OPT = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -71,7 +62,6 @@ VIT = {
 TRANSFORMERS = r"--via transformers\."
 
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
-    "WhisperForConditionalGeneration": (WHISPER, "speech cannot be exported yet"),
     "LlamaForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
     "Qwen3ForSequenceClassification": (SIZES, "classifier or reranker.*encoder families such as"),
     "LlamaModel": (SIZES | {"tie_word_embeddings": True}, "no head.*to LlamaForCausalLM"),

@@ -14,7 +14,7 @@ from ortolan.runtime.bundle.manifest import AudioSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, read_samples
 
-SOURCE = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50)
+SOURCE = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50, vectors=25)
 CHUNK = SOURCE.hop * SOURCE.frames
 
 
