@@ -23,6 +23,7 @@ from ortolan.runtime.bundle.manifest import (
     HiddenStates,
     Output,
     Source,
+    Speech,
     State,
     StateType,
     Tokens,
@@ -93,6 +94,7 @@ class Exportable:
         images: the encoder that computes them, which becomes a bundle in the bundle.
         hidden: states of every token that its graphs return, if they do.
         head: predicts further tokens from them, and becomes a bundle in the bundle.
+        speech: tokens with which the decoder transcribes, if it has them.
     """
 
     kind: str
@@ -127,6 +129,7 @@ class Exportable:
     images: "Exportable | None" = None
     hidden: HiddenStates | None = None
     head: "Exportable | None" = None
+    speech: Speech | None = None
 
     @property
     def output(self) -> str:

@@ -88,6 +88,7 @@ def describe(
         quality=quality,
         images=model.features or msgspec.UNSET,
         hidden_states=model.hidden or msgspec.UNSET,
+        speech=model.speech or msgspec.UNSET,
     )
     return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
 

@@ -231,6 +231,9 @@ MAX_AUDIO_WINDOW = 1 << 16
 MAX_AUDIO_BINS = 1024
 """Mel frequencies of a spectrogram. Whisper has 80 or 128."""
 
+MAX_LANGUAGES = 1000
+"""Languages that a bundle transcribes. Whisper has 100."""
+
 MAX_MAP_TOKENS = 1024
 """Tokens on each side of an attention map, whose size is quadratic."""
 

@@ -1,6 +1,6 @@
 """`Seq2Seq`: an encoder-decoder, which generates text from sources."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Unpack, overload
 
@@ -22,11 +22,14 @@ from ortolan.runtime.generation.request import Request, check_memory
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.text_stream import TextStream
+from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import TokenIds, checked_ids
 from ortolan.runtime.inputs.source import Input, Source, SourceReader, is_batch
 from ortolan.runtime.inputs.tokenizer import no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.seq2seq_service import Seq2SeqServeOptions, Seq2SeqService
+from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
+from ortolan.runtime.transcription.transcript import Segment, Transcript
 
 __all__ = ["MAX_SOURCES", "Seq2Seq"]
 
@@ -47,7 +50,8 @@ class Seq2Seq(Model):
         print(model.generate("I live in Paris.", beams=4).text)
 
     A source is text or token ids; for an image encoder, the path of a file, its bytes, or uint8
-    pixels. The tokenizer adds special tokens to text, but not to ids.
+    pixels; for an encoder of sounds, the path of a file, its bytes, or samples. The tokenizer adds
+    special tokens to text, but not to ids.
     """
 
     kind = "encoder-decoder"
@@ -113,13 +117,66 @@ class Seq2Seq(Model):
             else BeamSequence(request, settings, tokenizer=self.tokenizer)
             for request in requests
         ]
-        if sequences:
-            generator = self._generator(len(sequences), beams=beams)
-            for sequence in _longest_first(sequences):
-                generator.submit(sequence)
-            generator.run()
-        completions = [sequence.completion() for sequence in sequences]
+        completions = self._completed(sequences, beams=beams)
         return completions if is_batch(source) else completions[0]
+
+    @overload
+    def transcribe(self, sound: Sound, **options: Unpack[TranscribeOptions]) -> Transcript: ...
+
+    @overload
+    def transcribe(
+        self, sound: list[Any], **options: Unpack[TranscribeOptions]
+    ) -> list[Transcript]: ...
+
+    def transcribe(
+        self, sound: Sound | list[Any], **options: Unpack[TranscribeOptions]
+    ) -> Transcript | list[Transcript]:
+        """Transcribe a sound of any length, or several.
+
+            transcript = load("whisper/", Seq2Seq).transcribe("talk.mp3")
+            print(transcript.text)
+
+        Args:
+            sound: a path, the bytes of a file, samples `(N,)` or `(N, channels)`; or a list of
+                them, which are computed together.
+            **options: see `ortolan.runtime.transcription.transcriber.TranscribeOptions`.
+
+        Returns:
+            A transcript; a list of them for a list.
+
+        Raises:
+            BundleKindError: the bundle reads no sounds.
+            InputError: a sound or an option is invalid.
+            MemoryPlanError: there is not enough free memory.
+            MissingExtraError: a package that reads sounds is not installed.
+            NumericError: the logits are not finite.
+            ForkedError: the process was forked after loading.
+        """
+        sounds = sound if isinstance(sound, list) else [sound]
+        _check_count(len(sounds))
+        transcripts = self._transcriber(options).whole(sounds)
+        return transcripts if isinstance(sound, list) else transcripts[0]
+
+    def listen(
+        self, blocks: Iterable[Sound], **options: Unpack[TranscribeOptions]
+    ) -> Iterator[Segment]:
+        """Transcribe a sound while it is recorded.
+
+        Options are checked at once. A segment comes as soon as a window is full, the last ones when
+        the sound has ended. Loudness is judged window by window, so that the text may differ
+        slightly from that of `transcribe`.
+
+        Args:
+            blocks: samples of any lengths, such as from a microphone.
+            **options: as for `transcribe`; `rate` is that of the blocks.
+
+        Returns:
+            An iterator of segments.
+
+        Raises:
+            As for `transcribe`.
+        """
+        return self._transcriber(options).live(blocks)
 
     def stream(
         self, source: Input, *, first: str | int | None = None, **options: Unpack[Options]
@@ -202,8 +259,7 @@ class Seq2Seq(Model):
     ) -> list[Request]:
         """Check sources, options and memory before anything is computed."""
         batch = list(source) if is_batch(source) else [source]
-        if len(batch) > MAX_SOURCES:
-            raise InputError(f"A call accepts at most {MAX_SOURCES} sources (got {len(batch)}).")
+        _check_count(len(batch))
         requests = self._requests.sources(
             [self._sources.read(item) for item in batch],
             options,
@@ -214,12 +270,42 @@ class Seq2Seq(Model):
         check_memory(self._memory, longest[: _slots(beams)], beams=beams)
         return requests
 
+    def _transcriber(self, options: TranscribeOptions) -> Transcriber:
+        return Transcriber(
+            self.manifest,
+            self._requests,
+            self.tokenizer,
+            self._run,
+            start=self._start,
+            options=options,
+        )
+
+    def _run(self, requests: Sequence[Request]) -> list[Completion]:
+        check_memory(self._memory, requests[: _slots(1)])
+        return self._completed([self._requests.sequence(request) for request in requests])
+
+    def _completed(
+        self, sequences: Sequence[ActiveSequence], *, beams: int = 1
+    ) -> list[Completion]:
+        """Generate sequences together."""
+        if sequences:
+            generator = self._generator(len(sequences), beams=beams)
+            for sequence in _longest_first(sequences):
+                generator.submit(sequence)
+            generator.run()
+        return [sequence.completion() for sequence in sequences]
+
     def _generator(self, count: int, *, beams: int = 1) -> Generator:
         slots = min(count, _slots(beams))
         return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
 
     def _encoded(self, sources: Sequence[Source]) -> Encoded:
         return self._engine.encode_sources(self._sources.feeds(sources))
+
+
+def _check_count(sources: int) -> None:
+    if sources > MAX_SOURCES:
+        raise InputError(f"A call accepts at most {MAX_SOURCES} sources (got {sources}).")
 
 
 def _slots(beams: int) -> int:

@@ -221,7 +221,8 @@ def _translates_the_same(model: Any, folder: Path) -> bool:
     for row, completion in enumerate(bundle.generate(sources.arguments, max_new_tokens=STEPS)):
         with torch.inference_mode():
             # not the method of the model: Whisper's adds tokens and rules of its own
-            (text,) = GenerationMixin.generate(
+            generate: Any = GenerationMixin.generate
+            (text,) = generate(
                 model, **sources.alone(row), max_new_tokens=STEPS, do_sample=False, num_beams=1
             ).tolist()
         written = text[1:]  # after the start token

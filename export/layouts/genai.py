@@ -149,7 +149,9 @@ def check_convertible(bundle: Bundle) -> None:
         raise _rejected("a decoder without a head", "one with a head", "Export without --mtp.")
     tokens = manifest.tokens
     limited = [
-        name for name in ("suppressed", "forced_first", "forced_last") if getattr(tokens, name)
+        name
+        for name in ("suppressed", "suppressed_first", "forced_first", "forced_last")
+        if getattr(tokens, name)
     ]
     if limited:
         raise _rejected(

@@ -151,6 +151,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             output=model.gives,
             features=model.features,
             hidden=model.hidden,
+            speech=model.speech,
         ),
         files={
             name: hashlib.sha256(path.read_bytes()).hexdigest()

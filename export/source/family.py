@@ -21,6 +21,7 @@ from ortolan.export.source.audio_preprocessing import audio_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
+from ortolan.export.source.speech_tokens import speech_tokens
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -64,6 +65,7 @@ from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
+    AudioSource,
     Features,
     Graph,
     Output,
@@ -194,6 +196,7 @@ def _describe(
     sides = sides_of(limited)
     has_vocabulary = sides.media is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
+    takes = _takes(sides, folder, config.model_type)
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
@@ -227,8 +230,11 @@ def _describe(
         else Tokens(),
         # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
         tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
-        takes=_takes(sides, folder, config.model_type),
+        takes=takes,
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
+        speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size)
+        if isinstance(takes, AudioSource)
+        else None,
     )
 
 

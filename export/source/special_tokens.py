@@ -24,6 +24,7 @@ class _Generation(msgspec.Struct):
     forced_eos_token_id: int | tuple[int, ...] | None = None
     bad_words_ids: tuple[tuple[int, ...], ...] | None = None
     suppress_tokens: tuple[int, ...] | None = None
+    begin_suppress_tokens: tuple[int, ...] | None = None
     force_bos_token_to_be_generated: bool | None = None
 
 
@@ -56,7 +57,8 @@ def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Toke
     # As in transformers, an EOS is never a bad word.
     bad = {word[0] for word in words} - set(ends)
     suppressed = sorted(bad | set(generation.suppress_tokens or ()))
-    _check(vocab_size, (own.bos, own.pad, *ends, start, first, *last, *suppressed))
+    begin = tuple(sorted(set(generation.begin_suppress_tokens or ())))
+    _check(vocab_size, (own.bos, own.pad, *ends, start, first, *last, *suppressed, *begin))
     return Tokens(
         bos=own.bos,
         eos=ends,
@@ -65,6 +67,7 @@ def special_tokens(own: Tokens, folder: Path | None, *, vocab_size: int) -> Toke
         forced_first=first,
         forced_last=last[0] if last else None,
         suppressed=tuple(suppressed),
+        suppressed_first=begin or msgspec.UNSET,
     )
 
 

@@ -50,6 +50,7 @@ __all__ = [
     "SessionSettings",
     "Sha256",
     "Source",
+    "Speech",
     "State",
     "StateType",
     "TextSource",
@@ -150,6 +151,9 @@ class Graph(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     min_new_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)] = 1
 
 
+Suppressed = Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_SUPPRESSED)]
+
+
 class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Token ids with a meaning.
 
@@ -161,6 +165,7 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         forced_first: generated first, whatever the model predicts.
         forced_last: generated last when the length limit is reached.
         suppressed: never generated.
+        suppressed_first: never generated first; left out if there are none.
     """
 
     bos: TokenId | None = None
@@ -169,7 +174,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     start: TokenId | None = None
     forced_first: TokenId | None = None
     forced_last: TokenId | None = None
-    suppressed: Annotated[tuple[TokenId, ...], Meta(max_length=limits.MAX_SUPPRESSED)] = ()
+    suppressed: Suppressed = ()
+    suppressed_first: Suppressed | msgspec.UnsetType = msgspec.UNSET
 
 
 class TextSource(
@@ -323,6 +329,11 @@ class AudioSource(
         return self.samples / self.rate
 
     @property
+    def step_s(self) -> float:
+        """Seconds from one vector to the next."""
+        return self.seconds / self.vectors
+
+    @property
     def words(self) -> str:
         """Describe the input: `sounds of at most 30 seconds`."""
         return f"sounds of at most {self.seconds:g} seconds"
@@ -364,6 +375,30 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
     encoder: Sha256
+
+
+class Speech(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Tokens with which a decoder transcribes (Radford et al. 2023, figure 1).
+
+    Its text begins with the start token, a language, a task, and `no_timestamps` if no times are
+    wanted. Times are tokens too: `first_timestamp` is the begin of the sound, and each further id
+    one vector of the encoder later.
+
+    Attributes:
+        languages: ids by code, such as `en`; empty for a model of one language.
+        tasks: ids of `transcribe` and `translate`; empty for a model of one language.
+        no_timestamps: stands where no times are wanted.
+        first_timestamp: stands for the begin of the sound.
+        latest_start: vectors before the first time, at most; `None` without a limit.
+    """
+
+    languages: Annotated[dict[Label, TokenId], Meta(max_length=limits.MAX_LANGUAGES)]
+    tasks: dict[Literal["transcribe", "translate"], TokenId]
+    no_timestamps: TokenId
+    first_timestamp: TokenId
+    latest_start: Annotated[int, Meta(ge=0, le=limits.MAX_CONTEXT)] | None = None
 
 
 class HiddenStates(
@@ -494,6 +529,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         host: what other programs need; `None` in schema 2.
         images: vectors of images that a decoder reads; left out if it reads text alone.
         hidden_states: states for a head that predicts further tokens; left out if there is none.
+        speech: tokens with which the decoder transcribes; left out if it has none.
     """
 
     schema: Literal[2, 3, 4, 5]
@@ -522,6 +558,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     host: Host | None = None
     images: Features | msgspec.UnsetType = msgspec.UNSET
     hidden_states: HiddenStates | msgspec.UnsetType = msgspec.UNSET
+    speech: Speech | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def features(self) -> Features | None:
@@ -532,6 +569,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def hidden(self) -> HiddenStates | None:
         """States that the graphs return for a head, if they do."""
         return None if isinstance(self.hidden_states, msgspec.UnsetType) else self.hidden_states
+
+    @property
+    def transcription(self) -> Speech | None:
+        """Tokens with which the decoder transcribes, if it has them."""
+        return None if isinstance(self.speech, msgspec.UnsetType) else self.speech
 
     @property
     def is_head(self) -> bool:

@@ -16,9 +16,12 @@ from ortolan.runtime.bundle.manifest import (
     NAME,
     READABLE,
     SCHEMA,
+    AudioSource,
     File,
     ImageSource,
     Manifest,
+    Source,
+    Speech,
     State,
     TextSource,
 )
@@ -268,6 +271,10 @@ def _check_kind(manifest: Manifest) -> None:
             )
     if manifest.features is not None and (kind.has_encoder or manifest.takes_one):
         raise _refused("`images` in a decoder that takes whole prompts", "one of another kind")
+    if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
+        raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
+    if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
+        raise _refused("a decoder after an encoder of sounds", f"kind {kind.name!r}")
     if manifest.hidden is not None and (
         kind.has_encoder or manifest.takes_one or manifest.features is not None
     ):
@@ -281,6 +288,9 @@ def _check_tokens(manifest: Manifest) -> None:
     features = manifest.features
     if features is not None:
         named.append(("images.token", [features.token]))
+    if manifest.transcription is not None:
+        named += _named_speech(manifest.transcription, manifest.source)
+    named.append(("suppressed_first", [*(tokens.suppressed_first or ())]))
     for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
         for token in ids:
             if token is not None and token >= manifest.vocab_size:
@@ -288,6 +298,17 @@ def _check_tokens(manifest: Manifest) -> None:
                     f"an id below {manifest.vocab_size}, the vocabulary size, for {name!r}",
                     f"{token}",
                 )
+
+
+def _named_speech(speech: Speech, source: Source | None) -> list[tuple[str, list[int | None]]]:
+    """Tokens of a transcription; the last one of time is as late as the sound ends."""
+    last = source.vectors if isinstance(source, AudioSource) else 0
+    return [
+        ("speech.languages", [*speech.languages.values()]),
+        ("speech.tasks", [*speech.tasks.values()]),
+        ("speech.no_timestamps", [speech.no_timestamps]),
+        ("speech.first_timestamp", [speech.first_timestamp + last]),
+    ]
 
 
 def _check_source(manifest: Manifest) -> None:

@@ -45,7 +45,7 @@ class BeamSequence(ActiveSequence):
         search, constraints = self._search, self.request.constraints
         forced = constraints.forced(search.length, self.request.limit)
         if forced is None:
-            search.advance(logits_GV, constraints.suppressed)
+            search.advance(logits_GV, constraints.excluded(search.length))
         else:
             search.force(forced)
         self.next_tokens = search.tokens

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.drafts import Draft
     from ortolan.runtime.generation.grammar import Grammar
 
-__all__ = ["Constraints", "Request", "check_memory"]
+__all__ = ["Constraints", "Request", "Rule", "check_memory"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,31 +26,61 @@ class Constraints:
     """Tokens that a checkpoint forces or rules out, whatever the logits.
 
     Attributes:
-        first: the first new token.
+        opening: the tokens to choose from at each of the first positions.
         last: the last new token when the sequence reaches its limit.
-        suppressed: never chosen unless forced.
+        suppressed: never chosen after the opening unless forced.
+        suppressed_first: not chosen at the first position after the opening.
+        rule: rules out more tokens after the opening, given those since.
     """
 
-    first: int | None = None
+    opening: tuple[tuple[int, ...], ...] = ()
     last: int | None = None
     suppressed: tuple[int, ...] = ()
+    suppressed_first: tuple[int, ...] = ()
+    rule: "Rule | None" = None
 
     @classmethod
     def of(cls, tokens: Tokens) -> "Constraints":
         """The constraints in a manifest."""
-        return cls(first=tokens.forced_first, last=tokens.forced_last, suppressed=tokens.suppressed)
+        first = tokens.forced_first
+        return cls(
+            opening=() if first is None else ((first,),),
+            last=tokens.forced_last,
+            suppressed=tokens.suppressed,
+            suppressed_first=tokens.suppressed_first or (),
+        )
 
     def forced(self, index: int, limit: int) -> int | None:
         """The token at position `index` of at most `limit` new ones, if it is forced."""
         if self.last is not None and index == limit - 1:
             return self.last
-        return self.first if index == 0 else None
+        if index < len(self.opening) and len(self.opening[index]) == 1:
+            return self.opening[index][0]
+        return None
 
-    def suppress(self, logits: NDArray[np.float32]) -> None:
-        """Set the logits `(..., V)` of suppressed tokens to -inf, in place."""
+    def excluded(self, index: int) -> tuple[int, ...]:
+        """Tokens that may not be chosen at position `index`, which is after the opening."""
+        is_first = index == len(self.opening)
+        return self.suppressed + self.suppressed_first if is_first else self.suppressed
+
+    def suppress(self, logits_V: NDArray[np.float32], tokens: Sequence[int]) -> None:
+        """Set the logits `(V,)` of tokens that may not follow `tokens` to -inf, in place."""
+        index = len(tokens)
+        if index < len(self.opening):
+            allowed = list(self.opening[index])
+            kept = logits_V[allowed]
+            logits_V.fill(-math.inf)
+            logits_V[allowed] = kept
+            return
         # a loop: NumPy's fancy indexing costs more than a step of a tiny model can spare
-        for token in self.suppressed:
-            logits[..., token] = -math.inf
+        for token in self.excluded(index):
+            logits_V[token] = -math.inf
+        if self.rule is not None:
+            self.rule(logits_V, tokens[len(self.opening) :])
+
+
+Rule = Callable[[NDArray[np.float32], Sequence[int]], None]
+"""Sets the logits `(V,)` of tokens that may not follow to -inf, in place, given those so far."""
 
 
 _GREEDY, _UNCONSTRAINED = Sampling(), Constraints()

@@ -127,7 +127,7 @@ class RequestReader:
                 "prompt_logprobs is for decoders: a source has no log-probabilities. Leave it out."
             )
         if first is not None:
-            constraints = replace(template.constraints, first=self._token(first))
+            constraints = replace(template.constraints, opening=((self._token(first),),))
             template = replace(template, constraints=constraints)
         return [
             self._request(

@@ -149,7 +149,7 @@ class SampledSequence(ActiveSequence):
         if forced is not None:
             self._sampler.record(forced)
             return forced
-        constraints.suppress(logits_V)
+        constraints.suppress(logits_V, self.tokens)
         eos, may_end = self.request.eos, len(self.tokens) >= self.request.min_new_tokens
         if matcher is None:
             if not may_end:

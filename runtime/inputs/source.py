@@ -244,7 +244,7 @@ def _only(chunks_KMF: NDArray[np.float32], source: AudioSource) -> NDArray[np.fl
             f"The encoder reads sounds of at most {source.seconds:g} seconds. Split it, or call "
             "`transcribe`."
         )
-    (chunk_MF,) = chunks_KMF
+    chunk_MF: NDArray[np.float32] = chunks_KMF[0]
     return chunk_MF
 
 

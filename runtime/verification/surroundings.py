@@ -21,6 +21,7 @@ from ortolan.runtime.bundle.manifest import (
     Output,
     Sha256,
     Source,
+    Speech,
     Tokens,
 )
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
@@ -140,6 +141,7 @@ def meanings_sha256(
     output: Output | None,
     features: Features | None = None,
     hidden: HiddenStates | None = None,
+    speech: Speech | None = None,
 ) -> str:
     """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
     meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
@@ -147,6 +149,8 @@ def meanings_sha256(
         meanings = (*meanings, features)
     if hidden is not None:
         meanings = (*meanings, hidden)
+    if speech is not None:
+        meanings = (*meanings, speech)
     return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
@@ -241,6 +245,7 @@ def meanings_of(manifest: Manifest) -> str:
         output=manifest.output,
         features=manifest.features,
         hidden=manifest.hidden,
+        speech=manifest.transcription,
     )
 
 

@@ -1,9 +1,12 @@
 """Options of a request: their effects, and what is rejected before anything is computed."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+from numpy.typing import NDArray
 from tests.runtime.tiny_decoder import BOS, CONTEXT, EOS
 
 from ortolan.runtime.bundle.manifest import Tokens
@@ -118,7 +121,7 @@ def test_stop_texts_need_a_tokenizer(model: Decoder) -> None:
 
 # --- constraints ------------------------------------------------------------------------------
 
-BOTH = Constraints(first=5, last=2)
+BOTH = Constraints(opening=((5,),), last=2)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ BOTH = Constraints(first=5, last=2)
         (BOTH, 3, 4, 2),
         (BOTH, 0, 1, 2),
         (Constraints(), 0, 1, None),
-        (Constraints(first=0, last=0), 0, 9, 0),
+        (Constraints(opening=((0,),), last=0), 0, 9, 0),
     ],
 )
 def test_the_first_and_the_last_token_are_forced(
@@ -140,7 +143,28 @@ def test_the_first_and_the_last_token_are_forced(
 
 def test_suppressed_tokens_of_a_manifest_cannot_be_chosen() -> None:
     constraints = Constraints.of(Tokens(forced_first=1, forced_last=2, suppressed=(0, 3)))
-    logits = np.ones((2, 5), np.float32)
-    constraints.suppress(logits)
-    assert np.isneginf(logits).nonzero()[1].tolist() == [0, 3, 0, 3]
-    assert (constraints.first, constraints.last) == (1, 2)
+    assert constraints.excluded(1) == (0, 3)
+    assert (constraints.opening, constraints.last) == (((1,),), 2)
+
+
+def allowed(constraints: Constraints, tokens: list[int]) -> list[int]:
+    """The ids that may follow."""
+    logits = np.ones(5, np.float32)
+    constraints.suppress(logits, tokens)
+    return np.isfinite(logits).nonzero()[0].tolist()
+
+
+def test_an_opening_comes_before_what_is_never_first() -> None:
+    tokens = Tokens(suppressed=(0,), suppressed_first=(3, 4))
+    assert allowed(Constraints.of(tokens), []) == [1, 2]
+    assert allowed(Constraints.of(tokens), [1]) == [1, 2, 3, 4]
+    opened = replace(Constraints.of(tokens), opening=((0, 4), (3,)), rule=without_last)
+    assert allowed(opened, []) == [0, 4]
+    assert opened.forced(1, 9) == 3
+    assert allowed(opened, [4, 3]) == [1, 2]
+    assert allowed(opened, [4, 3, 1]) == [2, 3, 4]
+
+
+def without_last(logits: NDArray[np.float32], tokens: Sequence[int]) -> None:
+    if tokens:
+        logits[tokens[-1]] = -np.inf

@@ -1,0 +1,239 @@
+"""Transcribes sounds of any length, window by window.
+
+Each window gives segments, and the next one begins at the end of the last whole segment, so that no
+word is cut in two. Windows of several sounds are computed together.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypedDict
+
+from ortolan.runtime.arguments import checked_flag, refuse_unknown
+from ortolan.runtime.bundle.manifest import AudioSource, Manifest, Speech, wrong_kind
+from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.options import Cancel, Options
+from ortolan.runtime.generation.request import Request
+from ortolan.runtime.generation.request_reader import RequestReader
+from ortolan.runtime.generation.sampling_options import Sampling
+from ortolan.runtime.inputs.audio import Sound, read_samples
+from ortolan.runtime.inputs.source import Source
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.transcription.recording import LiveRecording, Recording, Windows
+from ortolan.runtime.transcription.timestamps import Span, TimeRule, spans
+from ortolan.runtime.transcription.transcript import Segment, Transcript
+
+__all__ = ["TranscribeOptions", "Transcriber"]
+
+Run = Callable[[Sequence[Request]], list[Completion]]
+"""Computes requests together."""
+
+Opening = tuple[tuple[int, ...], ...]
+"""The tokens to choose from at each position before the text: language, task, no times."""
+
+
+class TranscribeOptions(TypedDict, total=False):
+    """Options of a transcription, all optional.
+
+    Attributes:
+        language: code of the spoken language, such as `de`; `None`, the default, recognizes it in
+            the first window.
+        translate: translate into English.
+        timestamps: whether the model writes times, if it can; `True` by default. Without them, a
+            sound has one segment and must fit into a window.
+        rate: samples per second of arrays; `None`, the default, for the rate of the encoder.
+        sampling: how tokens are chosen; `None`, the default, takes the most probable.
+        cancel: a function or an event, polled between calls of the model. The result is what was
+            transcribed by then.
+    """
+
+    language: str | None
+    translate: bool
+    timestamps: bool
+    rate: int | None
+    sampling: Sampling | None
+    cancel: Cancel | None
+
+
+@dataclass(slots=True)
+class _Hearing:
+    """A sound and what was understood of it."""
+
+    recording: Windows
+    opening: Opening
+    segments: list[Segment] = field(default_factory=list)
+    is_cancelled: bool = False
+
+
+class Transcriber:
+    """Transcribes with the encoder-decoder of a bundle.
+
+    Args:
+        manifest: of the bundle.
+        requests: reads options.
+        tokenizer: `None` leaves texts empty.
+        run: computes requests.
+        start: token before every text.
+        options: see `TranscribeOptions`.
+
+    Raises:
+        BundleKindError: the bundle reads no sounds.
+        InputError: an option is invalid, or the model does not have it.
+    """
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        requests: RequestReader,
+        tokenizer: Tokenizer | None,
+        run: Run,
+        *,
+        start: int,
+        options: TranscribeOptions,
+    ) -> None:
+        if not isinstance(manifest.source, AudioSource):
+            raise wrong_kind(manifest, what="transcribe", expected="a bundle that reads sounds")
+        refuse_unknown("transcribe", options, TranscribeOptions.__optional_keys__)
+        self._source, self._eos = manifest.source, manifest.tokens.eos
+        self._start = start
+        self._speech = manifest.transcription
+        self._requests, self._tokenizer, self._run = requests, tokenizer, run
+        self._rate = options.get("rate")
+        self._options: Options = {
+            "sampling": options.get("sampling"),
+            "cancel": options.get("cancel"),
+            "logprobs": 0,
+        }
+        has_times = checked_flag("timestamps", options.get("timestamps", True))
+        self._times = self._speech if has_times else None
+        self._opening = _opening(self._speech, options)
+
+    def whole(self, sounds: Sequence[Sound]) -> list[Transcript]:
+        """Transcribe whole sounds; see `Seq2Seq.transcribe`."""
+        recordings = [self._recording(sound) for sound in sounds]
+        heard = [_Hearing(recording, self._opening) for recording in recordings]
+        while left := [
+            hearing
+            for hearing, recording in zip(heard, recordings, strict=True)
+            if not recording.is_done and not hearing.is_cancelled
+        ]:
+            self._listen(left)
+        return [
+            Transcript(segments=tuple(own.segments), language=self._language(own)) for own in heard
+        ]
+
+    def live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
+        """Transcribe a sound while it is recorded; see `Seq2Seq.listen`."""
+        recording = LiveRecording(self._source)
+        hearing = _Hearing(recording, self._opening)
+        for block in blocks:
+            recording.extend(read_samples(block, self._source, rate=self._rate))
+            while recording.is_full and not hearing.is_cancelled:
+                yield from self._next(hearing)
+        while recording.frames > 0 and not hearing.is_cancelled:
+            yield from self._next(hearing)
+
+    def _next(self, hearing: _Hearing) -> list[Segment]:
+        """The segments of the next window."""
+        self._listen([hearing])
+        found, hearing.segments = hearing.segments, []
+        return found
+
+    def _recording(self, sound: Sound) -> Recording:
+        samples_N = read_samples(sound, self._source, rate=self._rate)
+        cannot_move = self._speech is not None and self._times is None
+        if cannot_move and len(samples_N) > self._source.samples:
+            raise InputError(
+                f"timestamps=False is for sounds of at most {self._source.seconds:g} seconds (got "
+                f"{len(samples_N) / self._source.rate:.1f}). Leave it out, or split the sound."
+            )
+        return Recording(samples_N, self._source)
+
+    def _listen(self, heard: Sequence[_Hearing]) -> None:
+        """Add the segments of a window of each sound, and move to the next window."""
+        windows = [hearing.recording.window() for hearing in heard]
+        requests = [
+            self._request(hearing, mel_MF)
+            for hearing, (mel_MF, _) in zip(heard, windows, strict=True)
+        ]
+        done = self._run(requests)
+        for hearing, (_, frames), completion in zip(heard, windows, done, strict=True):
+            hearing.is_cancelled = completion.finish_reason == "cancelled"
+            if not hearing.is_cancelled:
+                opened = completion.tokens[: len(hearing.opening)]
+                hearing.opening = tuple((token,) for token in opened)
+                self._add(hearing, frames, completion)
+
+    def _request(self, hearing: _Hearing, mel_MF: Source) -> Request:
+        """The request for the text of a window."""
+        (request,) = self._requests.sources([mel_MF], self._options, start=self._start)
+        constraints = replace(
+            request.constraints,
+            opening=hearing.opening,
+            rule=None if self._times is None else TimeRule(self._times, self._eos[0]),
+        )
+        return replace(request, constraints=constraints)
+
+    def _add(self, hearing: _Hearing, frames: int, completion: Completion) -> None:
+        """Add the segments of a window to what was understood."""
+        source, skip = self._source, len(hearing.opening)
+        stride = source.frames // source.vectors
+        tokens = completion.tokens[skip:]
+        logprobs = [entry.logprob for entry in completion.logprobs or ()][skip:]
+        if tokens and tokens[-1] in self._eos:
+            tokens = tokens[:-1]
+        length = max(1, frames // stride)
+        if self._times is None:
+            found, moved = [Span(0, length, slice(0, len(tokens)))], length
+        else:
+            first = self._times.first_timestamp
+            found, moved = spans(tokens, first_timestamp=first, length=length)
+        begin, second = hearing.recording.frame * source.hop / source.rate, source.step_s
+        hearing.segments += [
+            Segment(
+                start=begin + min(span.start, length) * second,
+                end=begin + min(span.end, length) * second,
+                text=self._text(tokens[span.part]),
+                tokens=tokens[span.part],
+                logprob=sum(logprobs[span.part]) / max(1, len(logprobs[span.part])),
+            )
+            for span in found
+            if tokens[span.part]
+        ]
+        is_last = moved >= length
+        hearing.recording.move(frames if is_last else moved * stride)
+
+    def _text(self, tokens: Sequence[int]) -> str:
+        if self._tokenizer is None:
+            return ""
+        first = None if self._speech is None else self._speech.first_timestamp
+        words = [token for token in tokens if first is None or token < first]
+        return self._tokenizer.decode(words).strip()
+
+    def _language(self, hearing: _Hearing) -> str | None:
+        if self._speech is None or not hearing.opening or len(hearing.opening[0]) != 1:
+            return None
+        (token,) = hearing.opening[0]
+        return next((code for code, own in self._speech.languages.items() if own == token), None)
+
+
+def _opening(speech: Speech | None, options: TranscribeOptions) -> Opening:
+    """The tokens before the text.
+
+    Raises:
+        InputError: the model does not know the language or the task.
+    """
+    language, translate = options.get("language"), options.get("translate", False)
+    task = "translate" if checked_flag("translate", translate) else "transcribe"
+    languages = {} if speech is None else speech.languages
+    tasks = {} if speech is None else speech.tasks
+    if language is not None and language not in languages:
+        codes = ", ".join(sorted(languages)) or "none, since the model knows one language"
+        raise InputError(f"language must be one of {codes} (got {shown(language)}).")
+    if translate and task not in tasks:
+        raise InputError("translate: this model was not trained to translate. Leave it out.")
+    known = [*languages.values()] if language is None else [languages[language]]
+    parts = [tuple(known), (tasks[task],) if task in tasks else ()]
+    if speech is not None and not options.get("timestamps", True):
+        parts.append((speech.no_timestamps,))
+    return tuple(part for part in parts if part)

@@ -1,0 +1,80 @@
+"""Transcripts: what was said, and when."""
+
+from dataclasses import dataclass
+
+__all__ = ["Segment", "Transcript"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Segment:
+    """A part of a sound, usually a sentence.
+
+    Attributes:
+        start: seconds from the begin of the sound.
+        end: seconds from the begin of the sound.
+        text: that was said, without spaces around it; empty if the bundle has no tokenizer.
+        tokens: ids of the text, with those of times.
+        logprob: mean log-probability of the tokens. Text that was made up from noise often has less
+            than -1.
+    """
+
+    start: float
+    end: float
+    text: str
+    tokens: tuple[int, ...]
+    logprob: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transcript:
+    """The text of a sound.
+
+    Attributes:
+        segments: in the order of time.
+        language: code of the language, given or recognized; `None` for a model of one language.
+    """
+
+    segments: tuple[Segment, ...]
+    language: str | None = None
+
+    @property
+    def text(self) -> str:
+        """All that was said."""
+        return " ".join(segment.text for segment in self.segments if segment.text)
+
+    @property
+    def srt(self) -> str:
+        """Subtitles in the format SubRip, for video players."""
+        blocks = [
+            f"{number}\n{_clock(segment.start, ',')} --> {_clock(segment.end, ',')}\n"
+            f"{segment.text}\n"
+            for number, segment in enumerate(self._spoken, 1)
+        ]
+        return "\n".join(blocks)
+
+    @property
+    def vtt(self) -> str:
+        """Subtitles in the format WebVTT, for browsers."""
+        blocks = [
+            f"{_clock(segment.start, '.')} --> {_clock(segment.end, '.')}\n"
+            f"{_escaped(segment.text)}\n"
+            for segment in self._spoken
+        ]
+        return "\n".join(["WEBVTT\n", *blocks])
+
+    @property
+    def _spoken(self) -> list[Segment]:
+        return [segment for segment in self.segments if segment.text]
+
+
+def _clock(seconds: float, point: str) -> str:
+    """Hours, minutes, seconds and milliseconds: `00:01:02,500`."""
+    whole, milliseconds = divmod(round(seconds * 1000), 1000)
+    minutes, second = divmod(whole, 60)
+    hours, minute = divmod(minutes, 60)
+    return f"{hours:02}:{minute:02}:{second:02}{point}{milliseconds:03}"
+
+
+def _escaped(text: str) -> str:
+    """Text whose characters have no meaning in WebVTT."""
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
