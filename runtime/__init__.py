@@ -8,6 +8,7 @@
         print(piece, end="", flush=True)
     load("translator/").generate("I live in Paris.", beams=4)
     load("encoder/").classify(["a text", "another"])
+    print(load("whisper/").transcribe("talk.mp3").text)
 
 Importing this package is cheap: NumPy, onnxruntime and the names below are imported on first use.
 It raises `MissingExtraError` if onnxruntime is not installed, and disables onnxruntime's
@@ -86,6 +87,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import TextPiece, Ticket
+    from ortolan.runtime.transcription.transcript import Segment, Transcript
     from ortolan.runtime.verification.replay import verify
     from ortolan.runtime.verification.report import Report
 
@@ -135,6 +137,7 @@ __all__ = [
     "Report",
     "Sampling",
     "SamplingError",
+    "Segment",
     "Seq2Seq",
     "Seq2SeqService",
     "Service",
@@ -152,6 +155,7 @@ __all__ = [
     "Tokenizer",
     "TokenizerError",
     "ToolCall",
+    "Transcript",
     "UntrustedError",
     "load",
     "open_bundle",
@@ -183,6 +187,7 @@ _HOMES = {
     "ReplyStream": "chat.reply",
     "Report": "verification.report",
     "Sampling": "generation.sampling",
+    "Segment": "transcription.transcript",
     "Seq2Seq": "seq2seq",
     "Seq2SeqService": "serving.seq2seq_service",
     "Service": "serving.service",
@@ -196,6 +201,7 @@ _HOMES = {
     "TokenLogprobs": "generation.completion",
     "Tokenizer": "inputs.tokenizer",
     "ToolCall": "chat.call_syntax",
+    "Transcript": "transcription.transcript",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "verification.replay",

@@ -12,6 +12,7 @@ Shape letters: N samples, C channels, F frames, M mel bins, W samples of a windo
 import io
 import math
 import os
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import AudioSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 
-__all__ = ["Sound", "log_mel", "mel_filters", "read_chunks", "read_samples"]
+__all__ = ["Sound", "log_mel", "mel_filters", "read_blocks", "read_chunks", "read_samples"]
 
 Sound = str | os.PathLike[str] | bytes | NDArray[Any]
 """A path, the bytes of a file, or samples `(N,)` or `(N, channels)`."""
@@ -113,6 +114,21 @@ def read_samples(
     if rate != source.rate:
         samples_N = _resampled(samples_N, rate, source.rate)
     return samples_N
+
+
+def read_blocks(
+    blocks: Iterable[Sound], source: AudioSource, *, rate: int | None = None
+) -> Iterator[NDArray[np.float32]]:
+    """Read a sound that comes in blocks; arguments, results and errors as of `read_samples`."""
+    resample = None
+    if rate is not None and rate != source.rate:
+        _check_size(0, rate, 1, "The sound")
+        resample = _soxr(rate, source.rate).ResampleStream(rate, source.rate, 1, dtype="float32")
+    for block in blocks:
+        samples_N = read_samples(block, source)
+        yield samples_N if resample is None else resample.resample_chunk(samples_N)
+    if resample is not None:
+        yield resample.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
 def log_mel(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[np.float32]:
@@ -284,6 +300,13 @@ def _is_cut(data: bytes) -> bool:
 
 
 def _resampled(samples_N: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
+    resampled: NDArray[np.float32] = _soxr(rate, wanted).resample(samples_N, rate, wanted)
+    if len(resampled) == 0:
+        raise InputError(f"The sound has less than one sample at {wanted} Hz. Leave it out.")
+    return resampled
+
+
+def _soxr(rate: int, wanted: int) -> Any:
     try:
         import soxr
     except ImportError as error:
@@ -291,7 +314,4 @@ def _resampled(samples_N: NDArray[np.float32], rate: int, wanted: int) -> NDArra
             f"Resampling from {rate} to {wanted} Hz needs soxr. Run: {pip_install('audio')}, or "
             f"pass samples at {wanted} Hz"
         ) from error
-    resampled: NDArray[np.float32] = soxr.resample(samples_N, rate, wanted)
-    if len(resampled) == 0:
-        raise InputError(f"The sound has less than one sample at {wanted} Hz. Leave it out.")
-    return resampled
+    return soxr

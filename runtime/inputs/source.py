@@ -10,7 +10,7 @@ from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES
 from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
-from ortolan.runtime.inputs.audio import read_chunks
+from ortolan.runtime.inputs.audio import Sound, read_chunks
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
@@ -29,7 +29,7 @@ __all__ = [
     "pad",
 ]
 
-Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image
+Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
 """A text, two texts, or token ids; or an image as a path, bytes or pixels; or a sound as a path,
 bytes or samples."""
 

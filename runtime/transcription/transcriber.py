@@ -16,7 +16,7 @@ from ortolan.runtime.generation.options import Cancel, Options
 from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.inputs.audio import Sound, read_samples
+from ortolan.runtime.inputs.audio import Sound, read_blocks, read_samples
 from ortolan.runtime.inputs.source import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.transcription.recording import LiveRecording, Recording, Windows
@@ -126,8 +126,8 @@ class Transcriber:
         """Transcribe a sound while it is recorded; see `Seq2Seq.listen`."""
         recording = LiveRecording(self._source)
         hearing = _Hearing(recording, self._opening)
-        for block in blocks:
-            recording.extend(read_samples(block, self._source, rate=self._rate))
+        for samples_N in read_blocks(blocks, self._source, rate=self._rate):
+            recording.extend(samples_N)
             while recording.is_full and not hearing.is_cancelled:
                 yield from self._next(hearing)
         while recording.frames > 0 and not hearing.is_cancelled:

@@ -11,6 +11,7 @@ from tokenizers.processors import TemplateProcessing
 from ortolan.export.exportable import Exportable
 from ortolan.export.source import open_exportable
 from ortolan.modeling.config import (
+    AudioInput,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -54,6 +55,17 @@ def seq2seq_config(positions: Positions = LEARNED) -> EncoderDecoderConfig:
         encoder=replace(config.encoder, input=words),
         decoder=replace(config.decoder, vocab_size=tiny_models.VOCAB),
         decoder_start_token_id=2,
+    )
+
+
+def speech_config() -> EncoderDecoderConfig:
+    """Sounds of at most 0.4 seconds; a target begins with 2."""
+    config = seq2seq_config()
+    sounds = AudioInput(bins=20, frames=40)
+    return replace(
+        config,
+        encoder=replace(config.encoder, input=sounds, context_length=sounds.length),
+        shared_embedding=False,
     )
 
 

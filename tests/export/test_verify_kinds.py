@@ -16,6 +16,7 @@ from tests.export.models_of_kinds import (
     module_of,
     one_layer,
     seq2seq_config,
+    speech_config,
     write_wrapping_tokenizer,
 )
 from tests.runtime.damaged_bundles import damage
@@ -37,6 +38,7 @@ from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.inputs import audio
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.replay import replay, verify
 from ortolan.runtime.verification.report import Report
@@ -52,6 +54,7 @@ CONFIGS: dict[str, Callable[[], Any]] = {
         head=ClassifierHead(labels=("a", "b", "c"), pooling="first")
     ),
     "seq2seq": lambda: seq2seq_config(RelativeBiasPositions(buckets=8, max_distance=11)),
+    "speech": speech_config,
 }
 
 
@@ -83,7 +86,7 @@ def changed(bundle: Path, folder: Path, name: str) -> Path:
 def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], Path]) -> None:
     report = verify(exported(name), threads=1)
     assert (report.verdict, report.non_finite) == ("PASS", 0)
-    if name == "seq2seq":
+    if name in ("seq2seq", "speech"):
         assert (report.kind, set(report.phases)) == (
             "encoder-decoder",
             {"prefill", "decode", "chunked"},
@@ -109,6 +112,9 @@ def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], 
         ("seq2seq", "decoder.blocks.0.cross_attention.kv.weight"),
         ("seq2seq", "decoder.blocks.0.cross_attention.q.weight"),
         ("seq2seq", "decoder.position_bias.weight"),
+        ("speech", "encoder.embedding.conv1.weight"),
+        ("speech", "encoder.blocks.0.attention.qkv.weight"),
+        ("speech", "decoder.blocks.0.cross_attention.kv.weight"),
     ],
 )
 def test_weight_that_was_changed_is_found(
@@ -122,6 +128,17 @@ def test_weight_that_was_changed_is_found(
 def replayed(bundle: Path) -> Report:
     opened = open_bundle(bundle)
     return replay(Engine(opened, threads=1), read_certificate(opened))
+
+
+@pytest.mark.parametrize("part", ["mel_filters", "FLOOR"])
+def test_spectrograms_that_differ_from_those_of_pytorch_are_found(
+    part: str, exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert replayed(exported("speech")).verdict == "PASS"
+    original = getattr(audio, part)
+    changed = 1e-3 if part == "FLOOR" else lambda source: original(source) * 1.05
+    monkeypatch.setattr(audio, part, changed)
+    assert replayed(exported("speech")).verdict == "FAIL"
 
 
 def test_padding_of_a_source_that_is_not_masked_is_found_while_decoding(

@@ -38,6 +38,7 @@ COMMANDS = {
     "serve": "Serve bundles over HTTP to clients of OpenAI's API.",
     "sign": "Sign a bundle with a private key.",
     "train": "Train the model of a recipe.",
+    "transcribe": "Write down what is said in a sound.",
     "trust": "Trust a bundle that uses custom operators.",
     "verify": "Replay the proof of a bundle on this machine.",
 }

@@ -1,0 +1,110 @@
+"""`ortolan transcribe BUNDLE SOUND`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from ortolan.cli import options
+from ortolan.cli.output import print_json
+from ortolan.cli.progress import loading
+
+if TYPE_CHECKING:  # the runtime is imported when the command runs
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ortolan.runtime import Segment, Seq2Seq
+
+BLOCK = 1 << 16
+"""Bytes to read from standard input at once, at most."""
+
+
+@click.command()
+@options.bundle
+@click.argument("sound")
+@click.option("--language", metavar="CODE", help="Spoken language, such as de; default: recognize.")
+@click.option("--translate", is_flag=True, help="Translate into English.")
+@click.option("--srt", is_flag=True, help="Print subtitles for video players.")
+@click.option("--vtt", is_flag=True, help="Print subtitles for browsers.")
+@click.option(
+    "--rate",
+    type=click.IntRange(min=1),
+    metavar="HZ",
+    help="With -: samples per second. Default: what BUNDLE reads, usually 16000.",
+)
+@options.device
+@options.threads
+@options.as_json
+def command(
+    bundle: Path,
+    sound: str,
+    language: str | None,
+    translate: bool,
+    srt: bool,
+    vtt: bool,
+    rate: int | None,
+    device: str,
+    threads: int | None,
+    as_json: bool,
+) -> None:
+    """Write down what is said in SOUND, a file of any length, with times in seconds.
+
+    With -, reads raw samples from standard input (16 bits, one channel), such as from a microphone,
+    and prints each sentence soon after it was said; with --json, as an object per line.
+    """
+    from ortolan.runtime import Seq2Seq, load
+
+    if srt + vtt + as_json > 1:
+        raise click.UsageError("--srt, --vtt and --json exclude each other.")
+    if sound == "-" and (srt or vtt):
+        raise click.UsageError("--srt and --vtt need a file. Use --json, or save the sound first.")
+    if sound != "-" and rate is not None:
+        raise click.UsageError("--rate is for -: a file states its own. Leave it out.")
+    with loading("transcribe", as_json=as_json) as steps:
+        model = load(bundle, Seq2Seq, device=device, threads=threads)
+        steps("transcribe", 0, 1)
+        if sound != "-":
+            transcript = model.transcribe(sound, language=language, translate=translate)
+    if sound == "-":
+        _listen(model, language=language, translate=translate, rate=rate, as_json=as_json)
+    elif as_json:
+        print_json({"sound": sound, **asdict(transcript), "device": model.device})
+    elif srt or vtt:
+        print(transcript.srt if srt else transcript.vtt, end="")
+    else:
+        for segment in transcript.segments:
+            _print_line(segment)
+
+
+def _listen(model: Seq2Seq, *, as_json: bool, **settings: Any) -> None:
+    for segment in model.listen(_blocks(), **settings):
+        if as_json:
+            print(json.dumps(asdict(segment)), flush=True)
+        else:
+            _print_line(segment)
+
+
+def _print_line(segment: Segment) -> None:
+    if segment.text:
+        print(f"{segment.start:8.2f} {segment.end:8.2f}  {segment.text}", flush=True)
+
+
+def _blocks() -> Iterator[NDArray[np.int16]]:
+    """Samples from standard input, as they come."""
+    import numpy as np
+
+    rest = b""
+    stdin: Any = sys.stdin.buffer
+    while data := stdin.read1(BLOCK):  # what there is, even if it is less
+        data = rest + data
+        whole = len(data) // 2 * 2
+        rest = data[whole:]
+        if whole:
+            yield np.frombuffer(data[:whole], "<i2")
