@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import AudioSource
-from ortolan.runtime.errors import InputError, MissingExtraError
+from ortolan.runtime.errors import InputError, MissingExtraError, shown
 
 __all__ = ["Sound", "log_mel", "mel_filters", "read_blocks", "read_chunks", "read_samples"]
 
@@ -121,7 +121,7 @@ def read_blocks(
 ) -> Iterator[NDArray[np.float32]]:
     """Read a sound that comes in blocks; arguments, results and errors as of `read_samples`."""
     resample = None
-    if rate is not None and rate != source.rate:
+    if rate is not None and _checked_rate(rate) != source.rate:
         _check_size(0, rate, 1, "The sound")
         resample = _soxr(rate, source.rate).ResampleStream(rate, source.rate, 1, dtype="float32")
     for block in blocks:
@@ -181,8 +181,7 @@ def _mel(frequency: float) -> float:
 
 
 def _check_array(sound: NDArray[Any], rate: object) -> NDArray[np.float32]:
-    if isinstance(rate, bool) or not isinstance(rate, int):
-        raise InputError(f"rate must be a number of samples per second (got {rate!r:.40}).")
+    rate = _checked_rate(rate)
     if sound.ndim not in (1, 2):
         raise InputError(
             f"A sound must have the shape (N,) or (N, channels), not {sound.shape}. Pass several "
@@ -201,6 +200,12 @@ def _check_array(sound: NDArray[Any], rate: object) -> NDArray[np.float32]:
     # a huge double becomes infinite, which is rejected with a better message
     with np.errstate(over="ignore"):
         return _mono((sound.reshape(len(sound), channels) * scale).astype(np.float32))
+
+
+def _checked_rate(rate: object) -> int:
+    if isinstance(rate, bool) or not isinstance(rate, int):
+        raise InputError(f"rate must be a number of samples per second (got {shown(rate)}).")
+    return rate
 
 
 def _check_size(samples: int, rate: int, channels: int, name: str) -> None:

@@ -124,6 +124,13 @@ class Transcriber:
 
     def live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
         """Transcribe a sound while it is recorded; see `Seq2Seq.listen`."""
+        if not isinstance(blocks, Iterable) or isinstance(blocks, str | bytes):
+            raise InputError(
+                f"listen needs an iterable of blocks of samples (got {shown(blocks)})."
+            )
+        return self._live(blocks)
+
+    def _live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
         recording = LiveRecording(self._source)
         hearing = _Hearing(recording, self._opening)
         for samples_N in read_blocks(blocks, self._source, rate=self._rate):
@@ -227,7 +234,7 @@ def _opening(speech: Speech | None, options: TranscribeOptions) -> Opening:
     task = "translate" if checked_flag("translate", translate) else "transcribe"
     languages = {} if speech is None else speech.languages
     tasks = {} if speech is None else speech.tasks
-    if language is not None and language not in languages:
+    if language is not None and not (isinstance(language, str) and language in languages):
         codes = ", ".join(sorted(languages)) or "none, since the model knows one language"
         raise InputError(f"language must be one of {codes} (got {shown(language)}).")
     if translate and task not in tasks:

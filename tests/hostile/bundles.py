@@ -37,7 +37,8 @@ HANDMADE: dict[str, Callable[[Path], object]] = {
 
 EXPORTED = (
     *("exported-decoder", "exported-int4", "exported-packed", "exported-hybrid"),
-    *("exported-encoder", "exported-images", "exported-reader", "exported-seq2seq"),
+    *("exported-encoder", "exported-images", "exported-reader", "exported-listener"),
+    "exported-seq2seq",
 )
 
 KINDS = (*HANDMADE, *EXPORTED)

@@ -14,6 +14,7 @@ from tests.export import models_of_kinds, tiny_llava, tiny_models
 from tests.export.test_hybrids import every_kind
 from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
+from tests.runtime.transcription import tiny_whisper
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
@@ -61,6 +62,11 @@ def _reader(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _listener(work: Path, out: Path) -> None:
+    tiny_whisper.write_whisper(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _seq2seq(work: Path, out: Path) -> None:
     tiny_translators.write_bundle("t5", work)
     (work / "bundle").rename(out)
@@ -74,6 +80,7 @@ MAKES: dict[str, Make] = {
     "exported-encoder": _encoder,
     "exported-images": _images,
     "exported-reader": _reader,
+    "exported-listener": _listener,
     "exported-seq2seq": _seq2seq,
 }
 

@@ -58,6 +58,21 @@ def random_image(random: Random) -> Any:
     return random.choice([pixels, pixels, pixels, pixels.astype("f"), b"GIF89a", Path("/nowhere")])
 
 
+def random_sound(random: Random) -> Any:
+    """Return samples of some length, or something that is no sound."""
+    count = random.choice([1, 100, 3000, 16_000, 16_001, 40_000, 0])
+    samples = np.random.default_rng(random.randrange(99)).standard_normal(count) * 0.1
+    samples = samples.astype("f")
+    if random.random() < 0.2 and count:
+        samples[random.randrange(count)] = random.choice([np.nan, np.inf, 1e30, 33.0])
+    whole = (samples.clip(-1, 1) * 32_767).astype(np.int16) if random.random() < 0.2 else samples
+    cut = b"RIFF\x24\xf0\xff\x7fWAVEfmt \x10\0\0\0\x01\0\x01\0"
+    many = np.zeros((random.choice([5, 4000]), random.choice([1, 2, 9])), np.float64)
+    if random.random() < 0.8:
+        return whole
+    return random.choice([many, cut, b"OggS", Path("/nowhere"), "/dev/zero"])
+
+
 def prompt(random: Random) -> Any:
     """Return a text or ids, mostly of a few tokens that every vocabulary has."""
 

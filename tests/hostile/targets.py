@@ -10,7 +10,15 @@ from random import Random
 from typing import Any
 
 import numpy as np
-from tests.hostile.random_arguments import anything, draft, maybe, options, prompt, random_image
+from tests.hostile.random_arguments import (
+    anything,
+    draft,
+    maybe,
+    options,
+    prompt,
+    random_image,
+    random_sound,
+)
 
 import ortolan
 from ortolan import runtime
@@ -169,6 +177,39 @@ SEQ2SEQ: dict[str, Request] = {
 }
 
 
+def _transcribe(model: Any, random: Random) -> object:
+    sounds = [maybe(random, lambda: random_sound(random)) for _ in range(random.choice([1, 1, 2]))]
+    sound = sounds[0] if random.random() < 0.7 else sounds
+    return model.transcribe(sound, **_hearing(random))
+
+
+def _listen(model: Any, random: Random) -> object:
+    blocks = [random_sound(random) for _ in range(random.choice([0, 1, 3]))]
+    return list(model.listen(maybe(random, lambda: blocks), **_hearing(random)))
+
+
+def _hearing(random: Random) -> dict[str, Any]:
+    some: dict[str, Any] = {
+        "language": maybe(random, lambda: random.choice(["en", "de", "xx", None])),
+        "translate": maybe(random, lambda: random.random() < 0.5),
+        "timestamps": maybe(random, lambda: random.random() < 0.5),
+        "rate": maybe(random, lambda: random.choice([None, 16_000, 8000, 999, 44_100])),
+        "cancel": maybe(random, lambda: None),
+    }
+    return {name: value for name, value in some.items() if random.random() < 0.3}
+
+
+LISTENER: dict[str, Request] = {
+    "transcribe": _transcribe,
+    "listen": _listen,
+    "generate": lambda m, r: m.generate(random_sound(r), **options(r)),
+    "logits": lambda m, r: m.logits(random_sound(r), prompt(r)),
+    "maps": lambda m, r: attention_maps.attention_maps(
+        m.bundle, random_sound(r), target=maybe(r, lambda: None), threads=1
+    ),
+}
+
+
 def _encode(model: Any, random: Random) -> object:
     method = model.manifest.output_kind.use.split(".")[-1]
     values = {"truncate": maybe(random, lambda: True)} if random.random() < 0.3 else {}
@@ -277,6 +318,10 @@ def _seen(model: Any) -> object:
     return model.generate([{"image": image}, "a"], max_new_tokens=4).tokens
 
 
+def _heard(model: Any) -> object:
+    return model.transcribe(np.linspace(-1, 1, 20_000, dtype=np.float32) ** 3)
+
+
 def _encoded(model: Any) -> object:
     value: Any = [1, 2, 3]
     source = model.manifest.source
@@ -292,6 +337,9 @@ TARGETS: dict[str, Target] = {
     "recurrent": Target(bundle="recurrent", open=lambda m: m, requests=DECODER, probe=_tokens),
     "hybrid": Target(bundle="exported-hybrid", open=lambda m: m, requests=BY_IDS, probe=_tokens),
     "seq2seq": Target(bundle="exported-seq2seq", open=lambda m: m, requests=SEQ2SEQ, probe=_tokens),
+    "listener": Target(
+        bundle="exported-listener", open=lambda m: m, requests=LISTENER, probe=_heard
+    ),
     "reader": Target(bundle="exported-reader", open=lambda m: m, requests=DECODER, probe=_seen),
     "encoder": Target(bundle="encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
     "embedder": Target(bundle="embedder", open=lambda m: m, requests=ENCODER, probe=_encoded),
