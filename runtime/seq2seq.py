@@ -252,7 +252,9 @@ class Seq2Seq(Model):
             ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
-        return Seq2SeqService(self._engine, self._requests, self._sources, self._start, **options)
+        return Seq2SeqService(
+            self._engine, self._requests, self._sources, self._start, self.tokenizer, **options
+        )
 
     def _read(
         self, source: Any, options: Options, first: str | int | None, *, beams: int

@@ -65,7 +65,6 @@ from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
-    AudioSource,
     Features,
     Graph,
     Output,
@@ -232,9 +231,7 @@ def _describe(
         tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
         takes=takes,
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
-        speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size)
-        if isinstance(takes, AudioSource)
-        else None,
+        speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size),
     )
 
 

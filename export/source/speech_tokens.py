@@ -6,7 +6,7 @@ import msgspec
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
-from ortolan.runtime.bundle.manifest import AudioSource, Speech
+from ortolan.runtime.bundle.manifest import AudioSource, Source, Speech
 
 
 class _Generation(msgspec.Struct):
@@ -19,19 +19,21 @@ class _Generation(msgspec.Struct):
     is_multilingual: bool = True
 
 
-def speech_tokens(folder: Path | None, source: AudioSource, *, vocab_size: int) -> Speech | None:
-    """The tokens of a model with a vocabulary; None if the checkpoint names none.
+def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int) -> Speech | None:
+    """The tokens of a model with a vocabulary; None if it hears nothing, or the file names none.
 
     Args:
         folder: of the checkpoint's files, if any.
-        source: of the encoder.
+        source: what the encoder reads.
         vocab_size: every token is below it.
 
     Raises:
         OptionError: the file cannot be read, or a token is outside the vocabulary.
     """
-    path = None if folder is None else folder / GENERATION_CONFIG
-    if path is None or not path.is_file():
+    if folder is None or not isinstance(source, AudioSource):
+        return None
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
         return None
     try:
         generation = msgspec.json.decode(path.read_bytes(), type=_Generation)

@@ -1,5 +1,6 @@
 """Seq2Seq service: one loaded encoder-decoder for many concurrent requests."""
 
+import time
 from collections.abc import Sequence
 from typing import Any, TypedDict, Unpack
 
@@ -8,13 +9,19 @@ from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.errors import InputError
+from ortolan.runtime.errors import InputError, QueueFullError
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import BeamOptions, checked_beams
+from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.request_reader import RequestReader
+from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Input, SourceReader, is_batch
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
+from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
+from ortolan.runtime.transcription.transcript import Transcript
 
 __all__ = ["Seq2SeqServeOptions", "Seq2SeqService"]
 
@@ -52,6 +59,7 @@ class Seq2SeqService(GenerationService):
         requests: reads requests.
         sources: reads sources.
         start: id that every sequence begins with.
+        tokenizer: writes transcripts; `None` for ids only.
         **options: see `Seq2SeqServeOptions`.
 
     Raises:
@@ -64,12 +72,14 @@ class Seq2SeqService(GenerationService):
         requests: RequestReader,
         sources: SourceReader,
         start: int,
+        tokenizer: Tokenizer | None,
         **options: Unpack[Seq2SeqServeOptions],
     ) -> None:
         refuse_unknown("serve", options, Seq2SeqServeOptions.__optional_keys__)
         self._requests = requests
         self._sources = sources
         self._start = start
+        self._tokenizer = tokenizer
         memory = RequestMemory(engine.manifest, is_on_host=engine.is_on_host)
         super().__init__(
             engine,
@@ -118,6 +128,45 @@ class Seq2SeqService(GenerationService):
             )
             (ticket,) = self._submit_requests(self._requests, requests, priority=0)
         return ticket
+
+    def transcribe(self, sound: Sound, **options: Unpack[TranscribeOptions]) -> Transcript:
+        """Transcribe a sound, and wait for it. Its windows are computed with other requests.
+
+        Args:
+            sound: as for `Seq2Seq.transcribe`.
+            **options: as for `Seq2Seq.transcribe`.
+
+        Raises:
+            QueueFullError: the queue is full; the error says when to try again. Once the first
+                window was accepted, the others wait for their place.
+            As for `submit` and `Seq2Seq.transcribe`.
+        """
+        accepted = False
+
+        def run(requests: Sequence[Request]) -> list[Completion]:
+            nonlocal accepted
+            while True:
+                try:
+                    tickets = self._submit_requests(self._requests, requests, priority=0)
+                except QueueFullError as error:
+                    if not accepted:
+                        raise
+                    time.sleep(min(error.retry_after_s, 1.0))
+                else:
+                    accepted = True
+                    return [ticket.completion() for ticket in tickets]
+
+        with self._counting_refusals():
+            transcriber = Transcriber(
+                self._engine.manifest,
+                self._requests,
+                self._tokenizer,
+                run,
+                start=self._start,
+                options=options,
+            )
+            (transcript,) = transcriber.whole([sound])
+        return transcript
 
 
 def _encoded(engine: Engine, reader: SourceReader, sources: Sequence[Any]) -> Encoded:

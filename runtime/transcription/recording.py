@@ -36,10 +36,14 @@ class Recording:
     Args:
         samples_N: at the rate of the encoder.
         source: what the encoder reads.
+
+    Attributes:
+        seconds: length of the sound.
     """
 
     def __init__(self, samples_N: NDArray[np.float32], source: AudioSource) -> None:
         self._source = source
+        self.seconds = len(samples_N) / source.rate
         self._frames = max(1, len(samples_N) // source.hop)
         missing = max(0, source.samples - len(samples_N))
         self._features_MF = log_mel(np.pad(samples_N, (0, missing)), source)

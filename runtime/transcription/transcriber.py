@@ -119,7 +119,12 @@ class Transcriber:
         ]:
             self._listen(left)
         return [
-            Transcript(segments=tuple(own.segments), language=self._language(own)) for own in heard
+            Transcript(
+                segments=tuple(hearing.segments),
+                seconds=recording.seconds,
+                language=self._language(hearing),
+            )
+            for hearing, recording in zip(heard, recordings, strict=True)
         ]
 
     def live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:

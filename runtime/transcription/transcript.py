@@ -31,10 +31,12 @@ class Transcript:
 
     Attributes:
         segments: in the order of time.
+        seconds: length of the sound.
         language: code of the language, given or recognized; `None` for a model of one language.
     """
 
     segments: tuple[Segment, ...]
+    seconds: float
     language: str | None = None
 
     @property

@@ -11,7 +11,7 @@ import numpy as np
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.inspect import description
 
@@ -56,6 +56,8 @@ def use(folder: Path, random: Random, say: Callable[[str], None], *, verifies: b
 
 
 def _input(model: Any) -> Any:
+    if isinstance(model.manifest.source, AudioSource):
+        return np.linspace(-1, 1, 9000, dtype=np.float32)
     return "a b" if model.tokenizer is not None else [1, 2, 3]
 
 
@@ -83,7 +85,9 @@ def _decode(model: Any, random: Random) -> None:
 
 def _write(model: Any, random: Random) -> None:
     value = _input(model)
-    if random.random() < 0.3:
+    if isinstance(value, np.ndarray) and random.random() < 0.5:
+        model.transcribe([value, np.tile(value, 3)])
+    elif random.random() < 0.3:
         model.generate([value, value], beams=2, max_new_tokens=3)
     else:
         model.generate(value, max_new_tokens=3)

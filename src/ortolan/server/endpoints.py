@@ -9,7 +9,9 @@ import msgspec
 from ortolan.server.call import Call
 from ortolan.server.events import EventStream
 
-__all__ = ["Answer", "Endpoint", "Socket", "Text"]
+__all__ = ["JSON", "Answer", "Endpoint", "Socket", "Text"]
+
+JSON = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,7 @@ class Endpoint:
         handler: computes the answer from a call and its decoded body.
         summary: one line for the documentation.
         body: structure of the body; `None` for a request without one.
+        media_type: of the body.
         answer: structure of the answer; `None` for free JSON or text.
         event: structure of the events, if the endpoint can stream.
         is_open: whether the endpoint needs no key.
@@ -49,6 +52,7 @@ class Endpoint:
     handler: Callable[[Call, Any], Awaitable[Answer]]
     summary: str
     body: type[msgspec.Struct] | None = None
+    media_type: str = JSON
     answer: type[msgspec.Struct] | None = None
     event: Any = None
     is_open: bool = False

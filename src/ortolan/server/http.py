@@ -11,9 +11,10 @@ from starlette.responses import Response
 
 from ortolan.runtime.errors import shown
 from ortolan.server.call import Call
-from ortolan.server.endpoints import Answer, Endpoint, Text
+from ortolan.server.endpoints import JSON, Answer, Endpoint, Text
 from ortolan.server.errors import ApiError, api_error, error_body
 from ortolan.server.events import KEEP_ALIVE, EventStream, event
+from ortolan.server.forms import FORM, form_fields
 from ortolan.server.models import Models
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
@@ -101,19 +102,21 @@ class EndpointApp:
         """Decode the body.
 
         Raises:
-            ApiError: it is too large, too slow, or of another media type.
+            ApiError: it is too large, too slow, of another media type, or no valid form.
             msgspec.DecodeError: it is no valid JSON, or of another structure.
             ClientGoneError: the client closed the connection.
         """
         if self._decoder is None:
             return None
         headers = dict(scope["headers"])
-        media_type = headers.get(b"content-type", b"").split(b";")[0].strip().lower()
-        if media_type != b"application/json":
+        content_type, expected = headers.get(b"content-type", b""), self._endpoint.media_type
+        media_type = content_type.split(b";")[0].strip().lower().decode("latin-1")
+        if media_type != expected:
+            what = "JSON" if expected == JSON else "a form"
             raise ApiError(
                 status=415,
-                message="Send JSON with the header Content-Type: application/json "
-                f"(got {shown(media_type.decode('latin-1'))}).",
+                message=f"Send {what} with the header Content-Type: {expected} "
+                f"(got {shown(media_type)}).",
                 code="media-type",
             )
         try:
@@ -126,6 +129,9 @@ class EndpointApp:
                 code="body-timeout",
                 headers={"connection": "close"},
             ) from None
+        if expected == FORM:
+            fields = await form_fields(data, content_type)
+            return msgspec.convert(fields, self._endpoint.body, strict=False)
         if self._settings.log_prompts:
             call.body = data
         try:

@@ -1,5 +1,6 @@
 """Transcriptions against transformers' `generate` for Whisper, and in every way that we offer."""
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -154,13 +155,25 @@ def test_a_sound_is_heard_while_it_is_recorded(model: Seq2Seq) -> None:
     assert rows([first]) == rows([alone])
 
 
+def test_a_service_transcribes_several_sounds_at_once(model: Seq2Seq) -> None:
+    sounds = [sound(seconds, seed=number) for number, seconds in enumerate((2.2, 0.7, 3.1))]
+    with model.serve(slots=2, queue=3) as service, ThreadPoolExecutor(3) as threads:
+        done = list(threads.map(service.transcribe, sounds))
+        with pytest.raises(InputError, match="language"):
+            service.transcribe(sounds[0], language="fr")
+        assert service.stats().finished >= 8
+    alone = [model.transcribe(own) for own in sounds]
+    assert [own.text for own in done] == [own.text for own in alone]
+    assert [rows(own.segments) for own in done] == [rows(own.segments) for own in alone]
+
+
 def test_a_cancelled_transcription_keeps_what_it_has(model: Seq2Seq) -> None:
     polls = iter(range(10_000))
     whole = model.transcribe(sound(4.0), language="en")
     part = model.transcribe(sound(4.0), language="en", cancel=lambda: next(polls) > 40)
     assert 0 < len(part.segments) < len(whole.segments)
     assert whole.segments[: len(part.segments)] == part.segments
-    assert model.transcribe(sound(1.0), cancel=lambda: True) == Transcript(segments=())
+    assert model.transcribe(sound(1.0), cancel=lambda: True) == Transcript(segments=(), seconds=1.0)
 
 
 def test_log_probabilities_are_those_of_the_tokens(model: Seq2Seq) -> None:
@@ -238,7 +251,7 @@ def test_subtitles() -> None:
         Segment(start=3.0, end=3.0, text="", tokens=(FIRST_TIME + VECTORS,), logprob=-0.1),
         Segment(start=3725.9999, end=3727.0, text="Three.", tokens=(2,), logprob=-0.1),
     ]
-    transcript = Transcript(segments=tuple(segments), language="en")
+    transcript = Transcript(segments=tuple(segments), seconds=3727.0, language="en")
     assert transcript.text == "One & <two>. Three."
     assert transcript.srt == (
         "1\n00:00:00,500 --> 00:00:02,250\nOne & <two>.\n\n"

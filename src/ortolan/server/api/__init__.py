@@ -9,6 +9,7 @@ from ortolan.server.api import (
     responses,
     status,
     tokens,
+    transcriptions,
 )
 from ortolan.server.api.openapi import openapi_endpoint
 from ortolan.server.endpoints import Endpoint, Socket
@@ -21,6 +22,7 @@ ENDPOINTS: list[Endpoint] = [
     *responses.ENDPOINTS,
     *embeddings.ENDPOINTS,
     *rerank.ENDPOINTS,
+    *transcriptions.ENDPOINTS,
     *models.ENDPOINTS,
     *tokens.ENDPOINTS,
     *status.ENDPOINTS,

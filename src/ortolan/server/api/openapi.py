@@ -93,7 +93,7 @@ def _operation(endpoint: Endpoint, path: str) -> dict[str, Any]:
     if endpoint.body is not None:
         operation["requestBody"] = {
             "required": True,
-            "content": {"application/json": _content(endpoint.body)},
+            "content": {endpoint.media_type: _content(endpoint.body)},
         }
     parameters = re.findall(r"{(\w+)}", path)
     if parameters:

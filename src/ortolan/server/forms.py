@@ -1,0 +1,57 @@
+"""Bodies of forms with files (multipart/form-data, RFC 7578)."""
+
+from typing import Any
+
+from python_multipart.exceptions import FormParserError
+from starlette.datastructures import UploadFile
+from starlette.formparsers import MultiPartException
+from starlette.requests import Request
+
+from ortolan.server.errors import ApiError
+
+__all__ = ["FORM", "form_fields"]
+
+FORM = "multipart/form-data"
+
+MAX_FIELDS = 32
+
+
+async def form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:
+    """Return the fields of a form: bytes for files, else text; a list for names that end in `[]`.
+
+    Args:
+        data: of the body.
+        content_type: with the boundary of the parts.
+
+    Raises:
+        ApiError: the body is no form, or a field occurs twice.
+    """
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": data, "more_body": False}
+
+    scope = {"type": "http", "method": "POST", "headers": [(b"content-type", content_type)]}
+    fields: dict[str, Any] = {}
+    try:
+        async with Request(scope, receive).form(
+            max_files=1, max_fields=MAX_FIELDS, max_part_size=len(data)
+        ) as form:
+            for name, value in form.multi_items():
+                content = await value.read() if isinstance(value, UploadFile) else value
+                if name.endswith("[]"):
+                    fields.setdefault(name, []).append(content)
+                elif name in fields:
+                    raise _refusal(f"{name!r:.40} occurs twice")
+                else:
+                    fields[name] = content
+    except (MultiPartException, FormParserError, KeyError, ValueError) as error:
+        raise _refusal(str(getattr(error, "message", error))[:200]) from error
+    return fields
+
+
+def _refusal(problem: str) -> ApiError:
+    return ApiError(
+        status=400,
+        message=f"The body is not a valid form: {problem}. Send {FORM} with a boundary.",
+        code="invalid-form",
+    )

@@ -1,0 +1,141 @@
+"""Transcriptions: the text of the model in this process, in every format of OpenAI."""
+
+import io
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+import soundfile
+from tests.runtime import tiny_encoder
+from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
+from tests.server.live import live_server
+
+import ortolan
+from ortolan.runtime import Seq2Seq, Transcript
+from ortolan.server import Settings
+
+PATH = "/v1/audio/transcriptions"
+
+
+@pytest.fixture(scope="module")
+def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("speech")
+    write_whisper(folder / "source")
+    options = ortolan.ExportOptions(proof="quick")
+    ortolan.export(folder / "source", folder / "whisper", options=options)
+    embedder = tiny_encoder.write_bundle(folder / "embedder", kind="embedding")
+    return {"whisper": folder / "whisper", "embedder": embedder.path}
+
+
+@pytest.fixture(scope="module")
+def client(bundles: dict[str, Path]) -> Iterator[httpx2.Client]:
+    settings = Settings(bundles=bundles, load={"threads": 1}, max_body_bytes=300_000)
+    with (
+        live_server(settings) as server,
+        httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client,
+    ):
+        yield client
+
+
+@pytest.fixture(scope="module")
+def transcript(bundles: dict[str, Path]) -> Transcript:
+    return ortolan.load(bundles["whisper"], Seq2Seq).transcribe(wave(2.7), language="de")
+
+
+def wave(seconds: float) -> bytes:
+    file = io.BytesIO()
+    soundfile.write(file, sound(seconds), RATE, format="WAV", subtype="PCM_16")
+    return file.getvalue()
+
+
+def post(client: httpx2.Client, path: str = PATH, **fields: Any) -> httpx2.Response:
+    data = fields.pop("data", wave(2.7))
+    fields = {"model": "whisper", "language": "de"} | fields
+    fields = {name: value for name, value in fields.items() if value is not None}
+    return client.post(path, data=fields, files={"file": ("sound.wav", data, "audio/wav")})
+
+
+def test_the_text_is_that_of_the_model(client: httpx2.Client, transcript: Transcript) -> None:
+    response = post(client)
+    assert (response.status_code, response.json()) == (200, {"text": transcript.text})
+    assert len(transcript.text) > 20
+
+
+@pytest.mark.parametrize(
+    ("form", "media_type"), [("text", "plain"), ("srt", "plain"), ("vtt", "vtt")]
+)
+def test_other_formats(
+    client: httpx2.Client, transcript: Transcript, form: str, media_type: str
+) -> None:
+    response = post(client, response_format=form)
+    expected = f"{transcript.text}\n" if form == "text" else getattr(transcript, form)
+    assert response.text == expected
+    assert response.headers["content-type"].startswith(f"text/{media_type}")
+
+
+def test_segments_have_times(client: httpx2.Client, transcript: Transcript) -> None:
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": "segment"}
+    answer = post(client, **fields).json()
+    assert (answer["task"], answer["language"]) == ("transcribe", "de")
+    assert answer["duration"] == pytest.approx(2.7)
+    assert [(own["start"], own["end"], own["text"]) for own in answer["segments"]] == [
+        (own.start, own.end, own.text) for own in transcript.segments
+    ]
+
+
+def test_translations_are_another_task(client: httpx2.Client, bundles: dict[str, Path]) -> None:
+    answer = post(client, "/v1/audio/translations", language=None).json()
+    model = ortolan.load(bundles["whisper"], Seq2Seq)
+    assert answer["text"] == model.transcribe(wave(2.7), translate=True).text
+
+
+@pytest.mark.parametrize(
+    ("fields", "status", "message"),
+    [
+        ({"language": "fr"}, 400, "language must be one of de, en"),
+        ({"data": b"RIFF"}, 400, "damaged, or no sound file"),
+        ({"model": "embedder"}, 400, "cannot transcribe"),
+        ({"temperature": "hot"}, 400, "temperature"),
+        ({"prompt": "a"}, 400, "prompt"),
+        ({"response_format": "xml"}, 400, "response_format"),
+        ({"data": bytes(300_001)}, 413, "at most 300000 bytes"),
+    ],
+)
+def test_wrong_requests_are_rejected(
+    client: httpx2.Client, fields: dict[str, Any], status: int, message: str
+) -> None:
+    response = post(client, **fields)
+    assert response.status_code == status, response.text
+    assert message in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("content_type", "data"),
+    [
+        ("multipart/form-data", b"x"),
+        ("multipart/form-data; boundary=a", b"--b\r\n"),
+        (
+            "multipart/form-data; boundary=a",
+            b"--a\r\nContent-Disposition: nothing\r\n\r\nx\r\n--a--",
+        ),
+        (
+            "multipart/form-data; boundary=a",
+            40 * b'--a\r\nContent-Disposition: form-data; name="x"\r\n\r\n1\r\n',
+        ),
+        ("multipart/form-data; boundary=a", b""),
+    ],
+)
+def test_bodies_that_are_no_form_are_rejected(
+    client: httpx2.Client, content_type: str, data: bytes
+) -> None:
+    response = client.post(PATH, content=data, headers={"content-type": content_type})
+    assert response.status_code == 400, response.text
+    assert response.json()["error"]["message"]
+
+
+def test_json_is_no_form(client: httpx2.Client) -> None:
+    response = client.post(PATH, json={"file": ""})
+    assert response.status_code == 415
+    assert "Send a form" in response.json()["error"]["message"]
