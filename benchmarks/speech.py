@@ -47,6 +47,15 @@ SHAPES = {"tiny": (384, 4, 6), "base": (512, 6, 8)}
 
 VOCABULARY, START, EOS = 51_865, 50_258, 50_257
 
+SPECIAL = {
+    EOS: "<|endoftext|>",
+    START: "<|startoftranscript|>",
+    50_359: "<|transcribe|>",
+    50_362: "<|nospeech|>",
+    50_363: "<|notimestamps|>",
+}
+"""Tokens that CTranslate2 looks for."""
+
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int8": "int8", "int4": Int4(effort="quick")}
 
 SOURCE = AudioSource(rate=RATE, window=400, hop=160, bins=BINS, frames=3000, vectors=1500)
@@ -73,7 +82,7 @@ def write_checkpoint(folder: Path, shape: str) -> None:
     config = WhisperConfig(vocab_size=VOCABULARY, d_model=width, num_mel_bins=BINS, **sides)
     model: Any = WhisperForConditionalGeneration(config)
     model.save_pretrained(folder)
-    words = {f"w{number}": number for number in range(VOCABULARY)}
+    words = {SPECIAL.get(number, f"w{number}"): number for number in range(VOCABULARY)}
     tokenizer = Tokenizer(models.WordLevel(words, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(folder / "tokenizer.json"))

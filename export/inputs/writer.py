@@ -54,7 +54,8 @@ def write(
     Args:
         bundle: its folder; files are exchanged in the parent folder.
         beginnings: ids `(S,)` that texts begin with, more than enough; or the sources of an
-            encoder-decoder, ids `(T,)` or images `(H, W, C)`, one text for each.
+            encoder-decoder, ids `(T,)`, images `(H, W, C)` or samples `(N,)`, one text
+            for each.
         tokens: total tokens to stop at; ignored with sources.
         length: maximum tokens of a text, its beginning included.
         progress: called while it writes.
@@ -165,7 +166,8 @@ def _answers(
     before = [] if start is None else [start]
     for first in range(0, len(sources), MAX_ROWS):
         batch: Any = [
-            source if source.ndim == 3 else source.tolist() for source in sources[first:][:MAX_ROWS]
+            source.tolist() if source.dtype == np.int64 else source
+            for source in sources[first:][:MAX_ROWS]
         ]
         sampling = Sampling(temperature=1, seed=SEED + first)
         for done in model.generate(batch, max_new_tokens=length - 1, sampling=sampling):

@@ -164,7 +164,8 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
         return Path(data.origin).name
     if isinstance(model.takes, ImageSource):
         return "random images"
-    return "random ids" if model.tokenizer is None else "the built-in text"
+    text = "random ids" if model.tokenizer is None else "the built-in text"
+    return f"{text} after made-up sounds" if isinstance(model.takes, AudioSource) else text
 
 
 def make_probes(

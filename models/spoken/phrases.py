@@ -1,13 +1,16 @@
 """Spoken phrases: text from a small grammar, spoken by espeak-ng, between pauses and in noise.
 
+`python -m spoken.phrases FILE` in `models` writes a recording.
+
 Training knows neither the voices of `UNSEEN_VOICES` nor the phrases that `is_held_out` chooses.
 """
 
 import io
 import subprocess
+import sys
 import zlib
 from collections.abc import Iterator, Sequence
-from itertools import product
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
@@ -122,3 +125,16 @@ def recording(
     whole = np.concatenate([*parts, np.zeros(last, np.float32)])
     noise = 10 ** random.uniform(-4, -1.7) * random.standard_normal(len(whole))
     return (whole + noise).astype(np.float32), timed
+
+
+def main(path: str) -> None:
+    """Write a recording of six held-out phrases by voices that training never heard."""
+    phrases = list(islice(spoken(7, held_out=True, voices=UNSEEN_VOICES), 6))
+    samples, timed = recording(phrases, np.random.default_rng(7))
+    soundfile.write(path, samples / np.abs(samples).max() * 0.9, RATE)
+    for text, start, end in timed:
+        print(f"{start:8.2f} {end:8.2f}  {text}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

@@ -91,8 +91,9 @@ def spans(tokens: Sequence[int], *, first_timestamp: int, length: int) -> tuple[
     ends = [index + 1 for index, pair in enumerate(pairwise(is_time)) if all(pair)]
     if not ends:
         times = [token - first_timestamp for token in tokens if token >= first_timestamp]
-        end = times[-1] if times and times[-1] > 0 else length
-        return ([Span(0, end, slice(0, len(tokens)))] if tokens else []), length
+        start = times[0] if is_time[:1] == [True] else 0
+        end = times[-1] if len(times) > 1 else length
+        return ([Span(start, end, slice(0, len(tokens)))] if tokens else []), length
     # a time without a partner ends the speech, and what follows is silence
     is_whole = is_time[-2:] == [False, True]
     if is_whole:

@@ -119,9 +119,11 @@ class EndpointApp:
                 f"(got {shown(media_type)}).",
                 code="media-type",
             )
+        settings = self._settings
+        most = settings.max_form_bytes if expected == FORM else settings.max_body_bytes
         try:
-            async with asyncio.timeout(self._settings.body_timeout_s):
-                data = await _body(headers, receive, self._settings.max_body_bytes)
+            async with asyncio.timeout(settings.body_timeout_s):
+                data = await _body(headers, receive, most)
         except TimeoutError:
             raise ApiError(
                 status=408,

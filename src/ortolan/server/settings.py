@@ -26,6 +26,7 @@ class Settings:
         origins: web origins whose pages may call the server, such as `https://example.org`.
         root_path: path under which a proxy serves the application, such as `/llm`.
         max_body_bytes: maximum size of a request body.
+        max_form_bytes: the same for a form with a file.
         body_timeout_s: maximum time for a body to arrive.
         request_timeout_s: maximum time for a request, waiting included.
         write_timeout_s: maximum time for a client to accept what is sent.
@@ -44,6 +45,7 @@ class Settings:
     origins: tuple[str, ...] = ()
     root_path: str = ""
     max_body_bytes: int = 4 << 20
+    max_form_bytes: int = 25 << 20
     body_timeout_s: float = 30.0
     request_timeout_s: float = 600.0
     write_timeout_s: float = 60.0

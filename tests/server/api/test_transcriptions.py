@@ -31,7 +31,7 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.fixture(scope="module")
 def client(bundles: dict[str, Path]) -> Iterator[httpx2.Client]:
-    settings = Settings(bundles=bundles, load={"threads": 1}, max_body_bytes=300_000)
+    settings = Settings(bundles=bundles, load={"threads": 1}, max_form_bytes=300_000)
     with (
         live_server(settings) as server,
         httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client,
