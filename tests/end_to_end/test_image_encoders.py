@@ -15,6 +15,8 @@ from tests.tiny.encoders import CLIP, CLIP_VISION, DEIT, DINOV2
 import ortolan
 from ortolan.runtime.verification.replay import verify
 
+pytestmark = pytest.mark.slow
+
 SQUARE = {"height": 8, "width": 8}
 EDGE = {"size": {"shortest_edge": 8}, "crop_size": SQUARE}
 

@@ -30,6 +30,8 @@ from ortolan.runtime.verification import probe_runs
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 from ortolan.runtime.verification.replay import verify
 
+pytestmark = pytest.mark.slow
+
 PROMPT = [5, 17, 3, 88, 41, 2, 60, 9, 33, 71, 24, 50]
 
 WITH_HEAD = ExportOptions(mtp=True, allow_poor=True)

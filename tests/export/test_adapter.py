@@ -35,6 +35,8 @@ from ortolan.modeling import CheckpointError
 from ortolan.runtime import Decoder, load, verify
 from ortolan.runtime.bundle.adapter_folder import BLOB, NAME
 
+pytestmark = pytest.mark.slow
+
 LINEAR = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
 MODELS: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

@@ -176,6 +176,7 @@ def test_the_certificate_covers_the_head(checkpoint: Callable[[str], Path], tmp_
     assert verify(broken, exact=False, isolate=False).verdict == "FAIL"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_low_bit_weights_answer(
     precision: Any, checkpoint: Callable[[str], Path], tmp_path: Path

@@ -55,6 +55,8 @@ from ortolan.runtime.graph.schema import parse_model
 from ortolan.runtime.inspect.placement import node_kinds, placement
 from ortolan.runtime.verification.certificate_files import read_certificate
 
+pytestmark = pytest.mark.slow
+
 BFLOAT16, FLOAT = TensorProto.BFLOAT16, TensorProto.FLOAT
 
 

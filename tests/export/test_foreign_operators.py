@@ -18,6 +18,8 @@ from ortolan.export.manifest import describe
 from ortolan.modeling.state import State
 from ortolan.runtime import Bundle, UntrustedError, verify
 
+pytestmark = pytest.mark.slow
+
 SINH = "ai.onnx::Sinh: float -> float"
 
 

@@ -21,6 +21,8 @@ from ortolan.modeling.config import BlockConfig, DecoderConfig, Mixer
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 
+pytestmark = pytest.mark.slow
+
 Logits = NDArray[np.float32]
 
 KINDS: tuple[Mixer, ...] = (CONV, DELTA, HEADS, CHANNELS, LRU)

@@ -20,6 +20,8 @@ from ortolan.modeling.config import LanguageModelHead
 from ortolan.runtime import Bundle
 from ortolan.runtime.engine.engine import Engine
 
+pytestmark = pytest.mark.slow
+
 IDS = np.random.default_rng(0).integers(0, kinds.VOCAB, (3, 9))
 
 LENGTHS = np.array([9, 2, 5], np.int32)

@@ -15,6 +15,8 @@ from ortolan.export.options import ExportOptions, Graphs
 from ortolan.modeling.config import BlockConfig, LatentConfig, RotaryPositions
 from ortolan.modeling.state import State
 
+pytestmark = pytest.mark.slow
+
 PROMPT, STEPS = 11, 8
 
 

@@ -20,6 +20,8 @@ from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 
+pytestmark = pytest.mark.slow
+
 QUICK = Int4(group_size=64, head_bits=8, calibration_sequences=1)
 """Calibrates the other weights on a little text that the model writes."""
 

@@ -115,6 +115,7 @@ def test_wrong_inputs_are_rejected(folders: Path) -> None:
     assert model.classify_tokens("fox " * 400, truncate=True)[0].tokens[-1].end <= 128 * 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_low_bit_weights_label_tokens(folders: Path, tmp_path: Path, precision: Any) -> None:
     ortolan.export(folders / "source", tmp_path / "bundle", precision=precision, options=POOR)

@@ -19,6 +19,8 @@ from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.modeling.config.recurrent import AdditiveAttentionConfig
 
+pytestmark = pytest.mark.slow
+
 QUICK = ExportOptions(proof="quick", allow_poor=True)
 
 WITHOUT_KERNEL = {"Attention", "FusedMatMul", "TensorScatter"}

@@ -33,6 +33,8 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.last_prompt import LastPrompt
 
+pytestmark = pytest.mark.slow
+
 WINDOW, CONTEXT = 8, 300
 IDS = np.random.default_rng(5).integers(3, 60, CONTEXT).tolist()
 LONG_IDS = np.random.default_rng(6).integers(3, tiny_models.VOCAB, 1900).tolist()

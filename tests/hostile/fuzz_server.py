@@ -165,6 +165,10 @@ def send(server: Server, name: str) -> str:
     path = server.bodies.path(random)
     body = server.bodies.body(path, random)
     data = http_post(path, body)
+    if random.random() < 0.05:
+        path = random.choice(server.bodies.forms)
+        form = "Content-Type: multipart/form-data; boundary=b"
+        data = http_post(path, server.bodies.form(random), form)
     is_raw = random.random() < 0.05
     data = _raw(data, path, random) if is_raw else data
     status, answer = server.ask(data, is_all=is_raw)

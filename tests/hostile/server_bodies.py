@@ -30,15 +30,40 @@ class Bodies:
 
     Args:
         document: of OpenAPI.
+
+    Attributes:
+        paths: schemas of bodies in JSON, by path.
+        forms: paths that take forms.
     """
 
     def __init__(self, document: dict[str, Any]) -> None:
         self._schemas = document["components"]["schemas"]
-        self.paths: dict[str, dict[str, Any]] = {
-            path: operations["post"]["requestBody"]["content"]["application/json"]["schema"]
+        contents = {
+            path: operations["post"]["requestBody"]["content"]
             for path, operations in document["paths"].items()
             if "requestBody" in operations.get("post", {})
         }
+        self.paths: dict[str, dict[str, Any]] = {
+            path: content["application/json"]["schema"]
+            for path, content in contents.items()
+            if "application/json" in content
+        }
+        self.forms = [path for path in contents if path not in self.paths]
+
+    def form(self, random: Random) -> bytes:
+        """A form with a boundary of `b`: half are valid, others damaged."""
+        fields = {"model": b"tiny", "language": b"en", "response_format": b"json", "x[]": b"\xff"}
+        parts = [
+            b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n%s\r\n'
+            % (name.encode(), value)
+            for name, value in fields.items()
+            if random.random() < 0.4
+        ]
+        head = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
+        parts.append(head + random.randbytes(random.choice([0, 9, 3000])) + b"\r\n")
+        random.shuffle(parts)
+        body = b"".join([*parts * random.choice([1, 1, 1, 20]), b"--b--\r\n"])
+        return body if random.random() < 0.5 else _damaged(body, random)
 
     def path(self, random: Random) -> str:
         """A path for a request."""

@@ -15,6 +15,8 @@ from ortolan.export.passes.fold_constants import FoldConstants
 from ortolan.export.passes.rotary_into_attention import RotaryIntoAttention
 from ortolan.export.values import producer
 
+pytestmark = pytest.mark.slow
+
 HEADS, KV_HEADS, DIM, CONTEXT = 4, 2, 32, 40
 LENGTHS = ("seqlens_k", "total_sequence_length")
 PAST = ("past.key", "past.value")

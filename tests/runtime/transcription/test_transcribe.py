@@ -236,6 +236,7 @@ def test_a_model_of_one_language_has_no_languages_and_tasks(tmp_path: Path) -> N
     assert rows(found.segments) == expected((tmp_path, reference), sound(2.2))
 
 
+@pytest.mark.slow
 def test_other_bundles_do_not_transcribe(marian: Seq2Seq, model: Seq2Seq) -> None:
     with pytest.raises(BundleKindError, match="transcribe: expected a bundle that reads sounds"):
         marian.transcribe(sound(1.0))
