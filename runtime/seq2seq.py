@@ -174,7 +174,7 @@ class Seq2Seq(Model):
             An iterator of segments.
 
         Raises:
-            As for `transcribe`.
+            OrtolanError: as `transcribe`, also while it is iterated.
         """
         return self._transcriber(options).live(blocks)
 

@@ -30,7 +30,7 @@ PYTHON = ("python3.11", "python3.12", "python3.13", "python3.14")
 
 TEST_PACKAGES = (
     *("pytest", "hypothesis", "jsonschema", "onnx", "onnx-ir"),
-    *("jinja2", "llguidance", "matplotlib", "pillow"),
+    *("jinja2", "llguidance", "matplotlib", "pillow", "soundfile", "soxr"),
 )
 """Packages that tests of the runtime import."""
 

@@ -1,4 +1,4 @@
-"""Convert a Marian checkpoint with CTranslate2's own converter.
+"""Convert a checkpoint with CTranslate2's own converter.
 
 python -m workers.to_ctranslate2 CHECKPOINT MODEL QUANTIZATION
 """

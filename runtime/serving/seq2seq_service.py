@@ -139,7 +139,7 @@ class Seq2SeqService(GenerationService):
         Raises:
             QueueFullError: the queue is full; the error says when to try again. Once the first
                 window was accepted, the others wait for their place.
-            As for `submit` and `Seq2Seq.transcribe`.
+            OrtolanError: as `submit` and `Seq2Seq.transcribe`.
         """
         accepted = False
 

@@ -1,0 +1,147 @@
+"""Every example in the documentation of a public name runs."""
+
+import inspect
+import re
+from collections.abc import Callable, Iterator
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import soundfile
+from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.runtime import tiny_encoder, tiny_translators
+from tests.runtime.chat.tiny_chat import packed_chat_models
+from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
+from tests.server.conftest import TEMPLATE
+
+import ortolan
+from ortolan.runtime import loading
+
+pytestmark = pytest.mark.slow
+
+REPOSITORY = Path(__file__).parents[2]
+
+PACKAGES = ("ortolan", "ortolan.runtime", "ortolan.modeling", "ortolan.export", "ortolan.signing")
+
+SECTION = re.compile(r"^(Args|Returns|Raises|Yields|Attributes):$", re.MULTILINE)
+
+MODELS = {
+    "Encoder.classify_as": "entailment",
+    "Encoder.classify_tokens": "tagger",
+    "Encoder.answer": "reader",
+    "Encoder": "embedder",
+    "EncoderService": "embedder",
+    "EncoderTicket": "embedder",
+    "Seq2Seq": "translator",
+    "Seq2SeqService": "translator",
+}
+"""The model of examples that have one already; a decoder by default."""
+
+
+def documented() -> Iterator[tuple[str, object]]:
+    """Public names, and the methods of public classes."""
+    for package in PACKAGES:
+        module = import_module(package)
+        yield package, module
+        for name in module.__all__:
+            value = getattr(module, name)
+            yield name, value
+            if inspect.isclass(value) and value.__module__.startswith("ortolan"):
+                for own, member in vars(value).items():
+                    if not own.startswith("_"):
+                        yield f"{name}.{own}", member
+
+
+def example(value: object) -> str:
+    """The indented lines of a docstring before its first section."""
+    text = inspect.cleandoc(getattr(value, "__doc__", None) or "")
+    lines = SECTION.split(text)[0].splitlines()
+    return "\n".join(line.removeprefix("    ") for line in lines if line.startswith("    "))
+
+
+EXAMPLES = {name: code for name, value in documented() if (code := example(value))}
+
+
+def test_there_are_examples() -> None:
+    assert {"Decoder", "Encoder", "Seq2Seq", "Seq2Seq.transcribe", "load"} <= EXAMPLES.keys()
+    assert len(EXAMPLES) > 20
+
+
+@pytest.fixture(scope="module")
+def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Writes the bundle of a name once."""
+    root = tmp_path_factory.mktemp("bundles")
+
+    def exported(architecture: str, **values: Any) -> Path:
+        folder = root / architecture
+        EncoderCase(architecture, BERT | values).write(folder)
+        (folder / "tokenizer.json").write_bytes(tiny_encoder.tokenizer_json())
+        return ortolan.export(folder, folder / "bundle").path
+
+    makes: dict[str, Callable[[], Path]] = {
+        "bundle": lambda: packed_chat_models(root, ("fp32",), TEMPLATE)["fp32"].bundle.path,
+        "tagger": lambda: exported("BertForTokenClassification"),
+        "reader": lambda: exported("BertForQuestionAnswering"),
+        "translator": lambda: _translator(root / "translation"),
+        "embedder": lambda: tiny_encoder.write_bundle(root / "embedder", kind="embedding").path,
+        "encoder": lambda: tiny_encoder.write_bundle(root / "encoder").path,
+        "classifier": lambda: tiny_encoder.write_bundle(root / "classifier").path,
+        "entailment": lambda: (
+            tiny_encoder.write_bundle(
+                root / "entailment", labels=("entailment", "neutral", "contradiction")
+            ).path
+        ),
+        "whisper": lambda: _whisper(root / "speech"),
+    }
+    return cache(lambda name: makes[name]())
+
+
+def _translator(folder: Path) -> Path:
+    tiny_translators.write_bundle("marian", folder)
+    return folder / "bundle"
+
+
+def _whisper(folder: Path) -> Path:
+    write_whisper(folder)
+    return ortolan.export(folder, folder / "bundle").path
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_an_example_runs(
+    name: str,
+    bundle_of: Callable[[str], Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(path: str, *kind: Any, **options: Any) -> Any:
+        return loading.load(bundle_of(path.rstrip("/")), *kind, **options)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ortolan.runtime.load", load)
+    soundfile.write("talk.mp3", sound(1.0), RATE)
+    Path("checkpoint").symlink_to(REPOSITORY / "models" / "pythonic")
+    model = load(MODELS.get(name, MODELS.get(name.partition(".")[0], "bundle")))
+    names = {**vars(import_module("ortolan")), **vars(import_module("ortolan.runtime"))}
+    names |= {public: getattr(ortolan, public) for public in ortolan.__all__}
+    names |= {"load": load, "model": model}
+    with model.serve() as service:
+        names["ticket"] = _ticket(name, service)
+        if name.startswith("Conversation."):
+            tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+            names |= {"conversation": model.conversation(), "tools": [tool], "run": str}
+        exec(EXAMPLES[name], names)
+
+
+def _ticket(name: str, service: Any) -> Any:
+    """A ticket whose request has few tokens, for examples that have one already."""
+    match name:
+        case "Ticket":
+            return service.submit("def", max_new_tokens=4)
+        case "ChatTicket":
+            return service.chat([{"role": "user", "content": "a"}], max_new_tokens=4)
+        case "EncoderTicket":
+            return service.embed(["a b"])
+        case _:
+            return None
