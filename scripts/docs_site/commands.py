@@ -18,7 +18,7 @@ _OPTION = re.compile(r"(?<![\w`-])--?[a-z][\w-]*(?![^`]*`(?:[^`]*`[^`]*`)*[^`]*$
 def write_commands(folder: Path) -> None:
     """Write the page of each command, and their index, into `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
-    top = click.Context(cli, info_name="ortolan")
+    top = click.Context(cli, info_name="ortolan", **cli.context_settings)
     for name in COMMANDS:
         command = cli.get_command(top, name)
         if command is None:

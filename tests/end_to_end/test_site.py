@@ -109,7 +109,7 @@ def test_every_public_name_is_documented(package: str, site: Path, pages: dict[P
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_page_with_its_options(name: str, pages: dict[Path, Page]) -> None:
-    top = click.Context(cli, info_name="ortolan")
+    top = click.Context(cli, info_name="ortolan", **cli.context_settings)
     command = cli.get_command(top, name)
     assert command is not None
     text = pages[Path(f"reference/commands/{name}.html")].text
