@@ -7,30 +7,39 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
 __all__ = ["model_card"]
 
 _TASKS: Mapping[str, tuple[str, str]] = {
-    "decoder": ("text-generation", "image-to-text"),
+    "decoder": ("text-generation", "image-text-to-text"),
     "encoder-decoder": ("translation", "image-to-text"),
     "states": ("feature-extraction", "image-feature-extraction"),
     "logits": ("fill-mask", "image-feature-extraction"),
     "labels": ("text-classification", "image-classification"),
     "tags": ("text-classification", "image-classification"),
     "scores": ("text-classification", "image-classification"),
+    "token_labels": ("token-classification", "image-segmentation"),
     "spans": ("question-answering", "visual-question-answering"),
     "embedding": ("feature-extraction", "image-feature-extraction"),
 }
 """The Hub's name of the task, for text and for images, by kind of bundle or of its output."""
 
 _USES: Mapping[str, str] = {
-    "decoder": '"Once upon a time"',
-    "encoder-decoder": '"A text to translate"',
+    "text-generation": 'run {folder} "Once upon a time"',
+    "translation": 'run {folder} "A text to translate"',
+    "image-text-to-text": 'run {folder} --image photo.jpg "What is this?"',
+    "automatic-speech-recognition": "transcribe {folder} talk.mp3",
+    "text-classification": 'classify {folder} "A text"',
+    "image-classification": "classify {folder} photo.jpg",
+    "token-classification": 'classify {folder} "A text"',
+    "question-answering": 'answer {folder} "A question" --context text.txt',
+    "feature-extraction": 'embed {folder} "A text"',
+    "image-feature-extraction": "embed {folder} photo.jpg",
 }
-"""Argument of `ortolan run` by kind of bundle."""
+"""Command to try, by task."""
 
 
 def model_card(
@@ -100,8 +109,11 @@ def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str
 
 def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
+    if isinstance(manifest.source, AudioSource):
+        return "automatic-speech-recognition"
     of_text, of_images = _TASKS[kind]
-    return of_images if isinstance(manifest.source, ImageSource) else of_text
+    reads_images = isinstance(manifest.source, ImageSource) or manifest.features is not None
+    return of_images if reads_images else of_text
 
 
 def _purpose(manifest: Manifest, base_model: str | None) -> str:
@@ -136,8 +148,10 @@ def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
     if repository is not None:
         lines.append(f'hf download {repository} --include "{folder}/*" --local-dir .')
     lines.append(f"ortolan verify {folder}")
-    if (text := _USES.get(manifest.kind)) is not None and manifest.tokenizer is not None:
-        lines.append(f"ortolan run {folder} {text}")
+    can_read = manifest.tokenizer is not None or isinstance(manifest.source, ImageSource)
+    gives_states = manifest.output is not None and manifest.output.kind == "states"
+    if (use := _USES.get(_task(manifest))) and can_read and not gives_states:
+        lines.append(f"ortolan {use.format(folder=folder)}")
     body = "\n".join(lines)
     return f"```sh\n{body}\n```"
 

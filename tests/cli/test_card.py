@@ -1,17 +1,24 @@
 """Model cards, as the Hub's own library reads them."""
 
+import shlex
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import click
 import pytest
 from huggingface_hub import ModelCard
 from tests.cli.conftest import Run, error_line, run_here
 from tests.runtime import tiny_decoder, tiny_encoder
 from tests.runtime.tiny_encoder import OutputKind
+from tests.runtime.transcription.tiny_whisper import write_whisper
 
+import ortolan
+from ortolan.cli import cli
 from ortolan.runtime import open_bundle
+from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.inspect import card as cards
 from ortolan.runtime.inspect.card import model_card
 
 
@@ -90,6 +97,30 @@ def test_the_task_of_an_encoder(
     monkeypatch.setattr("ortolan.runtime.inspect.card.read_certificate", lambda _: not_measured)
     tiny_encoder.write_bundle(tmp_path / "encoder", kind=kind, image=image)
     assert metadata(model_card([open_bundle(tmp_path / "encoder")]))["pipeline_tag"] == task
+
+
+def test_every_kind_of_bundle_has_a_task() -> None:
+    assert cards._TASKS.keys() == {"decoder", "encoder-decoder", *OUTPUTS}
+
+
+@pytest.mark.parametrize("use", cards._USES.values())
+def test_commands_of_cards_parse(use: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for file in ("text.txt", "photo.jpg", "talk.mp3"):
+        Path(file).touch()
+    name, *words = shlex.split(use.format(folder="bundle"))
+    command = cli.get_command(click.Context(cli), name)
+    assert command is not None
+    with command.make_context(name, words) as context:
+        assert context.params["bundle"] == Path("bundle")
+
+
+def test_a_card_of_a_model_that_transcribes(tmp_path: Path) -> None:
+    write_whisper(tmp_path / "source")
+    bundle = ortolan.export(tmp_path / "source", tmp_path / "whisper")
+    made = model_card([bundle])
+    assert metadata(made)["pipeline_tag"] == "automatic-speech-recognition"
+    assert "ortolan transcribe whisper talk.mp3" in made
 
 
 def test_bundles_of_other_checkpoints_are_refused(bundle: Path, tmp_path: Path) -> None:
