@@ -167,6 +167,8 @@ def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
     wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
     names = wanted if model.vocab_size > 1 else ()
     missing = {n: LOSSES[n] for n in names if n in LOSSES and n not in model.companions}
+    if model.sides.has_encoder:  # nothing to chat with
+        missing.pop(TEMPLATE, None)
     settings = model.companions.get(TOKENIZER_CONFIG)
     if settings is not None and b'"chat_template"' in settings.read_bytes():
         missing.pop(TEMPLATE, None)
