@@ -6,15 +6,12 @@ from pathlib import Path
 
 import pytest
 from tests.runtime import packed_bundles
-from tests.runtime.serving import counted_queue
 from tests.runtime.tiny_decoder import BOS, EOS, TinyDecoder, tokenizer_json, write_bundle
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.bundle.packed import Packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.loading import load
-
-counted_queue.install()
 
 POISON = 13
 """Id whose logits are not finite in `poisoned`; the character `-`."""

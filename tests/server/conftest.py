@@ -6,13 +6,10 @@ from pathlib import Path
 import httpx2
 import pytest
 from tests.runtime.chat.tiny_chat import packed_chat_models
-from tests.runtime.serving import counted_queue
 from tests.server.live import LiveServer, live_server
 
 from ortolan.runtime import Decoder
 from ortolan.server import Settings
-
-counted_queue.install()
 
 TEMPLATE = (
     "{{ tools or '' }}{% for m in messages %}<bos>{{ m.role[0] }}:"

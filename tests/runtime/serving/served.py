@@ -1,5 +1,6 @@
 """Requests to a service, and their completions alone."""
 
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -58,7 +59,7 @@ def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
     return run
 
 
-def held(service: Any, *, commands: int, rounds: int = 0) -> Callable[[], bool]:
+class Held:
     """Option `cancel` of a request: the service stops until commands for it are queued.
 
     Otherwise the request might end before the test cancels it.
@@ -67,15 +68,21 @@ def held(service: Any, *, commands: int, rounds: int = 0) -> Callable[[], bool]:
         service: that computes the request.
         commands: number to wait for.
         rounds: of the request, before the service stops.
+
+    Attributes:
+        has_begun: set while the service computes the request, so that it took earlier commands.
     """
-    queue, polls = service._worker._commands, count()
 
-    def cancel() -> bool:
-        if next(polls) >= rounds:
-            wait_until(lambda: queue.qsize() >= commands)
+    def __init__(self, service: Any, *, commands: int, rounds: int = 0) -> None:
+        self._queue, self._commands = service._worker._commands, commands
+        self._rounds, self._polls = rounds, count()
+        self.has_begun = threading.Event()
+
+    def __call__(self) -> bool:
+        self.has_begun.set()
+        if next(self._polls) >= self._rounds:
+            wait_until(lambda: self._queue.qsize() >= self._commands)
         return False
-
-    return cancel
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.runtime.chat.tiny_chat import assert_same, chat_model, packed_chat_models
-from tests.runtime.serving.served import held, settle
+from tests.runtime.serving.served import Held, settle
 
 from ortolan.runtime import Decoder, Sampling
 from ortolan.runtime.chat.reply import Reply
@@ -126,7 +126,7 @@ def test_tasks_read_pieces_and_await_replies(model: Decoder, service: Service) -
 
 
 def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None:
-    cancel = held(service, commands=1, rounds=8)
+    cancel = Held(service, commands=1, rounds=8)
     with service.chat(user("Hi."), ignore_eos=True, cancel=cancel) as ticket:
         first = next(ticket)
     assert ticket.reply().content.startswith(first.content)
@@ -252,7 +252,7 @@ def test_a_conversation_answers_calls_in_an_event_loop(service: Service, tmp_pat
     ]  # fmt: skip
     conversation.save(tmp_path / "saved.json")
     assert len(json.loads((tmp_path / "saved.json").read_text())["messages"]) == 4
-    cancel = held(service, commands=1, rounds=8)
+    cancel = Held(service, commands=1, rounds=8)
     with conversation.stream("More.", ignore_eos=True, cancel=cancel) as stream:
         next(stream)
     assert stream.reply.completion.finish_reason == "cancelled"

@@ -9,7 +9,7 @@ import time
 from typing import Any
 
 import pytest
-from tests.runtime.serving.served import held, settle, wait_until
+from tests.runtime.serving.served import Held, settle
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.errors import ServiceClosedError
@@ -30,9 +30,9 @@ def test_closing_finishes_accepted_requests(model: Decoder) -> None:
 def test_closing_by_a_deadline_cancels(model: Decoder, timeout: float) -> None:
     service = model.serve(slots=2)
     # eight more requests, the end of the service, and that of nine requests
-    cancel = held(service, commands=18)
+    cancel = Held(service, commands=18)
     tickets = [service.submit("a" * 40, ignore_eos=True, cancel=cancel)]
-    wait_until(lambda: service._worker._commands.empty())
+    assert cancel.has_begun.wait(60)
     tickets += [service.submit("a" * 40, ignore_eos=True) for _ in range(8)]
     service.close(timeout)
     assert all(ticket.completion().finish_reason == "cancelled" for ticket in tickets)
@@ -43,8 +43,9 @@ def test_a_block_that_raises_cancels(model: Decoder) -> None:
 
     def fail() -> None:
         with model.serve(slots=2) as service:
-            cancel = held(service, commands=2)
+            cancel = Held(service, commands=2)
             tickets.append(service.submit("abc", ignore_eos=True, cancel=cancel))
+            assert cancel.has_begun.wait(60)
             raise KeyError
 
     with pytest.raises(KeyError):
