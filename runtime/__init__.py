@@ -63,6 +63,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.encoder import Encoder
     from ortolan.runtime.encoding.answer import Answer
     from ortolan.runtime.encoding.classification import Classification
+    from ortolan.runtime.encoding.filling import Candidate, Filling
     from ortolan.runtime.encoding.token_classification import LabeledSpan, TokenClassification
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.completion import (
@@ -99,6 +100,7 @@ __all__ = [
     "BundleFileError",
     "BundleKindError",
     "BundleNotFoundError",
+    "Candidate",
     "CertificateError",
     "ChatError",
     "ChatTemplateError",
@@ -114,6 +116,7 @@ __all__ = [
     "EncoderService",
     "EncoderStats",
     "EncoderTicket",
+    "Filling",
     "FirstLoadError",
     "ForkedError",
     "Grammar",
@@ -165,6 +168,7 @@ __all__ = [
 _HOMES = {
     "Answer": "encoding.answer",
     "Bundle": "bundle.bundle",
+    "Candidate": "encoding.filling",
     "ChatTicket": "serving.chat_ticket",
     "Classification": "encoding.classification",
     "Completion": "generation.completion",
@@ -175,6 +179,7 @@ _HOMES = {
     "EncoderService": "serving.encoder_service",
     "EncoderStats": "serving.encoder_service",
     "EncoderTicket": "serving.encoder_ticket",
+    "Filling": "encoding.filling",
     "Grammar": "generation.grammar",
     "Hypothesis": "generation.completion",
     "LabeledSpan": "encoding.token_classification",

@@ -15,6 +15,7 @@ from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import TEMPLATE
+from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.images import Image, read_pixels
@@ -184,6 +185,26 @@ class Encoder(Model):
                 allow_none=allow_none,
             )
         )
+
+    def fill(self, text: str, *, top: int = 5) -> Filling:
+        """Fill the blanks of a text, like transformers' pipeline `fill-mask`.
+
+            model.fill("Ada lives in [MASK].").blanks[0][0].text
+
+        Args:
+            text: with one or more blanks, as the model writes them: `[MASK]`, `<mask>` or
+                `<|mask|>`.
+            top: maximum number of candidates for a blank.
+
+        Raises:
+            BundleKindError: the encoder was not trained to fill blanks.
+            ContextLengthError: the text is too long.
+            InputError: the text has no blank, or an argument is invalid.
+            TokenizerError: the tokenizer has no token for blanks.
+            NumericError: the output is not finite.
+            ForkedError: the process was forked after loading.
+        """
+        return self._run(self._calls.fill(text, self.tokenizer, top=top))
 
     def pixels(self, image: Image) -> NDArray[np.float32]:
         """Return the pixels of an image as the encoder reads them, `(channels, height, width)`.

@@ -153,7 +153,7 @@ OUTPUTS = {
             are_logits=True,
             gives="logits of {size} tokens for each token",
             summary="logits of the vocabulary for each token",
-            use="ortolan.load(path, Encoder).logits",
+            use="`ortolan fill`, or ortolan.load(path, Encoder).logits",
             distance="KL",
         ),
         OutputKind(

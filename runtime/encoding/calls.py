@@ -15,6 +15,7 @@ from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import entailed, entailment_of, pairs_of
+from ortolan.runtime.encoding.filling import Filling, blanks_of, checked_top, filled
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
     Aggregation,
@@ -24,6 +25,7 @@ from ortolan.runtime.encoding.token_classification import (
 )
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import Inputs, SourceReader, SpannedIds, WindowIds, as_list
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
@@ -125,6 +127,23 @@ class EncoderCalls:
                 max_answer_tokens=max_answer_tokens,
                 allow_none=allow_none,
             )
+
+        return EncoderCall(items, finish)
+
+    def fill(self, text: str, tokenizer: Tokenizer | None, *, top: int) -> EncoderCall[Filling]:
+        """The most probable tokens in the blanks of a text."""
+        self._expect("logits", what="fill", expected="an encoder with a language model's head")
+        if not isinstance(text, str):
+            raise InputError(f"fill needs a text with a blank (got {shown(text)}).")
+        if tokenizer is None:
+            raise no_tokenizer("text")
+        top = checked_top(top)
+        items = self.rows.items(text, truncate=False)
+        (ids,) = [item.ids for item in items if isinstance(item.ids, list)]
+        places = blanks_of(ids, tokenizer)
+
+        def finish(rows: list[Row]) -> Filling:
+            return filled(rows[0], ids, places, tokenizer, top=top)
 
         return EncoderCall(items, finish)
 

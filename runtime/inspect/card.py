@@ -35,6 +35,7 @@ _USES: Mapping[str, str] = {
     "text-classification": 'classify {folder} "A text"',
     "image-classification": "classify {folder} photo.jpg",
     "token-classification": 'classify {folder} "A text"',
+    "fill-mask": 'fill {folder} "A text with a [MASK]"',
     "question-answering": 'answer {folder} "A question" --context text.txt',
     "feature-extraction": 'embed {folder} "A text"',
     "image-feature-extraction": "embed {folder} photo.jpg",

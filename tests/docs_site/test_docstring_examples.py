@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import soundfile
+from tests.export.test_fill import write_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
 from tests.runtime import tiny_encoder, tiny_translators
 from tests.runtime.chat.tiny_chat import packed_chat_models
@@ -31,6 +32,7 @@ MODELS = {
     "Encoder.classify_as": "entailment",
     "Encoder.classify_tokens": "tagger",
     "Encoder.answer": "reader",
+    "Encoder.fill": "filler",
     "Encoder": "embedder",
     "EncoderService": "embedder",
     "EncoderTicket": "embedder",
@@ -74,15 +76,16 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
     """Writes the bundle of a name once."""
     root = tmp_path_factory.mktemp("bundles")
 
-    def exported(architecture: str, **values: Any) -> Path:
+    def exported(architecture: str) -> Path:
         folder = root / architecture
-        EncoderCase(architecture, BERT | values).write(folder)
-        (folder / "tokenizer.json").write_bytes(tiny_encoder.tokenizer_json())
+        EncoderCase(architecture, BERT).write(folder)
+        write_tokenizer(folder, "[MASK]")
         return ortolan.export(folder, folder / "bundle").path
 
     makes: dict[str, Callable[[], Path]] = {
         "bundle": lambda: packed_chat_models(root, ("fp32",), TEMPLATE)["fp32"].bundle.path,
         "tagger": lambda: exported("BertForTokenClassification"),
+        "filler": lambda: exported("BertForMaskedLM"),
         "reader": lambda: exported("BertForQuestionAnswering"),
         "translator": lambda: _translator(root / "translation"),
         "embedder": lambda: tiny_encoder.write_bundle(root / "embedder", kind="embedding").path,

@@ -1,0 +1,116 @@
+"""Masked filling: the most probable tokens in the blanks of a text (Devlin et al. 2019, "BERT").
+
+Shape letters: T tokens of the text, V vocabulary.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.labels import scores_of
+from ortolan.runtime.errors import InputError, TokenizerError, shown
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+__all__ = ["MASKS", "Candidate", "Filling", "blanks_of", "checked_top", "filled"]
+
+MASKS = ("[MASK]", "<mask>", "<|mask|>")
+"""How models write a blank: BERT and its kin, RoBERTa and its kin, EuroBERT."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Candidate:
+    """A token for a blank.
+
+    Attributes:
+        text: of the token.
+        token: its id.
+        score: its probability.
+    """
+
+    text: str
+    token: int
+    score: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Filling:
+    """What may stand in the blanks of a text.
+
+    Attributes:
+        text: with the most probable token in each blank.
+        blanks: for each blank its candidates, the most probable first. Each blank is filled as if
+            the others stayed blank.
+    """
+
+    text: str
+    blanks: tuple[tuple[Candidate, ...], ...]
+
+
+def blanks_of(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
+    """Positions of the blanks in a text.
+
+    Raises:
+        TokenizerError: the tokenizer has no token for blanks.
+        InputError: there is no blank.
+    """
+    masks = {mask: tokenizer.encode(mask, add_special_tokens=False) for mask in MASKS}
+    known = {mask: ids[0] for mask, ids in masks.items() if len(ids) == 1}
+    mask = next((mask for mask, token in known.items() if tokenizer.text_of(token) == mask), None)
+    if mask is None:
+        raise TokenizerError(
+            f"fill: expected a tokenizer with one of the tokens {', '.join(MASKS)}, got none. "
+            "Use a model that was trained to fill blanks."
+        )
+    places = [place for place, token in enumerate(ids) if token == known[mask]]
+    if not places:
+        raise InputError(f"fill: the text has no blank. Write {mask} where a word is missing.")
+    return places
+
+
+def filled(
+    logits_TV: NDArray[np.float32],
+    ids: Sequence[int],
+    places: Sequence[int],
+    tokenizer: Tokenizer,
+    *,
+    top: int,
+) -> Filling:
+    """Choose candidates.
+
+    Args:
+        logits_TV: of each token.
+        ids: of the text.
+        places: of its blanks.
+        tokenizer: writes texts.
+        top: maximum number of candidates for a blank.
+    """
+    blanks = []
+    for place in places:
+        scores_V = scores_of(logits_TV[place], "softmax")
+        best = np.argsort(-scores_V, kind="stable")[:top].tolist()
+        blanks.append(
+            tuple(
+                Candidate(
+                    text=tokenizer.decode([token], skip_special_tokens=False).strip(),
+                    token=token,
+                    score=float(scores_V[token]),
+                )
+                for token in best
+            )
+        )
+    chosen = {place: blank[0].token for place, blank in zip(places, blanks, strict=True)}
+    whole = [chosen.get(place, token) for place, token in enumerate(ids)]
+    return Filling(text=tokenizer.decode(whole), blanks=tuple(blanks))
+
+
+def checked_top(top: object) -> int:
+    """The number of candidates.
+
+    Raises:
+        InputError: it is not a positive integer.
+    """
+    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
+        raise InputError(f"top must be an integer from 1 on (got {shown(top)}).")
+    return top
