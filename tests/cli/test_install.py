@@ -156,6 +156,17 @@ def test_plot_draws_attention(environments: Path, tmp_path: Path, ortolan: Ortol
         assert min(drawn.size) > 100
 
 
+def test_audio_reads_sound_files(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
+    ortolan("export", MODELS / "spoken", tmp_path / "bundle")
+    program, talk = installed("audio", environments) / "ortolan", MODELS / "spoken" / "talk.flac"
+    printed = run(program, "transcribe", tmp_path / "bundle", talk)
+    assert "nine green cows jump on the hill" in printed
+    message = run(
+        installed("cpu", environments) / "ortolan", "transcribe", tmp_path / "bundle", talk, code=2
+    )
+    assert 'pip install "ortolan[audio]"' in message
+
+
 def test_grammar_constrains_a_text(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
     ortolan("export", MODELS / "pythonic", tmp_path / "bundle")
     program = installed("grammar", environments) / "ortolan"

@@ -18,10 +18,13 @@ from ortolan.cuda_setup import Part, examine, installed_version
 from ortolan.distribution import is_runtime_only, pip_install
 
 EXTRAS = {
+    "audio": ("read sound files", ("onnxruntime", "soundfile", "soxr")),
     "chat": ("chat", ("jinja2", "onnxruntime")),
     "cpu": ("run bundles", ("onnxruntime",)),
     "export": ("export checkpoints", ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors")),
+    "grammar": ("constrain texts", ("llguidance", "onnxruntime")),
     "plot": ("draw attention", ("matplotlib", "onnxruntime")),
+    "serve": ("serve over HTTP", ("jinja2", "onnxruntime", "starlette", "uvicorn")),
     "train": ("train recipes", ("torch", "safetensors", "matplotlib", "tqdm")),
     "webgpu": ("run bundles on any GPU", ("onnxruntime", "onnxruntime-ep-webgpu")),
     "vision": ("read image files", ("onnxruntime", "pillow")),
