@@ -75,7 +75,7 @@ def test_report_compares_the_first_peer_with_the_others_at_each_length(tmp_path:
     }
     text = report.markdown(results, setting)
     assert text.startswith("# Speed of tiny, int4, 2 threads\n")
-    assert "2 starts with 1 rounds each." in text
+    assert "2 starts with 1 round each." in text
     assert text.count("| a |") == 3
     assert "| c | 1.50 |  | 1 |" in text
     assert text.endswith("With builder 2, engine 1.0.\n")
