@@ -15,7 +15,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
@@ -61,11 +61,12 @@ def attention_maps(
     """Compute which tokens each token of a text attends to.
 
     Queries are labeled with the token read at their position; in `cross` maps, from a decoder to
-    its source, with the token written there. Patches of images are numbered.
+    its source, with the token written there. Patches of images are numbered; vectors of sounds have
+    their seconds.
 
     Args:
         bundle: a folder, or an opened bundle.
-        text: a text, token ids or an image.
+        text: a text, token ids, an image or a sound.
         target: output of an encoder-decoder, as text or as ids with EOS; greedy by default.
         threads: as for `ortolan.load`.
 
@@ -134,7 +135,10 @@ def _sides(
     feeds = reader.feeds([source])
     feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes
     names: tuple[str, ...] = ()
-    if not isinstance(manifest.source, ImageSource):
+    if isinstance(manifest.source, AudioSource):
+        seconds = [manifest.source.step_s * place for place in range(manifest.source.vectors)]
+        names = tuple(f"{second:.2f}" for second in seconds)
+    elif not isinstance(manifest.source, ImageSource):
         tokens = [int(token) for token in feeds[IDS][0]]
         _check_count(len(tokens), "text")
         names = _labels(tokenizer, tokens)

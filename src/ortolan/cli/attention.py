@@ -35,6 +35,11 @@ def _numbers(
     help="Attention within a text (self), from target to source (cross, the default for an "
     "encoder-decoder), or to the slots of a memory (read and write, the default for these models).",
 )
+@click.option(
+    "--over-image",
+    is_flag=True,
+    help="Draw on the image what its class token, or each written token, attends to.",
+)
 @options.threads
 def command(
     bundle: Path,
@@ -45,20 +50,31 @@ def command(
     heads: tuple[int, ...] | None,
     mean: bool,
     kind: str | None,
+    over_image: bool,
     threads: int | None,
 ) -> None:
     """Draw what each token of TEXT attends to: a heat map per layer and head.
 
-    Queries are rows, keys are columns. BUNDLE must be exported with --attention-maps. TEXT is an
-    image file if the bundle reads images.
+    Queries are rows, keys are columns. BUNDLE must be exported with --attention-maps. TEXT is a
+    file if the bundle reads images or sounds.
     """
     with extra("plot", command="attention"):
+        from ortolan.cli.attention_over_image import draw_over, gazes
         from ortolan.cli.attention_picture import choose, draw
+    from ortolan.runtime import open_bundle
     from ortolan.runtime.attention_maps import attention_maps
+    from ortolan.runtime.bundle.manifest import ImageSource
 
     with loading("attention") as steps:
-        maps = attention_maps(bundle, text, target=target, threads=threads)
+        opened = open_bundle(bundle)
+        source = opened.manifest.source
+        if over_image and not isinstance(source, ImageSource):
+            raise click.UsageError("--over-image is for bundles that read images. Leave it out.")
+        maps = attention_maps(opened, text, target=target, threads=threads)
         panels = choose(maps, kind=kind, layers=layers, heads=heads, mean=mean)
         steps("draw", 0, len(panels))
-        draw(panels, out)
+        if over_image and isinstance(source, ImageSource):
+            draw_over(text, source, gazes(panels, source), out)
+        else:
+            draw(panels, out)
     print(f"{out}  {len(panels)} maps")

@@ -113,11 +113,7 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
     columns = max(sum(panel.row == row for panel in panels) for row in rows)
     width = max(_width(panel) for panel in panels) * columns
     height = max(_height(panel) for panel in panels) * len(rows)
-    if width * height * DPI**2 > MAX_PIXELS:
-        raise InputError(
-            f"The picture would have more than {MAX_PIXELS} pixels ({math.ceil(width * DPI)} by "
-            f"{math.ceil(height * DPI)}). Choose --layers and --heads, or use a shorter text."
-        )
+    check_size(width, height)
     figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
     FigureCanvasAgg(figure)
     grid = figure.subplots(len(rows), columns, squeeze=False)
@@ -128,7 +124,24 @@ def draw(panels: Sequence[Panel], path: Path) -> None:
             _panel(axes, panel, darkest)
         for axes in line[len(of_row) :]:
             axes.set_axis_off()
-    _save(figure, path)
+    save(figure, path)
+
+
+def check_size(width: float, height: float) -> None:
+    """Reject a picture that is too large.
+
+    Args:
+        width: in inches.
+        height: in inches.
+
+    Raises:
+        InputError: it has too many pixels.
+    """
+    if width * height * DPI**2 > MAX_PIXELS:
+        raise InputError(
+            f"The picture would have more than {MAX_PIXELS} pixels ({math.ceil(width * DPI)} by "
+            f"{math.ceil(height * DPI)}). Choose --layers and --heads, or use a shorter text."
+        )
 
 
 def _width(panel: Panel) -> float:
@@ -161,7 +174,12 @@ def _short(text: str) -> str:
     return shown if fits else f"{shown[: MAX_LABEL_LETTERS - 1]}…"
 
 
-def _save(figure: Figure, path: Path) -> None:
+def save(figure: Figure, path: Path) -> None:
+    """Write a figure, in the format of the file name's suffix.
+
+    Raises:
+        InputError: it cannot be written.
+    """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:

@@ -11,6 +11,7 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 from tests.runtime.transcription.tiny_whisper import (
+    EN,
     FIRST_TIME,
     RATE,
     TRANSCRIBE,
@@ -22,6 +23,7 @@ from tests.runtime.transcription.tiny_whisper import (
 from transformers import WhisperFeatureExtractor
 
 import ortolan
+from ortolan.runtime.attention_maps import attention_maps
 from ortolan.runtime.errors import BundleKindError, InputError
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.transcription.timestamps import spans
@@ -294,3 +296,14 @@ def test_pairs_of_times_split_the_text_of_a_window(
     found, end = spans(tokens, first_timestamp=100, length=50)
     sizes = [(span.start, span.end, span.part.stop - span.part.start) for span in found]
     assert (sizes, end) == (expected, moved)
+
+
+def test_attention_to_a_sound_has_its_seconds(saved: Saved, tmp_path: Path) -> None:
+    options = ortolan.ExportOptions(attention_maps=True, proof="quick")
+    ortolan.export(saved[0] / "source", tmp_path / "bundle", options=options)
+    maps = attention_maps(tmp_path / "bundle", sound(0.8), target=[EN, TRANSCRIBE, 5])
+    name = "decoder.1.cross"
+    assert maps.maps[name].shape[1:] == (3, VECTORS)
+    assert maps.keys[name][:3] == ("0.00", "0.02", "0.04")
+    assert maps.queries[name] == ("<|en|>", "<|transcribe|>", "w5")
+    assert maps.maps[name].sum(-1) == pytest.approx(1, abs=1e-5)
