@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import AudioSource
 from ortolan.runtime.errors import InputError, MissingExtraError
-from ortolan.runtime.inputs.audio import log_mel, read_chunks, read_samples
+from ortolan.runtime.inputs.audio import log_mel, read_blocks, read_chunks, read_samples
 
 SOURCE = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50, vectors=25)
 CHUNK = SOURCE.hop * SOURCE.frames
@@ -210,3 +210,23 @@ def test_a_missing_extra_says_what_to_install(
     with pytest.raises(MissingExtraError, match="audio"):
         read_samples(data, SOURCE)
     assert len(read_samples(noise(), SOURCE)) == 1001
+
+
+@pytest.mark.parametrize("rate", [8000, 44_100])
+def test_blocks_of_another_rate_are_resampled_as_one_sound(rate: int) -> None:
+    soxr = pytest.importorskip("soxr")
+    samples = np.random.default_rng(0).uniform(-0.5, 0.5, 10_000).astype(np.float32)
+    blocks = np.array_split(samples, [1, 2, 700, 5000])
+    read = np.concatenate([*read_blocks(blocks, SOURCE, rate=rate)])
+    whole = soxr.resample(samples, rate, SOURCE.rate)
+    assert len(read) == pytest.approx(len(whole), abs=1)
+    size = min(len(read), len(whole))
+    assert read[:size] == pytest.approx(whole[:size], abs=1e-3)
+
+
+def test_blocks_of_the_same_rate_stay_as_they_are() -> None:
+    samples = np.linspace(-1, 1, 1000, dtype=np.float32)
+    blocks = [*read_blocks(np.array_split(samples, 7), SOURCE)]
+    assert np.array_equal(np.concatenate(blocks), samples)
+    with pytest.raises(InputError, match="rate must be a number"):
+        [*read_blocks([samples], SOURCE, rate="fast")]  # type: ignore[arg-type]
