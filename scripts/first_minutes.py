@@ -35,7 +35,7 @@ QUESTIONS = "Read lines.\nAnd words?\n"
 
 @dataclass(frozen=True, kw_only=True)
 class Journey:
-    """What a new user does.
+    """A new user's first commands.
 
     Attributes:
         name: in the table.
@@ -45,7 +45,7 @@ class Journey:
         programs: documents whose first program runs before them.
         more: commands after those of the document.
         files: of the repository that the user has.
-        bundles: models that somebody exported for the user.
+        bundles: models that were exported elsewhere.
     """
 
     name: str

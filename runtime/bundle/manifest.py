@@ -383,14 +383,14 @@ class Speech(
     """Tokens with which a decoder transcribes (Radford et al. 2023, figure 1).
 
     Its text begins with the start token, a language, a task, and `no_timestamps` if no times are
-    wanted. Times are tokens too: `first_timestamp` is the begin of the sound, and each further id
+    wanted. Times are tokens too: `first_timestamp` is the start of the sound, and each further id
     one vector of the encoder later.
 
     Attributes:
         languages: ids by code, such as `en`; empty for a model of one language.
         tasks: ids of `transcribe` and `translate`; empty for a model of one language.
         no_timestamps: stands where no times are wanted.
-        first_timestamp: stands for the begin of the sound.
+        first_timestamp: stands for the start of the sound.
         latest_start: vectors before the first time, at most; `None` without a limit.
     """
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import checked_flag
+from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
@@ -15,7 +15,7 @@ from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import entailed, entailment_of, pairs_of
-from ortolan.runtime.encoding.filling import Filling, blanks_of, checked_top, filled
+from ortolan.runtime.encoding.filling import Filling, blanks_of, filled
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
     Aggregation,
@@ -137,7 +137,7 @@ class EncoderCalls:
             raise InputError(f"fill needs a text with a blank (got {shown(text)}).")
         if tokenizer is None:
             raise no_tokenizer("text")
-        top = checked_top(top)
+        top = checked_count("top", top)
         items = self.rows.items(text, truncate=False)
         (ids,) = [item.ids for item in items if isinstance(item.ids, list)]
         places = blanks_of(ids, tokenizer)

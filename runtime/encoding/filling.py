@@ -10,10 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.labels import scores_of
-from ortolan.runtime.errors import InputError, TokenizerError, shown
+from ortolan.runtime.errors import InputError, TokenizerError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["MASKS", "Candidate", "Filling", "blanks_of", "checked_top", "filled"]
+__all__ = ["MASKS", "Candidate", "Filling", "blanks_of", "filled"]
 
 MASKS = ("[MASK]", "<mask>", "<|mask|>")
 """How models write a blank: BERT and its kin, RoBERTa and its kin, EuroBERT."""
@@ -36,7 +36,7 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filling:
-    """What may stand in the blanks of a text.
+    """Candidates for the blanks of a text.
 
     Attributes:
         text: with the most probable token in each blank.
@@ -60,8 +60,8 @@ def blanks_of(ids: Sequence[int], tokenizer: Tokenizer) -> list[int]:
     mask = next((mask for mask, token in known.items() if tokenizer.text_of(token) == mask), None)
     if mask is None:
         raise TokenizerError(
-            f"fill: expected a tokenizer with one of the tokens {', '.join(MASKS)}, got none. "
-            "Use a model that was trained to fill blanks."
+            f"The tokenizer has no token for blanks, which is one of the tokens "
+            f"{', '.join(MASKS)}. Use a model that was trained to fill blanks."
         )
     places = [place for place, token in enumerate(ids) if token == known[mask]]
     if not places:
@@ -103,14 +103,3 @@ def filled(
     chosen = {place: blank[0].token for place, blank in zip(places, blanks, strict=True)}
     whole = [chosen.get(place, token) for place, token in enumerate(ids)]
     return Filling(text=tokenizer.decode(whole), blanks=tuple(blanks))
-
-
-def checked_top(top: object) -> int:
-    """The number of candidates.
-
-    Raises:
-        InputError: it is not a positive integer.
-    """
-    if isinstance(top, bool) or not isinstance(top, int) or top < 1:
-        raise InputError(f"top must be an integer from 1 on (got {shown(top)}).")
-    return top

@@ -1,4 +1,4 @@
-"""Sounds that are read window by window, from the begin or while they are recorded.
+"""Sounds that are read window by window, whole or while they are recorded.
 
 Shape letters: N samples, M mel bins, F frames.
 """
@@ -18,16 +18,16 @@ class Windows(Protocol):
     """A sound that is read window by window.
 
     Attributes:
-        frame: at which the current window begins.
+        frame: first frame of the current window.
     """
 
     frame: int
 
     def window(self) -> tuple[NDArray[np.float32], int]:
-        """Return a spectrogram `(bins, frames)`, and how many of its frames are of the sound."""
+        """Return a spectrogram `(bins, frames)`, and the number of its frames before padding."""
 
     def move(self, frames: int) -> None:
-        """Begin the next window this many frames later."""
+        """Start the next window this number of frames later."""
 
 
 class Recording:

@@ -1,7 +1,7 @@
 """Tokens of time in the text of a window (Radford et al. 2023, section 2.3).
 
-A segment is a time, text and another time: `<|0.00|> One.<|1.40|><|1.40|> Two.<|2.80|>`. What comes
-after the last pair of times was cut off by the end of the window, so it is heard again in the next.
+A segment is a time, text and another time: `<|0.00|> One.<|1.40|><|1.40|> Two.<|2.80|>`. The end of
+the window cuts off any text after the last pair of times, so the next window covers it again.
 """
 
 import math
@@ -66,9 +66,9 @@ class Span:
     """A segment in the text of a window.
 
     Attributes:
-        start: in vectors of the encoder from the begin of the window.
-        end: in vectors.
-        part: its tokens.
+        start: in encoder vectors from the start of the window.
+        end: in encoder vectors from the start of the window.
+        part: slice of its tokens.
     """
 
     start: int
@@ -81,7 +81,7 @@ def spans(tokens: Sequence[int], *, first_timestamp: int, length: int) -> tuple[
 
     Args:
         tokens: without EOS.
-        first_timestamp: id of the begin of the window; later times have higher ids.
+        first_timestamp: id of the time 0; later times have higher ids.
         length: of the sound in the window, in vectors of the encoder.
 
     Returns:

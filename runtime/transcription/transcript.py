@@ -10,12 +10,11 @@ class Segment:
     """A part of a sound, usually a sentence.
 
     Attributes:
-        start: seconds from the begin of the sound.
-        end: seconds from the begin of the sound.
-        text: that was said, without spaces around it; empty if the bundle has no tokenizer.
-        tokens: ids of the text, with those of times.
-        logprob: mean log-probability of the tokens. Text that was made up from noise often has less
-            than -1.
+        start: seconds from the start of the sound.
+        end: seconds from the start of the sound.
+        text: what was said, without spaces around it; empty if the bundle has no tokenizer.
+        tokens: ids of the text and of its times.
+        logprob: mean log-probability of the tokens. OpenAI's own Whisper retries below -1.
     """
 
     start: float

@@ -7,31 +7,41 @@ from ortolan.runtime.bundle.manifest import AudioSource
 
 __all__ = ["probe_sound"]
 
-_MULTIPLIER = 2_654_435_761
-"""Odd, close to 2**32 divided by the golden ratio, so that its multiples look like noise."""
+_MIXERS = (0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53)
+"""Multipliers of MurmurHash3's 64-bit finalizer (Appleby 2011), which scrambles consecutive
+integers."""
 
 BURSTS = 7
-"""Times that the loudness of a sound rises and falls."""
+"""Number of times that a sound swells and fades."""
 
 OCTAVES = 5
-"""Sounds before the smoothness of the noise begins again."""
+"""Number of different low-pass filters; later sounds repeat them."""
 
 
 def probe_sound(source: AudioSource, number: int) -> NDArray[np.float32]:
-    """Make a sound for an encoder: bursts of noise, each sound duller than the one before.
+    """Make a sound for an encoder: bursts of white noise through a moving average.
 
     Args:
-        source: of the encoder.
-        number: of the probe, from 0. Sounds with odd numbers are half as long as the encoder reads.
+        source: the encoder's input.
+        number: number of the probe, from 0. The average gets wider up to probe `OCTAVES - 1`, then
+            starts again. Odd probes fill half a window.
 
     Returns:
-        float32 `(N,)` at the rate of the encoder.
+        float32 `(N,)` at the encoder's sampling rate.
     """
     size = source.samples // (1 + number % 2)
     width = 1 << number % OCTAVES
-    index = np.arange(1, size + width + 1, dtype=np.uint64) * np.uint64(_MULTIPLIER + 2 * number)
-    noise = (index % np.uint64(1 << 32)).astype(np.float64) / (1 << 31) - 1
+    noise = _noise(size + width, seed=number)
     sums = np.cumsum(noise)
     smooth = (sums[width:] - sums[:-width]) / width
     loudness = np.abs(np.linspace(-BURSTS, BURSTS, size) % 2 - 1)
     return (0.5 * smooth * loudness).astype(np.float32)
+
+
+def _noise(count: int, *, seed: int) -> NDArray[np.float64]:
+    """White noise from -1 to 1, the same on every machine."""
+    bits = np.arange(count, dtype=np.uint64) + np.uint64(1 + (seed << 32))
+    for mixer in _MIXERS:
+        bits = (bits ^ (bits >> np.uint64(33))) * np.uint64(mixer)
+    bits ^= bits >> np.uint64(33)
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-52 - 1

@@ -24,7 +24,7 @@ SAID = {
     (9.18, 11.10): "two blue birds run under the tree",
     (11.44, 13.00): "eight blue ducks run at home",
 }
-"""What `python -m spoken.phrases` says that it wrote."""
+"""Times and phrases that `python -m spoken.phrases` prints."""
 
 
 @pytest.fixture(scope="module")

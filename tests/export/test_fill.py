@@ -92,7 +92,7 @@ def test_the_command_prints_candidates(checkpoint: Callable[[str], Path]) -> Non
     ("text", "top", "message"),
     [
         ("w7 w8", 5, r"no blank\. Write \[MASK\]"),
-        ("w7 [MASK]", 0, "top must be an integer"),
+        ("w7 [MASK]", 0, "top must be a whole number of at least 1"),
         ([7, 4], 5, "needs a text"),
     ],
 )

@@ -23,6 +23,8 @@ from ortolan.runtime import Decoder, InputError, PromptLookup
 from ortolan.runtime.attention_maps import attention_maps
 from ortolan.runtime.verification.replay import verify
 
+pytestmark = pytest.mark.slow
+
 VOCAB, CONTEXT = 53, 400
 
 PLAIN = RecurrentConfig(

@@ -24,6 +24,8 @@ from ortolan.export.options import ExportOptions
 from ortolan.runtime import BundleKindError, ContextLengthError, Encoder, InputError, load
 from ortolan.runtime.verification.replay import verify
 
+pytestmark = pytest.mark.slow
+
 LABELS = ("O", "B-PER", "I-PER", "B-LOC", "I-LOC")
 TEXTS = [
     "the quick brown fox jumps over it",

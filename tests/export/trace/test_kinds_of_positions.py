@@ -24,6 +24,8 @@ from ortolan.modeling.config import (
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import build
 
+pytestmark = pytest.mark.slow
+
 TEXTS = np.random.default_rng(0).integers(0, VOCAB, (6, 14))
 
 SOURCES, LENGTHS = TEXTS[:2, :7], np.array([7, 3], np.int32)

@@ -57,8 +57,8 @@ def features(folder: Path, samples: NDArray[np.float32]) -> torch.Tensor:
 def expected(saved: Saved, samples: NDArray[np.float32], **options: Any) -> list[tuple[Any, ...]]:
     """Start, end and tokens of the segments of transformers.
 
-    Where a window has one segment, transformers takes its only time for the end, and the begin of
-    the window for the start; here this is mended.
+    Where a window has one segment, transformers takes its only time for the end, and the start of
+    the window for the start; here this is corrected.
     """
     folder, reference = saved
     with torch.inference_mode():
@@ -70,7 +70,7 @@ def expected(saved: Saved, samples: NDArray[np.float32], **options: Any) -> list
     for segment, window in zip(found["segments"][0], windows, strict=True):
         tokens = segment["tokens"].tolist()
         start, end = float(segment["start"]), float(segment["end"])
-        if min(tokens[-2:]) >= FIRST_TIME:  # the last one is the begin of the next segment
+        if min(tokens[-2:]) >= FIRST_TIME:  # the last one starts the next segment
             tokens = tokens[:-1]
         elif windows.count(window) == 1:
             times = [0.02 * (token - FIRST_TIME) for token in tokens if token >= FIRST_TIME]

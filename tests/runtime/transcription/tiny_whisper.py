@@ -18,7 +18,7 @@ EOS, START, EN, DE, TRANSCRIBE, TRANSLATE, NO_TIMES = range(WORDS, WORDS + 7)
 SPECIAL = ("<eos>", "<sot>", "<|en|>", "<|de|>", "<|transcribe|>", "<|translate|>", "<|notimes|>")
 FIRST_TIME = NO_TIMES + 1
 VECTORS = 50
-"""Of a window of one second, as long as Whisper's: 20 ms each."""
+"""Encoder vectors in a window of one second; 20 ms each, as in Whisper."""
 
 RATE, WINDOW = 16_000, 16_000
 """Samples per second, and of a window."""

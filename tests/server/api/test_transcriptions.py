@@ -1,7 +1,9 @@
 """Transcriptions: the text of the model in this process, in every format of OpenAI."""
 
 import io
+import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import soundfile
 from tests.runtime import tiny_encoder
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
-from tests.server.live import live_server
+from tests.server.live import LiveServer, held, live_server, stats, wait_until
 
 import ortolan
 from ortolan.runtime import Seq2Seq, Transcript
@@ -30,12 +32,15 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 @pytest.fixture(scope="module")
-def client(bundles: dict[str, Path]) -> Iterator[httpx2.Client]:
+def server(bundles: dict[str, Path]) -> Iterator[LiveServer]:
     settings = Settings(bundles=bundles, load={"threads": 1}, max_form_bytes=300_000)
-    with (
-        live_server(settings) as server,
-        httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client,
-    ):
+    with live_server(settings) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(server: LiveServer) -> Iterator[httpx2.Client]:
+    with httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client:
         yield client
 
 
@@ -89,6 +94,19 @@ def test_translations_are_another_task(client: httpx2.Client, bundles: dict[str,
     answer = post(client, "/v1/audio/translations", language=None).json()
     model = ortolan.load(bundles["whisper"], Seq2Seq)
     assert answer["text"] == model.transcribe(wave(2.7), translate=True).text
+
+
+def test_many_transcriptions_do_not_block_other_models(
+    server: LiveServer, client: httpx2.Client
+) -> None:
+    few = min(32, (os.cpu_count() or 1) + 4)  # threads of asyncio
+    with ThreadPoolExecutor(few + 4) as threads:
+        with held(server):
+            done = [threads.submit(post, client) for _ in range(few + 4)]
+            wait_until(lambda: stats(server).waiting + stats(server).running == few + 4)
+            body = {"model": "embedder", "input": "a b"}
+            assert client.post("/v1/embeddings", json=body, timeout=20).status_code == 200
+        assert {future.result().status_code for future in done} == {200}
 
 
 @pytest.mark.parametrize(

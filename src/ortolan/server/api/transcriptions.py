@@ -5,6 +5,8 @@ Source: https://platform.openai.com/docs/api-reference/audio
 
 import asyncio
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Literal
 
 import msgspec
@@ -19,6 +21,9 @@ from ortolan.server.forms import FORM
 from ortolan.server.models import ServedModel
 
 __all__ = ["ENDPOINTS"]
+
+THREADS = ThreadPoolExecutor(64, "ortolan-transcription")
+"""Threads that wait for transcripts. Those of asyncio are few, and other requests need them."""
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 
@@ -87,13 +92,16 @@ async def _answer(call: Call, body: TranslationBody, *, language: str | None, ta
     _expect_sounds(served)
     cancelled = threading.Event()
     try:
-        transcript: Transcript = await asyncio.to_thread(
-            served.service.transcribe,
-            body.file,
-            language=language,
-            translate=task == "translate",
-            sampling=Sampling(temperature=body.temperature) if body.temperature else None,
-            cancel=cancelled,
+        transcript: Transcript = await asyncio.get_running_loop().run_in_executor(
+            THREADS,
+            partial(
+                served.service.transcribe,
+                body.file,
+                language=language,
+                translate=task == "translate",
+                sampling=Sampling(temperature=body.temperature) if body.temperature else None,
+                cancel=cancelled,
+            ),
         )
     finally:
         cancelled.set()  # a thread cannot be stopped, but what it generates can
