@@ -87,6 +87,26 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 500000.0,
         "vocab_size": 128256,
     },
+    # Llama-3.1-8B.
+    "8b": {
+        "head_dim": 128,
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "max_position_embeddings": 131072,
+        "num_attention_heads": 32,
+        "num_hidden_layers": 32,
+        "num_key_value_heads": 8,
+        "rope_scaling": {
+            "factor": 8.0,
+            "high_freq_factor": 4.0,
+            "low_freq_factor": 1.0,
+            "original_max_position_embeddings": 8192,
+            "rope_type": "llama3",
+        },
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
+        "vocab_size": 128256,
+    },
     # Width and depth of SmolLM2-135M, with the keys of another type.
     "qwen2-135m": {
         "model_type": "qwen2",
@@ -195,7 +215,7 @@ def complete(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a checkpoint with tied embeddings."""
+    """Names and shapes of the tensors of a checkpoint."""
     if config["model_type"] == "llama":
         return llama_shapes(config)
     import torch
@@ -225,7 +245,7 @@ def published_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, 
 
 
 def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a Llama checkpoint with tied embeddings.
+    """Names and shapes of the tensors of a Llama checkpoint.
 
     Source: the state dict of transformers' LlamaForCausalLM. Matrices are (out, in).
     """
@@ -249,6 +269,8 @@ def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
         }
         shapes |= {f"model.layers.{layer}.{name}.weight": size for name, size in block.items()}
     shapes["model.norm.weight"] = (hidden,)
+    if not config["tie_word_embeddings"]:
+        shapes["lm_head.weight"] = (config["vocab_size"], hidden)
     return shapes
 
 

@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 import ortolan
 from ortolan.export.advice import context_notes
 from ortolan.export.options import ExportOptions, Via
-from ortolan.export.preview import preview
+from ortolan.export.preview.preview import preview
 from ortolan.export.proof.probes import text_of
 from ortolan.export.source import open_exportable
 

@@ -14,7 +14,9 @@ import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.options import Precision
-from ortolan.export.preview import REFERENCE_FLOPS, Preview, preview
+from ortolan.export.preview.cost import REFERENCE_FLOPS
+from ortolan.export.preview.preview import Preview, preview
+from ortolan.export.preview.run import PROGRAM_BYTES, PROMPT_TOKENS
 from ortolan.export.settings import EFFORTS
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 
@@ -92,11 +94,12 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
     def seconds(name: str) -> float:
         return preview(folder).precisions[name].seconds
 
-    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS)
+    monkeypatch.setattr("ortolan.export.preview.cost.core_flops", lambda: REFERENCE_FLOPS)
+    monkeypatch.setattr("ortolan.export.preview.cost.physical_cores", lambda: 1)
     tokens = EFFORTS[4]["normal"].sequences * SEQUENCE_LENGTH
     second = 1e9 / preview(folder).parameters / tokens
-    monkeypatch.setattr("ortolan.export.preview.WRITE_NS", 10 * second)
-    monkeypatch.setattr("ortolan.export.preview.GUIDE_NS", 100 * second)
+    monkeypatch.setattr("ortolan.export.preview.cost.WRITE_NS", 10 * second)
+    monkeypatch.setattr("ortolan.export.preview.cost.GUIDE_NS", 100 * second)
     quick, whole = seconds("int8"), seconds("int4")
     (folder / "calibration.txt").write_text("a text")
     given = seconds("int4")
@@ -107,14 +110,14 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
 
 
 def test_a_slower_core_takes_longer(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS)
+    monkeypatch.setattr("ortolan.export.preview.cost.core_flops", lambda: REFERENCE_FLOPS)
     usual = preview(folder).precisions["fp32"].seconds
-    monkeypatch.setattr("ortolan.export.preview.core_flops", lambda: REFERENCE_FLOPS / 2)
+    monkeypatch.setattr("ortolan.export.preview.cost.core_flops", lambda: REFERENCE_FLOPS / 2)
     assert preview(folder).precisions["fp32"].seconds == pytest.approx(2 * usual, abs=0.1)
 
 
 def test_speed_of_a_core_is_that_of_products() -> None:
-    from ortolan.export.preview import core_flops
+    from ortolan.export.preview.cost import core_flops
 
     assert 1e8 < core_flops() < 1e13
 
@@ -196,3 +199,34 @@ def test_what_cannot_be_exported_is_refused_as_an_export_refuses_it(folder: Path
 def test_live_model_is_refused(exported: Export) -> None:
     with pytest.raises(OptionError, match="a live model"):
         preview(exported("llama").module)
+
+
+def test_a_run_is_predicted(about: Preview) -> None:
+    """Products are timed on this machine, so only bounds that hold anywhere are checked."""
+    runs = [about.precisions[name].run for name in ("fp32", "int8", "int4")]
+    for run in runs:
+        assert run is not None
+        assert run.first_token_seconds is not None
+        assert run.tokens_per_second is not None
+        assert 0 < run.first_token_seconds < 60
+        assert 1 < run.tokens_per_second < 1e6
+        assert run.memory_bytes > PROGRAM_BYTES
+
+
+def test_a_run_that_does_not_fit_has_no_speed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ortolan.export.preview.run.available_memory", lambda: 1)
+    run = preview(folder).precisions["int8"].run
+    assert run is not None
+    assert (run.first_token_seconds, run.tokens_per_second) == (None, None)
+
+
+def test_memory_of_a_run_counts_scales_twice_and_the_states(about: Preview) -> None:
+    """Kernels copy scales into their packed weights, and the mapped ones stay."""
+    floats, codes = about.precisions["fp32"].run, about.precisions["int8"].run
+    assert floats is not None
+    assert codes is not None
+    states = PROMPT_TOKENS * about.cache_bytes_per_token
+    assert floats.memory_bytes - PROGRAM_BYTES - states < 4 * about.parameters
+    assert codes.memory_bytes < floats.memory_bytes

@@ -20,7 +20,7 @@ from ortolan.cli import main
 from ortolan.export.errors import OptionError
 from ortolan.export.options import ExportOptions, Via
 from ortolan.export.pipeline import export
-from ortolan.export.preview import preview
+from ortolan.export.preview.preview import preview
 from ortolan.modeling import load
 from ortolan.runtime import load as load_bundle
 

@@ -11,7 +11,9 @@ from ortolan.cli.progress import duration
 
 if TYPE_CHECKING:  # PyTorch is imported when the command runs
     from ortolan.export.coverage import Row
-    from ortolan.export.preview import Cost, Preview
+    from ortolan.export.preview.cost import Cost
+    from ortolan.export.preview.preview import Preview
+    from ortolan.export.preview.run import Run
 
 _WAYS = {"family": "by its family", "transformers": "as transformers computes it"}
 
@@ -21,7 +23,8 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     import msgspec
 
     with extra("export", command="inspect"):
-        from ortolan.export.preview import preview
+        from ortolan.export.preview.preview import preview
+        from ortolan.export.preview.run import PROMPT_TOKENS
 
     about = preview(path, via=via)
     if as_json:
@@ -43,6 +46,10 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     )
     print("\nestimated export; --precision auto takes longer")
     print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
+    runs = {name: cost.run for name, cost in about.precisions.items() if cost.run is not None}
+    if runs:
+        print(f"\npredicted use on this machine, {PROMPT_TOKENS} tokens of prompt")
+        print_table([(f"  {name}", _run(run)) for name, run in runs.items()])
 
 
 def _measured(row: Row | None) -> str:
@@ -69,9 +76,19 @@ def _keys(about: Preview) -> str:
     )
 
 
+def _run(run: Run) -> str:
+    memory = f"memory {size(run.memory_bytes)}"
+    if run.first_token_seconds is None or run.tokens_per_second is None:
+        return f"{memory}, more than is free"
+    return (
+        f"{memory}, first token after {run.first_token_seconds:.2g} s, "
+        f"{run.tokens_per_second:.2g} tokens/s"
+    )
+
+
 def _cost(cost: Cost) -> str:
     method = "" if cost.method is None else f" by {cost.method}"
     return (
         f"weights of {size(cost.bundle_bytes)}{method}, memory {size(cost.memory_bytes)}, "
-        f"{duration(cost.seconds)} of one core"
+        f"{duration(cost.seconds)}"
     )

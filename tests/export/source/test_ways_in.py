@@ -14,7 +14,7 @@ from torch import nn
 import ortolan
 from ortolan.errors import OrtolanError
 from ortolan.export.exportable import Exportable
-from ortolan.export.preview import preview
+from ortolan.export.preview.preview import preview
 from ortolan.export.source import open_exportable
 from ortolan.modeling import ConfigError
 

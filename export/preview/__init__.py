@@ -1,0 +1,1 @@
+"""What an export would make, and what it costs, without reading any weights."""

@@ -1,0 +1,132 @@
+"""Previews an export of a checkpoint, and its cost, without reading any weights."""
+
+from pathlib import Path
+
+import msgspec
+from torch import nn
+
+from ortolan.export.advice import context_notes, risks, width_of
+from ortolan.export.coverage import Row, read_coverage
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import own_calibration, own_name
+from ortolan.export.options import Int4, Via
+from ortolan.export.preview.cost import Cost, costs
+from ortolan.export.preview.parameters import count
+from ortolan.export.settings import resolve
+from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
+from ortolan.export.source.companions import COMPANIONS, TOKENIZER
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.runtime.chat.template_file import TEMPLATE, TOKENIZER_CONFIG
+
+LOSSES = {
+    TOKENIZER: "the bundle takes token ids, not text",
+    TEMPLATE: "the bundle has no chat template",
+    "generation_config.json": "EOS tokens come from config.json",
+}
+"""Consequence of each missing file."""
+
+
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """A checkpoint, and what an export of it would create.
+
+    Attributes:
+        way: see `ortolan.export.coverage.Row`.
+        measured: test results of this model type, if any.
+        kind: of bundle.
+        layers: number of layers of each stack, by its name.
+        width: of the vectors between layers.
+        weight_bytes: size of the checkpoint's weight files.
+        cache_bytes_per_token: size of the KV cache in fp32.
+        precisions: cost of each precision.
+        unknown_keys: config keys that make an export fail unless they are accepted by name.
+        ignored_keys: config keys without an effect on the outputs.
+        left_out: parts of the checkpoint for other inputs than text.
+        missing: missing files, and the consequence of each.
+        risks: why uncalibrated 4-bit weights would probably be too poor to keep.
+        notes: warnings about the context length.
+    """
+
+    model_type: str
+    way: Via
+    measured: Row | None
+    kind: str
+    layers: dict[str, int]
+    width: int | None
+    vocab_size: int
+    context_length: int
+    parameters: int
+    weight_bytes: int
+    cache_bytes_per_token: int
+    precisions: dict[str, Cost]
+    unknown_keys: tuple[str, ...]
+    ignored_keys: tuple[str, ...]
+    left_out: tuple[str, ...]
+    missing: dict[str, str]
+    risks: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+
+
+def preview(source: Source, *, via: Via | None = None) -> Preview:
+    """Inspect a checkpoint without reading its weights.
+
+    Raises:
+        OptionError: the source is a live model.
+        OrtolanError: an export would fail to open this source.
+    """
+    if isinstance(source, nn.Module):
+        raise OptionError("A preview needs a checkpoint, not a live model. Export the model.")
+    checkpoint = open_checkpoint(source)
+    way = way_of(checkpoint, via)
+    unknown = unknown_keys_of(checkpoint, via)
+    model = open_exportable(
+        checkpoint, tokenizer=None, max_context=None, accept_unknown=unknown, via=via
+    )
+    calibration = own_calibration(model)
+    measured = [row for row in read_coverage().of(model.model_type) if row.way == way]
+    return Preview(
+        model_type=model.model_type,
+        way=way,
+        measured=measured[0] if measured else None,
+        kind=model.kind,
+        layers=_layers(model.module),
+        width=width_of(model),
+        vocab_size=model.vocab_size,
+        context_length=model.context_length,
+        parameters=count(model.module),
+        weight_bytes=sum(file.stat().st_size for file in checkpoint.tensors.files()),
+        cache_bytes_per_token=sum(
+            state.unit_bytes for state in model.states("float32") if state.update == "append"
+        ),
+        precisions=costs(model),
+        unknown_keys=unknown,
+        ignored_keys=model.keys.ignored,
+        left_out=model.left_out,
+        missing=_missing(model, calibration),
+        risks=risks(
+            model,
+            resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
+        ),
+        notes=context_notes(model),
+    )
+
+
+def _layers(module: nn.Module) -> dict[str, int]:
+    """Number of layers of each stack; nested lists are not counted."""
+    lists = {n: len(m) for n, m in module.named_modules() if isinstance(m, nn.ModuleList)}
+    return {n: size for n, size in lists.items() if not any(n.startswith(f"{o}.") for o in lists)}
+
+
+def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
+    wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
+    names = wanted if model.vocab_size > 1 else ()
+    missing = {n: LOSSES[n] for n in names if n in LOSSES and n not in model.companions}
+    if model.sides.has_encoder:  # nothing to chat with
+        missing.pop(TEMPLATE, None)
+    settings = model.companions.get(TOKENIZER_CONFIG)
+    if settings is not None and b'"chat_template"' in settings.read_bytes():
+        missing.pop(TEMPLATE, None)
+    name = own_name(model)
+    if name is not None and calibration is None:
+        missing[name] = "4-bit weights are calibrated on text that the model writes"
+    return missing

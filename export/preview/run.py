@@ -1,0 +1,243 @@
+"""Predicts the speed and memory of a bundle, by timing products of the same shapes and formats.
+
+The speed of a product depends on shapes, not on values, so no weights are read.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+import onnx_ir as ir
+from torch import nn
+
+from ortolan.export.exportable import Exportable
+from ortolan.export.passes.nodes import CONTRIB
+from ortolan.export.passes.quantize_weights import ACCURACY_LEVELS
+from ortolan.export.preview.parameters import is_matrix, weights_of
+from ortolan.export.quantize.schemes import scheme_of
+from ortolan.export.scheme import Scheme
+from ortolan.export.settings import Quantization
+from ortolan.export.trace.program import OPSET
+from ortolan.export.values import add_constant
+from ortolan.runtime.engine.attention_kernels import GRID
+from ortolan.runtime.engine.providers import ort
+from ortolan.runtime.engine.threads import physical_cores
+from ortolan.runtime.machine.memory import available_memory
+
+PROMPT_TOKENS = 512
+"""Length of the prompt that a prediction assumes."""
+
+PROGRAM_BYTES = 110 << 20
+"""Bytes of memory of a generating process without the model."""
+
+LAYER_SECONDS = 130e-6
+"""Seconds of a layer in a step of one token, products aside."""
+
+SAMPLE_BYTES = 384 << 20
+"""Most bytes of weights of a sample: more than caches hold, so that a step reads memory."""
+
+REPETITIONS = 2
+"""Runs of a sample, after a first one; the fastest counts."""
+
+IR_VERSION = 10
+
+Shape = tuple[int, int]
+
+
+class Run(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted speed and memory of a decoder on the CPU of this machine.
+
+    Attributes:
+        memory_bytes: of the process while it generates.
+        first_token_seconds: for a prompt of `PROMPT_TOKENS`; None if memory does not suffice.
+        tokens_per_second: after it; None if memory does not suffice.
+    """
+
+    memory_bytes: int
+    first_token_seconds: float | None
+    tokens_per_second: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Pace:
+    """Seconds that products take here.
+
+    Attributes:
+        step: per weight, for one token.
+        prompt: per weight and token, for the tokens of a prompt.
+    """
+
+    step: float
+    prompt: float
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """A weight that every token is multiplied by; `scheme` is None for float32."""
+
+    shape: Shape
+    scheme: Scheme | None
+    is_head: bool
+
+    @property
+    def size(self) -> int:
+        """Number of weights."""
+        return self.shape[0] * self.shape[1]
+
+
+def predict_run(model: Exportable, quantization: Quantization | None) -> Run | None:
+    """Predict how a bundle will run, in a few seconds.
+
+    Returns:
+        None for other kinds than decoders, and where the time does not follow from the weights:
+        with experts, and where tokens are read one by one.
+    """
+    if model.kind != "decoder" or model.takes_one or model.takes_one_on:
+        return None
+    products = _products_of(model, quantization)
+    if not products:
+        return None
+    blocks = [product for product in products if not product.is_head] or products
+    state_bytes = sum(state.unit_bytes for state in model.states("float32"))
+    memory = PROGRAM_BYTES + sum(map(_memory, products)) + PROMPT_TOKENS * state_bytes
+    if memory > (available_memory() or memory):
+        return Run(memory_bytes=memory, first_token_seconds=None, tokens_per_second=None)
+    paces = {
+        scheme and scheme.bits: measure_pace([p.shape for p in blocks], scheme)
+        for scheme in {p.scheme and p.scheme.bits: p.scheme for p in products}.values()
+    }
+    layers = model.states("float32")
+    step = sum(p.size * paces[p.scheme and p.scheme.bits].step for p in products)
+    step += LAYER_SECONDS * len(layers) / 2  # keys and values
+    prompt = sum(p.size * paces[p.scheme and p.scheme.bits].prompt for p in blocks)
+    return Run(
+        memory_bytes=memory,
+        first_token_seconds=PROMPT_TOKENS * prompt,
+        tokens_per_second=1 / step,
+    )
+
+
+def _products_of(model: Exportable, quantization: Quantization | None) -> list[Product]:
+    """All products of a token, the head last; none if there are experts."""
+    blocks, head = [], None
+    for name, owner, weight in weights_of(model.module):
+        if not is_matrix(model, owner, weight):
+            continue
+        if weight.dim() != 2:
+            return []
+        scheme = None
+        if quantization is not None:
+            scheme = scheme_of(name, weight.shape[1], quantization, model.weights)
+        shape = (weight.shape[0], weight.shape[1])
+        if len(weight) == model.vocab_size:  # the last one is the head, tied or not
+            head = Product(shape, scheme, is_head=True)
+        elif not isinstance(owner, nn.Embedding):
+            blocks.append(Product(shape, scheme, is_head=False))
+    return blocks if head is None else [*blocks, head]
+
+
+def _memory(product: Product) -> int:
+    """Bytes of a packed weight; its scales stay mapped besides."""
+    if product.scheme is None:
+        return 4 * product.size
+    codes, scales, *others = product.scheme.sizes(*product.shape)
+    return codes + 2 * scales + sum(others)
+
+
+def measure_pace(shapes: Sequence[Shape], scheme: Scheme | None) -> Pace:
+    """Time products with weights of these shapes.
+
+    Args:
+        shapes: rows and columns of the weights, in order.
+        scheme: format of the weights; None for float32.
+    """
+    sample = _sample(shapes, scheme)
+    weights = sum(rows * columns for rows, columns in sample)
+    run = _timed(sample, scheme)
+    step, prompt = run(1), run(GRID)
+    return Pace(step / weights, prompt / weights / GRID)
+
+
+def _sample(shapes: Sequence[Shape], scheme: Scheme | None) -> list[Shape]:
+    """The first products, the last of them cut to fit."""
+    taken: list[Shape] = []
+    left = SAMPLE_BYTES
+    for rows, columns in shapes:
+        row_bytes = _row_bytes(columns, scheme)
+        rows = min(rows, left // row_bytes)
+        if not rows:
+            break
+        taken.append((rows, columns))
+        left -= rows * row_bytes
+    return taken
+
+
+def _row_bytes(columns: int, scheme: Scheme | None) -> int:
+    return 4 * columns if scheme is None else sum(scheme.sizes(1, columns))
+
+
+def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int], float]:
+    """Seconds of all products with a number of tokens, as a function of it."""
+    random = np.random.default_rng(0)
+    kind = ir.TensorType(ir.DataType.FLOAT)
+    inputs = {
+        width: ir.Value(name=f"x{width}", shape=ir.Shape(["tokens", width]), type=kind)
+        for _, width in shapes
+    }
+    opsets = {"": OPSET, CONTRIB: 1}
+    graph = ir.Graph([*inputs.values()], [], nodes=[], opset_imports=opsets, name="products")
+    for index, (rows, width) in enumerate(shapes):
+        product = _product(graph, f"w{index}", inputs[width], (rows, width), scheme)
+        (output,) = product.outputs
+        output.name, output.type = f"y{index}", kind
+        graph.append(product)
+        graph.outputs.append(output)
+    session = _session(ir.Model(graph, ir_version=IR_VERSION))
+
+    def seconds(tokens: int) -> float:
+        feed = {
+            value.name: random.standard_normal((tokens, width), np.float32)
+            for width, value in inputs.items()
+        }
+        taken = []
+        for _ in range(1 + REPETITIONS):
+            began = time.perf_counter()
+            session.run(None, feed)
+            taken.append(time.perf_counter() - began)
+        return min(taken[1:])
+
+    return seconds
+
+
+def _product(
+    graph: ir.Graph, name: str, x: ir.Value, shape: Shape, scheme: Scheme | None
+) -> ir.Node:
+    """The node that computes x @ w.T, as a bundle computes it."""
+    rows, width = shape
+    if scheme is None:
+        weight = add_constant(graph, name, np.full((width, rows), 0.5, np.float32))
+        return ir.node("MatMul", [x, weight])
+    groups = scheme.groups(width)
+    codes = np.full((rows, groups, scheme.group * scheme.bits // 8), 0x55, np.uint8)
+    inputs = [
+        add_constant(graph, f"{name}.codes", codes),
+        add_constant(graph, f"{name}.scales", np.ones((rows, groups), np.float32)),
+    ]
+    attributes = {
+        "K": width,
+        "N": rows,
+        "bits": scheme.bits,
+        "block_size": scheme.group,
+        "accuracy_level": ACCURACY_LEVELS[ir.DataType.FLOAT],
+    }
+    return ir.node("MatMulNBits", [x, *inputs], attributes, domain=CONTRIB)
+
+
+def _session(model: ir.Model) -> Any:
+    options = ort.SessionOptions()
+    options.intra_op_num_threads = physical_cores()
+    proto = ir.to_proto(model).SerializeToString()
+    return ort.InferenceSession(proto, options, providers=["CPUExecutionProvider"])
