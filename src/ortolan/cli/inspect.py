@@ -63,7 +63,7 @@ def command(
     subprocess. What CUDA can compute is looked up in a table.
 
     Checkpoint: how it would be exported, and for each precision the size of the bundle and the
-    memory and time of the export.
+    memory and time of the export, and for a decoder how it will run here.
     """
     # a manifest that is a broken link is still that of a bundle
     if os.path.lexists(path / "manifest.json") or not path.exists():
