@@ -1,1 +1,1 @@
-"""What an export would make, and what it costs, without reading any weights."""
+"""Previews of an export: the bundle, the cost, and how it would run. No weights are read."""

@@ -36,7 +36,7 @@ CALIBRATE_NS, GUIDE_NS, WRITE_NS = 0.04, 0.12, 0.04
 gradients that guide it, and a draft that writes the calibration text."""
 
 MOST_CORES = 4
-"""Cores from which more do not help."""
+"""Cores that an export can use; more do not help."""
 
 REFERENCE_FLOPS = 95e9
 """Float32 operations per second of the core of these measurements, by `core_flops`."""
@@ -84,22 +84,13 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
         for layer in stack
     ]
     largest = max((count(layer) for layer in layers), default=0)
+    weight_seconds = 1e-9 * _weight_ns(model, quantization, writes) * count(model.module)
+    seconds = START_S + weight_seconds / min(physical_cores(), MOST_CORES)
     return Cost(
         bundle_bytes=_blob_bytes(model, quantization),
         method=method,
         memory_bytes=PROGRAM_BYTES + round(LAYERS_AT_ONCE[method] * FLOAT_BYTES * largest),
-        seconds=round(
-            REFERENCE_FLOPS
-            / core_flops()
-            * (
-                START_S
-                + 1e-9
-                * _weight_ns(model, quantization, writes)
-                * count(model.module)
-                / min(physical_cores(), MOST_CORES)
-            ),
-            1,
-        ),
+        seconds=round(REFERENCE_FLOPS / core_flops() * seconds, 1),
         run=predict_run(model, quantization),
     )
 

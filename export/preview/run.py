@@ -22,6 +22,7 @@ from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization
 from ortolan.export.trace.program import OPSET
 from ortolan.export.values import add_constant
+from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.engine.attention_kernels import GRID
 from ortolan.runtime.engine.providers import ort
 from ortolan.runtime.engine.threads import physical_cores
@@ -83,6 +84,11 @@ class Product:
     is_head: bool
 
     @property
+    def bits(self) -> int | None:
+        """Bits of a code; None for float32."""
+        return None if self.scheme is None else self.scheme.bits
+
+    @property
     def size(self) -> int:
         """Number of weights."""
         return self.shape[0] * self.shape[1]
@@ -101,18 +107,17 @@ def predict_run(model: Exportable, quantization: Quantization | None) -> Run | N
     if not products:
         return None
     blocks = [product for product in products if not product.is_head] or products
-    state_bytes = sum(state.unit_bytes for state in model.states("float32"))
-    memory = PROGRAM_BYTES + sum(map(_memory, products)) + PROMPT_TOKENS * state_bytes
-    if memory > (available_memory() or memory):
+    states = model.states("float32")
+    memory = PROGRAM_BYTES + sum(map(_memory, products)) + sum(map(_state_bytes, states))
+    free = available_memory()
+    if free is not None and memory > free:
         return Run(memory_bytes=memory, first_token_seconds=None, tokens_per_second=None)
-    paces = {
-        scheme and scheme.bits: measure_pace([p.shape for p in blocks], scheme)
-        for scheme in {p.scheme and p.scheme.bits: p.scheme for p in products}.values()
-    }
-    layers = model.states("float32")
-    step = sum(p.size * paces[p.scheme and p.scheme.bits].step for p in products)
-    step += LAYER_SECONDS * len(layers) / 2  # keys and values
-    prompt = sum(p.size * paces[p.scheme and p.scheme.bits].prompt for p in blocks)
+    shapes = [product.shape for product in blocks]
+    schemes = {product.bits: product.scheme for product in products}
+    paces = {bits: measure_pace(shapes, scheme) for bits, scheme in schemes.items()}
+    step = sum(product.size * paces[product.bits].step for product in products)
+    step += LAYER_SECONDS * len(states) / 2  # keys and values
+    prompt = sum(product.size * paces[product.bits].prompt for product in blocks)
     return Run(
         memory_bytes=memory,
         first_token_seconds=PROMPT_TOKENS * prompt,
@@ -145,6 +150,11 @@ def _memory(product: Product) -> int:
         return 4 * product.size
     codes, scales, *others = product.scheme.sizes(*product.shape)
     return codes + 2 * scales + sum(others)
+
+
+def _state_bytes(state: State) -> int:
+    """Bytes of a state after the prompt."""
+    return state.unit_bytes * (PROMPT_TOKENS if state.update == "append" else 1)
 
 
 def measure_pace(shapes: Sequence[Shape], scheme: Scheme | None) -> Pace:

@@ -16,7 +16,7 @@ from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.options import Precision
 from ortolan.export.preview.cost import REFERENCE_FLOPS
 from ortolan.export.preview.preview import Preview, preview
-from ortolan.export.preview.run import PROGRAM_BYTES, PROMPT_TOKENS
+from ortolan.export.preview.run import LAYER_SECONDS, PROGRAM_BYTES, PROMPT_TOKENS, Pace
 from ortolan.export.settings import EFFORTS
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 
@@ -222,11 +222,28 @@ def test_a_run_that_does_not_fit_has_no_speed(
     assert (run.first_token_seconds, run.tokens_per_second) == (None, None)
 
 
-def test_memory_of_a_run_counts_scales_twice_and_the_states(about: Preview) -> None:
-    """Kernels copy scales into their packed weights, and the mapped ones stay."""
-    floats, codes = about.precisions["fp32"].run, about.precisions["int8"].run
-    assert floats is not None
-    assert codes is not None
+def test_speed_of_a_run_is_that_of_its_products(
+    folder: Path, exported: Export, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = exported("llama").module
+    of_blocks = sum(p.numel() for p in module.blocks.parameters() if p.dim() == 2)
+    of_head = tiny_models.VOCAB * tiny_models.WIDTH
+    pace = Pace(step=1e-9, prompt=1e-12)
+    monkeypatch.setattr("ortolan.export.preview.run.measure_pace", lambda *_: pace)
+    run = preview(folder).precisions["int8"].run
+    assert run is not None
+    assert run.first_token_seconds == pytest.approx(PROMPT_TOKENS * of_blocks * 1e-12)
+    step = (of_blocks + of_head) * 1e-9 + len(module.blocks) * LAYER_SECONDS
+    assert run.tokens_per_second == pytest.approx(1 / step)
+
+
+def test_memory_of_a_run_is_that_of_its_products_and_states(
+    about: Preview, exported: Export
+) -> None:
+    module = exported("llama").module
+    of_blocks = sum(p.numel() for p in module.blocks.parameters() if p.dim() == 2)
     states = PROMPT_TOKENS * about.cache_bytes_per_token
-    assert floats.memory_bytes - PROGRAM_BYTES - states < 4 * about.parameters
-    assert codes.memory_bytes < floats.memory_bytes
+    run = about.precisions["fp32"].run
+    assert run is not None
+    products = 4 * (of_blocks + tiny_models.VOCAB * tiny_models.WIDTH)
+    assert run.memory_bytes == PROGRAM_BYTES + products + states

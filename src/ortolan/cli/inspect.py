@@ -62,8 +62,8 @@ def command(
     Bundle: graphs, attention, sizes, estimated memory of a context, and whether it loads in a
     subprocess. What CUDA can compute is looked up in a table.
 
-    Checkpoint: how it would be exported, and for each precision the size of the bundle and the
-    memory and time of the export, and for a decoder how it will run here.
+    Checkpoint: how it would be exported, and for each precision the size of the bundle, the memory
+    and time of the export, and the memory and speed of a decoder on this machine.
     """
     # a manifest that is a broken link is still that of a bundle
     if os.path.lexists(path / "manifest.json") or not path.exists():

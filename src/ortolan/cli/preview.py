@@ -48,7 +48,7 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
     runs = {name: cost.run for name, cost in about.precisions.items() if cost.run is not None}
     if runs:
-        print(f"\npredicted use on this machine, {PROMPT_TOKENS} tokens of prompt")
+        print(f"\npredicted speed on this machine, with a prompt of {PROMPT_TOKENS} tokens")
         print_table([(f"  {name}", _run(run)) for name, run in runs.items()])
 
 
@@ -81,8 +81,8 @@ def _run(run: Run) -> str:
     if run.first_token_seconds is None or run.tokens_per_second is None:
         return f"{memory}, more than is free"
     return (
-        f"{memory}, first token after {run.first_token_seconds:.2g} s, "
-        f"{run.tokens_per_second:.2g} tokens/s"
+        f"{memory}, first token after {run.first_token_seconds:.2f} s, "
+        f"{run.tokens_per_second:.1f} tokens/s"
     )
 
 
