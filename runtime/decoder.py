@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import Tiles
 from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -21,7 +22,7 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options, adapter_number
 from ortolan.runtime.generation.request import check_memory
-from ortolan.runtime.generation.request_reader import Prompt, RequestReader
+from ortolan.runtime.generation.request_reader import Prompt, RequestReader, Seen
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.session import Session
@@ -29,6 +30,7 @@ from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.illustrated import no_images
 from ortolan.runtime.inputs.source import as_list, is_batch
+from ortolan.runtime.inputs.tiles import surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
@@ -36,7 +38,6 @@ from ortolan.runtime.serving.service import ServeOptions, Service
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
     from ortolan.runtime.encoder import Encoder
-    from ortolan.runtime.engine.pictures import Picture
 
 __all__ = ["Decoder", "Prompt"]
 
@@ -268,13 +269,25 @@ class Decoder(ChatModel, Model):
         """
         return self._reader(self.tokenizer).recommended_sampling
 
-    def _look(self, image: Any) -> "Picture":
-        """The vectors of an image, computed or kept from an earlier prompt."""
-        pictures, images = self._engine.pictures, self._images
-        if pictures is None or images is None:
+    def _look(self, image: Any) -> Seen:
+        """An image in a prompt, whose vectors are computed or kept from an earlier prompt."""
+        pictures, images, features = self._engine.pictures, self._images, self.manifest.features
+        if pictures is None or images is None or features is None:
             raise no_images()
-        pixels = images.pixels(image)
-        return pictures.find(pixels, lambda: images.vectors(pixels))
+        tiles = features.tiles
+        if not isinstance(tiles, Tiles):
+            pixels = images.pixels(image)
+            picture = pictures.find(pixels, lambda: images.vectors(pixels))
+            return Seen(picture, picture.ids)
+        if self.tokenizer is None:
+            raise no_tokenizer("image")
+        parts = images.cut(image, tiles)
+        text = surrounded(parts, tiles, self.tokenizer.text_of(features.token))
+        picture = pictures.find(
+            parts.pixels, lambda: np.concatenate([images.vectors(tile) for tile in parts.pixels])
+        )
+        tokens = self.tokenizer.encode(text, add_special_tokens=False)
+        return Seen(picture, picture.between(tokens, features.token, features.vectors))
 
     # --- chats ------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
-from ortolan.runtime.bundle.manifest import ImageSource, wrong_kind
+from ortolan.runtime.bundle.manifest import ImageSource, Tiles, wrong_kind
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall
@@ -20,6 +20,7 @@ from ortolan.runtime.encoding.token_classification import Aggregation, TokenClas
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.source import Inputs, SourceReader
+from ortolan.runtime.inputs.tiles import Cut, cut
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 
@@ -213,10 +214,20 @@ class Encoder(Model):
             BundleKindError: the encoder reads texts.
             InputError: it is not an image, or one that cannot be read.
         """
+        return read_pixels(image, self._image_source())
+
+    def cut(self, image: Image, tiles: Tiles) -> Cut:
+        """Return the pixels of an image in tiles that the encoder reads one by one.
+
+        Raises what `pixels` raises.
+        """
+        return cut(image, self._image_source(), tiles)
+
+    def _image_source(self) -> ImageSource:
         source = self.manifest.source
         if not isinstance(source, ImageSource):
             raise wrong_kind(self.manifest, what="pixels", expected="an encoder of images")
-        return read_pixels(image, source)
+        return source
 
     def vectors(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
         """Compute a vector for each part of an image, `(vectors, width)`, from its `pixels`."""

@@ -105,6 +105,12 @@ MAX_IMAGE_SIDE = 1 << 13
 MAX_FEATURES = 1 << 13
 """Vectors of an image that a decoder reads; published models have 64 to 2,880."""
 
+MAX_TILES_SIDE = 1 << 12
+"""Pixels of the longer side of an image that is cut into tiles: published models have 2,048."""
+
+MAX_TILE_TEXT = 256
+"""Characters of a text around the vectors of a tile."""
+
 MAX_DEVICES = 16
 """Kinds of devices: cpu, cuda and a few more."""
 

@@ -13,7 +13,7 @@ import msgspec
 from ortolan.export.errors import OptionError
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource
+from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource, Tiles
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -25,9 +25,12 @@ BYTES = 1 / 255
 RESAMPLES: tuple[Filter, ...] = ("nearest", "lanczos", "bilinear", "bicubic", "box", "hamming")
 """Resampling filters in the order of Pillow's numbers."""
 
-BILINEAR, BICUBIC = 2, 3
+LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
-STEPS = ("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb")
+STEPS = (
+    *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb"),
+    "do_image_splitting",
+)
 """Steps that a bundle does."""
 
 INERT = frozenset(
@@ -35,6 +38,7 @@ INERT = frozenset(
         *("image_processor_type", "feature_extractor_type", "processor_class", "backend"),
         *("data_format", "input_data_format", "device", "return_tensors", "disable_grouping"),
         *("image_seq_length", "model_input_names", "_valid_processor_keys"),
+        *("return_row_col_info", "video_sampling"),
     }
 )
 """Keys that do not change the pixels of a single image."""
@@ -65,6 +69,8 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     rescale_factor: float = BYTES
     image_mean: Numbers = 0.5
     image_std: Numbers = 0.5
+    do_image_splitting: bool = False
+    max_image_size: Lengths | None = None
     crop_pct: float | None = None
     default_to_square: bool = True
 
@@ -82,6 +88,15 @@ _CLIP = Processor(
     default_to_square=False,
 )
 
+_TILED = Processor(
+    size={"longest_edge": 4 * 364},
+    max_image_size={"longest_edge": 364},
+    resample=LANCZOS,
+    do_convert_rgb=True,
+    do_image_splitting=True,
+    do_pad=True,  # to the largest of a batch, and tiles are of one size
+)
+
 PROCESSORS: Mapping[str, Processor] = {
     "ViT": Processor(resample=BILINEAR, size={"height": 224, "width": 224}),
     "CLIP": _CLIP,
@@ -95,6 +110,8 @@ PROCESSORS: Mapping[str, Processor] = {
     "Siglip": Processor(
         size={"height": 224, "width": 224}, do_convert_rgb=True, default_to_square=False
     ),
+    "Idefics3": _TILED,
+    "SmolVLM": _TILED,
 }
 """Defaults of the image processors of transformers, by the start of their class names."""
 
@@ -103,10 +120,21 @@ PROCESSOR_OF: Mapping[str, str] = {
     "clip_vision_model": "CLIP",
     "deit": "DeiT",
     "dinov2": "Bit",
+    "idefics3": "Idefics3",
     "siglip": "Siglip",
     "siglip_vision_model": "Siglip",
+    "smolvlm": "SmolVLM",
 }
 """Image processor of a `model_type` whose file names none; of other models, `ViT`."""
+
+TILE_TEXTS: Mapping[str, str] = {
+    "tile": "<fake_token_around_image><row_{row}_col_{column}>",
+    "row": "\n",
+    "rows": "\n",
+    "whole": "<fake_token_around_image><global-img>",
+    "end": "<fake_token_around_image>",
+}
+"""Texts around the vectors of tiles, as Idefics3 and SmolVLM learned them."""
 
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 
@@ -124,10 +152,7 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         OptionError: the file cannot be read, gives images of another size, or asks for a step
             that a bundle does not do.
     """
-    values = {} if folder is None else _values(folder)
-    processor = _processor(values, PROCESSOR_OF.get(model_type, "ViT"))
-    if values.keys().isdisjoint(("size", "image_processor_type", "feature_extractor_type")):
-        processor = _resized(processor, config.image_size, crops="crop_size" in values)
+    processor = _read_processor(config, folder, model_type)
     fit = _fit(processor)
     _check_size(processor, fit, config.image_size)
     if not 0 <= processor.resample < len(RESAMPLES):
@@ -150,6 +175,36 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         fit=msgspec.UNSET if fit == Fit(resize=config.image_size) else fit,
         background="white" if processor.do_convert_rgb and config.channels == 3 else msgspec.UNSET,
     )
+
+
+def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:
+    """How images are cut into tiles; None for an image processor that does not cut.
+
+    Args:
+        config: of the input of the encoder.
+        folder: of the checkpoint.
+        model_type: of the checkpoint.
+
+    Raises:
+        OptionError: see `image_source`; also if sides are missing or too long.
+    """
+    processor = _read_processor(config, folder, model_type)
+    if processor.max_image_size is None:
+        return None
+    longest = _longest("size", processor.size)
+    most = limits.MAX_TILES_SIDE
+    if longest > most or not processor.do_resize:
+        raise _error(f"do_resize and a longest_edge of at most {most}", f"{processor.size}")
+    return Tiles(longest=longest, split=processor.do_image_splitting, **TILE_TEXTS)
+
+
+def _read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
+    """The keys of a checkpoint's image processor over its defaults."""
+    values = {} if folder is None else _values(folder)
+    processor = _processor(values, PROCESSOR_OF.get(model_type, "ViT"))
+    if values.keys().isdisjoint(("size", "image_processor_type", "feature_extractor_type")):
+        return _resized(processor, config.image_size, crops="crop_size" in values)
+    return processor
 
 
 def _values(folder: Path) -> dict[str, object]:
@@ -193,6 +248,11 @@ def _processor(values: Mapping[str, object], default: str) -> Processor:
 
 def _resized(processor: Processor, size: tuple[int, int], *, crops: bool) -> Processor:
     """The same steps for images of another size; `crops` keeps the size of the crop."""
+    if processor.max_image_size is not None:
+        tile = min(size)
+        return msgspec.structs.replace(
+            processor, size={"longest_edge": 4 * tile}, max_image_size={"longest_edge": tile}
+        )
     whole: Lengths = {"height": size[0], "width": size[1]}
     keeps_shape = isinstance(processor.size, dict) and "shortest_edge" in processor.size
     return msgspec.structs.replace(
@@ -203,7 +263,9 @@ def _resized(processor: Processor, size: tuple[int, int], *, crops: bool) -> Pro
 
 
 def _fit(processor: Processor) -> Fit:
-    """The steps that give an image its size."""
+    """The steps that give an image, or a tile of it, its size."""
+    if processor.max_image_size is not None:
+        return Fit(resize=(_longest("max_image_size", processor.max_image_size),) * 2)
     crop = _size("crop_size", processor.crop_size) if processor.do_center_crop else None
     if not processor.do_resize:
         return Fit(crop=crop, pad=processor.do_pad)
@@ -223,6 +285,15 @@ def _fit(processor: Processor) -> Fit:
         crop=(edge, edge),
         pad=processor.do_pad,
     )
+
+
+def _longest(key: str, lengths: Lengths | None) -> int:
+    """The side under a key that has only the longer one."""
+    match lengths:
+        case {"longest_edge": int(edge), **rest} if not rest:
+            return _side(key, edge)
+        case _:
+            raise _error(f"{key} with a longest_edge", f"{lengths}")
 
 
 def _resize(processor: Processor) -> Fit:

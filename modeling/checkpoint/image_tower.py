@@ -5,7 +5,8 @@ reads, and its tensors are those of the tower and of the projection to the langu
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 Values = Mapping[str, object]
 
@@ -25,6 +26,8 @@ class Kind:
         default_token: that id where the config leaves it out.
         tower: prefix of the encoder's tensors.
         projections: names of the layers that give vectors for the language model, in order.
+        layer: the encoder's layer that the language model reads, by default.
+        implied: values of the encoder that configs leave out.
     """
 
     encoders: tuple[str, ...]
@@ -32,7 +35,23 @@ class Kind:
     default_token: int
     tower: str
     projections: tuple[str, ...]
+    layer: int = -1
+    implied: Values = field(default_factory=dict)
 
+
+_CONNECTED: dict[str, Any] = {
+    "token": "image_token_id",
+    "default_token": 128_257,
+    "tower": PREFIX,
+    "projections": ("connector.modality_projection.proj",),
+    "encoders": ("idefics3", "idefics3_vision", "smolvlm", "smolvlm_vision"),
+    "implied": {
+        "hidden_size": 1152,
+        "num_attention_heads": 16,
+        "num_hidden_layers": 12,
+        "patch_size": 32,
+    },
+}
 
 KINDS: Mapping[str, Kind] = {
     "llava": Kind(
@@ -41,7 +60,10 @@ KINDS: Mapping[str, Kind] = {
         default_token=32_000,
         tower="vision_tower.",
         projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+        layer=-2,
     ),
+    "idefics3": Kind(**_CONNECTED),
+    "smolvlm": Kind(**_CONNECTED),
 }
 """By `model_type`."""
 
@@ -72,8 +94,9 @@ def image_tower(values: Values) -> ImageTower | None:
     text = values.get("text_config")
     if kind is None or not isinstance(vision, dict) or not isinstance(text, dict):
         return None
+    vision = {**kind.implied, **vision}
     token = values.get(kind.token, values.get("image_token_id", kind.default_token))
-    used = used_layers(values, vision)
+    used = used_layers(values, vision, kind.layer)
     if vision.get("model_type") not in kind.encoders or used is None or not isinstance(token, int):
         return None
 
@@ -90,12 +113,12 @@ def image_tower(values: Values) -> ImageTower | None:
             return None  # the language model reads what an earlier layer gives
         return f"{PREFIX}{rest.removeprefix(PREFIX)}"
 
-    return ImageTower(values=dict(values), token=token, rename=rename)
+    return ImageTower(values={**values, "vision_config": vision}, token=token, rename=rename)
 
 
-def used_layers(values: Values, vision: Values) -> int | None:
+def used_layers(values: Values, vision: Values, layer: int) -> int | None:
     """Layers of the encoder whose output the language model reads; None if it reads several."""
-    layers, read = vision.get("num_hidden_layers"), values.get("vision_feature_layer", -2)
+    layers, read = vision.get("num_hidden_layers"), values.get("vision_feature_layer", layer)
     if type(layers) is not int or type(read) is not int:
         return None
     used = read if read >= 0 else layers + 1 + read

@@ -49,6 +49,9 @@ SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 OF_IMAGES = ("mrope_section", "mrope_interleaved")
 """Keys of rotary positions that matter only for images and videos."""
 
+OF_CONNECTORS = ("perceiver_config", "pixel_shuffle_factor")
+"""Keys of the layers between an encoder and the language model, in old configs of SmolVLM."""
+
 OF_TOWERS = ("vision_config", "audio_config", "text_config", "architectures")
 
 
@@ -152,8 +155,8 @@ def _of_text(rope: Values) -> dict[str, object] | None:
 
 
 def _is_about_images(key: str) -> bool:
-    """Whether a key is the id of an image or video token."""
-    return key.startswith(("image_", "video_", "vision_", "boi_", "eoi_"))
+    """Whether a key is the id of an image or video token, or says how vectors are joined."""
+    return key in OF_CONNECTORS or key.startswith(("image_", "video_", "vision_", "boi_", "eoi_"))
 
 
 def _without(values: Values, keys: Iterable[str]) -> dict[str, object]:

@@ -173,13 +173,16 @@ class FeatureHead:
     Attributes:
         skipped: number of first vectors that are left out, such as that of a class token.
         projections: of each vector, in order.
+        pixel_shuffle: side of the squares of patches whose vectors are joined before the
+            projections (Laurençon et al. 2024, "Idefics3").
     """
 
     skipped: int
     projections: tuple[Projection, ...]
+    pixel_shuffle: int = 1
 
     def __post_init__(self) -> None:
-        if not self.projections or self.skipped < 0:
+        if not self.projections or self.skipped < 0 or self.pixel_shuffle < 1:
             raise ConfigError("head: features need a projection to the width of the decoder.")
 
 

@@ -68,10 +68,16 @@ class PatchInput:
         return int(self.class_token) + int(self.distillation_token)
 
     @property
+    def grid(self) -> tuple[int, int]:
+        """Number of rows and columns of patches."""
+        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
+        return height // patch_height, width // patch_width
+
+    @property
     def length(self) -> int:
         """Number of vectors for an image."""
-        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
-        return (height // patch_height) * (width // patch_width) + self.tokens
+        rows, columns = self.grid
+        return rows * columns + self.tokens
 
     def __post_init__(self) -> None:
         if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
@@ -239,8 +245,9 @@ class EncoderConfig(StackConfig):
     @property
     def vectors(self) -> int:
         """Most vectors that the head gives for a sequence, or those for an image."""
-        skipped = self.head.skipped if isinstance(self.head, FeatureHead) else 0
-        return self.context_length - skipped
+        if not isinstance(self.head, FeatureHead):
+            return self.context_length
+        return (self.context_length - self.head.skipped) // self.head.pixel_shuffle**2
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
@@ -261,13 +268,7 @@ class EncoderConfig(StackConfig):
                 f"context_length: must be {self.input.length}, the {parts} (got "
                 f"{self.context_length}). Correct it."
             )
-        if isinstance(self.head, FeatureHead) and (
-            not isinstance(self.input, PatchInput) or self.vectors < 1
-        ):
-            raise ConfigError(
-                "head: features are those of an image, of which at least one is left. Choose "
-                "another head."
-            )
+        self._check_features()
         if not isinstance(self.head, LanguageModelHead):
             return
         narrow = self.embedding_width != (self.head.width or self.hidden_size)
@@ -275,6 +276,23 @@ class EncoderConfig(StackConfig):
             raise ConfigError(
                 "head: a language model needs tokens, and a tied head an embedding as wide as its "
                 "input. Choose another head."
+            )
+
+    def _check_features(self) -> None:
+        if not isinstance(self.head, FeatureHead):
+            return
+        if not isinstance(self.input, PatchInput) or self.vectors < 1:
+            raise ConfigError(
+                "head: features are those of an image, of which at least one is left. Choose "
+                "another head."
+            )
+        side, patches = self.head.pixel_shuffle, self.input
+        if side > 1 and (
+            self.head.skipped != patches.tokens or any(count % side for count in patches.grid)
+        ):
+            raise ConfigError(
+                f"head: squares of {side} by {side} patches must fill the image (got "
+                f"{patches.grid[0]} by {patches.grid[1]} patches). Check scale_factor."
             )
 
 

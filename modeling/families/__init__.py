@@ -27,6 +27,7 @@ from ortolan.modeling.families import (
     gpt_neox,
     granite,
     granite_hybrid,
+    idefics3,
     latent,
     lfm2,
     llama,
@@ -48,13 +49,8 @@ from ortolan.modeling.families import (
     whisper,
 )
 from ortolan.modeling.families.family import Family
+from ortolan.modeling.families.tables import PROJECTIONS
 from ortolan.modeling.weights import HEAD, HEAD_BIAS, Entry, Table, Target
-
-PROJECTIONS: Table = {
-    f"projections.{{}}.{kind}": Target(f"head.projections.{{}}.{kind}")
-    for kind in ("weight", "bias")
-}
-"""Layers after the pooling, in the head of any family that embeds sequences."""
 
 JOINED_STATES: Table = {
     "model.enorm.weight": Target("joined_states.embedding_norm.weight"),
@@ -75,6 +71,7 @@ FAMILIES: dict[str, Family[Any]] = {
     **gpt_neox.FAMILIES,
     **granite.FAMILIES,
     **granite_hybrid.FAMILIES,
+    **idefics3.FAMILIES,
     **latent.FAMILIES,
     **lfm2.FAMILIES,
     **llama.FAMILIES,

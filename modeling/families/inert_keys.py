@@ -96,6 +96,7 @@ NEUTRAL: dict[str, object] = {
     "logit_scale": 1,
     "logits_scaling": 1,
     "parallel_attn": False,
+    "qk_layer_norms": False,
     "qk_layernorm": False,
     "qk_norm": False,
     "residual_multiplier": 1,
@@ -105,6 +106,7 @@ NEUTRAL: dict[str, object] = {
     "use_mrope": False,
     "use_parallel_residual": False,
     "use_qk_norm": False,
+    "use_resampler": False,
     "use_sliding_window": False,
 }
 """Switches and factors, with the value at which they do nothing.

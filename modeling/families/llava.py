@@ -8,8 +8,8 @@ from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.clip import CLIP_WEIGHTS, PREFIX, read_clip, read_siglip
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
-from ortolan.modeling.families.tables import without
-from ortolan.modeling.weights import Table, Target
+from ortolan.modeling.families.tables import PROJECTIONS, without
+from ortolan.modeling.weights import Table
 
 _TOWERS = {"clip_vision_model": read_clip, "siglip_vision_model": read_siglip}
 
@@ -19,22 +19,32 @@ _WEIGHTS: Table = {
     f"{PREFIX}.post_layernorm.weight": None,
     f"{PREFIX}.post_layernorm.bias": None,
     f"{PREFIX}.head.*": None,
-    "projections.{}.weight": Target("head.projections.{}.weight"),
-    "projections.{}.bias": Target("head.projections.{}.bias"),
+    **PROJECTIONS,
 }
 
 
-def _llava(hf: ConfigReader) -> EncoderConfig:
-    """The encoder of images, whose layers after the one that is read are left out."""
-    # Read with the language model, or the size that the image has anyway.
-    hf.skip("image_token_index", "image_token_id", "image_seq_length")
+def read_sides(hf: ConfigReader) -> tuple[ConfigReader, ConfigReader]:
+    """The configs of the encoder and of the language model.
+
+    Raises:
+        ConfigError: there is no config of an encoder.
+    """
+    # Read with the language model.
+    hf.skip("image_token_index", "image_token_id")
     hf.skip("architectures", "tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id")
     tower, text = hf.nested("vision_config"), hf.get("text_config", dict)
     if tower is None:
         raise ConfigError(f"{hf.name}: expected vision_config, got nothing. Correct it.")
+    return tower, ConfigReader(text, f"{hf.name}: text_config")
+
+
+def _llava(hf: ConfigReader) -> EncoderConfig:
+    """The encoder of images, whose layers after the one that is read are left out."""
+    tower, text = read_sides(hf)
+    hf.skip("image_seq_length")  # the size that the image has anyway
     tower.skip("projection_dim", "vocab_size", "vision_use_head")
     bias = hf.get("multimodal_projector_bias", bool, True)
-    width = ConfigReader(text, f"{hf.name}: text_config").size("hidden_size", 4096)
+    width = text.size("hidden_size", 4096)
     activation = read_activation(hf.get("projector_hidden_act", str, "gelu"))
     strategy = hf.get("vision_feature_select_strategy", str, "default")
     if strategy not in ("default", "full"):

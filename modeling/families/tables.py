@@ -72,3 +72,10 @@ def either(*names: str, offset: float = 0.0) -> tuple[Target, ...]:
 def without(table: Table, *parts: str) -> dict[str, Entry]:
     """The rows of a table whose published names contain none of `parts`."""
     return {name: entry for name, entry in table.items() if not any(p in name for p in parts)}
+
+
+PROJECTIONS: Table = {
+    f"projections.{{}}.{kind}": Target(f"head.projections.{{}}.{kind}")
+    for kind in ("weight", "bias")
+}
+"""Layers after the pooling or before a decoder, in the head of any family."""

@@ -17,6 +17,7 @@ from ortolan.modeling.config import (
     FeatureHead,
     HeadLayer,
     LanguageModelHead,
+    PatchInput,
     Pooling,
     Projection,
     TokenInput,
@@ -170,20 +171,31 @@ class Features(nn.Module):
         projections: applied to each vector in order.
     """
 
-    def __init__(self, config: FeatureHead, width: int) -> None:
+    def __init__(self, config: FeatureHead, width: int, grid: tuple[int, int]) -> None:
         super().__init__()
         self.config = config
-        self.projections = _projections(config.projections, width)
+        self.grid = grid
+        self.projections = _projections(config.projections, width * config.pixel_shuffle**2)
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, T - skipped, width)`; images have no lengths."""
+        """`(B, T, E)` to `(B, (T - skipped) / pixel_shuffle ** 2, width)`, without lengths."""
         x_BPE = x_BTE[:, self.config.skipped :]
+        if self.config.pixel_shuffle > 1:
+            x_BPE = pixel_shuffle(x_BPE, self.grid, self.config.pixel_shuffle)
         linears = cast(Iterable[nn.Linear], self.projections)
         for dense, layer in zip(linears, self.config.projections, strict=True):
             x_BPE = dense(x_BPE)
             if layer.activation is not None:
                 x_BPE = ACTIVATIONS[layer.activation](x_BPE)
         return x_BPE
+
+
+def pixel_shuffle(x_BPE: Tensor, grid: tuple[int, int], side: int) -> Tensor:
+    """Join the vectors of squares of patches, row by row: `(B, P / side ** 2, E * side ** 2)`."""
+    rows, columns = grid[0] // side, grid[1] // side
+    width = x_BPE.shape[-1]
+    squares = x_BPE.view(-1, rows, side, columns, side, width).transpose(2, 3)
+    return squares.reshape(-1, rows * columns, width * side**2)
 
 
 def _projections(layers: Sequence[Projection], width: int) -> nn.ModuleList:
@@ -204,7 +216,7 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
             return Classifier(kind, config.hidden_size)
         case (EmbeddingHead() as kind, _):
             return Embedder(kind, config.hidden_size)
-        case (FeatureHead() as kind, _):
-            return Features(kind, config.hidden_size)
+        case (FeatureHead() as kind, PatchInput(grid=grid)):
+            return Features(kind, config.hidden_size, grid)
         case _:
             return None

@@ -359,6 +359,37 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     labels: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_LABELS)] = ()
 
 
+TileText = Annotated[str, Meta(max_length=limits.MAX_TILE_TEXT)]
+
+
+class Tiles(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """How an image becomes several of the encoder's size, and the texts around their vectors.
+
+    The image is resized so that its longer side has `longest` pixels, then so that whole tiles fill
+    it. The encoder reads the tiles row by row, and then the whole image, resized to a tile
+    (Laurençon et al. 2024, "Idefics3"). An image of a single tile is read once.
+
+    Attributes:
+        longest: pixels of the longer side.
+        split: whether images are cut; without, the encoder reads only the whole image.
+        tile: before the vectors of a tile; `{row}` and `{column}` count from 1.
+        row: after the last tile of a row.
+        rows: after the last row.
+        whole: before the vectors of the whole image.
+        end: after them.
+    """
+
+    longest: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
+    split: bool = True
+    tile: TileText = ""
+    row: TileText = ""
+    rows: TileText = ""
+    whole: TileText = ""
+    end: TileText = ""
+
+
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Vectors of images that a decoder reads in place of tokens.
 
@@ -367,14 +398,22 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     Attributes:
         token: id that stands for a vector in a prompt.
         size: numbers of a vector.
-        vectors: number of vectors of an image.
+        vectors: number of vectors of an image, or of each tile.
         encoder: fingerprint of the encoder's manifest.
+        tiles: how images are cut; left out if the encoder reads each as a whole.
     """
 
     token: TokenId
     size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
     encoder: Sha256
+    tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def words(self) -> str:
+        """Describe the number of vectors: `576 vectors each`."""
+        tiled = isinstance(self.tiles, Tiles) and self.tiles.split
+        return f"{self.vectors} vectors {'per tile' if tiled else 'each'}"
 
 
 class Speech(
@@ -630,7 +669,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Describe the input."""
         source = self.source or TextSource(max_tokens=self.context_length)
         features = self.features
-        images = "" if features is None else f", and images, {features.vectors} vectors each"
+        images = "" if features is None else f", and images, {features.words}"
         return f"{source.words}{images}"
 
     @property

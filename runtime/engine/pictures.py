@@ -1,6 +1,7 @@
 """Vectors of images, under ids that stand for them in a prompt.
 
-A prompt holds an id beyond every vocabulary for each vector of an image. The ids follow from the
+A prompt holds an id beyond every vocabulary for each vector of an image, between the tokens of
+texts that a model may want around them. The ids follow from the
 pixels, so whatever compares tokens, such as a prefix cache, tells images apart. Only the runner
 looks behind them: it gives the graph the vectors, and a placeholder in place of the ids.
 
@@ -13,6 +14,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -48,6 +50,13 @@ class Picture:
         self.vectors = vectors
         first = FIRST + number * limits.MAX_FEATURES
         self.ids = range(first, first + len(vectors))
+
+    def between(self, tokens: Sequence[int], placeholder: int, count: int) -> list[int]:
+        """Tokens with the ids of the next `count` vectors in place of each placeholder."""
+        left, ids = iter(self.ids), list[int]()
+        for token in tokens:
+            ids += islice(left, count) if token == placeholder else (token,)
+        return ids
 
 
 class Placed(NamedTuple):

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,22 @@ from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 
-__all__ = ["Prompt", "RequestReader"]
+__all__ = ["Prompt", "RequestReader", "Seen"]
 
 Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | Illustrated
 """Text, token ids, or a list of parts (`Part`), for which type checkers infer no type."""
+
+
+class Seen(NamedTuple):
+    """An image in a prompt.
+
+    Attributes:
+        picture: its vectors.
+        ids: of the vectors, and of the tokens that the model wants around them.
+    """
+
+    picture: Picture
+    ids: Sequence[int]
 
 
 class RequestReader:
@@ -51,7 +63,7 @@ class RequestReader:
         tokenizer: Tokenizer | None,
         *,
         adapters: Sequence[str] = (),
-        look: Callable[[Any], Picture] | None = None,
+        look: Callable[[Any], Seen] | None = None,
     ) -> None:
         manifest = self._manifest = bundle.manifest
         self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
@@ -231,7 +243,7 @@ class RequestReader:
 
 
 def _placed(
-    prompt: Illustrated, features: Features | None, look: Callable[[Any], Picture] | None
+    prompt: Illustrated, features: Features | None, look: Callable[[Any], Seen] | None
 ) -> tuple[list[int], tuple[Picture, ...]]:
     """Return the ids of a prompt with those of its images' vectors, and these images.
 
@@ -252,11 +264,11 @@ def _placed(
             f"The prompt has {len(prompt.images)} images and {count} placeholders for images. Give "
             "each image one place, and do not write the placeholder in texts."
         )
-    pictures = tuple(look(image) for image in prompt.images)
-    left, ids = list(reversed(pictures)), list[int]()
+    seen = [look(image) for image in prompt.images]
+    left, ids = iter(seen), list[int]()
     for token in prompt.ids:
-        ids += left.pop().ids if token == features.token else [token]
-    return ids, pictures
+        ids += next(left).ids if token == features.token else (token,)
+    return ids, tuple(one.picture for one in seen)
 
 
 def _length(source: Source, manifest: Manifest) -> int:

@@ -23,7 +23,7 @@ from ortolan.runtime.errors import InputError, MissingExtraError
 if TYPE_CHECKING:
     from PIL import Image as Pillow
 
-__all__ = ["Image", "normalized", "read_pixels"]
+__all__ = ["Image", "normalized", "read_pixels", "read_values", "resized"]
 
 Image = str | os.PathLike[str] | bytes | NDArray[np.uint8]
 """A path, the bytes of a file, or pixels `(H, W)` or `(H, W, channels)`."""
@@ -57,16 +57,40 @@ def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
             resize, or with values beyond 8 bits.
         MissingExtraError: Pillow is needed but not installed.
     """
-    if isinstance(image, np.ndarray):
-        values_HWC = _check_array(image)
-        if values_HWC.shape[2] != source.channels:
-            values_HWC = _converted(_from_array(values_HWC), source)
-    else:
-        values_HWC = _converted(_decode(*_contents(image)), source)
-    fitted_HWC = _fit(values_HWC, source)
+    fitted_HWC = _fit(read_values(image, source), source)
     pixels_CHW = normalized(fitted_HWC, source)
     height, width = fitted_HWC.shape[:2]
     return np.pad(pixels_CHW, ((0, 0), (0, source.height - height), (0, source.width - width)))
+
+
+def read_values(image: Any, source: ImageSource) -> NDArray[np.uint8]:
+    """Read an image as `(H, W, channels)`, in the channels of an encoder and its own size.
+
+    Raises what `read_pixels` raises, except about sizes.
+    """
+    if not isinstance(image, np.ndarray):
+        return _converted(_decode(*_contents(image)), source)
+    values_HWC = _check_array(image)
+    if values_HWC.shape[2] == source.channels:
+        return values_HWC
+    return _converted(_from_array(values_HWC), source)
+
+
+def resized(
+    values_HWC: NDArray[np.uint8], height: int, width: int, source: ImageSource
+) -> NDArray[np.uint8]:
+    """Resize `(H, W, channels)` to `(height, width, channels)` with the filter of an encoder.
+
+    Raises:
+        InputError: it would be too large.
+        MissingExtraError: Pillow is needed but not installed.
+    """
+    if (height, width) == values_HWC.shape[:2]:
+        return values_HWC
+    _check_size(width, height, "After resizing, the image")
+    resample = _pillow().Resampling[source.resample.upper()]
+    image = _from_array(values_HWC).resize((width, height), resample)
+    return np.asarray(image, np.uint8).reshape(height, width, -1)
 
 
 def normalized(values_HWC: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
@@ -214,12 +238,7 @@ def _fit(values_HWC: NDArray[np.uint8], source: ImageSource) -> NDArray[np.uint8
             cropping.
     """
     steps = source.steps
-    height, width = _resized_size(values_HWC.shape[:2], steps)
-    if (height, width) != values_HWC.shape[:2]:
-        _check_size(width, height, "After resizing, the image")
-        resample = _pillow().Resampling[source.resample.upper()]
-        resized = _from_array(values_HWC).resize((width, height), resample)
-        values_HWC = np.asarray(resized, np.uint8).reshape(height, width, -1)
+    values_HWC = resized(values_HWC, *_resized_size(values_HWC.shape[:2], steps), source)
     if steps.crop is not None:
         values_HWC = _crop(values_HWC, *steps.crop)
     height, width = values_HWC.shape[:2]

@@ -98,6 +98,21 @@ LLAVA: dict[str, Any] = {
     "image_token_index": 5,
 }
 
+IDEFICS3: dict[str, Any] = {
+    "model_type": "idefics3",
+    "architectures": ["Idefics3ForConditionalGeneration"],
+    "vision_config": _tower("idefics3_vision", "gelu_pytorch_tanh"),
+    "text_config": LLAMA,
+    "image_token_id": 5,
+    "scale_factor": 2,
+}
+
+SMOLVLM: dict[str, Any] = IDEFICS3 | {
+    "model_type": "smolvlm",
+    "architectures": ["SmolVLMForConditionalGeneration"],
+    "vision_config": _tower("smolvlm_vision", "gelu_pytorch_tanh"),
+}
+
 SIGLIP: dict[str, Any] = {
     "model_type": "siglip",
     "architectures": ["SiglipForImageClassification"],
@@ -212,7 +227,7 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, SIGLIP, MARIAN),
+    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM, SIGLIP, MARIAN),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

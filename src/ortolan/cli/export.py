@@ -288,7 +288,7 @@ def _images(manifest: Manifest, out: Path) -> str | None:
         return None
     images = open_bundle(out / VISION, trust=True).manifest
     total = sum(file.size for file in images.files)
-    return f"{images.takes}, {manifest.features.vectors} vectors each ({size(total)})"
+    return f"{images.takes}, {manifest.features.words} ({size(total)})"
 
 
 def _precision(name: str, values: dict[str, Any]) -> choices.Precision:

@@ -11,9 +11,17 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR, PROCESSORS, image_source
+from ortolan.export.source.preprocessing import (
+    PREPROCESSOR,
+    PROCESSOR,
+    PROCESSORS,
+    image_source,
+    tiles,
+)
 from ortolan.modeling.config import PatchInput
+from ortolan.runtime.bundle.manifest import ImageSource, Tiles
 from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.inputs.tiles import cut
 
 SIDE = 12
 SQUARE = {"height": SIDE, "width": SIDE}
@@ -134,12 +142,33 @@ def test_files_become_the_pixels_of_transformers(
         )
 
 
+@pytest.mark.parametrize("name", ["Idefics3", "SmolVLM"])
+def test_files_become_the_tiles_of_transformers(
+    name: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    theirs = processor_class(name)(
+        size={"longest_edge": 4 * SIDE}, max_image_size={"longest_edge": SIDE}
+    )
+    theirs.save_pretrained(str(tmp_path))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=False)
+    source, how = (read(patches, tmp_path, name.lower()) for read in (image_source, tiles))
+    assert isinstance(source, ImageSource)
+    assert isinstance(how, Tiles)
+    for path in files.values():
+        image = ImageOps.exif_transpose(Image.open(path))
+        expected = theirs(images=image, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(
+            cut(path, source, how).pixels, expected, atol=1e-5, rtol=1e-5, err_msg=path.name
+        )
+
+
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_defaults_are_those_of_the_class(name: str) -> None:
     theirs, ours = processor_class(name)(), PROCESSORS[name]
-    for key in ("size", "crop_size", "resample", "rescale_factor", "crop_pct"):
+    sizes = ("size", "crop_size", "max_image_size")
+    for key in (*sizes, "resample", "rescale_factor", "crop_pct"):
         expected = getattr(theirs, key, None)
-        expected = dict(expected) if key in ("size", "crop_size") and expected else expected
+        expected = dict(expected) if key in sizes and expected else expected
         assert getattr(ours, key) == expected, key
     for key in (
         "do_resize",
@@ -148,8 +177,9 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
         "do_normalize",
         "do_pad",
         "do_convert_rgb",
+        "do_image_splitting",
     ):
-        assert getattr(ours, key) == bool(getattr(theirs, key)), key
+        assert getattr(ours, key) == bool(getattr(theirs, key, False)), key
     for key in ("image_mean", "image_std"):
         np.testing.assert_allclose(np.broadcast_to(getattr(ours, key), 3), getattr(theirs, key))
     assert ours.default_to_square == type(theirs).default_to_square

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
-from tests.tiny.encoders import LLAVA
+from tests.tiny.encoders import IDEFICS3, LLAVA, SMOLVLM
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load
@@ -31,20 +31,30 @@ CASES: dict[str, dict[str, Any]] = {
     },
     "another projection": {"multimodal_projector_bias": False, "projector_hidden_act": "relu"},
     "qwen2": {"text_config": LLAVA["text_config"] | {"model_type": "qwen2"}},
+    "idefics3": IDEFICS3,
+    "idefics3, all patches": IDEFICS3 | {"scale_factor": 1},
+    "smolvlm": SMOLVLM,
+    "smolvlm, wide squares": SMOLVLM | {"scale_factor": 4},
 }
 
 PIXELS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
 
 
 def written(folder: Path, **changes: Any) -> PreTrainedModel:
-    model = reference_model(LLAVA | changes, architecture="LlavaForConditionalGeneration")
+    values = changes if "architectures" in changes else LLAVA | changes
+    model = reference_model(values, architecture=values["architectures"][0])
     model.save_pretrained(folder)
     return model
 
 
 def features_of(model: Any) -> torch.Tensor:
-    output: Any = model.get_image_features(PIXELS)
+    output: Any = model.get_image_features(of_images(model))
     return torch.stack(list(getattr(output, "pooler_output", output)))
+
+
+def of_images(model: Any) -> torch.Tensor:
+    """The pixels of two images, each of one tile where a model takes tiles."""
+    return PIXELS[:, None] if hasattr(model.config, "scale_factor") else PIXELS
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -63,11 +73,46 @@ def test_vectors_and_logits_are_those_of_transformers(name: str, tmp_path: Path)
         count = vectors.shape[1]
         ids = torch.tensor([[7, *[TOKEN] * count, 9, 10, *[TOKEN] * count, 11]])
         logits = decoder(ids, Features.of(vectors.flatten(0, 1), ids, TOKEN))
-        whole = model(input_ids=ids, pixel_values=PIXELS).logits
+        whole = model(input_ids=ids, pixel_values=of_images(model)).logits
         assert_same_logits(logits, whole)
         assert not torch.allclose(logits, decoder(ids), atol=1e-2)
         text = ids[:, count + 1 : count + 3]
         assert_same_logits(decoder(text), reference_logits(model, text))
+
+
+def test_old_configs_of_smolvlm_are_read(tmp_path: Path) -> None:
+    model = written(tmp_path, **IDEFICS3)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["vision_config"] |= {
+        "model_type": "idefics3",
+        "max_image_size": {"longest_edge": 8},
+        "size": {"longest_edge": 32},
+        "use_base_siglip": False,
+    }
+    values["text_config"] |= {
+        "is_llama_config": True,
+        "perceiver_config": {"attention_dropout": 0.0},
+        "pixel_shuffle_factor": 4,
+        "qk_layer_norms": False,
+        "use_resampler": False,
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values | {"vocab_size": 99}))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.images is not None
+    with torch.inference_mode():
+        vectors = load(checkpoint.images, EncoderModel)(PIXELS)
+    assert torch.allclose(vectors, features_of(model), atol=1e-4)
+    assert load(checkpoint).config.feature_token_id == IDEFICS3["image_token_id"]
+
+
+def test_squares_that_do_not_fill_an_image_are_refused(tmp_path: Path) -> None:
+    written(tmp_path, **IDEFICS3)
+    values = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(values | {"scale_factor": 3}))
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    with pytest.raises(ConfigError, match="squares of 3 by 3 patches must fill the image"):
+        load(images, EncoderModel)
 
 
 def test_prefixes_of_old_and_new_checkpoints_are_read(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def test_the_language_model_equals_the_whole_model(name: str, tmp_path: Path) ->
     ids = IDS.clamp(min=7)  # no ids of images
     with torch.inference_mode():
         assert_same_logits(ours(ids), reference_logits(model, ids))
-    left_out = open_checkpoint(tmp_path).left_out
+    left_out = open_checkpoint(tmp_path).of_text().left_out
     assert left_out
     assert not {"layers", "embed_tokens", "norm", "lm_head"} & set(left_out)
 

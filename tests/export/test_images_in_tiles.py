@@ -1,0 +1,252 @@
+"""Decoders that read images in tiles: bundles against the processor and model of transformers."""
+
+import io
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from tests.export import tiny_tiles
+from tests.runtime.damaged_bundles import edit_json, put
+
+import ortolan
+from ortolan.export.errors import OptionError
+from ortolan.runtime import Decoder, InputError, TokenizerError, load, verify
+from ortolan.runtime.bundle.manifest import Tiles
+from ortolan.runtime.inputs.tiles import cut
+
+NEW = 8
+
+Pixels = NDArray[np.uint8]
+
+TYPES = ("idefics3", "smolvlm")
+
+SIZES = [
+    (8, 8), (32, 32), (30, 17), (17, 30), (3, 3), (1, 40), (40, 1), (100, 33), (33, 100), (5, 37),
+    (64, 64), (31, 32), (63, 21), (9, 200), (200, 9), (13, 13), (1, 1), (25, 18), (19, 19),
+    (120, 7),
+]  # fmt: skip
+"""Heights and widths of images."""
+
+
+def picture(height: int, width: int, channels: int = 3) -> Pixels:
+    generator = np.random.default_rng(1000 * height + width)
+    return generator.integers(0, 256, (height, width, channels)).astype(np.uint8)
+
+
+WIDE, TALL, SQUARE = picture(12, 30), picture(30, 7), picture(20, 20)
+
+PROMPTS: dict[str, list[Any]] = {
+    "wide": [{"image": WIDE}, "what is this"],
+    "tall, at the end": ["what is ", {"image": TALL}],
+    "two images": ["a ", {"image": WIDE}, " and ", {"image": SQUARE}, " say"],
+    "two in a row": [{"image": SQUARE}, {"image": TALL}, "say"],
+}
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    folder = tmp_path_factory.mktemp("tiles")
+    for name in TYPES:
+        tiny_tiles.write(folder / name, name)
+    return {name: folder / name for name in TYPES}
+
+
+@pytest.fixture(scope="module")
+def bundles(checkpoints: dict[str, Path]) -> dict[str, Path]:
+    for folder in checkpoints.values():
+        ortolan.export(folder, folder / "bundle")
+    return {name: folder / "bundle" for name, folder in checkpoints.items()}
+
+
+@pytest.fixture(scope="module")
+def models(bundles: dict[str, Path]) -> dict[str, Decoder]:
+    return {name: load(folder, Decoder) for name, folder in bundles.items()}
+
+
+@cache
+def image_processor(name: str, folder: Path) -> Any:
+    import transformers
+
+    kind = {"idefics3": "Idefics3ImageProcessorPil", "smolvlm": "SmolVLMImageProcessorPil"}[name]
+    return getattr(transformers, kind).from_pretrained(folder)
+
+
+@cache
+def reference(name: str, folder: Path) -> tuple[Any, Any]:
+    """Processor and model. SmolVLM's own needs a package for videos, and writes the same texts."""
+    import transformers
+    from transformers import Idefics3Processor, PreTrainedTokenizerFast
+
+    kind = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[name]
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    processor: Any = Idefics3Processor(image_processor(name, folder), tokenizer, image_seq_len=4)
+    model = getattr(transformers, f"{kind}ForConditionalGeneration").from_pretrained(folder)
+    return processor, model
+
+
+def expected(name: str, folder: Path, parts: Sequence[Any]) -> tuple[list[int], list[int]]:
+    """Ids of a prompt and the tokens that transformers generates for it."""
+    processor, model = reference(name, folder)
+    text = "".join(part if isinstance(part, str) else "<image>" for part in parts)
+    images = [Image.fromarray(part["image"]) for part in parts if not isinstance(part, str)]
+    given = processor(images=[images], text=[text], return_tensors="pt")
+    ids: list[int] = given["input_ids"][0].tolist()
+    given = {key: given[key] for key in ("input_ids", "pixel_values", "pixel_attention_mask")}
+    with torch.inference_mode():
+        tokens: list[int] = model.generate(
+            **given, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
+        )[0].tolist()
+    return ids, tokens[len(ids) :]
+
+
+def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
+    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
+
+
+def tiles_of(model: Decoder) -> Tiles:
+    features = model.manifest.features
+    assert features is not None
+    assert isinstance(features.tiles, Tiles)
+    return features.tiles
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_tokens_are_those_of_transformers(
+    name: str, prompt: str, models: dict[str, Decoder], checkpoints: dict[str, Path]
+) -> None:
+    parts = PROMPTS[prompt]
+    ids, tokens = expected(name, checkpoints[name], parts)
+    completion = greedy(models[name], parts)
+    assert completion.timings.prompt_tokens == len(ids)
+    assert list(completion.tokens) == tokens
+
+
+@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("size", SIZES)
+def test_tiles_are_those_of_transformers(
+    name: str, size: tuple[int, int], models: dict[str, Decoder], checkpoints: dict[str, Path]
+) -> None:
+    model = models[name]
+    assert model._images is not None
+    processor = image_processor(name, checkpoints[name])
+    for channels in (1, 3, 4):
+        values = picture(*size, channels)
+        image = Image.fromarray(values[..., 0] if channels == 1 else values)
+        theirs = processor(image, return_tensors="np", return_row_col_info=True)
+        parts = model._images.cut(values, tiles_of(model))
+        assert (parts.rows, parts.columns) == (theirs["rows"][0][0], theirs["cols"][0][0])
+        np.testing.assert_allclose(parts.pixels, theirs["pixel_values"][0], atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [{"do_image_splitting": False}, {"size": {"longest_edge": tiny_tiles.SIDE}}, {"resample": 3}],
+)
+def test_other_settings_are_those_of_the_processor(keys: dict[str, Any], tmp_path: Path) -> None:
+    tiny_tiles.write(tmp_path, "smolvlm", **keys)
+    ortolan.export(tmp_path, tmp_path / "bundle")
+    model = load(tmp_path / "bundle", Decoder)
+    for prompt in ("wide", "two images"):
+        ids, tokens = expected("smolvlm", tmp_path, PROMPTS[prompt])
+        completion = greedy(model, PROMPTS[prompt])
+        assert completion.timings.prompt_tokens == len(ids)
+        assert list(completion.tokens) == tokens
+
+
+def test_a_batch_a_stream_and_a_service_give_the_same(models: dict[str, Decoder]) -> None:
+    model = models["smolvlm"]
+    prompts = list(PROMPTS.values())
+    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
+    assert [done.tokens for done in greedy(model, prompts)] == alone
+    with model.serve(slots=2) as service:
+        tickets = [
+            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True) for prompt in prompts
+        ]
+        assert [ticket.completion().tokens for ticket in tickets] == alone
+
+
+def test_a_chat_reads_tiles(models: dict[str, Decoder], checkpoints: dict[str, Path]) -> None:
+    model = models["smolvlm"]
+    stream = io.BytesIO()
+    Image.fromarray(WIDE).save(stream, "PNG")
+    image = {"type": "image", "image": stream.getvalue()}
+    message = {"role": "user", "content": [image, {"type": "text", "text": "say"}]}
+    ids, tokens = expected(
+        "smolvlm", checkpoints["smolvlm"], ["user:", {"image": WIDE}, "say</s>A:"]
+    )
+    completion = model.chat([message], max_new_tokens=NEW, ignore_eos=True).completion
+    assert completion.timings.prompt_tokens == len(ids)
+    assert list(completion.tokens) == tokens
+
+
+def test_tiles_of_the_same_colors_but_another_shape_are_told_apart(
+    models: dict[str, Decoder],
+) -> None:
+    wide, tall = np.zeros((8, 30, 3), np.uint8), np.zeros((30, 8, 3), np.uint8)
+    model = models["smolvlm"]
+    prompts: list[Any] = [[{"image": wide}, "say"], [{"image": tall}, "say"]]
+    alone = [greedy(model, prompt) for prompt in prompts]
+    lengths = [done.timings.prompt_tokens for done in alone]
+    assert lengths[0] != lengths[1]  # a line break after each row
+    assert [greedy(model, prompt).tokens for prompt in reversed(prompts)] == [
+        done.tokens for done in reversed(alone)
+    ]
+
+
+def test_a_damaged_image_and_a_missing_tokenizer_are_refused(
+    bundles: dict[str, Path], models: dict[str, Decoder]
+) -> None:
+    with pytest.raises(InputError):
+        greedy(models["smolvlm"], [{"image": b"no image"}, "say"])
+    with pytest.raises(InputError, match="must be an array of uint8"):
+        greedy(models["smolvlm"], [{"image": np.zeros((8, 8, 3))}, "say"])
+    model = load(bundles["smolvlm"], Decoder)
+    model.tokenizer = None
+    with pytest.raises(TokenizerError):
+        greedy(model, [{"image": WIDE}, "say"])
+
+
+@pytest.mark.parametrize("name", TYPES)
+def test_verification_covers_tiles(name: str, bundles: dict[str, Path]) -> None:
+    report = verify(bundles[name], isolate=False)
+    assert report.verdict == "PASS"
+    assert report.images is not None
+    assert report.images.verdict == "PASS"
+
+
+@pytest.mark.parametrize(("key", "value"), [("longest", 40), ("split", False), ("whole", "x")])
+def test_another_cut_is_found(
+    key: str, value: Any, checkpoints: dict[str, Path], tmp_path: Path
+) -> None:
+    out = tmp_path / "bundle"
+    ortolan.export(checkpoints["smolvlm"], out)
+    edit_json(out, "manifest.json", put("images", "tiles", key, value=value))
+    assert verify(out, isolate=False).verdict == "FAIL"
+
+
+def test_more_vectors_than_a_prompt_holds_are_refused(tmp_path: Path) -> None:
+    tiny_tiles.write(tmp_path, "smolvlm", size={"longest_edge": 4000})
+    with pytest.raises(OptionError, match="at most 8192 vectors"):
+        ortolan.export(tmp_path, tmp_path / "bundle")
+    tiny_tiles.write(tmp_path, "smolvlm", size={"longest_edge": 5000})
+    with pytest.raises(OptionError, match="longest_edge of at most 4096"):
+        ortolan.export(tmp_path, tmp_path / "bundle")
+    tiny_tiles.write(tmp_path, "smolvlm", max_image_size={"longest_edge": 16})
+    with pytest.raises(OptionError, match="8 x 8 pixels"):
+        ortolan.export(tmp_path, tmp_path / "bundle")
+
+
+def test_whole_tiles_fill_the_image(models: dict[str, Decoder]) -> None:
+    model = models["smolvlm"]
+    assert model._images is not None
+    source = model._images.manifest.source
+    parts = cut(np.full((10, 32, 3), 255, np.uint8), source, tiles_of(model))  # type: ignore[arg-type]
+    assert (parts.rows, parts.columns, len(parts.pixels)) == (2, 4, 9)
+    np.testing.assert_allclose(parts.pixels, 1.0, atol=1e-6)
