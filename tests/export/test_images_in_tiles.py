@@ -84,7 +84,7 @@ def reference(name: str, folder: Path) -> tuple[Any, Any]:
     from transformers import Idefics3Processor, PreTrainedTokenizerFast
 
     kind = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[name]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))  # type: ignore[no-untyped-call]
     processor: Any = Idefics3Processor(image_processor(name, folder), tokenizer, image_seq_len=4)
     model = getattr(transformers, f"{kind}ForConditionalGeneration").from_pretrained(folder)
     return processor, model
