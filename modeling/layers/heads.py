@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import (
     ClassifierHead,
+    CtcHead,
     EmbeddingHead,
     EncoderConfig,
     FeatureHead,
@@ -186,6 +187,19 @@ class Features(nn.Module):
         return x_BPE
 
 
+class Ctc(nn.Module):
+    """Logits of symbols for every vector."""
+
+    def __init__(self, config: CtcHead, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, config.size)
+
+    def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
+        """`(B, T, E)` to `(B, T, size)`; waves have no lengths."""
+        logits: Tensor = self.out(x_BTE)
+        return logits
+
+
 def _projections(layers: Sequence[Projection], width: int) -> nn.ModuleList:
     """The matrices of projections, the first of which takes `width` channels."""
     widths = [width, *(layer.width for layer in layers)]
@@ -206,5 +220,7 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
             return Embedder(kind, config.hidden_size)
         case (FeatureHead() as kind, _):
             return Features(kind, config.hidden_size)
+        case (CtcHead() as kind, _):
+            return Ctc(kind, config.hidden_size)
         case _:
             return None
