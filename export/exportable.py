@@ -38,10 +38,10 @@ Initializers are named after weights and tables and have no data, or hold data o
 Forward = Callable[[Tensor | None, Tensor | None], Tensor]
 """Runs the PyTorch model without a cache on one input.
 
-Takes a source `(T,)`, a source with token types `(2, T)`, or pixels `(C, Y, X)`; or vectors of
-images `(F, E)` for a decoder that reads them, or states `(S, E)` for a head; and ids `(S,)` of the
-decoder; None for an input that the model does not have. Returns logits `(S, V)`, states `(T, E)`,
-labels `(L,)` or an embedding `(E,)`.
+Takes a source `(T,)`, a source with token types `(2, T)`, pixels `(C, Y, X)`, a spectrogram
+`(M, A)` or a wave `(W,)`; or vectors of images `(F, E)` for a decoder that reads them, or states
+`(S, E)` for a head; and ids `(S,)` of the decoder; None for an input that the model does not have.
+Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
 
 Cached = Callable[[Tensor], Sequence[LayerCache]]
@@ -64,7 +64,8 @@ class Exportable:
         kind: in the manifest (`ortolan.runtime.bundle.kinds.KINDS`).
         model_type: name of the architecture in the manifest.
         context_length: longest context in tokens; for images, the number of vectors.
-        vocab_size: of the decoder, or of the encoder's texts; 1 for images.
+        vocab_size: of the decoder, or of the encoder's texts; 1 for images; with CTC, the number of
+            symbols.
         source_vocab_size: of the encoder's texts; `vocab_size` where it has none.
         module: its parameters lie on `meta` and are named as in `weights`.
         forward: calls `module` (see `ortolan.export.streamed`).

@@ -88,7 +88,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.serving.service import Service
     from ortolan.runtime.serving.stats import ServiceStats
     from ortolan.runtime.serving.ticket import TextPiece, Ticket
-    from ortolan.runtime.transcription.transcript import Segment, Transcript
+    from ortolan.runtime.transcription.transcript import Segment, Transcript, Word
     from ortolan.runtime.verification.replay import verify
     from ortolan.runtime.verification.report import Report
 
@@ -160,6 +160,7 @@ __all__ = [
     "ToolCall",
     "Transcript",
     "UntrustedError",
+    "Word",
     "load",
     "open_bundle",
     "verify",
@@ -207,6 +208,7 @@ _HOMES = {
     "Tokenizer": "inputs.tokenizer",
     "ToolCall": "chat.call_syntax",
     "Transcript": "transcription.transcript",
+    "Word": "transcription.transcript",
     "load": "loading",
     "open_bundle": "bundle.folder",
     "verify": "verification.replay",

@@ -1,7 +1,7 @@
-"""`Encoder`: turns text or images into vectors or labels."""
+"""`Encoder`: turns text, images or sounds into vectors, labels or text."""
 
 from collections.abc import Sequence
-from typing import TypeVar, Unpack
+from typing import Any, TypeVar, Unpack, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,18 +11,22 @@ from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Tiles, wrong_kind
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
-from ortolan.runtime.encoding.call import EncoderCall
+from ortolan.runtime.encoding.call import EncoderCall, Item
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import TEMPLATE
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
+from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.source import Inputs, SourceReader
 from ortolan.runtime.inputs.tiles import Cut, cut
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
+from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
+from ortolan.runtime.transcription.transcript import Transcript
 
 __all__ = ["Encoder"]
 
@@ -30,13 +34,15 @@ R = TypeVar("R")
 
 
 class Encoder(Model):
-    """A loaded encoder of text or images.
+    """A loaded encoder of text, images or sounds.
 
         load("embedder/").embed(["a text", "another"])  # float32 (2, width)
         load("classifier/").classify("a text")[0].label
+        load("wav2vec2/").transcribe("talk.mp3").text
 
     An input is text or token ids; for an image encoder, the path of a file, its bytes, or uint8
-    pixels (`ortolan.runtime.inputs.images.read_pixels`). The tokenizer adds special tokens to
+    pixels (`ortolan.runtime.inputs.images.read_pixels`); for an encoder of sounds, the path of a
+    file, its bytes, or samples at its rate. The tokenizer adds special tokens to
     text, but not to ids. Classifiers, such as rerankers, also accept lists of pairs:
     `classify([("a query", "a document")])`.
 
@@ -239,17 +245,58 @@ class Encoder(Model):
 
         Returns:
             float32 `(tokens, width)` per input. The tokens of an image are its patches, after the
-            model's class token, if it has one.
+            model's class token, if it has one; those of a sound are its vectors.
         """
         return self._run(self._calls.states(inputs, truncate=truncate))
 
     def logits(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute logits for each token of each input. Same arguments and errors as `embed`.
 
+        With CTC, logits of symbols for each vector of each sound.
+
         Returns:
             float32 `(tokens, vocab)` per input.
         """
         return self._run(self._calls.logits(inputs, truncate=truncate))
+
+    @overload
+    def transcribe(self, sound: Sound, **options: Unpack[CtcOptions]) -> Transcript: ...
+
+    @overload
+    def transcribe(self, sound: list[Any], **options: Unpack[CtcOptions]) -> list[Transcript]: ...
+
+    def transcribe(
+        self, sound: Sound | list[Any], **options: Unpack[CtcOptions]
+    ) -> Transcript | list[Transcript]:
+        """Transcribe a sound of any length, or several one after another, with CTC.
+
+            transcript = load("wav2vec2/", Encoder).transcribe("talk.mp3")
+            print(transcript.text)
+
+        The text is that of the most probable symbols. Words have times, and a pause ends a segment.
+        A sound that is longer than the encoder reads is computed in windows that overlap.
+
+        Args:
+            sound: a path, the bytes of a file, samples `(N,)` or `(N, channels)`; or a list of
+                them.
+            **options: see `ortolan.runtime.transcription.ctc.CtcOptions`.
+
+        Returns:
+            A transcript; a list of them for a list.
+
+        Raises:
+            BundleKindError: the encoder does not return the logits of CTC.
+            ContextLengthError: a sound is too long, and the encoder too short for windows.
+            InputError: a sound or an option is invalid.
+            MissingExtraError: a package that reads sounds is not installed.
+            NumericError: the output is not finite.
+            TokenizerError: the bundle does not name its symbols.
+            ForkedError: the process was forked after loading.
+        """
+        transcriber = CtcTranscriber(self.manifest, self._wave_logits, options=options)
+        if isinstance(sound, list):
+            return [transcriber.whole(own) for own in sound]
+        return transcriber.whole(sound)
 
     def serve(self, **options: Unpack[EncoderServeOptions]) -> EncoderService:
         """Start a service, which computes many requests at once, from threads or asyncio.
@@ -267,6 +314,14 @@ class Encoder(Model):
         """
         self._engine.check_process()
         return EncoderService(self._engine, self._calls, **options)
+
+    def _wave_logits(self, wave_N: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Compute the logits of one wave, `(vectors, symbols)`."""
+        item = Item(index=0, is_alone=True, length=len(wave_N), ids=wave_N)
+        (logits_TV,) = self._calls.rows.compute([item])
+        if isinstance(logits_TV, OrtolanError):
+            raise logits_TV
+        return logits_TV
 
     def _run(self, call: EncoderCall[R]) -> R:
         """Compute a call in this thread."""

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from ortolan.export.errors import ExportError
@@ -28,10 +29,11 @@ from ortolan.export.inputs.tensors import (
     pixels,
     spectrogram,
     text_inputs,
+    wave,
     wrapped,
 )
 from ortolan.export.inputs.writer import SEED
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, WaveSource
 
 Write = Callable[..., list[NDArray[np.int64]]]
 """`ortolan.export.inputs.writer.write` of one bundle."""
@@ -128,6 +130,10 @@ def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs
         images = noise(model.takes, random, count)
         origin = f"{count} images of noise, seed {SEED}"
         return replace(image_inputs(model, images), origin=origin)
+    if isinstance(model.takes, WaveSource):
+        waves = [wave(sound, model.takes) for sound in sounds(model.takes, random, count)]
+        origin = f"{count} sounds of noise, seed {SEED}"
+        return Inputs(sources=[torch.from_numpy(own) for own in waves], origin=origin)
     texts = _texts(model, random, tokens=count * SEQUENCE_LENGTH, longest=SEQUENCE_LENGTH)
     origin = f"random words: {sum(map(len, texts)):,} tokens, seed {SEED}"
     return replace(text_inputs(model, texts), origin=origin)
@@ -208,7 +214,7 @@ def noise(source: ImageSource, random: np.random.Generator, count: int) -> NDArr
 
 
 def sounds(
-    source: AudioSource, random: np.random.Generator, count: int
+    source: AudioSource | WaveSource, random: np.random.Generator, count: int
 ) -> list[NDArray[np.float32]]:
     """Sounds `(N,)` whose power falls as 1 / frequency, as in speech (Voss and Clarke 1975).
 
@@ -216,7 +222,7 @@ def sounds(
     """
     made = []
     for _ in range(count):
-        size = int(source.samples * (1 / 8) ** random.random())
+        size = max(source.window, int(source.samples * (1 / 8) ** random.random()))
         frequency = np.fft.rfftfreq(size)
         frequency[0] = np.inf
         spectrum = np.fft.rfft(random.standard_normal(size)) / np.sqrt(frequency)

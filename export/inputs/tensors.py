@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.exportable import Exportable
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource, WaveSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"
@@ -22,8 +22,8 @@ class Inputs:
     """Inputs of a model, in order.
 
     Attributes:
-        sources: ids `(T,)`, ids and token types `(2, T)`, pixels `(C, H, W)` or a spectrogram
-            `(bins, frames)` of the encoder; empty without an encoder.
+        sources: ids `(T,)`, ids and token types `(2, T)`, pixels `(C, H, W)`, a spectrogram
+            `(bins, frames)` or a wave `(samples,)` of the encoder; empty without an encoder.
         vectors: of images `(F, E)` for a decoder that reads them, None for a text alone; or
             states `(S, E)` for a head; else empty.
         ids: ids `(S,)` of the decoder; empty without a decoder.
@@ -107,6 +107,19 @@ def spectrogram(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[
     return values
 
 
+def wave(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.float32]:
+    """A sound as the input of an encoder of waves, `(samples,)`.
+
+    Independent of the runtime's code, which this is a check of.
+    """
+    if not source.normalized:
+        return samples_N
+    exact_N = torch.from_numpy(samples_N).double()
+    variance, mean = torch.var_mean(exact_N, correction=0)
+    values: NDArray[np.float32] = ((exact_N - mean) * (variance + 1e-7).rsqrt()).float().numpy()
+    return values
+
+
 def _triangles(source: AudioSource) -> Tensor:
     """Filters `(bins, window // 2 + 1)`, each rising from one edge to the next and falling again.
 
@@ -138,7 +151,7 @@ def encode_pair(
 def longest_source(model: Exportable) -> int:
     """Longest text of the encoder, in tokens."""
     match model.takes:
-        case None | ImageSource() | AudioSource():
+        case None | ImageSource() | AudioSource() | WaveSource():
             return model.context_length
         case text:
             return text.max_tokens

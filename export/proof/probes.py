@@ -2,6 +2,7 @@
 
 decoder, encoder of text    texts of 1, 2, 33 and 160 tokens; with `proof="full"` up to 512
 encoder of images           8 images, held out or noise of growing coarseness
+encoder of waves            sounds that give as many vectors as texts have tokens
 encoder-decoder             16 held-out pairs, or sources that grow while targets shrink; after an
                             encoder of sounds, as many sounds
 a user's own module         one more text over its whole context
@@ -39,13 +40,14 @@ from ortolan.export.inputs.tensors import (
     spectrogram,
     text_inputs,
     typed_inputs,
+    wave,
     wrapped,
 )
 from ortolan.export.options import Proof
-from ortolan.runtime.bundle.manifest import AudioSource, Features, ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, Features, ImageSource, WaveSource
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.verification.probe_sound import probe_sound
+from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 
 LENGTHS: Mapping[Proof, tuple[int, ...]] = {
@@ -136,7 +138,8 @@ class ProbeInput:
         token_ids: int64 `(length,)`, of the decoder, or of an encoder-only model of text.
         source: int64 `(T,)`, of an encoder-decoder.
         image: uint8 `(H, W, C)`, of an encoder of images.
-        mel: float32 `(bins, frames)`, of an encoder of sounds.
+        mel: float32 `(bins, frames)`, of an encoder of spectrograms.
+        wave: float32 `(samples,)`, of an encoder of waves.
         types: int64 `(length,)`, of an encoder that reads token types.
         features: number of its tokens whose embeddings are replaced by `probe_vectors`.
     """
@@ -146,6 +149,7 @@ class ProbeInput:
     source: NDArray[np.int64] | None = None
     image: NDArray[np.uint8] | None = None
     mel: NDArray[np.float32] | None = None
+    wave: NDArray[np.float32] | None = None
     types: NDArray[np.int64] | None = None
     features: int = 0
 
@@ -164,6 +168,8 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
         return Path(data.origin).name
     if isinstance(model.takes, ImageSource):
         return "random images"
+    if isinstance(model.takes, WaveSource):
+        return "made-up sounds"
     text = "random ids" if model.tokenizer is None else "the built-in text"
     return f"{text} after made-up sounds" if isinstance(model.takes, AudioSource) else text
 
@@ -219,7 +225,9 @@ def _illustrated(
 def _single_probes(
     model: Exportable, data: Calibration | None, lengths: Sequence[int], more: int
 ) -> list[ProbeInput]:
-    """Texts of growing length, or images, for a decoder-only or encoder-only model."""
+    """Texts or sounds of growing length, or images, for a decoder-only or encoder-only model."""
+    if isinstance(model.takes, WaveSource):
+        return _wave_probes(model.takes, lengths)
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
         return [
@@ -306,6 +314,18 @@ def _sound_probes(
     ]
 
 
+def _wave_probes(source: WaveSource, lengths: Sequence[int]) -> list[ProbeInput]:
+    """Sounds that give these numbers of vectors."""
+    most = source.length(source.samples)
+    return [
+        ProbeInput(
+            name=f"{number}-{min(length, most)}-vectors",
+            wave=wave(probe_wave(source, number, min(length, most)), source),
+        )
+        for number, length in enumerate(lengths)
+    ]
+
+
 def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
     """Probes as inputs of the model."""
     ids = [probe.token_ids for probe in probes if probe.token_ids is not None]
@@ -313,6 +333,9 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
         source for probe in probes for source in (probe.source, probe.mel) if source is not None
     ]
     images = [probe.image for probe in probes if probe.image is not None]
+    waves = [torch.from_numpy(probe.wave) for probe in probes if probe.wave is not None]
+    if waves:
+        return Inputs(sources=waves)
     if sources:
         return pair_inputs(list(zip(sources, ids, strict=True)))
     types = [probe.types for probe in probes if probe.types is not None]

@@ -28,7 +28,7 @@ def keep(output: Tensor, kind: str, next_ids: Tensor | None) -> Logits | Vectors
         kind: of output (`runtime.bundle.kinds.OUTPUTS`).
         next_ids: the token after each position, `(S,)`; None for an encoder.
     """
-    if kind == "logits":
+    if OUTPUTS[kind].are_logits and OUTPUTS[kind].scores is None:
         return _logits(output, next_ids)
     if OUTPUTS[kind].are_logits:
         # All labels: they are few, and scores depend on all of them.

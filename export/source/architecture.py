@@ -40,7 +40,7 @@ TASKS: Mapping[str, Task] = {
     "ForSequenceClassification": Task("a classifier or reranker", (EncoderConfig,), _CLASSIFIERS),
     "ForSpeechSeq2Seq": Task("an encoder-decoder of speech"),
     "ForAudioClassification": Task("a classifier of sound"),
-    "ForCTC": Task("a transcriber of speech"),
+    "ForCTC": Task("a transcriber of speech", (EncoderConfig,)),
     "ForConditionalGeneration": Task("an encoder-decoder", (EncoderDecoderConfig,)),
 }
 """By the suffix of the class. Families that read `architectures` themselves are stricter."""

@@ -1,28 +1,30 @@
-"""How a sound becomes a spectrogram, from a checkpoint's preprocessor_config.json.
+"""How a sound becomes a spectrogram or a wave, from a checkpoint's preprocessor_config.json.
 
-The keys are those of Hugging Face's WhisperFeatureExtractor. Absent ones have its defaults, but for
-the sizes of a spectrogram, which config.json has too.
+The keys are those of Hugging Face's WhisperFeatureExtractor and Wav2Vec2FeatureExtractor. Absent
+ones have their defaults, but for the sizes of a spectrogram, which config.json has too.
 """
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import Literal
 
 import msgspec
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.preprocessing import PREPROCESSOR
-from ortolan.modeling.config import AudioInput
-from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR
+from ortolan.modeling.config import AudioInput, WaveInput
+from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
 
 INERT = frozenset(
     {
         *("feature_extractor_type", "processor_class", "return_attention_mask", "padding_side"),
         *("model_input_names", "return_tensors", "_valid_processor_keys"),
-        # Follow from other keys, also in transformers.
-        *("mel_filters", "n_samples", "nb_max_frames"),
     }
 )
 """Keys that do not change the features of a single sound."""
+
+DERIVED = frozenset(("mel_filters", "n_samples", "nb_max_frames"))
+"""Keys of a spectrogram that follow from others, also in transformers."""
 
 OFF = ("dither", "padding_value", "do_normalize")
 """Steps that a bundle does not do."""
@@ -58,20 +60,15 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
     Raises:
         OptionError: the file is damaged, has unknown keys or steps, or belongs to another model.
     """
-    path = None if folder is None else folder / PREPROCESSOR
-    values = _read(path) if path is not None and path.is_file() else {}
+    values = _values(folder)
     for key in OFF:
         if values.get(key):
             raise OptionError(
                 f"{PREPROCESSOR}: expected {key} 0 or false, got {values[key]!r:.40}. This "
                 "processor cannot be reproduced."
             )
-    unknown = sorted(values.keys() - INERT - set(OFF) - set(Extractor.__struct_fields__))
-    if unknown:
-        raise OptionError(
-            f"{PREPROCESSOR}: expected keys of WhisperFeatureExtractor, got "
-            f"{', '.join(unknown)[:200]}. Remove those that change nothing."
-        )
+    known = (*INERT, *DERIVED, *OFF, *Extractor.__struct_fields__)
+    _check_keys(values, known, "WhisperFeatureExtractor")
     try:
         extractor = msgspec.convert(values, Extractor)
         source = msgspec.convert(
@@ -97,8 +94,77 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
     return source
 
 
+class WaveExtractor(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that are read."""
+
+    feature_size: Literal[1] = 1
+    sampling_rate: int = 16_000
+    do_normalize: bool = True
+
+
+def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> WaveSource:
+    """The input of an encoder of waves.
+
+    Args:
+        config: of the encoder.
+        folder: of the checkpoint; None for the defaults.
+        vectors: most vectors of a wave.
+
+    Raises:
+        OptionError: the file is damaged, has unknown keys, or belongs to another model; or there
+            are too few vectors.
+    """
+    values = _values(folder)
+    # No wave is padded.
+    known = (*INERT, "padding_value", *WaveExtractor.__struct_fields__)
+    _check_keys(values, known, "Wav2Vec2FeatureExtractor")
+    try:
+        extractor = msgspec.convert(values, WaveExtractor)
+        source = msgspec.convert(
+            {
+                "kind": "wave",
+                "rate": extractor.sampling_rate,
+                "window": config.window,
+                "hop": config.hop,
+                "vectors": vectors,
+                "normalized": extractor.do_normalize,
+            },
+            WaveSource,
+        )
+    except msgspec.ValidationError as error:
+        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
+    if source.length(source.samples) < 1:
+        raise OptionError(
+            f"max_context must be at least {-(-config.window // config.hop)}, since a vector is "
+            f"computed from {config.window} samples (got {vectors})."
+        )
+    return source
+
+
+def _values(folder: Path | None) -> Mapping[str, object]:
+    """The keys of a feature extractor; none without a file.
+
+    Newer checkpoints have them in processor_config.json, under `feature_extractor`.
+    """
+    if folder is None:
+        return {}
+    nested = _read(folder / PROCESSOR).get("feature_extractor")
+    return nested if isinstance(nested, dict) else _read(folder / PREPROCESSOR)
+
+
+def _check_keys(values: Mapping[str, object], known: Collection[str], extractor: str) -> None:
+    unknown = sorted(values.keys() - set(known))
+    if unknown:
+        raise OptionError(
+            f"{PREPROCESSOR}: expected keys of {extractor}, got {', '.join(unknown)[:200]}. Remove "
+            "those that change nothing."
+        )
+
+
 def _read(path: Path) -> Mapping[str, object]:
+    if not path.is_file():
+        return {}
     try:
         return msgspec.json.decode(path.read_bytes(), type=dict[str, object])
-    except (OSError, msgspec.DecodeError) as error:
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise OptionError(f"{path}: cannot be read: {error}. Copy it again.") from error

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
-from ortolan.export.source.audio_preprocessing import audio_source
+from ortolan.export.source.audio_preprocessing import audio_source, wave_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
+from ortolan.export.source.ctc_symbols import NO_SYMBOLS, Symbols, ctc_symbols
 from ortolan.export.source.preprocessing import PREPROCESSOR, image_source, tiles
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
@@ -45,6 +46,7 @@ from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
     AudioInput,
     ClassifierHead,
+    CtcHead,
     DecoderConfig,
     EmbeddingHead,
     EncoderConfig,
@@ -56,6 +58,7 @@ from ortolan.modeling.config import (
     PatchInput,
     StackConfig,
     TokenInput,
+    WaveInput,
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features as EmbeddingFeatures
@@ -216,6 +219,7 @@ def _describe(
     has_vocabulary = sides.media is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
     takes = _takes(sides, folder, config.model_type)
+    symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
@@ -246,11 +250,11 @@ def _describe(
         companions=companions,
         tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
         if has_vocabulary
-        else Tokens(),
+        else Tokens(pad=symbols.blank),
         # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
         tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
         takes=takes,
-        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder),
+        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols),
         speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size),
     )
 
@@ -352,6 +356,8 @@ def _takes(sides: Sides, folder: Path | None, model_type: str) -> Source | None:
             return image_source(patches, folder, model_type)
         case AudioInput() as spectrogram:
             return audio_source(spectrogram, folder)
+        case WaveInput() as wave:
+            return wave_source(wave, folder, vectors=sides.context_length)
     if sides.encoder is None:
         return None
     own = sides.source_vocab_size
@@ -373,8 +379,14 @@ def _reads_pairs(encoder: EncoderConfig) -> bool:
     return is_for_pairs and isinstance(encoder.input, TokenInput) and encoder.input.types <= 1
 
 
-def _gives(encoder: EncoderConfig) -> Output:
+def _has_symbols(sides: Sides) -> bool:
+    return sides.encoder is not None and isinstance(sides.encoder.head, CtcHead)
+
+
+def _gives(encoder: EncoderConfig, symbols: Symbols) -> Output:
     match encoder.head:
+        case CtcHead(size=size):
+            return Output(kind="ctc", size=size, labels=symbols.texts)
         case ClassifierHead(labels=labels) as head:
             return Output(kind=_kind(head), size=len(labels), labels=labels)
         case LanguageModelHead():

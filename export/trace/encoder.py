@@ -14,12 +14,13 @@ from ortolan.modeling.config import (
     EncoderConfig,
     PatchInput,
     TokenInput,
+    WaveInput,
 )
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES, WAVE
 
 
 class _EncoderGraph(Entry):
-    """From texts or images to the output of the head."""
+    """From texts, images or sounds to the output of the head."""
 
     def forward(
         self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
@@ -64,12 +65,14 @@ def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
             return (PIXELS,)
         case AudioInput():
             return (MEL,)
+        case WaveInput():
+            return (WAVE,)
         case _:
             return (IDS, LENGTHS)
 
 
 def as_input(encoder: EncoderModel, inputs: Tensor) -> Tensor:
-    """Cast pixels and spectrograms to the type of the weights; return ids unchanged."""
+    """Cast pixels, spectrograms and waves to the type of the weights; return ids unchanged."""
     if not inputs.is_floating_point():
         return inputs
     return inputs.to(next(encoder.parameters()).dtype)
@@ -84,6 +87,8 @@ def source_example(
             return (torch.zeros(2, channels, height, width),), ({0: batch},)
         case AudioInput(bins=bins, frames=frames):
             return (torch.zeros(2, bins, frames),), ({0: batch},)
+        case WaveInput(window=window, hop=hop):
+            return (torch.zeros(2, window + 3 * hop),), ({0: batch, 1: "samples"},)
         case _:
             ids = torch.zeros(2, 4, dtype=torch.int64)
             lengths = torch.zeros(2, dtype=torch.int32)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ortolan.modeling.config import (
     AudioInput,
+    CtcHead,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -15,6 +16,7 @@ from ortolan.modeling.config import (
     PatchInput,
     StackConfig,
     TokenInput,
+    WaveInput,
 )
 from ortolan.modeling.errors import ConfigError
 
@@ -47,14 +49,20 @@ class Sides:
         }
 
     @property
-    def media(self) -> PatchInput | AudioInput | None:
-        """The input of an encoder of images or sounds, all of one size."""
+    def media(self) -> PatchInput | AudioInput | WaveInput | None:
+        """The input of an encoder of images or sounds."""
         source = None if self.encoder is None else self.encoder.input
         return None if isinstance(source, TokenInput) else source
 
     @property
     def vocab_size(self) -> int:
-        """Vocabulary of the decoder, or of an encoder alone; 1 for images."""
+        """Vocabulary of the decoder, or of an encoder alone; 1 for images.
+
+        With a CTC head, the number of symbols.
+        """
+        match self.encoder:
+            case EncoderConfig(head=CtcHead(size=size)):
+                return size
         return self.source_vocab_size if self.decoder is None else self.decoder.vocab_size
 
     @property

@@ -28,8 +28,10 @@ from ortolan.modeling.checkpoint.sentence_head import (
     read_sentence_head,
     write_sentence_head,
 )
+from ortolan.modeling.checkpoint.weight_norm import WeightNormed
 from ortolan.modeling.config import (
     AlibiPositions,
+    ConvolutionalPositions,
     DecoderConfig,
     DynamicNTKScaling,
     EmbeddingHead,
@@ -203,11 +205,13 @@ def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
 
 
 def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
-    """Tensors of a model, including those in folders of their own."""
+    """Tensors of a model, including those in folders of their own or stored in two parts."""
     match config:
         case EncoderConfig(head=EmbeddingHead(projections=projections)) if projections:
             dense = [open_tensors(folder) for folder in dense_folders(checkpoint.folder)]
             return WithProjections(checkpoint.tensors, dense)
+        case EncoderConfig(positions=ConvolutionalPositions()):
+            return WeightNormed(checkpoint.tensors)
         case _:
             return checkpoint.tensors
 
@@ -304,7 +308,12 @@ def _limit_stack(config: S, max_context: int) -> S:
     match config.positions:
         case RotaryPositions(scaling=DynamicNTKScaling()):
             longest = MAX_SIZE
-        case RelativeBiasPositions(absolute=None) | RelativeKeyPositions() | AlibiPositions():
+        case (
+            RelativeBiasPositions(absolute=None)
+            | RelativeKeyPositions()
+            | AlibiPositions()
+            | ConvolutionalPositions()
+        ):
             longest = MAX_SIZE
         case _:
             longest = config.context_length

@@ -12,6 +12,7 @@ from ortolan.modeling.config.block import (
 from ortolan.modeling.config.head import (
     Activation,
     ClassifierHead,
+    CtcHead,
     EmbeddingHead,
     FeatureHead,
     Head,
@@ -21,6 +22,13 @@ from ortolan.modeling.config.head import (
     Pooling,
     Projection,
     ScoreFunction,
+)
+from ortolan.modeling.config.inputs import (
+    AudioInput,
+    PatchInput,
+    TokenInput,
+    WaveInput,
+    WaveLayer,
 )
 from ortolan.modeling.config.mixers import (
     CAPACITY,
@@ -32,18 +40,16 @@ from ortolan.modeling.config.mixers import (
 )
 from ortolan.modeling.config.mixture import MixtureConfig
 from ortolan.modeling.config.model import (
-    AudioInput,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
-    PatchInput,
     StackConfig,
-    TokenInput,
     as_encoder,
 )
 from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
+    ConvolutionalPositions,
     DynamicNTKScaling,
     LearnedPositions,
     LinearScaling,
@@ -78,6 +84,8 @@ __all__ = [
     "CellKind",
     "ClassifierHead",
     "ConcatenatedPositions",
+    "ConvolutionalPositions",
+    "CtcHead",
     "DecoderConfig",
     "DynamicNTKScaling",
     "EmbeddingHead",
@@ -120,6 +128,8 @@ __all__ = [
     "StateSpaceConfig",
     "TablePositions",
     "TokenInput",
+    "WaveInput",
+    "WaveLayer",
     "YarnScaling",
     "as_encoder",
 ]

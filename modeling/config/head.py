@@ -186,4 +186,21 @@ class FeatureHead:
             raise ConfigError("head: features need a projection to the width of the decoder.")
 
 
-Head = LanguageModelHead | ClassifierHead | EmbeddingHead | FeatureHead
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CtcHead:
+    """Logits of symbols for every vector of a sound (Graves et al. 2006, "CTC").
+
+    Attributes:
+        size: number of symbols, of which one is the blank.
+    """
+
+    size: int
+
+    def __post_init__(self) -> None:
+        if self.size < 1:
+            raise ConfigError(
+                f"head: needs at least one symbol (got {self.size}). Check vocab_size."
+            )
+
+
+Head = LanguageModelHead | ClassifierHead | EmbeddingHead | FeatureHead | CtcHead

@@ -10,106 +10,24 @@ from dataclasses import dataclass, fields, replace
 from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
 from ortolan.modeling.config.head import (
+    CtcHead,
     FeatureHead,
     Head,
     HeadLayer,
     LanguageModelHead,
     NormConfig,
 )
+from ortolan.modeling.config.inputs import AudioInput, PatchInput, TokenInput, WaveInput
 from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
+    ConvolutionalPositions,
     Positions,
     RelativeBiasPositions,
     RelativePositions,
     RotaryPositions,
 )
 from ortolan.modeling.errors import ConfigError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TokenInput:
-    """Token ids, each with a type (such as the sentence of a pair) if there are `types`."""
-
-    vocab_size: int
-    types: int = 0
-
-    def __post_init__(self) -> None:
-        if self.vocab_size < 1 or self.types < 0:
-            raise ConfigError(
-                "input: vocab_size must be at least 1, and types at least 0 (got "
-                f"{self.vocab_size} and {self.types}). Check vocab_size and type_vocab_size."
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PatchInput:
-    """An image cut into patches, each projected to a vector (Dosovitskiy et al. 2021).
-
-    Attributes:
-        image_size: height and width in pixels.
-        patch_size: height and width in pixels; left-over pixels at the edges are ignored.
-        channels: numbers per pixel.
-        class_token: a trained vector comes before the patches.
-        distillation_token: another one follows it (Touvron et al. 2021, "DeiT").
-        bias: of the projection.
-    """
-
-    image_size: tuple[int, int]
-    patch_size: tuple[int, int]
-    channels: int
-    class_token: bool
-    distillation_token: bool = False
-    bias: bool = True
-
-    @property
-    def tokens(self) -> int:
-        """Number of trained vectors before the patches."""
-        return int(self.class_token) + int(self.distillation_token)
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """Number of rows and columns of patches."""
-        (height, width), (patch_height, patch_width) = self.image_size, self.patch_size
-        return height // patch_height, width // patch_width
-
-    @property
-    def length(self) -> int:
-        """Number of vectors for an image."""
-        rows, columns = self.grid
-        return rows * columns + self.tokens
-
-    def __post_init__(self) -> None:
-        if not all(0 < p <= i for p, i in zip(self.patch_size, self.image_size, strict=True)):
-            raise ConfigError(
-                f"input: patches must fit into the image (got {self.patch_size} in "
-                f"{self.image_size}). Check patch_size and image_size."
-            )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AudioInput:
-    """A log-mel spectrogram, whose frames two convolutions join in pairs (Radford et al. 2023).
-
-    Attributes:
-        bins: mel frequencies per frame.
-        frames: of every spectrogram.
-    """
-
-    bins: int
-    frames: int
-
-    @property
-    def length(self) -> int:
-        """Number of vectors for a spectrogram."""
-        return self.frames // 2
-
-    def __post_init__(self) -> None:
-        if self.bins < 1 or self.frames < 2 or self.frames % 2:
-            raise ConfigError(
-                "input: a spectrogram needs mel bins and an even number of frames (got "
-                f"{self.bins} and {self.frames}). Check num_mel_bins and max_source_positions."
-            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,7 +157,7 @@ class EncoderConfig(StackConfig):
         head: None to return one vector per token.
     """
 
-    input: TokenInput | PatchInput | AudioInput
+    input: TokenInput | PatchInput | AudioInput | WaveInput
     head: Head | None = None
 
     @property
@@ -258,7 +176,9 @@ class EncoderConfig(StackConfig):
                 "blocks: every layer of an encoder needs attention: other mixers would remember "
                 "the padding of shorter sequences."
             )
-        if not isinstance(self.input, TokenInput) and self.context_length != self.input.length:
+        _check_waves(self)
+        is_fixed = isinstance(self.input, PatchInput | AudioInput)
+        if is_fixed and self.context_length != self.input.length:
             parts = (
                 "patches of an image"
                 if isinstance(self.input, PatchInput)
@@ -349,6 +269,20 @@ class EncoderDecoderConfig(ModelConfig):
                     f"shared_embedding: the encoder must have the decoder's "
                     f"{self.decoder.vocab_size} tokens (got {source}). Set it to False."
                 )
+
+
+def _check_waves(config: EncoderConfig) -> None:
+    """Raise ConfigError unless waves, convolutional positions and a CTC head come together."""
+    of_waves = isinstance(config.input, WaveInput)
+    if of_waves != isinstance(config.positions, ConvolutionalPositions):
+        raise ConfigError(
+            "positions: those of a wave are convolutional, and only those, since a convolution "
+            "would read the padding of shorter sequences. Choose other positions."
+        )
+    if (of_waves and not isinstance(config.head, CtcHead | None)) or (
+        isinstance(config.head, CtcHead) and not of_waves
+    ):
+        raise ConfigError("head: a wave has a CTC head or none. Choose another head.")
 
 
 def _check_positions(config: StackConfig) -> None:

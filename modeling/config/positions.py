@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
+from ortolan.modeling.config.head import Activation
 from ortolan.modeling.errors import ConfigError
 
 
@@ -274,6 +275,31 @@ class AlibiPositions:
     rounded: bool = False
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConvolutionalPositions:
+    """`act(conv(x))` added to the embedding `x`, by a convolution over time in groups of channels.
+
+    Zeros before and after the sequence tell its ends (Mohamed et al. 2019, "Transformers with
+    convolutional context for ASR").
+
+    Attributes:
+        kernel: vectors that the convolution reads, around each.
+        groups: of channels, each with its own matrices.
+        activation: of the convolution.
+    """
+
+    kernel: int
+    groups: int
+    activation: Activation
+
+    def __post_init__(self) -> None:
+        if min(self.kernel, self.groups) < 1:
+            raise ConfigError(
+                f"positions: kernel and groups must be at least 1 (got {self.kernel} and "
+                f"{self.groups}). Check num_conv_pos_embeddings and num_conv_pos_embedding_groups."
+            )
+
+
 TablePositions = LearnedPositions | SinusoidalPositions
 """Positions that are rows of a table."""
 
@@ -281,5 +307,10 @@ RelativePositions = RelativeBiasPositions | RelativeKeyPositions | AlibiPosition
 """Positions that change the scores by distance, and so reach any length."""
 
 Positions = (
-    NoPositions | TablePositions | ConcatenatedPositions | RotaryPositions | RelativePositions
+    NoPositions
+    | TablePositions
+    | ConcatenatedPositions
+    | ConvolutionalPositions
+    | RotaryPositions
+    | RelativePositions
 )

@@ -46,6 +46,7 @@ from ortolan.modeling.families import (
     squared_relu,
     t5,
     vit,
+    wav2vec2,
     whisper,
 )
 from ortolan.modeling.families.family import Family
@@ -90,6 +91,7 @@ FAMILIES: dict[str, Family[Any]] = {
     **squared_relu.FAMILIES,
     **t5.FAMILIES,
     **vit.FAMILIES,
+    **wav2vec2.FAMILIES,
     **whisper.FAMILIES,
 }
 """Families by the `model_type` of their configs."""

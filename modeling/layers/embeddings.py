@@ -1,7 +1,7 @@
-"""Embeddings of tokens, image patches and spectrograms.
+"""Embeddings of tokens, image patches, spectrograms and waves.
 
 Shape letters: B batch, T tokens, E model width, C pixel channels, Y image height, X image width,
-N patches, F features, S new tokens, M mel bins, A frames of a spectrogram.
+N patches, F features, S new tokens, M mel bins, A frames of a spectrogram, W samples of a wave.
 """
 
 from typing import NamedTuple
@@ -13,13 +13,17 @@ from torch import Tensor, nn
 from ortolan.modeling.config import (
     AudioInput,
     ConcatenatedPositions,
+    ConvolutionalPositions,
     EncoderConfig,
     LearnedPositions,
     NormConfig,
     PatchInput,
     RelativeBiasPositions,
     StackConfig,
+    WaveInput,
+    WaveLayer,
 )
+from ortolan.modeling.layers.feed_forward import ACTIVATIONS
 from ortolan.modeling.layers.norms import norm
 
 
@@ -96,6 +100,93 @@ class AudioEmbedding(nn.Module):
         return F.gelu(self.conv2(x_BEA)).transpose(1, 2)
 
 
+class ChannelNorm(nn.LayerNorm):
+    """Layer norm over the channels of `(B, C, A)`."""
+
+    def forward(self, x_BCA: Tensor) -> Tensor:
+        """`(B, C, A)` to `(B, C, A)`."""
+        return super().forward(x_BCA.transpose(1, 2)).transpose(1, 2)
+
+
+class WaveConvolution(nn.Module):
+    """`act(norm(conv(x)))` over time.
+
+    Args:
+        config: of the embedding.
+        layer: of this convolution.
+        channels: of its input; 1 for the wave itself.
+    """
+
+    def __init__(self, config: WaveInput, layer: WaveLayer, channels: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(
+            channels, layer.channels, layer.kernel, stride=layer.stride, bias=config.bias
+        )
+        self.norm: nn.Module = nn.Identity()
+        if config.norm == "channels":
+            self.norm = ChannelNorm(layer.channels)
+        elif layer is config.layers[0]:
+            self.norm = nn.GroupNorm(layer.channels, layer.channels)
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x_BCA: Tensor) -> Tensor:
+        """`(B, C, A)` to `(B, channels, (A - kernel) // stride + 1)`."""
+        conv = self.conv
+        # without a bias, the exporter computes the size of one in the graph
+        bias_C = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
+        out: Tensor = self.activation(self.norm(F.conv1d(x_BCA, conv.weight, bias_C, conv.stride)))
+        return out
+
+
+class WaveEmbedding(nn.Module):
+    """Embedding of waves by strided convolutions (Baevski et al. 2020, "wav2vec 2.0").
+
+    Attributes:
+        layers: the convolutions.
+        norm: of their output.
+        projection: to the width of the stream.
+    """
+
+    def __init__(self, config: WaveInput, width: int) -> None:
+        super().__init__()
+        widths = [1, *(layer.channels for layer in config.layers)]
+        self.layers = nn.ModuleList(
+            WaveConvolution(config, layer, channels)
+            for layer, channels in zip(config.layers, widths, strict=False)
+        )
+        self.norm = (
+            norm(config.projection_norm, widths[-1]) if config.projection_norm else nn.Identity()
+        )
+        self.projection = nn.Linear(widths[-1], width)
+
+    def forward(self, wave_BW: Tensor) -> Tensor:
+        """Embed waves `(B, W)`, without padding, as `(B, (W - window) // hop + 1, E)`."""
+        x_BCA = wave_BW[:, None]
+        for layer in self.layers:
+            x_BCA = layer(x_BCA)
+        out: Tensor = self.projection(self.norm(x_BCA.transpose(1, 2)))
+        return out
+
+
+class PositionConvolution(nn.Module):
+    """Positions that a convolution sees in the distance of the zeros around a sequence."""
+
+    def __init__(self, config: ConvolutionalPositions, width: int) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(
+            width, width, config.kernel, padding=config.kernel // 2, groups=config.groups
+        )
+        self.activation = ACTIVATIONS[config.activation]
+
+    def forward(self, x_BTE: Tensor) -> Tensor:
+        """`(B, T, E)` to `(B, T, E)`."""
+        x_BET = self.conv(x_BTE.transpose(1, 2))
+        if self.conv.kernel_size[0] % 2 == 0:  # the padding is one vector too long
+            x_BET = x_BET[..., :-1]
+        out: Tensor = self.activation(x_BET).transpose(1, 2)
+        return out
+
+
 class Features(NamedTuple):
     """Vectors that replace the embeddings of some tokens.
 
@@ -146,6 +237,8 @@ def input_embedding(config: EncoderConfig) -> nn.Module:
             return PatchEmbedding(patches, config.embedding_width)
         case AudioInput() as audio:
             return AudioEmbedding(audio, config.embedding_width)
+        case WaveInput() as wave:
+            return WaveEmbedding(wave, config.embedding_width)
         case tokens:
             return nn.Embedding(tokens.vocab_size, config.embedding_width)
 
@@ -160,5 +253,14 @@ def position_embedding(config: StackConfig) -> nn.Embedding | None:
             return nn.Embedding(offset + config.context_length, config.input_width)
         case ConcatenatedPositions(dim=dim, table=LearnedPositions(offset=offset)):
             return nn.Embedding(offset + config.context_length, dim)
+        case _:
+            return None
+
+
+def position_convolution(config: StackConfig) -> PositionConvolution | None:
+    """Convolution that gives positions; None if the positions are of another kind."""
+    match config.positions:
+        case ConvolutionalPositions() as positions:
+            return PositionConvolution(positions, config.input_width)
         case _:
             return None

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import (
     ClassifierHead,
+    CtcHead,
     EmbeddingHead,
     EncoderConfig,
     FeatureHead,
@@ -190,6 +191,19 @@ class Features(nn.Module):
         return x_BPE
 
 
+class Ctc(nn.Module):
+    """Logits of symbols for every vector."""
+
+    def __init__(self, config: CtcHead, width: int) -> None:
+        super().__init__()
+        self.out = nn.Linear(width, config.size)
+
+    def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
+        """`(B, T, E)` to `(B, T, size)`; waves have no lengths."""
+        logits: Tensor = self.out(x_BTE)
+        return logits
+
+
 def pixel_shuffle(x_BPE: Tensor, grid: tuple[int, int], side: int) -> Tensor:
     """Join the vectors of squares of patches, row by row: `(B, P / side ** 2, E * side ** 2)`."""
     rows, columns = grid[0] // side, grid[1] // side
@@ -218,5 +232,7 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
             return Embedder(kind, config.hidden_size)
         case (FeatureHead() as kind, PatchInput(grid=grid)):
             return Features(kind, config.hidden_size, grid)
+        case (CtcHead() as kind, _):
+            return Ctc(kind, config.hidden_size)
         case _:
             return None

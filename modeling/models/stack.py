@@ -19,7 +19,11 @@ from ortolan.modeling.config import (
     StackConfig,
 )
 from ortolan.modeling.layers.block import Block
-from ortolan.modeling.layers.embeddings import Features, position_embedding
+from ortolan.modeling.layers.embeddings import (
+    Features,
+    position_convolution,
+    position_embedding,
+)
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
 from ortolan.modeling.layers.positions import relative_index, rotary_names, tables
@@ -42,6 +46,7 @@ class Stack(TransformerModel):
         self.config = config
         self.embedding = embedding
         self.position_embedding = position_embedding(config)
+        self.position_convolution = position_convolution(config)
         self.embedding_norm = (
             norm(config.embedding_norm, config.input_width)
             if config.embedding_norm
@@ -138,7 +143,7 @@ class Stack(TransformerModel):
         """Embed inputs, `(B, S, E)`.
 
         Args:
-            inputs: int64 ids `(B, S)`, or pixels.
+            inputs: int64 ids `(B, S)`, pixels, spectrograms or waves.
             positions: positions of the tokens, `(B, S)` or `(1, S)`.
             added: vectors to add, `(B, S, E)` or `(1, 1, E)`.
             features: vectors that replace embeddings.
@@ -157,6 +162,8 @@ class Stack(TransformerModel):
                 x_BSE = torch.cat((x_BSE, position_BSE), -1)
             else:
                 x_BSE = x_BSE + position_BSE
+        if self.position_convolution is not None:
+            x_BSE = x_BSE + self.position_convolution(x_BSE)
         out: Tensor = self.embedding_projection(self.embedding_norm(x_BSE))
         return out
 

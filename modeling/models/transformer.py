@@ -20,6 +20,7 @@ from ortolan.modeling.config import (
     ModelConfig,
     RecurrentConfig,
     TokenInput,
+    WaveInput,
 )
 from ortolan.modeling.layers.attention import CrossAttention
 from ortolan.modeling.layers.cache import (
@@ -250,15 +251,15 @@ class EncoderModel(Stack):
         """Output of the head for whole sequences, images or sounds.
 
         Args:
-            inputs: int64 ids `(B, T)`, right padded, pixels `(B, channels, height, width)`, or
-                spectrograms `(B, bins, frames)`.
+            inputs: int64 ids `(B, T)`, right padded, pixels `(B, channels, height, width)`,
+                spectrograms `(B, bins, frames)`, or waves of one length `(B, samples)`.
             lengths: int `(B,)`; valid tokens per row, at least 1; None if all are valid.
             types: int64 `(B, T)`; token types; 0 by default.
 
         Returns:
-            `(B, T, V)` for a language model head, `(B, labels)` for a classifier, `(B, T, labels)`
-            for one of tokens, `(B, E)` for an embedding, `(B, T, E)` without a head. Positions of
-            padding are undefined.
+            `(B, T, V)` for the head of a language model or of CTC, `(B, labels)` for a classifier,
+            `(B, T, labels)` for one of tokens, `(B, E)` for an embedding, `(B, T, E)` without a
+            head. Positions of padding are undefined.
         """
         x_BTE = self.states(inputs, lengths, types)
         match self.head:
@@ -295,6 +296,8 @@ class EncoderModel(Stack):
         match self.config.input:
             case TokenInput():
                 return inputs.shape[1]
+            case WaveInput(window=window, hop=hop):
+                return (inputs.shape[1] - window) // hop + 1
             case fixed:
                 return fixed.length
 

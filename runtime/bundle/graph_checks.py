@@ -18,10 +18,17 @@ from ortolan.runtime.bundle.interface import (
     PIXELS,
     PREVIOUS,
     TYPES,
+    WAVE,
     inputs_of,
 )
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import AudioSource, Features, ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    Features,
+    ImageSource,
+    Manifest,
+    WaveSource,
+)
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, LocalFunction, Value
 
@@ -102,6 +109,8 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             return {PIXELS: ("float32", ("batch", channels, height, width))}
         case AudioSource(bins=bins, frames=frames):
             return {MEL: ("float32", ("batch", bins, frames))}
+        case WaveSource():
+            return {WAVE: ("float32", ("batch", "samples"))}
         case _:
             texts: dict[str, tuple[str, Shape]] = {
                 IDS: ("int64", ("batch", "tokens")),

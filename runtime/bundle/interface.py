@@ -5,7 +5,7 @@
     decode              window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
                         and FEATURE_ROWS if images may replace tokens,
                         PREVIOUS in a head, states
-    encoder             input_ids and lengths, or pixels, or mel;          output, or source states
+    encoder             input_ids and lengths, or pixels, mel or wave;     output, or source states
                         token_type_ids if the model tells texts of a
                         pair apart
     attention           those of the encoder, ids of the decoder           attention maps
@@ -17,7 +17,13 @@ call does it take one token with its states, and return them.
 from collections.abc import Collection
 
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ImageSource,
+    Manifest,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
@@ -39,6 +45,7 @@ __all__ = [
     "STEP_INPUTS",
     "TARGET_IDS",
     "TYPES",
+    "WAVE",
     "WINDOW_STARTS",
     "check_layout",
     "check_names",
@@ -47,8 +54,9 @@ __all__ = [
     "state_names",
 ]
 
-IDS, LENGTHS, PIXELS, MEL = "input_ids", "lengths", "pixels", "mel"
-"""Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms of sounds."""
+IDS, LENGTHS, PIXELS, MEL, WAVE = "input_ids", "lengths", "pixels", "mel", "wave"
+"""Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms or waves of
+sounds."""
 
 TYPES = "token_type_ids"
 """Input of an encoder that tells the texts of a pair apart, int64 like the ids."""
@@ -138,6 +146,8 @@ def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
             return (PIXELS,)
         case AudioSource():
             return (MEL,)
+        case WaveSource():
+            return (WAVE,)
         case _:
             return (IDS, LENGTHS)
 

@@ -122,6 +122,7 @@ class OutputKind:
         use: what computes it, for error messages.
         scores: function from numbers to scores of labels; `None` without labels.
         distance: name of the distance between two outputs; for logits a divergence.
+        may_be_named: whether labels are optional, and name symbols instead of classes.
     """
 
     name: str
@@ -132,6 +133,7 @@ class OutputKind:
     use: str
     scores: ScoreFunction | None = None
     distance: str = "cosine distance"
+    may_be_named: bool = False
 
 
 _CLASSIFY = "`ortolan classify`, or ortolan.load(path, Encoder).classify"
@@ -205,6 +207,16 @@ OUTPUTS = {
             use="`ortolan answer`, or ortolan.load(path, Encoder).answer",
             scores="none",
             distance="squared relative error",
+        ),
+        OutputKind(
+            name="ctc",
+            by_token=True,
+            are_logits=True,
+            gives="logits of {size} symbols for each vector of a sound",
+            summary="logits of symbols, one of them blank",
+            use="`ortolan transcribe`, or ortolan.load(path, Encoder).transcribe",
+            distance="KL",
+            may_be_named=True,
         ),
         OutputKind(
             name="embedding",

@@ -55,6 +55,7 @@ __all__ = [
     "StateType",
     "TextSource",
     "Tokens",
+    "WaveSource",
     "wrong_kind",
 ]
 
@@ -339,7 +340,60 @@ class AudioSource(
         return f"sounds of at most {self.seconds:g} seconds"
 
 
-Source = TextSource | ImageSource | AudioSource
+class WaveSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="wave",
+):
+    """Sounds as input of an encoder, as waves of any length, each computed on its own.
+
+    Attributes:
+        rate: samples per second.
+        window: samples that a vector is computed from.
+        hop: samples from one vector to the next.
+        vectors: most vectors that the encoder makes of a wave; longer ones are cut into windows.
+        normalized: whether the samples of a wave get a mean of 0 and a variance of 1.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+    window: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    normalized: bool
+
+    @property
+    def samples(self) -> int:
+        """Most samples of a wave."""
+        return self.vectors * self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of the longest wave."""
+        return self.samples / self.rate
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one vector to the next."""
+        return self.hop / self.rate
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 30 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+    def length(self, samples: int) -> int:
+        """Vectors that the encoder makes of a wave."""
+        return max(0, (samples - self.window) // self.hop + 1)
+
+    def reach(self, vectors: int) -> int:
+        """Samples that the first vectors of a wave are computed from."""
+        return self.window + (vectors - 1) * self.hop
+
+
+Source = TextSource | ImageSource | AudioSource | WaveSource
 """Input of an encoder."""
 
 
@@ -348,10 +402,13 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     Attributes:
         kind: `states`, `logits`, `embedding`, `spans` (logits of an answer's start and end for each
-            token), or one of four kinds of classification: `labels` (softmax), `tags` (sigmoid),
-            `scores` (as they are) and `token_labels` (softmax for each token).
+            token), `ctc` (logits of symbols for each vector of a sound), or one of four kinds of
+            classification: `labels` (softmax), `tags` (sigmoid), `scores` (as they are) and
+            `token_labels` (softmax for each token).
         size: size of the last axis.
-        labels: names of the numbers, except for `states`, `logits` and `embedding`.
+        labels: names of the numbers, except for `states`, `logits` and `embedding`. Those of `ctc`
+            are the text of each symbol, where a space separates words and `tokens.pad` is the
+            blank; empty if the checkpoint does not name them.
     """
 
     kind: OutputName
@@ -680,6 +737,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.model_kind.gives.format(context=self.context_length)
 
 
+_INPUTS: Mapping[type, str] = {ImageSource: "images", WaveSource: "sounds"}
+"""Names of inputs other than texts."""
+
+
 def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindError:
     """Make the error for a request that this kind of bundle cannot serve.
 
@@ -690,7 +751,7 @@ def wrong_kind(manifest: Manifest, *, what: str, expected: str) -> BundleKindErr
     """
     got, use = manifest.model_kind.description, manifest.model_kind.use
     if manifest.output is not None:
-        inputs = "images" if isinstance(manifest.source, ImageSource) else "texts"
+        inputs = _INPUTS.get(type(manifest.source), "texts")
         output = manifest.output_kind
         got, use = f"an encoder of {inputs} that returns {output.summary}", output.use
     return BundleKindError(f"{what}: expected {expected}, got {got}. Use {use}.")

@@ -24,6 +24,7 @@ from ortolan.runtime.bundle.manifest import (
     Speech,
     State,
     TextSource,
+    WaveSource,
 )
 from ortolan.runtime.errors import ManifestError
 
@@ -274,7 +275,9 @@ def _check_kind(manifest: Manifest) -> None:
     if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
-        raise _refused("a decoder after an encoder of sounds", f"kind {kind.name!r}")
+        raise _refused("a decoder after an encoder of spectrograms", f"kind {kind.name!r}")
+    if isinstance(manifest.source, WaveSource) and kind.has_decoder:
+        raise _refused("an encoder of waves without a decoder", f"kind {kind.name!r}")
     if manifest.hidden is not None and (
         kind.has_encoder or manifest.takes_one or manifest.features is not None
     ):
@@ -323,6 +326,14 @@ def _check_source(manifest: Manifest) -> None:
                 raise _refused("no background for images with alpha", source.background)
             if stands_alone and manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
+        case WaveSource() as wave:
+            if wave.vectors != manifest.context_length or wave.length(wave.samples) < 1:
+                raise _refused(
+                    f"waves of up to {manifest.context_length} vectors, and of one at least",
+                    f"{wave.vectors} of {wave.hop} samples, and a window of {wave.window}",
+                )
+            if manifest.tokenizer is not None:
+                raise _refused("no tokenizer for an encoder of waves", manifest.tokenizer)
         case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
             raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
         case TextSource(token_types=types) if types > 1 and not stands_alone:
@@ -350,13 +361,22 @@ def _check_output(manifest: Manifest) -> None:
     output = manifest.output
     if output is None:
         return
-    labels = 0 if manifest.output_kind.scores is None else output.size
-    if len(output.labels) != labels:
+    kind = manifest.output_kind
+    labels = 0 if kind.scores is None else output.size
+    is_named = kind.may_be_named and len(output.labels) == output.size
+    if len(output.labels) != labels and not is_named:
         raise _refused(
             f"{labels} labels for {output.kind} of {output.size}", f"{len(output.labels)}"
         )
     if output.kind == "spans" and output.size != 2:
         raise _refused("2 labels for spans, of the start and the end", f"{output.size}")
+    of_symbols = isinstance(manifest.source, WaveSource) and output.size == manifest.vocab_size
+    if kind.may_be_named and not of_symbols:
+        raise _refused(
+            f"a wave and {manifest.vocab_size} logits per vector", f"{output.size} logits"
+        )
+    if is_named and manifest.tokens.pad is None:
+        raise _refused("the blank of named symbols in `tokens.pad`", "none")
     of_tokens = isinstance(manifest.source, TextSource) and output.size == manifest.vocab_size
     if output.kind == "logits" and not of_tokens:
         raise _refused(

@@ -154,7 +154,9 @@ class EncoderCalls:
 
     def logits(self, inputs: Inputs, *, truncate: bool) -> EncoderCall[list[Row]]:
         """Logits for each token of each input."""
-        self._expect("logits", what="logits", expected="an encoder with a language model's head")
+        if self._output.kind not in ("logits", "ctc"):
+            expected = "an encoder with a language model's head, or one of sounds with CTC"
+            raise wrong_kind(self._manifest, what="logits", expected=expected)
         return EncoderCall(self.rows.items(inputs, truncate=truncate), _as_they_are)
 
     def _expect(self, kind: str, *, what: str, expected: str) -> None:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.manifest import ImageSource, Output
+from ortolan.runtime.bundle.manifest import ImageSource, Output, WaveSource
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list
@@ -38,6 +38,7 @@ class Rows:
         self._output = output
         source = engine.manifest.source
         self._image = source if isinstance(source, ImageSource) else None
+        self._one_by_one = isinstance(source, WaveSource)  # padding would change the waves
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
         """Check one input or several. Images are checked when they are computed.
@@ -84,7 +85,9 @@ class Rows:
         ]
 
     def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:
-        """Compute the outputs of a batch by one call of the graph; errors of single inputs.
+        """Compute the outputs of a batch, by one call of the graph except for waves.
+
+        Returns errors of single inputs in their places.
 
         Raises:
             OrtolanError: the whole batch failed.
@@ -93,9 +96,8 @@ class Rows:
         valid = [source for source in sources if not isinstance(source, OrtolanError)]
         if not valid:
             return [source for source in sources if isinstance(source, OrtolanError)]
-        output = self._engine.encode(self._reader.feeds(valid))[OUTPUT]
-        self._check_shape(output.shape, len(valid))
-        outputs = iter(output)
+        parts = [[source] for source in valid] if self._one_by_one else [valid]
+        outputs = iter([row for part in parts for row in self._encoded(part)])
         return [
             source if isinstance(source, OrtolanError) else _checked(next(outputs), source, item)
             for item, source in zip(items, sources, strict=True)
@@ -118,6 +120,12 @@ class Rows:
             return self._reader.read(item.image)
         except OrtolanError as error:
             return item.error(error)
+
+    def _encoded(self, sources: Sequence[Source]) -> NDArray[np.float32]:
+        """Compute the outputs of sources by one call of the graph."""
+        output = self._engine.encode(self._reader.feeds(sources))[OUTPUT]
+        self._check_shape(output.shape, len(sources))
+        return output
 
     def _check_shape(self, shape: tuple[int, ...], rows: int) -> None:
         """Check the output: onnxruntime only warns if it differs from the declared shape."""

@@ -5,9 +5,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, inputs_of
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE, inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ImageSource,
+    Manifest,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
@@ -48,6 +54,9 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
         case AudioSource(bins=bins, frames=frames):
             levels = np.linspace(-1, 1, bins * frames, dtype=np.float32)
             return {MEL: levels.reshape(1, bins, frames)}
+        case WaveSource() as wave:
+            size = min(wave.reach(_TOKENS), wave.samples)
+            return {WAVE: np.linspace(-1, 1, size, dtype=np.float32)[None]}
         case TextSource(max_tokens=most):
             ids = _ids(min(_TOKENS, most), manifest.vocab_size)
         case _:

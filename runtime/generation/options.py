@@ -31,6 +31,7 @@ __all__ = [
     "Cancel",
     "Options",
     "adapter_number",
+    "cancel_function",
     "checked_beams",
     "checked_options",
 ]
@@ -159,7 +160,7 @@ def checked_options(
         prompt_logprobs=prompt_logprobs,
         adapter=adapter_number(options.get("adapter"), adapters),
         grammar=grammar,
-        cancelled=_cancel_function(options.get("cancel")),
+        cancelled=cancel_function(options.get("cancel")),
     )
 
 
@@ -259,7 +260,8 @@ def _sampling(
     return Sampling(temperature=temperature)
 
 
-def _cancel_function(cancel: Cancel | None) -> Callable[[], bool] | None:
+def cancel_function(cancel: Cancel | None) -> Callable[[], bool] | None:
+    """Return the function to poll, if there is one; or InputError."""
     function = cancel.is_set if isinstance(cancel, Event) else cancel
     if function is not None and not callable(function):
         raise InputError(f"cancel must be a function or an event (got {shown(function)}).")

@@ -1,4 +1,4 @@
-"""Reads sounds as log-mel spectrograms.
+"""Reads sounds as log-mel spectrograms or as waves.
 
 soundfile and soxr are imported here only: for the first file to decode, and the first sound of
 another sampling rate.
@@ -21,10 +21,19 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import AudioSource
-from ortolan.runtime.errors import InputError, MissingExtraError, shown
+from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraError, shown
 
-__all__ = ["Sound", "log_mel", "mel_filters", "read_blocks", "read_chunks", "read_samples"]
+__all__ = [
+    "Sound",
+    "log_mel",
+    "mel_filters",
+    "read_blocks",
+    "read_chunks",
+    "read_samples",
+    "read_wave",
+    "wave_of",
+]
 
 Sound = str | os.PathLike[str] | bytes | NDArray[Any]
 """A path, the bytes of a file, or samples `(N,)` or `(N, channels)`."""
@@ -37,6 +46,9 @@ FLOOR = 1e-10
 
 RANGE = 8.0
 """Powers of ten below the loudest value that are kept."""
+
+LEAST_VARIANCE = 1e-7
+"""Added to the variance of a wave before its root."""
 
 FRAMES_AT_ONCE = 4096
 BLOCK = 1 << 16
@@ -76,8 +88,49 @@ def read_chunks(
     return np.ascontiguousarray(chunked_MKF.swapaxes(0, 1))
 
 
+def read_wave(sound: Sound, source: WaveSource) -> NDArray[np.float32]:
+    """Read a sound as the wave that an encoder needs, `(N,)`.
+
+    Raises:
+        ContextLengthError: longer than the encoder reads.
+        InputError: as `read_samples`, or shorter than a window.
+        MissingExtraError: as `read_samples`.
+    """
+    samples_N = read_samples(sound, source)
+    if len(samples_N) > source.samples:
+        raise ContextLengthError(
+            f"The encoder reads sounds of at most {source.seconds:g} seconds (got "
+            f"{len(samples_N) / source.rate:.2f}). Split it, or call `transcribe`."
+        )
+    return wave_of(samples_N, source)
+
+
+def wave_of(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.float32]:
+    """Return samples as the encoder reads them: `(x - mean) / sqrt(variance + 1e-7)`, or unchanged.
+
+    Source: Wav2Vec2FeatureExtractor of transformers.
+
+    Args:
+        samples_N: at the rate of the encoder.
+        source: what the encoder needs.
+
+    Raises:
+        InputError: shorter than a window.
+    """
+    if len(samples_N) < source.window:
+        raise InputError(
+            f"The encoder reads sounds of at least {source.window} samples at {source.rate} Hz "
+            f"(got {len(samples_N)}). Leave it out, or add silence."
+        )
+    if not source.normalized:
+        return samples_N
+    exact_N = samples_N.astype(np.float64)
+    scaled_N = (exact_N - exact_N.mean()) / np.sqrt(exact_N.var() + LEAST_VARIANCE)
+    return scaled_N.astype(np.float32)
+
+
 def read_samples(
-    sound: Sound, source: AudioSource, *, rate: int | None = None
+    sound: Sound, source: AudioSource | WaveSource, *, rate: int | None = None
 ) -> NDArray[np.float32]:
     """Read a sound as the mean of its channels, at the rate of the encoder.
 

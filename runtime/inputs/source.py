@@ -7,10 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, TextSource
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ImageSource,
+    Manifest,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
-from ortolan.runtime.inputs.audio import Sound, read_chunks
+from ortolan.runtime.inputs.audio import Sound, read_chunks, read_wave
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
@@ -38,7 +44,11 @@ Inputs = Input | Sequence[Input]
 
 Source = list[int] | NDArray[np.float32]
 """A text as token ids, an image as pixels `(channels, height, width)`, or a sound as a spectrogram
-`(bins, frames)`."""
+`(bins, frames)` or a wave `(samples,)`."""
+
+
+_MEDIA: Mapping[type, str] = {ImageSource: PIXELS, AudioSource: MEL, WaveSource: WAVE}
+"""Graph input of sources other than texts."""
 
 
 class TypedIds(list[int]):
@@ -108,7 +118,7 @@ class SourceReader:
                 self.max_tokens = manifest.context_length
 
     def read(self, value: Any, *, truncate: bool = False) -> Source:
-        """Return one input as token ids, pixels or a spectrogram.
+        """Return one input as token ids, pixels, a spectrogram or a wave.
 
         Args:
             value: a text, a tuple of two texts, token ids, an image or a sound. Special tokens are
@@ -129,6 +139,8 @@ class SourceReader:
             return read_pixels(value, source)
         if isinstance(source, AudioSource):
             return _only(read_chunks(value, source), source)
+        if isinstance(source, WaveSource):
+            return read_wave(value, source)
         if isinstance(value, str):
             ids = self._encode(value, truncate=truncate)
         elif _is_pair(value):
@@ -190,15 +202,14 @@ class SourceReader:
         """Return the flag if it applies to this encoder; or InputError."""
         truncate = checked_flag("truncate", truncate)
         source = self._manifest.source
-        if truncate and isinstance(source, ImageSource | AudioSource):
+        if truncate and isinstance(source, ImageSource | AudioSource | WaveSource):
             raise InputError(f"truncate is for texts, and this encoder reads {source.words}.")
         return truncate
 
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
-        """Return graph inputs for a batch of sources, padded on the right."""
-        source = self._manifest.source
-        if isinstance(source, ImageSource | AudioSource):
-            name = PIXELS if isinstance(source, ImageSource) else MEL
+        """Return graph inputs for a batch of sources; texts are padded on the right."""
+        name = _MEDIA.get(type(self._manifest.source))
+        if name is not None:
             return {name: np.stack([np.asarray(values, np.float32) for values in batch])}
         texts = pad(batch, padding=self._manifest.tokens.pad or 0)
         if self._types > 1:

@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, WaveSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
@@ -110,7 +110,9 @@ def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str
 
 def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
-    if isinstance(manifest.source, AudioSource):
+    if isinstance(manifest.source, WaveSource) and kind == "states":
+        return "feature-extraction"
+    if isinstance(manifest.source, AudioSource | WaveSource):
         return "automatic-speech-recognition"
     of_text, of_images = _TASKS[kind]
     reads_images = isinstance(manifest.source, ImageSource) or manifest.features is not None
@@ -149,7 +151,10 @@ def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
     if repository is not None:
         lines.append(f'hf download {repository} --include "{folder}/*" --local-dir .')
     lines.append(f"ortolan verify {folder}")
-    can_read = manifest.tokenizer is not None or isinstance(manifest.source, ImageSource)
+    has_symbols = manifest.output is not None and bool(manifest.output.labels)
+    can_read = (
+        manifest.tokenizer is not None or isinstance(manifest.source, ImageSource) or has_symbols
+    )
     gives_states = manifest.output is not None and manifest.output.kind == "states"
     if (use := _USES.get(_task(manifest))) and can_read and not gives_states:
         lines.append(f"ortolan {use.format(folder=folder)}")

@@ -2,7 +2,22 @@
 
 from dataclasses import dataclass
 
-__all__ = ["Segment", "Transcript"]
+__all__ = ["Segment", "Transcript", "Word"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Word:
+    """A word of a sound.
+
+    Attributes:
+        start: seconds from the start of the sound.
+        end: seconds from the start of the sound.
+        text: without spaces.
+    """
+
+    start: float
+    end: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -13,8 +28,10 @@ class Segment:
         start: seconds from the start of the sound.
         end: seconds from the start of the sound.
         text: what was said, without spaces around it; empty if the bundle has no tokenizer.
-        tokens: ids of the text and of its times.
-        logprob: mean log-probability of the tokens. OpenAI's own Whisper retries below -1.
+        tokens: ids of the text and of its times; of a model with CTC, the numbers of its symbols.
+        logprob: mean log-probability of the tokens, or of a model with CTC at each vector. OpenAI's
+            own Whisper retries below -1.
+        words: of the text, from a model with CTC; others give no times of words.
     """
 
     start: float
@@ -22,6 +39,7 @@ class Segment:
     text: str
     tokens: tuple[int, ...]
     logprob: float
+    words: tuple[Word, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -40,7 +40,7 @@ class Probe(
     """One input.
 
     Attributes:
-        length: tokens; for an image, the vectors that the encoder makes of it.
+        length: tokens; for an image or a wave, the vectors that the encoder makes of it.
         source: tokens of the source, for a decoder after an encoder of texts.
         features: number of its tokens that vectors replace (`probe_vectors`), in order.
     """
@@ -96,10 +96,12 @@ class Certificate:
         thresholds: the tolerances.
         measured: what the export measured; `None` before that.
         reference: what PyTorch computed.
-        token_ids: int32 `(N,)`, for the decoder or for an encoder alone; empty for images.
+        token_ids: int32 `(N,)`, for the decoder or for an encoder alone; empty for images and
+            waves.
         types: int32 `(N,)`, for an encoder that reads token types.
         source_ids: int32 `(M,)`, for an encoder of texts in front of a decoder.
         images: uint8 `(P, H, W, C)`, for an encoder of images.
+        has_waves: whether the probes are waves (`probe_wave`).
         kind: of the bundle.
         output: what is compared.
         text: what the probes contain, in words.
@@ -118,6 +120,7 @@ class Certificate:
     types: NDArray[np.int32] | None = None
     source_ids: NDArray[np.int32] = field(default_factory=lambda: np.empty(0, np.int32))
     images: NDArray[np.uint8] | None = None
+    has_waves: bool = False
     kind: KindName = "decoder"
     output: OutputName = "logits"
 

@@ -24,6 +24,7 @@ from ortolan.runtime.bundle.manifest import (
     OutputName,
     Sha256,
     TextSource,
+    WaveSource,
 )
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import (
@@ -85,6 +86,7 @@ class Document(
         width: of a vector; `None` for logits.
         image: size, if the probes are images.
         has_types: whether the tokens of the probes have types.
+        has_waves: whether the probes are waves.
         arrays: contents of certificate.bin.
     """
 
@@ -98,6 +100,7 @@ class Document(
     width: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)] | None = None
     image: _Image | None = None
     has_types: bool = False
+    has_waves: bool = False
     text: Label
     outputs: Annotated[dict[Label, Outputs], Meta(max_length=limits.MAX_INITIALIZERS)]
     stored: Annotated[dict[Label, Sha256], Meta(max_length=limits.MAX_INITIALIZERS)]
@@ -135,6 +138,7 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
         width=reference.values.shape[-1] if isinstance(reference, Vectors) else None,
         image=None if sizes is None else _Image(**sizes),
         has_types=certificate.types is not None,
+        has_waves=certificate.has_waves,
         text=certificate.text,
         outputs=dict(certificate.weights.outputs),
         stored=dict(certificate.weights.stored),
@@ -224,7 +228,7 @@ def _expected_arrays(document: Document) -> Shapes:
     if image is not None:
         shape = (len(probes), image.height, image.width, image.channels)
         expected["images"] = (_BYTE, shape)
-    if image is None or kind.has_decoder:
+    if kind.has_decoder or (image is None and not document.has_waves):
         expected["token_ids"] = (_INTEGER, (total,))
     if document.has_types:
         expected["types"] = (_INTEGER, (total,))
@@ -257,6 +261,7 @@ def _certificate(document: Document, arrays: dict[str, Any]) -> Certificate:
         types=arrays.get("types"),
         source_ids=arrays.get("source_ids", empty),
         images=arrays.get("images"),
+        has_waves=document.has_waves,
         kind=document.kind,
         output=document.output,
         text=document.text,
@@ -303,6 +308,9 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     has_types = TYPES in inputs_of(ENCODER, manifest)
     if document.has_types != has_types:
         raise damaged(f"{'' if has_types else 'no '}token types", "others")
+    has_waves = isinstance(manifest.source, WaveSource)
+    if document.has_waves != has_waves:
+        raise damaged(f"{'' if has_waves else 'no '}waves", "others")
     has_source = manifest.model_kind.reads_source and not isinstance(
         manifest.source, ImageSource | AudioSource
     )

@@ -15,7 +15,7 @@ the states that it reads (`probe_vectors`).
 An encoder alone:
 
 1. single: one input per call;
-2. batch: several inputs per call, padded to the longest.
+2. batch: several inputs per call, padded to the longest; not waves, which are computed one by one.
 
 Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocabulary.
 """
@@ -26,19 +26,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES, WAVE
 from ortolan.runtime.bundle.kinds import PREFILL
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource, WaveSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.inputs.audio import read_chunks
+from ortolan.runtime.inputs.audio import read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
-from ortolan.runtime.verification.probe_sound import probe_sound
+from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
 
@@ -98,7 +98,8 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def total_positions(engine: Engine, certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
-        return 2 * sum(map(len, _positions(certificate)))
+        ways = 1 if isinstance(engine.manifest.source, WaveSource) else 2
+        return ways * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
     total = 0 if engine.manifest.is_head else len(_pair(certificate)) * _steps(certificate)
@@ -318,6 +319,8 @@ def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     lengths = [probe.length for probe in certificate.probes]
     for number in range(len(lengths)):
         yield from _encoded(engine, certificate, [number], "single")
+    if isinstance(engine.manifest.source, WaveSource):
+        return
     for group in groups(lengths, 1 if output is None else output.size):
         yield from _encoded(engine, certificate, group, "batch")
 
@@ -325,7 +328,12 @@ def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def _encoded(
     engine: Engine, certificate: Certificate, group: list[int], phase: PhaseName
 ) -> Iterator[Rows]:
-    if certificate.images is None:
+    source = engine.manifest.source
+    if isinstance(source, WaveSource):
+        (number,) = group
+        sound_N = probe_wave(source, number, certificate.probes[number].length)
+        inputs: dict[str, NDArray[Any]] = {WAVE: wave_of(sound_N, source)[None]}
+    elif certificate.images is None:
         inputs = _padded(certificate, group)
     else:
         inputs = {PIXELS: _pixels(engine, certificate, group)}

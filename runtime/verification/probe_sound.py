@@ -3,9 +3,9 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
 
-__all__ = ["probe_sound"]
+__all__ = ["probe_sound", "probe_wave"]
 
 _MIXERS = (0xFF51_AFD7_ED55_8CCD, 0xC4CE_B9FE_1A85_EC53)
 """Multipliers of MurmurHash3's 64-bit finalizer (Appleby 2011), which scrambles consecutive
@@ -29,7 +29,18 @@ def probe_sound(source: AudioSource, number: int) -> NDArray[np.float32]:
     Returns:
         float32 `(N,)` at the encoder's sampling rate.
     """
-    size = source.samples // (1 + number % 2)
+    return _sound(source.samples // (1 + number % 2), number)
+
+
+def probe_wave(source: WaveSource, number: int, vectors: int) -> NDArray[np.float32]:
+    """Make a sound of which an encoder makes this number of vectors; see `probe_sound`.
+
+    A part of a vector remains after most, as in real sounds.
+    """
+    return _sound(source.reach(vectors) + number % source.hop, number)
+
+
+def _sound(size: int, number: int) -> NDArray[np.float32]:
     width = 1 << number % OCTAVES
     noise = _noise(size + width, seed=number)
     sums = np.cumsum(noise)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     import numpy as np
     from numpy.typing import NDArray
 
-    from ortolan.runtime import Segment, Seq2Seq
+    from ortolan.runtime import Encoder, Segment, Seq2Seq, Transcript
 
 BLOCK = 1 << 16
 """Bytes to read from standard input at once, at most."""
@@ -59,8 +59,6 @@ def command(
     With -, reads raw samples from standard input (16 bits, one channel), such as from a microphone,
     and prints each sentence soon after it was said; with --json, as an object per line.
     """
-    from ortolan.runtime import Seq2Seq, load
-
     if srt + vtt + as_json > 1:
         raise click.UsageError("--srt, --vtt and --json exclude each other.")
     if sound == "-" and (srt or vtt):
@@ -68,10 +66,11 @@ def command(
     if sound != "-" and rate is not None:
         raise click.UsageError("--rate is for -: a file states its own. Leave it out.")
     with loading("transcribe", as_json=as_json) as steps:
-        model = load(bundle, Seq2Seq, device=device, threads=threads)
+        model = _load(bundle, device=device, threads=threads)
+        _check_options(model, sound, language=language, translate=translate)
         steps("transcribe", 0, 1)
         if sound != "-":
-            transcript = model.transcribe(sound, language=language, translate=translate)
+            transcript = _transcribed(model, sound, language=language, translate=translate)
     if sound == "-":
         _listen(model, language=language, translate=translate, rate=rate, as_json=as_json)
     elif as_json:
@@ -81,6 +80,46 @@ def command(
     else:
         for segment in transcript.segments:
             _print_line(segment)
+
+
+def _load(bundle: Path, **options: Any) -> Any:
+    """Load a bundle that transcribes: an encoder-decoder, or an encoder with CTC."""
+    from ortolan.runtime import Decoder, load
+    from ortolan.runtime.bundle.manifest import wrong_kind
+
+    model = load(bundle, **options)
+    if isinstance(model, Decoder):
+        raise wrong_kind(model.manifest, what="transcribe", expected="a bundle that reads sounds")
+    return model
+
+
+def _check_options(
+    model: Seq2Seq | Encoder, sound: str, *, language: str | None, translate: bool
+) -> None:
+    """Reject what an encoder with CTC cannot do."""
+    from ortolan.runtime import Encoder
+
+    if not isinstance(model, Encoder):
+        return
+    if language is not None or translate:
+        raise click.UsageError(
+            "--language and --translate are for models that write text. This one spells what it "
+            "hears. Leave them out."
+        )
+    if sound == "-":
+        raise click.UsageError(
+            "- is for models that write text. This one reads whole sounds: save the sound first."
+        )
+
+
+def _transcribed(
+    model: Seq2Seq | Encoder, sound: str, *, language: str | None, translate: bool
+) -> Transcript:
+    from ortolan.runtime import Encoder
+
+    if isinstance(model, Encoder):
+        return model.transcribe(sound)
+    return model.transcribe(sound, language=language, translate=translate)
 
 
 def _listen(model: Seq2Seq, *, as_json: bool, **settings: Any) -> None:

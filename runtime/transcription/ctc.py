@@ -1,0 +1,219 @@
+"""Transcribes with an encoder and CTC: the most probable symbol of every vector, read as words.
+
+    vectors    A A _ _ _ B B     the most probable symbols; `_` is the blank
+    runs       A     _   B       neighbours that are equal are one
+    symbols    A         B       without blanks; a space ends a word
+
+Graves et al. 2006, "Connectionist Temporal Classification". A long sound is cut into windows that
+overlap, of which the middle counts: its vectors have seen what is before and after them.
+
+Shape letters: N samples, T vectors, V symbols.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.arguments import refuse_unknown
+from ortolan.runtime.bundle.manifest import Manifest, WaveSource, wrong_kind
+from ortolan.runtime.errors import ContextLengthError, TokenizerError
+from ortolan.runtime.generation.options import Cancel, cancel_function
+from ortolan.runtime.inputs.audio import Sound, read_samples, wave_of
+from ortolan.runtime.transcription.transcript import Segment, Transcript, Word
+
+__all__ = ["CtcOptions", "CtcTranscriber", "Window", "windows"]
+
+SIDES = 6
+"""Share of a window on each side that only the neighbouring window decides: a sixth, as in
+transformers' pipeline."""
+
+PAUSE_S = 0.5
+"""Seconds without a symbol between two words that end a segment."""
+
+SPACE = " "
+
+Compute = Callable[[NDArray[np.float32]], NDArray[np.float32]]
+"""Computes the logits `(T, V)` of a wave `(N,)`."""
+
+
+class CtcOptions(TypedDict, total=False):
+    """Options of a transcription with CTC, all optional.
+
+    Attributes:
+        rate: samples per second of arrays; `None`, the default, for the rate of the encoder.
+        cancel: a function or an event, polled between windows. The result is what was transcribed
+            by then.
+    """
+
+    rate: int | None
+    cancel: Cancel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """A part of a long sound.
+
+    Attributes:
+        samples: that it reads.
+        vectors: of it, which count.
+    """
+
+    samples: slice
+    vectors: slice
+
+
+@dataclass(frozen=True, slots=True)
+class _Run:
+    """A symbol at neighbouring vectors, from `start` to before `end`."""
+
+    symbol: int
+    start: int
+    end: int
+
+
+class CtcTranscriber:
+    """Transcribes with the encoder of a bundle.
+
+    Args:
+        manifest: of the bundle.
+        compute: runs the encoder.
+        options: see `CtcOptions`.
+
+    Raises:
+        BundleKindError: the bundle does not return the logits of CTC for sounds.
+        InputError: an option is invalid, or there is no such option.
+        TokenizerError: the bundle does not name its symbols.
+    """
+
+    def __init__(self, manifest: Manifest, compute: Compute, *, options: CtcOptions) -> None:
+        source, output = manifest.source, manifest.output
+        if not isinstance(source, WaveSource) or output is None or output.kind != "ctc":
+            raise wrong_kind(
+                manifest, what="transcribe", expected="a bundle that turns sounds into text"
+            )
+        refuse_unknown("transcribe", options, CtcOptions.__optional_keys__)
+        if not output.labels or manifest.tokens.pad is None:
+            raise TokenizerError(
+                "The checkpoint of this bundle had no vocab.json, so the symbols of its logits are "
+                "not known. Call `logits`, or export it again with the file."
+            )
+        self._source, self._texts, self._blank = source, output.labels, manifest.tokens.pad
+        self._compute = compute
+        self._rate = options.get("rate")
+        self._cancelled = cancel_function(options.get("cancel"))
+
+    def whole(self, sound: Sound) -> Transcript:
+        """Transcribe a whole sound; see `Encoder.transcribe`."""
+        samples_N = read_samples(sound, self._source, rate=self._rate)
+        best, logprobs = self._most_probable(samples_N)
+        words = list(self._words(_runs(best)))
+        return Transcript(
+            segments=tuple(self._segment(part, logprobs) for part in self._parts(words)),
+            seconds=len(samples_N) / self._source.rate,
+        )
+
+    def _most_probable(
+        self, samples_N: NDArray[np.float32]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+        """Return the most probable symbol of every vector, and its log-probability, `(T,)` each."""
+        best, logprobs = [np.empty(0, np.int64)], [np.empty(0)]
+        for window in windows(len(samples_N), self._source):
+            if self._cancelled is not None and self._cancelled():
+                break
+            wave_N = wave_of(samples_N[window.samples], self._source)
+            logits_TV = self._compute(wave_N)[window.vectors].astype(np.float64)
+            top_T = logits_TV.max(1)
+            best.append(logits_TV.argmax(1))
+            logprobs.append(-np.log(np.exp(logits_TV - top_T[:, None]).sum(1)))
+        return np.concatenate(best), np.concatenate(logprobs)
+
+    def _words(self, runs: Iterable[_Run]) -> Iterator[list[_Run]]:
+        """Split runs at spaces, without blanks."""
+        word: list[_Run] = []
+        for run in runs:
+            if run.symbol == self._blank:
+                continue
+            if self._texts[run.symbol] != SPACE:
+                word.append(run)
+            elif word:
+                yield word
+                word = []
+        if word:
+            yield word
+
+    def _parts(self, words: Sequence[list[_Run]]) -> Iterator[Sequence[list[_Run]]]:
+        """Split words at pauses."""
+        pause = PAUSE_S / self._source.step_s
+        first = 0
+        for place in range(1, len(words)):
+            if words[place][0].start - words[place - 1][-1].end >= pause:
+                yield words[first:place]
+                first = place
+        if words:
+            yield words[first:]
+
+    def _segment(self, words: Sequence[list[_Run]], logprobs_T: NDArray[np.float64]) -> Segment:
+        first, last = words[0][0], words[-1][-1]
+        step = self._source.step_s
+        spoken = tuple(
+            Word(
+                start=word[0].start * step,
+                end=word[-1].end * step,
+                text="".join(self._texts[run.symbol] for run in word),
+            )
+            for word in words
+        )
+        return Segment(
+            start=first.start * step,
+            end=last.end * step,
+            text=SPACE.join(word.text for word in spoken),
+            tokens=tuple(run.symbol for word in words for run in word),
+            logprob=float(logprobs_T[first.start : last.end].mean()),
+            words=spoken,
+        )
+
+
+def windows(samples: int, source: WaveSource) -> Iterator[Window]:
+    """Cut a sound into windows whose counting vectors follow each other without a gap.
+
+    A sound that fits is one window. Others are cut as transformers' pipeline does with a
+    `chunk_length_s` of the encoder's `seconds`.
+
+    Args:
+        samples: of the sound.
+        source: what the encoder reads.
+
+    Raises:
+        ContextLengthError: the sound does not fit, and the encoder's windows are too short to
+            overlap.
+    """
+    longest, side = source.vectors, source.vectors // SIDES
+    if samples <= source.samples:
+        yield Window(slice(0, samples), slice(None))
+        return
+    if side <= longest - source.length(source.samples):
+        raise ContextLengthError(
+            f"The encoder reads sounds of at most {source.seconds:g} seconds (got "
+            f"{samples / source.rate:.2f}), too short to cut longer ones into windows. Export it "
+            "with a larger --max-context, or split the sound."
+        )
+    start, is_last = 0, False
+    while not is_last:
+        first = start * source.hop
+        is_last = first + source.samples >= samples
+        yield Window(
+            slice(first, min(first + source.samples, samples)),
+            slice(side if start else 0, None if is_last else longest - side),
+        )
+        start += longest - 2 * side
+
+
+def _runs(best_T: NDArray[np.int64]) -> Iterator[_Run]:
+    """Join neighbours that are equal."""
+    cuts = [0, *(np.flatnonzero(np.diff(best_T)) + 1).tolist(), len(best_T)]
+    for start, end in zip(cuts, cuts[1:], strict=False):
+        if start < end:
+            yield _Run(int(best_T[start]), start, end)
