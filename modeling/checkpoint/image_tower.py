@@ -26,8 +26,11 @@ class Kind:
         default_token: that id where the config leaves it out.
         tower: prefix of the encoder's tensors.
         projections: names of the layers that give vectors for the language model, in order.
-        layer: the encoder's layer that the language model reads, by default.
+        layer: the encoder's layer that the language model reads, by default; None if it always
+            reads the last.
         implied: values of the encoder that configs leave out.
+        config: config key of the encoder.
+        prefix: of the encoder's tensors on its own.
     """
 
     encoders: tuple[str, ...]
@@ -35,8 +38,10 @@ class Kind:
     default_token: int
     tower: str
     projections: tuple[str, ...]
-    layer: int = -1
+    layer: int | None = None
     implied: Values = field(default_factory=dict)
+    config: str = "vision_config"
+    prefix: str = PREFIX
 
 
 _CONNECTED: dict[str, Any] = {
@@ -64,6 +69,15 @@ KINDS: Mapping[str, Kind] = {
     ),
     "idefics3": Kind(**_CONNECTED),
     "smolvlm": Kind(**_CONNECTED),
+    "qwen3_asr": Kind(
+        encoders=("qwen3_asr_encoder",),
+        token="audio_token_id",
+        default_token=151_676,
+        tower="audio_tower.",
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+        config="audio_config",
+        prefix="audio_tower.",
+    ),
 }
 """By `model_type`."""
 
@@ -89,36 +103,38 @@ def image_tower(values: Values) -> ImageTower | None:
     Args:
         values: of the config of the whole model.
     """
-    model_type, vision = values.get("model_type"), values.get("vision_config")
+    model_type, text = values.get("model_type"), values.get("text_config")
     kind = KINDS.get(model_type) if isinstance(model_type, str) else None
-    text = values.get("text_config")
-    if kind is None or not isinstance(vision, dict) or not isinstance(text, dict):
+    own = None if kind is None else values.get(kind.config)
+    if kind is None or not isinstance(own, dict) or not isinstance(text, dict):
         return None
-    vision = {**kind.implied, **vision}
+    own = {**kind.implied, **own}
     token = values.get(kind.token, values.get("image_token_id", kind.default_token))
-    used = used_layers(values, vision, kind.layer)
-    if vision.get("model_type") not in kind.encoders or used is None or not isinstance(token, int):
+    if own.get("model_type") not in kind.encoders or not isinstance(token, int):
+        return None
+    most = None if kind.layer is None else used_layers(values, own, kind.layer)
+    if kind.layer is not None and most is None:
         return None
 
     def rename(name: str) -> str | None:
-        own = name.removeprefix("model.")
-        layer, _, parameter = own.rpartition(".")
+        name = name.removeprefix("model.")
+        layer, _, parameter = name.rpartition(".")
         if layer in kind.projections:
             return f"projections.{kind.projections.index(layer)}.{parameter}"
-        if not own.startswith(kind.tower):
+        if not name.startswith(kind.tower):
             return None
-        rest = own.removeprefix(kind.tower)
+        rest = name.removeprefix(kind.tower)
         layer = rest.partition(".layers.")[2].partition(".")[0]
-        if layer.isdigit() and int(layer) >= used:
+        if most is not None and layer.isdigit() and int(layer) >= most:
             return None  # the language model reads what an earlier layer gives
-        return f"{PREFIX}{rest.removeprefix(PREFIX)}"
+        return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 
-    return ImageTower(values={**values, "vision_config": vision}, token=token, rename=rename)
+    return ImageTower(values={**values, kind.config: own}, token=token, rename=rename)
 
 
-def used_layers(values: Values, vision: Values, layer: int) -> int | None:
+def used_layers(values: Values, own: Values, layer: int) -> int | None:
     """Layers of the encoder whose output the language model reads; None if it reads several."""
-    layers, read = vision.get("num_hidden_layers"), values.get("vision_feature_layer", layer)
+    layers, read = own.get("num_hidden_layers"), values.get("vision_feature_layer", layer)
     if type(layers) is not int or type(read) is not int:
         return None
     used = read if read >= 0 else layers + 1 + read

@@ -38,6 +38,7 @@ TOWERS = (
     "mlp1",
     "connector",
     "image_newline",
+    "audio_tower",
 )
 """First parts of the names of tensors that text does not use, with or without `model.`."""
 
@@ -93,6 +94,16 @@ _LLAMA = {
     "max_position_embeddings": 2048,
 }
 
+_QWEN3_ASR = {
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_hidden_layers": 28,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 65_536,
+}
+
 _PLAIN = {name: name for name in ("llama", "mistral", "qwen2", "qwen3", "phi3")}
 
 KINDS: Mapping[str, Kind] = {
@@ -111,6 +122,7 @@ KINDS: Mapping[str, Kind] = {
     "qwen2_vl": Kind(text_types={"qwen2_vl_text": "qwen2"}, default="qwen2_vl_text"),
     "qwen2_5_vl": Kind(text_types={"qwen2_5_vl_text": "qwen2"}, default="qwen2_5_vl_text"),
     "qwen3_5": Kind(text_types={"qwen3_5_text": "qwen3_5_text"}, default="qwen3_5_text"),
+    "qwen3_asr": Kind(text_types={"qwen3": "qwen3"}, default="qwen3", implied=_QWEN3_ASR),
     "qwen3_vl": Kind(text_types={"qwen3_vl_text": "qwen3"}, default="qwen3_vl_text"),
 }
 """By `model_type`. Defaults are those of transformers' config classes."""

@@ -25,6 +25,7 @@ from ortolan.modeling.config.head import (
 )
 from ortolan.modeling.config.inputs import (
     AudioInput,
+    ChunkedAudioInput,
     PatchInput,
     TokenInput,
     WaveInput,
@@ -82,6 +83,7 @@ __all__ = [
     "AudioInput",
     "BlockConfig",
     "CellKind",
+    "ChunkedAudioInput",
     "ClassifierHead",
     "ConcatenatedPositions",
     "ConvolutionalPositions",

@@ -7,6 +7,9 @@ from typing import Literal
 from ortolan.modeling.config.head import Activation, NormConfig
 from ortolan.modeling.errors import ConfigError
 
+CHUNK_STRIDE = 8
+"""Frames from one vector of a chunk to the next: three convolutions with a stride of two."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInput:
@@ -90,6 +93,57 @@ class AudioInput:
             raise ConfigError(
                 "input: a spectrogram needs mel bins and an even number of frames (got "
                 f"{self.bins} and {self.frames}). Check num_mel_bins and max_source_positions."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ChunkedAudioInput:
+    """A log-mel spectrogram of whole chunks, which convolutions shrink one by one (Qwen Team 2026).
+
+    Three convolutions halve the bins and the frames of every chunk. A sound may end within its
+    last chunk.
+
+    Attributes:
+        bins: mel frequencies per frame.
+        frames: of the longest spectrogram, which attention sees at once.
+        chunk: frames of a chunk.
+        channels: of the convolutions.
+    """
+
+    bins: int
+    frames: int
+    chunk: int
+    channels: int
+
+    @property
+    def chunk_vectors(self) -> int:
+        """Number of vectors for a chunk."""
+        return -(-self.chunk // CHUNK_STRIDE)
+
+    @property
+    def length(self) -> int:
+        """Number of vectors for the longest spectrogram."""
+        return self.frames // self.chunk * self.chunk_vectors
+
+    @property
+    def chunk_bins(self) -> int:
+        """Number of bins that are left after the convolutions."""
+        return -(-self.bins // CHUNK_STRIDE)
+
+    def vectors(self, frames: int) -> int:
+        """Number of vectors for the first frames of a spectrogram."""
+        return frames // self.chunk * self.chunk_vectors - (-(frames % self.chunk) // CHUNK_STRIDE)
+
+    def __post_init__(self) -> None:
+        if min(self.bins, self.chunk, self.channels) < 1 or self.frames < self.chunk:
+            raise ConfigError(
+                "input: a spectrogram needs mel bins, channels and frames (got "
+                f"{self.bins}, {self.channels} and {self.frames}). Check num_mel_bins and n_window."
+            )
+        if self.frames % self.chunk:
+            raise ConfigError(
+                f"input: frames must be whole chunks of {self.chunk} (got {self.frames}). Check "
+                "n_window_infer."
             )
 
 

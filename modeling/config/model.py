@@ -17,7 +17,13 @@ from ortolan.modeling.config.head import (
     LanguageModelHead,
     NormConfig,
 )
-from ortolan.modeling.config.inputs import AudioInput, PatchInput, TokenInput, WaveInput
+from ortolan.modeling.config.inputs import (
+    AudioInput,
+    ChunkedAudioInput,
+    PatchInput,
+    TokenInput,
+    WaveInput,
+)
 from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
@@ -157,7 +163,7 @@ class EncoderConfig(StackConfig):
         head: None to return one vector per token.
     """
 
-    input: TokenInput | PatchInput | AudioInput | WaveInput
+    input: TokenInput | PatchInput | AudioInput | ChunkedAudioInput | WaveInput
     head: Head | None = None
 
     @property
@@ -177,8 +183,10 @@ class EncoderConfig(StackConfig):
                 "the padding of shorter sequences."
             )
         _check_waves(self)
-        is_fixed = isinstance(self.input, PatchInput | AudioInput)
-        if is_fixed and self.context_length != self.input.length:
+        if (
+            isinstance(self.input, PatchInput | AudioInput | ChunkedAudioInput)
+            and self.context_length != self.input.length
+        ):
             parts = (
                 "patches of an image"
                 if isinstance(self.input, PatchInput)
@@ -201,18 +209,20 @@ class EncoderConfig(StackConfig):
     def _check_features(self) -> None:
         if not isinstance(self.head, FeatureHead):
             return
-        if not isinstance(self.input, PatchInput) or self.vectors < 1:
+        side = self.head.pixel_shuffle
+        if isinstance(self.input, TokenInput | WaveInput) or self.vectors < 1:
             raise ConfigError(
-                "head: features are those of an image, of which at least one is left. Choose "
-                "another head."
+                "head: features are those of an image or a spectrogram, of which at least one is "
+                "left. Choose another head."
             )
-        side, patches = self.head.pixel_shuffle, self.input
-        if side > 1 and (
-            self.head.skipped != patches.tokens or any(count % side for count in patches.grid)
-        ):
+        if side == 1:
+            return
+        grid = self.input.grid if isinstance(self.input, PatchInput) else (1, 1)
+        tokens = self.input.tokens if isinstance(self.input, PatchInput) else 0
+        if self.head.skipped != tokens or any(count % side for count in grid):
             raise ConfigError(
                 f"head: squares of {side} by {side} patches must fill the image (got "
-                f"{patches.grid[0]} by {patches.grid[1]} patches). Check scale_factor."
+                f"{grid[0]} by {grid[1]} patches). Check scale_factor."
             )
 
 

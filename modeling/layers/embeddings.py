@@ -4,6 +4,7 @@ Shape letters: B batch, T tokens, E model width, C pixel channels, Y image heigh
 N patches, F features, S new tokens, M mel bins, A frames of a spectrogram, W samples of a wave.
 """
 
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling.config import (
     AudioInput,
+    ChunkedAudioInput,
     ConcatenatedPositions,
     ConvolutionalPositions,
     EncoderConfig,
@@ -98,6 +100,38 @@ class AudioEmbedding(nn.Module):
             )
         x_BEA = F.gelu(self.conv1(mel_BMA))
         return F.gelu(self.conv2(x_BEA)).transpose(1, 2)
+
+
+class ChunkedAudioEmbedding(nn.Module):
+    """Embedding of spectrograms by convolutions over frames and bins of each chunk.
+
+    Attributes:
+        conv1: the first of three convolutions over squares of 3, with a stride of two.
+        conv2: the second.
+        conv3: the third.
+        projection: of all channels and bins of a frame that are left.
+    """
+
+    def __init__(self, config: ChunkedAudioInput, width: int) -> None:
+        super().__init__()
+        self.config = config
+        channels = (1, *(config.channels,) * 3)
+        self.conv1, self.conv2, self.conv3 = (
+            nn.Conv2d(before, after, kernel_size=3, stride=2, padding=1)
+            for before, after in pairwise(channels)
+        )
+        self.projection = nn.Linear(config.channels * config.chunk_bins, width, bias=False)
+
+    def forward(self, mel_BMA: Tensor) -> Tensor:
+        """Embed spectrograms `(B, M, A)` of whole chunks as `(B, vectors, E)`."""
+        config = self.config
+        chunks_BMKA = mel_BMA.view(mel_BMA.shape[0], config.bins, -1, config.chunk)
+        x_NCMA = chunks_BMKA.transpose(1, 2).reshape(-1, 1, config.bins, config.chunk)
+        for conv in (self.conv1, self.conv2, self.conv3):
+            x_NCMA = F.gelu(conv(x_NCMA))
+        x_NAE = x_NCMA.permute(0, 3, 1, 2).flatten(2)
+        x_BNE: Tensor = self.projection(x_NAE)
+        return x_BNE.reshape(mel_BMA.shape[0], -1, x_BNE.shape[-1])
 
 
 class ChannelNorm(nn.LayerNorm):
@@ -237,6 +271,8 @@ def input_embedding(config: EncoderConfig) -> nn.Module:
             return PatchEmbedding(patches, config.embedding_width)
         case AudioInput() as audio:
             return AudioEmbedding(audio, config.embedding_width)
+        case ChunkedAudioInput() as chunked:
+            return ChunkedAudioEmbedding(chunked, config.embedding_width)
         case WaveInput() as wave:
             return WaveEmbedding(wave, config.embedding_width)
         case tokens:

@@ -230,7 +230,8 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
             return Classifier(kind, config.hidden_size)
         case (EmbeddingHead() as kind, _):
             return Embedder(kind, config.hidden_size)
-        case (FeatureHead() as kind, PatchInput(grid=grid)):
+        case (FeatureHead() as kind, source):
+            grid = source.grid if isinstance(source, PatchInput) else (1, 1)
             return Features(kind, config.hidden_size, grid)
         case (CtcHead() as kind, _):
             return Ctc(kind, config.hidden_size)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
+    ChunkedAudioInput,
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
@@ -296,6 +297,8 @@ class EncoderModel(Stack):
         match self.config.input:
             case TokenInput():
                 return inputs.shape[1]
+            case ChunkedAudioInput(chunk=chunk, chunk_vectors=vectors):
+                return inputs.shape[2] // chunk * vectors
             case WaveInput(window=window, hop=hop):
                 return (inputs.shape[1] - window) // hop + 1
             case fixed:

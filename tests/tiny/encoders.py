@@ -113,6 +113,27 @@ SMOLVLM: dict[str, Any] = IDEFICS3 | {
     "vision_config": _tower("smolvlm_vision", "gelu_pytorch_tanh"),
 }
 
+QWEN3_ASR: dict[str, Any] = {
+    "model_type": "qwen3_asr",
+    "architectures": ["Qwen3ASRForConditionalGeneration"],
+    "audio_config": {
+        "model_type": "qwen3_asr_encoder",
+        "num_mel_bins": 10,
+        "d_model": 32,
+        "encoder_layers": 2,
+        "encoder_attention_heads": 2,
+        "encoder_ffn_dim": 48,
+        "downsample_hidden_size": 6,
+        "n_window": 50,  # transformers counts 13 vectors in a chunk
+        "n_window_infer": 300,
+        "max_position_embeddings": 13,
+        "output_dim": LLAMA["hidden_size"],
+    },
+    "text_config": LLAMA | {"model_type": "qwen3", "head_dim": 16},
+    "audio_token_id": 5,
+    "tie_word_embeddings": True,
+}
+
 SIGLIP: dict[str, Any] = {
     "model_type": "siglip",
     "architectures": ["SiglipForImageClassification"],

@@ -1,0 +1,112 @@
+"""The encoder of sounds of a multimodal checkpoint, and the decoder that reads it, as published."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
+from tests.tiny.encoders import QWEN3_ASR
+
+from ortolan.modeling import EncoderModel, load
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.config import ChunkedAudioInput
+from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.layers.embeddings import Features
+
+TOKEN, BINS, CHUNK, WINDOW = QWEN3_ASR["audio_token_id"], 10, 100, 300
+
+
+def written(folder: Path, **changes: Any) -> Any:
+    model = reference_model(
+        QWEN3_ASR | changes, architecture="Qwen3ASRForConditionalGeneration", attention="eager"
+    )
+    model.save_pretrained(folder)
+    return model
+
+
+def spectrogram(frames: int) -> torch.Tensor:
+    return torch.randn(BINS, frames, generator=torch.Generator().manual_seed(frames))
+
+
+def padded(mel: torch.Tensor, multiple: int) -> torch.Tensor:
+    return torch.nn.functional.pad(mel, (0, -mel.shape[1] % multiple))
+
+
+def theirs(model: Any, mel: torch.Tensor) -> torch.Tensor:
+    """Vectors of a whole sound."""
+    whole, mask = padded(mel, CHUNK)[None], padded(torch.ones(1, mel.shape[1]), CHUNK).long()
+    out: torch.Tensor = model.get_audio_features(whole, mask).pooler_output
+    return out
+
+
+def ours(encoder: EncoderModel, mel: torch.Tensor) -> torch.Tensor:
+    """Vectors of the windows of a sound, one after the other."""
+    source = encoder.config.input
+    assert isinstance(source, ChunkedAudioInput)
+    vectors = []
+    for window in mel.split(WINDOW, 1):
+        count = source.vectors(window.shape[1])
+        out = encoder(padded(window, CHUNK)[None], torch.tensor([count]))
+        vectors.append(out[0, :count])
+    return torch.cat(vectors)
+
+
+@pytest.mark.parametrize("frames", [1, 8, 9, 99, 100, 101, 255, 300, 301, 450, 640])
+def test_vectors_and_logits_are_those_of_transformers(frames: int, tmp_path: Path) -> None:
+    model = written(tmp_path)
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.images is not None
+    assert checkpoint.left_out == ()
+    encoder, decoder = load(checkpoint.images, EncoderModel), load(checkpoint)
+    assert decoder.config.feature_token_id == TOKEN
+    mel = spectrogram(frames)
+    with torch.inference_mode():
+        expected, vectors = theirs(model, mel), ours(encoder, mel)
+        assert vectors.shape == expected.shape
+        assert (vectors - expected).abs().max() <= 1e-4 * expected.abs().max()
+        ids = torch.tensor([[7, *[TOKEN] * len(vectors), 9, 11]])
+        logits = decoder(ids, Features.of(vectors, ids, TOKEN))
+        mask = padded(torch.ones(1, frames), CHUNK).long()
+        whole = model(
+            input_ids=ids,
+            input_features=padded(mel, CHUNK)[None],
+            input_features_mask=mask,
+        ).logits
+        assert_same_logits(logits, whole)
+        text = torch.tensor([[7, 9, 11]])
+        assert_same_logits(decoder(text), reference_logits(model, text))
+
+
+def test_padding_changes_nothing(tmp_path: Path) -> None:
+    written(tmp_path)
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    encoder = load(images, EncoderModel)
+    mel = padded(spectrogram(120), CHUNK)[None]
+    with torch.inference_mode():
+        short = encoder(mel, torch.tensor([16]))
+        long = encoder(torch.nn.functional.pad(mel, (0, CHUNK), value=7.0), torch.tensor([16]))
+    torch.testing.assert_close(short[:, :16], long[:, :16])
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"n_window_infer": 250}, "frames must be whole chunks of 100"),
+        ({"max_position_embeddings": 12}, "max_position_embeddings must be at least 13"),
+        ({"conv_chunksize": 500}, "conv_chunksize"),
+    ],
+)
+def test_configs_that_cannot_be_computed_are_refused(
+    change: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    written(tmp_path)
+    values = json.loads((tmp_path / "config.json").read_text())
+    values["audio_config"] |= change
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    with pytest.raises(ConfigError, match=message):
+        load(images, EncoderModel)
