@@ -38,7 +38,9 @@ def companions_of(
     if tokenizer is None:
         return files
     if TOKENIZER not in names:
-        raise OptionError(f"tokenizer: an encoder of images or sounds has none (got {tokenizer}). Leave it out.")
+        raise OptionError(
+            f"tokenizer: an encoder of images or sounds has none (got {tokenizer}). Leave it out."
+        )
     path = Path(tokenizer)
     files |= _files(path, names) if path.is_dir() else {TOKENIZER: path}
     if not files.get(TOKENIZER, path).is_file():

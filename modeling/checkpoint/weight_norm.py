@@ -52,12 +52,11 @@ class WeightNormed:
 
     def _product(self, name: str) -> Tensor:
         shapes = self._stored.shapes()
-        g, v = (
-            self._stored.read(part, 0, shapes[part][0]).double() for part in self._parts[name]
-        )
+        g, v = (self._stored.read(part, 0, shapes[part][0]).double() for part in self._parts[name])
         axes = [axis for axis, rows in enumerate(g.shape) if rows == 1]
         lengths = torch.linalg.vector_norm(v, dim=axes, keepdim=True)
-        return (v * (g / lengths)).float()
+        whole: Tensor = (v * (g / lengths)).float()
+        return whole
 
 
 def _pairs(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, str]]]:
@@ -70,9 +69,7 @@ def _pairs(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str,
 
 
 def _check(length: str, g: tuple[int, ...], direction: str, v: tuple[int, ...]) -> None:
-    fits = len(g) == len(v) > 0 and all(
-        rows in (1, size) for rows, size in zip(g, v, strict=True)
-    )
+    fits = len(g) == len(v) > 0 and all(rows in (1, size) for rows, size in zip(g, v, strict=True))
     if not fits:
         raise WeightError(
             f"{length}: a length of weight normalization must have the axes of {direction}, {v}, "

@@ -176,17 +176,14 @@ class EncoderConfig(StackConfig):
                 "the padding of shorter sequences."
             )
         _check_waves(self)
-        is_fixed = isinstance(self.input, PatchInput | AudioInput)
-        if is_fixed and self.context_length != self.input.length:
-            parts = (
-                "patches of an image"
-                if isinstance(self.input, PatchInput)
-                else "vectors of a sound"
-            )
-            raise ConfigError(
-                f"context_length: must be {self.input.length}, the {parts} (got "
-                f"{self.context_length}). Correct it."
-            )
+        match self.input:
+            case PatchInput(length=length) | AudioInput(length=length) if (
+                self.context_length != length
+            ):
+                raise ConfigError(
+                    f"context_length: must be {length}, the vectors of an image or a sound (got "
+                    f"{self.context_length}). Correct it."
+                )
         if isinstance(self.head, FeatureHead) and (
             not isinstance(self.input, PatchInput) or self.vectors < 1
         ):
