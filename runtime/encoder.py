@@ -6,6 +6,7 @@ from typing import Any, TypeVar, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import ImageSource, Tiles, wrong_kind
@@ -17,7 +18,6 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.entailment import TEMPLATE
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
-from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.images import Image, read_pixels

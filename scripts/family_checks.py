@@ -21,13 +21,13 @@ from transformers import GenerationMixin
 
 import ortolan
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest
+from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, WAVE
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, WaveSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.inputs.audio import read_chunks
+from ortolan.runtime.inputs.audio import read_chunks, wave_of
 from ortolan.runtime.inputs.images import read_pixels
-from ortolan.runtime.verification.probe_sound import probe_sound
+from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 
 PROMPT, STEPS = 33, 40
 
@@ -175,6 +175,12 @@ def _sources(manifest: Manifest) -> Sources:
         mel = np.concatenate([read_chunks(sound, source) for sound in sounds])
         inputs = {"input_features": torch.from_numpy(mel)}
         return Sources(arguments=sounds, feeds={MEL: mel}, inputs=inputs)
+    if isinstance(source, WaveSource):
+        # Of one length, since no wave is padded.
+        sounds = [probe_wave(source, number, PROMPT)[: source.reach(PROMPT)] for number in range(2)]
+        waves = np.stack([wave_of(sound, source) for sound in sounds])
+        inputs = {"input_values": torch.from_numpy(waves)}
+        return Sources(arguments=sounds, feeds={WAVE: waves}, inputs=inputs)
     vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
     texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
     lengths = np.array([len(text) for text in texts], np.int32)

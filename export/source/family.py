@@ -19,7 +19,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.audio_preprocessing import audio_source, wave_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
-from ortolan.export.source.ctc_symbols import NO_SYMBOLS, Symbols, ctc_symbols
+from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.preprocessing import PREPROCESSOR, image_source, tiles
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
@@ -223,11 +223,7 @@ def _describe(
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
-    computed = {
-        f"{prefix}{name}": table
-        for prefix, stack in sides.stacks.items()
-        for name, table in tables(stack).items()
-    }
+    computed = _computed(sides)
     module = _skeleton(limited, computed)
     return Exportable(
         kind=sides.kind,
@@ -254,7 +250,7 @@ def _describe(
         # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
         tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
         takes=takes,
-        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols),
+        gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols.texts),
         speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size),
     )
 
@@ -267,6 +263,15 @@ def module_sha256(module: torch.nn.Module) -> str:
         values = parameter.detach().cpu().contiguous()
         digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
+
+
+def _computed(sides: Sides) -> dict[str, Tensor]:
+    """The tables of both sides, by the names of initializers."""
+    return {
+        f"{prefix}{name}": table
+        for prefix, stack in sides.stacks.items()
+        for name, table in tables(stack).items()
+    }
 
 
 def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> TransformerModel:
@@ -383,10 +388,10 @@ def _has_symbols(sides: Sides) -> bool:
     return sides.encoder is not None and isinstance(sides.encoder.head, CtcHead)
 
 
-def _gives(encoder: EncoderConfig, symbols: Symbols) -> Output:
+def _gives(encoder: EncoderConfig, symbols: tuple[str, ...]) -> Output:
     match encoder.head:
         case CtcHead(size=size):
-            return Output(kind="ctc", size=size, labels=symbols.texts)
+            return Output(kind="ctc", size=size, labels=symbols)
         case ClassifierHead(labels=labels) as head:
             return Output(kind=_kind(head), size=len(labels), labels=labels)
         case LanguageModelHead():

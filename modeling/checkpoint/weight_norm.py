@@ -55,7 +55,8 @@ class WeightNormed:
         g, v = (self._stored.read(part, 0, shapes[part][0]).double() for part in self._parts[name])
         axes = [axis for axis, rows in enumerate(g.shape) if rows == 1]
         lengths = torch.linalg.vector_norm(v, dim=axes, keepdim=True)
-        return (v * (g / lengths)).float()
+        whole: Tensor = (v * (g / lengths)).float()
+        return whole
 
 
 def _pairs(shapes: dict[str, tuple[int, ...]]) -> Iterator[tuple[str, tuple[str, str]]]:

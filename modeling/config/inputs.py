@@ -172,7 +172,7 @@ class WaveLayer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveInput:
-    """A wave of any length, which convolutions turn into vectors (Baevski et al. 2020, wav2vec 2.0).
+    """A wave of any length, that convolutions turn into vectors (Baevski et al. 2020, "wav2vec 2").
 
     Attributes:
         layers: the convolutions, in order.

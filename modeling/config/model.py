@@ -183,19 +183,16 @@ class EncoderConfig(StackConfig):
                 "the padding of shorter sequences."
             )
         _check_waves(self)
-        if (
-            isinstance(self.input, PatchInput | AudioInput | ChunkedAudioInput)
-            and self.context_length != self.input.length
-        ):
-            parts = (
-                "patches of an image"
-                if isinstance(self.input, PatchInput)
-                else "vectors of a sound"
-            )
-            raise ConfigError(
-                f"context_length: must be {self.input.length}, the {parts} (got "
-                f"{self.context_length}). Correct it."
-            )
+        match self.input:
+            case (
+                PatchInput(length=length)
+                | AudioInput(length=length)
+                | ChunkedAudioInput(length=length)
+            ) if self.context_length != length:
+                raise ConfigError(
+                    f"context_length: must be {length}, the vectors of an image or a sound (got "
+                    f"{self.context_length}). Correct it."
+                )
         self._check_features()
         if not isinstance(self.head, LanguageModelHead):
             return

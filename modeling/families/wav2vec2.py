@@ -1,6 +1,5 @@
 """wav2vec 2.0 (Baevski et al. 2020) and HuBERT (Hsu et al. 2021): encoders of waves, with CTC."""
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ortolan.modeling.config import (
@@ -28,7 +27,7 @@ from ortolan.modeling.families.tables import (
     layer,
     linear,
 )
-from ortolan.modeling.weights import Entry, Target
+from ortolan.modeling.weights import Entry
 
 CONTEXT = 1500
 """Default of the most vectors of a wave: 30 seconds. The positions reach any length."""
@@ -198,10 +197,11 @@ def _read_layers(hf: ConfigReader) -> tuple[WaveLayer, ...]:
     """
     lists = [hf.get(key, list, default) for key, default in CONVOLUTIONS.items()]
     are_sizes = all(type(value) is int and 0 < value <= MAX_WIDTH for row in lists for value in row)
-    if len(set(map(len, lists))) != 1 or not are_sizes or not 0 < len(lists[0]) <= MAX_CONVOLUTIONS:
+    are_even = len(set(map(len, lists))) == 1 and 0 < len(lists[0]) <= MAX_CONVOLUTIONS
+    if not (are_sizes and are_even):
         raise ConfigError(
-            f"{hf.name}: {', '.join(CONVOLUTIONS)} must be lists of 1 to {MAX_CONVOLUTIONS} numbers "
-            f"from 1 to {MAX_WIDTH}, of one length (got {lists!r:.120}). Correct them."
+            f"{hf.name}: {', '.join(CONVOLUTIONS)} must have equally many numbers from 1 to "
+            f"{MAX_WIDTH}, at most {MAX_CONVOLUTIONS} (got {lists!r:.120}). Correct them."
         )
     return tuple(
         WaveLayer(channels=channels, kernel=kernel, stride=stride)

@@ -195,7 +195,7 @@ class WaveEmbedding(nn.Module):
 
     def forward(self, wave_BW: Tensor) -> Tensor:
         """Embed waves `(B, W)`, without padding, as `(B, (W - window) // hop + 1, E)`."""
-        x_BCA = wave_BW[:, None]
+        x_BCA = wave_BW.unsqueeze(1)  # the exporter writes a slice for [:, None]
         for layer in self.layers:
             x_BCA = layer(x_BCA)
         out: Tensor = self.projection(self.norm(x_BCA.transpose(1, 2)))

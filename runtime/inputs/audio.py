@@ -126,7 +126,8 @@ def wave_of(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.fl
         return samples_N
     exact_N = samples_N.astype(np.float64)
     scaled_N = (exact_N - exact_N.mean()) / np.sqrt(exact_N.var() + LEAST_VARIANCE)
-    return scaled_N.astype(np.float32)
+    wave_N: NDArray[np.float32] = scaled_N.astype(np.float32)
+    return wave_N
 
 
 def read_samples(

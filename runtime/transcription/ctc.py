@@ -12,6 +12,7 @@ Shape letters: N samples, T vectors, V symbols.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import TypedDict
 
 import numpy as np
@@ -214,6 +215,6 @@ def windows(samples: int, source: WaveSource) -> Iterator[Window]:
 def _runs(best_T: NDArray[np.int64]) -> Iterator[_Run]:
     """Join neighbours that are equal."""
     cuts = [0, *(np.flatnonzero(np.diff(best_T)) + 1).tolist(), len(best_T)]
-    for start, end in zip(cuts, cuts[1:], strict=False):
+    for start, end in pairwise(cuts):
         if start < end:
             yield _Run(int(best_T[start]), start, end)

@@ -197,6 +197,29 @@ WHISPER: dict[str, Any] = {
     "begin_suppress_tokens": None,
 }
 
+WAV2VEC2: dict[str, Any] = {
+    "model_type": "wav2vec2",
+    "architectures": ["Wav2Vec2ForCTC"],
+    "vocab_size": 12,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "conv_dim": [16, 16, 24],
+    "conv_kernel": [5, 3, 2],
+    "conv_stride": [4, 2, 2],
+    "num_conv_pos_embeddings": 8,
+    "num_conv_pos_embedding_groups": 4,
+}
+
+HUBERT: dict[str, Any] = WAV2VEC2 | {
+    "model_type": "hubert",
+    "architectures": ["HubertForCTC"],
+    "feat_extract_norm": "layer",
+    "do_stable_layer_norm": True,
+    "conv_bias": True,
+}
+
 _MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "roberta": ("Roberta", {"type_vocab_size": 1}),
@@ -243,7 +266,7 @@ _CONDITIONAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _ALL: tuple[dict[str, Any], ...] = (
-    WHISPER,
+    *(WHISPER, WAV2VEC2, HUBERT),
     *(
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
