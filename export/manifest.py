@@ -15,6 +15,7 @@ from ortolan.export.weights.store import Stored
 from ortolan.runtime.bundle.manifest import (
     SCHEMA,
     CacheType,
+    ChunkedSource,
     Host,
     Manifest,
     Provenance,
@@ -53,6 +54,8 @@ def describe(
         for graph in plan.graph_files.values()
     ]
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
+    of_sounds = model.images is not None and isinstance(model.images.takes, ChunkedSource)
+    features = model.features or msgspec.UNSET
     manifest = Manifest(
         schema=SCHEMA,
         kind=plan.kind,
@@ -86,7 +89,8 @@ def describe(
         attention_maps=model.maps if plan.options.attention_maps else (),
         unverified=plan.unverified,
         quality=quality,
-        images=model.features or msgspec.UNSET,
+        images=msgspec.UNSET if of_sounds else features,
+        sounds=features if of_sounds else msgspec.UNSET,
         hidden_states=model.hidden or msgspec.UNSET,
         speech=model.speech or msgspec.UNSET,
     )

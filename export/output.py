@@ -9,7 +9,7 @@ from pathlib import Path
 from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file, trust
-from ortolan.runtime.bundle.manifest import MTP, VISION, File, Manifest
+from ortolan.runtime.bundle.manifest import MTP, File, Manifest
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import BusyError, Place, staged
 
@@ -108,6 +108,6 @@ def _bundle_names(folder: Path) -> set[str]:
         manifest = manifest_file.decode((folder / manifest_file.NAME).read_bytes())
     except (FileNotFoundError, ManifestError):
         return set()
-    folders = {VISION} if manifest.features else set()
+    folders = {manifest.media_folder} if manifest.features else set()
     folders |= {MTP} if manifest.has_head else set()
     return {manifest_file.NAME, trust.NAME, *folders, *(file.name for file in manifest.files)}

@@ -53,7 +53,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import MTP, VISION
+from ortolan.runtime.bundle.manifest import MTP, SOUND, VISION, ChunkedSource
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.machine.memory import return_large_memory
@@ -164,7 +164,8 @@ def _with_parts(
         return fingerprint(open_bundle(folder / name, trust=True).manifest)
 
     if model.images is not None and model.features is not None:
-        encoder = build(VISION, model.images)
+        of_sounds = isinstance(model.images.takes, ChunkedSource)
+        encoder = build(SOUND if of_sounds else VISION, model.images)
         model = replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
     if model.head is not None and model.hidden is not None:
         head = build(MTP, model.head)

@@ -8,8 +8,7 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_head, open_vision, retry_if_replaced
-from ortolan.runtime.bundle.manifest import VISION
+from ortolan.runtime.bundle.folder import open_bundle, open_head, open_media, retry_if_replaced
 from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -136,10 +135,10 @@ def _load_images(bundle: Bundle, options: LoadOptions) -> Encoder | None:
     """Load the encoder of the images that a decoder reads, if it does, with the same options."""
     if bundle.manifest.features is None:
         return None
-    open_vision(bundle, trust=options.get("trust", False))  # checks that it is the right one
+    open_media(bundle, trust=options.get("trust", False))  # checks that it is the right one
     own: LoadOptions = {**options}
     own.pop("adapters", None)
-    return load(bundle.path / VISION, Encoder, **own)
+    return load(bundle.path / bundle.manifest.media_folder, Encoder, **own)
 
 
 def _check_kind_argument(kind: type[Model] | None) -> None:

@@ -22,7 +22,13 @@ from transformers import GenerationMixin
 import ortolan
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, WAVE
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, WaveSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ImageSource,
+    Manifest,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.inputs.audio import read_chunks, wave_of
@@ -181,6 +187,8 @@ def _sources(manifest: Manifest) -> Sources:
         waves = np.stack([wave_of(sound, source) for sound in sounds])
         inputs = {"input_values": torch.from_numpy(waves)}
         return Sources(arguments=sounds, feeds={WAVE: waves}, inputs=inputs)
+    if source is not None and not isinstance(source, TextSource):
+        raise TypeError(f"no inputs for {source}")
     vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
     texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
     lengths = np.array([len(text) for text in texts], np.int32)

@@ -19,7 +19,7 @@ from ortolan.export.inputs.tensors import (
     text_inputs,
     wrapped,
 )
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, ImageSource, WaveSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256
@@ -97,7 +97,7 @@ def can_read(model: Exportable) -> bool:
 
 def _suffix(model: Exportable) -> str | None:
     """Suffix of the calibration file; None for kinds without one."""
-    if isinstance(model.takes, WaveSource):
+    if isinstance(model.takes, WaveSource | ChunkedSource):
         return None
     if isinstance(model.takes, ImageSource | AudioSource):
         return None if model.sides.has_decoder else ".npy"

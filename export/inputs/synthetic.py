@@ -23,17 +23,17 @@ from ortolan.export.inputs.calibration import PAIRS, SEQUENCE_LENGTH
 from ortolan.export.inputs.tensors import (
     Inputs,
     around,
+    heard,
     image_inputs,
     longest_source,
     pair_inputs,
     pixels,
     spectrogram,
     text_inputs,
-    wave,
     wrapped,
 )
 from ortolan.export.inputs.writer import SEED
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, ImageSource, WaveSource
 
 Write = Callable[..., list[NDArray[np.int64]]]
 """`ortolan.export.inputs.writer.write` of one bundle."""
@@ -130,10 +130,10 @@ def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs
         images = noise(model.takes, random, count)
         origin = f"{count} images of noise, seed {SEED}"
         return replace(image_inputs(model, images), origin=origin)
-    if isinstance(model.takes, WaveSource):
-        waves = [wave(sound, model.takes) for sound in sounds(model.takes, random, count)]
+    if isinstance(model.takes, WaveSource | ChunkedSource):
+        made = [heard(sound, model.takes) for sound in sounds(model.takes, random, count)]
         origin = f"{count} sounds of noise, seed {SEED}"
-        return Inputs(sources=[torch.from_numpy(own) for own in waves], origin=origin)
+        return Inputs(sources=[torch.from_numpy(own) for own in made], origin=origin)
     texts = _texts(model, random, tokens=count * SEQUENCE_LENGTH, longest=SEQUENCE_LENGTH)
     origin = f"random words: {sum(map(len, texts)):,} tokens, seed {SEED}"
     return replace(text_inputs(model, texts), origin=origin)
@@ -214,7 +214,7 @@ def noise(source: ImageSource, random: np.random.Generator, count: int) -> NDArr
 
 
 def sounds(
-    source: AudioSource | WaveSource, random: np.random.Generator, count: int
+    source: AudioSource | ChunkedSource | WaveSource, random: np.random.Generator, count: int
 ) -> list[NDArray[np.float32]]:
     """Sounds `(N,)` whose power falls as 1 / frequency, as in speech (Voss and Clarke 1975).
 

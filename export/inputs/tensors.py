@@ -10,7 +10,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.export.exportable import Exportable
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource, WaveSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ChunkedSource,
+    ImageSource,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 _WORD = "a"
@@ -85,12 +91,15 @@ def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2), np.float32)
 
 
-def spectrogram(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[np.float32]:
+def spectrogram(
+    samples_N: NDArray[np.float32], source: AudioSource | ChunkedSource
+) -> NDArray[np.float32]:
     """A sound of at most one spectrogram as the input of an encoder, `(bins, frames)`.
 
     Independent of the runtime's code, which this is a check of.
     """
-    padded_N = torch.zeros(source.samples, dtype=torch.float64)
+    size = source.samples if isinstance(source, AudioSource) else len(samples_N)
+    padded_N = torch.zeros(size, dtype=torch.float64)
     padded_N[: len(samples_N)] = torch.from_numpy(samples_N)
     spectrum_WF = torch.stft(
         padded_N,
@@ -99,12 +108,21 @@ def spectrogram(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[
         window=torch.hann_window(source.window, dtype=torch.float64),
         pad_mode="reflect",
         return_complex=True,
-    )[:, : source.frames]
+    )[:, : size // source.hop]
     power_MF = _triangles(source) @ spectrum_WF.abs().square()
     levels_MF = power_MF.clamp(min=1e-10).log10()
     levels_MF = levels_MF.clamp(min=float(levels_MF.max()) - 8)
     values: NDArray[np.float32] = ((levels_MF + 4) / 4).to(torch.float32).numpy()
     return values
+
+
+def heard(
+    samples_N: NDArray[np.float32], source: WaveSource | ChunkedSource
+) -> NDArray[np.float32]:
+    """A sound as the input of an encoder of any length, `(samples,)` or `(bins, frames)`."""
+    if isinstance(source, WaveSource):
+        return wave(samples_N, source)
+    return spectrogram(samples_N, source)
 
 
 def wave(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.float32]:
@@ -120,7 +138,7 @@ def wave(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.float
     return values
 
 
-def _triangles(source: AudioSource) -> Tensor:
+def _triangles(source: AudioSource | ChunkedSource) -> Tensor:
     """Filters `(bins, window // 2 + 1)`, each rising from one edge to the next and falling again.
 
     Slaney's scale (1998, "Auditory Toolbox"): steps of 66.7 Hz up to 1 kHz, and 27 steps for each
@@ -151,10 +169,10 @@ def encode_pair(
 def longest_source(model: Exportable) -> int:
     """Longest text of the encoder, in tokens."""
     match model.takes:
-        case None | ImageSource() | AudioSource() | WaveSource():
+        case TextSource(max_tokens=most):
+            return most
+        case _:
             return model.context_length
-        case text:
-            return text.max_tokens
 
 
 def around(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:

@@ -28,7 +28,7 @@ from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.bundle.manifest import ImageSource, Source, WaveSource
+from ortolan.runtime.bundle.manifest import ChunkedSource, ImageSource, Source, WaveSource
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
@@ -133,7 +133,7 @@ def certify(
         types=_joined([probe.types for probe in probes]) if reads_types(model) else None,
         source_ids=_joined([probe.source for probe in probes]),
         images=np.stack(images) if images else None,
-        has_waves=isinstance(model.takes, WaveSource),
+        has_waves=isinstance(model.takes, WaveSource | ChunkedSource),
         kind=model.kind,
         output=model.output,
         text=text,
@@ -145,8 +145,8 @@ def _length(model: Exportable, probe: ProbeInput) -> int:
     """Tokens of a probe, or the vectors of its image or wave."""
     if probe.token_ids is not None:
         return len(probe.token_ids)
-    if probe.wave is not None and isinstance(model.takes, WaveSource):
-        return model.takes.length(len(probe.wave))
+    if probe.sound is not None and isinstance(model.takes, WaveSource | ChunkedSource):
+        return model.takes.length(probe.sound.shape[-1])
     return model.context_length
 
 

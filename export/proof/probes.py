@@ -33,6 +33,7 @@ from ortolan.export.inputs.tensors import (
     around,
     as_pair,
     encode_pair,
+    heard,
     image_inputs,
     longest_source,
     pair_inputs,
@@ -40,11 +41,16 @@ from ortolan.export.inputs.tensors import (
     spectrogram,
     text_inputs,
     typed_inputs,
-    wave,
     wrapped,
 )
 from ortolan.export.options import Proof
-from ortolan.runtime.bundle.manifest import AudioSource, Features, ImageSource, WaveSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ChunkedSource,
+    Features,
+    ImageSource,
+    WaveSource,
+)
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
@@ -139,7 +145,8 @@ class ProbeInput:
         source: int64 `(T,)`, of an encoder-decoder.
         image: uint8 `(H, W, C)`, of an encoder of images.
         mel: float32 `(bins, frames)`, of an encoder of spectrograms.
-        wave: float32 `(samples,)`, of an encoder of waves.
+        sound: a wave float32 `(samples,)` or whole frames `(bins, frames)`, of an encoder that
+            reads any length.
         types: int64 `(length,)`, of an encoder that reads token types.
         features: number of its tokens whose embeddings are replaced by `probe_vectors`.
     """
@@ -149,7 +156,7 @@ class ProbeInput:
     source: NDArray[np.int64] | None = None
     image: NDArray[np.uint8] | None = None
     mel: NDArray[np.float32] | None = None
-    wave: NDArray[np.float32] | None = None
+    sound: NDArray[np.float32] | None = None
     types: NDArray[np.int64] | None = None
     features: int = 0
 
@@ -168,7 +175,7 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
         return Path(data.origin).name
     if isinstance(model.takes, ImageSource):
         return "random images"
-    if isinstance(model.takes, WaveSource):
+    if isinstance(model.takes, WaveSource | ChunkedSource):
         return "made-up sounds"
     text = "random ids" if model.tokenizer is None else "the built-in text"
     return f"{text} after made-up sounds" if isinstance(model.takes, AudioSource) else text
@@ -226,7 +233,7 @@ def _single_probes(
     model: Exportable, data: Calibration | None, lengths: Sequence[int], more: int
 ) -> list[ProbeInput]:
     """Texts or sounds of growing length, or images, for a decoder-only or encoder-only model."""
-    if isinstance(model.takes, WaveSource):
+    if isinstance(model.takes, WaveSource | ChunkedSource):
         return _wave_probes(model.takes, lengths)
     if isinstance(model.takes, ImageSource):
         images = _images(model.takes, data)
@@ -314,13 +321,13 @@ def _sound_probes(
     ]
 
 
-def _wave_probes(source: WaveSource, lengths: Sequence[int]) -> list[ProbeInput]:
+def _wave_probes(source: WaveSource | ChunkedSource, lengths: Sequence[int]) -> list[ProbeInput]:
     """Sounds that give these numbers of vectors."""
-    most = source.length(source.samples)
+    most = source.length(source.samples) if isinstance(source, WaveSource) else source.vectors
     return [
         ProbeInput(
             name=f"{number}-{min(length, most)}-vectors",
-            wave=wave(probe_wave(source, number, min(length, most)), source),
+            sound=heard(probe_wave(source, number, min(length, most)), source),
         )
         for number, length in enumerate(lengths)
     ]
@@ -333,9 +340,9 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
         source for probe in probes for source in (probe.source, probe.mel) if source is not None
     ]
     images = [probe.image for probe in probes if probe.image is not None]
-    waves = [torch.from_numpy(probe.wave) for probe in probes if probe.wave is not None]
-    if waves:
-        return Inputs(sources=waves)
+    sounds = [torch.from_numpy(probe.sound) for probe in probes if probe.sound is not None]
+    if sounds:
+        return Inputs(sources=sounds)
     if sources:
         return pair_inputs(list(zip(sources, ids, strict=True)))
     types = [probe.types for probe in probes if probe.types is not None]

@@ -12,8 +12,9 @@ import msgspec
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR
-from ortolan.modeling.config import AudioInput, WaveInput
-from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.modeling.config import AudioInput, ChunkedAudioInput, WaveInput
+from ortolan.modeling.config.inputs import CHUNK_STRIDE
+from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, WaveSource
 
 INERT = frozenset(
     {
@@ -61,12 +62,7 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
         OptionError: the file is damaged, has unknown keys or steps, or belongs to another model.
     """
     values = _values(folder)
-    for key in OFF:
-        if values.get(key):
-            raise OptionError(
-                f"{PREPROCESSOR}: expected {key} 0 or false, got {values[key]!r:.40}. This "
-                "processor cannot be reproduced."
-            )
+    _check_off(values)
     known = (*INERT, *DERIVED, *OFF, *Extractor.__struct_fields__)
     _check_keys(values, known, "WhisperFeatureExtractor")
     try:
@@ -90,6 +86,61 @@ def audio_source(config: AudioInput, folder: Path | None) -> AudioSource:
             f"{PREPROCESSOR}: expected {config.bins} mel bins and {config.frames} frames, as in "
             f"config.json, got {source.bins} and {source.frames}. Correct feature_size or "
             "chunk_length."
+        )
+    return source
+
+
+class ChunkExtractor(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that are read."""
+
+    feature_size: int = 128
+    sampling_rate: int = 16_000
+    hop_length: int = 160
+    n_fft: int = 400
+    n_window: int = 50
+    min_length: int = 8000
+
+
+def chunked_source(config: ChunkedAudioInput, folder: Path | None) -> ChunkedSource:
+    """The input of an encoder of speech in chunks.
+
+    Args:
+        config: of the encoder.
+        folder: of the checkpoint; None for the defaults.
+
+    Raises:
+        OptionError: the file is damaged, has unknown keys or steps, or belongs to another model.
+    """
+    values = _values(folder)
+    _check_off(values)
+    # No sound is padded to a length.
+    known = (*INERT, *DERIVED, *OFF, "chunk_length", *ChunkExtractor.__struct_fields__)
+    _check_keys(values, known, "Qwen3ASRFeatureExtractor")
+    try:
+        extractor = msgspec.convert(
+            {"feature_size": config.bins, "n_window": config.chunk // 2, **values}, ChunkExtractor
+        )
+        source = msgspec.convert(
+            {
+                "kind": "chunks",
+                "rate": extractor.sampling_rate,
+                "window": extractor.n_fft,
+                "hop": extractor.hop_length,
+                "bins": extractor.feature_size,
+                "frames": config.frames,
+                "chunk": config.chunk,
+                "stride": CHUNK_STRIDE,
+                "shortest": extractor.min_length,
+            },
+            ChunkedSource,
+        )
+    except msgspec.ValidationError as error:
+        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
+    if (source.bins, 2 * extractor.n_window) != (config.bins, config.chunk):
+        raise OptionError(
+            f"{PREPROCESSOR}: expected {config.bins} mel bins and chunks of {config.chunk} frames, "
+            f"as in config.json, got {source.bins} and {2 * extractor.n_window}. Correct "
+            "feature_size or n_window."
         )
     return source
 
@@ -150,6 +201,15 @@ def _values(folder: Path | None) -> Mapping[str, object]:
         return {}
     nested = _read(folder / PROCESSOR).get("feature_extractor")
     return nested if isinstance(nested, dict) else _read(folder / PREPROCESSOR)
+
+
+def _check_off(values: Mapping[str, object]) -> None:
+    for key in OFF:
+        if values.get(key):
+            raise OptionError(
+                f"{PREPROCESSOR}: expected {key} 0 or false, got {values[key]!r:.40}. This "
+                "processor cannot be reproduced."
+            )
 
 
 def _check_keys(values: Mapping[str, object], known: Collection[str], extractor: str) -> None:

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
-from ortolan.export.source.audio_preprocessing import audio_source, wave_source
+from ortolan.export.source.audio_preprocessing import audio_source, chunked_source, wave_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.preprocessing import PREPROCESSOR, image_source, tiles
@@ -45,6 +45,7 @@ from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_
 from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
 from ortolan.modeling.config import (
     AudioInput,
+    ChunkedAudioInput,
     ClassifierHead,
     CtcHead,
     DecoderConfig,
@@ -64,7 +65,7 @@ from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features as EmbeddingFeatures
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
-from ortolan.modeling.models.transformer import DecoderModel
+from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
@@ -159,7 +160,7 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
 def _tiles(config: EncoderConfig, tower: Checkpoint) -> Tiles | msgspec.UnsetType:
     """How the images of an encoder are cut."""
     if not isinstance(config.input, PatchInput):
-        raise TypeError("expected an encoder of images")
+        return msgspec.UNSET
     cut = tiles(config.input, tower.folder, config.model_type)
     most = limits.MAX_FEATURES
     if cut is None:
@@ -289,6 +290,8 @@ def _forward_of(config: ModelConfig) -> Callable[..., Tensor]:
             return _forward_head
         case ModelConfig(feature_token_id=int()):
             return _forward_images
+        case EncoderConfig(input=ChunkedAudioInput() as chunked):
+            return partial(_forward_chunks, chunked)
         case _:
             return _forward
 
@@ -301,6 +304,18 @@ def _forward(module: TransformerModel, source: Tensor | None, ids: Tensor | None
     inputs = [tensor[None] for tensor in (source, ids) if tensor is not None]
     out = module(*inputs)
     return out[0]
+
+
+def _forward_chunks(
+    config: ChunkedAudioInput, encoder: EncoderModel, mel: Tensor | None, ids: Tensor | None
+) -> Tensor:
+    if mel is None or ids is not None:
+        raise TypeError("expected an encoder of spectrograms and one of them")
+    frames = mel.shape[1]
+    count = config.vectors(frames)
+    padded = torch.nn.functional.pad(mel, (0, -frames % config.chunk))[None]
+    out: Tensor = encoder(padded, torch.tensor([count]))
+    return out[0, :count]
 
 
 def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor | None) -> Tensor:
@@ -361,6 +376,8 @@ def _takes(sides: Sides, folder: Path | None, model_type: str) -> Source | None:
             return image_source(patches, folder, model_type)
         case AudioInput() as spectrogram:
             return audio_source(spectrogram, folder)
+        case ChunkedAudioInput() as chunked:
+            return chunked_source(chunked, folder)
         case WaveInput() as wave:
             return wave_source(wave, folder, vectors=sides.context_length)
     if sides.encoder is None:

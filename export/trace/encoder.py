@@ -10,6 +10,7 @@ from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import EncoderModel
 from ortolan.modeling.config import (
     AudioInput,
+    ChunkedAudioInput,
     ClassifierHead,
     EncoderConfig,
     PatchInput,
@@ -67,6 +68,8 @@ def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
             return (MEL,)
         case WaveInput():
             return (WAVE,)
+        case ChunkedAudioInput():
+            return (MEL, LENGTHS)
         case _:
             return (IDS, LENGTHS)
 
@@ -87,6 +90,9 @@ def source_example(
             return (torch.zeros(2, channels, height, width),), ({0: batch},)
         case AudioInput(bins=bins, frames=frames):
             return (torch.zeros(2, bins, frames),), ({0: batch},)
+        case ChunkedAudioInput(bins=bins, chunk=chunk):
+            mel, count = torch.zeros(2, bins, 2 * chunk), torch.ones(2, dtype=torch.int32)
+            return (mel, count), ({0: batch, 2: chunk * torch.export.Dim("chunks")}, {0: batch})
         case WaveInput(window=window, hop=hop):
             return (torch.zeros(2, window + 3 * hop),), ({0: batch, 1: "samples"},)
         case _:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from ortolan.modeling.config import (
     AudioInput,
+    ChunkedAudioInput,
     CtcHead,
     DecoderConfig,
     EncoderConfig,
@@ -49,7 +50,7 @@ class Sides:
         }
 
     @property
-    def media(self) -> PatchInput | AudioInput | WaveInput | None:
+    def media(self) -> PatchInput | AudioInput | ChunkedAudioInput | WaveInput | None:
         """The input of an encoder of images or sounds."""
         source = None if self.encoder is None else self.encoder.input
         return None if isinstance(source, TokenInput) else source

@@ -12,12 +12,12 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.manifest import MTP, NAME, VISION
+from ortolan.runtime.bundle.manifest import MTP, NAME
 from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle", "open_head", "open_vision", "retry_if_replaced"]
+__all__ = ["open_bundle", "open_head", "open_media", "retry_if_replaced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -99,16 +99,17 @@ def open_bundle(
     return Bundle(path=folder, manifest=manifest, graphs=graphs)
 
 
-def open_vision(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
-    """Open the encoder of the images that a decoder reads; same errors as `open_bundle`.
+def open_media(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+    """Open the encoder of what a decoder reads besides text; same errors as `open_bundle`.
 
     Raises:
         BundleFileError: it is not the one that the decoder was exported with.
     """
     features = bundle.manifest.features
     expected = None if features is None else features.encoder
-    vision = open_bundle(bundle.path / VISION, full_check=full_check, trust=trust)
-    return _expected(vision, "encoder of images", expected)
+    folder = bundle.path / bundle.manifest.media_folder
+    encoder = open_bundle(folder, full_check=full_check, trust=trust)
+    return _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
 
 
 def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:

@@ -24,6 +24,7 @@ from ortolan.runtime.bundle.interface import (
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import (
     AudioSource,
+    ChunkedSource,
     Features,
     ImageSource,
     Manifest,
@@ -111,6 +112,9 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             return {MEL: ("float32", ("batch", bins, frames))}
         case WaveSource():
             return {WAVE: ("float32", ("batch", "samples"))}
+        case ChunkedSource(bins=bins):
+            mel: tuple[str, Shape] = ("float32", ("batch", bins, "frames"))
+            return {MEL: mel, LENGTHS: ("int32", ("batch",))}
         case _:
             texts: dict[str, tuple[str, Shape]] = {
                 IDS: ("int64", ("batch", "tokens")),

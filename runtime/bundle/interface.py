@@ -5,9 +5,9 @@
     decode              window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
                         and FEATURE_ROWS if images may replace tokens,
                         PREVIOUS in a head, states
-    encoder             input_ids and lengths, or pixels, mel or wave;     output, or source states
-                        token_type_ids if the model tells texts of a
-                        pair apart
+    encoder             input_ids and lengths, or pixels, mel, wave, or    output, or source states
+                        mel and lengths in chunks; token_type_ids if the
+                        model tells texts of a pair apart
     attention           those of the encoder, ids of the decoder           attention maps
 
 The graph `attention` takes whole texts, images or sounds. Only if the decoder takes one token per
@@ -19,6 +19,7 @@ from collections.abc import Collection
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
 from ortolan.runtime.bundle.manifest import (
     AudioSource,
+    ChunkedSource,
     ImageSource,
     Manifest,
     TextSource,
@@ -148,6 +149,8 @@ def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
             return (MEL,)
         case WaveSource():
             return (WAVE,)
+        case ChunkedSource():
+            return (MEL, LENGTHS)
         case _:
             return (IDS, LENGTHS)
 

@@ -29,9 +29,11 @@ __all__ = [
     "NAME",
     "READABLE",
     "SCHEMA",
+    "SOUND",
     "VISION",
     "AudioSource",
     "CacheType",
+    "ChunkedSource",
     "Features",
     "File",
     "Filter",
@@ -59,7 +61,7 @@ __all__ = [
     "wrong_kind",
 ]
 
-VISION, MTP = "vision", "mtp"
+VISION, SOUND, MTP = "vision", "sound", "mtp"
 """Folders in a bundle that are bundles too: the encoder of images, and the head that predicts
 further tokens."""
 
@@ -393,7 +395,77 @@ class WaveSource(
         return self.window + (vectors - 1) * self.hop
 
 
-Source = TextSource | ImageSource | AudioSource | WaveSource
+class ChunkedSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="chunks",
+):
+    """Sounds as input of an encoder, as log-mel spectrograms of whole chunks, each on its own.
+
+    Frames after the end of a sound are zeros, and no vectors are made of them.
+
+    Attributes:
+        rate: samples per second.
+        window: samples of a frame.
+        hop: samples from one frame to the next.
+        bins: mel frequencies per frame.
+        frames: most frames of a spectrogram; longer sounds are cut.
+        chunk: frames of a chunk, whose vectors depend on no other one before attention.
+        stride: frames from one vector of a chunk to the next.
+        shortest: samples up to which silence fills a sound.
+        highest: frequency in Hz at which the last filter ends.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+    window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
+    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
+    frames: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    chunk: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    stride: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    shortest: Annotated[int, Meta(ge=0, le=limits.MAX_AUDIO_RATE)] = 0
+    highest: Annotated[float, Meta(gt=0)] = 8000.0
+
+    @property
+    def vectors(self) -> int:
+        """Most vectors that the encoder makes of a spectrogram."""
+        return self.length(self.frames)
+
+    @property
+    def samples(self) -> int:
+        """Most samples of a spectrogram."""
+        return self.frames * self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of the longest spectrogram."""
+        return self.samples / self.rate
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one vector to the next, on average."""
+        return self.seconds / self.vectors
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 8 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+    def length(self, frames: int) -> int:
+        """Vectors that the encoder makes of the first frames."""
+        whole, rest = divmod(frames, self.chunk)
+        return whole * -(-self.chunk // self.stride) - (-rest // self.stride)
+
+    def reach(self, vectors: int) -> int:
+        """Samples that the first vectors are computed from, apart from a window."""
+        whole, rest = divmod(vectors, -(-self.chunk // self.stride))
+        return (whole * self.chunk + rest * self.stride) * self.hop
+
+
+Source = TextSource | ImageSource | AudioSource | WaveSource | ChunkedSource
 """Input of an encoder."""
 
 
@@ -448,14 +520,14 @@ class Tiles(
 
 
 class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Vectors of images that a decoder reads in place of tokens.
+    """Vectors of images or sounds that a decoder reads in place of tokens.
 
-    The folder `vision` of the bundle is itself a bundle: the encoder that computes them.
+    The folder `vision` or `sound` of the bundle is itself a bundle: the encoder that computes them.
 
     Attributes:
         token: id that stands for a vector in a prompt.
         size: numbers of a vector.
-        vectors: number of vectors of an image, or of each tile.
+        vectors: number of vectors of an image or of each tile, or most of a part of a sound.
         encoder: fingerprint of the encoder's manifest.
         tiles: how images are cut; left out if the encoder reads each as a whole.
     """
@@ -623,7 +695,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         unverified: why the export could not replay the certificate; `None` if it did.
         quality: distance from the trained model; `None` if it was not measured.
         host: what other programs need; `None` in schema 2.
-        images: vectors of images that a decoder reads; left out if it reads text alone.
+        images: vectors of images that a decoder reads; left out if it reads none.
+        sounds: vectors of sounds that a decoder reads; left out if it reads none.
         hidden_states: states for a head that predicts further tokens; left out if there is none.
         speech: tokens with which the decoder transcribes; left out if it has none.
     """
@@ -653,13 +726,25 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     quality: Quality | None = None
     host: Host | None = None
     images: Features | msgspec.UnsetType = msgspec.UNSET
+    sounds: Features | msgspec.UnsetType = msgspec.UNSET
     hidden_states: HiddenStates | msgspec.UnsetType = msgspec.UNSET
     speech: Speech | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def features(self) -> Features | None:
-        """Vectors of images that the decoder reads, if it does."""
-        return None if isinstance(self.images, msgspec.UnsetType) else self.images
+        """Vectors of images or sounds that the decoder reads, if it does."""
+        own = self.sounds if isinstance(self.images, msgspec.UnsetType) else self.images
+        return None if isinstance(own, msgspec.UnsetType) else own
+
+    @property
+    def media(self) -> Literal["images", "sounds"]:
+        """What the decoder reads besides text, if it has `features`."""
+        return "sounds" if isinstance(self.images, msgspec.UnsetType) else "images"
+
+    @property
+    def media_folder(self) -> str:
+        """The folder with the encoder of images or sounds, if it has `features`."""
+        return SOUND if self.media == "sounds" else VISION
 
     @property
     def hidden(self) -> HiddenStates | None:
@@ -726,7 +811,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """Describe the input."""
         source = self.source or TextSource(max_tokens=self.context_length)
         features = self.features
-        images = "" if features is None else f", and images, {features.words}"
+        images = "" if features is None else f", and {self.media}, {features.words}"
         return f"{source.words}{images}"
 
     @property

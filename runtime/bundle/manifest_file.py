@@ -17,6 +17,7 @@ from ortolan.runtime.bundle.manifest import (
     READABLE,
     SCHEMA,
     AudioSource,
+    ChunkedSource,
     File,
     ImageSource,
     Manifest,
@@ -271,13 +272,17 @@ def _check_kind(manifest: Manifest) -> None:
                 "none" if value is None else "one",
             )
     if manifest.features is not None and (kind.has_encoder or manifest.takes_one):
-        raise _refused("`images` in a decoder that takes whole prompts", "one of another kind")
+        raise _refused(
+            f"`{manifest.media}` in a decoder that takes whole prompts", "one of another kind"
+        )
     if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
         raise _refused("a decoder after an encoder of spectrograms", f"kind {kind.name!r}")
-    if isinstance(manifest.source, WaveSource) and kind.has_decoder:
-        raise _refused("an encoder of waves without a decoder", f"kind {kind.name!r}")
+    if isinstance(manifest.source, WaveSource | ChunkedSource) and kind.has_decoder:
+        raise _refused("an encoder of waves or chunks without a decoder", f"kind {kind.name!r}")
+    if manifest.images and manifest.sounds:
+        raise _refused("`images` or `sounds`", "both")
     if manifest.hidden is not None and (
         kind.has_encoder or manifest.takes_one or manifest.features is not None
     ):
@@ -290,7 +295,7 @@ def _check_tokens(manifest: Manifest) -> None:
     named = [(name, [getattr(tokens, name)]) for name in singles]
     features = manifest.features
     if features is not None:
-        named.append(("images.token", [features.token]))
+        named.append((f"{manifest.media}.token", [features.token]))
     if manifest.transcription is not None:
         named += _named_speech(manifest.transcription, manifest.source)
     named.append(("suppressed_first", [*(tokens.suppressed_first or ())]))
@@ -334,6 +339,15 @@ def _check_source(manifest: Manifest) -> None:
                 )
             if manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of waves", manifest.tokenizer)
+        case ChunkedSource() as chunked:
+            if chunked.frames % chunked.chunk or chunked.vectors != manifest.context_length:
+                raise _refused(
+                    f"whole chunks with {manifest.context_length} vectors",
+                    f"{chunked.frames} frames in chunks of {chunked.chunk}, and "
+                    f"{chunked.vectors} vectors",
+                )
+            if manifest.tokenizer is not None:
+                raise _refused("no tokenizer for an encoder of sounds", manifest.tokenizer)
         case TextSource(max_tokens=most) if stands_alone and most != manifest.context_length:
             raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
         case TextSource(token_types=types) if types > 1 and not stands_alone:

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import OUTPUT
-from ortolan.runtime.bundle.manifest import ImageSource, Output, WaveSource
+from ortolan.runtime.bundle.manifest import ChunkedSource, ImageSource, Output, WaveSource
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list
@@ -38,7 +38,7 @@ class Rows:
         self._output = output
         source = engine.manifest.source
         self._image = source if isinstance(source, ImageSource) else None
-        self._one_by_one = isinstance(source, WaveSource)  # padding would change the waves
+        self._one_by_one = isinstance(source, WaveSource | ChunkedSource)  # of any length
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
         """Check one input or several. Images are checked when they are computed.

@@ -9,6 +9,7 @@ from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, W
 from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import (
     AudioSource,
+    ChunkedSource,
     ImageSource,
     Manifest,
     TextSource,
@@ -57,6 +58,10 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
         case WaveSource() as wave:
             size = min(wave.reach(_TOKENS), wave.samples)
             return {WAVE: np.linspace(-1, 1, size, dtype=np.float32)[None]}
+        case ChunkedSource(bins=bins, chunk=chunk) as chunked:
+            levels = np.linspace(-1, 1, bins * chunk, dtype=np.float32)
+            lengths = np.array([chunked.length(chunk)], np.int32)
+            return {MEL: levels.reshape(1, bins, chunk), LENGTHS: lengths}
         case TextSource(max_tokens=most):
             ids = _ids(min(_TOKENS, most), manifest.vocab_size)
         case _:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraError, shown
 
 __all__ = [
@@ -131,7 +131,7 @@ def wave_of(samples_N: NDArray[np.float32], source: WaveSource) -> NDArray[np.fl
 
 
 def read_samples(
-    sound: Sound, source: AudioSource | WaveSource, *, rate: int | None = None
+    sound: Sound, source: AudioSource | WaveSource | ChunkedSource, *, rate: int | None = None
 ) -> NDArray[np.float32]:
     """Read a sound as the mean of its channels, at the rate of the encoder.
 
@@ -185,7 +185,9 @@ def read_blocks(
         yield resample.resample_chunk(np.zeros(0, np.float32), last=True)
 
 
-def log_mel(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[np.float32]:
+def log_mel(
+    samples_N: NDArray[np.float32], source: AudioSource | ChunkedSource
+) -> NDArray[np.float32]:
     """Return the scaled logarithm of the mel spectrogram, `(bins, N // hop)`.
 
     Values are `max(log10(power), loudest - 8) / 4 + 1`, where `loudest` is the largest of the
@@ -212,7 +214,7 @@ def log_mel(samples_N: NDArray[np.float32], source: AudioSource) -> NDArray[np.f
     return scaled_MF
 
 
-def mel_filters(source: AudioSource) -> NDArray[np.float64]:
+def mel_filters(source: AudioSource | ChunkedSource) -> NDArray[np.float64]:
     """Return triangles of equal area on Slaney's mel scale, `(bins, window // 2 + 1)`.
 
     The scale is linear up to 1 kHz and logarithmic above (Slaney 1998, "Auditory Toolbox").

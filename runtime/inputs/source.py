@@ -10,6 +10,7 @@ from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
 from ortolan.runtime.bundle.manifest import (
     AudioSource,
+    ChunkedSource,
     ImageSource,
     Manifest,
     TextSource,
@@ -17,6 +18,7 @@ from ortolan.runtime.bundle.manifest import (
 )
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
 from ortolan.runtime.inputs.audio import Sound, read_chunks, read_wave
+from ortolan.runtime.inputs.audio_parts import part_feeds, read_parts
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
@@ -141,6 +143,8 @@ class SourceReader:
             return _only(read_chunks(value, source), source)
         if isinstance(source, WaveSource):
             return read_wave(value, source)
+        if isinstance(source, ChunkedSource):
+            return _only_part(read_parts(value, source), source)
         if isinstance(value, str):
             ids = self._encode(value, truncate=truncate)
         elif _is_pair(value):
@@ -202,13 +206,17 @@ class SourceReader:
         """Return the flag if it applies to this encoder; or InputError."""
         truncate = checked_flag("truncate", truncate)
         source = self._manifest.source
-        if truncate and isinstance(source, ImageSource | AudioSource | WaveSource):
+        if truncate and not isinstance(source, TextSource | None):
             raise InputError(f"truncate is for texts, and this encoder reads {source.words}.")
         return truncate
 
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
         """Return graph inputs for a batch of sources; texts are padded on the right."""
-        name = _MEDIA.get(type(self._manifest.source))
+        source = self._manifest.source
+        if isinstance(source, ChunkedSource):
+            (mel_MF,) = batch
+            return part_feeds(np.asarray(mel_MF, np.float32), source)
+        name = _MEDIA.get(type(source))
         if name is not None:
             return {name: np.stack([np.asarray(values, np.float32) for values in batch])}
         texts = pad(batch, padding=self._manifest.tokens.pad or 0)
@@ -257,6 +265,15 @@ def _only(chunks_KMF: NDArray[np.float32], source: AudioSource) -> NDArray[np.fl
         )
     chunk_MF: NDArray[np.float32] = chunks_KMF[0]
     return chunk_MF
+
+
+def _only_part(parts: Sequence[NDArray[np.float32]], source: ChunkedSource) -> NDArray[np.float32]:
+    """The only part of a sound that has one."""
+    if len(parts) > 1:
+        raise ContextLengthError(
+            f"The encoder reads sounds of at most {source.seconds:g} seconds. Split it."
+        )
+    return parts[0]
 
 
 def _no_tokens(text: str) -> InputError:

@@ -7,7 +7,13 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, WaveSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ChunkedSource,
+    ImageSource,
+    Manifest,
+    WaveSource,
+)
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
@@ -110,7 +116,7 @@ def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str
 
 def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
-    if isinstance(manifest.source, WaveSource) and kind == "states":
+    if isinstance(manifest.source, WaveSource | ChunkedSource) and kind == "states":
         return "feature-extraction"
     if isinstance(manifest.source, AudioSource | WaveSource):
         return "automatic-speech-recognition"

@@ -17,6 +17,7 @@ from ortolan.runtime.bundle.interface import TYPES, inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, OUTPUTS
 from ortolan.runtime.bundle.manifest import (
     AudioSource,
+    ChunkedSource,
     ImageSource,
     KindName,
     Label,
@@ -308,7 +309,7 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     has_types = TYPES in inputs_of(ENCODER, manifest)
     if document.has_types != has_types:
         raise damaged(f"{'' if has_types else 'no '}token types", "others")
-    has_waves = isinstance(manifest.source, WaveSource)
+    has_waves = isinstance(manifest.source, WaveSource | ChunkedSource)
     if document.has_waves != has_waves:
         raise damaged(f"{'' if has_waves else 'no '}waves", "others")
     has_source = manifest.model_kind.reads_source and not isinstance(

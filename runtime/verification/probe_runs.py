@@ -28,12 +28,19 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES, WAVE
 from ortolan.runtime.bundle.kinds import PREFILL
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, TextSource, WaveSource
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    ChunkedSource,
+    ImageSource,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.pictures import FIRST, Picture
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.inputs.audio import read_chunks, wave_of
+from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
+from ortolan.runtime.inputs.audio_parts import part_feeds
 from ortolan.runtime.inputs.images import normalized
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
@@ -98,7 +105,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def total_positions(engine: Engine, certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
-        ways = 1 if isinstance(engine.manifest.source, WaveSource) else 2
+        ways = 1 if isinstance(engine.manifest.source, WaveSource | ChunkedSource) else 2
         return ways * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
@@ -319,7 +326,7 @@ def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     lengths = [probe.length for probe in certificate.probes]
     for number in range(len(lengths)):
         yield from _encoded(engine, certificate, [number], "single")
-    if isinstance(engine.manifest.source, WaveSource):
+    if isinstance(engine.manifest.source, WaveSource | ChunkedSource):
         return
     for group in groups(lengths, 1 if output is None else output.size):
         yield from _encoded(engine, certificate, group, "batch")
@@ -329,10 +336,14 @@ def _encoded(
     engine: Engine, certificate: Certificate, group: list[int], phase: PhaseName
 ) -> Iterator[Rows]:
     source = engine.manifest.source
-    if isinstance(source, WaveSource):
+    inputs: dict[str, NDArray[Any]]
+    if isinstance(source, WaveSource | ChunkedSource):
         (number,) = group
         sound_N = probe_wave(source, number, certificate.probes[number].length)
-        inputs: dict[str, NDArray[Any]] = {WAVE: wave_of(sound_N, source)[None]}
+        if isinstance(source, WaveSource):
+            inputs = {WAVE: wave_of(sound_N, source)[None]}
+        else:
+            inputs = part_feeds(log_mel(sound_N, source), source)
     elif certificate.images is None:
         inputs = _padded(certificate, group)
     else:

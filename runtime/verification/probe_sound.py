@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, WaveSource
 
 __all__ = ["probe_sound", "probe_wave"]
 
@@ -32,10 +32,12 @@ def probe_sound(source: AudioSource, number: int) -> NDArray[np.float32]:
     return _sound(source.samples // (1 + number % 2), number)
 
 
-def probe_wave(source: WaveSource, number: int, vectors: int) -> NDArray[np.float32]:
+def probe_wave(
+    source: WaveSource | ChunkedSource, number: int, vectors: int
+) -> NDArray[np.float32]:
     """Make a sound of which an encoder makes this number of vectors; see `probe_sound`.
 
-    A part of a vector remains after most, as in real sounds.
+    A part of a vector or of a frame remains after most, as in real sounds.
     """
     return _sound(source.reach(vectors) + number % source.hop, number)
 

@@ -131,6 +131,8 @@ QWEN3_ASR: dict[str, Any] = {
     },
     "text_config": LLAMA | {"model_type": "qwen3", "head_dim": 16},
     "audio_token_id": 5,
+    "pad_token_id": 0,
+    "eos_token_id": [2],
     "tie_word_embeddings": True,
 }
 

@@ -46,7 +46,7 @@ def ours(encoder: EncoderModel, mel: torch.Tensor) -> torch.Tensor:
     source = encoder.config.input
     assert isinstance(source, ChunkedAudioInput)
     vectors = []
-    for window in mel.split(WINDOW, 1):
+    for window in torch.split(mel, WINDOW, 1):
         count = source.vectors(window.shape[1])
         out = encoder(padded(window, CHUNK)[None], torch.tensor([count]))
         vectors.append(out[0, :count])
