@@ -172,7 +172,7 @@ def _vectors(
         case WaveSource():
             vectors = source.length(feeds[WAVE].shape[1])
         case ChunkedSource():
-            vectors = source.length(feeds[MEL].shape[2])
+            vectors = source.length(feeds[MEL].shape[0] * source.chunk)
         case _:
             return source.vectors
     _check_count(vectors, "sound")

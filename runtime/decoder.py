@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import Tiles
 from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -22,16 +21,15 @@ from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
 from ortolan.runtime.generation.options import Options, adapter_number
 from ortolan.runtime.generation.request import check_memory
-from ortolan.runtime.generation.request_reader import Prompt, RequestReader, Seen
+from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.illustrated import no_images
 from ortolan.runtime.inputs.source import as_list, is_batch
-from ortolan.runtime.inputs.tiles import surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+from ortolan.runtime.media_reader import MediaReader
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
 
@@ -61,16 +59,16 @@ class Decoder(ChatModel, Model):
 
     kind = "decoder"
 
-    def __init__(self, bundle: Bundle, engine: Engine, images: "Encoder | None" = None) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, encoder: "Encoder | None" = None) -> None:
         """Use `ortolan.load` instead.
 
         Args:
             bundle: of the model.
             engine: of the bundle.
-            images: encoder of the images that the model reads, if it does.
+            encoder: of the images or sounds that the model reads, if it does.
         """
         super().__init__(bundle, engine)
-        self._images = images
+        self._encoder = encoder
         self._memory = RequestMemory(bundle.manifest, is_on_host=engine.is_on_host)
         self._adapters = () if engine.adapters is None else engine.adapters.names
         self._reader = cache(
@@ -78,7 +76,7 @@ class Decoder(ChatModel, Model):
                 RequestReader,
                 bundle,
                 adapters=self._adapters,
-                look=None if images is None else self._look,
+                media=_media_reader(engine, encoder),
             )
         )  # by tokenizer
 
@@ -269,26 +267,6 @@ class Decoder(ChatModel, Model):
         """
         return self._reader(self.tokenizer).recommended_sampling
 
-    def _look(self, image: Any) -> Seen:
-        """An image in a prompt, whose vectors are computed or kept from an earlier prompt."""
-        pictures, images, features = self._engine.pictures, self._images, self.manifest.features
-        if pictures is None or images is None or features is None:
-            raise no_images()
-        tiles = features.tiles
-        if not isinstance(tiles, Tiles):
-            pixels = images.pixels(image)
-            picture = pictures.find(pixels, lambda: images.vectors(pixels))
-            return Seen(picture, picture.ids)
-        if self.tokenizer is None:
-            raise no_tokenizer("image")
-        parts = images.cut(image, tiles)
-        text = surrounded(parts, tiles, self.tokenizer.text_of(features.token))
-        picture = pictures.find(
-            parts.pixels, lambda: np.concatenate([images.vectors(tile) for tile in parts.pixels])
-        )
-        tokens = self.tokenizer.encode(text, add_special_tokens=False)
-        return Seen(picture, picture.between(tokens, features.token, features.vectors))
-
     # --- chats ------------------------------------------------------------------------------------
 
     @cached_property
@@ -373,3 +351,10 @@ class Decoder(ChatModel, Model):
             slots, exact = 1, True
         exact = exact or last is not None
         return Generator(self._engine, slots=slots, exact=exact, last_prompt=last)
+
+
+def _media_reader(engine: Engine, encoder: "Encoder | None") -> MediaReader | None:
+    features, pictures = engine.manifest.features, engine.pictures
+    if encoder is None or features is None or pictures is None:
+        return None
+    return MediaReader(encoder, features, pictures)

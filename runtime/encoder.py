@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
-from ortolan.runtime.bundle.manifest import ImageSource, Tiles, wrong_kind
+from ortolan.runtime.bundle.manifest import ChunkedSource, ImageSource, Tiles, wrong_kind
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
@@ -20,6 +20,7 @@ from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound
+from ortolan.runtime.inputs.audio_parts import part_feeds, read_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.source import Inputs, SourceReader
 from ortolan.runtime.inputs.tiles import Cut, cut
@@ -229,15 +230,44 @@ class Encoder(Model):
         """
         return cut(image, self._image_source(), tiles)
 
+    def parts(self, sound: Sound, *, rate: int | None = None) -> list[NDArray[np.float32]]:
+        """Return a sound of any length as spectrograms `(bins, frames)`, to be encoded one by one.
+
+        Args:
+            sound: as for `embed`.
+            rate: samples per second of an array; by default the rate of the encoder.
+
+        Raises:
+            BundleKindError: the encoder reads something else.
+            InputError: it is not a sound, or one that cannot be read.
+            MissingExtraError: a package that reads sounds is not installed.
+        """
+        return read_parts(sound, self._chunked_source(), rate=rate)
+
+    def count(self, parts: Sequence[NDArray[np.float32]]) -> int:
+        """Return the number of vectors of the parts of a sound."""
+        source = self._chunked_source()
+        return sum(source.length(part.shape[1]) for part in parts)
+
     def _image_source(self) -> ImageSource:
         source = self.manifest.source
         if not isinstance(source, ImageSource):
             raise wrong_kind(self.manifest, what="pixels", expected="an encoder of images")
         return source
 
-    def vectors(self, pixels: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Compute a vector for each part of an image, `(vectors, width)`, from its `pixels`."""
-        vectors: NDArray[np.float32] = self._engine.encode({PIXELS: pixels[None]})[OUTPUT][0]
+    def _chunked_source(self) -> ChunkedSource:
+        source = self.manifest.source
+        if not isinstance(source, ChunkedSource):
+            raise wrong_kind(self.manifest, what="parts", expected="an encoder of sounds in chunks")
+        return source
+
+    def vectors(self, values: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Compute vectors `(vectors, width)` from `pixels` of an image or one of the `parts`."""
+        source = self.manifest.source
+        if isinstance(source, ChunkedSource):
+            padded: NDArray[np.float32] = self._engine.encode(part_feeds(values, source))[OUTPUT][0]
+            return padded[: source.length(values.shape[1])]
+        vectors: NDArray[np.float32] = self._engine.encode({PIXELS: values[None]})[OUTPUT][0]
         return vectors
 
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:

@@ -313,8 +313,9 @@ def _forward_chunks(
         raise TypeError("expected an encoder of spectrograms and one of them")
     frames = mel.shape[1]
     count = config.vectors(frames)
-    padded = torch.nn.functional.pad(mel, (0, -frames % config.chunk))[None]
-    out: Tensor = encoder(padded, torch.tensor([count]))
+    padded = torch.nn.functional.pad(mel, (0, -frames % config.chunk))
+    chunks = padded.reshape(len(mel), -1, config.chunk).transpose(0, 1)
+    out: Tensor = encoder(chunks, torch.tensor([count]))
     return out[0, :count]
 
 

@@ -91,8 +91,8 @@ def source_example(
         case AudioInput(bins=bins, frames=frames):
             return (torch.zeros(2, bins, frames),), ({0: batch},)
         case ChunkedAudioInput(bins=bins, chunk=chunk):
-            mel, count = torch.zeros(2, bins, 2 * chunk), torch.ones(2, dtype=torch.int32)
-            return (mel, count), ({0: batch, 2: chunk * torch.export.Dim("chunks")}, {0: batch})
+            mel, count = torch.zeros(2, bins, chunk), torch.ones(1, dtype=torch.int32)
+            return (mel, count), ({0: "chunks"}, {})
         case WaveInput(window=window, hop=hop):
             return (torch.zeros(2, window + 3 * hop),), ({0: batch, 1: "samples"},)
         case _:

@@ -110,14 +110,12 @@ class SinusoidalPositions:
         layout: `interleaved` alternates sine and cosine, as in the paper; `halves` has all sines
             before all cosines, as in Marian.
         offset: the row of the first token.
-        period: rows start again after as many; None if they do not.
         endpoint: the last pair of channels has 10000 times the shortest wavelength, as in
             tensor2tensor; else the pair after it would.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
     offset: int = 0
-    period: int | None = None
     endpoint: bool = False
 
 

@@ -85,7 +85,7 @@ def _qwen3_asr(hf: ConfigReader) -> EncoderConfig:
         input=source,
         hidden_size=width,
         context_length=source.length,
-        positions=SinusoidalPositions(layout="halves", endpoint=True, period=source.chunk_vectors),
+        positions=SinusoidalPositions(layout="halves", endpoint=True),
         blocks=read_blocks(tower, "encoder", width, "pre"),
         final_norm=NORM,
         head=head,

@@ -122,16 +122,13 @@ class ChunkedAudioEmbedding(nn.Module):
         )
         self.projection = nn.Linear(config.channels * config.chunk_bins, width, bias=False)
 
-    def forward(self, mel_BMA: Tensor) -> Tensor:
-        """Embed spectrograms `(B, M, A)` of whole chunks as `(B, vectors, E)`."""
-        config = self.config
-        chunks_BMKA = mel_BMA.view(mel_BMA.shape[0], config.bins, -1, config.chunk)
-        x_NCMA = chunks_BMKA.transpose(1, 2).reshape(-1, 1, config.bins, config.chunk)
+    def forward(self, mel_KMA: Tensor) -> Tensor:
+        """Embed the chunks of a sound `(K, M, A)` as `(K, vectors, E)`."""
+        x_KCMA = mel_KMA[:, None]
         for conv in (self.conv1, self.conv2, self.conv3):
-            x_NCMA = F.gelu(conv(x_NCMA))
-        x_NAE = x_NCMA.permute(0, 3, 1, 2).flatten(2)
-        x_BNE: Tensor = self.projection(x_NAE)
-        return x_BNE.reshape(mel_BMA.shape[0], -1, x_BNE.shape[-1])
+            x_KCMA = F.gelu(conv(x_KCMA))
+        out: Tensor = self.projection(x_KCMA.permute(0, 3, 1, 2).flatten(2))
+        return out
 
 
 class ChannelNorm(nn.LayerNorm):

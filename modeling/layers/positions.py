@@ -133,8 +133,6 @@ def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) ->
     steps = width // 2 - 1 if positions.endpoint else width / 2
     frequencies = 10_000.0 ** -(torch.arange((width + 1) // 2, dtype=torch.float64) / steps)
     rows = torch.arange(positions.offset, positions.offset + length, dtype=torch.float64)
-    if positions.period is not None:
-        rows %= positions.period
     angles = rows[:, None] * frequencies
     pair = (angles.sin(), angles.cos()[:, : width // 2])
     if positions.layout == "halves":

@@ -253,7 +253,8 @@ class EncoderModel(Stack):
 
         Args:
             inputs: int64 ids `(B, T)`, right padded, pixels `(B, channels, height, width)`,
-                spectrograms `(B, bins, frames)`, or waves of one length `(B, samples)`.
+                spectrograms `(B, bins, frames)`, the chunks of one `(chunks, bins, frames)`, or
+                waves of one length `(B, samples)`.
             lengths: int `(B,)`; valid tokens per row, at least 1; None if all are valid.
             types: int64 `(B, T)`; token types; 0 by default.
 
@@ -286,6 +287,8 @@ class EncoderModel(Stack):
         length = self._length(inputs)
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
+        if isinstance(self.config.input, ChunkedAudioInput):
+            x_BTE = x_BTE.reshape(1, -1, x_BTE.shape[-1])  # attention sees all chunks
         relatives = self.relatives(positions, length, x_BTE.dtype)
         for number, (block, relative) in enumerate(zip(self.layers, relatives, strict=True)):
             x_BTE = block(x_BTE, self.rotary(number), relative, lengths=lengths)
@@ -293,12 +296,12 @@ class EncoderModel(Stack):
         return out
 
     def _length(self, inputs: Tensor) -> int:
-        """Number of vectors per row."""
+        """Number of vectors per row, or per chunk of a sound."""
         match self.config.input:
             case TokenInput():
                 return inputs.shape[1]
-            case ChunkedAudioInput(chunk=chunk, chunk_vectors=vectors):
-                return inputs.shape[2] // chunk * vectors
+            case ChunkedAudioInput(chunk_vectors=vectors):
+                return vectors
             case WaveInput(window=window, hop=hop):
                 return (inputs.shape[1] - window) // hop + 1
             case fixed:

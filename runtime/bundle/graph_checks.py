@@ -112,9 +112,8 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             return {MEL: ("float32", ("batch", bins, frames))}
         case WaveSource():
             return {WAVE: ("float32", ("batch", "samples"))}
-        case ChunkedSource(bins=bins):
-            mel: tuple[str, Shape] = ("float32", ("batch", bins, "frames"))
-            return {MEL: mel, LENGTHS: ("int32", ("batch",))}
+        case ChunkedSource(bins=bins, chunk=chunk):
+            return {MEL: ("float32", ("chunks", bins, chunk)), LENGTHS: ("int32", (1,))}
         case _:
             texts: dict[str, tuple[str, Shape]] = {
                 IDS: ("int64", ("batch", "tokens")),

@@ -9,7 +9,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.chat.call_frame import Frame, frame_of
 from ortolan.runtime.chat.chat_options import ChatOptions, split
 from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
-from ortolan.runtime.chat.messages import Message, images_of
+from ortolan.runtime.chat.messages import Message, media_of
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
 from ortolan.runtime.chat.template import ChatTemplate, Prompt
@@ -20,7 +20,7 @@ from ortolan.runtime.errors import ChatError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.options import Options
-from ortolan.runtime.inputs.illustrated import Illustrated
+from ortolan.runtime.inputs.media import MediaPrompt
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 __all__ = ["Chat", "Question"]
@@ -31,13 +31,13 @@ class Question:
     """A conversation that waits for an answer.
 
     Attributes:
-        prompt: token ids, with images if the messages have some.
+        prompt: token ids, with images or sounds if the messages have some.
         options: options of `generate`; the end of the turn is one of the stop tokens.
         tokenizer: a tokenizer whose texts show the markers that the parser looks for.
         parser: creates the parser of a reply.
     """
 
-    prompt: list[int] | Illustrated
+    prompt: list[int] | MediaPrompt
     options: Options
     tokenizer: Tokenizer
     parser: Callable[[], ReplyParser]
@@ -77,7 +77,7 @@ class Chat:
         of_prompt, request = split(options)
         requested_choice = of_prompt.pop("tool_choice", None)
         prompt = self.template.prompt(messages, **of_prompt)
-        images = images_of(messages)
+        media = media_of(messages)
         tools = of_prompt.get("tools") or ()
         choice = check_choice(requested_choice, tools)
         form = format_of(self.template.source, with_tools=bool(tools))
@@ -98,7 +98,7 @@ class Chat:
         if choice == "none":
             form = replace(form, calls=NO_CALLS)
         return Question(
-            prompt=Illustrated(prompt.ids, tuple(images)) if images else prompt.ids,
+            prompt=MediaPrompt(prompt.ids, tuple(media)) if media else prompt.ids,
             options=self._with_end(request, form),
             tokenizer=self._showing(form.markers),
             parser=partial(

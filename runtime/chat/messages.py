@@ -11,14 +11,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortolan.runtime.errors import ChatError, shown
+from ortolan.runtime.inputs.media import Medium
 
 __all__ = [
     "Message",
     "PartsError",
     "check_messages",
     "check_tools",
-    "images_of",
     "is_name",
+    "media_of",
     "plain",
     "with_joined_text",
     "with_json_arguments",
@@ -38,8 +39,8 @@ _FIELDS = {
 
 ROLES = tuple(_FIELDS)
 
-_IMAGES = ("image_url", "image")
-"""Types of parts with an image: of OpenAI, and of transformers."""
+_IMAGES, _SOUNDS = ("image_url", "image"), ("input_audio", "audio")
+"""Types of parts with an image or a sound: of OpenAI, and of transformers."""
 
 MAX_MESSAGES = 16_384
 """Maximum messages of a conversation; contexts hold fewer."""
@@ -179,41 +180,60 @@ def _content(value: Any, where: str) -> Any:
         place = f"{where}[{number}]"
         part = _object(item, place)
         kind = part.get("type")
-        if not _is_one_of(kind, ("text", *_IMAGES)):
+        if not _is_one_of(kind, ("text", *_IMAGES, *_SOUNDS)):
             raise ChatError(
-                f'{place}.type: expected "text" or "image_url", got {shown(kind)}. '
-                "This version supports parts of text and images."
+                f'{place}.type: expected "text", "image_url" or "input_audio", got {shown(kind)}. '
+                "This version supports parts of text, images and sounds."
             )
         _check_fields(part, ("type", str(kind)), place)
         if kind == "text":
             parts.append({"type": "text", "text": _text(part.get("text"), f"{place}.text")})
         else:
-            _image(part, place)
-            parts.append({"type": "image"})
+            medium = _medium(part, place)
+            parts.append({"type": "image" if medium.kind == "images" else "audio"})
     return parts
 
 
-def images_of(messages: Sequence[Message]) -> list[Any]:
-    """Return the images of valid messages, in order, as `read_pixels` takes them."""
+def media_of(messages: Sequence[Message]) -> list[Medium]:
+    """Return the images and sounds of valid messages, in order."""
     return [
-        _image(part, f"messages[{number}].content")
+        _medium(part, f"messages[{number}].content")
         for number, message in enumerate(messages)
         for part in message.get("content") or ()
-        if isinstance(part, Mapping) and part["type"] in _IMAGES
+        if isinstance(part, Mapping) and part["type"] != "text"
     ]
 
 
-def _image(part: Message, where: str) -> Any:
-    """The image of a part: the bytes in its data URL, or what the caller gave."""
-    if part["type"] == "image":
-        image = part.get("image")
+def _medium(part: Message, where: str) -> Medium:
+    """The image or sound of a part: the bytes in its data, or what the caller gave."""
+    kind = part["type"]
+    if kind in ("image", "audio"):
+        value = part.get(kind)
         # A path in a request of a stranger would show files of this machine.
-        if image is None or isinstance(image, str):
+        if value is None or isinstance(value, str):
+            content = "pixels" if kind == "image" else "samples"
             raise ChatError(
-                f"{where}.image: expected the bytes of a file, a pathlib.Path or an array of "
-                f"pixels, got {shown(image)}."
+                f"{where}.{kind}: expected the bytes of a file, a pathlib.Path or an array of "
+                f"{content}, got {shown(value)}."
             )
-        return image
+        return Medium("images" if kind == "image" else "sounds", value)
+    if kind == "input_audio":
+        return Medium("sounds", _audio(part, where))
+    return Medium("images", _image(part, where))
+
+
+def _audio(part: Message, where: str) -> bytes:
+    """The sound of a part of OpenAI: its data in base64; `format` is not needed to decode it."""
+    sound = _object(part.get("input_audio"), f"{where}.input_audio")
+    _check_fields(sound, ("data", "format"), f"{where}.input_audio")
+    data = sound.get("data")
+    if not isinstance(data, str):
+        raise ChatError(f"{where}.input_audio.data: expected base64, got {shown(data)}.")
+    return _decoded(data, f"{where}.input_audio.data")
+
+
+def _image(part: Message, where: str) -> bytes:
+    """The image in the data URL of a part."""
     url = _object(part.get("image_url"), f"{where}.image_url").get("url")
     head, comma, data = (url if isinstance(url, str) else "").partition(",")
     if not (comma and head.startswith("data:") and head.endswith(";base64")):
@@ -221,10 +241,14 @@ def _image(part: Message, where: str) -> Any:
             f"{where}.image_url.url: expected data:image/...;base64,..., got {shown(url)}. Nothing "
             "is downloaded: send the image itself."
         )
+    return _decoded(data, f"{where}.image_url.url")
+
+
+def _decoded(data: str, where: str) -> bytes:
     try:
         return base64.b64decode(data, validate=True)
     except ValueError as error:
-        raise ChatError(f"{where}.image_url.url: invalid base64: {error}.") from error
+        raise ChatError(f"{where}: invalid base64: {error}.") from error
 
 
 def _tool_calls(value: Any, where: str) -> list[dict[str, Any]]:

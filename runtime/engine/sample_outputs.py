@@ -59,9 +59,9 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
             size = min(wave.reach(_TOKENS), wave.samples)
             return {WAVE: np.linspace(-1, 1, size, dtype=np.float32)[None]}
         case ChunkedSource(bins=bins, chunk=chunk) as chunked:
-            levels = np.linspace(-1, 1, bins * chunk, dtype=np.float32)
-            lengths = np.array([chunked.length(chunk)], np.int32)
-            return {MEL: levels.reshape(1, bins, chunk), LENGTHS: lengths}
+            levels = np.linspace(-1, 1, 2 * bins * chunk, dtype=np.float32)
+            lengths = np.array([2 * chunked.length(chunk) - 1], np.int32)
+            return {MEL: levels.reshape(2, bins, chunk), LENGTHS: lengths}
         case TextSource(max_tokens=most):
             ids = _ids(min(_TOKENS, most), manifest.vocab_size)
         case _:

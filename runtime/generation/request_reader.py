@@ -1,16 +1,16 @@
 """From prompts and sources to checked requests, before anything is computed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, Features, Manifest
+from ortolan.runtime.bundle.manifest import AudioSource, Manifest
 from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
@@ -21,19 +21,27 @@ from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.illustrated import Illustrated, Part, no_images, read_parts
+from ortolan.runtime.inputs.media import MediaPrompt, Medium, Part, check_media, read_parts
 from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED
 
 __all__ = ["Prompt", "RequestReader", "Seen"]
 
-Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | Illustrated
+Prompt = str | Sequence[int] | NDArray[np.integer[Any]] | list[Any] | MediaPrompt
 """Text, token ids, or a list of parts (`Part`), for which type checkers infer no type."""
 
 
+class MediaReader(Protocol):
+    """Computes the vectors of images or sounds."""
+
+    def read(self, medium: Medium, tokenizer: Tokenizer | None) -> "Seen":
+        """Return an image or a sound as ids of a prompt."""
+        ...
+
+
 class Seen(NamedTuple):
-    """An image in a prompt.
+    """An image or a sound in a prompt.
 
     Attributes:
         picture: its vectors.
@@ -54,7 +62,7 @@ class RequestReader:
         bundle: with a decoder.
         tokenizer: reads and writes text; `None` for ids only.
         adapters: names of the loaded adapters.
-        look: computes the vectors of an image; `None` if the model reads text alone.
+        media: computes the vectors of images or sounds; `None` if the model reads text alone.
     """
 
     def __init__(
@@ -63,13 +71,13 @@ class RequestReader:
         tokenizer: Tokenizer | None,
         *,
         adapters: Sequence[str] = (),
-        look: Callable[[Any], Seen] | None = None,
+        media: MediaReader | None = None,
     ) -> None:
         manifest = self._manifest = bundle.manifest
         self._recommended = lru_cache(1)(partial(recommended_sampling, bundle))
         self._tokenizer = tokenizer
         self._adapters = adapters
-        self._look = look
+        self._media = media
         self._constraints = Constraints.of(manifest.tokens)
         self._grammars = None if tokenizer is None else GrammarCompiler(manifest, tokenizer)
 
@@ -175,12 +183,12 @@ class RequestReader:
         )
 
     def _ids(self, prompt: Prompt) -> tuple[list[int], tuple[Picture, ...]]:
-        """Ids of a prompt, and the images that it holds."""
-        vocab_size, features = self._manifest.vocab_size, self._manifest.features
+        """Ids of a prompt, and the images or sounds that it holds."""
+        vocab_size = self._manifest.vocab_size
         if isinstance(prompt, list | tuple) and has_parts(prompt):
-            prompt = read_parts(cast("Sequence[Part]", prompt), self._tokenizer, features)
-        if isinstance(prompt, Illustrated):
-            return _placed(prompt, features, self._look)
+            prompt = read_parts(cast("Sequence[Part]", prompt), self._tokenizer, self._manifest)
+        if isinstance(prompt, MediaPrompt):
+            return self._placed(prompt)
         ids = read_ids(prompt, self._tokenizer, vocab_size=vocab_size, what="prompt")
         if ids:
             return ids, ()
@@ -190,6 +198,29 @@ class RequestReader:
                 "Pass at least one token."
             )
         return [self._manifest.tokens.bos], ()
+
+    def _placed(self, prompt: MediaPrompt) -> tuple[list[int], tuple[Picture, ...]]:
+        """Ids of a prompt with those of its vectors, and its images or sounds.
+
+        Raises:
+            BundleKindError: the model does not read them.
+            InputError: there are not as many placeholders as images or sounds, or one is invalid.
+        """
+        check_media(prompt.media, self._manifest)
+        features = self._manifest.features
+        if features is None or self._media is None:
+            raise TypeError("expected a decoder with an encoder")
+        count, kind = prompt.ids.count(features.token), self._manifest.media
+        if count != len(prompt.media):
+            raise InputError(
+                f"The prompt has {len(prompt.media)} {kind} and {count} placeholders for {kind}. "
+                "Give each one place, and do not write the placeholder in texts."
+            )
+        seen = [self._media.read(medium, self._tokenizer) for medium in prompt.media]
+        left, ids = iter(seen), list[int]()
+        for token in prompt.ids:
+            ids += next(left).ids if token == features.token else (token,)
+        return ids, tuple(one.picture for one in seen)
 
     def _token(self, first: str | int) -> int:
         """The id of a forced first token."""
@@ -240,35 +271,6 @@ class RequestReader:
         return replace(
             template, prompt=prompt, limit=limit, prompt_tokens=prompt_tokens, sampling=sampling
         )
-
-
-def _placed(
-    prompt: Illustrated, features: Features | None, look: Callable[[Any], Seen] | None
-) -> tuple[list[int], tuple[Picture, ...]]:
-    """Return the ids of a prompt with those of its images' vectors, and these images.
-
-    Args:
-        prompt: ids and images.
-        features: of the bundle.
-        look: computes the vectors of an image.
-
-    Raises:
-        BundleKindError: the model reads no images.
-        InputError: there are not as many placeholders as images, or one is no image.
-    """
-    if features is None or look is None:
-        raise no_images()
-    count = prompt.ids.count(features.token)
-    if count != len(prompt.images):
-        raise InputError(
-            f"The prompt has {len(prompt.images)} images and {count} placeholders for images. Give "
-            "each image one place, and do not write the placeholder in texts."
-        )
-    seen = [look(image) for image in prompt.images]
-    left, ids = iter(seen), list[int]()
-    for token in prompt.ids:
-        ids += next(left).ids if token == features.token else (token,)
-    return ids, tuple(one.picture for one in seen)
 
 
 def _length(source: Source, manifest: Manifest) -> int:

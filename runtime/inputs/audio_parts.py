@@ -1,6 +1,6 @@
 """Reads sounds as spectrograms of whole chunks, for encoders that read any length.
 
-Shape letters: N samples, M mel bins, F frames, V vectors.
+Shape letters: N samples, M mel bins, F frames, K chunks.
 """
 
 from typing import Any
@@ -40,7 +40,11 @@ def read_parts(
 
 
 def part_feeds(features_MF: NDArray[np.float32], source: ChunkedSource) -> dict[str, NDArray[Any]]:
-    """Return the graph inputs of a part: whole chunks `(1, bins, frames)`, and V `(1,)`."""
+    """Return the graph inputs of a part: its chunks `(K, bins, chunk)`, and its vectors `(1,)`."""
     frames = features_MF.shape[1]
     padded_MF = np.pad(features_MF, ((0, 0), (0, -frames % source.chunk)))
-    return {MEL: padded_MF[None], LENGTHS: np.array([source.length(frames)], np.int32)}
+    chunks_MKF = padded_MF.reshape(source.bins, -1, source.chunk)
+    return {
+        MEL: np.ascontiguousarray(chunks_MKF.swapaxes(0, 1)),
+        LENGTHS: np.array([source.length(frames)], np.int32),
+    }

@@ -134,13 +134,13 @@ def test_tiles_are_those_of_transformers(
     name: str, size: tuple[int, int], models: dict[str, Decoder], checkpoints: dict[str, Path]
 ) -> None:
     model = models[name]
-    assert model._images is not None
+    assert model._encoder is not None
     processor = image_processor(name, checkpoints[name])
     for channels in (1, 3, 4):
         values = picture(*size, channels)
         image = Image.fromarray(values[..., 0] if channels == 1 else values)
         theirs = processor(image, return_tensors="np", return_row_col_info=True)
-        parts = model._images.cut(values, tiles_of(model))
+        parts = model._encoder.cut(values, tiles_of(model))
         assert (parts.rows, parts.columns) == (theirs["rows"][0][0], theirs["cols"][0][0])
         np.testing.assert_allclose(parts.pixels, theirs["pixel_values"][0], atol=1e-5)
 
@@ -245,8 +245,8 @@ def test_more_vectors_than_a_prompt_holds_are_refused(tmp_path: Path) -> None:
 
 def test_whole_tiles_fill_the_image(models: dict[str, Decoder]) -> None:
     model = models["smolvlm"]
-    assert model._images is not None
-    source = model._images.manifest.source
+    assert model._encoder is not None
+    source = model._encoder.manifest.source
     parts = cut(np.full((10, 32, 3), 255, np.uint8), source, tiles_of(model))  # type: ignore[arg-type]
     assert (parts.rows, parts.columns, len(parts.pixels)) == (2, 4, 9)
     np.testing.assert_allclose(parts.pixels, 1.0, atol=1e-6)

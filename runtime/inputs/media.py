@@ -1,0 +1,92 @@
+"""Prompts with images or sounds: a list of parts, or ids with a placeholder for each of them."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.errors import BundleKindError, InputError, shown
+from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
+
+__all__ = ["MediaPrompt", "Medium", "Part", "check_media", "read_parts"]
+
+Part = str | Mapping[str, Any]
+"""A text; an image as `{"image": image}`; or a sound as `{"audio": sound}`, where an array of
+samples may have a `"rate"`."""
+
+_KEYS: Mapping[str, str] = {"images": "image", "sounds": "audio"}
+"""Keys of parts, by what a model reads."""
+
+
+class Medium(NamedTuple):
+    """An image or a sound in a prompt.
+
+    Attributes:
+        kind: which of them.
+        value: as `read_pixels` of `ortolan.runtime.inputs.images` or `read_samples` of
+            `ortolan.runtime.inputs.audio` takes it.
+        rate: samples per second of an array; None for the rate of the encoder.
+    """
+
+    kind: Literal["images", "sounds"]
+    value: Any
+    rate: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPrompt:
+    """A prompt with images or sounds.
+
+    Attributes:
+        ids: token ids, with the placeholder once for each medium.
+        media: in order.
+    """
+
+    ids: list[int]
+    media: tuple[Medium, ...]
+
+
+def read_parts(
+    parts: Sequence[Part], tokenizer: Tokenizer | None, manifest: Manifest
+) -> MediaPrompt:
+    """Encode the texts of a prompt, with placeholders between them.
+
+    Raises:
+        BundleKindError: the model reads no images or no sounds.
+        InputError: a part is neither a text, an image nor a sound.
+        TokenizerError: there is no tokenizer, or none with the placeholder.
+    """
+    read = [part if isinstance(part, str) else _medium(part) for part in parts]
+    media = tuple(part for part in read if isinstance(part, Medium))
+    check_media(media, manifest)
+    if tokenizer is None:
+        raise no_tokenizer("prompt")
+    features = manifest.features
+    placeholder = "" if features is None else tokenizer.text_of(features.token)
+    texts = (part if isinstance(part, str) else placeholder for part in read)
+    return MediaPrompt(tokenizer.encode("".join(texts)), media)
+
+
+def check_media(media: Sequence[Medium], manifest: Manifest) -> None:
+    """Raise BundleKindError if a model cannot read these images or sounds."""
+    for medium in media:
+        if manifest.features is not None and manifest.media == medium.kind:
+            continue
+        reads = "text only" if manifest.features is None else f"{manifest.media} and text"
+        example = "LLaVA" if medium.kind == "images" else "Qwen3-ASR"
+        raise BundleKindError(
+            f"This model reads {reads}, so it takes no {medium.kind}. Export a checkpoint with an "
+            f"encoder of {medium.kind}, such as {example}."
+        )
+
+
+def _medium(part: Any) -> Medium:
+    keys = set(part) if isinstance(part, Mapping) else set()
+    if keys == {_KEYS["images"]}:
+        return Medium("images", part["image"])
+    if _KEYS["sounds"] in keys <= {_KEYS["sounds"], "rate"}:
+        return Medium("sounds", part["audio"], part.get("rate"))
+    raise InputError(
+        'A part of a prompt must be a text or {"image": image} or {"audio": sound} (got '
+        f"{shown(part)})."
+    )
