@@ -18,6 +18,7 @@ from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
+    Dictation,
     Features,
     Graph,
     HiddenStates,
@@ -91,11 +92,12 @@ class Exportable:
         switches_after: longest text, in tokens, before the trained model changes its rotary
             frequencies; None where they never change.
         check: rejects, before any work, a module that contradicts its states.
-        features: vectors of images that the decoder reads; None if it reads text alone.
+        features: vectors of images or sounds that the decoder reads; None if it reads text alone.
         images: the encoder that computes them, which becomes a bundle in the bundle.
         hidden: states of every token that its graphs return, if they do.
         head: predicts further tokens from them, and becomes a bundle in the bundle.
         speech: tokens with which the decoder transcribes, if it has them.
+        dictation: how a decoder that reads sounds transcribes, if it does.
     """
 
     kind: str
@@ -131,6 +133,7 @@ class Exportable:
     hidden: HiddenStates | None = None
     head: "Exportable | None" = None
     speech: Speech | None = None
+    dictation: Dictation | None = None
 
     @property
     def output(self) -> str:

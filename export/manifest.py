@@ -93,6 +93,7 @@ def describe(
         sounds=features if of_sounds else msgspec.UNSET,
         hidden_states=model.hidden or msgspec.UNSET,
         speech=model.speech or msgspec.UNSET,
+        dictation=model.dictation or msgspec.UNSET,
     )
     return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
 

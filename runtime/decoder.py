@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import ChunkedSource, Dictation, wrong_kind
 from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -26,12 +28,16 @@ from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
+from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import checked_ids
+from ortolan.runtime.inputs.media import MediaPrompt
 from ortolan.runtime.inputs.source import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.media_reader import MediaReader
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
+from ortolan.runtime.transcription.dictation import DictationOptions, dictate
+from ortolan.runtime.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
@@ -266,6 +272,45 @@ class Decoder(ChatModel, Model):
             SamplingError: the file is invalid.
         """
         return self._reader(self.tokenizer).recommended_sampling
+
+    def transcribe(self, sound: Sound, **options: Unpack[DictationOptions]) -> Transcript:
+        """Transcribe a sound of any length with a chat model that reads sounds.
+
+            transcript = load("qwen3-asr/", Decoder).transcribe("talk.mp3")
+            print(transcript.language, transcript.text)
+
+        A sound of more than two minutes is cut at quiet places; each part is a segment.
+
+        Args:
+            sound: a path, the bytes of a file, or samples `(N,)` or `(N, channels)`.
+            **options: see `ortolan.runtime.transcription.dictation.DictationOptions`.
+
+        Raises:
+            BundleKindError: the model does not transcribe.
+            ContextLengthError: a part of the sound does not fit into the context.
+            InputError: a sound or an option is invalid.
+            MissingExtraError: a package that reads sounds, or Jinja, is not installed.
+            NumericError: the logits are not finite.
+        """
+        dictation = self.manifest.dictation
+        source = None if self._encoder is None else self._encoder.manifest.source
+        if not isinstance(dictation, Dictation) or not isinstance(source, ChunkedSource):
+            raise wrong_kind(
+                self.manifest, what="transcribe", expected="a bundle that turns sounds into text"
+            )
+        return dictate(sound, source, dictation, self._answer, options)
+
+    def _answer(self, samples: NDArray[np.float32], start: str | None, most: int) -> Completion:
+        """Answer a message with a sound."""
+        message = {"role": "user", "content": [{"type": "audio", "audio": samples}]}
+        question = self._chat.question(
+            [message], {"max_new_tokens": most, "logprobs": 0, "sampling": Sampling()}
+        )
+        prompt = question.prompt
+        if start is not None and isinstance(prompt, MediaPrompt) and self.tokenizer is not None:
+            begun = self.tokenizer.encode(start, add_special_tokens=False)
+            prompt = replace(prompt, ids=[*prompt.ids, *begun])
+        return self.generate(prompt, **question.options)
 
     # --- chats ------------------------------------------------------------------------------------
 

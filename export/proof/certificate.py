@@ -162,6 +162,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             features=model.features,
             hidden=model.hidden,
             speech=model.speech,
+            dictation=model.dictation,
         ),
         files={
             name: hashlib.sha256(path.read_bytes()).hexdigest()

@@ -20,6 +20,7 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.source.audio_preprocessing import audio_source, chunked_source, wave_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
+from ortolan.export.source.dictation import DICTATIONS
 from ortolan.export.source.preprocessing import PREPROCESSOR, image_source, tiles
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
@@ -141,7 +142,7 @@ def open_family(
 
 
 def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
-    """A decoder with the encoder of the images that it reads."""
+    """A decoder with the encoder of the images or sounds that it reads."""
     config = read_config(tower, EncoderConfig)
     encoder = open_family(config, tower, tokenizer=None, max_context=None)
     token = whole.values[FEATURE_TOKEN]
@@ -154,7 +155,8 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         encoder=UNBUILT,
         tiles=_tiles(config, tower),
     )
-    return replace(model, features=features, images=encoder)
+    dictation = DICTATIONS.get(config.model_type)
+    return replace(model, features=features, images=encoder, dictation=dictation)
 
 
 def _tiles(config: EncoderConfig, tower: Checkpoint) -> Tiles | msgspec.UnsetType:

@@ -34,6 +34,7 @@ __all__ = [
     "AudioSource",
     "CacheType",
     "ChunkedSource",
+    "Dictation",
     "Features",
     "File",
     "Filter",
@@ -545,6 +546,20 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return f"{self.vectors} vectors {'per tile' if tiled else 'each'}"
 
 
+class Dictation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a decoder that reads sounds writes down what it hears.
+
+    Attributes:
+        language: text before the name of the language.
+        text: text between that name and the words.
+        languages: names by code, such as `English` by `en`.
+    """
+
+    language: TileText
+    text: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TILE_TEXT)]
+    languages: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_LANGUAGES)]
+
+
 class Speech(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -699,6 +714,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         sounds: vectors of sounds that a decoder reads; left out if it reads none.
         hidden_states: states for a head that predicts further tokens; left out if there is none.
         speech: tokens with which the decoder transcribes; left out if it has none.
+        dictation: how a decoder that reads sounds transcribes; left out if it does not.
     """
 
     schema: Literal[2, 3, 4, 5]
@@ -729,6 +745,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sounds: Features | msgspec.UnsetType = msgspec.UNSET
     hidden_states: HiddenStates | msgspec.UnsetType = msgspec.UNSET
     speech: Speech | msgspec.UnsetType = msgspec.UNSET
+    dictation: Dictation | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def features(self) -> Features | None:

@@ -283,6 +283,8 @@ def _check_kind(manifest: Manifest) -> None:
         raise _refused("an encoder of waves or chunks without a decoder", f"kind {kind.name!r}")
     if manifest.images and manifest.sounds:
         raise _refused("`images` or `sounds`", "both")
+    if manifest.dictation and not manifest.sounds:
+        raise _refused("`dictation` in a decoder that reads sounds", "one of another kind")
     if manifest.hidden is not None and (
         kind.has_encoder or manifest.takes_one or manifest.features is not None
     ):

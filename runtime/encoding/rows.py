@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.errors import OrtolanError
-from ortolan.runtime.bundle.interface import OUTPUT
+from ortolan.runtime.bundle.interface import LENGTHS, MEL, OUTPUT
 from ortolan.runtime.bundle.manifest import ChunkedSource, ImageSource, Output, WaveSource
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
@@ -123,8 +123,11 @@ class Rows:
 
     def _encoded(self, sources: Sequence[Source]) -> NDArray[np.float32]:
         """Compute the outputs of sources by one call of the graph."""
-        output = self._engine.encode(self._reader.feeds(sources))[OUTPUT]
+        feeds = self._reader.feeds(sources)
+        output = self._engine.encode(feeds)[OUTPUT]
         self._check_shape(output.shape, len(sources))
+        if MEL in feeds and LENGTHS in feeds:  # silence fills the last chunk
+            output = output[:, : int(feeds[LENGTHS][0])]
         return output
 
     def _check_shape(self, shape: tuple[int, ...], rows: int) -> None:

@@ -209,7 +209,7 @@ def test_a_message_holds_an_image(kind: str, model: Decoder, tmp_path: Path) -> 
         ({"type": "image_url"}, "expected an object"),
         ({"type": "image", "image": "/etc/passwd"}, "expected the bytes of a file"),
         ({"type": "image"}, "expected the bytes of a file"),
-        ({"type": "audio", "audio": b""}, 'expected "text" or "image_url"'),
+        ({"type": "video", "video": b""}, 'expected "text", "image_url" or "input_audio"'),
         ({"type": "image_url", "image_url": {"url": data_url(FIRST)}, "text": ""}, "Leave it out"),
     ],
 )

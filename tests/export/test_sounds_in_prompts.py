@@ -255,6 +255,41 @@ def test_an_invalid_sound_is_refused(prompt: Any, message: str, model: Decoder) 
         model.generate(prompt)
 
 
+HEARD: list[Any] = ["user:<|audio_start|>", {"audio": SECOND}, "<|audio_end|><|im_end|>assistant:"]
+
+
+@pytest.mark.parametrize("language", [None, "de"])
+def test_a_transcript_is_the_answer_of_transformers(
+    language: str | None, model: Decoder, reference: tuple[Any, Any]
+) -> None:
+    start = "" if language is None else "language German<asr_text>"
+    tokens = expected(model, reference, [*HEARD[:2], HEARD[2] + start])
+    transcript = model.transcribe(SECOND, language=language)
+    (segment,) = transcript.segments
+    assert list(segment.tokens[:NEW]) == tokens
+    assert len(segment.tokens) <= round(12 * 3.4) + 32
+    assert segment.start == 0
+    assert segment.end == pytest.approx(3.4)
+    assert transcript.language == language
+    assert segment.logprob < 0
+
+
+def test_a_transcript_needs_a_language_that_the_model_knows(model: Decoder) -> None:
+    with pytest.raises(InputError, match="language must be one of ar, cs"):
+        model.transcribe(FIRST, language="xx")
+    with pytest.raises(InputError, match="translate"):
+        model.transcribe(FIRST, translate=True)  # type: ignore[call-arg]
+    with pytest.raises(InputError, match="no sound file"):
+        model.transcribe(b"no sound")
+
+
+def test_a_model_of_images_does_not_transcribe(tmp_path: Path) -> None:
+    tiny_llava.write(tmp_path)
+    ortolan.export(tmp_path, tmp_path / "bundle")
+    with pytest.raises(BundleKindError, match="turns sounds into text"):
+        load(tmp_path / "bundle", Decoder).transcribe(FIRST)
+
+
 def test_images_and_sounds_are_told_apart(model: Decoder, tmp_path: Path) -> None:
     with pytest.raises(BundleKindError, match="reads sounds and text, so it takes no images"):
         model.generate([{"image": np.zeros((8, 8, 3), np.uint8)}])

@@ -13,7 +13,7 @@ BINS, RATE = 10, 16_000
 WINDOW = 48_000
 """Samples that the encoder sees at once."""
 
-SPECIAL = ("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<asr_text>", "<|im_end|>")
+SPECIAL = ("<|audio_start|>", "<|audio_end|>", "<|audio_pad|>", "<|im_end|>")
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
@@ -27,6 +27,7 @@ def write(folder: Path, **extractor: Any) -> None:
     """Write the checkpoint; `extractor` changes the keys of its feature extractor."""
     tokenizer = tiny_models.tokenizer()
     tokenizer.add_special_tokens(list(SPECIAL))
+    tokenizer.add_tokens(["<asr_text>"])
     text = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 400}
     values = QWEN3_ASR | {
         "audio_token_id": tokenizer.token_to_id("<|audio_pad|>"),

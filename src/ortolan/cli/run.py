@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
 _adapters = section("Adapters")
-_images = section("Images")
+_media = section("Images and sounds")
 _seq2seq = section("Encoder-decoder models")
 
 
@@ -45,12 +45,19 @@ _seq2seq = section("Encoder-decoder models")
 @_constraint("--regex", help="Generate text that matches this regular expression.")
 @_constraint("--lark", type=_FILE, help="Generate text of this Lark grammar.")
 @_constraint("--ignore-eos", is_flag=True, help="Continue past the end-of-sequence token.")
-@_images(
+@_media(
     "--image",
     "images",
     type=_FILE,
     multiple=True,
     help="Image before PROMPT, for a model that reads images; repeatable.",
+)
+@_media(
+    "--audio",
+    "sounds",
+    type=_FILE,
+    multiple=True,
+    help="Sound before PROMPT, for a model that reads sounds; repeatable.",
 )
 @_adapters(
     "--adapter", type=click.Path(path_type=Path), help="Folder of an adapter to generate with."
@@ -71,6 +78,7 @@ def command(
     lark: Path | None,
     draft: str | None,
     images: tuple[Path, ...],
+    sounds: tuple[Path, ...],
     adapter: Path | None,
     beams: int | None,
     n_best: int | None,
@@ -91,8 +99,8 @@ def command(
     adapters = _present(**{options.ADAPTER: adapter})
     with loading("run", as_json=as_json):
         model = load(bundle, device=device, threads=threads, adapters=adapters)
-    if images and not isinstance(model, Decoder):
-        raise InputError("--image is for decoders that read images.")
+    if (images or sounds) and not isinstance(model, Decoder):
+        raise InputError("--image and --audio are for decoders that read images or sounds.")
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
     first_token = _present(first=first)
     _check_kind(model, search | first_token)
@@ -108,7 +116,8 @@ def command(
     }
     if model.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
-    prompt_parts = [*({"image": path} for path in images), text] if images else text
+    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
+    prompt_parts = [*media, text] if media else text
     completion = _generate(model, prompt_parts, request, search, is_shown=not as_json)
     if as_json:
         about = {"device": model.device, "device_reason": model.device_reason}

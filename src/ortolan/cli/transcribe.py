@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
     import numpy as np
     from numpy.typing import NDArray
 
-    from ortolan.runtime import Encoder, Segment, Seq2Seq, Transcript
+    from ortolan.runtime import Decoder, Encoder, Segment, Seq2Seq, Transcript
 
 BLOCK = 1 << 16
 """Bytes to read from standard input at once, at most."""
@@ -83,42 +83,45 @@ def command(
 
 
 def _load(bundle: Path, **options: Any) -> Any:
-    """Load a bundle that transcribes: an encoder-decoder, or an encoder with CTC."""
+    """Load a bundle that transcribes: an encoder-decoder, a chat model, or an encoder with CTC."""
     from ortolan.runtime import Decoder, load
     from ortolan.runtime.bundle.manifest import wrong_kind
 
     model = load(bundle, **options)
-    if isinstance(model, Decoder):
+    if isinstance(model, Decoder) and not model.manifest.dictation:
         raise wrong_kind(model.manifest, what="transcribe", expected="a bundle that reads sounds")
     return model
 
 
 def _check_options(
-    model: Seq2Seq | Encoder, sound: str, *, language: str | None, translate: bool
+    model: Seq2Seq | Encoder | Decoder, sound: str, *, language: str | None, translate: bool
 ) -> None:
-    """Reject what an encoder with CTC cannot do."""
-    from ortolan.runtime import Encoder
+    """Reject what an encoder with CTC or a chat model cannot do."""
+    from ortolan.runtime import Decoder, Encoder
 
-    if not isinstance(model, Encoder):
-        return
-    if language is not None or translate:
+    if isinstance(model, Encoder | Decoder) and sound == "-":
+        raise click.UsageError(
+            "- is for encoder-decoders such as Whisper. This model reads whole sounds: save the "
+            "sound first."
+        )
+    if isinstance(model, Decoder) and translate:
+        raise click.UsageError("--translate is for encoder-decoders such as Whisper. Leave it out.")
+    if isinstance(model, Encoder) and (language is not None or translate):
         raise click.UsageError(
             "--language and --translate are for models that write text. This one spells what it "
             "hears. Leave them out."
         )
-    if sound == "-":
-        raise click.UsageError(
-            "- is for models that write text. This one reads whole sounds: save the sound first."
-        )
 
 
 def _transcribed(
-    model: Seq2Seq | Encoder, sound: str, *, language: str | None, translate: bool
+    model: Seq2Seq | Encoder | Decoder, sound: str, *, language: str | None, translate: bool
 ) -> Transcript:
-    from ortolan.runtime import Encoder
+    from ortolan.runtime import Decoder, Encoder
 
     if isinstance(model, Encoder):
         return model.transcribe(sound)
+    if isinstance(model, Decoder):
+        return model.transcribe(sound, language=language)
     return model.transcribe(sound, language=language, translate=translate)
 
 

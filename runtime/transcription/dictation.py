@@ -1,0 +1,136 @@
+"""Transcribes with a chat model that reads sounds, such as Qwen3-ASR.
+
+The model answers a message that holds a sound: it names the language and writes down the words. A
+long sound is cut where it is quietest.
+
+    sound     ..... hello there ...... how are you ......
+    parts     |----------------------|------------------|
+    answer    language English<asr_text>Hello there.
+
+Shape letters: N samples, F frames of a hundredth of a second.
+"""
+
+from collections.abc import Callable, Iterator
+from typing import TypedDict
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.arguments import refuse_unknown
+from ortolan.runtime.bundle.manifest import ChunkedSource, Dictation
+from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.options import Cancel, cancel_function
+from ortolan.runtime.inputs.audio import Sound, read_samples
+from ortolan.runtime.transcription.transcript import Segment, Transcript
+
+__all__ = ["DictationOptions", "dictate"]
+
+LONGEST_S, SEARCHED_S = 120, 15
+"""Longest part of a sound, and the seconds at its end where the quietest place is looked for."""
+
+TOKENS_PER_SECOND, MORE_TOKENS = 12, 32
+"""Most tokens of an answer: faster than anybody speaks, and some for the name of the language."""
+
+Answer = Callable[[NDArray[np.float32], str | None, int], Completion]
+"""Answers samples `(N,)`, from a given start if there is one, within a number of tokens."""
+
+
+class DictationOptions(TypedDict, total=False):
+    """Options of a transcription by a chat model, all optional.
+
+    Attributes:
+        language: code of the spoken language, such as `de`; `None`, the default, recognizes it in
+            every part.
+        rate: samples per second of arrays; `None`, the default, for the rate of the encoder.
+        cancel: a function or an event, polled between parts. The result is what was transcribed by
+            then.
+    """
+
+    language: str | None
+    rate: int | None
+    cancel: Cancel | None
+
+
+def dictate(
+    sound: Sound,
+    source: ChunkedSource,
+    dictation: Dictation,
+    answer: Answer,
+    options: DictationOptions,
+) -> Transcript:
+    """Transcribe a whole sound; see `Decoder.transcribe`.
+
+    Args:
+        sound: as for `ortolan.runtime.inputs.audio.read_samples`.
+        source: of the encoder.
+        dictation: how the model writes.
+        answer: asks the model.
+        options: see `DictationOptions`.
+
+    Raises:
+        InputError: a sound or an option is invalid.
+        MissingExtraError: a package that reads sounds is not installed.
+    """
+    refuse_unknown("transcribe", options, DictationOptions.__optional_keys__)
+    language, is_cancelled = options.get("language"), cancel_function(options.get("cancel"))
+    start = None if language is None else _start(language, dictation)
+    samples_N = read_samples(sound, source, rate=options.get("rate"))
+    segments, heard, at = list[Segment](), language, 0
+    for part_N in _parts(samples_N, source.rate):
+        if is_cancelled is not None and is_cancelled():
+            break
+        seconds = len(part_N) / source.rate
+        most = round(seconds * TOKENS_PER_SECOND) + MORE_TOKENS
+        done = answer(part_N, start, most)
+        named, text = _read(done.text, dictation)
+        heard = heard or named
+        segments.append(_segment(done, text, at / source.rate, seconds))
+        at += len(part_N)
+    return Transcript(
+        segments=tuple(segments), seconds=len(samples_N) / source.rate, language=heard
+    )
+
+
+def _start(language: str, dictation: Dictation) -> str:
+    """The start of an answer in a language."""
+    name = dictation.languages.get(language) if isinstance(language, str) else None
+    if name is None:
+        raise InputError(
+            f"language must be one of {', '.join(sorted(dictation.languages))} (got "
+            f"{shown(language)}). Leave it out to recognize it."
+        )
+    return f"{dictation.language}{name}{dictation.text}"
+
+
+def _read(answer: str, dictation: Dictation) -> tuple[str | None, str]:
+    """The code of the language that an answer names, if it does, and its words."""
+    before, mark, text = answer.rpartition(dictation.text)
+    if not mark:
+        return None, answer.strip()
+    name = before.strip().removeprefix(dictation.language.strip()).strip()
+    codes = {name: code for code, name in dictation.languages.items()}
+    return codes.get(name), text.strip()
+
+
+def _segment(done: Completion, text: str, start: float, seconds: float) -> Segment:
+    logprobs = [entry.logprob for entry in done.logprobs or ()]
+    return Segment(
+        start=start,
+        end=start + seconds,
+        text=text,
+        tokens=done.tokens,
+        logprob=sum(logprobs) / max(1, len(logprobs)),
+    )
+
+
+def _parts(samples_N: NDArray[np.float32], rate: int) -> Iterator[NDArray[np.float32]]:
+    """Cut samples into parts of at most `LONGEST_S`, at the quietest place near their ends."""
+    longest, searched, frame = LONGEST_S * rate, SEARCHED_S * rate, max(1, rate // 100)
+    while len(samples_N) > longest:
+        last_N = samples_N[longest - searched : longest]
+        frames_F = np.abs(last_N[: len(last_N) // frame * frame]).reshape(-1, frame).mean(1)
+        end = longest - searched + int(frames_F.argmin()) * frame + frame // 2
+        yield samples_N[:end]
+        samples_N = samples_N[end:]
+    yield samples_N
