@@ -19,10 +19,9 @@ from ortolan.runtime.encoding.entailment import TEMPLATE
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.inputs.audio import Sound
-from ortolan.runtime.inputs.audio_parts import part_feeds, read_parts
+from ortolan.runtime.inputs.audio import Sound, read_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.source import Inputs, SourceReader
+from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds
 from ortolan.runtime.inputs.tiles import Cut, cut
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService

@@ -9,7 +9,7 @@ from ortolan.runtime.bundle.manifest import Features, Tiles
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.request_reader import Seen
-from ortolan.runtime.inputs.media import Medium
+from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.tiles import surrounded
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ortolan.runtime.errors import ChatError, shown
-from ortolan.runtime.inputs.media import Medium
+from ortolan.runtime.inputs.medium import Medium
 
 __all__ = [
     "Message",

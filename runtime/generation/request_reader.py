@@ -21,7 +21,8 @@ from ortolan.runtime.generation.request import Constraints, Request
 from ortolan.runtime.generation.sampled_sequence import SampledSequence
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.media import MediaPrompt, Medium, Part, check_media, read_parts
+from ortolan.runtime.inputs.media import MediaPrompt, Part, check_media, read_parts
+from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.source import Source, has_parts
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer, read_ids
 from ortolan.runtime.limits import MAX_SEED

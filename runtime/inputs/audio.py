@@ -30,6 +30,7 @@ __all__ = [
     "mel_filters",
     "read_blocks",
     "read_chunks",
+    "read_parts",
     "read_samples",
     "read_wave",
     "wave_of",
@@ -86,6 +87,30 @@ def read_chunks(
     padded_MF = np.pad(features_MF, ((0, 0), (0, rest)))
     chunked_MKF = padded_MF.reshape(source.bins, chunks, source.frames)
     return np.ascontiguousarray(chunked_MKF.swapaxes(0, 1))
+
+
+def read_parts(
+    sound: Sound, source: ChunkedSource, *, rate: int | None = None
+) -> list[NDArray[np.float32]]:
+    """Read a sound as the parts of its spectrogram that an encoder reads one by one.
+
+    Args:
+        sound: as for `read_samples`.
+        source: what the encoder needs.
+        rate: as for `read_samples`.
+
+    Returns:
+        float32 `(bins, F)` each, of at most `source.frames` frames.
+
+    Raises:
+        InputError: as `read_samples`.
+        MissingExtraError: as `read_samples`.
+    """
+    samples_N = read_samples(sound, source, rate=rate)
+    missing = max(source.shortest, source.hop) - len(samples_N)
+    features_MF = log_mel(np.pad(samples_N, (0, max(missing, 0))), source)
+    starts = range(0, features_MF.shape[1], source.frames)
+    return [features_MF[:, start : start + source.frames] for start in starts]
 
 
 def read_wave(sound: Sound, source: WaveSource) -> NDArray[np.float32]:

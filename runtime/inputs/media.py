@@ -2,13 +2,14 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.errors import BundleKindError, InputError, shown
+from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["MediaPrompt", "Medium", "Part", "check_media", "read_parts"]
+__all__ = ["MediaPrompt", "Part", "check_media", "read_parts"]
 
 Part = str | Mapping[str, Any]
 """A text; an image as `{"image": image}`; or a sound as `{"audio": sound}`, where an array of
@@ -16,21 +17,6 @@ samples may have a `"rate"`."""
 
 _KEYS: Mapping[str, str] = {"images": "image", "sounds": "audio"}
 """Keys of parts, by what a model reads."""
-
-
-class Medium(NamedTuple):
-    """An image or a sound in a prompt.
-
-    Attributes:
-        kind: which of them.
-        value: as `read_pixels` of `ortolan.runtime.inputs.images` or `read_samples` of
-            `ortolan.runtime.inputs.audio` takes it.
-        rate: samples per second of an array; None for the rate of the encoder.
-    """
-
-    kind: Literal["images", "sounds"]
-    value: Any
-    rate: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

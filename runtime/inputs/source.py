@@ -17,8 +17,7 @@ from ortolan.runtime.bundle.manifest import (
     WaveSource,
 )
 from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerError, shown
-from ortolan.runtime.inputs.audio import Sound, read_chunks, read_wave
-from ortolan.runtime.inputs.audio_parts import part_feeds, read_parts
+from ortolan.runtime.inputs.audio import Sound, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
@@ -35,6 +34,7 @@ __all__ = [
     "has_parts",
     "is_batch",
     "pad",
+    "part_feeds",
 ]
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
@@ -303,6 +303,17 @@ def is_batch(inputs: Any) -> bool:
 def as_list(inputs: Any) -> list[Any]:
     """The inputs of a batch, or one input as a batch."""
     return list(inputs) if is_batch(inputs) else [inputs]
+
+
+def part_feeds(features_MF: NDArray[np.float32], source: ChunkedSource) -> dict[str, NDArray[Any]]:
+    """Return the graph inputs of a part: its chunks `(K, bins, chunk)`, and its vectors `(1,)`."""
+    frames = features_MF.shape[1]
+    padded_MF = np.pad(features_MF, ((0, 0), (0, -frames % source.chunk)))
+    chunks_MKF = padded_MF.reshape(source.bins, -1, source.chunk)
+    return {
+        MEL: np.ascontiguousarray(chunks_MKF.swapaxes(0, 1)),
+        LENGTHS: np.array([source.length(frames)], np.int32),
+    }
 
 
 def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:

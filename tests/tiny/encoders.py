@@ -273,7 +273,20 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM, SIGLIP, MARIAN),
+    *(
+        DISTILBERT,
+        VIT,
+        DEIT,
+        DINOV2,
+        CLIP,
+        CLIP_VISION,
+        LLAVA,
+        IDEFICS3,
+        SMOLVLM,
+        QWEN3_ASR,
+        SIGLIP,
+        MARIAN,
+    ),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()
