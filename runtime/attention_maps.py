@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES, WAVE
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
@@ -135,12 +135,9 @@ def _sides(
     feeds = reader.feeds([source])
     feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes
     names: tuple[str, ...] = ()
-    if isinstance(manifest.source, AudioSource | WaveSource):
-        vectors = manifest.source.vectors
-        if isinstance(manifest.source, WaveSource):
-            vectors = manifest.source.length(feeds[WAVE].shape[1])
-            _check_count(vectors, "sound")
-        names = tuple(f"{manifest.source.step_s * place:.2f}" for place in range(vectors))
+    if isinstance(manifest.source, AudioSource):
+        seconds = [manifest.source.step_s * place for place in range(manifest.source.vectors)]
+        names = tuple(f"{second:.2f}" for second in seconds)
     elif not isinstance(manifest.source, ImageSource):
         tokens = [int(token) for token in feeds[IDS][0]]
         _check_count(len(tokens), "text")
