@@ -24,9 +24,14 @@ from tests.runtime.transcription.tiny_wav2vec2 import (
     tokenizer,
     write_wav2vec2,
 )
-from transformers import AutomaticSpeechRecognitionPipeline, Wav2Vec2FeatureExtractor
+from transformers import (
+    AutomaticSpeechRecognitionPipeline,
+    Wav2Vec2FeatureExtractor,
+    Wav2Vec2ForCTC,
+)
 
 import ortolan
+from ortolan.export.preview.preview import preview
 from ortolan.runtime import Encoder, Transcript
 from ortolan.runtime.bundle.manifest import WaveSource
 from ortolan.runtime.errors import (
@@ -277,6 +282,21 @@ def test_low_bit_weights_transcribe(saved: Saved, tmp_path: Path, precision: str
     ortolan.export(saved[0] / "source", tmp_path / "bundle", precision=precision, options=options)
     loaded = ortolan.load(tmp_path / "bundle", Encoder)
     assert len(loaded.transcribe(sound(1.0)).segments) > 0
+
+
+def test_a_preview_says_whether_symbols_are_missing(saved: Saved, tmp_path: Path) -> None:
+    assert preview(saved[0] / "source").missing == {}
+    case().write(tmp_path)
+    assert preview(tmp_path).missing == {"vocab.json": "the bundle gives logits, not text"}
+
+
+def test_a_live_model_is_exported_with_its_symbols(saved: Saved, tmp_path: Path) -> None:
+    kind: Any = Wav2Vec2ForCTC
+    live = kind.from_pretrained(saved[0] / "source")
+    ortolan.export(live, tmp_path / "bundle")
+    loaded = ortolan.load(tmp_path / "bundle", Encoder, threads=1)
+    alone = ortolan.load(saved[0] / "bundle", Encoder, threads=1)
+    assert loaded.transcribe(sound(0.7)) == alone.transcribe(sound(0.7))
 
 
 def test_attention_maps_are_refused(saved: Saved, tmp_path: Path) -> None:
