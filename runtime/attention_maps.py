@@ -4,7 +4,7 @@ The graph `attention` computes them; this module labels queries and keys with to
 """
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.interface import IDS, MEL, TARGET_IDS, TYPES, WAVE
+from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
-from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
@@ -135,9 +135,9 @@ def _sides(
     feeds = reader.feeds([source])
     feeds.pop(TYPES, None)  # a text alone has tokens of one type, which the graph of maps assumes
     names: tuple[str, ...] = ()
-    if isinstance(manifest.source, AudioSource | ChunkedSource | WaveSource):
-        vectors = _vectors(manifest.source, feeds)
-        names = tuple(f"{manifest.source.step_s * place:.2f}" for place in range(vectors))
+    if isinstance(manifest.source, AudioSource):
+        seconds = [manifest.source.step_s * place for place in range(manifest.source.vectors)]
+        names = tuple(f"{second:.2f}" for second in seconds)
     elif not isinstance(manifest.source, ImageSource):
         tokens = [int(token) for token in feeds[IDS][0]]
         _check_count(len(tokens), "text")
@@ -162,21 +162,6 @@ def _greedy(bundle: Bundle, engine: Engine, source: Input) -> list[int]:
     """Return the greedy output, with EOS."""
     limit = min(MAX_MAP_TOKENS, bundle.manifest.context_length - 1)
     return list(Seq2Seq(bundle, engine).generate(source, max_new_tokens=limit).tokens)
-
-
-def _vectors(
-    source: AudioSource | ChunkedSource | WaveSource, feeds: Mapping[str, NDArray[Any]]
-) -> int:
-    """Vectors of the sound in these inputs."""
-    match source:
-        case WaveSource():
-            vectors = source.length(feeds[WAVE].shape[1])
-        case ChunkedSource():
-            vectors = source.length(feeds[MEL].shape[0] * source.chunk)
-        case _:
-            return source.vectors
-    _check_count(vectors, "sound")
-    return vectors
 
 
 def _ids(bundle: Bundle, tokenizer: Tokenizer | None, text: Any, *, what: str) -> list[int]:

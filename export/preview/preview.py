@@ -16,7 +16,9 @@ from ortolan.export.preview.parameters import count
 from ortolan.export.settings import resolve
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
+from ortolan.export.source.ctc_symbols import VOCABULARY
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.runtime.bundle.manifest import WaveSource
 from ortolan.runtime.chat.template_file import TEMPLATE, TOKENIZER_CONFIG
 
 LOSSES = {
@@ -118,6 +120,9 @@ def _layers(module: nn.Module) -> dict[str, int]:
 
 
 def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
+    if isinstance(model.takes, WaveSource):
+        is_named = model.gives is None or model.gives.kind != "ctc" or model.gives.labels
+        return {} if is_named else {VOCABULARY: "the bundle gives logits, not text"}
     wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]
     names = wanted if model.vocab_size > 1 else ()
     missing = {n: LOSSES[n] for n in names if n in LOSSES and n not in model.companions}

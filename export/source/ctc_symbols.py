@@ -18,6 +18,8 @@ VOCABULARY, ADDED = "vocab.json", "added_tokens.json"
 
 TOKENIZER, SPECIAL = "tokenizer_config.json", "special_tokens_map.json"
 
+FILES = (VOCABULARY, ADDED, TOKENIZER, SPECIAL)
+
 CLASSES = ("Wav2Vec2CTCTokenizer", "Wav2Vec2Tokenizer", None)
 """Tokenizers that decode by joining symbols."""
 

@@ -195,6 +195,8 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
         raise ValueError(f"{role}: no graph of {type(config).__name__}")
     if role == MAPS_ROLE and not map_names(sides):
         raise OptionError("attention_maps: this model has no attention. Leave it out.")
+    if role == MAPS_ROLE and isinstance(sides.media, WaveInput | ChunkedAudioInput):
+        raise OptionError("attention_maps: not supported for sounds of any length. Leave it out.")
     fixed = {"sequence": graph.sequence} if role in STEPPED else {}
     return tracer(config, dtype=dtype, **fixed)
 

@@ -32,6 +32,10 @@ from ortolan.modeling.weights import Entry
 CONTEXT = 1500
 """Default of the most vectors of a wave: 30 seconds. The positions reach any length."""
 
+HEAD_MULTIPLE = 8
+"""Heads are multiples of this wide, as in every published model. Other widths have no kernel, and
+without one a graph would compute the number of vectors, by a division that bundles do not have."""
+
 NORMS = {"group": "time", "layer": "channels"}
 """Our names of `feat_extract_norm`."""
 
@@ -139,11 +143,11 @@ class WaveFormat:
             )
         width, heads = hf.size("hidden_size", 768), hf.size("num_attention_heads", 12)
         groups = hf.size("num_conv_pos_embedding_groups", 16)
-        if width % heads or width % groups:
+        if width % (heads * HEAD_MULTIPLE) or width % groups:
             raise ConfigError(
-                f"{hf.name}: hidden_size must be divisible by num_attention_heads and "
-                f"num_conv_pos_embedding_groups (got {width}, {heads} and {groups}). Correct one "
-                "of them."
+                f"{hf.name}: hidden_size must be divisible by {HEAD_MULTIPLE} times "
+                f"num_attention_heads, and by num_conv_pos_embedding_groups (got {width}, {heads} "
+                f"and {groups}). Correct one of them."
             )
         norm = layer_norm(hf.get("layer_norm_eps", float, 1e-5))
         is_pre = hf.get("do_stable_layer_norm", bool, False)

@@ -204,16 +204,13 @@ class PositionConvolution(nn.Module):
 
     def __init__(self, config: ConvolutionalPositions, width: int) -> None:
         super().__init__()
-        self.conv = nn.Conv1d(
-            width, width, config.kernel, padding=config.kernel // 2, groups=config.groups
-        )
+        self.conv = nn.Conv1d(width, width, config.kernel, groups=config.groups)
+        self.padding = (config.kernel // 2, (config.kernel - 1) // 2)
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_BTE: Tensor) -> Tensor:
         """`(B, T, E)` to `(B, T, E)`."""
-        x_BET = self.conv(x_BTE.transpose(1, 2))
-        if self.conv.kernel_size[0] % 2 == 0:  # the padding is one vector too long
-            x_BET = x_BET[..., :-1]
+        x_BET = self.conv(F.pad(x_BTE.transpose(1, 2), self.padding))
         out: Tensor = self.activation(x_BET).transpose(1, 2)
         return out
 

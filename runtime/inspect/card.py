@@ -7,13 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import (
-    AudioSource,
-    ChunkedSource,
-    ImageSource,
-    Manifest,
-    WaveSource,
-)
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
@@ -30,6 +24,7 @@ _TASKS: Mapping[str, tuple[str, str]] = {
     "token_labels": ("token-classification", "image-segmentation"),
     "spans": ("question-answering", "visual-question-answering"),
     "embedding": ("feature-extraction", "image-feature-extraction"),
+    "ctc": ("automatic-speech-recognition", "automatic-speech-recognition"),
 }
 """The Hub's name of the task, for text and for images, by kind of bundle or of its output."""
 
@@ -116,9 +111,7 @@ def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str
 
 def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
-    if isinstance(manifest.source, WaveSource | ChunkedSource) and kind == "states":
-        return "feature-extraction"
-    if isinstance(manifest.source, AudioSource | WaveSource):
+    if isinstance(manifest.source, AudioSource) or manifest.dictation:
         return "automatic-speech-recognition"
     of_text, of_images = _TASKS[kind]
     reads_images = isinstance(manifest.source, ImageSource) or manifest.features is not None

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 import soundfile
 from click.testing import CliRunner
+from tests.runtime import tiny_decoder
+from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 
 import ortolan
 from ortolan.cli import cli
-from ortolan.runtime import Seq2Seq, Transcript
+from ortolan.runtime import BundleKindError, Encoder, Seq2Seq, Transcript
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +104,49 @@ def test_options_that_do_not_fit_are_refused(
     result = CliRunner().invoke(cli, ["transcribe", str(bundle), *arguments])
     assert result.exit_code == 2
     assert message in result.output
+
+
+@pytest.fixture(scope="module")
+def spelling(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle with CTC."""
+    folder = tmp_path_factory.mktemp("wav2vec2")
+    write_wav2vec2(folder / "source")
+    ortolan.export(folder / "source", folder / "bundle")
+    soundfile.write(folder / "bundle.wav", sound(1.7), RATE, subtype="FLOAT")
+    return folder / "bundle"
+
+
+def test_a_bundle_with_ctc_transcribes_a_file(spelling: Path) -> None:
+    path = f"{spelling}.wav"
+    expected = ortolan.load(spelling, Encoder).transcribe(path)
+    lines = run(spelling, path).splitlines()
+    assert [line.split(maxsplit=2)[2] for line in lines] == [own.text for own in expected.segments]
+    assert run(spelling, path, "--srt") == expected.srt
+    assert run(spelling, path, "--vtt") == expected.vtt
+    printed = json.loads(run(spelling, path, "--json"))
+    words = [word for segment in printed["segments"] for word in segment["words"]]
+    assert [word["text"] for word in words] == expected.text.split()
+    assert printed["language"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("a.wav", "--language", "de"), "--language and --translate are for models that write"),
+        (("a.wav", "--translate"), "--language and --translate are for models that write"),
+        (("-",), "save the sound first"),
+    ],
+)
+def test_what_ctc_cannot_do_is_refused(
+    spelling: Path, arguments: tuple[str, ...], message: str
+) -> None:
+    result = CliRunner().invoke(cli, ["transcribe", str(spelling), *arguments])
+    assert result.exit_code == 2
+    assert message in " ".join(result.output.split())
+
+
+def test_a_decoder_is_refused(tmp_path: Path) -> None:
+    tiny_decoder.write_bundle(tmp_path / "decoder")
+    result = CliRunner().invoke(cli, ["transcribe", str(tmp_path / "decoder"), "a.wav"])
+    assert isinstance(result.exception, BundleKindError)
+    assert "expected a bundle that reads sounds" in str(result.exception)

@@ -14,6 +14,7 @@ from tests.export.test_fill import write_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
 from tests.runtime import tiny_encoder, tiny_translators
 from tests.runtime.chat.tiny_chat import packed_chat_models
+from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 from tests.server.conftest import TEMPLATE
 
@@ -96,7 +97,8 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
                 root / "entailment", labels=("entailment", "neutral", "contradiction")
             ).path
         ),
-        "whisper": lambda: _whisper(root / "speech"),
+        "whisper": lambda: _exported(write_whisper, root / "speech"),
+        "wav2vec2": lambda: _exported(write_wav2vec2, root / "waves"),
     }
     return cache(lambda name: makes[name]())
 
@@ -106,8 +108,8 @@ def _translator(folder: Path) -> Path:
     return folder / "bundle"
 
 
-def _whisper(folder: Path) -> Path:
-    write_whisper(folder)
+def _exported(write: Callable[[Path], object], folder: Path) -> Path:
+    write(folder)
     return ortolan.export(folder, folder / "bundle").path
 
 

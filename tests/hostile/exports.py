@@ -14,7 +14,7 @@ from tests.export import models_of_kinds, tiny_llava, tiny_models
 from tests.export.test_hybrids import every_kind
 from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
-from tests.runtime.transcription import tiny_whisper
+from tests.runtime.transcription import tiny_wav2vec2, tiny_whisper
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
@@ -67,6 +67,11 @@ def _listener(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _speller(work: Path, out: Path) -> None:
+    tiny_wav2vec2.write_wav2vec2(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _seq2seq(work: Path, out: Path) -> None:
     tiny_translators.write_bundle("t5", work)
     (work / "bundle").rename(out)
@@ -81,6 +86,7 @@ MAKES: dict[str, Make] = {
     "exported-images": _images,
     "exported-reader": _reader,
     "exported-listener": _listener,
+    "exported-speller": _speller,
     "exported-seq2seq": _seq2seq,
 }
 

@@ -225,6 +225,14 @@ def _inputs(model: Any, random: Random) -> Any:
     return _prompts(random)
 
 
+SPELLER: dict[str, Request] = {
+    "transcribe": _transcribe,
+    "logits": lambda m, r: m.logits(random_sound(r)),
+    "another output": lambda m, r: getattr(m, r.choice(["embed", "classify", "states"]))(
+        random_sound(r)
+    ),
+}
+
 ENCODER: dict[str, Request] = {
     "encode": _encode,
     "another output": lambda m, r: getattr(m, r.choice(["embed", "classify", "states", "logits"]))(
@@ -340,6 +348,7 @@ TARGETS: dict[str, Target] = {
     "listener": Target(
         bundle="exported-listener", open=lambda m: m, requests=LISTENER, probe=_heard
     ),
+    "speller": Target(bundle="exported-speller", open=lambda m: m, requests=SPELLER, probe=_heard),
     "reader": Target(bundle="exported-reader", open=lambda m: m, requests=DECODER, probe=_seen),
     "encoder": Target(bundle="encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
     "embedder": Target(bundle="embedder", open=lambda m: m, requests=ENCODER, probe=_encoded),

@@ -11,7 +11,7 @@ import numpy as np
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, WaveSource
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.inspect import description
 
@@ -56,7 +56,7 @@ def use(folder: Path, random: Random, say: Callable[[str], None], *, verifies: b
 
 
 def _input(model: Any) -> Any:
-    if isinstance(model.manifest.source, AudioSource):
+    if isinstance(model.manifest.source, AudioSource | WaveSource):
         return np.linspace(-1, 1, 9000, dtype=np.float32)
     return "a b" if model.tokenizer is not None else [1, 2, 3]
 
@@ -104,6 +104,7 @@ def _encode(model: Encoder, random: Random) -> None:
         "embedding": model.embed,
         "states": model.states,
         "logits": model.logits,
+        "ctc": random.choice([model.logits, model.transcribe]),
     }
     methods[model.manifest.output_kind.name]([value] * random.choice([1, 1, 3]))
 

@@ -16,13 +16,16 @@ from weakref import finalize
 from torch import nn
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source import ctc_symbols
 from ortolan.export.source.companions import COMPANIONS
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.errors import CheckpointError, ConfigError
 
 FILES = (
     *COMPANIONS,
+    *ctc_symbols.FILES,
     "preprocessor_config.json",
+    "processor_config.json",
     "calibration.txt",
     "calibration.tsv",
     "calibration.npy",

@@ -11,7 +11,14 @@ from tests.runtime.bundle.test_manifest import MANIFEST, Change
 from tests.runtime.damaged_bundles import put
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import ImageSource, Manifest, Output, TextSource, Tokens
+from ortolan.runtime.bundle.manifest import (
+    ImageSource,
+    Manifest,
+    Output,
+    TextSource,
+    Tokens,
+    WaveSource,
+)
 from ortolan.runtime.bundle.manifest_file import decode
 from ortolan.runtime.errors import ManifestError
 
@@ -26,6 +33,16 @@ PIXELS: Document = {
     "std": [0.5, 0.5, 0.5],
     "scale": 1 / 255,
     "resample": "bilinear",
+}
+
+
+WAVE: Document = {
+    "kind": "wave",
+    "rate": 16_000,
+    "window": 400,
+    "hop": 320,
+    "vectors": 16,
+    "normalized": True,
 }
 
 
@@ -83,6 +100,20 @@ def images(**changes: object) -> Change:
     return change
 
 
+def wave(document: Document) -> None:
+    symbols = [" ", *(chr(97 + number) for number in range(document["vocab_size"] - 1))]
+    document |= {"source": copy.deepcopy(WAVE), "tokenizer": None, "tokens": {"pad": 2}}
+    document["output"] = {"kind": "ctc", "size": len(symbols), "labels": symbols}
+
+
+def waves(*path: str, value: object) -> Change:
+    def change(document: Document) -> None:
+        wave(document)
+        put(*path, value=value)(document)
+
+    return change
+
+
 def test_everything_an_encoder_decoder_has_is_read() -> None:
     manifest = read(document_of("encoder-decoder"))
     assert manifest.kind == "encoder-decoder"
@@ -101,6 +132,24 @@ def test_encoder_of_images_is_read() -> None:
     assert isinstance(manifest.source, ImageSource)
     assert manifest.source.std == (0.5, 0.5, 0.5)
     assert manifest.output == Output(kind="labels", size=2, labels=("no", "yes"))
+
+
+@pytest.mark.parametrize("labels", [True, False])
+def test_encoder_of_waves_is_read(labels: bool) -> None:
+    document = document_of("encoder")
+    wave(document)
+    if not labels:
+        document |= {"tokens": {}, "output": document["output"] | {"labels": []}}
+    manifest = read(document)
+    source, output = manifest.source, manifest.output
+    assert isinstance(source, WaveSource)
+    assert (source.samples, source.seconds, source.step_s) == (5120, 0.32, 0.02)
+    assert [source.length(samples) for samples in (0, 399, 400, 719, 720)] == [0, 0, 1, 1, 2]
+    assert source.length(source.reach(7)) == 7
+    assert output is not None
+    assert len(output.labels) == 24 * labels
+    assert manifest.takes == "sounds of at most 0.32 seconds"
+    assert manifest.gives == "logits of 24 symbols for each vector of a sound"
 
 
 def test_decoder_with_maps_is_read() -> None:
@@ -156,6 +205,21 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", images(kind="sound"), "sound"),
         ("encoder", images(crop=4), "crop"),
         ("encoder", put("output", "kind", value="odds"), "output.kind"),
+        ("encoder", waves("source", "vectors", value=15), "15 of 320 samples"),
+        ("encoder", waves("source", "window", value=5121), "a window of 5121"),
+        ("encoder", waves("source", "hop", value=0), "hop"),
+        ("encoder", waves("source", "rate", value=10), "rate"),
+        ("encoder", waves("source", "normalized", value=1), "normalized"),
+        ("encoder", waves("source", "bins", value=80), "bins"),
+        ("encoder", waves("tokenizer", value="tokenizer.json"), "no tokenizer"),
+        ("encoder", waves("output", "size", value=23), "0 labels"),
+        ("encoder", waves("output", "labels", value=["a"]), "0 labels"),
+        ("encoder", waves("tokens", value={}), "the blank"),
+        ("encoder", waves("tokens", "pad", value=24), "'pad'"),
+        ("encoder", waves("output", value={"kind": "ctc", "size": 23}), "24 logits per vector"),
+        ("encoder", waves("output", value={"kind": "logits", "size": 24}), "24 logits"),
+        ("encoder", put("output", value={"kind": "ctc", "size": 24}), "a wave"),
+        ("encoder-decoder", put("source", value=WAVE), "without a decoder"),
         ("encoder", put("kind", value="translator"), "kind"),
         ("encoder-decoder", put("source", value=None), "`source`"),
         ("encoder-decoder", put("output", value={"kind": "states", "size": 4}), "`output`"),
