@@ -113,6 +113,14 @@ SMOLVLM: dict[str, Any] = IDEFICS3 | {
     "vision_config": _tower("smolvlm_vision", "gelu_pytorch_tanh"),
 }
 
+INTERNVL: dict[str, Any] = {
+    "model_type": "internvl",
+    "architectures": ["InternVLForConditionalGeneration"],
+    "vision_config": _tower("internvl_vision", "gelu") | {"layer_scale_init_value": 0.7},
+    "text_config": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "image_token_id": 5,
+}
+
 SIGLIP: dict[str, Any] = {
     "model_type": "siglip",
     "architectures": ["SiglipForImageClassification"],
@@ -227,7 +235,8 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM, SIGLIP, MARIAN),
+    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM, SIGLIP),
+    *(INTERNVL, MARIAN),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
-from tests.tiny.encoders import IDEFICS3, LLAVA, SMOLVLM
+from tests.tiny.encoders import IDEFICS3, INTERNVL, LLAVA, SMOLVLM
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load
@@ -19,6 +19,11 @@ from ortolan.modeling.layers.embeddings import Features
 TOKEN = LLAVA["image_token_index"]
 
 SIGLIP = LLAVA["vision_config"] | {"model_type": "siglip_vision_model"}
+
+
+def internvl(**changes: Any) -> dict[str, Any]:
+    return INTERNVL | {"vision_config": INTERNVL["vision_config"] | changes}
+
 
 CASES: dict[str, dict[str, Any]] = {
     "clip": {},
@@ -35,6 +40,20 @@ CASES: dict[str, dict[str, Any]] = {
     "idefics3, all patches": IDEFICS3 | {"scale_factor": 1},
     "smolvlm": SMOLVLM,
     "smolvlm, wide squares": SMOLVLM | {"scale_factor": 4},
+    "internvl": INTERNVL,
+    "internvl, as in the largest": internvl(
+        use_qk_norm=True, norm_type="rms_norm", layer_norm_eps=1e-3
+    ),
+    "internvl, biases and a last norm": internvl(
+        attention_bias=True, use_mean_pooling=False, use_mask_token=True
+    ),
+    "internvl, an early layer": internvl(use_mean_pooling=False) | {"vision_feature_layer": -2},
+    "internvl, without the last norm": internvl(use_mean_pooling=False)
+    | {"vision_feature_layer": 2},
+    "internvl, all patches": INTERNVL | {"downsample_ratio": 1.0, "projector_hidden_act": "relu"},
+    "internvl, wide squares": INTERNVL | {"downsample_ratio": 0.25},
+    "internvl, qwen3": INTERNVL | {"text_config": LLAVA["text_config"] | {"model_type": "qwen3"}},
+    "internvl, llama": INTERNVL | {"text_config": LLAVA["text_config"]},
 }
 
 PIXELS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
