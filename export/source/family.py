@@ -68,6 +68,7 @@ from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
+    LongestSide,
     Output,
     Source,
     State,
@@ -158,14 +159,17 @@ def _tiles(config: EncoderConfig, tower: Checkpoint) -> Tiles | msgspec.UnsetTyp
     if not isinstance(config.input, PatchInput):
         raise TypeError("expected an encoder of images")
     cut = tiles(config.input, tower.folder, config.model_type)
-    most = limits.MAX_FEATURES
     if cut is None:
         return msgspec.UNSET
-    per_side = -(-cut.longest // min(config.input.image_size))
-    if (count := (per_side**2 + 1) * config.vectors) > most:
+    if isinstance(cut.grid, LongestSide):
+        key, count = "size.longest_edge", (-(-cut.grid.pixels // min(config.input.image_size))) ** 2
+    else:
+        key, count = "max_patches", cut.grid.most
+    most = limits.MAX_FEATURES
+    if (vectors := (count + 1) * config.vectors) > most:
         raise OptionError(
-            f"{PREPROCESSOR}: expected at most {most} vectors for an image, got {count}. Lower "
-            "size.longest_edge."
+            f"{PREPROCESSOR}: expected at most {most} vectors for an image, got {vectors}. Lower "
+            f"{key}."
         )
     return cut
 

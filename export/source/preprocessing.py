@@ -13,7 +13,14 @@ import msgspec
 from ortolan.export.errors import OptionError
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource, Tiles
+from ortolan.runtime.bundle.manifest import (
+    ClosestShape,
+    Filter,
+    Fit,
+    ImageSource,
+    LongestSide,
+    Tiles,
+)
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -29,7 +36,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
 STEPS = (
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb"),
-    "do_image_splitting",
+    *("do_image_splitting", "crop_to_patches"),
 )
 """Steps that a bundle does."""
 
@@ -42,6 +49,12 @@ INERT = frozenset(
     }
 )
 """Keys that do not change the pixels of a single image."""
+
+OF_SOME = (
+    *("crop_pct", "do_image_splitting", "max_image_size"),
+    *("crop_to_patches", "min_patches", "max_patches"),
+)
+"""Keys that only the processors with a default for them know."""
 
 CROP_BELOW = 384
 """Shortest edge below which a processor with `crop_pct` crops; larger images are distorted."""
@@ -69,8 +82,11 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     rescale_factor: float = BYTES
     image_mean: Numbers = 0.5
     image_std: Numbers = 0.5
-    do_image_splitting: bool = False
+    do_image_splitting: bool | None = None
     max_image_size: Lengths | None = None
+    crop_to_patches: bool | None = None
+    min_patches: int | None = None
+    max_patches: int | None = None
     crop_pct: float | None = None
     default_to_square: bool = True
 
@@ -110,6 +126,15 @@ PROCESSORS: Mapping[str, Processor] = {
     "Siglip": Processor(
         size={"height": 224, "width": 224}, do_convert_rgb=True, default_to_square=False
     ),
+    "GotOcr2": Processor(
+        image_mean=CLIP_MEAN,
+        image_std=CLIP_STD,
+        size={"height": 384, "width": 384},
+        do_convert_rgb=True,
+        crop_to_patches=False,
+        min_patches=1,
+        max_patches=12,
+    ),
     "Idefics3": _TILED,
     "SmolVLM": _TILED,
 }
@@ -121,20 +146,30 @@ PROCESSOR_OF: Mapping[str, str] = {
     "deit": "DeiT",
     "dinov2": "Bit",
     "idefics3": "Idefics3",
+    "internvl": "GotOcr2",
     "siglip": "Siglip",
     "siglip_vision_model": "Siglip",
     "smolvlm": "SmolVLM",
 }
 """Image processor of a `model_type` whose file names none; of other models, `ViT`."""
 
-TILE_TEXTS: Mapping[str, str] = {
+_NUMBERED = {
     "tile": "<fake_token_around_image><row_{row}_col_{column}>",
     "row": "\n",
     "rows": "\n",
     "whole": "<fake_token_around_image><global-img>",
     "end": "<fake_token_around_image>",
 }
-"""Texts around the vectors of tiles, as Idefics3 and SmolVLM learned them."""
+
+TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
+    "idefics3": _NUMBERED,
+    "internvl": {"start": "<img>", "end": "</img>"},
+    "smolvlm": _NUMBERED,
+}
+"""Texts around the vectors of tiles, as a `model_type` learned them; others read no tiles."""
+
+ALWAYS_CUT = frozenset({"internvl"})
+"""Types whose processor in transformers cuts images even if `crop_to_patches` is false."""
 
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 
@@ -186,16 +221,35 @@ def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | N
         model_type: of the checkpoint.
 
     Raises:
-        OptionError: see `image_source`; also if sides are missing or too long.
+        OptionError: see `image_source`; also for sides or numbers of tiles out of range.
     """
     processor = _read_processor(config, folder, model_type)
-    if processor.max_image_size is None:
+    grid, texts = _grid(processor), TILE_TEXTS.get(model_type)
+    splits = bool(processor.do_image_splitting or processor.crop_to_patches)
+    if grid is None or (texts is None and not splits):
         return None
-    longest = _longest("size", processor.size)
-    most = limits.MAX_TILES_SIDE
-    if longest > most or not processor.do_resize:
-        raise _error(f"do_resize and a longest_edge of at most {most}", f"{processor.size}")
-    return Tiles(longest=longest, split=processor.do_image_splitting, **TILE_TEXTS)
+    if texts is None:
+        raise _error("no tiles, which the model does not read", "an image processor that cuts them")
+    if not processor.do_resize:
+        raise _error("do_resize", "tiles without it")
+    return Tiles(grid=grid, split=splits or model_type in ALWAYS_CUT, **texts)
+
+
+def _grid(processor: Processor) -> LongestSide | ClosestShape | None:
+    """How many tiles an image has."""
+    if processor.max_image_size is not None:
+        longest, most = _longest("size", processor.size), limits.MAX_TILES_SIDE
+        if longest > most:
+            raise _error(f"a longest_edge of at most {most}", f"{longest}")
+        return LongestSide(pixels=longest)
+    least, most = processor.min_patches, processor.max_patches
+    if least is None or most is None:
+        return None
+    if not 1 <= least <= most <= limits.MAX_TILES:
+        raise _error(
+            f"1 <= min_patches <= max_patches <= {limits.MAX_TILES}", f"{least} and {most}"
+        )
+    return ClosestShape(least=least, most=most)
 
 
 def _read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
@@ -234,8 +288,7 @@ def _processor(values: Mapping[str, object], default: str) -> Processor:
             f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", f"{named!r:.80}"
         )
     known = {*Processor.__struct_fields__, *INERT}
-    if defaults.crop_pct is None:
-        known.remove("crop_pct")
+    known.difference_update(key for key in OF_SOME if getattr(defaults, key) is None)
     unknown = [key for key, value in values.items() if key not in known and value is not False]
     if unknown:
         raise _error(f"no steps but {', '.join(STEPS)}", ", ".join(sorted(unknown))[:200])
@@ -266,6 +319,8 @@ def _fit(processor: Processor) -> Fit:
     """The steps that give an image, or a tile of it, its size."""
     if processor.max_image_size is not None:
         return Fit(resize=(_longest("max_image_size", processor.max_image_size),) * 2)
+    if processor.max_patches is not None:
+        return Fit(resize=_size("size", processor.size))
     crop = _size("crop_size", processor.crop_size) if processor.do_center_crop else None
     if not processor.do_resize:
         return Fit(crop=crop, pad=processor.do_pad)

@@ -292,7 +292,8 @@ class EncoderConfig(StackConfig):
         ):
             raise ConfigError(
                 f"head: squares of {side} by {side} patches must fill the image (got "
-                f"{patches.grid[0]} by {patches.grid[1]} patches). Check scale_factor or downsample_ratio."
+                f"{patches.grid[0]} by {patches.grid[1]} patches). Check scale_factor or "
+                "downsample_ratio."
             )
 
 

@@ -142,21 +142,36 @@ def test_files_become_the_pixels_of_transformers(
         )
 
 
-@pytest.mark.parametrize("name", ["Idefics3", "SmolVLM"])
+SIZES = {"size": {"longest_edge": 4 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+
+TILED: dict[str, tuple[str, dict[str, Any]]] = {
+    "idefics3": ("Idefics3", SIZES),
+    "smolvlm": ("SmolVLM", SIZES),
+    "internvl": ("GotOcr2", {"size": SQUARE, "crop_to_patches": True}),
+    "internvl, few": ("GotOcr2", {"size": SQUARE, "crop_to_patches": True, "max_patches": 4}),
+    "internvl, many": (
+        "GotOcr2",
+        {"size": SQUARE, "crop_to_patches": True, "min_patches": 3, "max_patches": 40},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TILED)
 def test_files_become_the_tiles_of_transformers(
-    name: str, files: dict[str, Path], tmp_path: Path
+    case: str, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    theirs = processor_class(name)(
-        size={"longest_edge": 4 * SIDE}, max_image_size={"longest_edge": SIDE}
-    )
+    name, values = TILED[case]
+    theirs = processor_class(name)(**values)
     theirs.save_pretrained(str(tmp_path))
     patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=False)
-    source, how = (read(patches, tmp_path, name.lower()) for read in (image_source, tiles))
+    model_type = case.partition(",")[0]
+    source, how = (read(patches, tmp_path, model_type) for read in (image_source, tiles))
     assert isinstance(source, ImageSource)
     assert isinstance(how, Tiles)
     for path in files.values():
         image = ImageOps.exif_transpose(Image.open(path))
-        expected = theirs(images=image, return_tensors="np")["pixel_values"][0]
+        expected = theirs(images=image, return_tensors="np")["pixel_values"]
+        expected = expected[0] if expected.ndim == 5 else expected
         np.testing.assert_allclose(
             cut(path, source, how).pixels, expected, atol=1e-5, rtol=1e-5, err_msg=path.name
         )
@@ -166,7 +181,8 @@ def test_files_become_the_tiles_of_transformers(
 def test_defaults_are_those_of_the_class(name: str) -> None:
     theirs, ours = processor_class(name)(), PROCESSORS[name]
     sizes = ("size", "crop_size", "max_image_size")
-    for key in (*sizes, "resample", "rescale_factor", "crop_pct"):
+    numbers = ("resample", "rescale_factor", "crop_pct", "min_patches", "max_patches")
+    for key in (*sizes, *numbers):
         expected = getattr(theirs, key, None)
         expected = dict(expected) if key in sizes and expected else expected
         assert getattr(ours, key) == expected, key
@@ -178,8 +194,9 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
         "do_pad",
         "do_convert_rgb",
         "do_image_splitting",
+        "crop_to_patches",
     ):
-        assert getattr(ours, key) == bool(getattr(theirs, key, False)), key
+        assert bool(getattr(ours, key)) == bool(getattr(theirs, key, False)), key
     for key in ("image_mean", "image_std"):
         np.testing.assert_allclose(np.broadcast_to(getattr(ours, key), 3), getattr(theirs, key))
     assert ours.default_to_square == type(theirs).default_to_square
