@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from ortolan.runtime.bundle.manifest import ClosestShape, ImageSource, LongestSide, Tiles
 from ortolan.runtime.inputs.images import normalized, read_values, resized
 
-__all__ = ["Cut", "cut", "surrounded"]
+__all__ = ["Cut", "closest", "cut", "surrounded"]
 
 
 class Cut(NamedTuple):
@@ -76,17 +76,7 @@ def surrounded(image: Cut, tiles: Tiles, placeholder: str) -> str:
     return "".join((*parts, tiles.whole, placeholder, tiles.end))
 
 
-def _grid(size: tuple[int, ...], source: ImageSource, tiles: Tiles) -> tuple[int, int]:
-    """Number of rows and columns."""
-    if not tiles.split:
-        return 1, 1
-    if isinstance(tiles.grid, ClosestShape):
-        return _closest(size, source, tiles.grid)
-    height, width = _filled(size, source)
-    return height // source.height, width // source.width
-
-
-def _closest(size: tuple[int, ...], source: ImageSource, shape: ClosestShape) -> tuple[int, int]:
+def closest(size: tuple[int, ...], source: ImageSource, shape: ClosestShape) -> tuple[int, int]:
     """Number of rows and columns whose ratio is closest to that of the image's sides."""
     height, width = size
     best, least = (1, 1), math.inf
@@ -98,6 +88,16 @@ def _closest(size: tuple[int, ...], source: ImageSource, shape: ClosestShape) ->
         if difference < least or (difference == least and fits):
             best, least = (rows, columns), difference
     return best
+
+
+def _grid(size: tuple[int, ...], source: ImageSource, tiles: Tiles) -> tuple[int, int]:
+    """Number of rows and columns."""
+    if not tiles.split:
+        return 1, 1
+    if isinstance(tiles.grid, ClosestShape):
+        return closest(size, source, tiles.grid)
+    height, width = _filled(size, source)
+    return height // source.height, width // source.width
 
 
 def _scaled(size: tuple[int, ...], longest: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Decoders that read images in tiles: bundles against the processor and model of transformers."""
 
 import io
+import itertools
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -15,12 +16,13 @@ from PIL import Image
 from tests.export import tiny_tiles
 from tests.runtime.damaged_bundles import edit_json, put
 from transformers import Idefics3Processor, InternVLProcessor, PreTrainedTokenizerFast
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.runtime import Decoder, InputError, TokenizerError, load, verify
-from ortolan.runtime.bundle.manifest import Tiles
-from ortolan.runtime.inputs.tiles import cut
+from ortolan.runtime.bundle.manifest import ClosestShape, ImageSource, Tiles
+from ortolan.runtime.inputs.tiles import closest, cut
 
 NEW = 8
 
@@ -195,6 +197,44 @@ def test_other_settings_are_those_of_the_processor(
         completion = greedy(model, PROMPTS[prompt])
         assert completion.timings.prompt_tokens == len(ids)
         assert list(completion.tokens) == tokens
+
+
+@pytest.mark.parametrize(
+    "tower",
+    [
+        {"use_qk_norm": True, "norm_type": "rms_norm"},
+        {"attention_bias": True, "use_mean_pooling": False},
+    ],
+)
+def test_other_encoders_of_internvl_give_the_same_tokens(
+    tower: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_tiles.write(tmp_path, "internvl", tower=tower)
+    ortolan.export(tmp_path, tmp_path / "bundle")
+    assert verify(tmp_path / "bundle", isolate=False).verdict == "PASS"
+    model = load(tmp_path / "bundle", Decoder)
+    for prompt in ("wide", "two images"):
+        ids, tokens = expected("internvl", tmp_path, PROMPTS[prompt])
+        completion = greedy(model, PROMPTS[prompt])
+        assert completion.timings.prompt_tokens == len(ids)
+        assert list(completion.tokens) == tokens
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 12), (1, 1), (2, 7), (1, 40), (6, 6)])
+def test_rows_and_columns_are_those_of_transformers(
+    least: int, most: int, models: dict[str, Decoder]
+) -> None:
+    images = models["internvl"]._images
+    assert images is not None
+    source = images.manifest.source
+    assert isinstance(source, ImageSource)
+    shape = ClosestShape(least=least, most=most)
+    sides = [*range(1, 25), 31, 40, 57, 64, 80, 97, 128, 333]
+    for height, width in itertools.product(sides, sides):
+        columns, rows = get_optimal_tiled_canvas(
+            (height, width), (source.height, source.width), least, most
+        )
+        assert closest((height, width), source, shape) == (rows, columns)
 
 
 @pytest.mark.parametrize("name", ["internvl", "smolvlm"])

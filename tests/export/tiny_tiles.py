@@ -1,6 +1,7 @@
 """Tiny SmolVLM, Idefics3 and InternVL: a tokenizer, a chat template and an image processor too."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -42,8 +43,17 @@ PROCESSORS: dict[str, dict[str, Any]] = {
 }
 
 
-def write(folder: Path, model_type: str, **processor: Any) -> None:
-    """Write the checkpoint; `processor` changes the keys of its image processor."""
+def write(
+    folder: Path, model_type: str, *, tower: Mapping[str, Any] | None = None, **processor: Any
+) -> None:
+    """Write the checkpoint.
+
+    Args:
+        folder: where to.
+        model_type: of the checkpoint.
+        tower: changes to the config of the image encoder.
+        processor: changes to the keys of the image processor.
+    """
     tokenizer = tiny_models.tokenizer()
     tokenizer.add_tokens(["\n", "\n\n"])
     tokenizer.add_special_tokens(list(SPECIAL))
@@ -52,6 +62,7 @@ def write(folder: Path, model_type: str, **processor: Any) -> None:
     values = values | {
         "image_token_id": tokenizer.token_to_id(PLACEHOLDERS[model_type]),
         "text_config": values["text_config"] | text,
+        "vision_config": values["vision_config"] | (tower or {}),
     }
     model = reference_model(values, architecture=values["architectures"][0])
     model.save_pretrained(folder)
