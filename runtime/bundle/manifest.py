@@ -370,7 +370,7 @@ class LongestSide(
     tag_field="by",
     tag="longest_side",
 ):
-    """As many tiles as cover an image of a given size (Laurençon et al. 2024, "Idefics3").
+    """The tiles that cover an image of a given size (Laurençon et al. 2024, "Idefics3").
 
     Attributes:
         pixels: of the longer side, to which the image is resized before tiles cover it.
@@ -389,12 +389,12 @@ class ClosestShape(
 ):
     """The rows and columns whose shape is closest to the image's (Chen et al. 2024, "InternVL").
 
-    Of equal shapes, the one with more tiles is taken if they have less than twice the pixels of the
-    image.
+    Of shapes that are equally close, the one with more tiles wins if these have less than twice the
+    pixels of the image.
 
     Attributes:
-        least: tiles, not counting the whole image.
-        most: tiles, not counting the whole image.
+        least: fewest tiles, without the whole image.
+        most: most tiles, without the whole image.
     """
 
     least: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]

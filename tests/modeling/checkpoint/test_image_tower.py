@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import read_config
+from ortolan.modeling.config import EncoderConfig, PatchInput
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.embeddings import Features
 
@@ -132,6 +134,43 @@ def test_squares_that_do_not_fill_an_image_are_refused(tmp_path: Path) -> None:
     assert images is not None
     with pytest.raises(ConfigError, match="squares of 3 by 3 patches must fill the image"):
         load(images, EncoderModel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"downsample_ratio": 0.3}, "downsample_ratio must be 1, 1/2, 1/3 or so on"),
+        ({"downsample_ratio": 0.0}, "downsample_ratio must be 1, 1/2, 1/3 or so on"),
+        ({"downsample_ratio": 1 / 3}, "squares of 3 by 3 patches must fill the image"),
+        ({"vision_feature_select_strategy": "full"}, "must be default"),
+        ({"unknown_switch": True}, "unknown_switch"),
+        (internvl(image_size=[8, 16]), "as many rows of patches as columns"),
+        (internvl(norm_type="batch_norm"), "norm_type must be one of layer_norm, rms_norm"),
+        (internvl(use_absolute_position_embeddings=False), "use_absolute_position_embeddings"),
+        (internvl(unknown_switch=True), "vision_config.unknown_switch"),
+    ],
+)
+def test_another_encoder_than_those_of_internvl_is_refused(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    written(tmp_path, **INTERNVL)
+    (tmp_path / "config.json").write_text(json.dumps(INTERNVL | changes))
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    with pytest.raises(ConfigError, match=said):
+        load(images, EncoderModel)
+
+
+def test_a_config_without_its_defaults_is_read(tmp_path: Path) -> None:
+    written(tmp_path, **INTERNVL)
+    values = INTERNVL | {"vision_config": {"hidden_size": 32, "intermediate_size": 48}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    config = read_config(images, EncoderConfig)
+    assert isinstance(config.input, PatchInput)
+    assert (config.input.image_size, config.input.patch_size) == ((448, 448), (14, 14))
+    assert (len(config.blocks), config.vectors) == (24, 256)
 
 
 def test_prefixes_of_old_and_new_checkpoints_are_read(tmp_path: Path) -> None:
