@@ -19,9 +19,10 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.audio_preprocessing import audio_source
 from ortolan.export.source.companions import companions_of, tokenizer_of
-from ortolan.export.source.preprocessing import PREPROCESSOR, image_source, tiles
+from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
+from ortolan.export.source.tiles import tiles_of
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -63,18 +64,15 @@ from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
-from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Features,
     Graph,
-    LongestSide,
     Output,
     Source,
     State,
     StateType,
     TextSource,
-    Tiles,
     Tokens,
 )
 
@@ -149,29 +147,9 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         size=config.head.projections[-1].width,
         vectors=config.vectors,
         encoder=UNBUILT,
-        tiles=_tiles(config, tower),
+        tiles=tiles_of(config, tower.folder),
     )
     return replace(model, features=features, images=encoder)
-
-
-def _tiles(config: EncoderConfig, tower: Checkpoint) -> Tiles | msgspec.UnsetType:
-    """How the images of an encoder are cut."""
-    if not isinstance(config.input, PatchInput):
-        raise TypeError("expected an encoder of images")
-    cut = tiles(config.input, tower.folder, config.model_type)
-    if cut is None:
-        return msgspec.UNSET
-    if isinstance(cut.grid, LongestSide):
-        key, count = "size.longest_edge", (-(-cut.grid.pixels // min(config.input.image_size))) ** 2
-    else:
-        key, count = "max_patches", cut.grid.most
-    most = limits.MAX_FEATURES
-    if (vectors := (count + 1) * config.vectors) > most:
-        raise OptionError(
-            f"{PREPROCESSOR}: expected at most {most} vectors for an image, got {vectors}. Lower "
-            f"{key}."
-        )
-    return cut
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:

@@ -13,14 +13,7 @@ import msgspec
 from ortolan.export.errors import OptionError
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import (
-    ClosestShape,
-    Filter,
-    Fit,
-    ImageSource,
-    LongestSide,
-    Tiles,
-)
+from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -90,6 +83,11 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     crop_pct: float | None = None
     default_to_square: bool = True
 
+    @property
+    def cuts(self) -> bool | None:
+        """Whether images are cut into tiles; None for a processor that cannot."""
+        return self.crop_to_patches if self.do_image_splitting is None else self.do_image_splitting
+
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -153,24 +151,6 @@ PROCESSOR_OF: Mapping[str, str] = {
 }
 """Image processor of a `model_type` whose file names none; of other models, `ViT`."""
 
-_NUMBERED = {
-    "tile": "<fake_token_around_image><row_{row}_col_{column}>",
-    "row": "\n",
-    "rows": "\n",
-    "whole": "<fake_token_around_image><global-img>",
-    "end": "<fake_token_around_image>",
-}
-
-TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
-    "idefics3": _NUMBERED,
-    "internvl": {"start": "<img>", "end": "</img>"},
-    "smolvlm": _NUMBERED,
-}
-"""Texts around the vectors of tiles, as a `model_type` learned them; others read no tiles."""
-
-ALWAYS_CUT = frozenset({"internvl"})
-"""Types whose processor in transformers cuts images even if `crop_to_patches` is false."""
-
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 
 
@@ -187,7 +167,7 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         OptionError: the file cannot be read, gives images of another size, or asks for a step
             that a bundle does not do.
     """
-    processor = _read_processor(config, folder, model_type)
+    processor = read_processor(config, folder, model_type)
     fit = _fit(processor)
     _check_size(processor, fit, config.image_size)
     if not 0 <= processor.resample < len(RESAMPLES):
@@ -212,50 +192,17 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
     )
 
 
-def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:
-    """How images are cut into tiles; None for an image processor that does not cut.
-
-    Args:
-        config: of the input of the encoder.
-        folder: of the checkpoint.
-        model_type: of the checkpoint.
+def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
+    """The keys of a checkpoint's image processor over its defaults.
 
     Raises:
-        OptionError: see `image_source`; also for sides or numbers of tiles out of range.
+        OptionError: see `image_source`.
     """
-    processor = _read_processor(config, folder, model_type)
-    grid, texts = _grid(processor), TILE_TEXTS.get(model_type)
-    splits = bool(processor.do_image_splitting or processor.crop_to_patches)
-    if grid is None or (texts is None and not splits):
-        return None
-    if texts is None:
-        raise _error("no tiles, which the model does not read", "an image processor that cuts them")
-    if not processor.do_resize:
-        raise _error("do_resize", "tiles without it")
-    return Tiles(grid=grid, split=splits or model_type in ALWAYS_CUT, **texts)
-
-
-def _grid(processor: Processor) -> LongestSide | ClosestShape | None:
-    """How many tiles an image has."""
-    if processor.max_image_size is not None:
-        longest, most = _longest("size", processor.size), limits.MAX_TILES_SIDE
-        if longest > most:
-            raise _error(f"a longest_edge of at most {most}", f"{longest}")
-        return LongestSide(pixels=longest)
-    least, most = processor.min_patches, processor.max_patches
-    if least is None or most is None:
-        return None
-    if not 1 <= least <= most <= limits.MAX_TILES:
-        raise _error(
-            f"1 <= min_patches <= max_patches <= {limits.MAX_TILES}", f"{least} and {most}"
-        )
-    return ClosestShape(least=least, most=most)
-
-
-def _read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
-    """The keys of a checkpoint's image processor over its defaults."""
     values = {} if folder is None else _values(folder)
-    processor = _processor(values, PROCESSOR_OF.get(model_type, "ViT"))
+    default = PROCESSOR_OF.get(model_type, "ViT")
+    processor = _processor(values, default)
+    if processor.cuts and PROCESSORS[default].cuts is None:
+        raise _error("whole images", f"tiles, which {model_type} does not read")
     if values.keys().isdisjoint(("size", "image_processor_type", "feature_extractor_type")):
         return _resized(processor, config.image_size, crops="crop_size" in values)
     return processor
@@ -318,7 +265,7 @@ def _resized(processor: Processor, size: tuple[int, int], *, crops: bool) -> Pro
 def _fit(processor: Processor) -> Fit:
     """The steps that give an image, or a tile of it, its size."""
     if processor.max_image_size is not None:
-        return Fit(resize=(_longest("max_image_size", processor.max_image_size),) * 2)
+        return Fit(resize=(longest_edge("max_image_size", processor.max_image_size),) * 2)
     if processor.max_patches is not None:
         return Fit(resize=_size("size", processor.size))
     crop = _size("crop_size", processor.crop_size) if processor.do_center_crop else None
@@ -342,7 +289,7 @@ def _fit(processor: Processor) -> Fit:
     )
 
 
-def _longest(key: str, lengths: Lengths | None) -> int:
+def longest_edge(key: str, lengths: Lengths | None) -> int:
     """The side under a key that has only the longer one."""
     match lengths:
         case {"longest_edge": int(edge), **rest} if not rest:

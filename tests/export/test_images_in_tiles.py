@@ -80,7 +80,7 @@ def models(bundles: dict[str, Path]) -> dict[str, Decoder]:
     return {name: load(folder, Decoder) for name, folder in bundles.items()}
 
 
-class OfImages(InternVLProcessor):  # type: ignore[misc]
+class OfImages(InternVLProcessor):
     """Without the processor of videos, which needs another package."""
 
     def check_argument_for_proper_class(self, *_: Any) -> None: ...
@@ -329,10 +329,10 @@ def test_more_vectors_than_a_prompt_holds_are_refused(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="longest_edge of at most 4096"):
         ortolan.export(tmp_path, tmp_path / "bundle")
     tiny_tiles.write(tmp_path, "internvl", max_patches=65)
-    with pytest.raises(OptionError, match="max_patches <= 64"):
+    with pytest.raises(OptionError, match="max_patches must be from 1 to 64"):
         ortolan.export(tmp_path, tmp_path / "bundle")
     tiny_tiles.write(tmp_path, "internvl", min_patches=5, max_patches=4)
-    with pytest.raises(OptionError, match="1 <= min_patches <= max_patches"):
+    with pytest.raises(OptionError, match=r"in this order \(got 5 and 4\)"):
         ortolan.export(tmp_path, tmp_path / "bundle")
     tiny_tiles.write(tmp_path, "internvl", do_resize=False)
     with pytest.raises(OptionError, match="do_resize"):

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import (
     PREPROCESSOR,
     PROCESSOR,
     PROCESSORS,
     image_source,
-    tiles,
 )
+from ortolan.export.source.tiles import tiles
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime.bundle.manifest import ImageSource, Tiles
 from ortolan.runtime.inputs.images import read_pixels
@@ -175,6 +176,33 @@ def test_files_become_the_tiles_of_transformers(
         np.testing.assert_allclose(
             cut(path, source, how).pixels, expected, atol=1e-5, rtol=1e-5, err_msg=path.name
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True}, "llava"),
+        ({"image_processor_type": "SmolVLMImageProcessor"}, "llava does not read"),
+        ({"image_processor_type": "CLIPImageProcessor", "max_patches": 3}, "max_patches"),
+        ({"image_processor_type": "CLIPImageProcessor", "do_image_splitting": True}, "splitting"),
+        ({"image_processor_type": "GotOcr2ImageProcessor", "max_image_size": SQUARE}, "max_image"),
+    ],
+)
+def test_tiles_of_a_model_that_reads_none_are_refused(
+    values: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(values | {"size": SQUARE}))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    with pytest.raises(OptionError, match=said):
+        image_source(patches, tmp_path, "llava")
+
+
+def test_a_model_of_tiles_needs_them(tmp_path: Path) -> None:
+    values = {"image_processor_type": "CLIPImageProcessor", "size": SQUARE, "crop_size": SQUARE}
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    with pytest.raises(OptionError, match="image_processor_type must cut images, as internvl"):
+        tiles(patches, tmp_path, "internvl")
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
