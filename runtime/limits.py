@@ -108,6 +108,9 @@ MAX_FEATURES = 1 << 13
 MAX_TILES_SIDE = 1 << 12
 """Pixels of the longer side of an image that is cut into tiles: published models have 2,048."""
 
+MAX_TILES = 64
+"""Tiles of an image that are chosen by its shape; published models have 12."""
+
 MAX_TILE_TEXT = 256
 """Characters of a text around the vectors of a tile."""
 

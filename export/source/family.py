@@ -21,9 +21,10 @@ from ortolan.export.source.audio_preprocessing import audio_source, chunked_sour
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
-from ortolan.export.source.preprocessing import PREPROCESSOR, image_source, tiles
+from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
+from ortolan.export.source.tiles import tiles_of
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -68,7 +69,6 @@ from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
-from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
 from ortolan.runtime.bundle.manifest import (
     Features,
@@ -78,7 +78,6 @@ from ortolan.runtime.bundle.manifest import (
     State,
     StateType,
     TextSource,
-    Tiles,
     Tokens,
 )
 
@@ -153,27 +152,10 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         size=config.head.projections[-1].width,
         vectors=config.vectors,
         encoder=UNBUILT,
-        tiles=_tiles(config, tower),
+        tiles=tiles_of(config, tower.folder),
     )
     dictation = DICTATIONS.get(config.model_type)
     return replace(model, features=features, images=encoder, dictation=dictation)
-
-
-def _tiles(config: EncoderConfig, tower: Checkpoint) -> Tiles | msgspec.UnsetType:
-    """How the images of an encoder are cut."""
-    if not isinstance(config.input, PatchInput):
-        return msgspec.UNSET
-    cut = tiles(config.input, tower.folder, config.model_type)
-    most = limits.MAX_FEATURES
-    if cut is None:
-        return msgspec.UNSET
-    per_side = -(-cut.longest // min(config.input.image_size))
-    if (count := (per_side**2 + 1) * config.vectors) > most:
-        raise OptionError(
-            f"{PREPROCESSOR}: expected at most {most} vectors for an image, got {count}. Lower "
-            "size.longest_edge."
-        )
-    return cut
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:

@@ -13,7 +13,7 @@ import msgspec
 from ortolan.export.errors import OptionError
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource, Tiles
+from ortolan.runtime.bundle.manifest import Filter, Fit, ImageSource
 
 PREPROCESSOR = "preprocessor_config.json"
 
@@ -29,7 +29,7 @@ LANCZOS, BILINEAR, BICUBIC = 1, 2, 3
 
 STEPS = (
     *("do_resize", "do_center_crop", "do_rescale", "do_normalize", "do_pad", "do_convert_rgb"),
-    "do_image_splitting",
+    *("do_image_splitting", "crop_to_patches"),
 )
 """Steps that a bundle does."""
 
@@ -42,6 +42,12 @@ INERT = frozenset(
     }
 )
 """Keys that do not change the pixels of a single image."""
+
+OF_SOME = (
+    *("crop_pct", "do_image_splitting", "max_image_size"),
+    *("crop_to_patches", "min_patches", "max_patches"),
+)
+"""Keys that only the processors with a default for them know."""
 
 CROP_BELOW = 384
 """Shortest edge below which a processor with `crop_pct` crops; larger images are distorted."""
@@ -69,10 +75,18 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     rescale_factor: float = BYTES
     image_mean: Numbers = 0.5
     image_std: Numbers = 0.5
-    do_image_splitting: bool = False
+    do_image_splitting: bool | None = None
     max_image_size: Lengths | None = None
+    crop_to_patches: bool | None = None
+    min_patches: int | None = None
+    max_patches: int | None = None
     crop_pct: float | None = None
     default_to_square: bool = True
+
+    @property
+    def cuts(self) -> bool | None:
+        """Whether images are cut into tiles; None for a processor that cannot."""
+        return self.crop_to_patches if self.do_image_splitting is None else self.do_image_splitting
 
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
@@ -110,6 +124,15 @@ PROCESSORS: Mapping[str, Processor] = {
     "Siglip": Processor(
         size={"height": 224, "width": 224}, do_convert_rgb=True, default_to_square=False
     ),
+    "GotOcr2": Processor(
+        image_mean=CLIP_MEAN,
+        image_std=CLIP_STD,
+        size={"height": 384, "width": 384},
+        do_convert_rgb=True,
+        crop_to_patches=False,
+        min_patches=1,
+        max_patches=12,
+    ),
     "Idefics3": _TILED,
     "SmolVLM": _TILED,
 }
@@ -121,20 +144,12 @@ PROCESSOR_OF: Mapping[str, str] = {
     "deit": "DeiT",
     "dinov2": "Bit",
     "idefics3": "Idefics3",
+    "internvl": "GotOcr2",
     "siglip": "Siglip",
     "siglip_vision_model": "Siglip",
     "smolvlm": "SmolVLM",
 }
 """Image processor of a `model_type` whose file names none; of other models, `ViT`."""
-
-TILE_TEXTS: Mapping[str, str] = {
-    "tile": "<fake_token_around_image><row_{row}_col_{column}>",
-    "row": "\n",
-    "rows": "\n",
-    "whole": "<fake_token_around_image><global-img>",
-    "end": "<fake_token_around_image>",
-}
-"""Texts around the vectors of tiles, as Idefics3 and SmolVLM learned them."""
 
 SUFFIXES = ("ImageProcessorFast", "ImageProcessorPil", "ImageProcessor", "FeatureExtractor")
 
@@ -152,7 +167,7 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         OptionError: the file cannot be read, gives images of another size, or asks for a step
             that a bundle does not do.
     """
-    processor = _read_processor(config, folder, model_type)
+    processor = read_processor(config, folder, model_type)
     fit = _fit(processor)
     _check_size(processor, fit, config.image_size)
     if not 0 <= processor.resample < len(RESAMPLES):
@@ -177,31 +192,17 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
     )
 
 
-def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:
-    """How images are cut into tiles; None for an image processor that does not cut.
-
-    Args:
-        config: of the input of the encoder.
-        folder: of the checkpoint.
-        model_type: of the checkpoint.
+def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
+    """The keys of a checkpoint's image processor over its defaults.
 
     Raises:
-        OptionError: see `image_source`; also if sides are missing or too long.
+        OptionError: see `image_source`.
     """
-    processor = _read_processor(config, folder, model_type)
-    if processor.max_image_size is None:
-        return None
-    longest = _longest("size", processor.size)
-    most = limits.MAX_TILES_SIDE
-    if longest > most or not processor.do_resize:
-        raise _error(f"do_resize and a longest_edge of at most {most}", f"{processor.size}")
-    return Tiles(longest=longest, split=processor.do_image_splitting, **TILE_TEXTS)
-
-
-def _read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
-    """The keys of a checkpoint's image processor over its defaults."""
     values = {} if folder is None else _values(folder)
-    processor = _processor(values, PROCESSOR_OF.get(model_type, "ViT"))
+    default = PROCESSOR_OF.get(model_type, "ViT")
+    processor = _processor(values, default)
+    if processor.cuts and PROCESSORS[default].cuts is None:
+        raise _error("whole images", f"tiles, which {model_type} does not read")
     if values.keys().isdisjoint(("size", "image_processor_type", "feature_extractor_type")):
         return _resized(processor, config.image_size, crops="crop_size" in values)
     return processor
@@ -234,8 +235,7 @@ def _processor(values: Mapping[str, object], default: str) -> Processor:
             f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", f"{named!r:.80}"
         )
     known = {*Processor.__struct_fields__, *INERT}
-    if defaults.crop_pct is None:
-        known.remove("crop_pct")
+    known.difference_update(key for key in OF_SOME if getattr(defaults, key) is None)
     unknown = [key for key, value in values.items() if key not in known and value is not False]
     if unknown:
         raise _error(f"no steps but {', '.join(STEPS)}", ", ".join(sorted(unknown))[:200])
@@ -265,7 +265,9 @@ def _resized(processor: Processor, size: tuple[int, int], *, crops: bool) -> Pro
 def _fit(processor: Processor) -> Fit:
     """The steps that give an image, or a tile of it, its size."""
     if processor.max_image_size is not None:
-        return Fit(resize=(_longest("max_image_size", processor.max_image_size),) * 2)
+        return Fit(resize=(longest_edge("max_image_size", processor.max_image_size),) * 2)
+    if processor.max_patches is not None:
+        return Fit(resize=_size("size", processor.size))
     crop = _size("crop_size", processor.crop_size) if processor.do_center_crop else None
     if not processor.do_resize:
         return Fit(crop=crop, pad=processor.do_pad)
@@ -287,7 +289,7 @@ def _fit(processor: Processor) -> Fit:
     )
 
 
-def _longest(key: str, lengths: Lengths | None) -> int:
+def longest_edge(key: str, lengths: Lengths | None) -> int:
     """The side under a key that has only the longer one."""
     match lengths:
         case {"longest_edge": int(edge), **rest} if not rest:

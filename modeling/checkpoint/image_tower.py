@@ -4,6 +4,7 @@ It is a checkpoint of its own: the values of its config are those of the whole m
 reads, and its tensors are those of the tower and of the projection to the language model.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -14,6 +15,8 @@ PREFIX = "vision_model."
 """Prefix of an encoder's tensors, which some checkpoints leave out."""
 
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
+
+_LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +29,7 @@ class Kind:
         default_token: that id where the config leaves it out.
         tower: prefix of the encoder's tensors.
         projections: names of the layers that give vectors for the language model, in order.
+        norm: name of the norm before them, if there is one.
         layer: the encoder's layer that the language model reads, by default; None if it always
             reads the last.
         implied: values of the encoder that configs leave out.
@@ -38,6 +42,7 @@ class Kind:
     default_token: int
     tower: str
     projections: tuple[str, ...]
+    norm: str | None = None
     layer: int | None = None
     implied: Values = field(default_factory=dict)
     config: str = "vision_config"
@@ -66,6 +71,22 @@ KINDS: Mapping[str, Kind] = {
         tower="vision_tower.",
         projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
         layer=-2,
+    ),
+    "internvl": Kind(
+        encoders=("internvl_vision",),
+        token="image_token_id",
+        default_token=151_667,
+        tower="vision_tower.",
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+        norm="multi_modal_projector.layer_norm",
+        layer=-1,
+        implied={
+            "model_type": "internvl_vision",
+            "hidden_size": 1024,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 24,
+            "image_size": 448,
+        },
     ),
     "idefics3": Kind(**_CONNECTED),
     "smolvlm": Kind(**_CONNECTED),
@@ -121,11 +142,13 @@ def image_tower(values: Values) -> ImageTower | None:
         layer, _, parameter = name.rpartition(".")
         if layer in kind.projections:
             return f"projections.{kind.projections.index(layer)}.{parameter}"
+        if layer == kind.norm:
+            return f"projection_norm.{parameter}"
         if not name.startswith(kind.tower):
             return None
         rest = name.removeprefix(kind.tower)
-        layer = rest.partition(".layers.")[2].partition(".")[0]
-        if most is not None and layer.isdigit() and int(layer) >= most:
+        number = _LAYER.search(rest)
+        if most is not None and number and int(number[1]) >= most:
             return None  # the language model reads what an earlier layer gives
         return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 

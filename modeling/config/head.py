@@ -175,11 +175,13 @@ class FeatureHead:
         projections: of each vector, in order.
         pixel_shuffle: side of the squares of patches whose vectors are joined before the
             projections (Laurençon et al. 2024, "Idefics3").
+        norm: of the joined vectors; None without one.
     """
 
     skipped: int
     projections: tuple[Projection, ...]
     pixel_shuffle: int = 1
+    norm: NormConfig | None = None
 
     def __post_init__(self) -> None:
         if not self.projections or self.skipped < 0 or self.pixel_shuffle < 1:

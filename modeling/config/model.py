@@ -219,7 +219,7 @@ class EncoderConfig(StackConfig):
         if self.head.skipped != tokens or any(count % side for count in grid):
             raise ConfigError(
                 f"head: squares of {side} by {side} patches must fill the image (got "
-                f"{grid[0]} by {grid[1]} patches). Check scale_factor."
+                f"{grid[0]} by {grid[1]} patches). Check scale_factor or downsample_ratio."
             )
 
 

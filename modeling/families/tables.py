@@ -79,3 +79,6 @@ PROJECTIONS: Table = {
     for kind in ("weight", "bias")
 }
 """Layers after the pooling or before a decoder, in the head of any family."""
+
+PROJECTION_NORM: Table = linear({"projection_norm": "head.norm"})
+"""The norm before the projections."""

@@ -169,6 +169,7 @@ class Features(nn.Module):
     """Vectors for a decoder.
 
     Attributes:
+        norm: applied to each vector before the projections.
         projections: applied to each vector in order.
     """
 
@@ -176,13 +177,16 @@ class Features(nn.Module):
         super().__init__()
         self.config = config
         self.grid = grid
-        self.projections = _projections(config.projections, width * config.pixel_shuffle**2)
+        width *= config.pixel_shuffle**2
+        self.norm = norm(config.norm, width) if config.norm else nn.Identity()
+        self.projections = _projections(config.projections, width)
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, (T - skipped) / pixel_shuffle ** 2, width)`, without lengths."""
         x_BPE = x_BTE[:, self.config.skipped :]
         if self.config.pixel_shuffle > 1:
             x_BPE = pixel_shuffle(x_BPE, self.grid, self.config.pixel_shuffle)
+        x_BPE = self.norm(x_BPE)
         linears = cast(Iterable[nn.Linear], self.projections)
         for dense, layer in zip(linears, self.config.projections, strict=True):
             x_BPE = dense(x_BPE)

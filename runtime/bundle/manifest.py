@@ -492,18 +492,57 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 TileText = Annotated[str, Meta(max_length=limits.MAX_TILE_TEXT)]
 
 
+class LongestSide(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="longest_side",
+):
+    """The tiles that cover an image of a given size (Laurençon et al. 2024, "Idefics3").
+
+    Attributes:
+        pixels: of the longer side, to which the image is resized before tiles cover it.
+    """
+
+    pixels: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
+
+
+class ClosestShape(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="closest_shape",
+):
+    """The rows and columns whose shape is closest to the image's (Chen et al. 2024, "InternVL").
+
+    Of shapes that are equally close, the one with more tiles wins if these have less than twice the
+    pixels of the image.
+
+    Attributes:
+        least: fewest tiles, without the whole image.
+        most: most tiles, without the whole image.
+    """
+
+    least: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
+    most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
+
+
 class Tiles(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """How an image becomes several of the encoder's size, and the texts around their vectors.
 
-    The image is resized so that its longer side has `longest` pixels, then so that whole tiles fill
-    it. The encoder reads the tiles row by row, and then the whole image, resized to a tile
-    (Laurençon et al. 2024, "Idefics3"). An image of a single tile is read once.
+    The image is resized so that whole tiles fill it. The encoder reads the tiles row by row, and
+    then the whole image, resized to a tile. An image of a single tile is read once.
 
     Attributes:
-        longest: pixels of the longer side.
+        grid: number of rows and columns.
         split: whether images are cut; without, the encoder reads only the whole image.
+        start: before everything else.
         tile: before the vectors of a tile; `{row}` and `{column}` count from 1.
         row: after the last tile of a row.
         rows: after the last row.
@@ -511,8 +550,9 @@ class Tiles(
         end: after them.
     """
 
-    longest: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
+    grid: LongestSide | ClosestShape
     split: bool = True
+    start: TileText = ""
     tile: TileText = ""
     row: TileText = ""
     rows: TileText = ""

@@ -1,19 +1,24 @@
 """Cuts images into tiles of the size that an encoder reads, and writes the texts around them.
 
-an image of 640 by 480, tiles of 512, `longest` 1024
+an image of 640 by 480, tiles of 512, 1024 pixels for the longest side
 resized     1024 by 768, then 1024 by 1024: 2 rows of 2 tiles, and the whole image
-prompt      tile 1,1  tile 1,2  row  tile 2,1  tile 2,2  row  rows  whole  end
+prompt      start  tile 1,1  tile 1,2  row  tile 2,1  tile 2,2  row  rows  whole  end
+
+the same image and tiles, the closest shape of 1 to 12 tiles: 4/3 is closest to 640/480
+resized     2048 by 1536: 3 rows of 4 tiles, and the whole image
 """
 
+import itertools
+import math
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import ImageSource, Tiles
+from ortolan.runtime.bundle.manifest import ClosestShape, ImageSource, LongestSide, Tiles
 from ortolan.runtime.inputs.images import normalized, read_values, resized
 
-__all__ = ["Cut", "cut", "surrounded"]
+__all__ = ["Cut", "closest", "cut", "surrounded"]
 
 
 class Cut(NamedTuple):
@@ -44,25 +49,23 @@ def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
     """
     high, wide = source.height, source.width
     values_HWC = read_values(image, source)
-    values_HWC = resized(values_HWC, *_scaled(values_HWC.shape[:2], tiles.longest), source)
-    whole_HWC, parts = values_HWC, list[NDArray[np.uint8]]()
-    rows = columns = 0
-    if tiles.split:
-        height, width = _filled(values_HWC.shape[:2], source)
-        whole_HWC = resized(values_HWC, height, width, source)
-        rows, columns = height // high, width // wide
-    if rows * columns > 1:
-        bands = (whole_HWC[row * high : (row + 1) * high] for row in range(rows))
-        parts = [band[:, c * wide : (c + 1) * wide] for band in bands for c in range(columns)]
-    else:
-        rows = columns = 0
+    if isinstance(tiles.grid, LongestSide):
+        size = _scaled(values_HWC.shape[:2], tiles.grid.pixels)
+        values_HWC = resized(values_HWC, *size, source)
+    rows, columns = _grid(values_HWC.shape[:2], source, tiles)
+    filled_HWC = resized(values_HWC, rows * high, columns * wide, source)
+    if rows * columns == 1:
+        return Cut(normalized(filled_HWC, source)[None], 0, 0)
+    bands = (filled_HWC[row * high : (row + 1) * high] for row in range(rows))
+    parts = [band[:, c * wide : (c + 1) * wide] for band in bands for c in range(columns)]
+    whole_HWC = filled_HWC if isinstance(tiles.grid, LongestSide) else values_HWC
     parts.append(resized(whole_HWC, high, wide, source))
     return Cut(np.stack([normalized(part, source) for part in parts]), rows, columns)
 
 
 def surrounded(image: Cut, tiles: Tiles, placeholder: str) -> str:
     """The text of an image in a prompt, with a placeholder for each tile and the whole image."""
-    parts = []
+    parts = [tiles.start]
     for row in range(1, image.rows + 1):
         for column in range(1, image.columns + 1):
             before = tiles.tile.replace("{row}", str(row)).replace("{column}", str(column))
@@ -71,6 +74,30 @@ def surrounded(image: Cut, tiles: Tiles, placeholder: str) -> str:
     if image.rows:
         parts.append(tiles.rows)
     return "".join((*parts, tiles.whole, placeholder, tiles.end))
+
+
+def closest(size: tuple[int, ...], source: ImageSource, shape: ClosestShape) -> tuple[int, int]:
+    """Number of rows and columns whose ratio is closest to that of the image's sides."""
+    height, width = size
+    best, least = (1, 1), math.inf
+    pairs = itertools.product(range(1, shape.most + 1), repeat=2)
+    counted = [pair for pair in pairs if shape.least <= math.prod(pair) <= shape.most]
+    for columns, rows in sorted(counted, key=math.prod):
+        difference = abs(width / height - columns / rows)
+        fits = 2 * height * width > rows * columns * source.height * source.width
+        if difference < least or (difference == least and fits):
+            best, least = (rows, columns), difference
+    return best
+
+
+def _grid(size: tuple[int, ...], source: ImageSource, tiles: Tiles) -> tuple[int, int]:
+    """Number of rows and columns."""
+    if not tiles.split:
+        return 1, 1
+    if isinstance(tiles.grid, ClosestShape):
+        return closest(size, source, tiles.grid)
+    height, width = _filled(size, source)
+    return height // source.height, width // source.width
 
 
 def _scaled(size: tuple[int, ...], longest: int) -> tuple[int, int]:

@@ -1,6 +1,7 @@
 """Decoders that read images in tiles: bundles against the processor and model of transformers."""
 
 import io
+import itertools
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
@@ -9,22 +10,32 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers
 from numpy.typing import NDArray
 from PIL import Image
 from tests.export import tiny_tiles
 from tests.runtime.damaged_bundles import edit_json, put
+from transformers import Idefics3Processor, InternVLProcessor, PreTrainedTokenizerFast
+from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.runtime import Decoder, InputError, TokenizerError, load, verify
-from ortolan.runtime.bundle.manifest import Tiles
-from ortolan.runtime.inputs.tiles import cut
+from ortolan.runtime.bundle.manifest import ClosestShape, ImageSource, Tiles
+from ortolan.runtime.inputs.tiles import closest, cut
 
 NEW = 8
 
 Pixels = NDArray[np.uint8]
 
-TYPES = ("idefics3", "smolvlm")
+TYPES = ("idefics3", "internvl", "smolvlm")
+
+NAMED_TOKENS = {
+    "start_image_token": "<img>",
+    "end_image_token": "</img>",
+    "context_image_token": "<IMG_CONTEXT>",
+    "video_token": "<video>",
+}
 
 SIZES = [
     (8, 8), (32, 32), (30, 17), (17, 30), (3, 3), (1, 40), (40, 1), (100, 33), (33, 100), (5, 37),
@@ -69,23 +80,33 @@ def models(bundles: dict[str, Path]) -> dict[str, Decoder]:
     return {name: load(folder, Decoder) for name, folder in bundles.items()}
 
 
+class OfImages(InternVLProcessor):
+    """Without the processor of videos, which needs another package."""
+
+    def check_argument_for_proper_class(self, *_: Any) -> None: ...
+
+
 @cache
 def image_processor(name: str, folder: Path) -> Any:
-    import transformers
-
-    kind = {"idefics3": "Idefics3ImageProcessorPil", "smolvlm": "SmolVLMImageProcessorPil"}[name]
-    return getattr(transformers, kind).from_pretrained(folder)
+    kind = {"idefics3": "Idefics3", "internvl": "GotOcr2", "smolvlm": "SmolVLM"}[name]
+    return getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(folder)
 
 
 @cache
 def reference(name: str, folder: Path) -> tuple[Any, Any]:
     """Processor and model. SmolVLM's own needs a package for videos, and writes the same texts."""
     import transformers
-    from transformers import Idefics3Processor, PreTrainedTokenizerFast
 
-    kind = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[name]
-    tokenizer = PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))  # type: ignore[no-untyped-call]
-    processor: Any = Idefics3Processor(image_processor(name, folder), tokenizer, image_seq_len=4)
+    kind = {"idefics3": "Idefics3", "internvl": "InternVL", "smolvlm": "SmolVLM"}[name]
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_file=str(folder / "tokenizer.json"), extra_special_tokens=NAMED_TOKENS
+    )
+    images = image_processor(name, folder)
+    processor: Any = (
+        OfImages(images, tokenizer, image_seq_length=4)
+        if name == "internvl"
+        else Idefics3Processor(images, tokenizer, image_seq_len=4)
+    )
     model = getattr(transformers, f"{kind}ForConditionalGeneration").from_pretrained(folder)
     return processor, model
 
@@ -93,11 +114,13 @@ def reference(name: str, folder: Path) -> tuple[Any, Any]:
 def expected(name: str, folder: Path, parts: Sequence[Any]) -> tuple[list[int], list[int]]:
     """Ids of a prompt and the tokens that transformers generates for it."""
     processor, model = reference(name, folder)
-    text = "".join(part if isinstance(part, str) else "<image>" for part in parts)
+    placeholder = tiny_tiles.PLACEHOLDERS[name]
+    text = "".join(part if isinstance(part, str) else placeholder for part in parts)
     images = [Image.fromarray(part["image"]) for part in parts if not isinstance(part, str)]
     given = processor(images=[images], text=[text], return_tensors="pt")
     ids: list[int] = given["input_ids"][0].tolist()
-    given = {key: given[key] for key in ("input_ids", "pixel_values", "pixel_attention_mask")}
+    used = ("input_ids", "pixel_values", "pixel_attention_mask")
+    given = {key: given[key] for key in used if key in given}
     with torch.inference_mode():
         tokens: list[int] = model.generate(
             **given, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
@@ -139,29 +162,86 @@ def test_tiles_are_those_of_transformers(
     for channels in (1, 3, 4):
         values = picture(*size, channels)
         image = Image.fromarray(values[..., 0] if channels == 1 else values)
-        theirs = processor(image, return_tensors="np", return_row_col_info=True)
         parts = model._encoder.cut(values, tiles_of(model))
-        assert (parts.rows, parts.columns) == (theirs["rows"][0][0], theirs["cols"][0][0])
-        np.testing.assert_allclose(parts.pixels, theirs["pixel_values"][0], atol=1e-5)
+        if name == "internvl":
+            theirs = processor(image, return_tensors="np", crop_to_patches=True)
+            expected = theirs["pixel_values"]
+            assert theirs["num_patches"] == [parts.rows * parts.columns + 1]
+        else:
+            theirs = processor(image, return_tensors="np", return_row_col_info=True)
+            expected = theirs["pixel_values"][0]
+            assert (parts.rows, parts.columns) == (theirs["rows"][0][0], theirs["cols"][0][0])
+        np.testing.assert_allclose(parts.pixels, expected, atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    "keys",
-    [{"do_image_splitting": False}, {"size": {"longest_edge": tiny_tiles.SIDE}}, {"resample": 3}],
+    ("name", "keys"),
+    [
+        ("smolvlm", {"do_image_splitting": False}),
+        ("smolvlm", {"size": {"longest_edge": tiny_tiles.SIDE}}),
+        ("smolvlm", {"resample": 3}),
+        ("internvl", {"crop_to_patches": True}),
+        ("internvl", {"max_patches": 1}),
+        ("internvl", {"max_patches": 5}),
+        ("internvl", {"min_patches": 3, "max_patches": 8, "resample": 2}),
+    ],
 )
-def test_other_settings_are_those_of_the_processor(keys: dict[str, Any], tmp_path: Path) -> None:
-    tiny_tiles.write(tmp_path, "smolvlm", **keys)
+def test_other_settings_are_those_of_the_processor(
+    name: str, keys: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_tiles.write(tmp_path, name, **keys)
     ortolan.export(tmp_path, tmp_path / "bundle")
     model = load(tmp_path / "bundle", Decoder)
     for prompt in ("wide", "two images"):
-        ids, tokens = expected("smolvlm", tmp_path, PROMPTS[prompt])
+        ids, tokens = expected(name, tmp_path, PROMPTS[prompt])
         completion = greedy(model, PROMPTS[prompt])
         assert completion.timings.prompt_tokens == len(ids)
         assert list(completion.tokens) == tokens
 
 
-def test_a_batch_a_stream_and_a_service_give_the_same(models: dict[str, Decoder]) -> None:
-    model = models["smolvlm"]
+@pytest.mark.parametrize(
+    "tower",
+    [
+        {"use_qk_norm": True, "norm_type": "rms_norm"},
+        {"attention_bias": True, "use_mean_pooling": False},
+    ],
+)
+def test_other_encoders_of_internvl_give_the_same_tokens(
+    tower: dict[str, Any], tmp_path: Path
+) -> None:
+    tiny_tiles.write(tmp_path, "internvl", tower=tower)
+    ortolan.export(tmp_path, tmp_path / "bundle")
+    assert verify(tmp_path / "bundle", isolate=False).verdict == "PASS"
+    model = load(tmp_path / "bundle", Decoder)
+    for prompt in ("wide", "two images"):
+        ids, tokens = expected("internvl", tmp_path, PROMPTS[prompt])
+        completion = greedy(model, PROMPTS[prompt])
+        assert completion.timings.prompt_tokens == len(ids)
+        assert list(completion.tokens) == tokens
+
+
+@pytest.mark.parametrize(("least", "most"), [(1, 12), (1, 1), (2, 7), (1, 40), (6, 6)])
+def test_rows_and_columns_are_those_of_transformers(
+    least: int, most: int, models: dict[str, Decoder]
+) -> None:
+    images = models["internvl"]._encoder
+    assert images is not None
+    source = images.manifest.source
+    assert isinstance(source, ImageSource)
+    shape = ClosestShape(least=least, most=most)
+    sides = [*range(1, 25), 31, 40, 57, 64, 80, 97, 128, 333]
+    for height, width in itertools.product(sides, sides):
+        columns, rows = get_optimal_tiled_canvas(
+            (height, width), (source.height, source.width), least, most
+        )
+        assert closest((height, width), source, shape) == (rows, columns)
+
+
+@pytest.mark.parametrize("name", ["internvl", "smolvlm"])
+def test_a_batch_a_stream_and_a_service_give_the_same(
+    name: str, models: dict[str, Decoder]
+) -> None:
+    model = models[name]
     prompts = list(PROMPTS.values())
     alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
     assert [done.tokens for done in greedy(model, prompts)] == alone
@@ -172,15 +252,16 @@ def test_a_batch_a_stream_and_a_service_give_the_same(models: dict[str, Decoder]
         assert [ticket.completion().tokens for ticket in tickets] == alone
 
 
-def test_a_chat_reads_tiles(models: dict[str, Decoder], checkpoints: dict[str, Path]) -> None:
-    model = models["smolvlm"]
+@pytest.mark.parametrize("name", ["internvl", "smolvlm"])
+def test_a_chat_reads_tiles(
+    name: str, models: dict[str, Decoder], checkpoints: dict[str, Path]
+) -> None:
+    model = models[name]
     stream = io.BytesIO()
     Image.fromarray(WIDE).save(stream, "PNG")
     image = {"type": "image", "image": stream.getvalue()}
     message = {"role": "user", "content": [image, {"type": "text", "text": "say"}]}
-    ids, tokens = expected(
-        "smolvlm", checkpoints["smolvlm"], ["user:", {"image": WIDE}, "say</s>A:"]
-    )
+    ids, tokens = expected(name, checkpoints[name], ["user:", {"image": WIDE}, "say</s>A:"])
     completion = model.chat([message], max_new_tokens=NEW, ignore_eos=True).completion
     assert completion.timings.prompt_tokens == len(ids)
     assert list(completion.tokens) == tokens
@@ -221,13 +302,22 @@ def test_verification_covers_tiles(name: str, bundles: dict[str, Path]) -> None:
     assert report.images.verdict == "PASS"
 
 
-@pytest.mark.parametrize(("key", "value"), [("longest", 40), ("split", False), ("whole", "x")])
+@pytest.mark.parametrize(
+    ("name", "keys", "value"),
+    [
+        ("smolvlm", ("grid", "pixels"), 40),
+        ("smolvlm", ("split",), False),
+        ("smolvlm", ("whole",), "x"),
+        ("internvl", ("grid", "most"), 2),
+        ("internvl", ("split",), False),
+    ],
+)
 def test_another_cut_is_found(
-    key: str, value: Any, checkpoints: dict[str, Path], tmp_path: Path
+    name: str, keys: tuple[str, ...], value: Any, checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
     out = tmp_path / "bundle"
-    ortolan.export(checkpoints["smolvlm"], out)
-    edit_json(out, "manifest.json", put("images", "tiles", key, value=value))
+    ortolan.export(checkpoints[name], out)
+    edit_json(out, "manifest.json", put("images", "tiles", *keys, value=value))
     assert verify(out, isolate=False).verdict == "FAIL"
 
 
@@ -237,6 +327,15 @@ def test_more_vectors_than_a_prompt_holds_are_refused(tmp_path: Path) -> None:
         ortolan.export(tmp_path, tmp_path / "bundle")
     tiny_tiles.write(tmp_path, "smolvlm", size={"longest_edge": 5000})
     with pytest.raises(OptionError, match="longest_edge of at most 4096"):
+        ortolan.export(tmp_path, tmp_path / "bundle")
+    tiny_tiles.write(tmp_path, "internvl", max_patches=65)
+    with pytest.raises(OptionError, match="max_patches must be from 1 to 64"):
+        ortolan.export(tmp_path, tmp_path / "bundle")
+    tiny_tiles.write(tmp_path, "internvl", min_patches=5, max_patches=4)
+    with pytest.raises(OptionError, match=r"in this order \(got 5 and 4\)"):
+        ortolan.export(tmp_path, tmp_path / "bundle")
+    tiny_tiles.write(tmp_path, "internvl", do_resize=False)
+    with pytest.raises(OptionError, match="do_resize"):
         ortolan.export(tmp_path, tmp_path / "bundle")
     tiny_tiles.write(tmp_path, "smolvlm", max_image_size={"longest_edge": 16})
     with pytest.raises(OptionError, match="8 x 8 pixels"):

@@ -1,46 +1,73 @@
-"""SmolVLM and Idefics3 with random weights, a tokenizer, a chat template and an image processor."""
+"""Tiny SmolVLM, Idefics3 and InternVL: a tokenizer, a chat template and an image processor too."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from tests.export import tiny_models
 from tests.export.tiny_llava import TEMPLATE
 from tests.modeling.tiny_models import reference_model
-from tests.tiny.encoders import IDEFICS3, SMOLVLM
+from tests.tiny.encoders import IDEFICS3, INTERNVL, SMOLVLM
 
 SIDE = 8
 """Pixels of a tile."""
 
-VALUES = {"idefics3": IDEFICS3, "smolvlm": SMOLVLM}
+VALUES = {"idefics3": IDEFICS3, "internvl": INTERNVL, "smolvlm": SMOLVLM}
+
+PLACEHOLDERS = {"idefics3": "<image>", "internvl": "<IMG_CONTEXT>", "smolvlm": "<image>"}
+"""Token that stands for an image in a text, and for each of its vectors."""
 
 _AROUND = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 
-SPECIAL = ("<image>", *_AROUND, *(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)))
+SPECIAL = (
+    *("<image>", *_AROUND, *(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7))),
+    *("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+)
+
+_LONGEST = {
+    "size": {"longest_edge": 4 * SIDE},
+    "max_image_size": {"longest_edge": SIDE},
+    "do_pad": True,
+    "return_row_col_info": False,
+}
+
+PROCESSORS: dict[str, dict[str, Any]] = {
+    "idefics3": {"image_processor_type": "Idefics3ImageProcessor", **_LONGEST},
+    "internvl": {
+        "image_processor_type": "GotOcr2ImageProcessorFast",
+        "size": {"height": SIDE, "width": SIDE},
+        "crop_to_patches": False,
+    },
+    "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_LONGEST},
+}
 
 
-def write(folder: Path, model_type: str, **processor: Any) -> None:
-    """Write the checkpoint; `processor` changes the keys of its image processor."""
+def write(
+    folder: Path, model_type: str, *, tower: Mapping[str, Any] | None = None, **processor: Any
+) -> None:
+    """Write the checkpoint.
+
+    Args:
+        folder: where to.
+        model_type: of the checkpoint.
+        tower: changes to the config of the image encoder.
+        processor: changes to the keys of the image processor.
+    """
     tokenizer = tiny_models.tokenizer()
     tokenizer.add_tokens(["\n", "\n\n"])
     tokenizer.add_special_tokens(list(SPECIAL))
     values = VALUES[model_type]
     text = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 800}
     values = values | {
-        "image_token_id": tokenizer.token_to_id("<image>"),
+        "image_token_id": tokenizer.token_to_id(PLACEHOLDERS[model_type]),
         "text_config": values["text_config"] | text,
+        "vision_config": values["vision_config"] | (tower or {}),
     }
     model = reference_model(values, architecture=values["architectures"][0])
     model.save_pretrained(folder)
     tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    name = {"idefics3": "Idefics3", "smolvlm": "SmolVLM"}[model_type]
-    keys = {
-        "image_processor_type": f"{name}ImageProcessor",
-        "size": {"longest_edge": 4 * SIDE},
-        "max_image_size": {"longest_edge": SIDE},
-        "do_pad": True,
-        "return_row_col_info": False,
-        **processor,
-    }
+    template = TEMPLATE.replace("<image>", PLACEHOLDERS[model_type])
+    (folder / "chat_template.jinja").write_text(template)
+    keys = PROCESSORS[model_type] | processor
     (folder / "preprocessor_config.json").write_text(json.dumps(keys))

@@ -136,6 +136,14 @@ QWEN3_ASR: dict[str, Any] = {
     "tie_word_embeddings": True,
 }
 
+INTERNVL: dict[str, Any] = {
+    "model_type": "internvl",
+    "architectures": ["InternVLForConditionalGeneration"],
+    "vision_config": _tower("internvl_vision", "gelu") | {"layer_scale_init_value": 0.7},
+    "text_config": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "image_token_id": 5,
+}
+
 SIGLIP: dict[str, Any] = {
     "model_type": "siglip",
     "architectures": ["SiglipForImageClassification"],
@@ -273,20 +281,8 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(
-        DISTILBERT,
-        VIT,
-        DEIT,
-        DINOV2,
-        CLIP,
-        CLIP_VISION,
-        LLAVA,
-        IDEFICS3,
-        SMOLVLM,
-        QWEN3_ASR,
-        SIGLIP,
-        MARIAN,
-    ),
+    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM, SIGLIP),
+    *(INTERNVL, QWEN3_ASR, MARIAN),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

@@ -11,13 +11,14 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
+from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import (
     PREPROCESSOR,
     PROCESSOR,
     PROCESSORS,
     image_source,
-    tiles,
 )
+from ortolan.export.source.tiles import tiles
 from ortolan.modeling.config import PatchInput
 from ortolan.runtime.bundle.manifest import ImageSource, Tiles
 from ortolan.runtime.inputs.images import read_pixels
@@ -142,31 +143,74 @@ def test_files_become_the_pixels_of_transformers(
         )
 
 
-@pytest.mark.parametrize("name", ["Idefics3", "SmolVLM"])
+SIZES = {"size": {"longest_edge": 4 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
+
+TILED: dict[str, tuple[str, dict[str, Any]]] = {
+    "idefics3": ("Idefics3", SIZES),
+    "smolvlm": ("SmolVLM", SIZES),
+    "internvl": ("GotOcr2", {"size": SQUARE, "crop_to_patches": True}),
+    "internvl, few": ("GotOcr2", {"size": SQUARE, "crop_to_patches": True, "max_patches": 4}),
+    "internvl, many": (
+        "GotOcr2",
+        {"size": SQUARE, "crop_to_patches": True, "min_patches": 3, "max_patches": 40},
+    ),
+}
+
+
+@pytest.mark.parametrize("case", TILED)
 def test_files_become_the_tiles_of_transformers(
-    name: str, files: dict[str, Path], tmp_path: Path
+    case: str, files: dict[str, Path], tmp_path: Path
 ) -> None:
-    theirs = processor_class(name)(
-        size={"longest_edge": 4 * SIDE}, max_image_size={"longest_edge": SIDE}
-    )
+    name, values = TILED[case]
+    theirs = processor_class(name)(**values)
     theirs.save_pretrained(str(tmp_path))
     patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=False)
-    source, how = (read(patches, tmp_path, name.lower()) for read in (image_source, tiles))
+    model_type = case.partition(",")[0]
+    source, how = (read(patches, tmp_path, model_type) for read in (image_source, tiles))
     assert isinstance(source, ImageSource)
     assert isinstance(how, Tiles)
     for path in files.values():
         image = ImageOps.exif_transpose(Image.open(path))
-        expected = theirs(images=image, return_tensors="np")["pixel_values"][0]
+        expected = theirs(images=image, return_tensors="np")["pixel_values"]
+        expected = expected[0] if expected.ndim == 5 else expected
         np.testing.assert_allclose(
             cut(path, source, how).pixels, expected, atol=1e-5, rtol=1e-5, err_msg=path.name
         )
+
+
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        ({"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True}, "llava"),
+        ({"image_processor_type": "SmolVLMImageProcessor"}, "llava does not read"),
+        ({"image_processor_type": "CLIPImageProcessor", "max_patches": 3}, "max_patches"),
+        ({"image_processor_type": "CLIPImageProcessor", "do_image_splitting": True}, "splitting"),
+        ({"image_processor_type": "GotOcr2ImageProcessor", "max_image_size": SQUARE}, "max_image"),
+    ],
+)
+def test_tiles_of_a_model_that_reads_none_are_refused(
+    values: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(values | {"size": SQUARE}))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    with pytest.raises(OptionError, match=said):
+        image_source(patches, tmp_path, "llava")
+
+
+def test_a_model_of_tiles_needs_them(tmp_path: Path) -> None:
+    values = {"image_processor_type": "CLIPImageProcessor", "size": SQUARE, "crop_size": SQUARE}
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    with pytest.raises(OptionError, match="image_processor_type must cut images, as internvl"):
+        tiles(patches, tmp_path, "internvl")
 
 
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_defaults_are_those_of_the_class(name: str) -> None:
     theirs, ours = processor_class(name)(), PROCESSORS[name]
     sizes = ("size", "crop_size", "max_image_size")
-    for key in (*sizes, "resample", "rescale_factor", "crop_pct"):
+    numbers = ("resample", "rescale_factor", "crop_pct", "min_patches", "max_patches")
+    for key in (*sizes, *numbers):
         expected = getattr(theirs, key, None)
         expected = dict(expected) if key in sizes and expected else expected
         assert getattr(ours, key) == expected, key
@@ -178,8 +222,9 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
         "do_pad",
         "do_convert_rgb",
         "do_image_splitting",
+        "crop_to_patches",
     ):
-        assert getattr(ours, key) == bool(getattr(theirs, key, False)), key
+        assert bool(getattr(ours, key)) == bool(getattr(theirs, key, False)), key
     for key in ("image_mean", "image_std"):
         np.testing.assert_allclose(np.broadcast_to(getattr(ours, key), 3), getattr(theirs, key))
     assert ours.default_to_square == type(theirs).default_to_square

@@ -53,7 +53,9 @@ def test_pixels_are_those_of_the_image_processor_of_transformers(tmp_path: Path)
     np.testing.assert_allclose(pixels(images, takes), expected, atol=1e-5)
 
 
-@pytest.mark.parametrize("model_type", ["clip", "deit", "dinov2", "idefics3", "siglip", "smolvlm"])
+@pytest.mark.parametrize(
+    "model_type", ["clip", "deit", "dinov2", "idefics3", "internvl", "siglip", "smolvlm"]
+)
 def test_a_file_that_names_no_processor_has_the_one_that_transformers_chooses(
     model_type: str,
 ) -> None:

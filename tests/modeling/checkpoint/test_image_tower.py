@@ -8,17 +8,24 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
-from tests.tiny.encoders import IDEFICS3, LLAVA, SMOLVLM
+from tests.tiny.encoders import IDEFICS3, INTERNVL, LLAVA, SMOLVLM
 from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.folder import read_config
+from ortolan.modeling.config import EncoderConfig, PatchInput
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.embeddings import Features
 
 TOKEN = LLAVA["image_token_index"]
 
 SIGLIP = LLAVA["vision_config"] | {"model_type": "siglip_vision_model"}
+
+
+def internvl(**changes: Any) -> dict[str, Any]:
+    return INTERNVL | {"vision_config": INTERNVL["vision_config"] | changes}
+
 
 CASES: dict[str, dict[str, Any]] = {
     "clip": {},
@@ -35,6 +42,20 @@ CASES: dict[str, dict[str, Any]] = {
     "idefics3, all patches": IDEFICS3 | {"scale_factor": 1},
     "smolvlm": SMOLVLM,
     "smolvlm, wide squares": SMOLVLM | {"scale_factor": 4},
+    "internvl": INTERNVL,
+    "internvl, as in the largest": internvl(
+        use_qk_norm=True, norm_type="rms_norm", layer_norm_eps=1e-3
+    ),
+    "internvl, biases and a last norm": internvl(
+        attention_bias=True, use_mean_pooling=False, use_mask_token=True
+    ),
+    "internvl, an early layer": internvl(use_mean_pooling=False) | {"vision_feature_layer": -2},
+    "internvl, without the last norm": internvl(use_mean_pooling=False)
+    | {"vision_feature_layer": 2},
+    "internvl, all patches": INTERNVL | {"downsample_ratio": 1.0, "projector_hidden_act": "relu"},
+    "internvl, wide squares": INTERNVL | {"downsample_ratio": 0.25},
+    "internvl, qwen3": INTERNVL | {"text_config": LLAVA["text_config"] | {"model_type": "qwen3"}},
+    "internvl, llama": INTERNVL | {"text_config": LLAVA["text_config"]},
 }
 
 PIXELS = torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0))
@@ -113,6 +134,43 @@ def test_squares_that_do_not_fill_an_image_are_refused(tmp_path: Path) -> None:
     assert images is not None
     with pytest.raises(ConfigError, match="squares of 3 by 3 patches must fill the image"):
         load(images, EncoderModel)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"downsample_ratio": 0.3}, "downsample_ratio must be 1, 1/2, 1/3 or so on"),
+        ({"downsample_ratio": 0.0}, "downsample_ratio must be 1, 1/2, 1/3 or so on"),
+        ({"downsample_ratio": 1 / 3}, "squares of 3 by 3 patches must fill the image"),
+        ({"vision_feature_select_strategy": "full"}, "must be default"),
+        ({"unknown_switch": True}, "unknown_switch"),
+        (internvl(image_size=[8, 16]), "as many rows of patches as columns"),
+        (internvl(norm_type="batch_norm"), "norm_type must be one of layer_norm, rms_norm"),
+        (internvl(use_absolute_position_embeddings=False), "use_absolute_position_embeddings"),
+        (internvl(unknown_switch=True), "vision_config.unknown_switch"),
+    ],
+)
+def test_another_encoder_than_those_of_internvl_is_refused(
+    changes: dict[str, Any], said: str, tmp_path: Path
+) -> None:
+    written(tmp_path, **INTERNVL)
+    (tmp_path / "config.json").write_text(json.dumps(INTERNVL | changes))
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    with pytest.raises(ConfigError, match=said):
+        load(images, EncoderModel)
+
+
+def test_a_config_without_its_defaults_is_read(tmp_path: Path) -> None:
+    written(tmp_path, **INTERNVL)
+    values = INTERNVL | {"vision_config": {"hidden_size": 32, "intermediate_size": 48}}
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    images = open_checkpoint(tmp_path).images
+    assert images is not None
+    config = read_config(images, EncoderConfig)
+    assert isinstance(config.input, PatchInput)
+    assert (config.input.image_size, config.input.patch_size) == ((448, 448), (14, 14))
+    assert (len(config.blocks), config.vectors) == (24, 256)
 
 
 def test_prefixes_of_old_and_new_checkpoints_are_read(tmp_path: Path) -> None:

@@ -301,7 +301,7 @@ def test_a_live_model_is_exported_with_its_symbols(saved: Saved, tmp_path: Path)
 
 def test_attention_maps_are_refused(saved: Saved, tmp_path: Path) -> None:
     options = ortolan.ExportOptions(attention_maps=True)
-    with pytest.raises(ortolan.OrtolanError, match="not supported for encoders of waves"):
+    with pytest.raises(ortolan.OrtolanError, match="not supported for sounds of any length"):
         ortolan.export(saved[0] / "source", tmp_path / "bundle", options=options)
 
 

@@ -1,0 +1,109 @@
+"""How images are cut into tiles, from a checkpoint's preprocessor_config.json."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ortolan.export.errors import OptionError
+from ortolan.export.source.preprocessing import (
+    PREPROCESSOR,
+    Processor,
+    longest_edge,
+    read_processor,
+)
+from ortolan.modeling.config import EncoderConfig, PatchInput
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.manifest import ClosestShape, LongestSide, Tiles
+
+_NUMBERED = {
+    "tile": "<fake_token_around_image><row_{row}_col_{column}>",
+    "row": "\n",
+    "rows": "\n",
+    "whole": "<fake_token_around_image><global-img>",
+    "end": "<fake_token_around_image>",
+}
+
+TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
+    "idefics3": _NUMBERED,
+    "internvl": {"start": "<img>", "end": "</img>"},
+    "smolvlm": _NUMBERED,
+}
+"""Texts around the vectors of tiles, as a `model_type` learned them; others read no tiles."""
+
+ALWAYS_CUT = frozenset({"internvl"})
+"""Types whose processor in transformers cuts images even if `crop_to_patches` is false."""
+
+
+def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.UnsetType:
+    """How the images of an encoder are cut; unset if it reads each as a whole, or sounds.
+
+    Args:
+        config: of the encoder.
+        folder: of the checkpoint.
+
+    Raises:
+        OptionError: see `tiles`; also for more vectors than a prompt may hold for an image.
+    """
+    if not isinstance(config.input, PatchInput):
+        return msgspec.UNSET
+    cut = tiles(config.input, folder, config.model_type)
+    if cut is None:
+        return msgspec.UNSET
+    if isinstance(cut.grid, LongestSide):
+        key, count = "size.longest_edge", (-(-cut.grid.pixels // min(config.input.image_size))) ** 2
+    else:
+        key, count = "max_patches", cut.grid.most
+    most = limits.MAX_FEATURES
+    if (vectors := (count + 1) * config.vectors) > most:
+        raise OptionError(
+            f"{PREPROCESSOR}: expected at most {most} vectors for an image, got {vectors}. Lower "
+            f"{key}."
+        )
+    return cut
+
+
+def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:
+    """How images are cut into tiles; None for a model that reads no tiles.
+
+    Args:
+        config: of the input of the encoder.
+        folder: of the checkpoint.
+        model_type: of the checkpoint.
+
+    Raises:
+        OptionError: see `image_source`; also for sides or numbers of tiles out of range.
+    """
+    processor = read_processor(config, folder, model_type)
+    grid, texts = _grid(processor), TILE_TEXTS.get(model_type)
+    if texts is None:
+        return None
+    if grid is None:
+        raise _error(f"image_processor_type must cut images, as {model_type} reads tiles")
+    if not processor.do_resize:
+        raise _error("do_resize must be true where images are cut into tiles")
+    return Tiles(grid=grid, split=bool(processor.cuts) or model_type in ALWAYS_CUT, **texts)
+
+
+def _grid(processor: Processor) -> LongestSide | ClosestShape | None:
+    """How many tiles an image has."""
+    if processor.max_image_size is not None:
+        pixels = longest_edge("size", processor.size)
+        if pixels > limits.MAX_TILES_SIDE:
+            raise _error(
+                f"size must have a longest_edge of at most {limits.MAX_TILES_SIDE} (got {pixels})"
+            )
+        return LongestSide(pixels=pixels)
+    if processor.min_patches is None or processor.max_patches is None:
+        return None
+    least, most = processor.min_patches, processor.max_patches
+    if not 1 <= least <= most <= limits.MAX_TILES:
+        raise _error(
+            f"min_patches and max_patches must be from 1 to {limits.MAX_TILES}, in this order (got "
+            f"{least} and {most})"
+        )
+    return ClosestShape(least=least, most=most)
+
+
+def _error(wrong: str) -> OptionError:
+    return OptionError(f"{PREPROCESSOR}: {wrong}. Correct it.")
