@@ -11,8 +11,10 @@ from ortolan.modeling.config.block import (
 )
 from ortolan.modeling.config.head import (
     Activation,
+    AttentionPooling,
     ClassifierHead,
     EmbeddingHead,
+    EndToken,
     FeatureHead,
     Head,
     HeadLayer,
@@ -73,6 +75,7 @@ __all__ = [
     "AdditiveAttentionConfig",
     "AlibiPositions",
     "AttentionConfig",
+    "AttentionPooling",
     "AudioInput",
     "BlockConfig",
     "CellKind",
@@ -83,6 +86,7 @@ __all__ = [
     "EmbeddingHead",
     "EncoderConfig",
     "EncoderDecoderConfig",
+    "EndToken",
     "FeatureHead",
     "FeedForwardConfig",
     "GatedDeltaConfig",

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields, replace
 from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
 from ortolan.modeling.config.head import (
+    EmbeddingHead,
     FeatureHead,
     Head,
     HeadLayer,
@@ -29,10 +30,18 @@ from ortolan.modeling.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInput:
-    """Token ids, each with a type (such as the sentence of a pair) if there are `types`."""
+    """Token ids, each with a type (such as the sentence of a pair) if there are `types`.
+
+    Attributes:
+        vocab_size: number of ids.
+        types: number of types; 0 without them.
+        padded: every text is filled with padding up to the context, and the padding is read like
+            other tokens (Zhai et al. 2023, "SigLIP").
+    """
 
     vocab_size: int
     types: int = 0
+    padded: bool = False
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.types < 0:
@@ -268,6 +277,9 @@ class EncoderConfig(StackConfig):
                 "head: features are those of an image, of which at least one is left. Choose "
                 "another head."
             )
+        ends = isinstance(self.head, EmbeddingHead) and self.head.end is not None
+        if ends and not isinstance(self.input, TokenInput):
+            raise ConfigError("head: only a text has an end token. Set end to None.")
         if not isinstance(self.head, LanguageModelHead):
             return
         narrow = self.embedding_width != (self.head.width or self.hidden_size)
