@@ -18,6 +18,7 @@ from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
+    Comparison,
     Features,
     Graph,
     HiddenStates,
@@ -95,6 +96,8 @@ class Exportable:
         hidden: states of every token that its graphs return, if they do.
         head: predicts further tokens from them, and becomes a bundle in the bundle.
         speech: tokens with which the decoder transcribes, if it has them.
+        comparison: how an encoder of images compares them with texts; None if it does not.
+        texts: the encoder of the texts, which becomes a bundle in the bundle.
     """
 
     kind: str
@@ -130,6 +133,8 @@ class Exportable:
     hidden: HiddenStates | None = None
     head: "Exportable | None" = None
     speech: Speech | None = None
+    comparison: Comparison | None = None
+    texts: "Exportable | None" = None
 
     @property
     def output(self) -> str:

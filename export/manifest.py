@@ -89,6 +89,7 @@ def describe(
         images=model.features or msgspec.UNSET,
         hidden_states=model.hidden or msgspec.UNSET,
         speech=model.speech or msgspec.UNSET,
+        texts=model.comparison or msgspec.UNSET,
     )
     return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
 

@@ -105,6 +105,10 @@ MAX_IMAGE_SIDE = 1 << 13
 MAX_FEATURES = 1 << 13
 """Vectors of an image that a decoder reads; published models have 64 to 2,880."""
 
+MAX_LOGIT_SCALE = 1e4
+"""Factor of the cosine of an image and a text, and bound of the bias; published models have a scale
+of about 100 and a bias above -20."""
+
 MAX_DEVICES = 16
 """Kinds of devices: cpu, cuda and a few more."""
 

@@ -152,6 +152,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             features=model.features,
             hidden=model.hidden,
             speech=model.speech,
+            comparison=model.comparison,
         ),
         files={
             name: hashlib.sha256(path.read_bytes()).hexdigest()

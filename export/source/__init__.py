@@ -16,6 +16,7 @@ from ortolan.export.source.architecture import (
     check_architecture,
     check_known_task,
 )
+from ortolan.export.source.contrast import keys_of_images, open_contrast
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
@@ -100,10 +101,14 @@ def open_exportable(
     open_published: Callable[..., Exportable] = open_transformers
     if way_of(checkpoint, via) == "family":
         with _advised(checkpoint, via):
-            config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+            keys = keys_of_images(checkpoint, accept_unknown)
+            config = read_config(checkpoint, ModelConfig, accept_unknown=keys)
         check_architecture(checkpoint.values, config)
-        is_recurrent = isinstance(config, RecurrentConfig)
-        of_kind: Callable[..., Exportable] = open_recurrent if is_recurrent else open_family
+        of_kind: Callable[..., Exportable] = open_family
+        if isinstance(config, RecurrentConfig):
+            of_kind = open_recurrent
+        elif checkpoint.texts is not None:
+            of_kind = open_contrast
         open_published = partial(open_with_head if mtp else of_kind, config)
     elif mtp:
         raise OptionError(
@@ -168,7 +173,8 @@ def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
     if way_of(checkpoint, via) == "transformers":
         return unread_keys(checkpoint.values)
     with _advised(checkpoint, via):
-        return unknown_keys(checkpoint)
+        texts = () if checkpoint.texts is None else unknown_keys(checkpoint.texts)
+        return tuple(sorted({*unknown_keys(checkpoint), *texts}))
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:

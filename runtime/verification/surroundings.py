@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import (
+    Comparison,
     Features,
     FileName,
     HiddenStates,
@@ -142,6 +143,7 @@ def meanings_sha256(
     features: Features | None = None,
     hidden: HiddenStates | None = None,
     speech: Speech | None = None,
+    comparison: Comparison | None = None,
 ) -> str:
     """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
     meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
@@ -151,6 +153,8 @@ def meanings_sha256(
         meanings = (*meanings, hidden)
     if speech is not None:
         meanings = (*meanings, speech)
+    if comparison is not None:
+        meanings = (*meanings, comparison)
     return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
@@ -246,6 +250,7 @@ def meanings_of(manifest: Manifest) -> str:
         features=manifest.features,
         hidden=manifest.hidden,
         speech=manifest.transcription,
+        comparison=manifest.comparison,
     )
 
 
