@@ -299,9 +299,7 @@ class Encoder(Model):
         return call.result()
 
 
-def _embedded(
-    texts: Encoder, sentences: tuple[str, ...], truncate: bool
-) -> NDArray[np.float32]:
+def _embedded(texts: Encoder, sentences: tuple[str, ...], truncate: bool) -> NDArray[np.float32]:
     """Embeddings of sentences, which callers share."""
     vectors_LW = texts.embed(list(sentences), truncate=truncate)
     vectors_LW.flags.writeable = False

@@ -312,8 +312,8 @@ def _limit_stack(config: S, max_context: int) -> S:
         case EncoderConfig(input=TokenInput(padded=True), context_length=length):
             if max_context != length:
                 raise ConfigError(
-                    f"max_context must be {length}, since the model reads every text padded to that "
-                    f"length (got {max_context}). Leave it out."
+                    f"max_context must be {length}, to which the model pads every text (got "
+                    f"{max_context}). Leave it out."
                 )
     if not 1 <= max_context <= longest:
         raise ConfigError(

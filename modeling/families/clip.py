@@ -6,13 +6,13 @@ from typing import Literal
 
 from ortolan.modeling.config import (
     AttentionPooling,
-    ClassifierHead,
     EmbeddingHead,
     EncoderConfig,
     Head,
     PatchInput,
     Projection,
 )
+from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
@@ -25,6 +25,9 @@ TOWER, PROJECTED, BOTH = "CLIPVisionModel", "CLIPVisionModelWithProjection", "CL
 SIGLIP_TOWER, SIGLIP_BOTH = "SiglipVisionModel", "SiglipModel"
 
 PREFIX = "vision_model"
+
+ACTIVATION = "gelu_pytorch_tanh"
+"""Default of SigLIP."""
 
 IMPLIED: Mapping[str, object] = {
     "model_type": "",  # that of the whole counts
@@ -161,7 +164,7 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
     tower.skip("model_type")
     if architecture == SIGLIP_BOTH:
         tower.require("vision_use_head")
-        config = _pooled(read_siglip(tower, None), normalised=True)
+        config = _pooled(tower, normalised=True)
     else:
         tower.skip("vision_use_head")
         config = read_siglip(tower, read_classifier(hf, pooling="mean"))
@@ -171,17 +174,19 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
 def _siglip_tower(hf: ConfigReader) -> EncoderConfig:
     """A tower on its own, with or without its pooling."""
     hf.architecture(SIGLIP_TOWER)
-    config = read_siglip(hf, None)
-    return _pooled(config, normalised=False) if hf.get("vision_use_head", bool, True) else config
+    if hf.get("vision_use_head", bool, True):
+        return _pooled(hf, normalised=False)
+    return read_siglip(hf, None)
 
 
-def _pooled(config: EncoderConfig, *, normalised: bool) -> EncoderConfig:
+def _pooled(tower: ConfigReader, *, normalised: bool) -> EncoderConfig:
     """SigLIP's encoder with its pooling, which has the sizes of a layer."""
+    config = read_siglip(tower, None)
     block = config.blocks[0]
     pooling = AttentionPooling(
         num_heads=block.attention.num_heads,
         intermediate_size=block.dense.intermediate_size,
-        activation=block.dense.activation,
+        activation=read_activation(tower.get("hidden_act", str, ACTIVATION)),
         norm=block.norm,
     )
     return replace(config, head=EmbeddingHead(pooling=pooling, normalised=normalised))
@@ -204,7 +209,7 @@ def read_siglip(tower: ConfigReader, head: Head | None) -> EncoderConfig:
         head=head,
         eps=1e-6,
         hidden=tower.size("intermediate_size", 3072),
-        activation="gelu_pytorch_tanh",
+        activation=ACTIVATION,
         class_token=False,
     )
     return _biased(config, bias=True)

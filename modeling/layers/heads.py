@@ -74,11 +74,12 @@ def lengths_to_end(ids_BT: Tensor, lengths: Tensor | None, end: EndToken) -> Ten
         lengths: int `(B,)`; valid tokens per row; None if all are valid.
         end: see `EmbeddingHead`.
     """
-    marks_BT = (ids_BT if end == "highest" else ids_BT == end).int()
+    marks_BT = ids_BT if end == "highest" else torch.where(ids_BT == end, 1, 0)
     if lengths is not None:
         slots_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
-        marks_BT = marks_BT * (slots_T < lengths[:, None]).int()
-    return marks_BT.argmax(1) + 1
+        marks_BT = torch.where(slots_T < lengths[:, None], marks_BT, 0)
+    # CUDA has no kernel of ArgMax, but nodes of integers may stay on the CPU
+    return marks_BT.int().argmax(1) + 1
 
 
 class DenseLayer(nn.Module):

@@ -10,7 +10,7 @@ from tests.tiny.encoders import CLIP, SIGLIP
 from tokenizers import Tokenizer, decoders, models, processors
 from transformers import PreTrainedModel
 
-LENGTH = 40
+LENGTH = 64
 """Tokens of a text of SigLIP, and most of CLIP."""
 
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
