@@ -134,7 +134,13 @@ def load(
     engine = Engine(
         bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
     )
-    # opening the bundle in the bundle checks that it is the right one
+    return _with_part(model, bundle, engine, options)
+
+
+def _with_part(model: type[Model], bundle: Bundle, engine: Engine, options: LoadOptions) -> Model:
+    """The model, with the encoder that is a bundle in its bundle, if there is one."""
+    trust = options.get("trust", False)
+    # opening the part checks that it is the right one
     if bundle.manifest.features is not None:
         open_vision(bundle, trust=trust)
         return Decoder(bundle, engine, _load_part(bundle, VISION, options))

@@ -104,12 +104,7 @@ def open_exportable(
             keys = keys_of_images(checkpoint, accept_unknown)
             config = read_config(checkpoint, ModelConfig, accept_unknown=keys)
         check_architecture(checkpoint.values, config)
-        of_kind: Callable[..., Exportable] = open_family
-        if isinstance(config, RecurrentConfig):
-            of_kind = open_recurrent
-        elif checkpoint.texts is not None:
-            of_kind = open_contrast
-        open_published = partial(open_with_head if mtp else of_kind, config)
+        open_published = partial(open_with_head if mtp else _of_kind(config, checkpoint), config)
     elif mtp:
         raise OptionError(
             "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
@@ -119,6 +114,13 @@ def open_exportable(
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+
+
+def _of_kind(config: ModelConfig, checkpoint: Checkpoint) -> Callable[..., Exportable]:
+    """The function that opens a checkpoint of a family."""
+    if isinstance(config, RecurrentConfig):
+        return open_recurrent
+    return open_family if checkpoint.texts is None else open_contrast
 
 
 def _opened(

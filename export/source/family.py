@@ -204,11 +204,7 @@ def _describe(
     library = tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size))
     padding = _padding(config, library, companions)
     takes = _takes(sides, folder, config.model_type, padding=padding)
-    computed = {
-        f"{prefix}{name}": table
-        for prefix, stack in sides.stacks.items()
-        for name, table in tables(stack).items()
-    }
+    computed = _tables(sides)
     module = _skeleton(limited, computed)
     return Exportable(
         kind=sides.kind,
@@ -247,6 +243,15 @@ def module_sha256(module: torch.nn.Module) -> str:
         values = parameter.detach().cpu().contiguous()
         digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
+
+
+def _tables(sides: Sides) -> dict[str, Tensor]:
+    """Computed tensors of all sides, by the names of initializers."""
+    return {
+        f"{prefix}{name}": table
+        for prefix, stack in sides.stacks.items()
+        for name, table in tables(stack).items()
+    }
 
 
 def _skeleton(config: ModelConfig, computed: Mapping[str, Tensor]) -> TransformerModel:
