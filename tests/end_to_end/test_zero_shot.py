@@ -95,7 +95,7 @@ def test_a_template_takes_the_label_as_it_is(checkpoint: Callable[[str], Path]) 
         ({"labels": ["a", 1]}, "non-empty"),
         ({"labels": ["a", "a"]}, "unique"),
         ({"template": "It is."}, "template"),
-        ({"template": None}, "template"),
+        ({"template": 3}, "template"),
         ({"inputs": [[1, 2]]}, "needs texts"),
     ],
 )
