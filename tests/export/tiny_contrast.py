@@ -1,14 +1,22 @@
 """A CLIP and a SigLIP with random weights, a tokenizer and a processor of images."""
 
 import copy
+import io
 import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
 from tests.modeling.tiny_encoders import EncoderCase
 from tests.tiny.encoders import CLIP, SIGLIP
 from tokenizers import Tokenizer, decoders, models, processors
 from transformers import PreTrainedModel
+
+import ortolan
+from ortolan.runtime import Encoder
 
 LENGTH = 64
 """Tokens of a text of SigLIP, and most of CLIP."""
@@ -64,3 +72,54 @@ def write(
     processor |= {"crop_size": square} if kind == "clip" else {}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
+
+
+LABELS = ["cat", "a dog", "fish & chips"]
+
+Pixels = NDArray[np.uint8]
+
+
+def picture(seed: int) -> Pixels:
+    """Noise of the size of the models."""
+    return np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+
+
+PICTURES = [picture(1), picture(2)]
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "clip": ("clip", {}),
+    "clip-own-end": ("clip", {"eos_token_id": tokenizer("clip").token_to_id("</s>")}),
+    "siglip": ("siglip", {}),
+}
+
+
+def png(pixels: Pixels) -> bytes:
+    """The file of a picture."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+class Case:
+    """A checkpoint, its bundle, and both as models."""
+
+    def __init__(self, folder: Path, name: str, *, has_tokenizer: bool = True) -> None:
+        self.kind, options = CASES[name]
+        self.checkpoint, self.folder = folder / "checkpoint", folder / "bundle"
+        self.reference: Any = write(
+            self.checkpoint, self.kind, has_tokenizer=has_tokenizer, **options
+        )
+        ortolan.export(self.checkpoint, self.folder)
+        self.model = ortolan.load(self.folder, Encoder, threads=1)
+        self.tokenizer = tokenizer(self.kind)
+
+    def expected(self, texts: list[str]) -> Any:
+        """What transformers computes for all pictures and texts."""
+        ids = [self.tokenizer.encode(text).ids for text in texts]
+        pad = self.tokenizer.token_to_id("<pad>")
+        length = LENGTH if self.kind == "siglip" else max(map(len, ids))
+        rows = [[*row, *[pad] * (length - len(row))] for row in ids]
+        pixels = np.stack([self.model.pixels(image) for image in PICTURES])
+        given = {"input_ids": torch.tensor(rows), "pixel_values": torch.from_numpy(pixels)}
+        with torch.inference_mode():
+            return self.reference(**given)
