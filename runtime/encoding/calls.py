@@ -14,8 +14,7 @@ from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
 from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
-from ortolan.runtime.encoding.comparison import TEMPLATE as OF_IMAGES
-from ortolan.runtime.encoding.comparison import check_multi_label, compared
+from ortolan.runtime.encoding.comparison import IMAGE_TEMPLATE, check_multi_label, compared
 from ortolan.runtime.encoding.entailment import (
     TEMPLATE,
     entailed,
@@ -102,7 +101,7 @@ class EncoderCalls:
         comparison = self._manifest.comparison
         if comparison is not None and self._embed_texts is not None:
             check_multi_label(comparison, multi_label=multi_label)
-            sentences = sentences_of(labels, OF_IMAGES if template is None else template)
+            sentences = sentences_of(labels, IMAGE_TEMPLATE if template is None else template)
             texts_LW = self._embed_texts(tuple(sentences), checked_flag("truncate", truncate))
             compare = partial(
                 compared, labels=tuple(labels), texts_LW=texts_LW, comparison=comparison
