@@ -18,6 +18,7 @@ from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import (
+    Comparison,
     Dictation,
     Features,
     Graph,
@@ -98,6 +99,8 @@ class Exportable:
         head: predicts further tokens from them, and becomes a bundle in the bundle.
         speech: tokens with which the decoder transcribes, if it has them.
         dictation: how a decoder that reads sounds transcribes, if it does.
+        comparison: how an encoder of images compares them with texts; None if it does not.
+        texts: the encoder of the texts, which becomes a bundle in the bundle.
     """
 
     kind: str
@@ -134,6 +137,8 @@ class Exportable:
     head: "Exportable | None" = None
     speech: Speech | None = None
     dictation: Dictation | None = None
+    comparison: Comparison | None = None
+    texts: "Exportable | None" = None
 
     @property
     def output(self) -> str:

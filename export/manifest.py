@@ -94,6 +94,7 @@ def describe(
         hidden_states=model.hidden or msgspec.UNSET,
         speech=model.speech or msgspec.UNSET,
         dictation=model.dictation or msgspec.UNSET,
+        texts=model.comparison or msgspec.UNSET,
     )
     return msgspec.structs.replace(manifest, host=describe_host(manifest, graphs))
 

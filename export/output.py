@@ -9,7 +9,7 @@ from pathlib import Path
 from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file, trust
-from ortolan.runtime.bundle.manifest import MTP, File, Manifest
+from ortolan.runtime.bundle.manifest import MTP, TEXT, File, Manifest
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import BusyError, Place, staged
 
@@ -110,4 +110,5 @@ def _bundle_names(folder: Path) -> set[str]:
         return set()
     folders = {manifest.media_folder} if manifest.features else set()
     folders |= {MTP} if manifest.has_head else set()
+    folders |= {TEXT} if manifest.comparison else set()
     return {manifest_file.NAME, trust.NAME, *folders, *(file.name for file in manifest.files)}

@@ -53,7 +53,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import MTP, SOUND, VISION, ChunkedSource
+from ortolan.runtime.bundle.manifest import MTP, SOUND, TEXT, VISION, ChunkedSource
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.machine.memory import return_large_memory
@@ -136,7 +136,7 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
 
 
 def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
-    """Settings of an encoder of images or a head: as those of the decoder, with at least 8 bits."""
+    """Settings of a bundle in a bundle: as those of the whole, with at least 8 bits."""
     rounds = plan.precision in ("int8", "int4")
     kept = ("attention", "allow_cpu_nodes", "allow_poor", "proof")
     options = ExportOptions(**{name: getattr(plan.options, name) for name in kept})
@@ -146,7 +146,7 @@ def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
 def _with_parts(
     folder: Path, model: Exportable, plan: Plan, precision: Precision, progress: Progress
 ) -> Exportable:
-    """Export the encoder of images or the head of a decoder; return the decoder bound to it."""
+    """Export the encoder or the head that a model has; return the model bound to it."""
 
     def build(name: str, part: Exportable) -> str:
         """A bundle in the bundle; return its fingerprint."""
@@ -170,6 +170,10 @@ def _with_parts(
     if model.head is not None and model.hidden is not None:
         head = build(MTP, model.head)
         model = replace(model, hidden=msgspec.structs.replace(model.hidden, head=head))
+    if model.texts is not None and model.comparison is not None:
+        encoder = build(TEXT, model.texts)
+        comparison = msgspec.structs.replace(model.comparison, encoder=encoder)
+        model = replace(model, comparison=comparison)
     return model
 
 

@@ -1,6 +1,7 @@
 """`Encoder`: turns text, images or sounds into vectors, labels or text."""
 
 from collections.abc import Sequence
+from functools import lru_cache, partial
 from typing import Any, TypeVar, Unpack, overload
 
 import numpy as np
@@ -15,7 +16,6 @@ from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
-from ortolan.runtime.encoding.entailment import TEMPLATE
 from ortolan.runtime.encoding.filling import Filling
 from ortolan.runtime.encoding.token_classification import Aggregation, TokenClassification
 from ortolan.runtime.engine.engine import Engine
@@ -32,6 +32,9 @@ __all__ = ["Encoder"]
 
 R = TypeVar("R")
 
+LABEL_SETS = 16
+"""Sets of labels whose embeddings are kept."""
+
 
 class Encoder(Model):
     """A loaded encoder of text, images or sounds.
@@ -46,18 +49,40 @@ class Encoder(Model):
     text, but not to ids. Classifiers, such as rerankers, also accept lists of pairs:
     `classify([("a query", "a document")])`.
 
+    An encoder of images may come with one of texts, which it is compared with:
+    `classify_as("photo.jpg", ["a cat", "a dog"])`, and `texts.embed("a cat")`.
+
     Inputs of similar length are computed together. Each result equals that of the input alone up
     to rounding; with int8 activations, up to their quantization error.
     """
 
     kind = "encoder"
 
-    def __init__(self, bundle: Bundle, engine: Engine) -> None:
+    def __init__(self, bundle: Bundle, engine: Engine, texts: "Encoder | None" = None) -> None:
         super().__init__(bundle, engine)
         output = bundle.manifest.output
         if output is None:
             raise wrong_kind(bundle.manifest, what="Encoder", expected="an encoder")
-        self._calls = EncoderCalls(engine, SourceReader(bundle.manifest, self.tokenizer), output)
+        self._texts = texts
+        self._calls = EncoderCalls(
+            engine,
+            SourceReader(bundle.manifest, self.tokenizer),
+            output,
+            None if texts is None else lru_cache(LABEL_SETS)(partial(_embedded, texts)),
+        )
+
+    @property
+    def texts(self) -> "Encoder":
+        """Encoder of the texts that images are compared with.
+
+        Raises:
+            BundleKindError: there is none.
+        """
+        if self._texts is None:
+            raise wrong_kind(
+                self.manifest, what="texts", expected="an encoder of images with one of texts"
+            )
+        return self._texts
 
     def embed(
         self, inputs: Inputs, *, prompt: str | None = None, truncate: bool = False
@@ -96,30 +121,36 @@ class Encoder(Model):
         labels: Sequence[str],
         *,
         multi_label: bool = False,
-        template: str = TEMPLATE,
+        template: str | None = None,
         truncate: bool = False,
     ) -> list[Classification]:
-        """Score labels that you choose, with a classifier trained on entailment.
-
-        Zero-shot classification (Yin et al. 2019, "Benchmarking Zero-shot Text Classification").
+        """Score labels that you choose: zero-shot classification.
 
             model.classify_as("The match ended 2:1.", ["sport", "politics"])[0].label
 
-        Scores every label against every text, so the cost is that of `classify` on texts times
-        labels pairs. The scores equal those of transformers' zero-shot pipeline.
+        A classifier trained on entailment scores every label against every text (Yin et al. 2019,
+        "Benchmarking Zero-shot Text Classification"), so the cost is that of `classify` on texts
+        times labels pairs. Encoders of images and of texts compare each image with the labels
+        (Radford et al. 2021), which are embedded once. The scores equal those of transformers'
+        zero-shot pipelines.
 
         Args:
-            inputs: a text or a list of texts.
+            inputs: one or a list: texts, or images for an encoder of images.
             labels: to choose from.
-            multi_label: score each label independently. By default, the scores add up to 1.
-            template: sentence about the text, with `{}` for the label.
+            multi_label: score each label independently. By default, the scores add up to 1, except
+                with encoders of images that were trained to score labels independently.
+            template: sentence about the input, with `{}` for the label. `None` is "This example is
+                {}." for texts, and "This is a photo of {}." for images.
             truncate: cut texts that are too long, at the end.
 
         Raises:
-            BundleKindError: the encoder has no entailment label, or classifies no pairs.
-            InputError: an input is not a text, a label is empty or repeated, or the template does
-                not have exactly one `{}`.
-            ContextLengthError: a text is too long with a label.
+            BundleKindError: the encoder has no entailment label, classifies no pairs, or embeds
+                images without texts to compare them with.
+            InputError: an input is not a text or an image, a label is empty or repeated, the
+                template does not have exactly one `{}`, or the encoder of images cannot score
+                labels independently.
+            TokenizerError: the bundle has no tokenizer.
+            ContextLengthError: a text is too long with a label, or the sentence of a label.
             NumericError: the output is not finite.
             ForkedError: the process was forked after loading.
         """
@@ -361,3 +392,10 @@ class Encoder(Model):
             if call.is_done:
                 break
         return call.result()
+
+
+def _embedded(texts: Encoder, sentences: tuple[str, ...], truncate: bool) -> NDArray[np.float32]:
+    """Embeddings of sentences, which callers share."""
+    vectors_LW = texts.embed(list(sentences), truncate=truncate)
+    vectors_LW.flags.writeable = False
+    return vectors_LW

@@ -114,6 +114,10 @@ MAX_TILES = 64
 MAX_TILE_TEXT = 256
 """Characters of a text around the vectors of a tile."""
 
+MAX_LOGIT_SCALE = 1e4
+"""Factor of the cosine of an image and a text, and bound of the bias; published models have a scale
+of about 100 and a bias above -20."""
+
 MAX_DEVICES = 16
 """Kinds of devices: cpu, cuda and a few more."""
 

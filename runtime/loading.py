@@ -8,7 +8,14 @@ from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_head, open_media, retry_if_replaced
+from ortolan.runtime.bundle.folder import (
+    open_bundle,
+    open_head,
+    open_media,
+    open_texts,
+    retry_if_replaced,
+)
+from ortolan.runtime.bundle.manifest import TEXT
 from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
@@ -127,18 +134,28 @@ def load(
     engine = Engine(
         bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
     )
-    images = _load_images(bundle, options)
-    return model(bundle, engine) if images is None else Decoder(bundle, engine, images)
+    return _with_part(model, bundle, engine, options)
 
 
-def _load_images(bundle: Bundle, options: LoadOptions) -> Encoder | None:
-    """Load the encoder of the images that a decoder reads, if it does, with the same options."""
-    if bundle.manifest.features is None:
-        return None
-    open_media(bundle, trust=options.get("trust", False))  # checks that it is the right one
+def _with_part(model: type[Model], bundle: Bundle, engine: Engine, options: LoadOptions) -> Model:
+    """The model, with the encoder that is a bundle in its bundle, if there is one."""
+    trust = options.get("trust", False)
+    # opening the part checks that it is the right one
+    if bundle.manifest.features is not None:
+        open_media(bundle, trust=trust)
+        folder = bundle.manifest.media_folder
+        return Decoder(bundle, engine, _load_part(bundle, folder, options))
+    if bundle.manifest.comparison is not None:
+        open_texts(bundle, trust=trust)
+        return Encoder(bundle, engine, _load_part(bundle, TEXT, options))
+    return model(bundle, engine)
+
+
+def _load_part(bundle: Bundle, name: str, options: LoadOptions) -> Encoder:
+    """Load an encoder in the folder of a bundle with the same options."""
     own: LoadOptions = {**options}
     own.pop("adapters", None)
-    return load(bundle.path / bundle.manifest.media_folder, Encoder, **own)
+    return load(bundle.path / name, Encoder, **own)
 
 
 def _check_kind_argument(kind: type[Model] | None) -> None:

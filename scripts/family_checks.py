@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.modeling.tiny_encoders import PAD, reference_output
+from tests.modeling.tiny_encoders import PAD, pooled_output, reference_output
 from tests.modeling.tiny_models import reference_model
 from transformers import GenerationMixin
 
@@ -191,9 +191,12 @@ def _sources(manifest: Manifest) -> Sources:
         raise TypeError(f"no inputs for {source}")
     vocab_size = manifest.vocab_size if source is None else source.vocab_size or manifest.vocab_size
     texts = [_ids(length, vocab_size, length) for length in (PROMPT, SHORTER)]
+    if isinstance(source, TextSource) and (filler := source.filler) is not None:
+        texts = [[*text, *[filler] * (source.max_tokens - len(text))] for text in texts]
     lengths = np.array([len(text) for text in texts], np.int32)
-    ids = np.array([[*text, *[PAD] * (PROMPT - len(text))] for text in texts])
-    mask = torch.arange(PROMPT) < torch.from_numpy(lengths)[:, None]
+    longest = max(map(len, texts))
+    ids = np.array([[*text, *[PAD] * (longest - len(text))] for text in texts])
+    mask = torch.arange(longest) < torch.from_numpy(lengths)[:, None]
     return Sources(
         arguments=texts,
         feeds={IDS: ids, LENGTHS: lengths},
@@ -207,7 +210,9 @@ def _encoder_error(model: Any, engine: Engine) -> float:
     if PIXELS in sources.feeds and hasattr(model, "text_projection"):
         # a model of images and texts wants both
         inputs = inputs | {"input_ids": torch.tensor([[0, model.config.text_config.eos_token_id]])}
-    got, expected = engine.encode(sources.feeds)[OUTPUT], _reference(model, **inputs)
+    got = engine.encode(sources.feeds)[OUTPUT]
+    output = reference_output if got.ndim == 3 else pooled_output
+    expected = output(model, **inputs).float().numpy()
     if LENGTHS not in sources.feeds or got.ndim < 3:
         return _error(got, expected)
     mask = sources.inputs["attention_mask"].bool().numpy()

@@ -163,6 +163,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             hidden=model.hidden,
             speech=model.speech,
             dictation=model.dictation,
+            comparison=model.comparison,
         ),
         files={
             name: hashlib.sha256(path.read_bytes()).hexdigest()

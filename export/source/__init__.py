@@ -16,6 +16,7 @@ from ortolan.export.source.architecture import (
     check_architecture,
     check_known_task,
 )
+from ortolan.export.source.contrast import keys_of_images, open_contrast
 from ortolan.export.source.family import open_family, open_model
 from ortolan.export.source.head import open_with_head
 from ortolan.export.source.module import open_module
@@ -100,11 +101,10 @@ def open_exportable(
     open_published: Callable[..., Exportable] = open_transformers
     if way_of(checkpoint, via) == "family":
         with _advised(checkpoint, via):
-            config = read_config(checkpoint, ModelConfig, accept_unknown=accept_unknown)
+            keys = keys_of_images(checkpoint, accept_unknown)
+            config = read_config(checkpoint, ModelConfig, accept_unknown=keys)
         check_architecture(checkpoint.values, config)
-        is_recurrent = isinstance(config, RecurrentConfig)
-        of_kind: Callable[..., Exportable] = open_recurrent if is_recurrent else open_family
-        open_published = partial(open_with_head if mtp else of_kind, config)
+        open_published = partial(open_with_head if mtp else _of_kind(config, checkpoint), config)
     elif mtp:
         raise OptionError(
             "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
@@ -114,6 +114,13 @@ def open_exportable(
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+
+
+def _of_kind(config: ModelConfig, checkpoint: Checkpoint) -> Callable[..., Exportable]:
+    """The function that opens a checkpoint of a family."""
+    if isinstance(config, RecurrentConfig):
+        return open_recurrent
+    return open_family if checkpoint.texts is None else open_contrast
 
 
 def _opened(
@@ -168,7 +175,8 @@ def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
     if way_of(checkpoint, via) == "transformers":
         return unread_keys(checkpoint.values)
     with _advised(checkpoint, via):
-        return unknown_keys(checkpoint)
+        texts = () if checkpoint.texts is None else unknown_keys(checkpoint.texts)
+        return tuple(sorted({*unknown_keys(checkpoint), *texts}))
 
 
 def _has_family(checkpoint: Checkpoint) -> bool:

@@ -18,9 +18,10 @@ from torch import Tensor
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.source.audio_preprocessing import audio_source, chunked_source, wave_source
-from ortolan.export.source.companions import companions_of, tokenizer_of
+from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer_of
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
+from ortolan.export.source.padding import padding_id
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
@@ -80,6 +81,7 @@ from ortolan.runtime.bundle.manifest import (
     TextSource,
     Tokens,
 )
+from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Tracer = Callable[..., ir.Model]
 
@@ -205,11 +207,14 @@ def _describe(
     sides = sides_of(limited)
     has_vocabulary = sides.media is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
-    takes = _takes(sides, folder, config.model_type)
-    symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
+    # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
+    library = tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size))
+    padding = _padding(config, library, companions)
+    symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
+    takes = _takes(sides, folder, config.model_type, padding=padding)
     computed = _computed(sides)
     module = _skeleton(limited, computed)
     return Exportable(
@@ -234,8 +239,7 @@ def _describe(
         tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
         if has_vocabulary
         else Tokens(pad=symbols.blank),
-        # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
-        tokenizer=tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size)),
+        tokenizer=library,
         takes=takes,
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols.texts),
         speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size),
@@ -357,7 +361,21 @@ def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
             return longest
 
 
-def _takes(sides: Sides, folder: Path | None, model_type: str) -> Source | None:
+def _padding(
+    config: ModelConfig, tokenizer: Tokenizer | None, companions: Mapping[str, Path]
+) -> int | None:
+    """Id of the padding that an encoder reads like other tokens; None if it does not."""
+    match config:
+        case EncoderConfig(input=TokenInput(padded=True), pad_token_id=own):
+            file = companions.get(TOKENIZER)
+            return padding_id(tokenizer, None if file is None else file.parent, own)
+        case _:
+            return None
+
+
+def _takes(
+    sides: Sides, folder: Path | None, model_type: str, *, padding: int | None
+) -> Source | None:
     match sides.media:
         case PatchInput() as patches:
             return image_source(patches, folder, model_type)
@@ -379,6 +397,7 @@ def _takes(sides: Sides, folder: Path | None, model_type: str) -> Source | None:
         default_prompt=prompts.default,
         pairs=_reads_pairs(sides.encoder),
         types=types if (types := token_types(sides.encoder)) > 1 else msgspec.UNSET,
+        padding=msgspec.UNSET if padding is None else padding,
     )
 
 

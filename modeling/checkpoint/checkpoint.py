@@ -15,6 +15,7 @@ from weakref import finalize
 
 from ortolan.modeling.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
 from ortolan.modeling.checkpoint.adapter import Adapted, read_adapter_config
+from ortolan.modeling.checkpoint.contrast import kind_of
 from ortolan.modeling.checkpoint.gguf.config import hf_values
 from ortolan.modeling.checkpoint.gguf.file import derived_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
@@ -39,6 +40,8 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 GGUF = ".gguf"
 
 HEAD = "lm_head.weight"
+
+TYPE = "model_type"
 
 QUANTIZATION = "quantization_config"
 """Config key that describes how tensors are quantized; a `Checkpoint` dequantizes them."""
@@ -86,6 +89,12 @@ class Checkpoint:
         if self.images is not None or not isinstance(tensors, TextTensors | Adapted):
             return ()
         return tensors.left_out
+
+    @property
+    def texts(self) -> "Checkpoint | None":
+        """The encoder of the texts that this encoder of images is compared with; None without."""
+        kind = kind_of(self.values)
+        return None if kind is None else replace(self, values=self.values | {TYPE: kind.texts})
 
     def of_text(self) -> "Checkpoint":
         """The language model alone, without the encoder of images that it reads."""

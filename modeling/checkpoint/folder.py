@@ -317,6 +317,13 @@ def _limit_stack(config: S, max_context: int) -> S:
             longest = MAX_SIZE
         case _:
             longest = config.context_length
+    match config:
+        case EncoderConfig(input=TokenInput(padded=True), context_length=length):
+            if max_context != length:
+                raise ConfigError(
+                    f"max_context must be {length}, to which the model pads every text (got "
+                    f"{max_context}). Leave it out."
+                )
     if not 1 <= max_context <= longest:
         raise ConfigError(
             f"max_context must be from 1 to {longest}, the reach of the model's positions (got "

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ortolan import files
 from ortolan.modeling.checkpoint.json_file import read_json, read_json_value
-from ortolan.modeling.config import Activation, EmbeddingHead, Pooling, Projection
+from ortolan.modeling.config import Activation, AttentionPooling, EmbeddingHead, Pooling, Projection
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.weights import TensorSource
@@ -333,8 +333,12 @@ def write_sentence_head(folder: Path, head: EmbeddingHead, width: int) -> list[P
         Folders for the weights of the projections, in order.
 
     Raises:
-        ConfigError: the order of several pooled vectors cannot be expressed by switches.
+        ConfigError: the pooling, or the order of several, cannot be expressed by switches.
     """
+    if isinstance(head.pooling, AttentionPooling) or head.end is not None:
+        raise ConfigError(
+            "head: this format pools whole texts, by fixed rules. Choose another pooling."
+        )
     ordered = [mode for mode in MODES.values() if mode in head.pooling]
     if ordered != list(head.pooling):
         raise ConfigError(

@@ -11,9 +11,11 @@ from ortolan.modeling.config.block import (
 )
 from ortolan.modeling.config.head import (
     Activation,
+    AttentionPooling,
     ClassifierHead,
     CtcHead,
     EmbeddingHead,
+    EndToken,
     FeatureHead,
     Head,
     HeadLayer,
@@ -80,6 +82,7 @@ __all__ = [
     "AdditiveAttentionConfig",
     "AlibiPositions",
     "AttentionConfig",
+    "AttentionPooling",
     "AudioInput",
     "BlockConfig",
     "CellKind",
@@ -93,6 +96,7 @@ __all__ = [
     "EmbeddingHead",
     "EncoderConfig",
     "EncoderDecoderConfig",
+    "EndToken",
     "FeatureHead",
     "FeedForwardConfig",
     "GatedDeltaConfig",

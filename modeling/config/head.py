@@ -142,6 +142,29 @@ class Projection:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AttentionPooling:
+    """One vector by attention (Zhai et al. 2022, "Scaling Vision Transformers").
+
+    A trained query attends to all vectors, and a residual mlp follows: `x + mlp(norm(x))`.
+
+    Attributes:
+        num_heads: of the attention, with biases.
+        intermediate_size: channels inside the mlp.
+        activation: of the mlp.
+        norm: of the input of the mlp.
+    """
+
+    num_heads: int
+    intermediate_size: int
+    activation: Activation
+    norm: NormConfig
+
+
+EndToken = int | Literal["highest"]
+"""Id of the token at which a text ends, or the highest id in it (Radford et al. 2021, "CLIP")."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EmbeddingHead:
     """One vector for the whole sequence (Reimers and Gurevych 2019).
 
@@ -149,17 +172,23 @@ class EmbeddingHead:
         pooling: concatenated, if there are several.
         projections: of the pooled vector, in order.
         normalised: the embedding has length 1.
+        end: tokens after the first of these are not pooled; None to pool the whole text.
     """
 
-    pooling: tuple[Pooling, ...]
+    pooling: tuple[Pooling, ...] | AttentionPooling
     projections: tuple[Projection, ...] = ()
     normalised: bool = True
+    end: EndToken | None = None
+
+    def pooled_width(self, hidden_size: int) -> int:
+        """Channels of the pooled vector, for a stream of `hidden_size`."""
+        if isinstance(self.pooling, AttentionPooling):
+            return hidden_size
+        return sum(pooled_width(pooling, hidden_size) for pooling in self.pooling)
 
     def width(self, hidden_size: int) -> int:
         """Channels of the embedding, for a stream of `hidden_size`."""
-        if self.projections:
-            return self.projections[-1].width
-        return sum(pooled_width(pooling, hidden_size) for pooling in self.pooling)
+        return self.projections[-1].width if self.projections else self.pooled_width(hidden_size)
 
     def __post_init__(self) -> None:
         if not self.pooling:

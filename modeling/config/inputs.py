@@ -13,10 +13,18 @@ CHUNK_STRIDE = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenInput:
-    """Token ids, each with a type (such as the sentence of a pair) if there are `types`."""
+    """Token ids, each with a type (such as the sentence of a pair) if there are `types`.
+
+    Attributes:
+        vocab_size: number of ids.
+        types: number of types; 0 without them.
+        padded: every text is filled with padding up to the context, and the padding is read like
+            other tokens (Zhai et al. 2023, "SigLIP").
+    """
 
     vocab_size: int
     types: int = 0
+    padded: bool = False
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.types < 0:

@@ -11,6 +11,7 @@ from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
 from ortolan.modeling.config.head import (
     CtcHead,
+    EmbeddingHead,
     FeatureHead,
     Head,
     HeadLayer,
@@ -194,6 +195,9 @@ class EncoderConfig(StackConfig):
                     f"{self.context_length}). Correct it."
                 )
         self._check_features()
+        ends = isinstance(self.head, EmbeddingHead) and self.head.end is not None
+        if ends and not isinstance(self.input, TokenInput):
+            raise ConfigError("head: only a text has an end token. Set end to None.")
         if not isinstance(self.head, LanguageModelHead):
             return
         narrow = self.embedding_width != (self.head.width or self.hidden_size)

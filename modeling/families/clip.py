@@ -1,30 +1,57 @@
 """The image encoders of CLIP (Radford et al. 2021) and SigLIP (Zhai et al. 2023)."""
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Literal
 
-from ortolan.modeling.config import EmbeddingHead, EncoderConfig, Head, PatchInput, Projection
+from ortolan.modeling.config import (
+    AttentionPooling,
+    EmbeddingHead,
+    EncoderConfig,
+    Head,
+    PatchInput,
+    Projection,
+)
+from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, UP, layer, linear, qkv
 from ortolan.modeling.families.vit import read_vision
-from ortolan.modeling.weights import Entry, Target
+from ortolan.modeling.weights import Entry, Rows, Target
 
 TOWER, PROJECTED, BOTH = "CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel"
 
+SIGLIP_TOWER, SIGLIP_BOTH = "SiglipVisionModel", "SiglipModel"
+
 PREFIX = "vision_model"
 
-_LAYERS = layer(
-    f"{PREFIX}.encoder.layers.{{}}.",
-    {
-        **qkv("self_attn.{}_proj"),
-        "self_attn.out_proj": OUT,
-        "layer_norm1": NORM_1,
-        "layer_norm2": NORM_2,
-        "mlp.fc1": UP,
-        "mlp.fc2": DOWN,
-    },
-)
+ACTIVATION = "gelu_pytorch_tanh"
+"""Default of SigLIP."""
+
+IMPLIED: Mapping[str, object] = {
+    "model_type": "",  # that of the whole counts
+    "hidden_size": 768,
+    "num_hidden_layers": 12,
+    "num_attention_heads": 12,
+}
+"""Values that `vision_config` may leave out, in addition to the defaults below."""
+
+
+def layers(prefix: str) -> dict[str, Entry]:
+    """The weights of the layers of either encoder, with the published prefix."""
+    return layer(
+        f"{prefix}.encoder.layers.{{}}.",
+        {
+            **qkv("self_attn.{}_proj"),
+            "self_attn.out_proj": OUT,
+            "layer_norm1": NORM_1,
+            "layer_norm2": NORM_2,
+            "mlp.fc1": UP,
+            "mlp.fc2": DOWN,
+        },
+    )
+
 
 TOWER_WEIGHTS: dict[str, Entry] = {
     f"{PREFIX}.embeddings.class_embedding": Target("embedding.class_token"),
@@ -32,7 +59,7 @@ TOWER_WEIGHTS: dict[str, Entry] = {
     # The numbers 0, 1, ..., which old versions of transformers saved.
     f"{PREFIX}.embeddings.position_ids": None,
     **linear({f"{PREFIX}.embeddings.patch_embedding": "embedding.projection"}),
-    **_LAYERS,
+    **layers(PREFIX),
     **linear({f"{PREFIX}.post_layernorm": "final_norm"}),
 }
 
@@ -51,6 +78,50 @@ _OF_TEXT: dict[str, Entry] = {
 }
 """Weights of the encoder of texts, and of the comparison of both."""
 
+_POOL, _ATTENTION = "head.pool", "head.pool.attention"
+
+
+def _thirds(kind: str) -> tuple[Target, Target]:
+    """Queries, keys and values that are published in one tensor."""
+    return (
+        Target(f"{_ATTENTION}.q.{kind}", rows=Rows(1, 3, -1, ((0, 1),))),
+        Target(f"{_ATTENTION}.kv.{kind}", rows=Rows(1, 3, -1, ((1, 3),))),
+    )
+
+
+_POOLED: dict[str, Entry] = {
+    f"{PREFIX}.head.probe": Target(f"{_POOL}.query", leading=2),
+    f"{PREFIX}.head.attention.in_proj_weight": _thirds("weight"),
+    f"{PREFIX}.head.attention.in_proj_bias": _thirds("bias"),
+    **linear(
+        {
+            "attention.out_proj": "attention.out",
+            "layernorm": "norm",
+            "mlp.fc1": "feed_forward.up",
+            "mlp.fc2": "feed_forward.down",
+        },
+        f"{PREFIX}.head.",
+        f"{_POOL}.",
+    ),
+}
+"""Weights of SigLIP's pooling by attention."""
+
+
+def side(
+    hf: ConfigReader, name: Literal["vision", "text"], implied: Mapping[str, object]
+) -> ConfigReader:
+    """The config of one encoder of a model of both; all keys if the encoder is on its own.
+
+    Args:
+        hf: the whole config.
+        name: which encoder.
+        implied: values that its config may leave out.
+    """
+    old = hf.nested(f"{name}_config_dict", implied)
+    if old is not None:
+        hf.skip(f"{name}_config")  # old files have both, and transformers reads this one
+    return old or hf.nested(f"{name}_config", implied) or hf
+
 
 def _clip(hf: ConfigReader) -> EncoderConfig:
     """A tower on its own, or the images' side of both."""
@@ -58,7 +129,7 @@ def _clip(hf: ConfigReader) -> EncoderConfig:
     tower = hf
     if architecture == BOTH:
         hf.skip("text_config", "logit_scale_init_value", "text_config_dict")
-        tower = hf.nested("vision_config") or hf
+        tower = side(hf, "vision", IMPLIED)
         tower.skip("projection_dim", "model_type")
     else:
         hf.skip("projection_dim")
@@ -86,23 +157,59 @@ def read_clip(tower: ConfigReader, head: Head) -> EncoderConfig:
 
 
 def _siglip(hf: ConfigReader) -> EncoderConfig:
-    hf.architecture("SiglipForImageClassification")
+    """A classifier, or the images' side of both."""
+    architecture = hf.architecture("SiglipForImageClassification", SIGLIP_BOTH)
     hf.skip("text_config")
-    tower = hf.nested("vision_config") or hf
-    # The classifier pools by the mean, not by attention.
-    tower.skip("vision_use_head", "model_type")
-    head: Head = read_classifier(hf, pooling="mean")
-    return replace(read_siglip(tower, head), model_type=hf.get("model_type", str))
+    tower = side(hf, "vision", IMPLIED)
+    tower.skip("model_type")
+    if architecture == SIGLIP_BOTH:
+        tower.require("vision_use_head")
+        config = _pooled(tower, normalised=True)
+    else:
+        tower.skip("vision_use_head")
+        config = read_siglip(tower, read_classifier(hf, pooling="mean"))
+    return replace(config, model_type=hf.get("model_type", str))
 
 
-def read_siglip(tower: ConfigReader, head: Head) -> EncoderConfig:
+def _siglip_tower(hf: ConfigReader) -> EncoderConfig:
+    """A tower on its own, with or without its pooling."""
+    hf.architecture(SIGLIP_TOWER)
+    if hf.get("vision_use_head", bool, True):
+        return _pooled(hf, normalised=False)
+    return read_siglip(hf, None)
+
+
+def _pooled(tower: ConfigReader, *, normalised: bool) -> EncoderConfig:
+    """SigLIP's encoder with its pooling, which has the sizes of a layer."""
+    config = read_siglip(tower, None)
+    block = config.blocks[0]
+    pooling = AttentionPooling(
+        num_heads=block.attention.num_heads,
+        intermediate_size=block.dense.intermediate_size,
+        activation=read_activation(tower.get("hidden_act", str, ACTIVATION)),
+        norm=block.norm,
+    )
+    return replace(config, head=EmbeddingHead(pooling=pooling, normalised=normalised))
+
+
+def _siglip_weights(config: EncoderConfig) -> dict[str, Entry]:
+    """The weights of SigLIP; without its own pooling, those of it are left over."""
+    match config.head:
+        case EmbeddingHead():
+            return TOWER_WEIGHTS | _OF_TEXT | _POOLED
+        case _:
+            classifier = linear({"classifier": "head.out"})
+            return TOWER_WEIGHTS | _OF_TEXT | {f"{PREFIX}.head.*": None} | classifier
+
+
+def read_siglip(tower: ConfigReader, head: Head | None) -> EncoderConfig:
     """The image encoder of SigLIP with a head."""
     config = read_vision(
         tower,
         head=head,
         eps=1e-6,
         hidden=tower.size("intermediate_size", 3072),
-        activation="gelu_pytorch_tanh",
+        activation=ACTIVATION,
         class_token=False,
     )
     return _biased(config, bias=True)
@@ -118,14 +225,8 @@ def _biased(config: EncoderConfig, *, bias: bool) -> EncoderConfig:
 FAMILIES: dict[str, Family[EncoderConfig]] = {
     "clip": Family(config=_clip, weights=CLIP_WEIGHTS | _OF_TEXT, base_model_prefix=PREFIX),
     "clip_vision_model": Family(config=_clip, weights=CLIP_WEIGHTS, base_model_prefix=PREFIX),
-    "siglip": Family(
-        config=_siglip,
-        weights={
-            **TOWER_WEIGHTS,
-            **_OF_TEXT,
-            f"{PREFIX}.head.*": None,
-            **linear({"classifier": "head.out"}),
-        },
-        base_model_prefix=PREFIX,
+    "siglip": Family(config=_siglip, weights=_siglip_weights, base_model_prefix=PREFIX),
+    "siglip_vision_model": Family(
+        config=_siglip_tower, weights=_siglip_weights, base_model_prefix=PREFIX
     ),
 }

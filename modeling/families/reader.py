@@ -137,16 +137,24 @@ class ConfigReader:
         self._read.add(key)
         return True
 
-    def nested(self, key: str) -> "ConfigReader | None":
+    def nested(
+        self, key: str, implied: Mapping[str, object] | None = None
+    ) -> "ConfigReader | None":
         """A reader of the object under `key`; None if absent or null.
 
         `finish` of this reader covers its keys too.
+
+        Args:
+            key: of the object.
+            implied: values of keys that it leaves out.
         """
         values = self.get(key, dict, None)
         if values is None:
             return None
         path = f"{self._prefix}{key}"
-        inner = ConfigReader(values, f"{self.name}: {key}", prefix=f"{path}.")
+        inner = ConfigReader(
+            {**(implied or {}), **values}, f"{self.name}: {key}", prefix=f"{path}."
+        )
         return self._nested.setdefault(key, inner)
 
     def token_ids(self, key: str) -> tuple[int, ...]:

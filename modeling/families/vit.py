@@ -173,7 +173,7 @@ def read_vision(
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob")
     # Keys of heads that are not served, and of the pooler.
     hf.skip("encoder_stride", "pooler_act", "pooler_output_size", "tie_word_embeddings")
-    width, heads = _read_heads(hf)
+    width, heads = read_heads(hf)
     norm = layer_norm(hf.get("layer_norm_eps", float, eps))
     block = bert.encoder_block(
         width=width,
@@ -203,7 +203,7 @@ def read_vision(
     )
 
 
-def _read_heads(hf: ConfigReader) -> tuple[int, int]:
+def read_heads(hf: ConfigReader) -> tuple[int, int]:
     """Width of the stream, and number of heads."""
     width, heads = hf.size("hidden_size"), hf.size("num_attention_heads")
     if width % heads:

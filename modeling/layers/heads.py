@@ -1,6 +1,6 @@
 """Output heads of encoders.
 
-Shape letters: B batch, T tokens, E model width, V vocabulary, L labels.
+Shape letters: B batch, T tokens, Q queries, E model width, V vocabulary, L labels.
 """
 
 from collections.abc import Iterable, Sequence
@@ -11,11 +11,15 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.config import (
+    AttentionConfig,
+    AttentionPooling,
     ClassifierHead,
     CtcHead,
     EmbeddingHead,
     EncoderConfig,
+    EndToken,
     FeatureHead,
+    FeedForwardConfig,
     HeadLayer,
     LanguageModelHead,
     PatchInput,
@@ -24,7 +28,8 @@ from ortolan.modeling.config import (
     TokenInput,
 )
 from ortolan.modeling.config.head import pooled_width
-from ortolan.modeling.layers.feed_forward import ACTIVATIONS
+from ortolan.modeling.layers.attention import CrossAttention
+from ortolan.modeling.layers.feed_forward import ACTIVATIONS, MLP
 from ortolan.modeling.layers.norms import norm
 
 
@@ -61,6 +66,22 @@ def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling) -> Tensor:
     else:
         pooled_BE = inside_BTE.sum(1) / (count_B1 if pooling == "mean" else count_B1.sqrt())
     return pooled_BE.to(x_BTE.dtype)
+
+
+def lengths_to_end(ids_BT: Tensor, lengths: Tensor | None, end: EndToken) -> Tensor:
+    """Tokens up to the first end token of each text, int64 `(B,)`; 1 if there is none.
+
+    Args:
+        ids_BT: of the tokens.
+        lengths: int `(B,)`; valid tokens per row; None if all are valid.
+        end: see `EmbeddingHead`.
+    """
+    marks_BT = ids_BT if end == "highest" else torch.where(ids_BT == end, 1, 0)
+    if lengths is not None:
+        slots_T = torch.arange(ids_BT.shape[1], device=ids_BT.device)
+        marks_BT = torch.where(slots_T < lengths[:, None], marks_BT, 0)
+    # CUDA has no kernel of ArgMax, but nodes of integers may stay on the CPU
+    return marks_BT.int().argmax(1) + 1
 
 
 class DenseLayer(nn.Module):
@@ -138,23 +159,66 @@ class Classifier(nn.Module):
         return logits
 
 
+class AttentionPool(nn.Module):
+    """Attention of a trained query to all tokens, and a residual mlp.
+
+    Attributes:
+        query: `(E,)`.
+    """
+
+    def __init__(self, config: AttentionPooling, width: int) -> None:
+        super().__init__()
+        head_dim = width // config.num_heads
+        attention = AttentionConfig(
+            num_heads=config.num_heads,
+            num_kv_heads=config.num_heads,
+            head_dim=head_dim,
+            scale=head_dim**-0.5,
+            qkv_bias=True,
+            out_bias=True,
+            causal=False,
+        )
+        mlp = FeedForwardConfig(
+            kind="mlp",
+            intermediate_size=config.intermediate_size,
+            activation=config.activation,
+            bias=True,
+        )
+        self.query = nn.Parameter(torch.zeros(width))
+        self.attention = CrossAttention(attention, width)
+        self.norm = norm(config.norm, width)
+        self.feed_forward = MLP(mlp, width)
+
+    def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
+        """`(B, T, E)` to `(B, E)`, ignoring padding."""
+        query_BQE = self.query.expand(x_BTE.shape[0], 1, -1)
+        pooled_BQE = self.attention(query_BQE, self.attention.states(x_BTE), lengths)
+        out_BQE: Tensor = pooled_BQE + self.feed_forward(self.norm(pooled_BQE))
+        return out_BQE[:, 0]
+
+
 class Embedder(nn.Module):
     """One vector per sequence.
 
     Attributes:
+        pool: pools by attention; None for other poolings.
         projections: applied to the pooled vector in order; often none.
     """
 
     def __init__(self, config: EmbeddingHead, width: int) -> None:
         super().__init__()
         self.config = config
-        pooled = sum(pooled_width(pooling, width) for pooling in config.pooling)
-        self.projections = _projections(config.projections, pooled)
+        self.pool: AttentionPool | None = None
+        self._poolings: tuple[Pooling, ...] = ()
+        if isinstance(config.pooling, AttentionPooling):
+            self.pool = AttentionPool(config.pooling, width)
+        else:
+            self._poolings = config.pooling
+        self.projections = _projections(config.projections, config.pooled_width(width))
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, width)`; normalized vectors are float32 for the range of squares."""
-        pooled = [pool(x_BTE, lengths, pooling) for pooling in self.config.pooling]
-        x_BE = pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
+        x_BE = self._pooled(x_BTE, lengths)
         linears = cast(Iterable[nn.Linear], self.projections)
         for dense, layer in zip(linears, self.config.projections, strict=True):
             # the vocabulary of graphs has products of two matrices with a bias only
@@ -163,6 +227,13 @@ class Embedder(nn.Module):
             if layer.activation is not None:
                 x_BE = ACTIVATIONS[layer.activation](x_BE)
         return F.normalize(x_BE.float(), dim=-1) if self.config.normalised else x_BE
+
+    def _pooled(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
+        if self.pool is not None:
+            out: Tensor = self.pool(x_BTE, lengths)
+            return out
+        pooled = [pool(x_BTE, lengths, pooling) for pooling in self._poolings]
+        return pooled[0] if len(pooled) == 1 else torch.cat(pooled, -1)
 
 
 class Features(nn.Module):

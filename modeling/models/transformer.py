@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ortolan.modeling.config import (
     ChunkedAudioInput,
     DecoderConfig,
+    EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
     LanguageModelHead,
@@ -34,7 +35,13 @@ from ortolan.modeling.layers.cache import (
     same,
 )
 from ortolan.modeling.layers.embeddings import Features, JoinedStates, input_embedding
-from ortolan.modeling.layers.heads import DenseLayer, LanguageModel, encoder_head
+from ortolan.modeling.layers.heads import (
+    DenseLayer,
+    Embedder,
+    LanguageModel,
+    encoder_head,
+    lengths_to_end,
+)
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
@@ -272,6 +279,9 @@ class EncoderModel(Stack):
                 table = embedding.weight if isinstance(embedding, nn.Embedding) else None
                 logits: Tensor = language_model(x_BTE, table)
                 return logits
+            case Embedder(config=EmbeddingHead(end=end)) as embedder if end is not None:
+                vectors: Tensor = embedder(x_BTE, lengths_to_end(inputs, lengths, end))
+                return vectors
             case pooled:
                 out: Tensor = pooled(x_BTE, lengths)
                 return out

@@ -12,12 +12,12 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.manifest import MTP, NAME
+from ortolan.runtime.bundle.manifest import MTP, NAME, TEXT, TextSource
 from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle", "open_head", "open_media", "retry_if_replaced"]
+__all__ = ["open_bundle", "open_head", "open_media", "open_texts", "retry_if_replaced"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -121,6 +121,24 @@ def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) 
     hidden = bundle.manifest.hidden
     head = open_bundle(bundle.path / MTP, full_check=full_check, trust=trust)
     return _expected(head, "head", None if hidden is None else hidden.head)
+
+
+def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:
+    """Open the encoder of texts that images are compared with; same errors as `open_bundle`.
+
+    Raises:
+        BundleFileError: it is not the one that the encoder of images was exported with, or their
+            embeddings cannot be compared.
+    """
+    comparison, output = bundle.manifest.comparison, bundle.manifest.output
+    texts = open_bundle(bundle.path / TEXT, full_check=full_check, trust=trust)
+    texts = _expected(texts, "encoder of texts", None if comparison is None else comparison.encoder)
+    if texts.manifest.output != output or not isinstance(texts.manifest.source, TextSource):
+        raise BundleFileError(
+            f"{texts.path}: expected an encoder of texts whose embeddings are as wide as those of "
+            "the images. Export the checkpoint again."
+        )
+    return texts
 
 
 def _expected(part: Bundle, what: str, fingerprint: str | None) -> Bundle:

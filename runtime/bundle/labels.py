@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.kinds import ScoreFunction
 
-__all__ = ["distinct", "named_scores", "scores_of"]
+__all__ = ["distinct", "named_scores", "ranked", "scores_of"]
 
 
 def scores_of(numbers_L: NDArray[Any], function: ScoreFunction) -> NDArray[np.float64]:
@@ -27,7 +27,11 @@ def named_scores(
         function: turns the numbers into scores.
         labels: unique names; see `distinct`.
     """
-    scores_L = scores_of(numbers_L, function)
+    return ranked(scores_of(numbers_L, function), labels)
+
+
+def ranked(scores_L: NDArray[np.float64], labels: Sequence[str]) -> dict[str, float]:
+    """Return scores by label, highest first."""
     order = np.argsort(-scores_L, kind="stable")
     return {labels[index]: float(scores_L[index]) for index in order}
 

@@ -30,10 +30,12 @@ __all__ = [
     "READABLE",
     "SCHEMA",
     "SOUND",
+    "TEXT",
     "VISION",
     "AudioSource",
     "CacheType",
     "ChunkedSource",
+    "Comparison",
     "Dictation",
     "Features",
     "File",
@@ -62,9 +64,9 @@ __all__ = [
     "wrong_kind",
 ]
 
-VISION, SOUND, MTP = "vision", "sound", "mtp"
-"""Folders in a bundle that are bundles too: the encoder of images, and the head that predicts
-further tokens."""
+VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
+"""Folders in a bundle that are bundles too: the encoder of images or sounds that a decoder reads,
+its head that predicts further tokens, and the encoder of texts that images are compared with."""
 
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
@@ -200,6 +202,8 @@ class TextSource(
         pairs: whether the encoder classifies without regard to token types, so that two texts may
             come as one input even if the tokenizer tells them apart by types.
         types: number of token types, if the graph reads them.
+        padding: id that fills every text up to `max_tokens` and is read like other tokens; left out
+            if texts keep their length.
     """
 
     max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
@@ -208,11 +212,17 @@ class TextSource(
     default_prompt: Label | None = None
     pairs: bool = False
     types: Annotated[int, Meta(ge=2, le=limits.MAX_TOKEN_TYPES)] | msgspec.UnsetType = msgspec.UNSET
+    padding: TokenId | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def token_types(self) -> int:
         """Number of token types that the graph reads; 1 if it reads none."""
         return 1 if isinstance(self.types, msgspec.UnsetType) else self.types
+
+    @property
+    def filler(self) -> int | None:
+        """Id that fills every text up to `max_tokens`; `None` if texts keep their length."""
+        return None if isinstance(self.padding, msgspec.UnsetType) else self.padding
 
     @property
     def words(self) -> str:
@@ -600,6 +610,25 @@ class Dictation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     languages: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_LANGUAGES)]
 
 
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an encoder of images compares them with texts (Radford et al. 2021, Zhai et al. 2023).
+
+    The folder `text` of the bundle is itself a bundle: the encoder of the texts. The logit of an
+    image and a text is `scale * cosine + bias` of their embeddings.
+
+    Attributes:
+        encoder: fingerprint of the manifest of the encoder of texts.
+        scale: factor of the cosine.
+        bias: added to it.
+        scores: function from the logits of an image to scores of the texts.
+    """
+
+    encoder: Sha256
+    scale: Annotated[float, Meta(gt=0, le=limits.MAX_LOGIT_SCALE)]
+    bias: Annotated[float, Meta(ge=-limits.MAX_LOGIT_SCALE, le=limits.MAX_LOGIT_SCALE)]
+    scores: Literal["softmax", "sigmoid"]
+
+
 class Speech(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -755,6 +784,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         hidden_states: states for a head that predicts further tokens; left out if there is none.
         speech: tokens with which the decoder transcribes; left out if it has none.
         dictation: how a decoder that reads sounds transcribes; left out if it does not.
+        texts: how an encoder of images compares them with texts; left out if it does not.
     """
 
     schema: Literal[2, 3, 4, 5]
@@ -786,6 +816,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     hidden_states: HiddenStates | msgspec.UnsetType = msgspec.UNSET
     speech: Speech | msgspec.UnsetType = msgspec.UNSET
     dictation: Dictation | msgspec.UnsetType = msgspec.UNSET
+    texts: Comparison | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def features(self) -> Features | None:
@@ -812,6 +843,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def transcription(self) -> Speech | None:
         """Tokens with which the decoder transcribes, if it has them."""
         return None if isinstance(self.speech, msgspec.UnsetType) else self.speech
+
+    @property
+    def comparison(self) -> Comparison | None:
+        """How images are compared with texts, if they are."""
+        return None if isinstance(self.texts, msgspec.UnsetType) else self.texts
 
     @property
     def is_head(self) -> bool:
@@ -869,7 +905,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         source = self.source or TextSource(max_tokens=self.context_length)
         features = self.features
         images = "" if features is None else f", and {self.media}, {features.words}"
-        return f"{source.words}{images}"
+        texts = "" if self.comparison is None else ", and texts to compare with"
+        return f"{source.words}{images}{texts}"
 
     @property
     def gives(self) -> str:

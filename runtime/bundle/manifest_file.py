@@ -289,6 +289,10 @@ def _check_kind(manifest: Manifest) -> None:
         kind.has_encoder or manifest.takes_one or manifest.features is not None
     ):
         raise _refused("`hidden_states` in a decoder of text alone", "one of another kind")
+    if manifest.comparison is not None and not (
+        isinstance(manifest.source, ImageSource) and manifest.output_kind.name == "embedding"
+    ):
+        raise _refused("`texts` in an encoder that embeds images", "one of another kind")
 
 
 def _check_tokens(manifest: Manifest) -> None:
@@ -300,6 +304,8 @@ def _check_tokens(manifest: Manifest) -> None:
         named.append((f"{manifest.media}.token", [features.token]))
     if manifest.transcription is not None:
         named += _named_speech(manifest.transcription, manifest.source)
+    if isinstance(manifest.source, TextSource):
+        named.append(("source.padding", [manifest.source.filler]))
     named.append(("suppressed_first", [*(tokens.suppressed_first or ())]))
     for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
         for token in ids:
@@ -354,6 +360,8 @@ def _check_source(manifest: Manifest) -> None:
             raise _refused(f"{manifest.context_length} source tokens, like the context", f"{most}")
         case TextSource(token_types=types) if types > 1 and not stands_alone:
             raise _refused("no token types before a decoder", f"{types}")
+        case TextSource(padding=int(token)) if not stands_alone:
+            raise _refused("no padding of texts before a decoder", f"{token}")
         case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
             raise _refused("one of the prompts as default prompt", name)
 

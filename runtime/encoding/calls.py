@@ -1,6 +1,6 @@
 """Calls of an encoder from inputs and options, checked before anything is computed."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,14 @@ from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
 from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification
-from ortolan.runtime.encoding.entailment import entailed, entailment_of, pairs_of
+from ortolan.runtime.encoding.comparison import IMAGE_TEMPLATE, check_multi_label, compared
+from ortolan.runtime.encoding.entailment import (
+    TEMPLATE,
+    entailed,
+    entailment_of,
+    pairs_of,
+    sentences_of,
+)
 from ortolan.runtime.encoding.filling import Filling, blanks_of, filled
 from ortolan.runtime.encoding.rows import Rows
 from ortolan.runtime.encoding.token_classification import (
@@ -30,7 +37,12 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
 
-__all__ = ["EncoderCalls"]
+__all__ = ["EmbedTexts", "EncoderCalls"]
+
+EmbedTexts = Callable[[tuple[str, ...], bool], NDArray[np.float32]]
+"""Embeds texts, `(texts, width)`; the flag cuts those that are too long."""
+
+_WITH_YOUR_LABELS = "a classifier with an entailment label, or encoders of images and of texts"
 
 
 class EncoderCalls:
@@ -42,9 +54,18 @@ class EncoderCalls:
         engine: of the encoder.
         reader: of its inputs.
         output: that it returns.
+        embed_texts: for sentences that images are compared with; `None` without an encoder of
+            texts.
     """
 
-    def __init__(self, engine: "Engine", reader: SourceReader, output: Output) -> None:
+    def __init__(
+        self,
+        engine: "Engine",
+        reader: SourceReader,
+        output: Output,
+        embed_texts: EmbedTexts | None = None,
+    ) -> None:
+        self._embed_texts = embed_texts
         self.rows = Rows(engine, reader, output)
         self._manifest = engine.manifest
         self._output = output
@@ -73,16 +94,23 @@ class EncoderCalls:
         labels: Sequence[str],
         *,
         multi_label: bool,
-        template: str,
+        template: str | None,
         truncate: bool,
     ) -> EncoderCall[list[Classification]]:
         """Scores of labels that the caller chooses."""
+        comparison = self._manifest.comparison
+        if comparison is not None and self._embed_texts is not None:
+            check_multi_label(comparison, multi_label=multi_label)
+            sentences = sentences_of(labels, IMAGE_TEMPLATE if template is None else template)
+            texts_LW = self._embed_texts(tuple(sentences), checked_flag("truncate", truncate))
+            compare = partial(
+                compared, labels=tuple(labels), texts_LW=texts_LW, comparison=comparison
+            )
+            return EncoderCall(self.rows.items(inputs, truncate=False), compare)
         kind, entailment = self._manifest.output_kind, entailment_of(self._output.labels)
         if kind.scores != "softmax" or kind.by_token or entailment is None:
-            raise wrong_kind(
-                self._manifest, what="classify_as", expected="a classifier with an entailment label"
-            )
-        pairs = pairs_of(inputs, labels, template)
+            raise wrong_kind(self._manifest, what="classify_as", expected=_WITH_YOUR_LABELS)
+        pairs = pairs_of(inputs, labels, TEMPLATE if template is None else template)
         finish = partial(
             entailed, labels=tuple(labels), entailment=entailment, multi_label=multi_label
         )

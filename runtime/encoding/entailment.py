@@ -13,7 +13,7 @@ from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.inputs.source import as_list
 
-__all__ = ["TEMPLATE", "entailed", "entailment_of", "pairs_of"]
+__all__ = ["TEMPLATE", "entailed", "entailment_of", "pairs_of", "sentences_of"]
 
 TEMPLATE = "This example is {}."
 """Default hypothesis about a text, as in transformers."""
@@ -25,12 +25,12 @@ def entailment_of(labels: Sequence[str]) -> int | None:
     return found[0] if found and len(labels) > 1 else None
 
 
-def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
-    """Pair each text with the hypothesis of each label.
+def sentences_of(labels: Any, template: Any) -> list[str]:
+    """Put each label into the template.
 
     Raises:
-        InputError: a text is not a string, a label is empty or repeated, or the template does
-            not have exactly one `{}`.
+        InputError: there are no labels, one is empty or repeated, or the template does not have
+            exactly one `{}`.
     """
     if not isinstance(template, str) or template.count("{}") != 1:
         raise InputError(
@@ -43,13 +43,24 @@ def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
             raise InputError(f"labels must be non-empty strings (got {shown(label)}).")
     if len(set(labels)) < len(labels):
         raise InputError(f"labels must be unique (got {shown(list(labels))}).")
+    return [template.replace("{}", label) for label in labels]
+
+
+def pairs_of(inputs: Any, labels: Any, template: Any) -> list[tuple[str, str]]:
+    """Pair each text with the hypothesis of each label.
+
+    Raises:
+        InputError: a text is not a string, or a label or the template is invalid; see
+            `sentences_of`.
+    """
+    hypotheses = sentences_of(labels, template)
     texts = as_list(inputs)
     for text in texts:
         if not isinstance(text, str):
             raise InputError(
                 f"Scoring your own labels needs texts, not ids or images (got {shown(text)})."
             )
-    return [(text, template.replace("{}", label)) for text in texts for label in labels]
+    return [(text, hypothesis) for text in texts for hypothesis in hypotheses]
 
 
 def entailed(

@@ -152,7 +152,7 @@ class SourceReader:
         else:
             ids = checked_ids(value, vocab_size=self._vocab_size, what="ids", fewest=1)
             ids = ids[: self.max_tokens] if truncate else ids
-        return self._checked_length(ids)
+        return self._filled(self._checked_length(ids))
 
     def read_spans(self, value: Any, *, truncate: bool = False) -> Source:
         """Return a text as token ids that know their characters; same errors as `read`."""
@@ -201,6 +201,12 @@ class SourceReader:
                 "or with an Encoder pass truncate=True."
             )
         return ids
+
+    def _filled(self, ids: list[int]) -> list[int]:
+        """Ids with the padding that the encoder reads, if it does."""
+        source = self._manifest.source
+        filler = source.filler if isinstance(source, TextSource) else None
+        return ids if filler is None else ids + [filler] * (self.max_tokens - len(ids))
 
     def checked_truncate(self, truncate: bool) -> bool:
         """Return the flag if it applies to this encoder; or InputError."""

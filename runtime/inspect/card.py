@@ -40,6 +40,7 @@ _USES: Mapping[str, str] = {
     "question-answering": 'answer {folder} "A question" --context text.txt',
     "feature-extraction": 'embed {folder} "A text"',
     "image-feature-extraction": "embed {folder} photo.jpg",
+    "zero-shot-image-classification": 'classify {folder} photo.jpg --labels "a cat,a dog"',
 }
 """Command to try, by task."""
 
@@ -113,6 +114,8 @@ def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
     if isinstance(manifest.source, AudioSource) or manifest.dictation:
         return "automatic-speech-recognition"
+    if manifest.comparison is not None:
+        return "zero-shot-image-classification"
     of_text, of_images = _TASKS[kind]
     reads_images = isinstance(manifest.source, ImageSource) or manifest.features is not None
     return of_images if reads_images else of_text

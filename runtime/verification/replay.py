@@ -13,7 +13,7 @@ import msgspec
 
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_head, open_media
+from ortolan.runtime.bundle.folder import open_bundle, open_head, open_media, open_texts
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
@@ -158,13 +158,15 @@ def _judged(
 def _with_parts(
     report: Report, bundle: Bundle, verify_part: Callable[..., Report], *, trust: bool
 ) -> Report:
-    """The report of a decoder with those of the bundles in it; the worst verdict counts."""
+    """The report of a bundle with those of the bundles in it; the worst verdict counts."""
     parts: dict[str, Report] = {}
     # opening them checks that they are the right ones
     if bundle.manifest.features is not None:
         parts["images"] = verify_part(open_media(bundle, trust=trust).path, trust=trust)
     if bundle.manifest.has_head:
         parts["head"] = verify_part(open_head(bundle, trust=trust).path, trust=trust)
+    if bundle.manifest.comparison is not None:
+        parts["texts"] = verify_part(open_texts(bundle, trust=trust).path, trust=trust)
     verdicts = (part.verdict for part in (report, *parts.values()))
     return msgspec.structs.replace(report, verdict=max(verdicts, key=_VERDICTS.index), **parts)
 

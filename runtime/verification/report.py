@@ -146,6 +146,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         max_cosine: the largest of one vector.
         images: report of the encoder of images that a decoder reads; `None` without one.
         head: report of the head that predicts further tokens; `None` without one.
+        texts: report of the encoder of texts that images are compared with; `None` without one.
     """
 
     verdict: Literal["PASS", "AMBIGUOUS", "FAIL"]
@@ -177,6 +178,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     graphs: dict[GraphName, Phase] = {}
     images: "Report | None" = None
     head: "Report | None" = None
+    texts: "Report | None" = None
 
     @property
     def largest_mean_kl(self) -> float | None:

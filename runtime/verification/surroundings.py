@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import (
+    Comparison,
     Dictation,
     Features,
     FileName,
@@ -144,6 +145,7 @@ def meanings_sha256(
     hidden: HiddenStates | None = None,
     speech: Speech | None = None,
     dictation: Dictation | None = None,
+    comparison: Comparison | None = None,
 ) -> str:
     """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
     meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
@@ -155,6 +157,8 @@ def meanings_sha256(
         meanings = (*meanings, speech)
     if dictation is not None:
         meanings = (*meanings, dictation)
+    if comparison is not None:
+        meanings = (*meanings, comparison)
     return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
@@ -251,6 +255,7 @@ def meanings_of(manifest: Manifest) -> str:
         hidden=manifest.hidden,
         speech=manifest.transcription,
         dictation=manifest.dictation or None,
+        comparison=manifest.comparison,
     )
 
 

@@ -95,7 +95,7 @@ def test_a_template_takes_the_label_as_it_is(checkpoint: Callable[[str], Path]) 
         ({"labels": ["a", 1]}, "non-empty"),
         ({"labels": ["a", "a"]}, "unique"),
         ({"template": "It is."}, "template"),
-        ({"template": None}, "template"),
+        ({"template": 3}, "template"),
         ({"inputs": [[1, 2]]}, "needs texts"),
     ],
 )
@@ -124,5 +124,8 @@ def test_the_command_prints_every_label(checkpoint: Callable[[str], Path]) -> No
     assert row["probabilities"] == pytest.approx(expected.probabilities)
     lines = run_here(*words, "--multi-label").stdout.decode().splitlines()
     assert sorted(line.split()[0] for line in lines) == ["for", "x"]
+    (row,) = json.loads(run_here(*words, "--template", "It is {}.", "--json").stdout)["results"]
+    (other,) = loaded(folder).classify_as("def main(", ["x", "for"], template="It is {}.")
+    assert row["probabilities"] == pytest.approx(other.probabilities)
     refused = run_here("classify", folder / "bundle", "def main(", "--multi-label")
     assert (refused.returncode, b"--labels" in refused.stderr) == (2, True)

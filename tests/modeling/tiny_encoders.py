@@ -360,11 +360,21 @@ def random_images(values: dict[str, Any], *, batch: int = 3) -> Tensor:
 
 def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
     """What the head of a model of transformers gives, or its last states without one."""
+    return _output(model, inputs, "last_hidden_state")
+
+
+def pooled_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
+    """What the head of a model of transformers gives, or its pooled state without one."""
+    return _output(model, inputs, "pooler_output")
+
+
+def _output(model: PreTrainedModel, inputs: dict[str, Tensor], without_head: str) -> Tensor:
     with torch.inference_mode():
         output = model(**inputs)
     if "start_logits" in output:
         return torch.stack((output["start_logits"], output["end_logits"]), -1)
-    for name in ("logits", "prediction_logits", "image_embeds", "last_hidden_state"):
+    heads = ("logits", "prediction_logits", "image_embeds", "text_embeds")
+    for name in (*heads, without_head):
         if name in output:
             tensor: Tensor = output[name]
             return tensor

@@ -151,6 +151,26 @@ SIGLIP: dict[str, Any] = {
     "text_config": _OF_TEXTS | {"model_type": "siglip_text_model"},
 }
 
+CLIP_TEXT: dict[str, Any] = _OF_TEXTS | {
+    "model_type": "clip_text_model",
+    "architectures": ["CLIPTextModelWithProjection"],
+    "max_position_embeddings": 96,
+    "projection_dim": 24,
+    "pad_token_id": PAD,
+}
+
+SIGLIP_TEXT: dict[str, Any] = _OF_TEXTS | {
+    "model_type": "siglip_text_model",
+    "architectures": ["SiglipTextModel"],
+    "max_position_embeddings": 96,
+    "projection_size": 24,
+    "pad_token_id": PAD,
+}
+
+SIGLIP_VISION: dict[str, Any] = _tower("siglip_vision_model", "gelu_pytorch_tanh") | {
+    "architectures": ["SiglipVisionModel"]
+}
+
 MARIAN: dict[str, Any] = {
     "model_type": "marian",
     "architectures": ["MarianMTModel"],
@@ -281,8 +301,8 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM, SIGLIP),
-    *(INTERNVL, QWEN3_ASR, MARIAN),
+    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),
+    *(INTERNVL, QWEN3_ASR, MARIAN, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

@@ -20,7 +20,8 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 
 @click.command()
 @options.bundle
-@click.argument("inputs", nargs=-1, required=True, metavar="FILE_OR_TEXT...")
+@click.argument("inputs", nargs=-1, metavar="FILE_OR_TEXT...")
+@options.images
 @click.option(
     "--top",
     type=click.IntRange(min=1),
@@ -30,7 +31,12 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @click.option(
     "--labels",
     metavar="LABEL,LABEL",
-    help="Labels to choose from, if BUNDLE was trained on entailment.",
+    help="Labels to choose from, if BUNDLE was trained on entailment, or on images and texts.",
+)
+@click.option(
+    "--template",
+    metavar="TEXT",
+    help="With --labels: sentence about an input, with {} for the label.",
 )
 @click.option(
     "--multi-label",
@@ -44,8 +50,10 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 def command(
     bundle: Path,
     inputs: tuple[str, ...],
+    images: tuple[Path, ...],
     top: int | None,
     labels: str | None,
+    template: str | None,
     multi_label: bool,
     truncate: bool,
     device: str,
@@ -60,11 +68,15 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
-    if multi_label and labels is None:
-        raise click.UsageError("--multi-label needs --labels.")
+    if labels is None and (multi_label or template is not None):
+        raise click.UsageError(
+            f"{'--multi-label' if multi_label else '--template'} needs --labels."
+        )
+    if not inputs and not images:
+        raise click.UsageError("Pass a FILE_OR_TEXT, or --image.")
     with loading("classify", as_json=as_json) as steps:
         model = load(bundle, Encoder, device=device, threads=threads)
-        items = read_inputs(model.manifest, inputs)
+        items = read_inputs(model.manifest, inputs, images)
         steps("classify", 0, len(items))
         if model.manifest.output_kind.name == "token_labels":
             if top is not None or labels is not None:
@@ -74,7 +86,9 @@ def command(
             entities = model.classify_tokens(items, truncate=truncate)
         elif labels is not None:
             own = [label.strip() for label in labels.split(",")]
-            results = model.classify_as(items, own, multi_label=multi_label, truncate=truncate)
+            results = model.classify_as(
+                items, own, multi_label=multi_label, template=template, truncate=truncate
+            )
         else:
             results = model.classify(items, truncate=truncate)
     if model.manifest.output_kind.name == "token_labels":
@@ -88,6 +102,11 @@ def command(
         ]
         print_json({"results": rows, "device": model.device})
         return
+    _print_scores(items, results, top)
+
+
+def _print_scores(items: list[str], results: list[Classification], top: int | None) -> None:
+    """Print one label per line, highest score first."""
     for item, result in zip(items, results, strict=True):
         form = "6.1%" if result.are_probabilities else "9.4f"
         table = [(label, format(s, form)) for label, s in islice(result.scores.items(), top)]

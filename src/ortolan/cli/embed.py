@@ -12,7 +12,14 @@ from ortolan.cli.progress import loading
 
 @click.command()
 @options.bundle
-@click.argument("inputs", nargs=-1, required=True, metavar="TEXT...")
+@click.argument("inputs", nargs=-1, metavar="TEXT...")
+@options.images
+@click.option(
+    "--text",
+    "texts",
+    multiple=True,
+    help="Text, if BUNDLE compares images with texts; repeatable.",
+)
 @click.option(
     "--prompt", help='Name of a prompt of the model, put before each text; "" for no prompt.'
 )
@@ -23,6 +30,8 @@ from ortolan.cli.progress import loading
 def command(
     bundle: Path,
     inputs: tuple[str, ...],
+    images: tuple[Path, ...],
+    texts: tuple[str, ...],
     prompt: str | None,
     truncate: bool,
     device: str,
@@ -35,17 +44,28 @@ def command(
     """
     from ortolan.runtime import Encoder, load
 
+    if not inputs and not images and not texts:
+        raise click.UsageError("Pass a TEXT, or --image or --text.")
     with loading("embed", as_json=as_json) as steps:
         model = load(bundle, Encoder, device=device, threads=threads)
-        items = read_inputs(model.manifest, inputs)
-        steps("embed", 0, len(items))
-        vectors = model.embed(items, prompt=prompt, truncate=truncate)
+        items = read_inputs(model.manifest, inputs, images)
+        steps("embed", 0, len(items) + len(texts))
+        parts = [(model, items)] if items else []
+        if texts:
+            parts.append((model.texts, [*texts]))
+        vectors = [
+            vector
+            for encoder, own in parts
+            for vector in encoder.embed(own, prompt=prompt, truncate=truncate)
+        ]
     if as_json:
         rows = [
             {"input": item, "embedding": vector.tolist()}
-            for item, vector in zip(items, vectors, strict=True)
+            for item, vector in zip([*items, *texts], vectors, strict=True)
         ]
-        print_json({"width": vectors.shape[1], "results": rows, "device": model.device})
+        output = model.manifest.output
+        width = 0 if output is None else output.size
+        print_json({"width": width, "results": rows, "device": model.device})
         return
     for vector in vectors:
         print(*(f"{value:.6g}" for value in vector))

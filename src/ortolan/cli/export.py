@@ -271,6 +271,7 @@ def _report(
             (kind, f"{out} ({size(total)}, {manifest.precision})"),
             ("weights", _weights(manifest)),
             ("images", _images(manifest, out)),
+            ("texts", _texts(manifest, out)),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),
             ("device", measured.device_summary if measured else f"not verified: {unverified}"),
@@ -289,6 +290,17 @@ def _images(manifest: Manifest, out: Path) -> str | None:
     images = open_bundle(out / VISION, trust=True).manifest
     total = sum(file.size for file in images.files)
     return f"{images.takes}, {manifest.features.words} ({size(total)})"
+
+
+def _texts(manifest: Manifest, out: Path) -> str | None:
+    """Describe the encoder of texts that images are compared with, if there is one."""
+    from ortolan.runtime.bundle.folder import open_bundle
+    from ortolan.runtime.bundle.manifest import TEXT
+
+    if manifest.comparison is None:
+        return None
+    texts = open_bundle(out / TEXT, trust=True).manifest
+    return f"{texts.takes} ({size(sum(file.size for file in texts.files))})"
 
 
 def _precision(name: str, values: dict[str, Any]) -> choices.Precision:

@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -33,15 +34,23 @@ def decoded(data: bytes, name: str) -> str:
         ) from error
 
 
-def read_inputs(manifest: "Manifest", arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, with `-` replaced by the lines of standard input.
+def read_inputs(
+    manifest: "Manifest", arguments: Sequence[str], images: Sequence[Path] = ()
+) -> list[str]:
+    """Return the arguments, with `-` replaced by the lines of standard input, then the images.
 
     Empty lines are skipped. For a bundle that classifies or embeds images, arguments are files.
+
+    Raises:
+        InputError: the bundle reads no images.
     """
+    from ortolan.runtime import InputError
     from ortolan.runtime.bundle.manifest import ImageSource
 
     if isinstance(manifest.source, ImageSource):
-        return list(arguments)
+        return [*arguments, *map(str, images)]
+    if images:
+        raise InputError("--image is for bundles that read images. Pass texts without it.")
     texts: list[str] = []
     for argument in arguments:
         if argument == "-":

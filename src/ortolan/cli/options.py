@@ -28,6 +28,14 @@ threads = click.option(
 ADAPTER = "adapter"
 """Name of the only adapter that a command loads."""
 
+images = click.option(
+    "--image",
+    "images",
+    type=click.Path(path_type=Path),
+    multiple=True,
+    help="Image file, if BUNDLE reads images; repeatable.",
+)
+
 truncate = click.option("--truncate", is_flag=True, help="Truncate texts that are too long.")
 
 isolate = click.option(

@@ -78,6 +78,7 @@ def command(
             ("exact", report.exact.summary if report.exact else None),
             ("quality", report.quality.summary),
             ("images", report.images.device_summary if report.images else None),
+            ("texts", report.texts.device_summary if report.texts else None),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),
             ("near ties", f"{report.near_ties}" if report.near_ties else None),
             ("run", f"{report.device}, onnxruntime {report.onnxruntime}, {report.seconds:.1f} s"),

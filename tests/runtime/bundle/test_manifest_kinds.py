@@ -12,6 +12,7 @@ from tests.runtime.damaged_bundles import put
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import (
+    Comparison,
     ImageSource,
     Manifest,
     Output,
@@ -114,6 +115,38 @@ def waves(*path: str, value: object) -> Change:
     return change
 
 
+def compared(**changes: object) -> Change:
+    """An encoder that embeds images and compares them with texts."""
+
+    def change(document: Document) -> None:
+        image(document)
+        document["output"] = {"kind": "embedding", "size": 32}
+        document["texts"] = TEXTS | changes
+
+    return change
+
+
+TEXTS: Document = {"encoder": "0" * 64, "scale": 100.0, "bias": -16.5, "scores": "sigmoid"}
+
+
+def test_a_comparison_of_images_with_texts_is_read() -> None:
+    document = document_of("encoder")
+    compared()(document)
+    manifest = read(document)
+    assert manifest.comparison == Comparison(
+        encoder="0" * 64, scale=100.0, bias=-16.5, scores="sigmoid"
+    )
+    assert manifest.takes.endswith("and texts to compare with")
+
+
+def test_padding_of_texts_is_read() -> None:
+    document = document_of("encoder")
+    put("source", "padding", value=0)(document)
+    source = read(document).source
+    assert isinstance(source, TextSource)
+    assert source.filler == 0
+
+
 def test_everything_an_encoder_decoder_has_is_read() -> None:
     manifest = read(document_of("encoder-decoder"))
     assert manifest.kind == "encoder-decoder"
@@ -204,6 +237,15 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", images(resample="area"), "area"),
         ("encoder", images(kind="sound"), "sound"),
         ("encoder", images(crop=4), "crop"),
+        ("encoder", put("texts", value=TEXTS), "`texts`"),
+        ("decoder", put("texts", value=TEXTS), "`texts`"),
+        ("encoder", compared(scale=0), "scale"),
+        ("encoder", compared(scale=1e5), "scale"),
+        ("encoder", compared(bias=-1e5), "bias"),
+        ("encoder", compared(scores="none"), "scores"),
+        ("encoder", compared(encoder="0"), "encoder"),
+        ("encoder", put("source", "padding", value=24), "'source.padding'"),
+        ("encoder-decoder", put("source", "padding", value=1), "padding"),
         ("encoder", put("output", "kind", value="odds"), "output.kind"),
         ("encoder", waves("source", "vectors", value=15), "15 of 320 samples"),
         ("encoder", waves("source", "window", value=5121), "a window of 5121"),

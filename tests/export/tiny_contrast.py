@@ -1,0 +1,125 @@
+"""A CLIP and a SigLIP with random weights, a tokenizer and a processor of images."""
+
+import copy
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from tests.modeling.tiny_encoders import EncoderCase
+from tests.tiny.encoders import CLIP, SIGLIP
+from tokenizers import Tokenizer, decoders, models, processors
+from transformers import PreTrainedModel
+
+import ortolan
+from ortolan.runtime import Encoder
+
+LENGTH = 64
+"""Tokens of a text of SigLIP, and most of CLIP."""
+
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "clip": ("CLIPModel", CLIP),
+    "siglip": ("SiglipModel", SIGLIP),
+}
+
+
+def tokenizer(kind: str) -> Tokenizer:
+    """One token per ASCII character; CLIP's end token has the highest id, as published."""
+    characters = [chr(code) for code in range(32, 126)]
+    tokens = ["<unk>", "<pad>", "<s>", *characters, "</s>"]
+    vocab = {token: place for place, token in enumerate(tokens)}
+    library = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    library.add_special_tokens(["<pad>", "<s>", "</s>"])
+    library.decoder = decoders.Fuse()
+    single = "<s> $A </s>" if kind == "clip" else "$A </s>"
+    ends = [(token, vocab[token]) for token in ("<s>", "</s>")]
+    library.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)
+    return library
+
+
+def values_of(kind: str, *, eos_token_id: int | None = None) -> dict[str, Any]:
+    """The config; `eos_token_id` of CLIP is 2 as in old files, or the tokenizer's."""
+    library = tokenizer(kind)
+    values = copy.deepcopy(KINDS[kind][1])
+    values["architectures"] = [KINDS[kind][0]]
+    values["text_config"] |= {
+        "vocab_size": library.get_vocab_size(),
+        "max_position_embeddings": LENGTH,
+        "bos_token_id": library.token_to_id("<s>"),
+        "eos_token_id": 2 if eos_token_id is None else eos_token_id,
+        "pad_token_id": 0,
+    }
+    return values
+
+
+def write(
+    folder: Path, kind: str, *, eos_token_id: int | None = None, has_tokenizer: bool = True
+) -> PreTrainedModel:
+    """Write a checkpoint, and return its model."""
+    values = values_of(kind, eos_token_id=eos_token_id)
+    model = EncoderCase(KINDS[kind][0], values).write(folder)
+    if has_tokenizer:
+        tokenizer(kind).save(str(folder / "tokenizer.json"))
+        (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
+    square = {"height": 8, "width": 8}
+    size = {"shortest_edge": 8} if kind == "clip" else square
+    name = {"clip": "CLIP", "siglip": "Siglip"}[kind]
+    processor = {"image_processor_type": f"{name}ImageProcessor", "size": size}
+    processor |= {"crop_size": square} if kind == "clip" else {}
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return model
+
+
+LABELS = ["cat", "a dog", "fish & chips"]
+
+Pixels = NDArray[np.uint8]
+
+
+def picture(seed: int) -> Pixels:
+    """Noise of the size of the models."""
+    return np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
+
+
+PICTURES = [picture(1), picture(2)]
+
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "clip": ("clip", {}),
+    "clip-own-end": ("clip", {"eos_token_id": tokenizer("clip").token_to_id("</s>")}),
+    "siglip": ("siglip", {}),
+}
+
+
+def png(pixels: Pixels) -> bytes:
+    """The file of a picture."""
+    stream = io.BytesIO()
+    Image.fromarray(pixels).save(stream, "PNG")
+    return stream.getvalue()
+
+
+class Case:
+    """A checkpoint, its bundle, and both as models."""
+
+    def __init__(self, folder: Path, name: str, *, has_tokenizer: bool = True) -> None:
+        self.kind, options = CASES[name]
+        self.checkpoint, self.folder = folder / "checkpoint", folder / "bundle"
+        self.reference: Any = write(
+            self.checkpoint, self.kind, has_tokenizer=has_tokenizer, **options
+        )
+        ortolan.export(self.checkpoint, self.folder)
+        self.model = ortolan.load(self.folder, Encoder, threads=1)
+        self.tokenizer = tokenizer(self.kind)
+
+    def expected(self, texts: list[str]) -> Any:
+        """What transformers computes for all pictures and texts."""
+        ids = [self.tokenizer.encode(text).ids for text in texts]
+        pad = self.tokenizer.token_to_id("<pad>")
+        length = LENGTH if self.kind == "siglip" else max(map(len, ids))
+        rows = [[*row, *[pad] * (length - len(row))] for row in ids]
+        pixels = np.stack([self.model.pixels(image) for image in PICTURES])
+        given = {"input_ids": torch.tensor(rows), "pixel_values": torch.from_numpy(pixels)}
+        with torch.inference_mode():
+            return self.reference(**given)
