@@ -97,10 +97,9 @@ def can_read(model: Exportable) -> bool:
 
 def _suffix(model: Exportable) -> str | None:
     """Suffix of the calibration file; None for kinds without one."""
-    if isinstance(model.takes, WaveSource):
-        return None
-    if isinstance(model.takes, ImageSource | AudioSource):
-        return None if model.sides.has_decoder else ".npy"
+    if isinstance(model.takes, ImageSource | AudioSource | WaveSource):
+        has_own = isinstance(model.takes, ImageSource) and not model.sides.has_decoder
+        return ".npy" if has_own else None
     return ".tsv" if model.sides.reads_source else ".txt"
 
 

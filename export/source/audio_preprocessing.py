@@ -14,6 +14,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR
 from ortolan.modeling.config import AudioInput, WaveInput
 from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.limits import MAX_AUDIO_SECONDS
 
 INERT = frozenset(
     {
@@ -112,7 +113,7 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
 
     Raises:
         OptionError: the file is damaged, has unknown keys, or belongs to another model; or there
-            are too few vectors.
+            are too few or too many vectors.
     """
     values = _values(folder)
     # No wave is padded.
@@ -137,6 +138,11 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
         raise OptionError(
             f"max_context must be at least {-(-config.window // config.hop)}, since a vector is "
             f"computed from {config.window} samples (got {vectors})."
+        )
+    if source.seconds > MAX_AUDIO_SECONDS:
+        raise OptionError(
+            f"max_context must be at most {MAX_AUDIO_SECONDS * source.rate // source.hop}, the "
+            f"vectors of {MAX_AUDIO_SECONDS} seconds (got {vectors})."
         )
     return source
 
