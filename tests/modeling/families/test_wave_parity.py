@@ -168,6 +168,7 @@ def test_keys_of_older_checkpoints_change_nothing(tmp_path: Path) -> None:
     older = {
         *("feat_extract_dropout", "mask_channel_prob", "mask_channel_selection"),
         *("mask_time_other", "mask_time_min_space", "gradient_checkpointing"),
+        *("no_mask_time_overlap", "freeze_feat_extract_train"),
     }
     read = config_from_hf(published | dict.fromkeys(older, 0.3), EncoderConfig)
     assert read == config_from_hf(published, EncoderConfig)
