@@ -19,7 +19,7 @@ from ortolan.export.inputs.tensors import (
     text_inputs,
     wrapped,
 )
-from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.manifest import ImageSource, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256
@@ -97,10 +97,9 @@ def can_read(model: Exportable) -> bool:
 
 def _suffix(model: Exportable) -> str | None:
     """Suffix of the calibration file; None for kinds without one."""
-    if isinstance(model.takes, WaveSource | ChunkedSource):
-        return None
-    if isinstance(model.takes, ImageSource | AudioSource):
-        return None if model.sides.has_decoder else ".npy"
+    if not isinstance(model.takes, TextSource | None):
+        has_own = isinstance(model.takes, ImageSource) and not model.sides.has_decoder
+        return ".npy" if has_own else None
     return ".tsv" if model.sides.reads_source else ".txt"
 
 

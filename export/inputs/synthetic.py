@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import numpy as np
 import torch
 from numpy.typing import NDArray
@@ -131,7 +132,12 @@ def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs
         origin = f"{count} images of noise, seed {SEED}"
         return replace(image_inputs(model, images), origin=origin)
     if isinstance(model.takes, WaveSource | ChunkedSource):
-        made = [heard(sound, model.takes) for sound in sounds(model.takes, random, count)]
+        source = model.takes
+        if isinstance(source, WaveSource):
+            # As many vectors as texts have tokens.
+            vectors = min(SEQUENCE_LENGTH, source.vectors)
+            source = msgspec.structs.replace(source, vectors=vectors)
+        made = [heard(sound, source) for sound in sounds(source, random, count)]
         origin = f"{count} sounds of noise, seed {SEED}"
         return Inputs(sources=[torch.from_numpy(own) for own in made], origin=origin)
     texts = _texts(model, random, tokens=count * SEQUENCE_LENGTH, longest=SEQUENCE_LENGTH)

@@ -15,6 +15,7 @@ from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR
 from ortolan.modeling.config import AudioInput, ChunkedAudioInput, WaveInput
 from ortolan.modeling.config.inputs import CHUNK_STRIDE
 from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.limits import MAX_AUDIO_SECONDS
 
 INERT = frozenset(
     {
@@ -163,7 +164,7 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
 
     Raises:
         OptionError: the file is damaged, has unknown keys, or belongs to another model; or there
-            are too few vectors.
+            are too few or too many vectors.
     """
     values = _values(folder)
     # No wave is padded.
@@ -188,6 +189,11 @@ def wave_source(config: WaveInput, folder: Path | None, *, vectors: int) -> Wave
         raise OptionError(
             f"max_context must be at least {-(-config.window // config.hop)}, since a vector is "
             f"computed from {config.window} samples (got {vectors})."
+        )
+    if source.seconds > MAX_AUDIO_SECONDS:
+        raise OptionError(
+            f"max_context must be at most {MAX_AUDIO_SECONDS * source.rate // source.hop}, the "
+            f"vectors of {MAX_AUDIO_SECONDS} seconds (got {vectors})."
         )
     return source
 

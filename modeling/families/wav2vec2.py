@@ -1,6 +1,7 @@
 """wav2vec 2.0 (Baevski et al. 2020) and HuBERT (Hsu et al. 2021): encoders of waves, with CTC."""
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from ortolan.modeling.config import (
     Activation,
@@ -36,7 +37,7 @@ HEAD_MULTIPLE = 8
 """Heads are multiples of this wide, as in every published model. Other widths have no kernel, and
 without one a graph would compute the number of vectors, by a division that bundles do not have."""
 
-NORMS = {"group": "time", "layer": "channels"}
+NORMS: dict[str, Literal["time", "channels"]] = {"group": "time", "layer": "channels"}
 """Our names of `feat_extract_norm`."""
 
 CONVOLUTIONS = {
@@ -60,6 +61,7 @@ UNUSED = (
         for axis in ("channel", "time")
         for key in ("length", "min_space", "other", "prob", "selection")
     ),
+    *("no_mask_channel_overlap", "no_mask_time_overlap", "freeze_feat_extract_train"),
     # Classifiers of sounds and of speakers, and layers that `add_adapter` would add.
     *("use_weighted_layer_sum", "classifier_proj_size", "tdnn_dim", "tdnn_kernel"),
     *("tdnn_dilation", "xvector_output_dim", "adapter_kernel_size", "adapter_stride"),
@@ -186,7 +188,7 @@ class WaveFormat:
         has_norm = not self.optional_norm or hf.get("feat_proj_layer_norm", bool, True)
         return WaveInput(
             layers=_read_layers(hf),
-            norm="time" if NORMS[kind] == "time" else "channels",
+            norm=NORMS[kind],
             activation=activation,
             bias=hf.get("conv_bias", bool, False),
             projection_norm=norm if has_norm else None,

@@ -345,6 +345,10 @@ def _check_source(manifest: Manifest) -> None:
                     f"waves of up to {manifest.context_length} vectors, and of one at least",
                     f"{wave.vectors} of {wave.hop} samples, and a window of {wave.window}",
                 )
+            if wave.seconds > limits.MAX_AUDIO_SECONDS:
+                raise _refused(
+                    f"waves of at most {limits.MAX_AUDIO_SECONDS} seconds", f"{wave.seconds:g}"
+                )
             if manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of waves", manifest.tokenizer)
         case ChunkedSource() as chunked:

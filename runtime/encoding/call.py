@@ -27,8 +27,8 @@ class Item:
     Attributes:
         index: position in the call.
         is_alone: whether the call has no other.
-        length: number of tokens; of an image, roughly.
-        ids: token ids of a text.
+        length: number of tokens; of an image, roughly; vectors of a wave.
+        ids: token ids of a text, or a wave.
         image: read when it is computed, since pixels need far more memory than files.
     """
 
@@ -53,12 +53,12 @@ class EncoderCall(Generic[R]):
         finish: makes the result of all outputs, in the order of the inputs.
 
     Attributes:
-        tokens: number of tokens of all texts.
+        tokens: number of tokens of all texts, or of vectors of all waves.
     """
 
     def __init__(self, items: Sequence[Item], finish: Callable[[list[Row]], R]) -> None:
         self.items = items
-        self.tokens = sum(len(item.ids) for item in items if item.ids is not None)
+        self.tokens = sum(item.length for item in items if item.ids is not None)
         self._finish = finish
         self._rows: dict[int, Row] = {}
         self._error: OrtolanError | None = None

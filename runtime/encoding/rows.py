@@ -38,7 +38,7 @@ class Rows:
         self._output = output
         source = engine.manifest.source
         self._image = source if isinstance(source, ImageSource) else None
-        self._one_by_one = isinstance(source, WaveSource | ChunkedSource)  # of any length
+        self._sound = source if isinstance(source, WaveSource | ChunkedSource) else None
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
         """Check one input or several. Images are checked when they are computed.
@@ -96,22 +96,25 @@ class Rows:
         valid = [source for source in sources if not isinstance(source, OrtolanError)]
         if not valid:
             return [source for source in sources if isinstance(source, OrtolanError)]
-        parts = [[source] for source in valid] if self._one_by_one else [valid]
+        # of any length, which padding would change
+        parts = [valid] if self._sound is None else [[source] for source in valid]
         outputs = iter([row for part in parts for row in self._encoded(part)])
         return [
             source if isinstance(source, OrtolanError) else _checked(next(outputs), source, item)
             for item, source in zip(items, sources, strict=True)
         ]
 
-    @staticmethod
-    def _item(read: Callable[[Any], Source], value: Any, index: int, *, is_alone: bool) -> Item:
+    def _item(
+        self, read: Callable[[Any], Source], value: Any, index: int, *, is_alone: bool
+    ) -> Item:
         try:
             ids = read(value)
         except InputError as error:
             if is_alone:
                 raise
             raise type(error)(f"input {index}: {error}") from error
-        return Item(index=index, is_alone=is_alone, length=len(ids), ids=ids)
+        length = len(ids) if self._sound is None else self._sound.length(np.shape(ids)[-1])
+        return Item(index=index, is_alone=is_alone, length=length, ids=ids)
 
     def _source(self, item: Item) -> Source | OrtolanError:
         if item.ids is not None:

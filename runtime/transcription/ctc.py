@@ -28,7 +28,7 @@ from ortolan.runtime.transcription.transcript import Segment, Transcript, Word
 __all__ = ["CtcOptions", "CtcTranscriber", "Window", "windows"]
 
 SIDES = 6
-"""Share of a window on each side that only the neighbouring window decides: a sixth, as in
+"""A window has this many parts, of which neighbours decide the first and the last, as in
 transformers' pipeline."""
 
 PAUSE_S = 0.5
@@ -195,6 +195,7 @@ def windows(samples: int, source: WaveSource) -> Iterator[Window]:
     if samples <= source.samples:
         yield Window(slice(0, samples), slice(None))
         return
+    # the last vectors of a window would read beyond it
     if side <= longest - source.length(source.samples):
         raise ContextLengthError(
             f"The encoder reads sounds of at most {source.seconds:g} seconds (got "

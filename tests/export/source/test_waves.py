@@ -93,6 +93,8 @@ def test_other_extractors_are_rejected(
 def test_a_damaged_file_or_too_few_vectors_are_rejected(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="max_context must be at least 2"):
         wave_source(INPUT, None, vectors=1)
+    with pytest.raises(OptionError, match="max_context must be at most 360000"):
+        wave_source(INPUT, None, vectors=400_000)
     (tmp_path / "preprocessor_config.json").write_bytes(b"\xff{")
     with pytest.raises(OptionError, match="cannot be read"):
         wave_source(INPUT, tmp_path, vectors=1500)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.checkpoint.folder import config_from_hf
-from ortolan.modeling.config import EncoderConfig
+from ortolan.modeling.config import EncoderConfig, WaveInput
 from ortolan.modeling.errors import ConfigError, WeightError
 
 CLASSES = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert"}
@@ -60,7 +60,7 @@ CASES = VARIANTS | {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
-    reference = CASES[name].write(tmp_path)
+    reference: Any = CASES[name].write(tmp_path)
     model = load(tmp_path, EncoderModel)
     wave = waves()
     if "ForPreTraining" in CASES[name].architecture:
@@ -78,6 +78,7 @@ def test_waves_of_any_length_give_the_same_vectors(norm: str, extra: int, tmp_pa
     reference = case(feat_extract_norm=norm, head="Model").write(tmp_path)
     model = load(tmp_path, EncoderModel)
     source = model.config.input
+    assert isinstance(source, WaveInput)
     for samples in (source.window + extra, 997 + extra):
         wave = waves(samples)
         with torch.inference_mode():
@@ -167,6 +168,7 @@ def test_keys_of_older_checkpoints_change_nothing(tmp_path: Path) -> None:
     older = {
         *("feat_extract_dropout", "mask_channel_prob", "mask_channel_selection"),
         *("mask_time_other", "mask_time_min_space", "gradient_checkpointing"),
+        *("no_mask_time_overlap", "freeze_feat_extract_train"),
     }
     read = config_from_hf(published | dict.fromkeys(older, 0.3), EncoderConfig)
     assert read == config_from_hf(published, EncoderConfig)
@@ -174,4 +176,5 @@ def test_keys_of_older_checkpoints_change_nothing(tmp_path: Path) -> None:
     defaults = config_from_hf(
         {key: value for key, value in published.items() if key not in absent}, EncoderConfig
     )
+    assert isinstance(defaults.input, WaveInput)
     assert (defaults.hidden_size, defaults.input.window, defaults.input.hop) == (768, 400, 320)

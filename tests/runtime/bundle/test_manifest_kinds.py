@@ -147,6 +147,12 @@ def test_padding_of_texts_is_read() -> None:
     assert source.filler == 0
 
 
+def long_waves(document: Document) -> None:
+    wave(document)
+    document["context_length"] = 200
+    document["source"] |= {"rate": 1000, "hop": 65_536, "vectors": 200}
+
+
 def test_everything_an_encoder_decoder_has_is_read() -> None:
     manifest = read(document_of("encoder-decoder"))
     assert manifest.kind == "encoder-decoder"
@@ -250,6 +256,7 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", waves("source", "vectors", value=15), "15 of 320 samples"),
         ("encoder", waves("source", "window", value=5121), "a window of 5121"),
         ("encoder", waves("source", "hop", value=0), "hop"),
+        ("encoder", long_waves, "7200 seconds"),
         ("encoder", waves("source", "rate", value=10), "rate"),
         ("encoder", waves("source", "normalized", value=1), "normalized"),
         ("encoder", waves("source", "bins", value=80), "bins"),

@@ -15,15 +15,14 @@ from tests.modeling.families.test_wave_parity import case
 from tests.modeling.tiny_encoders import reference_output
 from tests.runtime.transcription.tiny_wav2vec2 import (
     HOP,
-    RATE,
     SYMBOLS,
     WINDOW,
     heard,
     logits_of,
-    sound,
     tokenizer,
     write_wav2vec2,
 )
+from tests.runtime.transcription.tiny_whisper import RATE, sound
 from transformers import (
     AutomaticSpeechRecognitionPipeline,
     Wav2Vec2FeatureExtractor,
@@ -119,7 +118,11 @@ def test_logits_and_text_equal_those_of_transformers(
 def test_every_variant_gives_the_logits_of_transformers(
     tmp_path: Path, model_type: str, norm: str, stable: bool
 ) -> None:
-    values = {"feat_extract_norm": norm, "do_stable_layer_norm": stable, "conv_bias": not stable}
+    values: dict[str, Any] = {
+        "feat_extract_norm": norm,
+        "do_stable_layer_norm": stable,
+        "conv_bias": not stable,
+    }
     reference = case(model_type, **values).write(tmp_path / "source")
     ortolan.export(tmp_path / "source", tmp_path / "bundle")
     loaded = ortolan.load(tmp_path / "bundle", Encoder, threads=1)
@@ -145,9 +148,10 @@ def test_a_long_sound_is_read_as_by_the_pipeline_of_transformers(
 ) -> None:
     folder, reference = saved
     waves = sound(seconds)
-    own, extractor = tokenizer(folder / "source"), Wav2Vec2FeatureExtractor()
+    own = tokenizer(folder / "source")
+    kind: Any = Wav2Vec2FeatureExtractor
     pipeline: Any = AutomaticSpeechRecognitionPipeline
-    run = pipeline(reference, tokenizer=own, feature_extractor=extractor, device="cpu")
+    run = pipeline(reference, tokenizer=own, feature_extractor=kind(), device="cpu")
     expected = run(waves.copy(), chunk_length_s=VECTORS * HOP / RATE, return_timestamps="word")
     transcript = short.transcribe(waves)
     assert transcript.text == spaced(expected["text"])
@@ -241,8 +245,9 @@ def test_wrong_sounds_are_rejected(model: Encoder, short: Encoder, tmp_path: Pat
         model.transcribe(np.full(4000, np.nan, np.float32))
     with pytest.raises(ContextLengthError, match=r"at most 0\.6 seconds \(got 1\.00\)"):
         short.logits(sound(1.0))
+    mixed: Any = [sound(1.0), "absent.wav"]
     with pytest.raises(InputError, match="input 1: "):
-        model.logits([sound(1.0), "absent.wav"])
+        model.logits(mixed)
     (tmp_path / "cut.wav").write_bytes(b"RIFF")
     with pytest.raises(InputError, match="damaged"):
         model.transcribe(tmp_path / "cut.wav")
@@ -277,7 +282,7 @@ def test_a_model_without_a_head_gives_vectors(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("precision", ["int8", "int4"])
-def test_low_bit_weights_transcribe(saved: Saved, tmp_path: Path, precision: str) -> None:
+def test_low_bit_weights_transcribe(saved: Saved, tmp_path: Path, precision: Any) -> None:
     options = ortolan.ExportOptions(max_kl=5.0)
     ortolan.export(saved[0] / "source", tmp_path / "bundle", precision=precision, options=options)
     loaded = ortolan.load(tmp_path / "bundle", Encoder)
