@@ -1,46 +1,51 @@
 """Time to the first token of a question about an image: Ortolan beside transformers.
 
     python benchmarks/images.py
-    python benchmarks/images.py --threads 2 -r 9
+    python benchmarks/images.py --model smolvlm --threads 2 -r 5
 
-The model is a LLaVA of random weights: CLIP's ViT-B/16 before a Llama of SmolLM2's 135M shape. All
-precisions and transformers stay loaded and alternate, each round with another image. Prints a table
-and writes it to benchmarks/results/images.md.
+The models have random weights: `llava` is CLIP's ViT-B/16 before a Llama of SmolLM2's 135M shape,
+`smolvlm` has the shape of SmolVLM 256M, with an image in four tiles and as a whole. All precisions
+and transformers stay loaded and alternate, each round with another image. Ortolan's time includes
+resizing and cutting, which transformers gets ready. Prints a table and writes it to
+benchmarks/results/images.md or images-smolvlm.md.
 """
 
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
-from itertools import count as numbers
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlavaConfig, LlavaForConditionalGeneration
 
 import ortolan
 import report
+from in_turn import in_turn, rows
 from ortolan.export.options import ExportOptions, Int4
 from prepare import say
 from script import add_folders, add_timing, exit_status
 
-SIDE, QUESTION_TOKENS = 224, 32
+QUESTION_TOKENS = 32
 
-IMAGE = "<image>"
+IMAGE, IMAGE_ID = "<image>", 1000
 
-VISION = {
-    "model_type": "clip_vision_model",
+AROUND = [
+    "<fake_token_around_image>",
+    "<global-img>",
+    *(f"<row_{r}_col_{c}>" for r in (1, 2) for c in (1, 2)),
+]
+
+TOWER = {
     "hidden_size": 768,
     "intermediate_size": 3072,
     "num_hidden_layers": 12,
     "num_attention_heads": 12,
-    "image_size": SIDE,
     "patch_size": 16,
 }
 
@@ -57,7 +62,69 @@ TEXT = {
     "tie_word_embeddings": True,
 }
 
-VECTORS = (SIDE // 16) ** 2
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """A model and its images.
+
+    Attributes:
+        classes: start of the names of its classes in transformers.
+        config: of the model besides that of the language model.
+        processor: keys of the image processor.
+        side: pixels of a side of an image.
+        tiles: that the encoder reads, each as large as the side of its images.
+        vectors: of a tile.
+        words: for the heading.
+        file: of the results.
+    """
+
+    classes: str
+    config: dict[str, Any]
+    processor: dict[str, Any]
+    side: int
+    tiles: int
+    vectors: int
+    words: str
+    file: str
+
+
+SHAPES = {
+    "llava": Shape(
+        classes="Llava",
+        config={
+            "vision_config": TOWER | {"model_type": "clip_vision_model", "image_size": 224},
+            "image_token_index": IMAGE_ID,
+        },
+        processor={
+            "image_processor_type": "CLIPImageProcessor",
+            "size": {"shortest_edge": 224},
+            "crop_size": {"height": 224, "width": 224},
+        },
+        side=224,
+        tiles=1,
+        vectors=196,
+        words="A LLaVA of random weights: ViT-B/16 (196 vectors) and a Llama of 135M",
+        file="images.md",
+    ),
+    "smolvlm": Shape(
+        classes="Idefics3",
+        config={
+            "vision_config": TOWER | {"model_type": "idefics3_vision", "image_size": 512},
+            "image_token_id": IMAGE_ID,
+            "scale_factor": 4,
+        },
+        processor={
+            "image_processor_type": "Idefics3ImageProcessor",
+            "size": {"longest_edge": 1024},
+            "max_image_size": {"longest_edge": 512},
+        },
+        side=640,
+        tiles=5,
+        vectors=64,
+        words="The shape of SmolVLM 256M, with random weights: 5 tiles of 64 vectors",
+        file="images-smolvlm.md",
+    ),
+}
 
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int8": "int8", "int4": Int4(effort="quick")}
 
@@ -65,22 +132,24 @@ Pixels = NDArray[np.uint8]
 Ask = Callable[[Pixels], object]
 
 
-def write_checkpoint(folder: Path) -> None:
+def write_checkpoint(folder: Path, shape: Shape) -> None:
     """Write the checkpoint, once."""
     if (folder / "config.json").exists():
         return
     torch.manual_seed(0)
-    words = {f"w{number}": number for number in range(1000)} | {IMAGE: 1000}
-    config = LlavaConfig(vision_config=VISION, text_config=TEXT, image_token_index=1000)
-    model: Any = LlavaForConditionalGeneration(config)
+    words = {f"w{number}": number for number in range(IMAGE_ID)} | {IMAGE: IMAGE_ID}
+    config = getattr(transformers, f"{shape.classes}Config")(text_config=TEXT, **shape.config)
+    model: Any = _model_class(shape)(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel(words, "w0"))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
-    tokenizer.add_special_tokens([IMAGE])
+    tokenizer.add_special_tokens([IMAGE, *AROUND])
     tokenizer.save(str(folder / "tokenizer.json"))
-    sizes = {"size": {"shortest_edge": SIDE}, "crop_size": {"height": SIDE, "width": SIDE}}
-    processor = {"image_processor_type": "CLIPImageProcessor", **sizes}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    (folder / "preprocessor_config.json").write_text(json.dumps(shape.processor))
+
+
+def _model_class(shape: Shape) -> Any:
+    return getattr(transformers, f"{shape.classes}ForConditionalGeneration")
 
 
 def by_ortolan(checkpoint: Path, work: Path, name: str, threads: int) -> Ask:
@@ -99,14 +168,18 @@ def by_ortolan(checkpoint: Path, work: Path, name: str, threads: int) -> Ask:
     return ask
 
 
-def by_transformers(checkpoint: Path, threads: int) -> Ask:
-    """A way to ask transformers, in float32, on pixels that are normalized already."""
+def by_transformers(checkpoint: Path, shape: Shape, threads: int) -> Ask:
+    """A way to ask transformers, in float32, on pixels that are ready."""
     torch.set_num_threads(threads)
-    model: Any = LlavaForConditionalGeneration.from_pretrained(checkpoint, dtype=torch.float32)
-    ids = torch.tensor([[1000] * VECTORS + [*range(1, QUESTION_TOKENS + 1)]])
+    model: Any = _model_class(shape).from_pretrained(checkpoint, dtype=torch.float32)
+    side = shape.config["vision_config"]["image_size"]
+    placeholders = [IMAGE_ID] * shape.vectors * shape.tiles
+    ids = torch.tensor([[*placeholders, *range(1, QUESTION_TOKENS + 1)]])
+    batch = (1, 3, side, side) if shape.tiles == 1 else (1, shape.tiles, 3, side, side)
 
     def ask(image: Pixels) -> object:
-        pixels = torch.from_numpy(image.transpose(2, 0, 1)[None].astype(np.float32) / 255)
+        random = torch.Generator().manual_seed(int(image[0, 0, 0]))
+        pixels = torch.rand(batch, generator=random)
         with torch.inference_mode():
             return model.generate(
                 input_ids=ids, pixel_values=pixels, max_new_tokens=1, do_sample=False
@@ -118,6 +191,7 @@ def by_transformers(checkpoint: Path, threads: int) -> Ask:
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     """Parse the command line."""
     parser = argparse.ArgumentParser(description="Time questions about images.")
+    parser.add_argument("--model", choices=SHAPES, default="llava")
     add_timing(parser, rounds=7)
     add_folders(parser)
     return parser.parse_args(arguments)
@@ -125,40 +199,32 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
 
 def side_by_side(args: argparse.Namespace) -> None:
     """Prepare, measure alternately, print and write."""
-    work = args.work / "llava"
+    shape, work = SHAPES[args.model], args.work / args.model
     checkpoint = work / "checkpoint"
-    write_checkpoint(checkpoint)
+    write_checkpoint(checkpoint, shape)
     ways = {name: by_ortolan(checkpoint, work, name, args.threads) for name in PRECISIONS}
-    ways["transformers fp32"] = by_transformers(checkpoint, args.threads)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    seeds = numbers()
-    for turn in range(args.rounds + 1):
-        for name, ask in ways.items():
-            random = np.random.default_rng(next(seeds))
-            image = random.integers(0, 256, (SIDE, SIDE, 3)).astype(np.uint8)
-            began = time.perf_counter()
-            ask(image)
-            if turn:  # the first is a warm-up
-                seconds[name].append(time.perf_counter() - began)
+    ways["transformers fp32"] = by_transformers(checkpoint, shape, args.threads)
+    size = (shape.side, shape.side, 3)
+    seconds = in_turn(
+        ways,
+        lambda random: random.integers(0, 256, size).astype(np.uint8),
+        rounds=args.rounds,
+    )
     lines = [
         "# Questions about images",
         "",
         f"{report.machine()['processor']}, {args.threads} threads, {args.rounds} rounds in turn. "
-        "A LLaVA of random weights: ViT-B/16 (196 vectors) and a Llama",
-        f"of 135M. Time from an image of {SIDE} by {SIDE} pixels and {QUESTION_TOKENS} tokens to "
-        "the first token; every image is another one.",
+        f"{shape.words}. Time from an image of",
+        f"{shape.side} by {shape.side} pixels and {QUESTION_TOKENS} tokens to the first token; "
+        "every image is another one.",
         "",
         "| | ms, median | range | times as fast as transformers |",
         "|---|---:|---:|---:|",
     ]
-    slowest = seconds["transformers fp32"]
-    for name, measured in seconds.items():
-        ratio = median(b / a for a, b in zip(measured, slowest, strict=True))
-        span = f"{1000 * min(measured):.0f} to {1000 * max(measured):.0f}"
-        lines.append(f"| {name} | {1000 * median(measured):.0f} | {span} | {ratio:.2f} |")
+    lines += rows(seconds, reference="transformers fp32")
     text = "\n".join(lines) + "\n"
     print(text)
-    (args.out / "images.md").write_text(text, encoding="utf-8")
+    (args.out / shape.file).write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -13,13 +13,11 @@ writes it to benchmarks/results/speech.md.
 import argparse
 import json
 import sys
-import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
-from itertools import count as numbers
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -34,6 +32,7 @@ from transformers import (
 
 import ortolan
 import report
+from in_turn import in_turn, rows
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.runtime.bundle.manifest import AudioSource
 from ortolan.runtime.inputs.audio import read_chunks
@@ -173,20 +172,21 @@ def side_by_side(args: argparse.Namespace) -> None:
         for precision in ("float32", "int8"):
             ways[f"CTranslate2 {precision}"] = by_ctranslate2(checkpoint, work, precision, args)
     ways["transformers fp32"] = by_transformers(checkpoint, args)
-    seconds: dict[str, list[float]] = {name: [] for name in ways}
-    seeds = numbers()
-    for turn in range(args.rounds + 1):
-        random = np.random.default_rng(next(seeds))
-        samples = (0.1 * random.standard_normal(RATE * SECONDS)).astype(np.float32)
-        mel = read_chunks(samples, SOURCE)
-        for name, transcribe in ways.items():
-            began = time.perf_counter()
-            transcribe(samples, mel)
-            if turn:  # the first is a warm-up
-                seconds[name].append(time.perf_counter() - began)
+    seconds = in_turn(
+        {name: partial(_heard, way) for name, way in ways.items()}, _sound, rounds=args.rounds
+    )
     text = "\n".join(_table(args, seconds)) + "\n"
     print(text)
     (args.out / "speech.md").write_text(text, encoding="utf-8")
+
+
+def _sound(random: np.random.Generator) -> tuple[Samples, NDArray[np.float32]]:
+    samples = (0.1 * random.standard_normal(RATE * SECONDS)).astype(np.float32)
+    return samples, read_chunks(samples, SOURCE)
+
+
+def _heard(transcribe: Transcribe, given: tuple[Samples, NDArray[np.float32]]) -> object:
+    return transcribe(*given)
 
 
 def _table(args: argparse.Namespace, seconds: dict[str, list[float]]) -> list[str]:
@@ -201,15 +201,12 @@ def _table(args: argparse.Namespace, seconds: dict[str, list[float]]) -> list[st
         "| | ms, median | range | times as fast as the sound | as transformers |",
         "|---|---:|---:|---:|---:|",
     ]
-    slowest = seconds["transformers fp32"]
-    for name, measured in seconds.items():
-        ratio = median(b / a for a, b in zip(measured, slowest, strict=True))
-        span = f"{1000 * min(measured):.0f} to {1000 * max(measured):.0f}"
-        typical = median(measured)
-        lines.append(
-            f"| {name} | {1000 * typical:.0f} | {span} | {SECONDS / typical:.0f} | {ratio:.2f} |"
-        )
-    return lines
+    speed = rows(
+        seconds,
+        reference="transformers fp32",
+        extra=lambda typical: f"{SECONDS / typical:.0f}",
+    )
+    return lines + speed
 
 
 if __name__ == "__main__":
