@@ -21,6 +21,7 @@ from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.last_prompt import LastPrompt
+from ortolan.runtime.generation.media_reader import MediaReader
 from ortolan.runtime.generation.options import Options, adapter_number
 from ortolan.runtime.generation.request import check_memory
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
@@ -33,7 +34,6 @@ from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.media import MediaPrompt
 from ortolan.runtime.inputs.source import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
-from ortolan.runtime.media_reader import MediaReader
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
 from ortolan.runtime.transcription.dictation import DictationOptions, dictate

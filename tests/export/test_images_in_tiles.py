@@ -3,7 +3,7 @@
 import io
 import itertools
 from collections.abc import Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -86,13 +86,13 @@ class OfImages(InternVLProcessor):
     def check_argument_for_proper_class(self, *_: Any) -> None: ...
 
 
-@cache
+@lru_cache(maxsize=3)
 def image_processor(name: str, folder: Path) -> Any:
     kind = {"idefics3": "Idefics3", "internvl": "GotOcr2", "smolvlm": "SmolVLM"}[name]
     return getattr(transformers, f"{kind}ImageProcessorPil").from_pretrained(folder)
 
 
-@cache
+@lru_cache(maxsize=3)
 def reference(name: str, folder: Path) -> tuple[Any, Any]:
     """Processor and model. SmolVLM's own needs a package for videos, and writes the same texts."""
     import transformers
