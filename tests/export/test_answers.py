@@ -132,7 +132,9 @@ def transformers_answers(
 
 
 @pytest.mark.parametrize("allow_none", [False, True])
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in CASES]
+)
 def test_answers_are_those_of_transformers(
     name: str, allow_none: bool, checkpoint: Callable[[str], Path]
 ) -> None:

@@ -56,7 +56,7 @@ def test_a_certificate_measures_both(case: Callable[[str], Case]) -> None:
     assert any(line.startswith("texts") and "PASS" in line for line in lines)
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
+@pytest.mark.parametrize("name", ["clip", pytest.param("siglip", marks=pytest.mark.slow)])
 def test_int8_weights_keep_the_scores(
     name: str, case: Callable[[str], Case], tmp_path: Path
 ) -> None:
@@ -213,7 +213,10 @@ def test_export_replaces_such_a_bundle_and_prints_both(
     assert "texts to compare with" in run_here("inspect", out, "--no-isolate").stdout.decode()
 
 
-@pytest.mark.parametrize("part", ["text_config", "vision_config", None])
+@pytest.mark.parametrize(
+    "part",
+    ["text_config", *(pytest.param(p, marks=pytest.mark.slow) for p in ("vision_config", None))],
+)
 def test_an_unknown_key_of_either_encoder_can_be_accepted(part: str | None, tmp_path: Path) -> None:
     checkpoint, key = tmp_path / "checkpoint", "new_key" if part is None else f"{part}.new_key"
     tiny_contrast.write(checkpoint, "clip")

@@ -179,9 +179,9 @@ def test_one_token_at_a_time_gives_what_the_whole_gives(model: str, tmp_path: Pa
     ("model", "integers", "asymmetric"),
     [
         ("tied", Int4, True),
-        ("tied", Int8, False),
-        ("untied", Int4, False),
         ("untied", Int8, True),
+        pytest.param("tied", Int8, False, marks=pytest.mark.slow),
+        pytest.param("untied", Int4, False, marks=pytest.mark.slow),
     ],
 )
 def test_portable_bundle_has_the_same_tokens(

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.hostile.file_faults import FAULTS, Fault, Fork, Outcome
@@ -114,8 +115,16 @@ def test_a_fault_at_any_operation_leaves_old_or_new_files(
     assert fault != "SIGKILL" or seen == sorted(seen, key=order.index)
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-@pytest.mark.parametrize("name", [name for name in WORKS if name != CHOSEN])
+def _some() -> Iterator[Any]:
+    """Every work with one fault, every fault with one work; the others are slow."""
+    names = [name for name in WORKS if name != CHOSEN]
+    for place, name in enumerate(names):
+        for number, fault in enumerate(FAULTS):
+            is_quick = number == place % len(FAULTS)
+            yield pytest.param(name, fault, marks=() if is_quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "fault"), _some())
 def test_a_fault_at_some_operations_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:

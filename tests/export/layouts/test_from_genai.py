@@ -51,7 +51,12 @@ def greedy(count: int) -> list[int]:
 
 @pytest.mark.parametrize("has_zeros", [False, True], ids=["symmetric", "zeros"])
 @pytest.mark.parametrize(
-    ("bits", "precision", "largest"), [(None, "fp32", 1e-9), (8, "int8", 1e-2), (4, "int4", 0.5)]
+    ("bits", "precision", "largest"),
+    [
+        pytest.param(None, "fp32", 1e-9, marks=pytest.mark.slow),
+        pytest.param(8, "int8", 1e-2, marks=pytest.mark.slow),
+        (4, "int4", 0.5),
+    ],
 )
 def test_an_import_with_its_checkpoint_is_proved(
     checkpoint: Path,

@@ -212,7 +212,9 @@ def test_states_of_long_texts_are_thinned_out() -> None:
 # --- a weight at a time ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rows", [1, 10, 96, 97])
+@pytest.mark.parametrize(
+    "rows", [1, 97, *(pytest.param(rows, marks=pytest.mark.slow) for rows in (10, 96))]
+)
 @pytest.mark.parametrize("name", ["llama", "gpt2", "encoder"])
 def test_chunks_of_the_vocabulary_give_the_same_reference(
     name: str, rows: int, monkeypatch: pytest.MonkeyPatch

@@ -40,7 +40,7 @@ def opened(folder: Path, **options: Any) -> Exportable:
     ("model_type", "nodes"),
     [
         pytest.param("gpt_oss", {"GroupQueryAttention": 2}, marks=pytest.mark.slow),
-        ("lfm2", {"GroupQueryAttention": 1, "Conv": 1}),
+        pytest.param("lfm2", {"GroupQueryAttention": 1, "Conv": 1}, marks=pytest.mark.slow),
         pytest.param(
             "qwen3_next",
             {"GroupQueryAttention": 1, "LinearAttention": 1, "Conv": 1, "MoE": 2},
