@@ -170,10 +170,9 @@ class WaveConvolution(nn.Module):
         # without a bias, the exporter computes the size of one in the graph
         bias_C = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
         out: Tensor = F.conv1d(x_BCA, conv.weight, bias_C, conv.stride)
-        if self.norm_last:
-            out = self.norm(self.activation(out))
-        else:
-            out = self.activation(self.norm(out))
+        steps = (self.activation, self.norm) if self.norm_last else (self.norm, self.activation)
+        for step in steps:
+            out = step(out)
         return out
 
 

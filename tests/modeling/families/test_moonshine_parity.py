@@ -16,7 +16,7 @@ from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load
 from ortolan.modeling.checkpoint.folder import config_from_hf
-from ortolan.modeling.config import EncoderDecoderConfig
+from ortolan.modeling.config import EncoderDecoderConfig, WaveInput
 from ortolan.modeling.errors import ConfigError, WeightError
 
 HOP, WINDOW = 384, 895
@@ -68,6 +68,7 @@ def test_waves_of_any_length_give_the_same_logits(samples: int, tmp_path: Path) 
     reference = case().write(tmp_path)
     model = load(tmp_path, EncoderDecoderModel)
     source = model.config.encoder.input
+    assert isinstance(source, WaveInput)
     assert (source.window, source.hop) == (WINDOW, HOP)
     wave, ids = waves(samples), torch.tensor([[1, 7, 30]] * 3)
     with torch.inference_mode():
