@@ -348,6 +348,7 @@ TARGETS: dict[str, Target] = {
     "listener": Target(
         bundle="exported-listener", open=lambda m: m, requests=LISTENER, probe=_heard
     ),
+    "writer": Target(bundle="exported-writer", open=lambda m: m, requests=LISTENER, probe=_heard),
     "speller": Target(bundle="exported-speller", open=lambda m: m, requests=SPELLER, probe=_heard),
     "reader": Target(bundle="exported-reader", open=lambda m: m, requests=DECODER, probe=_seen),
     "encoder": Target(bundle="encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),
