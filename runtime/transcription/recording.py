@@ -15,11 +15,18 @@ from ortolan.runtime.errors import ContextLengthError
 from ortolan.runtime.inputs.audio import log_mel, wave_of
 from ortolan.runtime.transcription.quiet import SEARCHED, quiet_cut
 
-__all__ = ["LiveWindows", "Window", "Windows", "live_windows", "whole_windows"]
+__all__ = [
+    "TOKENS_PER_SECOND",
+    "LiveWindows",
+    "Window",
+    "Windows",
+    "live_windows",
+    "whole_windows",
+]
 
 TOKENS_PER_SECOND = 6.5
-"""Most tokens of a wave: English has fewer, and a model that repeats itself ends there. Source: the
-model cards of Moonshine."""
+"""Default of the most tokens for a second of a wave: English has fewer, and a model that repeats
+itself ends there. Source: the model cards of Moonshine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +76,11 @@ class LiveWindows(Windows, Protocol):
 
 
 def whole_windows(
-    samples_N: NDArray[np.float32], source: AudioSource | WaveSource, *, context_length: int
+    samples_N: NDArray[np.float32],
+    source: AudioSource | WaveSource,
+    *,
+    context_length: int,
+    tokens_per_second: float = TOKENS_PER_SECOND,
 ) -> Windows:
     """Return the windows of a whole sound.
 
@@ -77,22 +88,28 @@ def whole_windows(
         samples_N: at the rate of the encoder.
         source: what the encoder reads.
         context_length: most tokens of the decoder.
+        tokens_per_second: of a wave, at most.
 
     Raises:
         ContextLengthError: see `WaveParts`.
     """
     if isinstance(source, AudioSource):
         return Recording(samples_N, source)
-    parts = WaveParts(source, context_length)
+    parts = WaveParts(source, context_length, tokens_per_second)
     parts.extend(samples_N)
     return parts
 
 
-def live_windows(source: AudioSource | WaveSource, *, context_length: int) -> LiveWindows:
+def live_windows(
+    source: AudioSource | WaveSource,
+    *,
+    context_length: int,
+    tokens_per_second: float = TOKENS_PER_SECOND,
+) -> LiveWindows:
     """Return the windows of a sound that is recorded; arguments as of `whole_windows`."""
     if isinstance(source, AudioSource):
         return LiveRecording(source)
-    return WaveParts(source, context_length)
+    return WaveParts(source, context_length, tokens_per_second)
 
 
 class Recording:
@@ -195,20 +212,26 @@ class WaveParts:
     Args:
         source: what the encoder reads.
         context_length: most tokens of the decoder.
+        tokens_per_second: at most.
 
     Raises:
         ContextLengthError: the decoder writes too few tokens for the shortest part.
     """
 
-    def __init__(self, source: WaveSource, context_length: int) -> None:
-        self._source = source
-        room = int((context_length - 1) / TOKENS_PER_SECOND * source.rate)
+    def __init__(
+        self,
+        source: WaveSource,
+        context_length: int,
+        tokens_per_second: float = TOKENS_PER_SECOND,
+    ) -> None:
+        self._source, self._pace = source, tokens_per_second
+        room = int((context_length - 1) / tokens_per_second * source.rate)
         self._longest = min(source.samples, room)
         if self._longest // SEARCHED <= source.window:
             raise ContextLengthError(
                 f"This bundle writes at most {context_length - 1} tokens about at most "
                 f"{source.seconds:g} seconds, too little to transcribe. Export it with a larger "
-                "--max-context."
+                "--max-context, or lower tokens_per_second."
             )
         self._samples_N = np.zeros(0, np.float32)
         self._at = 0
@@ -244,7 +267,7 @@ class WaveParts:
             source=wave_of(self._samples_N[:end], source),
             vectors=math.ceil(end / source.hop),
             seconds=seconds,
-            most_tokens=math.ceil(seconds * TOKENS_PER_SECOND),
+            most_tokens=math.ceil(seconds * self._pace),
         )
 
     def move(self, vectors: int | None) -> None:

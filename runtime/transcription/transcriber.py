@@ -12,7 +12,7 @@ from typing import TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.arguments import checked_flag, refuse_unknown
+from ortolan.runtime.arguments import checked_flag, checked_number, refuse_unknown
 from ortolan.runtime.bundle.manifest import (
     AudioSource,
     Manifest,
@@ -29,6 +29,7 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.audio import Sound, read_blocks, read_samples
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.transcription.recording import (
+    TOKENS_PER_SECOND,
     Window,
     Windows,
     live_windows,
@@ -38,6 +39,9 @@ from ortolan.runtime.transcription.timestamps import Span, TimeRule, spans
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
 __all__ = ["TranscribeOptions", "Transcriber"]
+
+MOST_TOKENS = 1000.0
+"""Bound of `tokens_per_second`."""
 
 Run = Callable[[Sequence[Request]], list[Completion]]
 """Computes requests together."""
@@ -56,6 +60,8 @@ class TranscribeOptions(TypedDict, total=False):
         timestamps: whether the model writes times, if it can; `True` by default. Without them, a
             sound has one segment and must fit into a window. A model that cannot write times has a
             segment for each part of a sound.
+        tokens_per_second: most tokens of a text for each second, for models that read waves, which
+            may repeat themselves; 6.5 by default, as recommended for English.
         rate: samples per second of arrays; `None`, the default, for the rate of the encoder.
         sampling: how tokens are chosen; `None`, the default, takes the most probable.
         cancel: a function or an event, polled between calls of the model. The result is what was
@@ -65,9 +71,17 @@ class TranscribeOptions(TypedDict, total=False):
     language: str | None
     translate: bool
     timestamps: bool
+    tokens_per_second: float
     rate: int | None
     sampling: Sampling | None
     cancel: Cancel | None
+
+
+class _Limits(TypedDict):
+    """Limits of the windows of a sound; see `whole_windows`."""
+
+    context_length: int
+    tokens_per_second: float
 
 
 @dataclass(slots=True)
@@ -110,7 +124,10 @@ class Transcriber:
             raise wrong_kind(manifest, what="transcribe", expected="a bundle that reads sounds")
         refuse_unknown("transcribe", options, TranscribeOptions.__optional_keys__)
         self._source, self._eos = manifest.source, manifest.tokens.eos
-        self._context = manifest.context_length
+        self._limits: _Limits = {
+            "context_length": manifest.context_length,
+            "tokens_per_second": _pace(manifest.source, options),
+        }
         self._start = start
         self._speech = manifest.transcription
         self._requests, self._tokenizer, self._run = requests, tokenizer, run
@@ -150,7 +167,7 @@ class Transcriber:
         return self._live(blocks)
 
     def _live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
-        recording = live_windows(self._source, context_length=self._context)
+        recording = live_windows(self._source, **self._limits)
         hearing = _Hearing(recording, self._opening)
         for samples_N in read_blocks(blocks, self._source, rate=self._rate):
             recording.extend(samples_N)
@@ -176,8 +193,7 @@ class Transcriber:
         return samples_N
 
     def _hearing(self, samples_N: NDArray[np.float32]) -> _Hearing:
-        windows = whole_windows(samples_N, self._source, context_length=self._context)
-        return _Hearing(windows, self._opening)
+        return _Hearing(whole_windows(samples_N, self._source, **self._limits), self._opening)
 
     def _listen(self, heard: Sequence[_Hearing]) -> None:
         """Add the segments of a window of each sound, and move to the next window."""
@@ -242,6 +258,24 @@ class Transcriber:
             return None
         (token,) = hearing.opening[0]
         return next((code for code, own in self._speech.languages.items() if own == token), None)
+
+
+def _pace(source: AudioSource | WaveSource, options: TranscribeOptions) -> float:
+    """Most tokens per second.
+
+    Raises:
+        InputError: not such a number, or the model has no use for it.
+    """
+    if "tokens_per_second" not in options:
+        return TOKENS_PER_SECOND
+    if isinstance(source, AudioSource):
+        raise InputError(
+            "tokens_per_second is for models that read waves, such as Moonshine. Leave it out."
+        )
+    pace = checked_number("tokens_per_second", options["tokens_per_second"], most=MOST_TOKENS)
+    if pace <= 0:
+        raise InputError(f"tokens_per_second must be above 0 (got {pace:g}).")
+    return pace
 
 
 def _opening(speech: Speech | None, options: TranscribeOptions) -> Opening:

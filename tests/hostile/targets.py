@@ -193,6 +193,7 @@ def _hearing(random: Random) -> dict[str, Any]:
         "language": maybe(random, lambda: random.choice(["en", "de", "xx", None])),
         "translate": maybe(random, lambda: random.random() < 0.5),
         "timestamps": maybe(random, lambda: random.random() < 0.5),
+        "tokens_per_second": maybe(random, lambda: random.choice([0, 6.5, 40, -1.0])),
         "rate": maybe(random, lambda: random.choice([None, 16_000, 8000, 999, 44_100])),
         "cancel": maybe(random, lambda: None),
     }

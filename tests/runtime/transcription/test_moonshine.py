@@ -133,6 +133,21 @@ def test_what_the_model_does_not_know_is_refused(model: Seq2Seq) -> None:
         WaveParts(source, context_length=3)
 
 
+def test_the_number_of_tokens_is_bounded_by_the_length_of_a_sound(model: Seq2Seq) -> None:
+    samples = sound(9.1, seed=91)
+    whole = model.transcribe(samples).segments[0].tokens
+    (segment,) = model.transcribe(samples, tokens_per_second=0.5).segments
+    assert segment.tokens == whole[:5]
+    more = model.transcribe(samples, tokens_per_second=13.0).segments
+    assert len(more) == 1
+    assert more[0].tokens[: len(whole)] == whole
+    parts = model.transcribe(sound(20.0), tokens_per_second=20.0).segments
+    assert len(parts) > 1, "a part whose text does not fit"
+    for value in (0, -1, "6", 1e9, float("nan")):
+        with pytest.raises(InputError, match="tokens_per_second must be"):
+            model.transcribe(samples, tokens_per_second=value)  # type: ignore[arg-type]
+
+
 def test_a_cancelled_transcription_keeps_what_was_heard(model: Seq2Seq) -> None:
     assert model.transcribe(sound(2.0), cancel=lambda: True).segments == ()
 
