@@ -8,7 +8,7 @@ rows in another order. `Weights` hides this: it reads any rows of any weight, an
 import math
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Literal, NamedTuple, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -54,11 +54,25 @@ class Rows(NamedTuple):
         return torch.cat([all_GMW[:, start:stop].flatten() for start, stop in self.parts])
 
 
+class HeadPadding(NamedTuple):
+    """Heads that are wider in our weight than in the checkpoint, filled with zeros.
+
+    Attributes:
+        published: channels of a head in the checkpoint.
+        ours: channels of a head in our weight.
+        axis: 0 if the rows are channels of heads, 1 if the columns are.
+    """
+
+    published: int
+    ours: int
+    axis: Literal[0, 1]
+
+
 class Target(NamedTuple):
     """Destination of a published tensor, and how to convert its values.
 
     Attributes:
-        name: our parameter, with `{}` for the layer.
+        name: our parameter, with `{}` for the layer, or its number for one layer alone.
         transposed: the checkpoint stores `(in, out)`, as GPT-2 does.
         leading: number of additional first axes of length 1 in the checkpoint.
         spare: weight of a head that a checkpoint may contain even if this model has none like it.
@@ -66,6 +80,7 @@ class Target(NamedTuple):
         offset: added to the published values, which are then read as float32.
         halves: holds all experts of a layer, gate rows before up rows; ours alternate.
         zeros: the format has no such tensor: our vector is zero.
+        heads: our heads are wider; no other conversion applies then.
     """
 
     name: str
@@ -76,6 +91,7 @@ class Target(NamedTuple):
     offset: float = 0.0
     halves: bool = False
     zeros: bool = False
+    heads: HeadPadding | None = None
 
 
 Entry = Target | tuple[Target, ...] | str | None
@@ -346,7 +362,7 @@ def published_pieces(table: Table, ours: str, parts: tuple[int, ...]) -> tuple[P
         (name, target)
         for name in table
         for target in targets(table, name)
-        if target.name == template
+        if target.name in (ours, template)
     ]
     if not places:
         raise WeightError(

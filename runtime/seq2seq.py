@@ -302,7 +302,8 @@ class Seq2Seq(Model):
         return Generator(self._engine, slots=slots, beams=beams, encode=self._encoded)
 
     def _encoded(self, sources: Sequence[Source]) -> Encoded:
-        return self._engine.encode_sources(self._sources.feeds(sources))
+        calls = self._sources.calls(sources)
+        return self._engine.joined([self._engine.encode_sources(feeds) for feeds in calls])
 
 
 def _check_count(sources: int) -> None:

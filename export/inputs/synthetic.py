@@ -29,7 +29,6 @@ from ortolan.export.inputs.tensors import (
     longest_source,
     pair_inputs,
     pixels,
-    spectrogram,
     text_inputs,
     wrapped,
 )
@@ -105,9 +104,9 @@ def _beginnings(
 def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, count: int) -> Inputs:
     """Random sources, and the texts that the model writes after them."""
     length = min(PAIR_LENGTH, model.context_length)
-    if isinstance(model.takes, AudioSource):
+    if isinstance(model.takes, AudioSource | WaveSource):
         inputs: Sequence[NDArray[Any]] = sounds(model.takes, random, count)
-        sources: Sequence[NDArray[Any]] = [spectrogram(sound, model.takes) for sound in inputs]
+        sources: Sequence[NDArray[Any]] = [heard(sound, model.takes) for sound in inputs]
         described = f"{count} sounds of noise"
     elif isinstance(model.takes, ImageSource):
         images = noise(model.takes, random, count)

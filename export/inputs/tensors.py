@@ -117,9 +117,9 @@ def spectrogram(
 
 
 def heard(
-    samples_N: NDArray[np.float32], source: WaveSource | ChunkedSource
+    samples_N: NDArray[np.float32], source: AudioSource | WaveSource | ChunkedSource
 ) -> NDArray[np.float32]:
-    """A sound as the input of an encoder of any length, `(samples,)` or `(bins, frames)`."""
+    """A sound as the input of an encoder, `(samples,)` or `(bins, frames)`."""
     if isinstance(source, WaveSource):
         return wave(samples_N, source)
     return spectrogram(samples_N, source)

@@ -120,7 +120,7 @@ def _layers(module: nn.Module) -> dict[str, int]:
 
 
 def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
-    if isinstance(model.takes, WaveSource):
+    if isinstance(model.takes, WaveSource) and not model.sides.has_decoder:
         is_named = model.gives is None or model.gives.kind != "ctc" or model.gives.labels
         return {} if is_named else {VOCABULARY: "the bundle gives logits, not text"}
     wanted = COMPANIONS if model.sides.has_decoder else COMPANIONS[:1]

@@ -121,7 +121,7 @@ def certify(
             Probe(
                 name=probe.name,
                 length=_length(model, probe),
-                source=None if probe.source is None else len(probe.source),
+                source=_source_length(model, probe),
                 features=probe.features,
             )
             for probe in probes
@@ -148,6 +148,15 @@ def _length(model: Exportable, probe: ProbeInput) -> int:
     if probe.sound is not None and isinstance(model.takes, WaveSource | ChunkedSource):
         return model.takes.length(probe.sound.shape[-1])
     return model.context_length
+
+
+def _source_length(model: Exportable, probe: ProbeInput) -> int | None:
+    """Tokens of a source, or the vectors of a wave before a decoder."""
+    if probe.source is not None:
+        return len(probe.source)
+    if probe.token_ids is None or probe.sound is None or not isinstance(model.takes, WaveSource):
+        return None
+    return model.takes.length(len(probe.sound))
 
 
 def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -> Surroundings:

@@ -11,7 +11,7 @@ a decoder that reads images one more text, in which vectors replace some tokens
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -175,10 +175,11 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
         return Path(data.origin).name
     if isinstance(model.takes, ImageSource):
         return "random images"
-    if isinstance(model.takes, WaveSource | ChunkedSource):
+    of_sounds = isinstance(model.takes, AudioSource | WaveSource | ChunkedSource)
+    if of_sounds and not model.sides.has_decoder:
         return "made-up sounds"
     text = "random ids" if model.tokenizer is None else "the built-in text"
-    return f"{text} after made-up sounds" if isinstance(model.takes, AudioSource) else text
+    return f"{text} after made-up sounds" if of_sounds else text
 
 
 def make_probes(
@@ -290,6 +291,14 @@ def _pair_probes(
         ]
     if isinstance(model.takes, AudioSource):
         return _sound_probes(model, model.takes, [min(length, longest) for length in lengths])
+    if isinstance(model.takes, WaveSource):
+        # Sounds grow while texts shrink.
+        sounds = _wave_probes(model.takes, lengths)
+        texts = _texts(model, data, [min(length, longest) for length in reversed(lengths)])
+        return [
+            replace(sound, name=f"{sound.name}-to-{len(ids)}-tokens", token_ids=ids)
+            for sound, ids in zip(sounds, [_after_start(model, own) for own in texts], strict=True)
+        ]
     if isinstance(data, CalibrationPairs) and model.tokenizer is not None:
         chosen = [data.held_out[place] for place in spread(len(data.held_out), PAIRS)]
         pairs = [encode_pair(model, model.tokenizer, pair) for pair in chosen]
@@ -342,7 +351,7 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
     images = [probe.image for probe in probes if probe.image is not None]
     sounds = [torch.from_numpy(probe.sound) for probe in probes if probe.sound is not None]
     if sounds:
-        return Inputs(sources=sounds)
+        return Inputs(sources=sounds, ids=[torch.from_numpy(own) for own in ids])
     if sources:
         return pair_inputs(list(zip(sources, ids, strict=True)))
     types = [probe.types for probe in probes if probe.types is not None]

@@ -376,7 +376,9 @@ def _padding(
 def _takes(
     sides: Sides, folder: Path | None, model_type: str, *, padding: int | None
 ) -> Source | None:
-    match sides.media:
+    if sides.encoder is None:
+        return None
+    match sides.encoder.input:
         case PatchInput() as patches:
             return image_source(patches, folder, model_type)
         case AudioInput() as spectrogram:
@@ -384,9 +386,7 @@ def _takes(
         case ChunkedAudioInput() as chunked:
             return chunked_source(chunked, folder)
         case WaveInput() as wave:
-            return wave_source(wave, folder, vectors=sides.context_length)
-    if sides.encoder is None:
-        return None
+            return wave_source(wave, folder, vectors=sides.encoder.context_length)
     own = sides.source_vocab_size
     is_embedding = isinstance(sides.encoder.head, EmbeddingHead)
     prompts = read_prompts(folder) if folder and is_embedding else Prompts()

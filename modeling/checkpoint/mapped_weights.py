@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.expert_pieces import AllExperts, expert_pieces
+from ortolan.modeling.checkpoint.padded_heads import padded_pieces
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import (
     Coded,
@@ -134,8 +135,11 @@ def map_weights(
     mapped: dict[str, Sequence[Readable]] = {}
     problems = []
     for ours, shape in expected.items():
-        pieces: Sequence[Readable] = expert_pieces(table, ours, shape) or published_pieces(
-            table, ours, parts.get(ours, shape[:1])
+        rows = parts.get(ours, shape[:1])
+        pieces: Sequence[Readable] = (
+            expert_pieces(table, ours, shape)
+            or padded_pieces(table, ours, rows)
+            or published_pieces(table, ours, rows)
         )
         for piece in pieces:
             stored = piece.stored_shapes(shape)

@@ -157,17 +157,26 @@ class ChunkedAudioInput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WaveLayer:
-    """A convolution over time.
+    """A convolution over time, `act(norm(conv(x)))`.
 
     Attributes:
         channels: of its output.
         kernel: samples or frames that a frame of its output is computed from.
         stride: samples or frames from one of these to the next.
+        activation: of its output.
+        norm: `time` normalizes every channel over time, `channels` every frame over its channels,
+            and `all` all channels and frames together; None for no norm.
+        norm_last: the norm follows the activation.
+        bias: of the convolution.
     """
 
     channels: int
     kernel: int
     stride: int
+    activation: Activation
+    norm: Literal["time", "channels", "all"] | None = None
+    norm_last: bool = False
+    bias: bool = False
 
     def __post_init__(self) -> None:
         if min(self.channels, self.kernel, self.stride) < 1:
@@ -184,17 +193,12 @@ class WaveInput:
 
     Attributes:
         layers: the convolutions, in order.
-        norm: `time` normalizes every channel of the first convolution over time; `channels`
-            normalizes every frame of every convolution over its channels.
-        activation: of every convolution, after its norm.
-        bias: of every convolution.
-        projection_norm: norm of the last frames, before their projection to the stream.
+        projection: a matrix projects the last frames to the stream; otherwise they are as wide.
+        projection_norm: norm of the last frames, before their projection.
     """
 
     layers: tuple[WaveLayer, ...]
-    norm: Literal["time", "channels"]
-    activation: Activation
-    bias: bool = False
+    projection: bool = True
     projection_norm: NormConfig | None = None
 
     @property
@@ -212,3 +216,5 @@ class WaveInput:
     def __post_init__(self) -> None:
         if not self.layers:
             raise ConfigError("input: a wave needs at least one convolution. Check conv_dim.")
+        if self.projection_norm is not None and not self.projection:
+            raise ConfigError("input: projection_norm needs a projection. Leave it out.")

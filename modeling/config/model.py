@@ -283,17 +283,29 @@ class EncoderDecoderConfig(ModelConfig):
 
 
 def _check_waves(config: EncoderConfig) -> None:
-    """Raise ConfigError unless waves, convolutional positions and a CTC head come together."""
+    """Raise ConfigError unless waves have positions, a width and a head that fit."""
     of_waves = isinstance(config.input, WaveInput)
-    if of_waves != isinstance(config.positions, ConvolutionalPositions):
+    is_convolution = isinstance(config.positions, ConvolutionalPositions)
+    if of_waves and not (is_convolution or isinstance(config.positions, RotaryPositions)):
         raise ConfigError(
-            "positions: those of a wave are convolutional, and only those, since a convolution "
-            "would read the padding of shorter sequences. Choose other positions."
+            "positions: those of a wave are convolutional or rotary, since its graph does not "
+            "count its vectors. Choose other positions."
+        )
+    if is_convolution and not of_waves:
+        raise ConfigError(
+            "positions: only those of a wave are convolutional, since a convolution would read the "
+            "padding of shorter sequences. Choose other positions."
         )
     if (of_waves and not isinstance(config.head, CtcHead | None)) or (
         isinstance(config.head, CtcHead) and not of_waves
     ):
         raise ConfigError("head: a wave has a CTC head or none. Choose another head.")
+    match config.input:
+        case WaveInput(projection=False, layers=(*_, last)) if last.channels != config.input_width:
+            raise ConfigError(
+                f"input: the last convolution of a wave without a projection must have the "
+                f"{config.input_width} channels of the stream (got {last.channels}). Correct it."
+            )
 
 
 def _check_positions(config: StackConfig) -> None:

@@ -37,9 +37,6 @@ HEAD_MULTIPLE = 8
 """Heads are multiples of this wide, as in every published model. Other widths have no kernel, and
 without one a graph would compute the number of vectors, by a division that bundles do not have."""
 
-NORMS: dict[str, Literal["time", "channels"]] = {"group": "time", "layer": "channels"}
-"""Our names of `feat_extract_norm`."""
-
 CONVOLUTIONS = {
     "conv_dim": [512] * 7,
     "conv_kernel": [10, 3, 3, 3, 3, 2, 2],
@@ -179,28 +176,24 @@ class WaveFormat:
         )
 
     def _input(self, hf: ConfigReader, activation: Activation, norm: NormConfig) -> WaveInput:
-        kind = hf.get("feat_extract_norm", str, "group")
-        if kind not in NORMS:
-            raise ConfigError(
-                f"{hf.name}: feat_extract_norm must be {' or '.join(NORMS)} (got {kind!r:.40}). "
-                "Correct it."
-            )
         has_norm = not self.optional_norm or hf.get("feat_proj_layer_norm", bool, True)
         return WaveInput(
-            layers=_read_layers(hf),
-            norm=NORMS[kind],
-            activation=activation,
-            bias=hf.get("conv_bias", bool, False),
-            projection_norm=norm if has_norm else None,
+            layers=_read_layers(hf, activation), projection_norm=norm if has_norm else None
         )
 
 
-def _read_layers(hf: ConfigReader) -> tuple[WaveLayer, ...]:
-    """The convolutions of a wave.
+def _read_layers(hf: ConfigReader, activation: Activation) -> tuple[WaveLayer, ...]:
+    """The convolutions of a wave; only the first one has the norm `group`.
 
     Raises:
-        ConfigError: lists of different lengths, or with other values than sizes.
+        ConfigError: lists of different lengths, or with other values than sizes; or an unknown
+            norm.
     """
+    norm = hf.get("feat_extract_norm", str, "group")
+    if norm not in ("group", "layer"):
+        raise ConfigError(
+            f"{hf.name}: feat_extract_norm must be group or layer (got {norm!r:.40}). Correct it."
+        )
     lists = [hf.get(key, list, default) for key, default in CONVOLUTIONS.items()]
     are_sizes = all(type(value) is int and 0 < value <= MAX_WIDTH for row in lists for value in row)
     are_even = len(set(map(len, lists))) == 1 and 0 < len(lists[0]) <= MAX_CONVOLUTIONS
@@ -209,9 +202,17 @@ def _read_layers(hf: ConfigReader) -> tuple[WaveLayer, ...]:
             f"{hf.name}: {', '.join(CONVOLUTIONS)} must have equally many numbers from 1 to "
             f"{MAX_WIDTH}, at most {MAX_CONVOLUTIONS} (got {lists!r:.120}). Correct them."
         )
+    later: Literal["channels"] | None = "channels" if norm == "layer" else None
     return tuple(
-        WaveLayer(channels=channels, kernel=kernel, stride=stride)
-        for channels, kernel, stride in zip(*lists, strict=True)
+        WaveLayer(
+            channels=channels,
+            kernel=kernel,
+            stride=stride,
+            activation=activation,
+            norm=later if place or later else "time",
+            bias=hf.get("conv_bias", bool, False),
+        )
+        for place, (channels, kernel, stride) in enumerate(zip(*lists, strict=True))
     )
 
 

@@ -140,24 +140,28 @@ class ChannelNorm(nn.LayerNorm):
 
 
 class WaveConvolution(nn.Module):
-    """`act(norm(conv(x)))` over time.
+    """A convolution over time with its norm and activation.
 
     Args:
-        config: of the embedding.
-        layer: of this convolution.
+        config: of this convolution.
         channels: of its input; 1 for the wave itself.
     """
 
-    def __init__(self, config: WaveInput, layer: WaveLayer, channels: int) -> None:
+    def __init__(self, config: WaveLayer, channels: int) -> None:
         super().__init__()
+        width = config.channels
         self.conv = nn.Conv1d(
-            channels, layer.channels, layer.kernel, stride=layer.stride, bias=config.bias
+            channels, width, config.kernel, stride=config.stride, bias=config.bias
         )
         self.norm: nn.Module = nn.Identity()
-        if config.norm == "channels":
-            self.norm = ChannelNorm(layer.channels)
-        elif layer is config.layers[0]:
-            self.norm = nn.GroupNorm(layer.channels, layer.channels)
+        match config.norm:
+            case "time":
+                self.norm = nn.GroupNorm(width, width)
+            case "channels":
+                self.norm = ChannelNorm(width)
+            case "all":
+                self.norm = nn.GroupNorm(1, width)
+        self.norm_last = config.norm_last
         self.activation = ACTIVATIONS[config.activation]
 
     def forward(self, x_BCA: Tensor) -> Tensor:
@@ -165,7 +169,10 @@ class WaveConvolution(nn.Module):
         conv = self.conv
         # without a bias, the exporter computes the size of one in the graph
         bias_C = conv.weight.new_zeros(conv.out_channels) if conv.bias is None else conv.bias
-        out: Tensor = self.activation(self.norm(F.conv1d(x_BCA, conv.weight, bias_C, conv.stride)))
+        out: Tensor = F.conv1d(x_BCA, conv.weight, bias_C, conv.stride)
+        steps = (self.activation, self.norm) if self.norm_last else (self.norm, self.activation)
+        for step in steps:
+            out = step(out)
         return out
 
 
@@ -175,20 +182,20 @@ class WaveEmbedding(nn.Module):
     Attributes:
         layers: the convolutions.
         norm: of their output.
-        projection: to the width of the stream.
+        projection: to the width of the stream, if there is one.
     """
 
     def __init__(self, config: WaveInput, width: int) -> None:
         super().__init__()
         widths = [1, *(layer.channels for layer in config.layers)]
         self.layers = nn.ModuleList(
-            WaveConvolution(config, layer, channels)
+            WaveConvolution(layer, channels)
             for layer, channels in zip(config.layers, widths, strict=False)
         )
         self.norm = (
             norm(config.projection_norm, widths[-1]) if config.projection_norm else nn.Identity()
         )
-        self.projection = nn.Linear(widths[-1], width)
+        self.projection = nn.Linear(widths[-1], width) if config.projection else nn.Identity()
 
     def forward(self, wave_BW: Tensor) -> Tensor:
         """Embed waves `(B, W)`, without padding, as `(B, (W - window) // hop + 1, E)`."""

@@ -260,7 +260,10 @@ def cross_states(kv: Tensor, *, spec: AttentionConfig) -> LayerCache:
     """Keys and values for `cross_attention` from `(B, T, K * D + K * U)`."""
     heads, widths = spec.num_kv_heads, (spec.head_dim, spec.value_width)
     parts = split(kv, [heads * width for width in widths], -1)
-    key, value = (torch.unflatten(part, -1, (heads, -1)).transpose(1, 2) for part in parts)
+    key, value = (
+        split_heads(part, width, (width,))[0].transpose(1, 2)
+        for part, width in zip(parts, widths, strict=True)
+    )
     return LayerCache(key, value)
 
 

@@ -367,7 +367,7 @@ class WaveSource(
         rate: samples per second.
         window: samples that a vector is computed from.
         hop: samples from one vector to the next.
-        vectors: most vectors that the encoder makes of a wave; longer ones are cut into windows.
+        vectors: most vectors that the encoder makes of a wave; longer ones are cut.
         normalized: whether the samples of a wave get a mean of 0 and a variance of 1.
     """
 

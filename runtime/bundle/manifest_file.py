@@ -279,8 +279,8 @@ def _check_kind(manifest: Manifest) -> None:
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
         raise _refused("a decoder after an encoder of spectrograms", f"kind {kind.name!r}")
-    if isinstance(manifest.source, WaveSource | ChunkedSource) and kind.has_decoder:
-        raise _refused("an encoder of waves or chunks without a decoder", f"kind {kind.name!r}")
+    if isinstance(manifest.source, ChunkedSource) and kind.has_decoder:
+        raise _refused("an encoder of chunks without a decoder", f"kind {kind.name!r}")
     if manifest.images and manifest.sounds:
         raise _refused("`images` or `sounds`", "both")
     if manifest.dictation and not manifest.sounds:
@@ -340,16 +340,17 @@ def _check_source(manifest: Manifest) -> None:
             if stands_alone and manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
         case WaveSource() as wave:
-            if wave.vectors != manifest.context_length or wave.length(wave.samples) < 1:
+            most = manifest.context_length if stands_alone else wave.vectors
+            if wave.vectors != most or wave.length(wave.samples) < 1:
                 raise _refused(
-                    f"waves of up to {manifest.context_length} vectors, and of one at least",
+                    f"waves of up to {most} vectors, and of one at least",
                     f"{wave.vectors} of {wave.hop} samples, and a window of {wave.window}",
                 )
             if wave.seconds > limits.MAX_AUDIO_SECONDS:
                 raise _refused(
                     f"waves of at most {limits.MAX_AUDIO_SECONDS} seconds", f"{wave.seconds:g}"
                 )
-            if manifest.tokenizer is not None:
+            if stands_alone and manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of waves", manifest.tokenizer)
         case ChunkedSource() as chunked:
             if chunked.frames % chunked.chunk or chunked.vectors != manifest.context_length:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, Manifest
+from ortolan.runtime.bundle.manifest import AudioSource, Manifest, WaveSource
 from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
@@ -278,4 +278,6 @@ def _length(source: Source, manifest: Manifest) -> int:
     """Tokens of a source, or vectors of a sound; 1 for an image."""
     if isinstance(manifest.source, AudioSource):
         return manifest.source.vectors
+    if isinstance(manifest.source, WaveSource):
+        return manifest.source.length(len(source))
     return len(source) if isinstance(source, list) else 1

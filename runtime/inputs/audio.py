@@ -196,7 +196,7 @@ def read_samples(
 
 
 def read_blocks(
-    blocks: Iterable[Sound], source: AudioSource, *, rate: int | None = None
+    blocks: Iterable[Sound], source: AudioSource | WaveSource, *, rate: int | None = None
 ) -> Iterator[NDArray[np.float32]]:
     """Read a sound that comes in blocks; arguments, results and errors as of `read_samples`."""
     resample = None

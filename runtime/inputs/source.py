@@ -216,6 +216,14 @@ class SourceReader:
             raise InputError(f"truncate is for texts, and this encoder reads {source.words}.")
         return truncate
 
+    def calls(self, batch: Sequence[Source]) -> list[dict[str, NDArray[Any]]]:
+        """Return graph inputs for a batch of sources: one call, or for waves a call for each.
+
+        A wave is not padded, so that the encoder sees nothing but the sound.
+        """
+        one_by_one = isinstance(self._manifest.source, WaveSource | ChunkedSource)
+        return [self.feeds([source]) for source in batch] if one_by_one else [self.feeds(batch)]
+
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
         """Return graph inputs for a batch of sources; texts are padded on the right."""
         source = self._manifest.source

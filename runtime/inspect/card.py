@@ -7,7 +7,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest
+from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, WaveSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
@@ -112,7 +112,8 @@ def _metadata(bundles: Sequence[Bundle], base_model: str | None, license_id: str
 
 def _task(manifest: Manifest) -> str:
     kind = manifest.kind if manifest.output is None else manifest.output.kind
-    if isinstance(manifest.source, AudioSource) or manifest.dictation:
+    hears = isinstance(manifest.source, AudioSource | WaveSource)
+    if (hears and manifest.model_kind.has_decoder) or manifest.dictation:
         return "automatic-speech-recognition"
     if manifest.comparison is not None:
         return "zero-shot-image-classification"

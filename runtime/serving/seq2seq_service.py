@@ -174,7 +174,8 @@ def _encoded(engine: Engine, reader: SourceReader, sources: Sequence[Any]) -> En
     lengths = [len(source) if isinstance(source, list) else 1 for source in sources]
     parts: dict[int, Encoded] = {}
     for batch in batches(lengths):
-        encoded = engine.encode_sources(reader.feeds([sources[index] for index in batch]))
+        calls = reader.calls([sources[index] for index in batch])
+        encoded = engine.joined([engine.encode_sources(feeds) for feeds in calls])
         for place, index in enumerate(batch):
             parts[index] = Encoded(
                 lengths=encoded.lengths[place : place + 1],

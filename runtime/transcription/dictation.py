@@ -3,11 +3,10 @@
 The model answers a message that holds a sound: it names the language and writes down the words. A
 long sound is cut where it is quietest.
 
-    sound     ..... hello there ...... how are you ......
-    parts     |----------------------|------------------|
+    sound     ..... hello there ......
     answer    language English<asr_text>Hello there.
 
-Shape letters: N samples, F frames of a hundredth of a second.
+Shape letters: N samples.
 """
 
 from collections.abc import Callable, Iterator
@@ -22,12 +21,13 @@ from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Cancel, cancel_function
 from ortolan.runtime.inputs.audio import Sound, read_samples
+from ortolan.runtime.transcription.quiet import quiet_cut
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
 __all__ = ["DictationOptions", "dictate"]
 
-LONGEST_S, SEARCHED_S = 120, 15
-"""Longest part of a sound, and the seconds at its end where the quietest place is looked for."""
+LONGEST_S = 120
+"""Longest part of a sound."""
 
 TOKENS_PER_SECOND, MORE_TOKENS = 12, 32
 """Most tokens of an answer: faster than anybody speaks, and some for the name of the language."""
@@ -126,11 +126,9 @@ def _segment(done: Completion, text: str, start: float, seconds: float) -> Segme
 
 def _parts(samples_N: NDArray[np.float32], rate: int) -> Iterator[NDArray[np.float32]]:
     """Cut samples into parts of at most `LONGEST_S`, at the quietest place near their ends."""
-    longest, searched, frame = LONGEST_S * rate, SEARCHED_S * rate, max(1, rate // 100)
-    while len(samples_N) > longest:
-        last_N = samples_N[longest - searched : longest]
-        frames_F = np.abs(last_N[: len(last_N) // frame * frame]).reshape(-1, frame).mean(1)
-        end = longest - searched + int(frames_F.argmin()) * frame + frame // 2
+    while True:
+        end = quiet_cut(samples_N, rate=rate, longest=LONGEST_S * rate)
         yield samples_N[:end]
+        if end == len(samples_N):
+            return
         samples_N = samples_N[end:]
-    yield samples_N

@@ -3,31 +3,113 @@
 Shape letters: N samples, M mel bins, F frames.
 """
 
+import math
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import AudioSource
-from ortolan.runtime.inputs.audio import log_mel
+from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.errors import ContextLengthError
+from ortolan.runtime.inputs.audio import log_mel, wave_of
+from ortolan.runtime.transcription.quiet import SEARCHED, quiet_cut
 
-__all__ = ["LiveRecording", "Recording", "Windows"]
+__all__ = [
+    "TOKENS_PER_SECOND",
+    "LiveWindows",
+    "Window",
+    "Windows",
+    "live_windows",
+    "whole_windows",
+]
+
+TOKENS_PER_SECOND = 6.5
+"""Default of the most tokens for a second of a wave: English has fewer, and a model that repeats
+itself ends there. Source: the model cards of Moonshine."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Window:
+    """A part of a sound, as an encoder reads it.
+
+    Attributes:
+        source: a spectrogram `(bins, frames)` or a wave `(N,)`.
+        vectors: that the encoder makes of its sound, without padding.
+        seconds: length of its sound.
+        most_tokens: most new tokens; `None` without a limit.
+    """
+
+    source: NDArray[np.float32]
+    vectors: int
+    seconds: float
+    most_tokens: int | None = None
 
 
 class Windows(Protocol):
-    """A sound that is read window by window.
+    """A sound that is read window by window."""
 
-    Attributes:
-        frame: first frame of the current window.
+    @property
+    def start(self) -> float:
+        """Seconds from the start of the sound to the current window."""
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all windows were read."""
+
+    def window(self) -> Window:
+        """Return the current window."""
+
+    def move(self, vectors: int | None) -> None:
+        """Start the next window this number of vectors later; `None` for the end of this one."""
+
+
+class LiveWindows(Windows, Protocol):
+    """A sound that grows."""
+
+    @property
+    def is_full(self) -> bool:
+        """Whether there is a whole window."""
+
+    def extend(self, samples_N: NDArray[np.float32]) -> None:
+        """Add samples at the rate of the encoder."""
+
+
+def whole_windows(
+    samples_N: NDArray[np.float32],
+    source: AudioSource | WaveSource,
+    *,
+    context_length: int,
+    tokens_per_second: float = TOKENS_PER_SECOND,
+) -> Windows:
+    """Return the windows of a whole sound.
+
+    Args:
+        samples_N: at the rate of the encoder.
+        source: what the encoder reads.
+        context_length: most tokens of the decoder.
+        tokens_per_second: of a wave, at most.
+
+    Raises:
+        ContextLengthError: see `WaveParts`.
     """
+    if isinstance(source, AudioSource):
+        return Recording(samples_N, source)
+    parts = WaveParts(source, context_length, tokens_per_second)
+    parts.extend(samples_N)
+    return parts
 
-    frame: int
 
-    def window(self) -> tuple[NDArray[np.float32], int]:
-        """Return a spectrogram `(bins, frames)`, and the number of its frames before padding."""
-
-    def move(self, frames: int) -> None:
-        """Start the next window this number of frames later."""
+def live_windows(
+    source: AudioSource | WaveSource,
+    *,
+    context_length: int,
+    tokens_per_second: float = TOKENS_PER_SECOND,
+) -> LiveWindows:
+    """Return the windows of a sound that is recorded; arguments as of `whole_windows`."""
+    if isinstance(source, AudioSource):
+        return LiveRecording(source)
+    return WaveParts(source, context_length, tokens_per_second)
 
 
 class Recording:
@@ -36,34 +118,40 @@ class Recording:
     Args:
         samples_N: at the rate of the encoder.
         source: what the encoder reads.
-
-    Attributes:
-        seconds: length of the sound.
     """
 
     def __init__(self, samples_N: NDArray[np.float32], source: AudioSource) -> None:
         self._source = source
-        self.seconds = len(samples_N) / source.rate
         self._frames = max(1, len(samples_N) // source.hop)
         missing = max(0, source.samples - len(samples_N))
         self._features_MF = log_mel(np.pad(samples_N, (0, missing)), source)
-        self.frame = 0
+        self._frame = 0
+
+    @property
+    def start(self) -> float:
+        """See `Windows`."""
+        return self._frame * self._source.hop / self._source.rate
 
     @property
     def is_done(self) -> bool:
-        """Whether all windows were read."""
-        return self.frame >= self._frames
+        """See `Windows`."""
+        return self._frame >= self._frames
 
-    def window(self) -> tuple[NDArray[np.float32], int]:
+    def window(self) -> Window:
         """See `Windows`."""
         size = self._source.frames
-        window_MF = self._features_MF[:, self.frame : self.frame + size]
+        window_MF = self._features_MF[:, self._frame : self._frame + size]
         padded_MF = np.pad(window_MF, ((0, 0), (0, size - window_MF.shape[1])))
-        return padded_MF, min(self._frames - self.frame, size)
+        return _window(padded_MF, self._source, self._left)
 
-    def move(self, frames: int) -> None:
+    def move(self, vectors: int | None) -> None:
         """See `Windows`."""
-        self.frame += frames
+        self._frame += self._left if vectors is None else vectors * _stride(self._source)
+
+    @property
+    def _left(self) -> int:
+        """Frames of the sound in the current window."""
+        return min(self._frames - self._frame, self._source.frames)
 
 
 class LiveRecording:
@@ -76,30 +164,135 @@ class LiveRecording:
     def __init__(self, source: AudioSource) -> None:
         self._source = source
         self._samples_N = np.zeros(0, np.float32)
-        self.frame = 0
+        self._frame = 0
 
     @property
-    def frames(self) -> int:
-        """Frames that are not transcribed yet."""
-        return len(self._samples_N) // self._source.hop
+    def start(self) -> float:
+        """See `Windows`."""
+        return self._frame * self._source.hop / self._source.rate
+
+    @property
+    def is_done(self) -> bool:
+        """See `Windows`."""
+        return self._frames == 0
 
     @property
     def is_full(self) -> bool:
-        """Whether there is a whole window."""
-        return self.frames >= self._source.frames
+        """See `LiveWindows`."""
+        return self._frames >= self._source.frames
 
     def extend(self, samples_N: NDArray[np.float32]) -> None:
-        """Add samples at the rate of the encoder."""
+        """See `LiveWindows`."""
         self._samples_N = np.concatenate([self._samples_N, samples_N])
 
-    def window(self) -> tuple[NDArray[np.float32], int]:
+    def window(self) -> Window:
         """See `Windows`."""
         source = self._source
         samples_N = self._samples_N[: source.samples]
         padded_N = np.pad(samples_N, (0, source.samples - len(samples_N)))
-        return log_mel(padded_N, source), min(self.frames, source.frames)
+        return _window(log_mel(padded_N, source), source, min(self._frames, source.frames))
 
-    def move(self, frames: int) -> None:
+    def move(self, vectors: int | None) -> None:
         """See `Windows`."""
-        self.frame += frames
-        self._samples_N = self._samples_N[frames * self._source.hop :]
+        source = self._source
+        left = min(self._frames, source.frames)
+        frames = left if vectors is None else vectors * _stride(source)
+        self._frame += frames
+        self._samples_N = self._samples_N[frames * source.hop :]
+
+    @property
+    def _frames(self) -> int:
+        """Frames that are not transcribed yet."""
+        return len(self._samples_N) // self._source.hop
+
+
+class WaveParts:
+    """A sound, whole or growing, that is cut where it is quietest.
+
+    Args:
+        source: what the encoder reads.
+        context_length: most tokens of the decoder.
+        tokens_per_second: at most.
+
+    Raises:
+        ContextLengthError: the decoder writes too few tokens for the shortest part.
+    """
+
+    def __init__(
+        self,
+        source: WaveSource,
+        context_length: int,
+        tokens_per_second: float = TOKENS_PER_SECOND,
+    ) -> None:
+        self._source, self._pace = source, tokens_per_second
+        room = int((context_length - 1) / tokens_per_second * source.rate)
+        self._longest = min(source.samples, room)
+        if self._longest // SEARCHED <= source.window:
+            raise ContextLengthError(
+                f"This bundle writes at most {context_length - 1} tokens about at most "
+                f"{source.seconds:g} seconds, too little to transcribe. Export it with a larger "
+                "--max-context, or lower tokens_per_second."
+            )
+        self._samples_N = np.zeros(0, np.float32)
+        self._at = 0
+
+    @property
+    def start(self) -> float:
+        """See `Windows`."""
+        return self._at / self._source.rate
+
+    @property
+    def is_done(self) -> bool:
+        """See `Windows`."""
+        return len(self._samples_N) == 0
+
+    @property
+    def is_full(self) -> bool:
+        """See `LiveWindows`."""
+        return len(self._samples_N) > self._longest + self._source.window
+
+    def extend(self, samples_N: NDArray[np.float32]) -> None:
+        """See `LiveWindows`."""
+        self._samples_N = np.concatenate([self._samples_N, samples_N])
+
+    def window(self) -> Window:
+        """See `Windows`.
+
+        Raises:
+            InputError: the whole sound is shorter than a vector needs.
+        """
+        source, end = self._source, self._end
+        seconds = end / source.rate
+        return Window(
+            source=wave_of(self._samples_N[:end], source),
+            vectors=math.ceil(end / source.hop),
+            seconds=seconds,
+            most_tokens=math.ceil(seconds * self._pace),
+        )
+
+    def move(self, vectors: int | None) -> None:
+        """See `Windows`."""
+        end = self._end if vectors is None else vectors * self._source.hop
+        self._at += end
+        self._samples_N = self._samples_N[end:]
+
+    @property
+    def _end(self) -> int:
+        """Samples of the current window."""
+        return quiet_cut(
+            self._samples_N,
+            rate=self._source.rate,
+            longest=self._longest,
+            shortest=self._source.window,
+        )
+
+
+def _stride(source: AudioSource) -> int:
+    """Frames per vector."""
+    return source.frames // source.vectors
+
+
+def _window(features_MF: NDArray[np.float32], source: AudioSource, frames: int) -> Window:
+    """The window of a spectrogram whose first frames are those of the sound."""
+    vectors = max(1, frames // _stride(source))
+    return Window(source=features_MF, vectors=vectors, seconds=vectors * source.step_s)

@@ -1,15 +1,25 @@
 """Transcribes sounds of any length, window by window.
 
 Each window gives segments, and the next one begins at the end of the last whole segment, so that no
-word is cut in two. Windows of several sounds are computed together.
+word is cut in two. A model without times reads parts that end at a quiet place, and each is a
+segment. Windows of several sounds are computed together.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypedDict
 
-from ortolan.runtime.arguments import checked_flag, refuse_unknown
-from ortolan.runtime.bundle.manifest import AudioSource, Manifest, Speech, wrong_kind
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.arguments import checked_flag, checked_number, refuse_unknown
+from ortolan.runtime.bundle.manifest import (
+    AudioSource,
+    Manifest,
+    Speech,
+    WaveSource,
+    wrong_kind,
+)
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Cancel, Options
@@ -17,13 +27,21 @@ from ortolan.runtime.generation.request import Request
 from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.audio import Sound, read_blocks, read_samples
-from ortolan.runtime.inputs.source import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.transcription.recording import LiveRecording, Recording, Windows
+from ortolan.runtime.transcription.recording import (
+    TOKENS_PER_SECOND,
+    Window,
+    Windows,
+    live_windows,
+    whole_windows,
+)
 from ortolan.runtime.transcription.timestamps import Span, TimeRule, spans
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
 __all__ = ["TranscribeOptions", "Transcriber"]
+
+MOST_TOKENS = 1000.0
+"""Bound of `tokens_per_second`."""
 
 Run = Callable[[Sequence[Request]], list[Completion]]
 """Computes requests together."""
@@ -40,7 +58,10 @@ class TranscribeOptions(TypedDict, total=False):
             the first window.
         translate: translate into English.
         timestamps: whether the model writes times, if it can; `True` by default. Without them, a
-            sound has one segment and must fit into a window.
+            sound has one segment and must fit into a window. A model that cannot write times has a
+            segment for each part of a sound.
+        tokens_per_second: most tokens of a text for each second, for models that read waves, which
+            may repeat themselves; 6.5 by default, as recommended for English.
         rate: samples per second of arrays; `None`, the default, for the rate of the encoder.
         sampling: how tokens are chosen; `None`, the default, takes the most probable.
         cancel: a function or an event, polled between calls of the model. The result is what was
@@ -50,16 +71,24 @@ class TranscribeOptions(TypedDict, total=False):
     language: str | None
     translate: bool
     timestamps: bool
+    tokens_per_second: float
     rate: int | None
     sampling: Sampling | None
     cancel: Cancel | None
+
+
+class _Limits(TypedDict):
+    """Limits of the windows of a sound; see `whole_windows`."""
+
+    context_length: int
+    tokens_per_second: float
 
 
 @dataclass(slots=True)
 class _Hearing:
     """A sound and what was understood of it."""
 
-    recording: Windows
+    windows: Windows
     opening: Opening
     segments: list[Segment] = field(default_factory=list)
     is_cancelled: bool = False
@@ -91,10 +120,14 @@ class Transcriber:
         start: int,
         options: TranscribeOptions,
     ) -> None:
-        if not isinstance(manifest.source, AudioSource):
+        if not isinstance(manifest.source, AudioSource | WaveSource):
             raise wrong_kind(manifest, what="transcribe", expected="a bundle that reads sounds")
         refuse_unknown("transcribe", options, TranscribeOptions.__optional_keys__)
         self._source, self._eos = manifest.source, manifest.tokens.eos
+        self._limits: _Limits = {
+            "context_length": manifest.context_length,
+            "tokens_per_second": _pace(manifest.source, options),
+        }
         self._start = start
         self._speech = manifest.transcription
         self._requests, self._tokenizer, self._run = requests, tokenizer, run
@@ -110,21 +143,19 @@ class Transcriber:
 
     def whole(self, sounds: Sequence[Sound]) -> list[Transcript]:
         """Transcribe whole sounds; see `Seq2Seq.transcribe`."""
-        recordings = [self._recording(sound) for sound in sounds]
-        heard = [_Hearing(recording, self._opening) for recording in recordings]
+        samples = [self._samples(sound) for sound in sounds]
+        heard = [self._hearing(samples_N) for samples_N in samples]
         while left := [
-            hearing
-            for hearing, recording in zip(heard, recordings, strict=True)
-            if not recording.is_done and not hearing.is_cancelled
+            hearing for hearing in heard if not hearing.windows.is_done and not hearing.is_cancelled
         ]:
             self._listen(left)
         return [
             Transcript(
                 segments=tuple(hearing.segments),
-                seconds=recording.seconds,
+                seconds=len(samples_N) / self._source.rate,
                 language=self._language(hearing),
             )
-            for hearing, recording in zip(heard, recordings, strict=True)
+            for hearing, samples_N in zip(heard, samples, strict=True)
         ]
 
     def live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
@@ -136,13 +167,13 @@ class Transcriber:
         return self._live(blocks)
 
     def _live(self, blocks: Iterable[Sound]) -> Iterator[Segment]:
-        recording = LiveRecording(self._source)
+        recording = live_windows(self._source, **self._limits)
         hearing = _Hearing(recording, self._opening)
         for samples_N in read_blocks(blocks, self._source, rate=self._rate):
             recording.extend(samples_N)
             while recording.is_full and not hearing.is_cancelled:
                 yield from self._next(hearing)
-        while recording.frames > 0 and not hearing.is_cancelled:
+        while not recording.is_done and not hearing.is_cancelled:
             yield from self._next(hearing)
 
     def _next(self, hearing: _Hearing) -> list[Segment]:
@@ -151,7 +182,7 @@ class Transcriber:
         found, hearing.segments = hearing.segments, []
         return found
 
-    def _recording(self, sound: Sound) -> Recording:
+    def _samples(self, sound: Sound) -> NDArray[np.float32]:
         samples_N = read_samples(sound, self._source, rate=self._rate)
         cannot_move = self._speech is not None and self._times is None
         if cannot_move and len(samples_N) > self._source.samples:
@@ -159,26 +190,29 @@ class Transcriber:
                 f"timestamps=False is for sounds of at most {self._source.seconds:g} seconds (got "
                 f"{len(samples_N) / self._source.rate:.1f}). Leave it out, or split the sound."
             )
-        return Recording(samples_N, self._source)
+        return samples_N
+
+    def _hearing(self, samples_N: NDArray[np.float32]) -> _Hearing:
+        return _Hearing(whole_windows(samples_N, self._source, **self._limits), self._opening)
 
     def _listen(self, heard: Sequence[_Hearing]) -> None:
         """Add the segments of a window of each sound, and move to the next window."""
-        windows = [hearing.recording.window() for hearing in heard]
+        windows = [hearing.windows.window() for hearing in heard]
         requests = [
-            self._request(hearing, mel_MF)
-            for hearing, (mel_MF, _) in zip(heard, windows, strict=True)
+            self._request(hearing, window) for hearing, window in zip(heard, windows, strict=True)
         ]
         done = self._run(requests)
-        for hearing, (_, frames), completion in zip(heard, windows, done, strict=True):
+        for hearing, window, completion in zip(heard, windows, done, strict=True):
             hearing.is_cancelled = completion.finish_reason == "cancelled"
             if not hearing.is_cancelled:
                 opened = completion.tokens[: len(hearing.opening)]
                 hearing.opening = tuple((token,) for token in opened)
-                self._add(hearing, frames, completion)
+                self._add(hearing, window, completion)
 
-    def _request(self, hearing: _Hearing, mel_MF: Source) -> Request:
+    def _request(self, hearing: _Hearing, window: Window) -> Request:
         """The request for the text of a window."""
-        (request,) = self._requests.sources([mel_MF], self._options, start=self._start)
+        options: Options = {**self._options, "max_new_tokens": window.most_tokens}
+        (request,) = self._requests.sources([window.source], options, start=self._start)
         constraints = replace(
             request.constraints,
             opening=hearing.opening,
@@ -186,25 +220,23 @@ class Transcriber:
         )
         return replace(request, constraints=constraints)
 
-    def _add(self, hearing: _Hearing, frames: int, completion: Completion) -> None:
+    def _add(self, hearing: _Hearing, window: Window, completion: Completion) -> None:
         """Add the segments of a window to what was understood."""
-        source, skip = self._source, len(hearing.opening)
-        stride = source.frames // source.vectors
+        skip, length = len(hearing.opening), window.vectors
         tokens = completion.tokens[skip:]
         logprobs = [entry.logprob for entry in completion.logprobs or ()][skip:]
         if tokens and tokens[-1] in self._eos:
             tokens = tokens[:-1]
-        length = max(1, frames // stride)
         if self._times is None:
             found, moved = [Span(0, length, slice(0, len(tokens)))], length
         else:
             first = self._times.first_timestamp
             found, moved = spans(tokens, first_timestamp=first, length=length)
-        begin, second = hearing.recording.frame * source.hop / source.rate, source.step_s
+        begin, second = hearing.windows.start, self._source.step_s
         hearing.segments += [
             Segment(
-                start=begin + min(span.start, length) * second,
-                end=begin + min(span.end, length) * second,
+                start=begin + min(span.start * second, window.seconds),
+                end=begin + min(span.end * second, window.seconds),
                 text=self._text(tokens[span.part]),
                 tokens=tokens[span.part],
                 logprob=sum(logprobs[span.part]) / max(1, len(logprobs[span.part])),
@@ -212,8 +244,7 @@ class Transcriber:
             for span in found
             if tokens[span.part]
         ]
-        is_last = moved >= length
-        hearing.recording.move(frames if is_last else moved * stride)
+        hearing.windows.move(None if moved >= length else moved)
 
     def _text(self, tokens: Sequence[int]) -> str:
         if self._tokenizer is None:
@@ -227,6 +258,24 @@ class Transcriber:
             return None
         (token,) = hearing.opening[0]
         return next((code for code, own in self._speech.languages.items() if own == token), None)
+
+
+def _pace(source: AudioSource | WaveSource, options: TranscribeOptions) -> float:
+    """Most tokens per second.
+
+    Raises:
+        InputError: not such a number, or the model has no use for it.
+    """
+    if "tokens_per_second" not in options:
+        return TOKENS_PER_SECOND
+    if isinstance(source, AudioSource):
+        raise InputError(
+            "tokens_per_second is for models that read waves, such as Moonshine. Leave it out."
+        )
+    pace = checked_number("tokens_per_second", options["tokens_per_second"], most=MOST_TOKENS)
+    if pace <= 0:
+        raise InputError(f"tokens_per_second must be above 0 (got {pace:g}).")
+    return pace
 
 
 def _opening(speech: Speech | None, options: TranscribeOptions) -> Opening:

@@ -41,7 +41,8 @@ class Probe(
 
     Attributes:
         length: tokens; for an image or a wave, the vectors that the encoder makes of it.
-        source: tokens of the source, for a decoder after an encoder of texts.
+        source: tokens of the source, for a decoder after an encoder of texts; or the vectors of a
+            wave before a decoder.
         features: number of its tokens that vectors replace (`probe_vectors`), in order.
     """
 

@@ -233,7 +233,7 @@ def _expected_arrays(document: Document) -> Shapes:
         expected["token_ids"] = (_INTEGER, (total,))
     if document.has_types:
         expected["types"] = (_INTEGER, (total,))
-    if image is None and kind.reads_source:
+    if image is None and not document.has_waves and kind.reads_source:
         expected["source_ids"] = (_INTEGER, (sum(probe.source or 0 for probe in probes),))
     if document.top_k is not None:
         expected["top_ids"] = (_INTEGER, (rows, document.top_k))
@@ -325,6 +325,8 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     most = max(probe.source or 0 for probe in document.probes)
     if isinstance(manifest.source, TextSource) and most > manifest.source.max_tokens:
         raise damaged(f"sources of at most {manifest.source.max_tokens} tokens", f"{most}")
+    if isinstance(manifest.source, WaveSource) and most > manifest.source.vectors:
+        raise damaged(f"waves of at most {manifest.source.vectors} vectors", f"{most}")
 
 
 def _types(manifest: Manifest) -> int:

@@ -233,12 +233,20 @@ def _source(
         sound = probe_sound(engine.manifest.source, number)
         return engine.encode_source({MEL: read_chunks(sound, engine.manifest.source)[:1]})
     lengths = [probe.source or 0 for probe in certificate.probes]
+    if isinstance(engine.manifest.source, WaveSource):
+        wave = engine.manifest.source
+        return engine.encode_source({WAVE: _wave(wave, number, lengths[number])})
     start = _offsets(lengths)[number]
     ids = certificate.source_ids[start : start + lengths[number]].astype(np.int64)
     padding = _padding(engine, len(ids)) if phase == "decode" else 0
     return engine.encode_source(
         {IDS: np.pad(ids, (0, padding))[None], LENGTHS: np.array([len(ids)], np.int32)}
     )
+
+
+def _wave(source: WaveSource, number: int, vectors: int) -> NDArray[np.float32]:
+    """The sound of a probe as a batch of one."""
+    return wave_of(probe_wave(source, number, vectors), source)[None]
 
 
 def _padding(engine: Engine, length: int) -> int:
@@ -339,10 +347,10 @@ def _encoded(
     inputs: dict[str, NDArray[Any]]
     if isinstance(source, WaveSource | ChunkedSource):
         (number,) = group
-        sound_N = probe_wave(source, number, certificate.probes[number].length)
         if isinstance(source, WaveSource):
-            inputs = {WAVE: wave_of(sound_N, source)[None]}
+            inputs = {WAVE: _wave(source, number, certificate.probes[number].length)}
         else:
+            sound_N = probe_wave(source, number, certificate.probes[number].length)
             inputs = part_feeds(log_mel(sound_N, source), source)
     elif certificate.images is None:
         inputs = _padded(certificate, group)

@@ -11,6 +11,7 @@ from huggingface_hub import ModelCard
 from tests.cli.conftest import Run, error_line, run_here
 from tests.runtime import tiny_decoder, tiny_encoder
 from tests.runtime.tiny_encoder import OutputKind
+from tests.runtime.transcription.tiny_moonshine import write_moonshine
 from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import write_whisper
 
@@ -116,7 +117,7 @@ def test_commands_of_cards_parse(use: str, tmp_path: Path, monkeypatch: pytest.M
         assert context.params["bundle"] == Path("bundle")
 
 
-@pytest.mark.parametrize("write", [write_whisper, write_wav2vec2])
+@pytest.mark.parametrize("write", [write_whisper, write_moonshine, write_wav2vec2])
 def test_a_card_of_a_model_that_transcribes(write: Any, tmp_path: Path) -> None:
     write(tmp_path / "source")
     bundle = ortolan.export(tmp_path / "source", tmp_path / "speech")

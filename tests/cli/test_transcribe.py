@@ -10,12 +10,13 @@ import pytest
 import soundfile
 from click.testing import CliRunner
 from tests.runtime import tiny_decoder
+from tests.runtime.transcription.tiny_moonshine import write_moonshine
 from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 
 import ortolan
 from ortolan.cli import cli
-from ortolan.runtime import BundleKindError, Encoder, Seq2Seq, Transcript
+from ortolan.runtime import BundleKindError, Encoder, InputError, Seq2Seq, Transcript
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,30 @@ def test_what_ctc_cannot_do_is_refused(
     result = CliRunner().invoke(cli, ["transcribe", str(spelling), *arguments])
     assert result.exit_code == 2
     assert message in " ".join(result.output.split())
+
+
+@pytest.fixture(scope="module")
+def moonshine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A bundle of waves and a decoder."""
+    folder = tmp_path_factory.mktemp("moonshine")
+    write_moonshine(folder / "source")
+    options = ortolan.ExportOptions(proof="quick")
+    ortolan.export(folder / "source", folder / "bundle", options=options)
+    soundfile.write(folder / "bundle.wav", sound(3.7), RATE, subtype="FLOAT")
+    return folder / "bundle"
+
+
+def test_a_bundle_of_waves_transcribes_a_file_and_a_pipe(moonshine: Path) -> None:
+    path = f"{moonshine}.wav"
+    (segment,) = ortolan.load(moonshine, Seq2Seq).transcribe(path).segments
+    (line,) = run(moonshine, path).splitlines()
+    assert line.split(maxsplit=2)[1:] == ["3.70", segment.text]
+    samples = (sound(3.7) * 32767).astype("<i2").tobytes()
+    (heard,) = run(moonshine, "-", "--json", data=samples).splitlines()
+    assert json.loads(heard)["end"] == pytest.approx(segment.end)
+    for option in (("--language", "de"), ("--translate",)):
+        result = CliRunner().invoke(cli, ["transcribe", str(moonshine), path, *option])
+        assert isinstance(result.exception, InputError)
 
 
 def test_a_decoder_is_refused(tmp_path: Path) -> None:

@@ -38,8 +38,7 @@ HANDMADE: dict[str, Callable[[Path], object]] = {
 EXPORTED = (
     *("exported-decoder", "exported-int4", "exported-packed", "exported-hybrid"),
     *("exported-encoder", "exported-images", "exported-reader", "exported-listener"),
-    "exported-speller",
-    "exported-seq2seq",
+    *("exported-writer", "exported-speller", "exported-seq2seq"),
 )
 
 KINDS = (*HANDMADE, *EXPORTED)

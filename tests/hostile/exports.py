@@ -14,7 +14,7 @@ from tests.export import models_of_kinds, tiny_llava, tiny_models
 from tests.export.test_hybrids import every_kind
 from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
-from tests.runtime.transcription import tiny_wav2vec2, tiny_whisper
+from tests.runtime.transcription import tiny_moonshine, tiny_wav2vec2, tiny_whisper
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4
@@ -72,6 +72,11 @@ def _speller(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _writer(work: Path, out: Path) -> None:
+    tiny_moonshine.write_moonshine(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _seq2seq(work: Path, out: Path) -> None:
     tiny_translators.write_bundle("t5", work)
     (work / "bundle").rename(out)
@@ -86,6 +91,7 @@ MAKES: dict[str, Make] = {
     "exported-images": _images,
     "exported-reader": _reader,
     "exported-listener": _listener,
+    "exported-writer": _writer,
     "exported-speller": _speller,
     "exported-seq2seq": _seq2seq,
 }

@@ -193,6 +193,7 @@ def _hearing(random: Random) -> dict[str, Any]:
         "language": maybe(random, lambda: random.choice(["en", "de", "xx", None])),
         "translate": maybe(random, lambda: random.random() < 0.5),
         "timestamps": maybe(random, lambda: random.random() < 0.5),
+        "tokens_per_second": maybe(random, lambda: random.choice([0, 6.5, 40, -1.0])),
         "rate": maybe(random, lambda: random.choice([None, 16_000, 8000, 999, 44_100])),
         "cancel": maybe(random, lambda: None),
     }
@@ -348,6 +349,7 @@ TARGETS: dict[str, Target] = {
     "listener": Target(
         bundle="exported-listener", open=lambda m: m, requests=LISTENER, probe=_heard
     ),
+    "writer": Target(bundle="exported-writer", open=lambda m: m, requests=LISTENER, probe=_heard),
     "speller": Target(bundle="exported-speller", open=lambda m: m, requests=SPELLER, probe=_heard),
     "reader": Target(bundle="exported-reader", open=lambda m: m, requests=DECODER, probe=_seen),
     "encoder": Target(bundle="encoder", open=lambda m: m, requests=ENCODER, probe=_encoded),

@@ -250,6 +250,23 @@ HUBERT: dict[str, Any] = WAV2VEC2 | {
     "conv_bias": True,
 }
 
+MOONSHINE: dict[str, Any] = {
+    "model_type": "moonshine",
+    "architectures": ["MoonshineForConditionalGeneration"],
+    "vocab_size": 99,
+    "hidden_size": 36,
+    "intermediate_size": 48,
+    "encoder_num_hidden_layers": 2,
+    "decoder_num_hidden_layers": 3,
+    "encoder_num_attention_heads": 2,
+    "decoder_num_attention_heads": 2,
+    "max_position_embeddings": 96,
+    "pad_token_id": 2,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "decoder_start_token_id": 1,
+}
+
 _MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "roberta": ("Roberta", {"type_vocab_size": 1}),
@@ -296,7 +313,7 @@ _CONDITIONAL: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 _ALL: tuple[dict[str, Any], ...] = (
-    *(WHISPER, WAV2VEC2, HUBERT),
+    *(WHISPER, MOONSHINE, WAV2VEC2, HUBERT),
     *(
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()

@@ -21,11 +21,9 @@ from ortolan.runtime.inputs.audio import read_wave
 
 INPUT = WaveInput(
     layers=tuple(
-        WaveLayer(channels=512, kernel=kernel, stride=stride)
+        WaveLayer(channels=512, kernel=kernel, stride=stride, activation="gelu")
         for kernel, stride in zip((10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2), strict=True)
     ),
-    norm="time",
-    activation="gelu",
 )
 """That of wav2vec 2.0."""
 

@@ -47,6 +47,18 @@ WAVE: Document = {
 }
 
 
+CHUNKS: Document = {
+    "kind": "chunks",
+    "rate": 16_000,
+    "window": 400,
+    "hop": 160,
+    "bins": 8,
+    "frames": 128,
+    "chunk": 64,
+    "stride": 8,
+}
+
+
 def document_of(kind: str) -> Document:
     """A manifest of this kind with all optional fields."""
     document: Document = json.loads(msgspec.json.encode(MANIFEST))
@@ -191,6 +203,14 @@ def test_encoder_of_waves_is_read(labels: bool) -> None:
     assert manifest.gives == "logits of 24 symbols for each vector of a sound"
 
 
+def test_encoder_decoder_of_waves_has_a_tokenizer_and_a_context_of_its_own() -> None:
+    document = document_of("encoder-decoder") | {"source": WAVE | {"vectors": 1250}}
+    manifest = read(document)
+    assert isinstance(manifest.source, WaveSource)
+    assert manifest.source.vectors > manifest.context_length
+    assert manifest.tokenizer is not None
+
+
 def test_decoder_with_maps_is_read() -> None:
     assert read(document_of("decoder")).attention_maps == ("decoder.0.self",)
 
@@ -268,7 +288,8 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", waves("output", value={"kind": "ctc", "size": 23}), "24 logits per vector"),
         ("encoder", waves("output", value={"kind": "logits", "size": 24}), "24 logits"),
         ("encoder", put("output", value={"kind": "ctc", "size": 24}), "a wave"),
-        ("encoder-decoder", put("source", value=WAVE), "without a decoder"),
+        ("encoder-decoder", put("source", value=CHUNKS), "without a decoder"),
+        ("encoder-decoder", put("source", value=WAVE | {"vectors": 1}), "of one at least"),
         ("encoder", put("kind", value="translator"), "kind"),
         ("encoder-decoder", put("source", value=None), "`source`"),
         ("encoder-decoder", put("output", value={"kind": "states", "size": 4}), "`output`"),

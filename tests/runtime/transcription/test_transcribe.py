@@ -127,6 +127,11 @@ def test_without_times_the_tokens_are_those_of_transformers(saved: Saved, model:
         model.transcribe(sound(1.5), timestamps=False)
 
 
+def test_a_pace_is_for_models_of_waves(model: Seq2Seq) -> None:
+    with pytest.raises(InputError, match="tokens_per_second is for models that read waves"):
+        model.transcribe(sound(1.0), tokens_per_second=6.5)
+
+
 def test_sounds_of_a_list_are_transcribed_as_each_is_alone(model: Seq2Seq) -> None:
     sounds = [sound(seconds, seed=number) for number, seconds in enumerate((0.3, 2.2, 3.1, 0.9))]
     assert model.transcribe(sounds) == [

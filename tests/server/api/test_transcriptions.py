@@ -11,6 +11,7 @@ import httpx2
 import pytest
 import soundfile
 from tests.runtime import tiny_encoder
+from tests.runtime.transcription.tiny_moonshine import write_moonshine
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 from tests.server.live import LiveServer, held, live_server, stats, wait_until
 
@@ -24,11 +25,12 @@ PATH = "/v1/audio/transcriptions"
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("speech")
-    write_whisper(folder / "source")
     options = ortolan.ExportOptions(proof="quick")
-    ortolan.export(folder / "source", folder / "whisper", options=options)
+    for name, write in (("whisper", write_whisper), ("moonshine", write_moonshine)):
+        write(folder / f"{name}-source")
+        ortolan.export(folder / f"{name}-source", folder / name, options=options)
     embedder = tiny_encoder.write_bundle(folder / "embedder", kind="embedding")
-    return {"whisper": folder / "whisper", "embedder": embedder.path}
+    return {name: folder / name for name in ("whisper", "moonshine")} | {"embedder": embedder.path}
 
 
 @pytest.fixture(scope="module")
@@ -157,3 +159,13 @@ def test_json_is_no_form(client: httpx2.Client) -> None:
     response = client.post(PATH, json={"file": ""})
     assert response.status_code == 415
     assert "Send a form" in response.json()["error"]["message"]
+
+
+def test_a_model_of_waves_transcribes_in_its_only_language(
+    client: httpx2.Client, bundles: dict[str, Path]
+) -> None:
+    expected = ortolan.load(bundles["moonshine"], Seq2Seq).transcribe(wave(2.7))
+    assert post(client, model="moonshine", language=None).json() == {"text": expected.text}
+    refused = post(client, model="moonshine")
+    assert refused.status_code == 400
+    assert "the model knows one language" in refused.text

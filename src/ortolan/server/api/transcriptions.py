@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ortolan.runtime import Sampling, Segment, Seq2Seq, Transcript
-from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint, Text
@@ -137,7 +137,7 @@ def _segment(number: int, segment: Segment) -> SegmentReply:
 
 def _expect_sounds(served: ServedModel) -> None:
     served.expect(Seq2Seq.kind, what="transcribe")
-    if not isinstance(served.model.manifest.source, AudioSource):
+    if not isinstance(served.model.manifest.source, AudioSource | WaveSource):
         raise ApiError(
             status=400,
             message=f"The model {served.name!r} reads {served.model.manifest.takes}, not sounds. "
