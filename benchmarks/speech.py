@@ -34,7 +34,7 @@ import ortolan
 import report
 from in_turn import in_turn, rows
 from ortolan.export.options import ExportOptions, Int4
-from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.inputs.audio import read_chunks
 from prepare import say
 from script import add_folders, add_timing, count, exit_status

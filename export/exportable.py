@@ -17,19 +17,9 @@ from ortolan.modeling.families.reader import ConfigKeys
 from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
-from ortolan.runtime.bundle.manifest import (
-    Comparison,
-    Dictation,
-    Features,
-    Graph,
-    HiddenStates,
-    Output,
-    Source,
-    Speech,
-    State,
-    StateType,
-    Tokens,
-)
+from ortolan.runtime.bundle.manifest import Graph, Output, Speech, State, StateType, Tokens
+from ortolan.runtime.bundle.parts import Comparison, Dictation, Features, HiddenStates
+from ortolan.runtime.bundle.sources import Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Trace = Callable[[str, Graph, torch.dtype], ir.Model]
@@ -94,7 +84,7 @@ class Exportable:
             frequencies; None where they never change.
         check: rejects, before any work, a module that contradicts its states.
         features: vectors of images or sounds that the decoder reads; None if it reads text alone.
-        images: the encoder that computes them, which becomes a bundle in the bundle.
+        media: the encoder that computes them, which becomes a bundle in the bundle.
         hidden: states of every token that its graphs return, if they do.
         head: predicts further tokens from them, and becomes a bundle in the bundle.
         speech: tokens with which the decoder transcribes, if it has them.
@@ -132,7 +122,7 @@ class Exportable:
     switches_after: int | None = None
     check: Callable[[], object] = _accept
     features: Features | None = None
-    images: "Exportable | None" = None
+    media: "Exportable | None" = None
     hidden: HiddenStates | None = None
     head: "Exportable | None" = None
     speech: Speech | None = None

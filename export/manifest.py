@@ -15,7 +15,6 @@ from ortolan.export.weights.store import Stored
 from ortolan.runtime.bundle.manifest import (
     SCHEMA,
     CacheType,
-    ChunkedSource,
     Host,
     Manifest,
     Provenance,
@@ -23,6 +22,7 @@ from ortolan.runtime.bundle.manifest import (
     StateType,
 )
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.ort_session import session_settings
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -54,7 +54,7 @@ def describe(
         for graph in plan.graph_files.values()
     ]
     packages = ("torch", "onnx", "onnx-ir", "onnxscript")
-    of_sounds = model.images is not None and isinstance(model.images.takes, ChunkedSource)
+    of_sounds = model.media is not None and isinstance(model.media.takes, ChunkedSource)
     features = model.features or msgspec.UNSET
     manifest = Manifest(
         schema=SCHEMA,

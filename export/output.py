@@ -9,7 +9,8 @@ from pathlib import Path
 from ortolan import files
 from ortolan.export.errors import OutputError
 from ortolan.runtime.bundle import manifest_file, trust
-from ortolan.runtime.bundle.manifest import MTP, TEXT, File, Manifest
+from ortolan.runtime.bundle.manifest import File, Manifest
+from ortolan.runtime.bundle.parts import MTP, TEXT
 from ortolan.runtime.errors import ManifestError
 from ortolan.staging import BusyError, Place, staged
 

@@ -53,9 +53,10 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.bundle.manifest import MTP, SOUND, TEXT, VISION, ChunkedSource
 from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.bundle.parts import MTP, SOUND, TEXT, VISION
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.machine.memory import return_large_memory
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
@@ -163,9 +164,9 @@ def _with_parts(
         _build(job)
         return fingerprint(open_bundle(folder / name, trust=True).manifest)
 
-    if model.images is not None and model.features is not None:
-        of_sounds = isinstance(model.images.takes, ChunkedSource)
-        encoder = build(SOUND if of_sounds else VISION, model.images)
+    if model.media is not None and model.features is not None:
+        of_sounds = isinstance(model.media.takes, ChunkedSource)
+        encoder = build(SOUND if of_sounds else VISION, model.media)
         model = replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
     if model.head is not None and model.hidden is not None:
         head = build(MTP, model.head)

@@ -11,7 +11,9 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import ChunkedSource, Dictation, wrong_kind
+from ortolan.runtime.bundle.manifest import wrong_kind
+from ortolan.runtime.bundle.parts import Dictation
+from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory

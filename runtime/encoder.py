@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
-from ortolan.runtime.bundle.manifest import ChunkedSource, ImageSource, Tiles, wrong_kind
+from ortolan.runtime.bundle.manifest import wrong_kind
+from ortolan.runtime.bundle.parts import Tiles
+from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall, Item

@@ -15,8 +15,8 @@ from ortolan.runtime.bundle.folder import (
     open_texts,
     retry_if_replaced,
 )
-from ortolan.runtime.bundle.manifest import TEXT
 from ortolan.runtime.bundle.packed import Packed, find_packed
+from ortolan.runtime.bundle.parts import TEXT
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.engine.adapters import open_adapters

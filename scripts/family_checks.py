@@ -22,13 +22,8 @@ from transformers import GenerationMixin
 import ortolan
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, WAVE
-from ortolan.runtime.bundle.manifest import (
-    AudioSource,
-    ImageSource,
-    Manifest,
-    TextSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import AudioSource, ImageSource, TextSource, WaveSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.inputs.audio import read_chunks, wave_of

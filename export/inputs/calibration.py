@@ -19,7 +19,7 @@ from ortolan.export.inputs.tensors import (
     text_inputs,
     wrapped,
 )
-from ortolan.runtime.bundle.manifest import ImageSource, TextSource
+from ortolan.runtime.bundle.sources import ImageSource, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 SEQUENCE_LENGTH = 256

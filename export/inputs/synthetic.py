@@ -33,7 +33,7 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.export.inputs.writer import SEED
-from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, ImageSource, WaveSource
 
 Write = Callable[..., list[NDArray[np.int64]]]
 """`ortolan.export.inputs.writer.write` of one bundle."""

@@ -18,7 +18,7 @@ from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.ctc_symbols import VOCABULARY
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.runtime.bundle.manifest import WaveSource
+from ortolan.runtime.bundle.sources import WaveSource
 from ortolan.runtime.chat.template_file import TEMPLATE, TOKENIZER_CONFIG
 
 LOSSES = {

@@ -28,8 +28,8 @@ from ortolan.export.proof.probes import ProbeInput, inputs_of
 from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.bundle.manifest import ChunkedSource, ImageSource, Source, WaveSource
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
+from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, Source, WaveSource
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
 from ortolan.runtime.verification.probe_picture import probe_picture, sampled

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import Fit, ImageSource
+from ortolan.runtime.bundle.sources import Fit, ImageSource
 
 Array = NDArray[np.float64]
 

@@ -44,13 +44,8 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.export.options import Proof
-from ortolan.runtime.bundle.manifest import (
-    AudioSource,
-    ChunkedSource,
-    Features,
-    ImageSource,
-    WaveSource,
-)
+from ortolan.runtime.bundle.parts import Features
+from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, ImageSource, WaveSource
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave

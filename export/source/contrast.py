@@ -9,7 +9,7 @@ from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.contrast import kind_of, read_contrast
 from ortolan.modeling.checkpoint.folder import read_config, unknown_keys
 from ortolan.modeling.config import EncoderConfig, ModelConfig
-from ortolan.runtime.bundle.manifest import Comparison
+from ortolan.runtime.bundle.parts import Comparison
 
 
 def open_contrast(

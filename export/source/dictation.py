@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from ortolan.runtime.bundle.manifest import Dictation
+from ortolan.runtime.bundle.parts import Dictation
 
 _QWEN3_ASR = {
     "ar": "Arabic",

@@ -71,16 +71,9 @@ from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
-from ortolan.runtime.bundle.manifest import (
-    Features,
-    Graph,
-    Output,
-    Source,
-    State,
-    StateType,
-    TextSource,
-    Tokens,
-)
+from ortolan.runtime.bundle.manifest import Graph, Output, State, StateType, Tokens
+from ortolan.runtime.bundle.parts import Features
+from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Tracer = Callable[..., ir.Model]
@@ -137,9 +130,9 @@ def open_family(
     )
     keys = read_config_keys(checkpoint, accept_unknown)
     model = replace(model, keys=keys, left_out=checkpoint.left_out)
-    if checkpoint.images is None:
+    if checkpoint.media is None:
         return model
-    return _reading(model, checkpoint.images, checkpoint)
+    return _reading(model, checkpoint.media, checkpoint)
 
 
 def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
@@ -157,7 +150,7 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         tiles=tiles_of(config, tower.folder),
     )
     dictation = DICTATIONS.get(config.model_type)
-    return replace(model, features=features, images=encoder, dictation=dictation)
+    return replace(model, features=features, media=encoder, dictation=dictation)
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:

@@ -10,7 +10,7 @@ from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
 from ortolan.modeling.checkpoint.mtp import mtp_checkpoint
 from ortolan.modeling.config import DecoderConfig, ModelConfig
-from ortolan.runtime.bundle.manifest import HiddenStates
+from ortolan.runtime.bundle.parts import HiddenStates
 
 
 def open_with_head(

@@ -6,7 +6,8 @@ import msgspec
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
-from ortolan.runtime.bundle.manifest import AudioSource, Source, Speech
+from ortolan.runtime.bundle.manifest import Speech
+from ortolan.runtime.bundle.sources import AudioSource, Source
 
 
 class _Generation(msgspec.Struct):

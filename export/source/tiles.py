@@ -14,7 +14,7 @@ from ortolan.export.source.preprocessing import (
 )
 from ortolan.modeling.config import EncoderConfig, PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import ClosestShape, LongestSide, Tiles
+from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Tiles
 
 _NUMBERED = {
     "tile": "<fake_token_around_image><row_{row}_col_{column}>",

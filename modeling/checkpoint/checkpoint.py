@@ -20,8 +20,8 @@ from ortolan.modeling.checkpoint.gguf.config import hf_values
 from ortolan.modeling.checkpoint.gguf.file import derived_files
 from ortolan.modeling.checkpoint.gguf.file import open_tensors as gguf_tensors
 from ortolan.modeling.checkpoint.gguf.header import read_header
-from ortolan.modeling.checkpoint.image_tower import image_tower
 from ortolan.modeling.checkpoint.json_file import read_json
+from ortolan.modeling.checkpoint.media_tower import media_tower
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
 from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
@@ -63,7 +63,7 @@ class Checkpoint:
         open_tensors: opens the weight files.
         described_by: files other than the weights that the model's outputs depend on.
         derived: contents of files that a GGUF file replaces, by name; written on demand.
-        images: the encoder of images, whose vectors this language model reads.
+        media: the encoder of images or sounds, whose vectors this language model reads.
     """
 
     values: dict[str, object]
@@ -71,7 +71,7 @@ class Checkpoint:
     open_tensors: Callable[[], FileTensors]
     described_by: tuple[Path, ...] = ()
     derived: Mapping[str, Callable[[], str]] = field(default_factory=dict)
-    images: "Checkpoint | None" = None
+    media: "Checkpoint | None" = None
 
     @cached_property
     def tensors(self) -> FileTensors:
@@ -86,7 +86,7 @@ class Checkpoint:
     def left_out(self) -> tuple[str, ...]:
         """Names of the towers for other modalities, which are left out."""
         tensors = self.tensors
-        if self.images is not None or not isinstance(tensors, TextTensors | Adapted):
+        if self.media is not None or not isinstance(tensors, TextTensors | Adapted):
             return ()
         return tensors.left_out
 
@@ -97,9 +97,9 @@ class Checkpoint:
         return None if kind is None else replace(self, values=self.values | {TYPE: kind.texts})
 
     def of_text(self) -> "Checkpoint":
-        """The language model alone, without the encoder of images that it reads."""
+        """The language model alone, without the encoder that it reads."""
         values = {key: value for key, value in self.values.items() if key != FEATURE_TOKEN}
-        return replace(self, values=values, images=None)
+        return replace(self, values=values, media=None)
 
     def companion(self, name: str) -> Path | None:
         """A file next to the weights, such as tokenizer.json; None if there is none.
@@ -186,18 +186,18 @@ def _open_folder(folder: Path) -> Checkpoint:
 
 
 def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
-    """The language model of a checkpoint, with its encoder of images where Ortolan computes it."""
-    tower, images, opened = image_tower(whole.values), None, partial(TextTensors, whole.tensors)
+    """The language model of a checkpoint, with its encoder where Ortolan computes it."""
+    tower, media, opened = media_tower(whole.values), None, partial(TextTensors, whole.tensors)
     if tower is not None:
         text[FEATURE_TOKEN] = tower.token
-        images = replace(
+        media = replace(
             whole,
             values=tower.values,
             open_tensors=partial(PartTensors, whole.tensors, tower.rename),
         )
     # Configs with towers omit this key or get it wrong, so look at the weights.
     text["tie_word_embeddings"] = HEAD not in opened().shapes()
-    return replace(whole, values=text, open_tensors=opened, images=images)
+    return replace(whole, values=text, open_tensors=opened, media=media)
 
 
 def _open_only(files: list[Path]) -> Checkpoint:

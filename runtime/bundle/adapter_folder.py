@@ -24,8 +24,9 @@ from numpy.typing import NDArray
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import checked_chunks, chunks
+from ortolan.runtime.bundle.field_types import Label, Sha256
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.manifest import File, Label, Manifest, Sha256
+from ortolan.runtime.bundle.manifest import File, Manifest
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.quality import Quality
 from ortolan.runtime.errors import AdapterError, BundleFileError

@@ -12,7 +12,9 @@ from ortolan.runtime.bundle import manifest_file
 from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_chunks, chunks
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
-from ortolan.runtime.bundle.manifest import MTP, NAME, TEXT, TextSource
+from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.parts import MTP, TEXT
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph

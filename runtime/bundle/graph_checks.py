@@ -22,14 +22,9 @@ from ortolan.runtime.bundle.interface import (
     inputs_of,
 )
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import (
-    AudioSource,
-    ChunkedSource,
-    Features,
-    ImageSource,
-    Manifest,
-    WaveSource,
-)
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.parts import Features
+from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, ImageSource, WaveSource
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, LocalFunction, Value
 

@@ -17,11 +17,11 @@ call does it take one token with its states, and return them.
 from collections.abc import Collection
 
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE
-from ortolan.runtime.bundle.manifest import (
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
-    Manifest,
     TextSource,
     WaveSource,
 )

@@ -20,53 +20,41 @@ import msgspec
 from msgspec import Meta
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Label, Sha256, TokenId
 from ortolan.runtime.bundle.kinds import DECODER, KINDS, OUTPUTS, PREFILL, ModelKind, OutputKind
+from ortolan.runtime.bundle.parts import (
+    SOUND,
+    VISION,
+    Comparison,
+    Dictation,
+    Features,
+    HiddenStates,
+)
 from ortolan.runtime.bundle.quality import Quality
+from ortolan.runtime.bundle.sources import ImageSource, Source, TextSource, WaveSource
 from ortolan.runtime.errors import BundleKindError
 
 __all__ = [
-    "MTP",
     "NAME",
     "READABLE",
     "SCHEMA",
-    "SOUND",
-    "TEXT",
-    "VISION",
-    "AudioSource",
     "CacheType",
-    "ChunkedSource",
-    "Comparison",
-    "Dictation",
-    "Features",
     "File",
-    "Filter",
-    "Fit",
     "Graph",
-    "HiddenStates",
     "Host",
-    "ImageSource",
     "KindName",
-    "Label",
     "Manifest",
     "Output",
     "OutputName",
     "Provenance",
     "QuantizedTensor",
     "SessionSettings",
-    "Sha256",
-    "Source",
     "Speech",
     "State",
     "StateType",
-    "TextSource",
     "Tokens",
-    "WaveSource",
     "wrong_kind",
 ]
-
-VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
-"""Folders in a bundle that are bundles too: the encoder of images or sounds that a decoder reads,
-its head that predicts further tokens, and the encoder of texts that images are compared with."""
 
 NAME = "manifest.json"
 """File name of the manifest, the only file of a bundle that it does not list."""
@@ -79,17 +67,13 @@ READABLE = (2, 3, 4, 5)
 no windows."""
 
 FileName = Annotated[str, Meta(pattern=limits.FILE_NAME_PATTERN)]
-Sha256 = Annotated[str, Meta(pattern=r"\A[0-9a-f]{64}\Z")]
-Label = Annotated[str, Meta(min_length=1, max_length=limits.MAX_LABEL_LENGTH)]
 Form = Annotated[str, Meta(min_length=1, max_length=limits.MAX_FORM_LENGTH)]
-Prompt = Annotated[str, Meta(max_length=limits.MAX_PROMPT_LENGTH)]
 StateType = Literal["float32", "float16", "bfloat16", "int8"]
 STATE_BYTES: Mapping[StateType, int] = {"float32": 4, "float16": 2, "bfloat16": 2, "int8": 1}
 KernelEntry = Annotated[str, Meta(pattern=r"\Amlas\.[a-z0-9_]{1,64}\Z")]
 """Session config entry that selects kernels. Others can make onnxruntime read and write files."""
 
 CacheType = Literal["grows", "slots"]
-TokenId = Annotated[int, Meta(ge=0, lt=limits.MAX_VOCABULARY)]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
 OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
 
@@ -184,302 +168,6 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     suppressed_first: Suppressed | msgspec.UnsetType = msgspec.UNSET
 
 
-class TextSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="text",
-):
-    """Texts as input of an encoder.
-
-    Attributes:
-        max_tokens: most tokens of a text, special tokens included.
-        vocab_size: number of ids, if it differs from the manifest's `vocab_size`.
-        prompts: prefixes that an embedding model was trained with, by name ("query", "passage").
-        default_prompt: name of the prefix to use if the caller names none.
-        pairs: whether the encoder classifies without regard to token types, so that two texts may
-            come as one input even if the tokenizer tells them apart by types.
-        types: number of token types, if the graph reads them.
-        padding: id that fills every text up to `max_tokens` and is read like other tokens; left out
-            if texts keep their length.
-    """
-
-    max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-    vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
-    prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
-    default_prompt: Label | None = None
-    pairs: bool = False
-    types: Annotated[int, Meta(ge=2, le=limits.MAX_TOKEN_TYPES)] | msgspec.UnsetType = msgspec.UNSET
-    padding: TokenId | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def token_types(self) -> int:
-        """Number of token types that the graph reads; 1 if it reads none."""
-        return 1 if isinstance(self.types, msgspec.UnsetType) else self.types
-
-    @property
-    def filler(self) -> int | None:
-        """Id that fills every text up to `max_tokens`; `None` if texts keep their length."""
-        return None if isinstance(self.padding, msgspec.UnsetType) else self.padding
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `texts of at most 512 tokens`."""
-        named = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
-        return f"texts of at most {self.max_tokens} tokens{named}"
-
-
-Side = Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
-# msgspec 0.22 crashes on a union of int and `tuple[int, int]`
-Size = Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)]
-"""Height and width in pixels."""
-
-Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
-"""Resampling filter, as Pillow names them."""
-
-
-class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Steps that give an image the size of the encoder, in this order.
-
-    Attributes:
-        resize: new height and width; or one number for the shorter side, where the longer side
-            keeps the proportions, rounded down. `None` leaves the size as it is.
-        inside: keep the proportions, with the largest size that fits into `resize`.
-        crop: height and width of the center to keep. Smaller images get a black border.
-        pad: extend the normalized image with zeros on the right and at the bottom.
-    """
-
-    resize: Size | Side | None = None
-    inside: bool = False
-    crop: Size | None = None
-    pad: bool = False
-
-
-class ImageSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="image",
-):
-    """Images as input of an encoder, normalized to `(value * scale - mean) / std` per channel.
-
-    Attributes:
-        channels: 1 grey, 2 grey with alpha, 3 RGB, 4 RGBA.
-        height: in pixels.
-        width: in pixels.
-        mean: one value per channel.
-        std: one value per channel.
-        scale: factor for pixel values, usually 1/255.
-        resample: filter that resizes images of other sizes.
-        fit: how images of other sizes get this size; left out if they are resized to it.
-        background: color that shows through transparent pixels; left out if transparency is
-            dropped, or has a channel.
-    """
-
-    channels: Annotated[int, Meta(ge=1, le=4)]
-    height: Side
-    width: Side
-    mean: tuple[float, ...]
-    std: tuple[Annotated[float, Meta(gt=0)], ...]
-    scale: Annotated[float, Meta(gt=0)]
-    resample: Filter
-    fit: Fit | msgspec.UnsetType = msgspec.UNSET
-    background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def steps(self) -> Fit:
-        """How images get the size of the encoder."""
-        if isinstance(self.fit, msgspec.UnsetType):
-            return Fit(resize=(self.height, self.width))
-        return self.fit
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `images, RGB, of 32 by 32 pixels`."""
-        colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
-        return f"images, {colours}, of {self.height} by {self.width} pixels"
-
-
-class AudioSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="audio",
-):
-    """Sounds as input of an encoder, as log-mel spectrograms.
-
-    Attributes:
-        rate: samples per second.
-        window: samples of a frame.
-        hop: samples from one frame to the next.
-        bins: mel frequencies per frame.
-        frames: of a spectrogram.
-        vectors: that the encoder makes of a spectrogram.
-        highest: frequency in Hz at which the last filter ends.
-    """
-
-    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
-    window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
-    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
-    bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
-    frames: Annotated[int, Meta(ge=2, le=limits.MAX_CONTEXT)]
-    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-    highest: Annotated[float, Meta(gt=0)] = 8000.0
-
-    @property
-    def samples(self) -> int:
-        """Samples of a spectrogram."""
-        return self.frames * self.hop
-
-    @property
-    def seconds(self) -> float:
-        """Length of a spectrogram."""
-        return self.samples / self.rate
-
-    @property
-    def step_s(self) -> float:
-        """Seconds from one vector to the next."""
-        return self.seconds / self.vectors
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `sounds of at most 30 seconds`."""
-        return f"sounds of at most {self.seconds:g} seconds"
-
-
-class WaveSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="wave",
-):
-    """Sounds as input of an encoder, as waves of any length, each computed on its own.
-
-    Attributes:
-        rate: samples per second.
-        window: samples that a vector is computed from.
-        hop: samples from one vector to the next.
-        vectors: most vectors that the encoder makes of a wave; longer ones are cut.
-        normalized: whether the samples of a wave get a mean of 0 and a variance of 1.
-    """
-
-    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
-    window: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
-    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
-    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-    normalized: bool
-
-    @property
-    def samples(self) -> int:
-        """Most samples of a wave."""
-        return self.vectors * self.hop
-
-    @property
-    def seconds(self) -> float:
-        """Length of the longest wave."""
-        return self.samples / self.rate
-
-    @property
-    def step_s(self) -> float:
-        """Seconds from one vector to the next."""
-        return self.hop / self.rate
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `sounds of at most 30 seconds`."""
-        return f"sounds of at most {self.seconds:g} seconds"
-
-    def length(self, samples: int) -> int:
-        """Vectors that the encoder makes of a wave."""
-        return max(0, (samples - self.window) // self.hop + 1)
-
-    def reach(self, vectors: int) -> int:
-        """Samples that the first vectors of a wave are computed from."""
-        return self.window + (vectors - 1) * self.hop
-
-
-class ChunkedSource(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="kind",
-    tag="chunks",
-):
-    """Sounds as input of an encoder, as log-mel spectrograms of whole chunks, each on its own.
-
-    Frames after the end of a sound are zeros, and no vectors are made of them.
-
-    Attributes:
-        rate: samples per second.
-        window: samples of a frame.
-        hop: samples from one frame to the next.
-        bins: mel frequencies per frame.
-        frames: most frames of a spectrogram; longer sounds are cut.
-        chunk: frames of a chunk, whose vectors depend on no other one before attention.
-        stride: frames from one vector of a chunk to the next.
-        shortest: samples up to which silence fills a sound.
-        highest: frequency in Hz at which the last filter ends.
-    """
-
-    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
-    window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
-    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
-    bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
-    frames: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-    chunk: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-    stride: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
-    shortest: Annotated[int, Meta(ge=0, le=limits.MAX_AUDIO_RATE)] = 0
-    highest: Annotated[float, Meta(gt=0)] = 8000.0
-
-    @property
-    def vectors(self) -> int:
-        """Most vectors that the encoder makes of a spectrogram."""
-        return self.length(self.frames)
-
-    @property
-    def samples(self) -> int:
-        """Most samples of a spectrogram."""
-        return self.frames * self.hop
-
-    @property
-    def seconds(self) -> float:
-        """Length of the longest spectrogram."""
-        return self.samples / self.rate
-
-    @property
-    def step_s(self) -> float:
-        """Seconds from one vector to the next, on average."""
-        return self.seconds / self.vectors
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `sounds of at most 8 seconds`."""
-        return f"sounds of at most {self.seconds:g} seconds"
-
-    def length(self, frames: int) -> int:
-        """Vectors that the encoder makes of the first frames."""
-        whole, rest = divmod(frames, self.chunk)
-        return whole * -(-self.chunk // self.stride) - (-rest // self.stride)
-
-    def reach(self, vectors: int) -> int:
-        """Samples that the first vectors are computed from, apart from a window."""
-        whole, rest = divmod(vectors, -(-self.chunk // self.stride))
-        return (whole * self.chunk + rest * self.stride) * self.hop
-
-
-Source = TextSource | ImageSource | AudioSource | WaveSource | ChunkedSource
-"""Input of an encoder."""
-
-
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Output of an encoder without a decoder.
 
@@ -497,136 +185,6 @@ class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     kind: OutputName
     size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
     labels: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_LABELS)] = ()
-
-
-TileText = Annotated[str, Meta(max_length=limits.MAX_TILE_TEXT)]
-
-
-class LongestSide(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="longest_side",
-):
-    """The tiles that cover an image of a given size (Laurençon et al. 2024, "Idefics3").
-
-    Attributes:
-        pixels: of the longer side, to which the image is resized before tiles cover it.
-    """
-
-    pixels: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
-
-
-class ClosestShape(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    forbid_unknown_fields=True,
-    tag_field="by",
-    tag="closest_shape",
-):
-    """The rows and columns whose shape is closest to the image's (Chen et al. 2024, "InternVL").
-
-    Of shapes that are equally close, the one with more tiles wins if these have less than twice the
-    pixels of the image.
-
-    Attributes:
-        least: fewest tiles, without the whole image.
-        most: most tiles, without the whole image.
-    """
-
-    least: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
-    most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
-
-
-class Tiles(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """How an image becomes several of the encoder's size, and the texts around their vectors.
-
-    The image is resized so that whole tiles fill it. The encoder reads the tiles row by row, and
-    then the whole image, resized to a tile. An image of a single tile is read once.
-
-    Attributes:
-        grid: number of rows and columns.
-        split: whether images are cut; without, the encoder reads only the whole image.
-        start: before everything else.
-        tile: before the vectors of a tile; `{row}` and `{column}` count from 1.
-        row: after the last tile of a row.
-        rows: after the last row.
-        whole: before the vectors of the whole image.
-        end: after them.
-    """
-
-    grid: LongestSide | ClosestShape
-    split: bool = True
-    start: TileText = ""
-    tile: TileText = ""
-    row: TileText = ""
-    rows: TileText = ""
-    whole: TileText = ""
-    end: TileText = ""
-
-
-class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Vectors of images or sounds that a decoder reads in place of tokens.
-
-    The folder `vision` or `sound` of the bundle is itself a bundle: the encoder that computes them.
-
-    Attributes:
-        token: id that stands for a vector in a prompt.
-        size: numbers of a vector.
-        vectors: number of vectors of an image or of each tile, or most of a part of a sound.
-        encoder: fingerprint of the encoder's manifest.
-        tiles: how images are cut; left out if the encoder reads each as a whole.
-    """
-
-    token: TokenId
-    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
-    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
-    encoder: Sha256
-    tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
-
-    @property
-    def words(self) -> str:
-        """Describe the number of vectors: `576 vectors each`."""
-        tiled = isinstance(self.tiles, Tiles) and self.tiles.split
-        return f"{self.vectors} vectors {'per tile' if tiled else 'each'}"
-
-
-class Dictation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How a decoder that reads sounds writes down what it hears.
-
-    Attributes:
-        language: text before the name of the language.
-        text: text between that name and the words.
-        languages: names by code, such as `English` by `en`.
-    """
-
-    language: TileText
-    text: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TILE_TEXT)]
-    languages: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_LANGUAGES)]
-
-
-class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """How an encoder of images compares them with texts (Radford et al. 2021, Zhai et al. 2023).
-
-    The folder `text` of the bundle is itself a bundle: the encoder of the texts. The logit of an
-    image and a text is `scale * cosine + bias` of their embeddings.
-
-    Attributes:
-        encoder: fingerprint of the manifest of the encoder of texts.
-        scale: factor of the cosine.
-        bias: added to it.
-        scores: function from the logits of an image to scores of the texts.
-    """
-
-    encoder: Sha256
-    scale: Annotated[float, Meta(gt=0, le=limits.MAX_LOGIT_SCALE)]
-    bias: Annotated[float, Meta(ge=-limits.MAX_LOGIT_SCALE, le=limits.MAX_LOGIT_SCALE)]
-    scores: Literal["softmax", "sigmoid"]
 
 
 class Speech(
@@ -651,24 +209,6 @@ class Speech(
     no_timestamps: TokenId
     first_timestamp: TokenId
     latest_start: Annotated[int, Meta(ge=0, le=limits.MAX_CONTEXT)] | None = None
-
-
-class HiddenStates(
-    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
-):
-    """Normalized stream of every token, which the graphs of a decoder return.
-
-    A head reads the state before each token and predicts one more token (multi-token prediction,
-    arXiv:2412.19437, section 2.2). The head is itself a bundle, in the folder `mtp`.
-
-    Attributes:
-        size: numbers of a state.
-        head: fingerprint of the head's manifest; `None` in the head, whose graphs also read a
-            state with each token.
-    """
-
-    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
-    head: Sha256 | None = None
 
 
 class QuantizedTensor(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

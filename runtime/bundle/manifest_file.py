@@ -12,18 +12,12 @@ import msgspec
 
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
-from ortolan.runtime.bundle.manifest import (
-    NAME,
-    READABLE,
-    SCHEMA,
+from ortolan.runtime.bundle.manifest import NAME, READABLE, SCHEMA, File, Manifest, Speech, State
+from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
-    File,
     ImageSource,
-    Manifest,
     Source,
-    Speech,
-    State,
     TextSource,
     WaveSource,
 )

@@ -32,8 +32,9 @@ from msgspec import Meta
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import seal
 from ortolan.runtime.bundle.bundle import Bundle, check_file
+from ortolan.runtime.bundle.field_types import Label, Sha256
 from ortolan.runtime.bundle.files import open_plain
-from ortolan.runtime.bundle.manifest import File, Label, Sha256
+from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.errors import BundleError, BundleFileError
 from ortolan.runtime.graph.schema import parse_model

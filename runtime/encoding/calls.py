@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 from ortolan.runtime.arguments import checked_count, checked_flag
 from ortolan.runtime.bundle.kinds import ScoreFunction
 from ortolan.runtime.bundle.labels import distinct, named_scores
-from ortolan.runtime.bundle.manifest import Output, TextSource, wrong_kind
+from ortolan.runtime.bundle.manifest import Output, wrong_kind
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.encoding.answer import Answer, answered, checked_answer
 from ortolan.runtime.encoding.call import EncoderCall, Row
 from ortolan.runtime.encoding.classification import Classification

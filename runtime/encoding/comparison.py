@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.labels import ranked, scores_of
-from ortolan.runtime.bundle.manifest import Comparison
+from ortolan.runtime.bundle.parts import Comparison
 from ortolan.runtime.encoding.call import Row
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.errors import InputError

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bundle.manifest import Features
+    from ortolan.runtime.bundle.parts import Features
 
 __all__ = ["Picture", "Pictures", "Placed"]
 

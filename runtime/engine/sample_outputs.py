@@ -7,11 +7,11 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE, inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER
-from ortolan.runtime.bundle.manifest import (
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
-    Manifest,
     TextSource,
     WaveSource,
 )

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Features, Tiles
+from ortolan.runtime.bundle.parts import Features, Tiles
 from ortolan.runtime.engine.pictures import Pictures
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.request_reader import Seen

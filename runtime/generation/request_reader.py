@@ -10,7 +10,8 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, Manifest, WaveSource
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import AudioSource, WaveSource
 from ortolan.runtime.engine.pictures import Picture
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft

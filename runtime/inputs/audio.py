@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraError, shown
 
 __all__ = [

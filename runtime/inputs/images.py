@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Fit, ImageSource
+from ortolan.runtime.bundle.sources import Fit, ImageSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:

@@ -8,11 +8,11 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
-from ortolan.runtime.bundle.manifest import (
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
-    Manifest,
     TextSource,
     WaveSource,
 )

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import ClosestShape, ImageSource, LongestSide, Tiles
+from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Tiles
+from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inputs.images import normalized, read_values, resized
 
 __all__ = ["Cut", "closest", "cut", "surrounded"]

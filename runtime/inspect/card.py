@@ -7,7 +7,8 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, Manifest, WaveSource
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.sources import AudioSource, ImageSource, WaveSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 

@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import refuse_unknown
-from ortolan.runtime.bundle.manifest import Manifest, WaveSource, wrong_kind
+from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
+from ortolan.runtime.bundle.sources import WaveSource
 from ortolan.runtime.errors import ContextLengthError, TokenizerError
 from ortolan.runtime.generation.options import Cancel, cancel_function
 from ortolan.runtime.inputs.audio import Sound, read_samples, wave_of

@@ -10,7 +10,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError
 from ortolan.runtime.inputs.audio import log_mel, wave_of
 from ortolan.runtime.transcription.quiet import SEARCHED, quiet_cut

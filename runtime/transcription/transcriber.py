@@ -13,13 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag, checked_number, refuse_unknown
-from ortolan.runtime.bundle.manifest import (
-    AudioSource,
-    Manifest,
-    Speech,
-    WaveSource,
-    wrong_kind,
-)
+from ortolan.runtime.bundle.manifest import Manifest, Speech, wrong_kind
+from ortolan.runtime.bundle.sources import AudioSource, WaveSource
 from ortolan.runtime.errors import InputError, shown
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.options import Cancel, Options

@@ -20,8 +20,9 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Label
 from ortolan.runtime.bundle.kinds import KINDS, OUTPUTS, ModelKind
-from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
+from ortolan.runtime.bundle.manifest import KindName, OutputName
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import ExpectedWeights

@@ -13,7 +13,7 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Label
+from ortolan.runtime.bundle.field_types import Label
 from ortolan.runtime.errors import CertificateError
 
 __all__ = ["ListedArray", "Shapes", "damaged", "listed", "pack", "unpack"]

@@ -13,17 +13,14 @@ from numpy.typing import NDArray
 from ortolan import files
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.field_types import Label, Sha256
 from ortolan.runtime.bundle.interface import TYPES, inputs_of
 from ortolan.runtime.bundle.kinds import ENCODER, KINDS, OUTPUTS
-from ortolan.runtime.bundle.manifest import (
+from ortolan.runtime.bundle.manifest import KindName, Manifest, OutputName
+from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
-    KindName,
-    Label,
-    Manifest,
-    OutputName,
-    Sha256,
     TextSource,
     WaveSource,
 )

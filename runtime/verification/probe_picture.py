@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.sources import ImageSource
 
 __all__ = ["LEVELS", "SAMPLES", "probe_picture", "sampled", "tolerances"]
 

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES, WAVE
 from ortolan.runtime.bundle.kinds import PREFILL
-from ortolan.runtime.bundle.manifest import (
+from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,

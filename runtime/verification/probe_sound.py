@@ -3,7 +3,7 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import AudioSource, ChunkedSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
 
 __all__ = ["probe_sound", "probe_wave"]
 

@@ -162,7 +162,7 @@ def _with_parts(
     parts: dict[str, Report] = {}
     # opening them checks that they are the right ones
     if bundle.manifest.features is not None:
-        parts["images"] = verify_part(open_media(bundle, trust=trust).path, trust=trust)
+        parts["media"] = verify_part(open_media(bundle, trust=trust).path, trust=trust)
     if bundle.manifest.has_head:
         parts["head"] = verify_part(open_head(bundle, trust=trust).path, trust=trust)
     if bundle.manifest.comparison is not None:

@@ -6,8 +6,9 @@ import msgspec
 from msgspec import UNSET, Meta
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Label
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.bundle.manifest import KindName, Label, OutputName
+from ortolan.runtime.bundle.manifest import KindName, OutputName
 from ortolan.runtime.bundle.quality import Quality, rate
 from ortolan.runtime.verification.surroundings import SurroundingsReport
 from ortolan.runtime.verification.weight_sums import WeightsReport
@@ -144,7 +145,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         mean_cosine: average of 1 minus the cosine to the reference vector; for scores, half their
             squared error relative to the reference's mean square.
         max_cosine: the largest of one vector.
-        images: report of the encoder of images that a decoder reads; `None` without one.
+        media: report of the encoder of images or sounds that a decoder reads; `None` without one.
         head: report of the head that predicts further tokens; `None` without one.
         texts: report of the encoder of texts that images are compared with; `None` without one.
     """
@@ -176,7 +177,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     mean_cosine: float | None = None
     max_cosine: float | None = None
     graphs: dict[GraphName, Phase] = {}
-    images: "Report | None" = None
+    media: "Report | None" = None
     head: "Report | None" = None
     texts: "Report | None" = None
 

@@ -11,21 +11,11 @@ from msgspec import Meta
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Sha256
 from ortolan.runtime.bundle.labels import distinct, named_scores
-from ortolan.runtime.bundle.manifest import (
-    Comparison,
-    Dictation,
-    Features,
-    FileName,
-    HiddenStates,
-    ImageSource,
-    Manifest,
-    Output,
-    Sha256,
-    Source,
-    Speech,
-    Tokens,
-)
+from ortolan.runtime.bundle.manifest import FileName, Manifest, Output, Speech, Tokens
+from ortolan.runtime.bundle.parts import Comparison, Dictation, Features, HiddenStates
+from ortolan.runtime.bundle.sources import ImageSource, Source
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.verification.probe_picture import (

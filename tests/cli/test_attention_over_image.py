@@ -15,7 +15,7 @@ from ortolan.cli.attention_over_image import gazes
 from ortolan.cli.attention_picture import Panel
 from ortolan.runtime import InputError
 from ortolan.runtime.attention_maps import attention_maps
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.sources import ImageSource
 
 MODELS = Path(__file__).parents[2] / "models"
 

@@ -19,7 +19,7 @@ import ortolan
 from ortolan.cli import cli
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.kinds import OUTPUTS
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inspect import card as cards
 from ortolan.runtime.inspect.card import model_card
 

@@ -30,8 +30,8 @@ from ortolan.runtime import (
     open_bundle,
     verify,
 )
-from ortolan.runtime.bundle.manifest import TextSource
 from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.inspect.card import model_card
 
 
@@ -44,7 +44,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
 def test_a_certificate_measures_both(case: Callable[[str], Case]) -> None:
     folder = case("clip").folder
     report = verify(folder, isolate=False)
-    assert (report.verdict, report.output, report.images) == ("PASS", "embedding", None)
+    assert (report.verdict, report.output, report.media) == ("PASS", "embedding", None)
     assert report.texts is not None
     assert (report.texts.verdict, report.texts.output) == ("PASS", "embedding")
     assert report.texts.surroundings is not None

@@ -269,8 +269,8 @@ def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
 def test_verification_covers_the_encoder(folder: Path) -> None:
     report = verify(folder, isolate=False)
     assert report.verdict == "PASS"
-    assert report.images is not None
-    assert report.images.verdict == "PASS"
+    assert report.media is not None
+    assert report.media.verdict == "PASS"
 
 
 @pytest.mark.parametrize("part", ["vision", "."])

@@ -22,7 +22,8 @@ from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optim
 import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.runtime import Decoder, InputError, TokenizerError, load, verify
-from ortolan.runtime.bundle.manifest import ClosestShape, ImageSource, Tiles
+from ortolan.runtime.bundle.parts import ClosestShape, Tiles
+from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inputs.tiles import closest, cut
 
 NEW = 8
@@ -304,8 +305,8 @@ def test_a_damaged_image_and_a_missing_tokenizer_are_refused(
 def test_verification_covers_tiles(name: str, bundles: dict[str, Path]) -> None:
     report = verify(bundles[name], isolate=False)
     assert report.verdict == "PASS"
-    assert report.images is not None
-    assert report.images.verdict == "PASS"
+    assert report.media is not None
+    assert report.media.verdict == "PASS"
 
 
 @pytest.mark.parametrize(

@@ -315,8 +315,8 @@ def test_the_encoder_alone_reads_one_window(folder: Path, model: Decoder) -> Non
 def test_verification_covers_the_encoder(folder: Path) -> None:
     report = verify(folder, isolate=False)
     assert report.verdict == "PASS"
-    assert report.images is not None
-    assert report.images.verdict == "PASS"
+    assert report.media is not None
+    assert report.media.verdict == "PASS"
 
 
 @pytest.mark.parametrize("part", ["sound", "."])

@@ -11,7 +11,7 @@ import numpy as np
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
-from ortolan.runtime.bundle.manifest import AudioSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, ImageSource, WaveSource
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.inspect import description
 

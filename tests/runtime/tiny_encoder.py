@@ -20,8 +20,9 @@ from tokenizers.models import WordLevel
 from tokenizers.pre_tokenizers import Whitespace
 from tokenizers.processors import TemplateProcessing
 
-from ortolan.runtime.bundle.manifest import Graph, ImageSource, Output, TextSource, Tokens
+from ortolan.runtime.bundle.manifest import Graph, Output, Tokens
 from ortolan.runtime.bundle.manifest_file import encode
+from ortolan.runtime.bundle.sources import ImageSource, TextSource
 
 WIDTH, HEADS, MAX_TOKENS = 8, 2, 24
 WORDS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", *"abcdefghijkl")

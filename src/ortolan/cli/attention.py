@@ -63,7 +63,7 @@ def command(
         from ortolan.cli.attention_picture import choose, draw
     from ortolan.runtime import open_bundle
     from ortolan.runtime.attention_maps import attention_maps
-    from ortolan.runtime.bundle.manifest import ImageSource
+    from ortolan.runtime.bundle.sources import ImageSource
 
     with loading("attention") as steps:
         opened = open_bundle(bundle)

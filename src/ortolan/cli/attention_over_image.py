@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from ortolan.cli.attention_picture import DPI, Panel, check_size, save
 from ortolan.runtime import InputError
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inputs.images import Image, read_pixels
 
 SIDE_INCHES, TITLE_INCHES = 2.2, 0.35

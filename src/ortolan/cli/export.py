@@ -283,7 +283,7 @@ def _report(
 def _images(manifest: Manifest, out: Path) -> str | None:
     """Describe the encoder of images, if the decoder reads some."""
     from ortolan.runtime.bundle.folder import open_bundle
-    from ortolan.runtime.bundle.manifest import VISION
+    from ortolan.runtime.bundle.parts import VISION
 
     if manifest.features is None or not (out / VISION).is_dir():
         return None
@@ -295,7 +295,7 @@ def _images(manifest: Manifest, out: Path) -> str | None:
 def _texts(manifest: Manifest, out: Path) -> str | None:
     """Describe the encoder of texts that images are compared with, if there is one."""
     from ortolan.runtime.bundle.folder import open_bundle
-    from ortolan.runtime.bundle.manifest import TEXT
+    from ortolan.runtime.bundle.parts import TEXT
 
     if manifest.comparison is None:
         return None

@@ -45,7 +45,7 @@ def read_inputs(
         InputError: the bundle reads no images.
     """
     from ortolan.runtime import InputError
-    from ortolan.runtime.bundle.manifest import ImageSource
+    from ortolan.runtime.bundle.sources import ImageSource
 
     if isinstance(manifest.source, ImageSource):
         return [*arguments, *map(str, images)]

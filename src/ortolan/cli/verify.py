@@ -77,7 +77,7 @@ def command(
             ("batch", report.surroundings.summary if report.surroundings else None),
             ("exact", report.exact.summary if report.exact else None),
             ("quality", report.quality.summary),
-            ("images", report.images.device_summary if report.images else None),
+            ("media", report.media.device_summary if report.media else None),
             ("texts", report.texts.device_summary if report.texts else None),
             ("compared", f"{report.output} of the {report.kind}: {phases}"),
             ("near ties", f"{report.near_ties}" if report.near_ties else None),

@@ -29,7 +29,8 @@ from ortolan.modeling.config import (
     LanguageModelHead,
     SinusoidalPositions,
 )
-from ortolan.runtime.bundle.manifest import ImageSource, Output, TextSource, Tokens
+from ortolan.runtime.bundle.manifest import Output, Tokens
+from ortolan.runtime.bundle.sources import ImageSource, TextSource
 from ortolan.runtime.errors import TokenizerError
 
 LABELS = ("no", "yes")

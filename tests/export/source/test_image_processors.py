@@ -20,7 +20,8 @@ from ortolan.export.source.preprocessing import (
 )
 from ortolan.export.source.tiles import tiles
 from ortolan.modeling.config import PatchInput
-from ortolan.runtime.bundle.manifest import ImageSource, Tiles
+from ortolan.runtime.bundle.parts import Tiles
+from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inputs.images import read_pixels
 from ortolan.runtime.inputs.tiles import cut
 

@@ -13,7 +13,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.inputs.tensors import pixels
 from ortolan.export.source.preprocessing import PREPROCESSOR, PROCESSOR_OF, image_source
 from ortolan.modeling.config import PatchInput
-from ortolan.runtime.bundle.manifest import ImageSource
+from ortolan.runtime.bundle.sources import ImageSource
 
 INPUT = PatchInput(image_size=(8, 8), patch_size=(4, 4), channels=3, class_token=True)
 

@@ -14,7 +14,7 @@ from transformers import WhisperFeatureExtractor
 from ortolan.export.errors import OptionError
 from ortolan.export.source.audio_preprocessing import audio_source
 from ortolan.modeling.config import AudioInput
-from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.inputs.audio import mel_filters, read_chunks
 
 SECONDS = 2

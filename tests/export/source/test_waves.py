@@ -16,7 +16,7 @@ from ortolan.export.errors import OptionError
 from ortolan.export.source.audio_preprocessing import wave_source
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.modeling.config import WaveInput, WaveLayer
-from ortolan.runtime.bundle.manifest import WaveSource
+from ortolan.runtime.bundle.sources import WaveSource
 from ortolan.runtime.inputs.audio import read_wave
 
 INPUT = WaveInput(

@@ -61,9 +61,9 @@ def ours(encoder: EncoderModel, mel: torch.Tensor) -> torch.Tensor:
 def test_vectors_and_logits_are_those_of_transformers(frames: int, tmp_path: Path) -> None:
     model = written(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.images is not None
+    assert checkpoint.media is not None
     assert checkpoint.left_out == ()
-    encoder, decoder = load(checkpoint.images, EncoderModel), load(checkpoint)
+    encoder, decoder = load(checkpoint.media, EncoderModel), load(checkpoint)
     assert decoder.config.feature_token_id == TOKEN
     mel = spectrogram(frames)
     with torch.inference_mode():
@@ -85,7 +85,7 @@ def test_vectors_and_logits_are_those_of_transformers(frames: int, tmp_path: Pat
 
 def test_padding_changes_nothing(tmp_path: Path) -> None:
     written(tmp_path)
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     encoder = load(images, EncoderModel)
     mel = chunks(spectrogram(120))
@@ -111,7 +111,7 @@ def test_configs_that_cannot_be_computed_are_refused(
     values = json.loads((tmp_path / "config.json").read_text())
     values["audio_config"] |= change
     (tmp_path / "config.json").write_text(json.dumps(values))
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     with pytest.raises(ConfigError, match=message):
         load(images, EncoderModel)

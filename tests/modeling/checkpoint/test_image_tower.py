@@ -82,9 +82,9 @@ def of_images(model: Any) -> torch.Tensor:
 def test_vectors_and_logits_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     model = written(tmp_path, **CASES[name])
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.images is not None
+    assert checkpoint.media is not None
     assert checkpoint.left_out == ()
-    encoder, decoder = load(checkpoint.images, EncoderModel), load(checkpoint)
+    encoder, decoder = load(checkpoint.media, EncoderModel), load(checkpoint)
     assert decoder.config.feature_token_id == TOKEN
     with torch.inference_mode():
         vectors = encoder(PIXELS)
@@ -119,9 +119,9 @@ def test_old_configs_of_smolvlm_are_read(tmp_path: Path) -> None:
     }
     (tmp_path / "config.json").write_text(json.dumps(values | {"vocab_size": 99}))
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.images is not None
+    assert checkpoint.media is not None
     with torch.inference_mode():
-        vectors = load(checkpoint.images, EncoderModel)(PIXELS)
+        vectors = load(checkpoint.media, EncoderModel)(PIXELS)
     assert torch.allclose(vectors, features_of(model), atol=1e-4)
     assert load(checkpoint).config.feature_token_id == IDEFICS3["image_token_id"]
 
@@ -130,7 +130,7 @@ def test_squares_that_do_not_fill_an_image_are_refused(tmp_path: Path) -> None:
     written(tmp_path, **IDEFICS3)
     values = json.loads((tmp_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(values | {"scale_factor": 3}))
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     with pytest.raises(ConfigError, match="squares of 3 by 3 patches must fill the image"):
         load(images, EncoderModel)
@@ -155,7 +155,7 @@ def test_another_encoder_than_those_of_internvl_is_refused(
 ) -> None:
     written(tmp_path, **INTERNVL)
     (tmp_path / "config.json").write_text(json.dumps(INTERNVL | changes))
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     with pytest.raises(ConfigError, match=said):
         load(images, EncoderModel)
@@ -165,7 +165,7 @@ def test_a_config_without_its_defaults_is_read(tmp_path: Path) -> None:
     written(tmp_path, **INTERNVL)
     values = INTERNVL | {"vision_config": {"hidden_size": 32, "intermediate_size": 48}}
     (tmp_path / "config.json").write_text(json.dumps(values))
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     config = read_config(images, EncoderConfig)
     assert isinstance(config.input, PatchInput)
@@ -184,7 +184,7 @@ def test_prefixes_of_old_and_new_checkpoints_are_read(tmp_path: Path) -> None:
     }
     assert any(name.startswith("model.vision_tower.vision_model.") for name in renamed)
     save_file(renamed, file)
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     with torch.inference_mode():
         assert torch.allclose(load(images, EncoderModel)(PIXELS), features_of(model), atol=1e-4)
@@ -204,7 +204,7 @@ def test_an_encoder_that_is_not_supported_is_left_out(
     written(tmp_path)
     (tmp_path / "config.json").write_text(json.dumps(LLAVA | changes))
     checkpoint = open_checkpoint(tmp_path)
-    assert checkpoint.images is None
+    assert checkpoint.media is None
     assert checkpoint.left_out == ("multi_modal_projector", "vision_tower")
     assert load(checkpoint).config.feature_token_id is None
 
@@ -214,7 +214,7 @@ def test_an_unknown_choice_of_vectors_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(
         json.dumps(LLAVA | {"vision_feature_select_strategy": "x"})
     )
-    images = open_checkpoint(tmp_path).images
+    images = open_checkpoint(tmp_path).media
     assert images is not None
     with pytest.raises(ConfigError, match="vision_feature_select_strategy must be default or full"):
         load(images, EncoderModel)

@@ -10,7 +10,8 @@ from tests.runtime.bundle.test_manifest_kinds import document_of, read
 
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.interface import inputs_of, outputs_of
-from ortolan.runtime.bundle.manifest import HiddenStates, Manifest
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.parts import HiddenStates
 from ortolan.runtime.errors import GraphError, ManifestError
 from ortolan.runtime.graph.summary import GraphSummary
 from ortolan.runtime.verification.surroundings import meanings_of

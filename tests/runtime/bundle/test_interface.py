@@ -6,7 +6,8 @@ from tests.runtime import tiny_bundle
 from tests.runtime.tiny_encoder import IMAGE
 
 from ortolan.runtime.bundle.interface import check_names, inputs_of, outputs_of
-from ortolan.runtime.bundle.manifest import Graph, ImageSource, Manifest, Output, State, TextSource
+from ortolan.runtime.bundle.manifest import Graph, Manifest, Output, State
+from ortolan.runtime.bundle.sources import ImageSource, TextSource
 from ortolan.runtime.errors import GraphError
 
 Kind = Literal["decoder", "encoder", "encoder-decoder"]

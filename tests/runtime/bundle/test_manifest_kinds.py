@@ -11,16 +11,10 @@ from tests.runtime.bundle.test_manifest import MANIFEST, Change
 from tests.runtime.damaged_bundles import put
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import (
-    Comparison,
-    ImageSource,
-    Manifest,
-    Output,
-    TextSource,
-    Tokens,
-    WaveSource,
-)
+from ortolan.runtime.bundle.manifest import Manifest, Output, Tokens
 from ortolan.runtime.bundle.manifest_file import decode
+from ortolan.runtime.bundle.parts import Comparison
+from ortolan.runtime.bundle.sources import ImageSource, TextSource, WaveSource
 from ortolan.runtime.errors import ManifestError
 
 Document = dict[str, Any]

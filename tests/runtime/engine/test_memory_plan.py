@@ -9,7 +9,8 @@ from tests.runtime.machine.fake_root import write_root
 from tests.runtime.tiny_bundle import HEAD_WIDTH, KV_HEADS, VOCABULARY, WEIGHTS
 
 from ortolan.runtime import Bundle, MemoryPlanError, open_bundle
-from ortolan.runtime.bundle.manifest import State, TextSource
+from ortolan.runtime.bundle.manifest import State
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.engine import memory_plan
 from ortolan.runtime.engine.memory_plan import RequestMemory, check_load, plan_memory
 

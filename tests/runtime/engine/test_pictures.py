@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import Features
+from ortolan.runtime.bundle.parts import Features
 from ortolan.runtime.engine.pictures import FIRST, Pictures
 
 FEATURES = Features(token=7, size=3, vectors=2, encoder="0" * 64)

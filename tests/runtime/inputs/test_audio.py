@@ -10,7 +10,7 @@ import soundfile
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import AudioSource
+from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.audio import log_mel, read_blocks, read_chunks, read_samples
 

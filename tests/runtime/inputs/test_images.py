@@ -17,7 +17,7 @@ from tests.runtime.tiny_encoder import IMAGE
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.manifest import Fit
+from ortolan.runtime.bundle.sources import Fit
 from ortolan.runtime.errors import InputError, MissingExtraError
 from ortolan.runtime.inputs.images import read_pixels
 

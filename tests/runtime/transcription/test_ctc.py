@@ -32,7 +32,7 @@ from transformers import (
 import ortolan
 from ortolan.export.preview.preview import preview
 from ortolan.runtime import Encoder, Transcript
-from ortolan.runtime.bundle.manifest import WaveSource
+from ortolan.runtime.bundle.sources import WaveSource
 from ortolan.runtime.errors import (
     BundleKindError,
     ContextLengthError,

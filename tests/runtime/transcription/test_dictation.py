@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import ChunkedSource, Dictation
+from ortolan.runtime.bundle.parts import Dictation
+from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.generation.completion import Completion, Timings
 from ortolan.runtime.transcription.dictation import LONGEST_S, dictate
 

@@ -13,7 +13,7 @@ from tests.runtime.transcription.tiny_moonshine import HOP, WINDOW, greedy, writ
 from tests.runtime.transcription.tiny_whisper import RATE, sound
 
 import ortolan
-from ortolan.runtime.bundle.manifest import WaveSource
+from ortolan.runtime.bundle.sources import WaveSource
 from ortolan.runtime.errors import BundleError, CertificateError, ContextLengthError, InputError
 from ortolan.runtime.seq2seq import Seq2Seq
 from ortolan.runtime.transcription.quiet import quiet_cut

@@ -15,7 +15,7 @@ from tests.server.live import live_server
 from tokenizers.processors import TemplateProcessing
 
 from ortolan.runtime import Encoder, TokenizerError, load
-from ortolan.runtime.bundle.manifest import TextSource
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.server import Settings
 

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from ortolan.runtime import Classification
-from ortolan.runtime.bundle.manifest import TextSource
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.serving.encoder_ticket import EncoderTicket
 from ortolan.server.api.bodies import Body
 from ortolan.server.api.vectors import embedded, expect_texts, unit_rows

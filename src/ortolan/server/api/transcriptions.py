@@ -12,7 +12,7 @@ from typing import Literal
 import msgspec
 
 from ortolan.runtime import Sampling, Segment, Seq2Seq, Transcript
-from ortolan.runtime.bundle.manifest import AudioSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, WaveSource
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint, Text

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import TextSource
+from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.serving.encoder_ticket import EncoderTicket
 from ortolan.server.call import Call
 from ortolan.server.errors import ApiError

@@ -1,4 +1,4 @@
-"""The encoder of images of a multimodal checkpoint, whose language model reads its vectors.
+"""The encoder of images or sounds of a multimodal checkpoint, for its language model.
 
 It is a checkpoint of its own: the values of its config are those of the whole model, which a family
 reads, and its tensors are those of the tower and of the projection to the language model.
@@ -25,7 +25,7 @@ class Kind:
 
     Attributes:
         encoders: types of encoders that it may have.
-        token: config key of the id that stands for a vector of an image.
+        token: config key of the id that stands for a vector.
         default_token: that id where the config leaves it out.
         tower: prefix of the encoder's tensors.
         projections: names of the layers that give vectors for the language model, in order.
@@ -104,12 +104,12 @@ KINDS: Mapping[str, Kind] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ImageTower:
-    """An encoder of images.
+class MediaTower:
+    """An encoder of images or sounds.
 
     Attributes:
         values: values of its config.
-        token: id that stands for a vector of an image in a text.
+        token: id that stands for a vector in a text.
         rename: from a tensor's name in the whole model to its name here; None if it is not of here.
     """
 
@@ -118,8 +118,8 @@ class ImageTower:
     rename: Callable[[str], str | None]
 
 
-def image_tower(values: Values) -> ImageTower | None:
-    """The encoder of images of a model; None where it has none that Ortolan computes.
+def media_tower(values: Values) -> MediaTower | None:
+    """The encoder of images or sounds of a model; None where it has none that Ortolan computes.
 
     Args:
         values: of the config of the whole model.
@@ -152,7 +152,7 @@ def image_tower(values: Values) -> ImageTower | None:
             return None  # the language model reads what an earlier layer gives
         return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 
-    return ImageTower(values={**values, kind.config: own}, token=token, rename=rename)
+    return MediaTower(values={**values, kind.config: own}, token=token, rename=rename)
 
 
 def used_layers(values: Values, own: Values, layer: int) -> int | None:

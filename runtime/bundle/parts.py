@@ -1,0 +1,176 @@
+"""Bundles in a bundle: what a decoder reads besides text, its head, and texts to compare with."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Label, Sha256, TokenId
+
+__all__ = [
+    "MTP",
+    "SOUND",
+    "TEXT",
+    "VISION",
+    "ClosestShape",
+    "Comparison",
+    "Dictation",
+    "Features",
+    "HiddenStates",
+    "LongestSide",
+    "TileText",
+    "Tiles",
+]
+
+VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
+"""Folders in a bundle that are bundles too: the encoder of images or sounds that a decoder reads,
+its head that predicts further tokens, and the encoder of texts that images are compared with."""
+
+
+TileText = Annotated[str, Meta(max_length=limits.MAX_TILE_TEXT)]
+
+
+class LongestSide(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="longest_side",
+):
+    """The tiles that cover an image of a given size (Laurençon et al. 2024, "Idefics3").
+
+    Attributes:
+        pixels: of the longer side, to which the image is resized before tiles cover it.
+    """
+
+    pixels: Annotated[int, Meta(ge=1, le=limits.MAX_TILES_SIDE)]
+
+
+class ClosestShape(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="closest_shape",
+):
+    """The rows and columns whose shape is closest to the image's (Chen et al. 2024, "InternVL").
+
+    Of shapes that are equally close, the one with more tiles wins if these have less than twice the
+    pixels of the image.
+
+    Attributes:
+        least: fewest tiles, without the whole image.
+        most: most tiles, without the whole image.
+    """
+
+    least: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
+    most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
+
+
+class Tiles(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """How an image becomes several of the encoder's size, and the texts around their vectors.
+
+    The image is resized so that whole tiles fill it. The encoder reads the tiles row by row, and
+    then the whole image, resized to a tile. An image of a single tile is read once.
+
+    Attributes:
+        grid: number of rows and columns.
+        split: whether images are cut; without, the encoder reads only the whole image.
+        start: before everything else.
+        tile: before the vectors of a tile; `{row}` and `{column}` count from 1.
+        row: after the last tile of a row.
+        rows: after the last row.
+        whole: before the vectors of the whole image.
+        end: after them.
+    """
+
+    grid: LongestSide | ClosestShape
+    split: bool = True
+    start: TileText = ""
+    tile: TileText = ""
+    row: TileText = ""
+    rows: TileText = ""
+    whole: TileText = ""
+    end: TileText = ""
+
+
+class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Vectors of images or sounds that a decoder reads in place of tokens.
+
+    The folder `vision` or `sound` of the bundle is itself a bundle: the encoder that computes them.
+
+    Attributes:
+        token: id that stands for a vector in a prompt.
+        size: numbers of a vector.
+        vectors: number of vectors of an image or of each tile, or most of a part of a sound.
+        encoder: fingerprint of the encoder's manifest.
+        tiles: how images are cut; left out if the encoder reads each as a whole.
+    """
+
+    token: TokenId
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
+    encoder: Sha256
+    tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def words(self) -> str:
+        """Describe the number of vectors: `576 vectors each`."""
+        tiled = isinstance(self.tiles, Tiles) and self.tiles.split
+        return f"{self.vectors} vectors {'per tile' if tiled else 'each'}"
+
+
+class Dictation(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How a decoder that reads sounds writes down what it hears.
+
+    Attributes:
+        language: text before the name of the language.
+        text: text between that name and the words.
+        languages: names by code, such as `English` by `en`.
+    """
+
+    language: TileText
+    text: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TILE_TEXT)]
+    languages: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_LANGUAGES)]
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """How an encoder of images compares them with texts (Radford et al. 2021, Zhai et al. 2023).
+
+    The folder `text` of the bundle is itself a bundle: the encoder of the texts. The logit of an
+    image and a text is `scale * cosine + bias` of their embeddings.
+
+    Attributes:
+        encoder: fingerprint of the manifest of the encoder of texts.
+        scale: factor of the cosine.
+        bias: added to it.
+        scores: function from the logits of an image to scores of the texts.
+    """
+
+    encoder: Sha256
+    scale: Annotated[float, Meta(gt=0, le=limits.MAX_LOGIT_SCALE)]
+    bias: Annotated[float, Meta(ge=-limits.MAX_LOGIT_SCALE, le=limits.MAX_LOGIT_SCALE)]
+    scores: Literal["softmax", "sigmoid"]
+
+
+class HiddenStates(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Normalized stream of every token, which the graphs of a decoder return.
+
+    A head reads the state before each token and predicts one more token (multi-token prediction,
+    arXiv:2412.19437, section 2.2). The head is itself a bundle, in the folder `mtp`.
+
+    Attributes:
+        size: numbers of a state.
+        head: fingerprint of the head's manifest; `None` in the head, whose graphs also read a
+            state with each token.
+    """
+
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_DIMENSION)]
+    head: Sha256 | None = None

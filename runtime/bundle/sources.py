@@ -1,0 +1,318 @@
+"""What goes into an encoder: texts, images or sounds, and how they become inputs of its graph."""
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from ortolan.runtime import limits
+from ortolan.runtime.bundle.field_types import Label, Prompt, TokenId
+
+__all__ = [
+    "AudioSource",
+    "ChunkedSource",
+    "Filter",
+    "Fit",
+    "ImageSource",
+    "Side",
+    "Size",
+    "Source",
+    "TextSource",
+    "WaveSource",
+]
+
+
+class TextSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="text",
+):
+    """Texts as input of an encoder.
+
+    Attributes:
+        max_tokens: most tokens of a text, special tokens included.
+        vocab_size: number of ids, if it differs from the manifest's `vocab_size`.
+        prompts: prefixes that an embedding model was trained with, by name ("query", "passage").
+        default_prompt: name of the prefix to use if the caller names none.
+        pairs: whether the encoder classifies without regard to token types, so that two texts may
+            come as one input even if the tokenizer tells them apart by types.
+        types: number of token types, if the graph reads them.
+        padding: id that fills every text up to `max_tokens` and is read like other tokens; left out
+            if texts keep their length.
+    """
+
+    max_tokens: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    vocab_size: Annotated[int, Meta(ge=1, le=limits.MAX_VOCABULARY)] | None = None
+    prompts: Annotated[dict[Label, Prompt], Meta(max_length=limits.MAX_PROMPTS)] = {}
+    default_prompt: Label | None = None
+    pairs: bool = False
+    types: Annotated[int, Meta(ge=2, le=limits.MAX_TOKEN_TYPES)] | msgspec.UnsetType = msgspec.UNSET
+    padding: TokenId | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def token_types(self) -> int:
+        """Number of token types that the graph reads; 1 if it reads none."""
+        return 1 if isinstance(self.types, msgspec.UnsetType) else self.types
+
+    @property
+    def filler(self) -> int | None:
+        """Id that fills every text up to `max_tokens`; `None` if texts keep their length."""
+        return None if isinstance(self.padding, msgspec.UnsetType) else self.padding
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `texts of at most 512 tokens`."""
+        named = f"; prompts: {', '.join(self.prompts)}" if self.prompts else ""
+        return f"texts of at most {self.max_tokens} tokens{named}"
+
+
+Side = Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_SIDE)]
+# msgspec 0.22 crashes on a union of int and `tuple[int, int]`
+Size = Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)]
+"""Height and width in pixels."""
+
+Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
+"""Resampling filter, as Pillow names them."""
+
+
+class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Steps that give an image the size of the encoder, in this order.
+
+    Attributes:
+        resize: new height and width; or one number for the shorter side, where the longer side
+            keeps the proportions, rounded down. `None` leaves the size as it is.
+        inside: keep the proportions, with the largest size that fits into `resize`.
+        crop: height and width of the center to keep. Smaller images get a black border.
+        pad: extend the normalized image with zeros on the right and at the bottom.
+    """
+
+    resize: Size | Side | None = None
+    inside: bool = False
+    crop: Size | None = None
+    pad: bool = False
+
+
+class ImageSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="image",
+):
+    """Images as input of an encoder, normalized to `(value * scale - mean) / std` per channel.
+
+    Attributes:
+        channels: 1 grey, 2 grey with alpha, 3 RGB, 4 RGBA.
+        height: in pixels.
+        width: in pixels.
+        mean: one value per channel.
+        std: one value per channel.
+        scale: factor for pixel values, usually 1/255.
+        resample: filter that resizes images of other sizes.
+        fit: how images of other sizes get this size; left out if they are resized to it.
+        background: color that shows through transparent pixels; left out if transparency is
+            dropped, or has a channel.
+    """
+
+    channels: Annotated[int, Meta(ge=1, le=4)]
+    height: Side
+    width: Side
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Meta(gt=0)], ...]
+    scale: Annotated[float, Meta(gt=0)]
+    resample: Filter
+    fit: Fit | msgspec.UnsetType = msgspec.UNSET
+    background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def steps(self) -> Fit:
+        """How images get the size of the encoder."""
+        if isinstance(self.fit, msgspec.UnsetType):
+            return Fit(resize=(self.height, self.width))
+        return self.fit
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `images, RGB, of 32 by 32 pixels`."""
+        colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
+        return f"images, {colours}, of {self.height} by {self.width} pixels"
+
+
+class AudioSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="audio",
+):
+    """Sounds as input of an encoder, as log-mel spectrograms.
+
+    Attributes:
+        rate: samples per second.
+        window: samples of a frame.
+        hop: samples from one frame to the next.
+        bins: mel frequencies per frame.
+        frames: of a spectrogram.
+        vectors: that the encoder makes of a spectrogram.
+        highest: frequency in Hz at which the last filter ends.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+    window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
+    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
+    frames: Annotated[int, Meta(ge=2, le=limits.MAX_CONTEXT)]
+    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    highest: Annotated[float, Meta(gt=0)] = 8000.0
+
+    @property
+    def samples(self) -> int:
+        """Samples of a spectrogram."""
+        return self.frames * self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of a spectrogram."""
+        return self.samples / self.rate
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one vector to the next."""
+        return self.seconds / self.vectors
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 30 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+
+class WaveSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="wave",
+):
+    """Sounds as input of an encoder, as waves of any length, each computed on its own.
+
+    Attributes:
+        rate: samples per second.
+        window: samples that a vector is computed from.
+        hop: samples from one vector to the next.
+        vectors: most vectors that the encoder makes of a wave; longer ones are cut.
+        normalized: whether the samples of a wave get a mean of 0 and a variance of 1.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+    window: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    normalized: bool
+
+    @property
+    def samples(self) -> int:
+        """Most samples of a wave."""
+        return self.vectors * self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of the longest wave."""
+        return self.samples / self.rate
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one vector to the next."""
+        return self.hop / self.rate
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 30 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+    def length(self, samples: int) -> int:
+        """Vectors that the encoder makes of a wave."""
+        return max(0, (samples - self.window) // self.hop + 1)
+
+    def reach(self, vectors: int) -> int:
+        """Samples that the first vectors of a wave are computed from."""
+        return self.window + (vectors - 1) * self.hop
+
+
+class ChunkedSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="chunks",
+):
+    """Sounds as input of an encoder, as log-mel spectrograms of whole chunks, each on its own.
+
+    Frames after the end of a sound are zeros, and no vectors are made of them.
+
+    Attributes:
+        rate: samples per second.
+        window: samples of a frame.
+        hop: samples from one frame to the next.
+        bins: mel frequencies per frame.
+        frames: most frames of a spectrogram; longer sounds are cut.
+        chunk: frames of a chunk, whose vectors depend on no other one before attention.
+        stride: frames from one vector of a chunk to the next.
+        shortest: samples up to which silence fills a sound.
+        highest: frequency in Hz at which the last filter ends.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+    window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
+    hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
+    bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
+    frames: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    chunk: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    stride: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
+    shortest: Annotated[int, Meta(ge=0, le=limits.MAX_AUDIO_RATE)] = 0
+    highest: Annotated[float, Meta(gt=0)] = 8000.0
+
+    @property
+    def vectors(self) -> int:
+        """Most vectors that the encoder makes of a spectrogram."""
+        return self.length(self.frames)
+
+    @property
+    def samples(self) -> int:
+        """Most samples of a spectrogram."""
+        return self.frames * self.hop
+
+    @property
+    def seconds(self) -> float:
+        """Length of the longest spectrogram."""
+        return self.samples / self.rate
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from one vector to the next, on average."""
+        return self.seconds / self.vectors
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 8 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+    def length(self, frames: int) -> int:
+        """Vectors that the encoder makes of the first frames."""
+        whole, rest = divmod(frames, self.chunk)
+        return whole * -(-self.chunk // self.stride) - (-rest // self.stride)
+
+    def reach(self, vectors: int) -> int:
+        """Samples that the first vectors are computed from, apart from a window."""
+        whole, rest = divmod(vectors, -(-self.chunk // self.stride))
+        return (whole * self.chunk + rest * self.stride) * self.hop
+
+
+Source = TextSource | ImageSource | AudioSource | WaveSource | ChunkedSource
+"""Input of an encoder."""
