@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.engine.pictures import FIRST
 from ortolan.runtime.generation.sampling_options import Sampling
 
 if TYPE_CHECKING:
+    from ortolan.runtime.bundle.manifest import Tokens
     from ortolan.runtime.engine.memory_plan import RequestMemory
     from ortolan.runtime.engine.pictures import Picture
     from ortolan.runtime.generation.drafts import Draft
@@ -40,7 +40,7 @@ class Constraints:
     rule: "Rule | None" = None
 
     @classmethod
-    def of(cls, tokens: Tokens) -> "Constraints":
+    def of(cls, tokens: "Tokens") -> "Constraints":
         """The constraints in a manifest."""
         first = tokens.forced_first
         return cls(

@@ -124,7 +124,7 @@ def _some() -> Iterator[Any]:
             yield pytest.param(name, fault, marks=() if is_quick else pytest.mark.slow)
 
 
-@pytest.mark.parametrize(("name", "fault"), _some())
+@pytest.mark.parametrize(("name", "fault"), [*_some()])
 def test_a_fault_at_some_operations_leaves_old_or_new_files(
     name: str, fault: Fault, faults: Callable[[str], Faults]
 ) -> None:
