@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import soundfile
+from tests.export import tiny_qwen3_asr
 from tests.export.test_fill import write_tokenizer
 from tests.modeling.tiny_encoders import BERT, EncoderCase
 from tests.runtime import tiny_encoder, tiny_translators
@@ -99,6 +100,7 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
         ),
         "whisper": lambda: _exported(write_whisper, root / "speech"),
         "wav2vec2": lambda: _exported(write_wav2vec2, root / "waves"),
+        "qwen3-asr": lambda: _exported(tiny_qwen3_asr.write, root / "chunks"),
     }
     return cache(lambda name: makes[name]())
 

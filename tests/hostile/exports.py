@@ -10,7 +10,13 @@ from collections.abc import Callable
 from pathlib import Path
 
 from tests import quick_exports
-from tests.export import models_of_kinds, tiny_llava, tiny_models
+from tests.export import (
+    models_of_kinds,
+    tiny_llava,
+    tiny_models,
+    tiny_qwen3_asr,
+    tiny_tiles,
+)
 from tests.export.test_hybrids import every_kind
 from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
@@ -62,6 +68,16 @@ def _reader(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _tiles(work: Path, out: Path) -> None:
+    tiny_tiles.write(work / "source", "smolvlm")
+    ortolan.export(work / "source", out)
+
+
+def _hearer(work: Path, out: Path) -> None:
+    tiny_qwen3_asr.write(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _listener(work: Path, out: Path) -> None:
     tiny_whisper.write_whisper(work / "source")
     ortolan.export(work / "source", out)
@@ -90,6 +106,8 @@ MAKES: dict[str, Make] = {
     "exported-encoder": _encoder,
     "exported-images": _images,
     "exported-reader": _reader,
+    "exported-tiles": _tiles,
+    "exported-hearer": _hearer,
     "exported-listener": _listener,
     "exported-writer": _writer,
     "exported-speller": _speller,

@@ -63,6 +63,11 @@ def _input(model: Any) -> Any:
 
 def _decode(model: Any, random: Random) -> None:
     value = _input(model)
+    if model.manifest.features is not None and random.random() < 0.5:
+        image, sound = np.zeros((9, 20, 3), np.uint8), np.linspace(-1, 1, 9000, dtype=np.float32)
+        part = {"image": image} if model.manifest.media == "images" else {"audio": sound}
+        model.generate([part, "a b"], max_new_tokens=3)
+        return
     match random.randrange(5):
         case 0:
             model.generate([value, value], max_new_tokens=3)
