@@ -117,7 +117,16 @@ def test_commands_of_cards_parse(use: str, tmp_path: Path, monkeypatch: pytest.M
         assert context.params["bundle"] == Path("bundle")
 
 
-@pytest.mark.parametrize("write", [write_whisper, write_moonshine, write_wav2vec2])
+@pytest.mark.parametrize(
+    "write",
+    [
+        write_wav2vec2,
+        *(
+            pytest.param(write, marks=pytest.mark.slow)
+            for write in (write_whisper, write_moonshine)
+        ),
+    ],
+)
 def test_a_card_of_a_model_that_transcribes(write: Any, tmp_path: Path) -> None:
     write(tmp_path / "source")
     bundle = ortolan.export(tmp_path / "source", tmp_path / "speech")

@@ -91,7 +91,9 @@ def scores(folder: Path, pairs: list[tuple[str, str]]) -> list[float]:
     return values
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name == "bert" else pytest.mark.slow) for name in CASES]
+)
 def test_scores_of_pairs_are_those_of_transformers(
     name: str, checkpoint: Callable[[str], Path]
 ) -> None:

@@ -82,7 +82,13 @@ def changed(bundle: Path, folder: Path, name: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=() if name in ("embedding", "seq2seq") else pytest.mark.slow)
+        for name in CONFIGS
+    ],
+)
 def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], Path]) -> None:
     report = verify(exported(name), threads=1)
     assert (report.verdict, report.non_finite) == ("PASS", 0)

@@ -215,6 +215,7 @@ class Storing(Differential):
         return logits
 
 
+@pytest.mark.slow
 def test_values_wider_than_keys_are_exported_and_stored_tensors_are_not(tmp_path: Path) -> None:
     torch.manual_seed(0)
     module, ids = Storing(), torch.randint(11, (40,))

@@ -1,7 +1,7 @@
 """Transcriptions with CTC against transformers, and in every way that we offer."""
 
 import threading
-from itertools import pairwise
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -112,9 +112,16 @@ def test_logits_and_text_equal_those_of_transformers(
     assert transcript.language is None
 
 
-@pytest.mark.parametrize("model_type", ["wav2vec2", "hubert"])
-@pytest.mark.parametrize("norm", ["group", "layer"])
-@pytest.mark.parametrize("stable", [False, True])
+QUICK = {("wav2vec2", "layer", True), ("hubert", "group", False)}
+
+
+@pytest.mark.parametrize(
+    ("model_type", "norm", "stable"),
+    [
+        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+        for case in product(("wav2vec2", "hubert"), ("group", "layer"), (False, True))
+    ],
+)
 def test_every_variant_gives_the_logits_of_transformers(
     tmp_path: Path, model_type: str, norm: str, stable: bool
 ) -> None:
