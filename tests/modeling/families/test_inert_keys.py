@@ -161,7 +161,9 @@ def test_a_key_that_has_an_effect_is_read_or_refused(
     assert unchanged is not None, "nothing would be compared"
     assert distance(unchanged, published.expected) < 1e-5
     whole = model.config.to_dict()
-    for key in sorted(inert_keys(published, monkeypatch)):
+    # Weights decide, since configs with towers get it wrong.
+    decided = {"tie_word_embeddings"} if "text_config" in values else set()
+    for key in sorted(inert_keys(published, monkeypatch) - decided):
         for value in other_values(whole.get(key)):
             changed = published.values | {key: value}
             output = published.by_transformers(changed)
