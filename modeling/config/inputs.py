@@ -1,4 +1,4 @@
-"""What goes into an encoder, as data: tokens, an image, a spectrogram or a wave."""
+"""Inputs of encoders, as data: tokens, images, spectrograms and waves."""
 
 from dataclasses import dataclass
 from functools import reduce

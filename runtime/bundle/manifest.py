@@ -366,7 +366,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def media(self) -> Literal["images", "sounds"]:
-        """What the decoder reads besides text, if it has `features`."""
+        """Kind of media that the decoder reads besides text, if it has `features`."""
         return "sounds" if isinstance(self.images, msgspec.UnsetType) else "images"
 
     @property

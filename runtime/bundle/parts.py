@@ -1,4 +1,4 @@
-"""Bundles in a bundle: what a decoder reads besides text, its head, and texts to compare with."""
+"""Bundles in a bundle: encoders for a decoder or for comparisons, and heads."""
 
 from typing import Annotated, Literal
 

@@ -1,4 +1,4 @@
-"""What goes into an encoder: texts, images or sounds, and how they become inputs of its graph."""
+"""Sources of encoders: texts, images and sounds, and how they become inputs of a graph."""
 
 from typing import Annotated, Literal
 
@@ -142,8 +142,33 @@ class ImageSource(
         return f"images, {colours}, of {self.height} by {self.width} pixels"
 
 
+class _Sounds(msgspec.Struct, frozen=True, kw_only=True):
+    """Sounds of any kind.
+
+    Attributes:
+        rate: samples per second.
+    """
+
+    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
+
+    @property
+    def samples(self) -> int:
+        """Most samples that the encoder reads at once."""
+        raise NotImplementedError
+
+    @property
+    def seconds(self) -> float:
+        """Longest sound that the encoder reads at once."""
+        return self.samples / self.rate
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `sounds of at most 30 seconds`."""
+        return f"sounds of at most {self.seconds:g} seconds"
+
+
 class AudioSource(
-    msgspec.Struct,
+    _Sounds,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -162,7 +187,6 @@ class AudioSource(
         highest: frequency in Hz at which the last filter ends.
     """
 
-    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
     window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
     hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
     bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
@@ -176,23 +200,13 @@ class AudioSource(
         return self.frames * self.hop
 
     @property
-    def seconds(self) -> float:
-        """Length of a spectrogram."""
-        return self.samples / self.rate
-
-    @property
     def step_s(self) -> float:
         """Seconds from one vector to the next."""
         return self.seconds / self.vectors
 
-    @property
-    def words(self) -> str:
-        """Describe the input: `sounds of at most 30 seconds`."""
-        return f"sounds of at most {self.seconds:g} seconds"
-
 
 class WaveSource(
-    msgspec.Struct,
+    _Sounds,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -209,7 +223,6 @@ class WaveSource(
         normalized: whether the samples of a wave get a mean of 0 and a variance of 1.
     """
 
-    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
     window: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
     hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_CONTEXT)]
@@ -221,19 +234,9 @@ class WaveSource(
         return self.vectors * self.hop
 
     @property
-    def seconds(self) -> float:
-        """Length of the longest wave."""
-        return self.samples / self.rate
-
-    @property
     def step_s(self) -> float:
         """Seconds from one vector to the next."""
         return self.hop / self.rate
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `sounds of at most 30 seconds`."""
-        return f"sounds of at most {self.seconds:g} seconds"
 
     def length(self, samples: int) -> int:
         """Vectors that the encoder makes of a wave."""
@@ -245,7 +248,7 @@ class WaveSource(
 
 
 class ChunkedSource(
-    msgspec.Struct,
+    _Sounds,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
@@ -268,7 +271,6 @@ class ChunkedSource(
         highest: frequency in Hz at which the last filter ends.
     """
 
-    rate: Annotated[int, Meta(ge=limits.MIN_AUDIO_RATE, le=limits.MAX_AUDIO_RATE)]
     window: Annotated[int, Meta(ge=2, le=limits.MAX_AUDIO_WINDOW)]
     hop: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_WINDOW)]
     bins: Annotated[int, Meta(ge=1, le=limits.MAX_AUDIO_BINS)]
@@ -289,19 +291,9 @@ class ChunkedSource(
         return self.frames * self.hop
 
     @property
-    def seconds(self) -> float:
-        """Length of the longest spectrogram."""
-        return self.samples / self.rate
-
-    @property
     def step_s(self) -> float:
         """Seconds from one vector to the next, on average."""
         return self.seconds / self.vectors
-
-    @property
-    def words(self) -> str:
-        """Describe the input: `sounds of at most 8 seconds`."""
-        return f"sounds of at most {self.seconds:g} seconds"
 
     def length(self, frames: int) -> int:
         """Vectors that the encoder makes of the first frames."""

@@ -119,7 +119,7 @@ def _task(manifest: Manifest) -> str:
     if manifest.comparison is not None:
         return "zero-shot-image-classification"
     of_text, of_images = _TASKS[kind]
-    reads_images = isinstance(manifest.source, ImageSource) or manifest.features is not None
+    reads_images = isinstance(manifest.source, ImageSource) or bool(manifest.images)
     return of_images if reads_images else of_text
 
 

@@ -13,6 +13,7 @@ import pytest
 import soundfile
 import torch
 from numpy.typing import NDArray
+from tests.cli.conftest import run_here
 from tests.export import tiny_llava, tiny_qwen3_asr
 from tests.runtime.damaged_bundles import damage, edit_json, put
 
@@ -365,7 +366,9 @@ def test_an_extractor_of_another_model_is_refused(
 
 
 def test_low_bits_read_sounds_too(checkpoint: Path, tmp_path: Path) -> None:
-    ortolan.export(checkpoint, tmp_path / "bundle", precision="int8")
+    done = run_here("export", checkpoint, tmp_path / "bundle", "--precision", "int8")
+    (line,) = [row for row in done.stdout.decode().splitlines() if row.startswith("sounds")]
+    assert "sounds of at most 3 seconds, 39 vectors each" in line
     other = load(tmp_path / "bundle", Decoder)
     assert open_bundle(tmp_path / "bundle" / "sound").manifest.precision == "int8"
     first, second = PROMPTS["a sound"], PROMPTS["a long sound at the end"]

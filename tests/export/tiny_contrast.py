@@ -114,7 +114,7 @@ class Case:
         self.tokenizer = tokenizer(self.kind)
 
     def expected(self, texts: list[str]) -> Any:
-        """What transformers computes for all pictures and texts."""
+        """Outputs of transformers for all pictures and texts."""
         ids = [self.tokenizer.encode(text).ids for text in texts]
         pad = self.tokenizer.token_to_id("<pad>")
         length = LENGTH if self.kind == "siglip" else max(map(len, ids))

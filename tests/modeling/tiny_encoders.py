@@ -364,7 +364,7 @@ def reference_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
 
 
 def pooled_output(model: PreTrainedModel, **inputs: Tensor) -> Tensor:
-    """What the head of a model of transformers gives, or its pooled state without one."""
+    """The output of the head of a transformers model, or its pooled state without one."""
     return _output(model, inputs, "pooler_output")
 
 

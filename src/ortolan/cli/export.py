@@ -270,7 +270,7 @@ def _report(
         [
             (kind, f"{out} ({size(total)}, {manifest.precision})"),
             ("weights", _weights(manifest)),
-            ("images", _images(manifest, out)),
+            (manifest.media, _media(manifest, out)),
             ("texts", _texts(manifest, out)),
             ("calibrated", f"on {origin.calibrated_on}" if origin.calibrated_on else None),
             ("left out", ", ".join(origin.left_out) or None),
@@ -280,27 +280,26 @@ def _report(
     )
 
 
-def _images(manifest: Manifest, out: Path) -> str | None:
-    """Describe the encoder of images, if the decoder reads some."""
-    from ortolan.runtime.bundle.folder import open_bundle
-    from ortolan.runtime.bundle.parts import VISION
-
-    if manifest.features is None or not (out / VISION).is_dir():
-        return None
-    images = open_bundle(out / VISION, trust=True).manifest
-    total = sum(file.size for file in images.files)
-    return f"{images.takes}, {manifest.features.words} ({size(total)})"
+def _media(manifest: Manifest, out: Path) -> str | None:
+    """Describe the encoder of what the decoder reads besides text, if there is one."""
+    features = manifest.features
+    return None if features is None else _encoder(out / manifest.media_folder, features.words)
 
 
 def _texts(manifest: Manifest, out: Path) -> str | None:
     """Describe the encoder of texts that images are compared with, if there is one."""
-    from ortolan.runtime.bundle.folder import open_bundle
     from ortolan.runtime.bundle.parts import TEXT
 
-    if manifest.comparison is None:
-        return None
-    texts = open_bundle(out / TEXT, trust=True).manifest
-    return f"{texts.takes} ({size(sum(file.size for file in texts.files))})"
+    return None if manifest.comparison is None else _encoder(out / TEXT)
+
+
+def _encoder(folder: Path, *more: str) -> str:
+    """Describe an encoder in a bundle: its input and its size."""
+    from ortolan.runtime.bundle.folder import open_bundle
+
+    part = open_bundle(folder, trust=True).manifest
+    total = sum(file.size for file in part.files)
+    return f"{', '.join((part.takes, *more))} ({size(total)})"
 
 
 def _precision(name: str, values: dict[str, Any]) -> choices.Precision:

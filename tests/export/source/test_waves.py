@@ -25,7 +25,7 @@ INPUT = WaveInput(
         for kernel, stride in zip((10, 3, 3, 3, 3, 2, 2), (5, 2, 2, 2, 2, 2, 2), strict=True)
     ),
 )
-"""That of wav2vec 2.0."""
+"""The convolutions of wav2vec 2.0."""
 
 SOURCE = WaveSource(rate=16_000, window=400, hop=320, vectors=1500, normalized=True)
 
