@@ -10,6 +10,7 @@ from torch import Tensor
 from ortolan.export.trace.program import Entry, Signature, trace
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.config import AttentionConfig, RelativePositions
+from ortolan.modeling.config.positions import AXES
 from ortolan.modeling.layers.cache import (
     Memory,
     StepLengths,
@@ -26,6 +27,7 @@ from ortolan.runtime.bundle.interface import (
     HIDDEN,
     LOGITS,
     PAST,
+    POSITIONS,
     PRESENT,
     PREVIOUS,
     STEP_INPUTS,
@@ -68,6 +70,28 @@ class _ReadingGraph(Entry):
         past = memories(decoder.config, cache)
         step = make_step(decoder.config, seqlens_k, total, past)
         features = Features(vectors, rows)
+        logits, present = decoder.step(input_ids, step, past, logit_positions, features=features)
+        return logits.float(), present
+
+
+class _PlacingGraph(Entry):
+    """The same step of a decoder whose tokens have positions on several axes."""
+
+    def forward(
+        self,
+        input_ids: Tensor,
+        seqlens_k: Tensor,
+        total: Tensor,
+        logit_positions: Tensor,
+        vectors: Tensor,
+        rows: Tensor,
+        positions: Tensor,
+        cache: Sequence[Sequence[Tensor]],
+    ) -> tuple[Tensor, list[Memory]]:
+        decoder = cast(DecoderModel, self.model)
+        past = memories(decoder.config, cache)
+        step = make_step(decoder.config, seqlens_k, total, past)
+        features = Features(vectors, rows, positions)
         logits, present = decoder.step(input_ids, step, past, logit_positions, features=features)
         return logits.float(), present
 
@@ -133,11 +157,18 @@ def trace_decoder(
         arguments, axes = step_example(config, dtype, sequence)
         inputs = [*STEP_INPUTS]
         if reads_images:
-            vectors = torch.zeros(5, config.embedding_width)
+            vectors = torch.zeros(5, config.feature_width)
             rows = torch.zeros_like(cast(Tensor, arguments[0]))
-            arguments = (*arguments[:-1], vectors, rows, arguments[-1])
-            axes = (*axes[:-1], {0: "features"}, axes[0], axes[-1])
+            more, more_axes = (vectors, rows), ({0: "features"}, axes[0])
             inputs += [FEATURES, FEATURE_ROWS]
+            if config.has_axes:
+                positions = torch.zeros(*rows.shape, AXES, dtype=torch.int64)
+                more, more_axes = (*more, positions), (*more_axes, axes[0])
+                inputs += [POSITIONS]
+            arguments, axes = (
+                (*arguments[:-1], *more, arguments[-1]),
+                (*axes[:-1], *more_axes, axes[-1]),
+            )
         if is_head:
             ids = cast(Tensor, arguments[0])
             previous = torch.zeros(*ids.shape, config.hidden_size)
@@ -156,6 +187,8 @@ def trace_decoder(
 
     reads_images, is_head = config.feature_token_id is not None, config.state_norm is not None
     entry: type[Entry] = _ReadingGraph if reads_images else _DecoderGraph
+    if reads_images and config.has_axes:
+        entry = _PlacingGraph
     if config.gives_states:
         entry = _HeadGraph if is_head else _HiddenGraph
     return trace(config, dtype, entry, signature)
@@ -194,7 +227,9 @@ def _measures_distances(config: DecoderConfig) -> bool:
 
 def _fits(config: DecoderConfig, attention: AttentionConfig) -> bool:
     rotary = config.rotary_of(attention)
-    return fits_kernel(attention, rotated=rotary.dim if rotary else 0, vectors=False)
+    # angles on several axes turn queries and keys before the kernel
+    rotated = rotary.dim if rotary and not rotary.axes else 0
+    return fits_kernel(attention, rotated=rotated, vectors=False)
 
 
 def step_example(

@@ -29,6 +29,7 @@ from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
 from ortolan.modeling.checkpoint.text_tower import (
     FEATURE_TOKEN,
+    OF_MEDIA,
     PartTensors,
     TextTensors,
     text_values,
@@ -98,7 +99,7 @@ class Checkpoint:
 
     def of_text(self) -> "Checkpoint":
         """The language model alone, without the encoder that it reads."""
-        values = {key: value for key, value in self.values.items() if key != FEATURE_TOKEN}
+        values = {key: value for key, value in self.values.items() if key not in OF_MEDIA}
         return replace(self, values=values, media=None)
 
     def companion(self, name: str) -> Path | None:
@@ -189,7 +190,7 @@ def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
     """The language model of a checkpoint, with its encoder where Ortolan computes it."""
     tower, media, opened = media_tower(whole.values), None, partial(TextTensors, whole.tensors)
     if tower is not None:
-        text[FEATURE_TOKEN] = tower.token
+        text |= {FEATURE_TOKEN: tower.token, **tower.text}
         media = replace(
             whole,
             values=tower.values,

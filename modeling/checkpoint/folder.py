@@ -49,7 +49,13 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.errors import CheckpointError, ConfigError
 from ortolan.modeling.families import family_of, published_config, weights_of
-from ortolan.modeling.families.reader import MAX_SIZE, READS_STATES, ConfigKeys, ConfigReader
+from ortolan.modeling.families.reader import (
+    FEATURE_PARTS,
+    MAX_SIZE,
+    READS_STATES,
+    ConfigKeys,
+    ConfigReader,
+)
 from ortolan.modeling.layers.linear import packed_rows
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
@@ -183,7 +189,20 @@ def _read(values: dict[str, object]) -> tuple[ModelConfig, ConfigReader]:
     reader.refuse("add_cross_attention")
     if isinstance(config, DecoderConfig) and reader.get(READS_STATES, bool, False):
         config = replace(config, state_norm=config.final_norm)
+    if isinstance(config, DecoderConfig):
+        config = _with_parts(config, reader.get(FEATURE_PARTS, int, 0))
     return config, reader
+
+
+def _with_parts(config: DecoderConfig, parts: int) -> DecoderConfig:
+    """A decoder whose first blocks each add a further part of the vectors of images."""
+    if not 0 <= parts <= len(config.blocks):
+        raise ConfigError(
+            f"deepstack_visual_indexes: expected at most {len(config.blocks)}, one for each layer "
+            f"of the language model, got {parts}. Correct it."
+        )
+    first = (replace(block, feature_part=i + 1) for i, block in enumerate(config.blocks[:parts]))
+    return replace(config, blocks=(*first, *config.blocks[parts:]))
 
 
 def open_weights(source: Source, config: ModelConfig) -> MappedWeights:

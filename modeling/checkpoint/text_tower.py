@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
 from ortolan.modeling.weights import Coded, CodedRows, CodeFormat
 
 Values = Mapping[str, object]
@@ -44,6 +45,9 @@ TOWERS = (
 
 FEATURE_TOKEN = "feature_token_id"
 """Key that is added to the config of a language model that reads vectors of images."""
+
+OF_MEDIA = (FEATURE_TOKEN, ROTARY_SECTIONS, FEATURE_PARTS)
+"""All keys that are added to the config of a language model that reads vectors."""
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 

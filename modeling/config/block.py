@@ -189,6 +189,8 @@ class BlockConfig:
         attention_norm: False if the self-attention alone has no norm.
         residual_scale: multiplies what each sublayer adds to the stream.
         layer_scale: so does a trained vector of each sublayer (Touvron et al. 2021, "CaiT").
+        feature_part: the part of the vectors of an image that is added to the output of the block,
+            where part 0 replaces embeddings (Meng et al. 2024, "DeepStack"); 0 to add nothing.
     """
 
     mixer: Mixer
@@ -199,6 +201,7 @@ class BlockConfig:
     attention_norm: bool = True
     residual_scale: float = 1.0
     layer_scale: bool = False
+    feature_part: int = 0
 
     @property
     def attention(self) -> AttentionConfig:

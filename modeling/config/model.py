@@ -143,6 +143,17 @@ class DecoderConfig(StackConfig):
     state_norm: NormConfig | None = None
     gives_states: bool = False
 
+    @property
+    def feature_width(self) -> int:
+        """Numbers of a vector that replaces an embedding, with the parts for later layers."""
+        parts = 1 + max(block.feature_part for block in self.blocks)
+        return parts * self.embedding_width
+
+    @property
+    def has_axes(self) -> bool:
+        """Whether a token has a position on each of several axes."""
+        return any(rotary.axes for rotary in self.rotaries)
+
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
         if not all(attention.causal for attention in self.attentions):

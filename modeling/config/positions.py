@@ -7,6 +7,9 @@ from typing import Literal
 from ortolan.modeling.config.head import Activation
 from ortolan.modeling.errors import ConfigError
 
+AXES = 3
+"""Axes of the positions in texts with images: time, row and column."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
@@ -130,6 +133,9 @@ class RotaryPositions:
         interleaved: neighbouring channels are rotated together, as in the paper; else channels
             `dim / 2` apart.
         backward: rotated the other way.
+        axes: axis whose position rotates each pair of channels: 0 time, 1 row, 2 column (Wang et
+            al. 2024, "Qwen2-VL"). The positions of a text are the same on all axes. Empty if
+            tokens have one position.
     """
 
     dim: int
@@ -137,6 +143,7 @@ class RotaryPositions:
     scaling: RotaryScaling | None = None
     interleaved: bool = False
     backward: bool = False
+    axes: tuple[int, ...] = ()
 
     @property
     def switches_after(self) -> int | None:
@@ -169,6 +176,11 @@ class RotaryPositions:
                     f"positions: factor must be positive (got {scaling.factor}). "
                     "Check rope_scaling."
                 )
+        if self.axes and (len(self.axes) != self.dim // 2 or not {*self.axes} <= {*range(AXES)}):
+            raise ConfigError(
+                f"positions: axes must name one of {AXES} axes for each of {self.dim // 2} pairs of "
+                f"channels (got {len(self.axes)}). Check mrope_section."
+            )
         match self.scaling:
             case DynamicNTKScaling() if self.dim <= 2:
                 raise ConfigError(

@@ -24,6 +24,11 @@ MAX_LAYERS = 1 << 12
 READS_STATES = "reads_states"
 """Key that is added to the config of a head that predicts further tokens from a model's states."""
 
+ROTARY_SECTIONS, FEATURE_PARTS = "rotary_sections", "feature_parts"
+"""Keys that are added to the config of a language model that reads images: channel pairs of time,
+row and column, which text does not tell apart; and the number of first blocks that add a further
+part of the vectors."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigKeys:

@@ -16,8 +16,9 @@ from ortolan.modeling.config import (
     RotaryScaling,
     YarnScaling,
 )
+from ortolan.modeling.config.positions import AXES
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.families.reader import ROTARY_SECTIONS, ConfigReader
 
 KINDS = ("default", "linear", "dynamic", "llama3", "longrope", "su", "yarn")
 """Published names of scalings; `su` is the name of LongRoPE in the first Phi-3."""
@@ -67,7 +68,25 @@ def read_rotary(
         ),
         interleaved=interleaved,
         backward=backward,
+        axes=_axes(hf, int(head_dim * fraction) // 2),
     )
+
+
+def _axes(hf: ConfigReader, pairs: int) -> tuple[int, ...]:
+    """Axis of each pair of channels, for a model that reads images; empty for one of text.
+
+    Pairs of time, row and column alternate, until rows and columns have theirs.
+    """
+    sections = hf.get(ROTARY_SECTIONS, list, None)
+    if sections is None:
+        return ()
+    if len(sections) != AXES or not all(type(n) is int and n >= 0 for n in sections):
+        raise ConfigError(
+            f"{hf.name}: mrope_section must be {AXES} numbers (got {sections!r:.80}). "
+            "Correct it."
+        )
+    axes = (pair % AXES if pair < AXES * sections[pair % AXES] else 0 for pair in range(pairs))
+    return tuple(axes)
 
 
 def read_rotaries(

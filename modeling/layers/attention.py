@@ -160,7 +160,7 @@ class SelfAttention(nn.Module):
 
         Args:
             x_BSE: input of the layer.
-            rotary: rotary tables of the layer.
+            rotary: rotary tables of the layer, or the angles of its tokens.
             step: positions of the tokens; None if they begin at 0.
         """
         spec = self.config
@@ -169,17 +169,30 @@ class SelfAttention(nn.Module):
         qkv: Tensor = self.qkv(x_BSE)
         if spec.clip is not None:
             qkv = qkv.clamp(-spec.clip, spec.clip)
-        if spec.query_key_norm is None:
+        has_angles = rotary is not None and rotary.of_tokens
+        if spec.query_key_norm is None and not has_angles:
             return qkv, rotary
         query, key, value = split_projections(qkv, spec)
         if rotary is not None and spec.norm_after_rotary:
             query, key = (turn(part, rotary, step, width=spec.head_dim) for part in (query, key))
             rotary = None
-        if spec.norm_over == "all":
-            return Heads(self.query_norm(query), self.key_norm(key), value), rotary
-        query = over_heads(query, self.query_norm, spec.head_dim)
-        key = over_heads(key, self.key_norm, spec.head_dim)
+        query, key = self._normed(query, key)
+        if rotary is not None and has_angles:
+            query, key = (turn(part, rotary, step, width=spec.head_dim) for part in (query, key))
+            rotary = None
         return Heads(query, key, value), rotary
+
+    def _normed(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Queries and keys after their norms, if the layer has them."""
+        spec = self.config
+        if spec.query_key_norm is None:
+            return query, key
+        if spec.norm_over == "all":
+            return self.query_norm(query), self.key_norm(key)
+        return (
+            over_heads(query, self.query_norm, spec.head_dim),
+            over_heads(key, self.key_norm, spec.head_dim),
+        )
 
     def _own(self, relative: Relative | None) -> Relative | None:
         """Relative positions of the stack, with the table of this layer if it has one."""

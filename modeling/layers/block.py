@@ -88,6 +88,7 @@ class Block(nn.Module):
         lengths: Tensor | None = None,
         source: LayerCache | None = None,
         source_lengths: Tensor | None = None,
+        added: Tensor | None = None,
     ) -> Tensor:
         """Compute the block without a cache, `(B, S, E)` to `(B, S, E)`.
 
@@ -98,6 +99,7 @@ class Block(nn.Module):
             lengths: int `(B,)`; valid tokens per row; None if all are valid.
             source: keys and values of a source, for a block with cross-attention.
             source_lengths: int `(B,)`; valid tokens per source; None if all are valid.
+            added: vectors `(B, S, E)` to add to the output.
         """
 
         def mix(x: Tensor) -> Tensor:
@@ -105,9 +107,9 @@ class Block(nn.Module):
             return out
 
         if self.parallel:
-            return self._both(x_BSE, mix)
+            return _sum(self._both(x_BSE, mix), added)
         x_BSE = self._residual(x_BSE, self.mixing, mix)
-        return self._rest(x_BSE, source, source_lengths)
+        return _sum(self._rest(x_BSE, source, source_lengths), added)
 
     def step(
         self,
@@ -120,6 +122,7 @@ class Block(nn.Module):
         source: LayerCache | None = None,
         source_lengths: Tensor | None = None,
         pick: Pick = same,
+        added: Tensor | None = None,
     ) -> tuple[Tensor, Memory]:
         """Continue from `past`; return the output and the updated state.
 
@@ -134,10 +137,11 @@ class Block(nn.Module):
             out, present = self._mixer.step(x, rotary, past, step, relative, pick)
             return out
 
+        picked = None if added is None else pick(added)
         if self.parallel:
-            return self._both(x_BSE, mix, pick), present
+            return _sum(self._both(x_BSE, mix, pick), picked), present
         x_BNE = self._residual(x_BSE, self.mixing, mix, pick)
-        return self._rest(x_BNE, source, source_lengths), present
+        return _sum(self._rest(x_BNE, source, source_lengths), picked), present
 
     @property
     def _mixer(self) -> Any:
@@ -198,6 +202,10 @@ class Block(nn.Module):
         if self.layer_scale:
             added = added * self.get_parameter(f"{name}_scale")
         return added if self.residual_scale == 1.0 else added * self.residual_scale
+
+
+def _sum(x: Tensor, added: Tensor | None) -> Tensor:
+    return x if added is None else x + added
 
 
 class _Kind(NamedTuple):

@@ -4,6 +4,7 @@ Shape letters: B batch, T tokens, E model width, C pixel channels, Y image heigh
 N patches, F features, S new tokens, M mel bins, A frames of a spectrogram, W samples of a wave.
 """
 
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -27,6 +28,8 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.layers.feed_forward import ACTIVATIONS
 from ortolan.modeling.layers.norms import norm
+from ortolan.modeling.layers.ops import split
+from ortolan.modeling.layers.positions import image_positions
 
 
 class PatchEmbedding(nn.Module):
@@ -226,24 +229,65 @@ class Features(NamedTuple):
     """Vectors that replace the embeddings of some tokens.
 
     Attributes:
-        vectors: `(F, E)`; the first one is never used.
+        vectors: `(F, E)`, or `(F, parts * E)` if blocks add further parts; the first one is never
+            used.
         rows: int64 `(B, S)`; the vector of each token, 0 for its own embedding.
+        positions: int64 `(B, S, 3)` of all tokens, for a model whose positions have axes; None
+            for the positions of a text.
     """
 
     vectors: Tensor
     rows: Tensor
+    positions: Tensor | None = None
 
     @classmethod
-    def of(cls, vectors: Tensor, input_ids: Tensor, token: int) -> "Features":
-        """Give vectors `(N, E)` to the tokens `token` of ids `(B, S)`, in order."""
+    def of(
+        cls,
+        vectors: Tensor,
+        input_ids: Tensor,
+        token: int,
+        grids: Sequence[tuple[int, int]] | None = None,
+    ) -> "Features":
+        """Give vectors `(N, E)` to the tokens `token` of ids `(B, S)`, in order.
+
+        Args:
+            vectors: of all images, one after the other.
+            input_ids: with a token for each vector.
+            token: that stands for a vector.
+            grids: rows and columns of each image, for a model whose positions have axes.
+        """
         is_placeholder = input_ids == token
         rows = is_placeholder.flatten().cumsum(0).view_as(input_ids) * is_placeholder
-        return cls(torch.cat((torch.zeros_like(vectors[:1]), vectors)), rows)
+        positions = None if grids is None else image_positions(input_ids, token, grids)
+        return cls(torch.cat((torch.zeros_like(vectors[:1]), vectors)), rows, positions)
+
+    def at_tokens(self, width: int, dtype: torch.dtype) -> "TokenFeatures":
+        """The vectors at the tokens, in parts of `width`."""
+        vectors_BSF = F.embedding(self.rows, self.vectors).to(dtype)
+        count = self.vectors.shape[-1] // width
+        parts = (vectors_BSF,) if count == 1 else split(vectors_BSF, [width] * count, -1)
+        return TokenFeatures(self.rows[..., None] >= 1, parts)
+
+
+class TokenFeatures(NamedTuple):
+    """Vectors at the tokens of a text.
+
+    Attributes:
+        are_vectors: bool `(B, S, 1)`; the tokens that have one.
+        parts: `(B, S, E)` each, the first for the embeddings; undefined at other tokens.
+    """
+
+    are_vectors: Tensor
+    parts: Sequence[Tensor]
 
     def placed(self, x_BSE: Tensor) -> Tensor:
         """The embeddings `(B, S, E)` with the vectors in their places."""
-        vectors_BSE = F.embedding(self.rows, self.vectors).to(x_BSE.dtype)
-        return torch.where(self.rows[..., None] >= 1, vectors_BSE, x_BSE)
+        return torch.where(self.are_vectors, self.parts[0], x_BSE)
+
+    def added(self, part: int) -> Tensor:
+        """A later part `(B, S, E)`, zero at other tokens."""
+        vectors_BSE = self.parts[part]
+        return torch.where(self.are_vectors, vectors_BSE, vectors_BSE.new_zeros(()))
 
 
 class JoinedStates(nn.Module):

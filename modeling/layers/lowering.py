@@ -23,10 +23,10 @@ from ortolan.modeling.layers.sizes import Size, is_one, is_same
 
 
 class Rotary(NamedTuple):
-    """Rotary tables: the angles of every position.
+    """Rotary tables: the angles of every position, or of every token.
 
     Attributes:
-        cos: cosines for the first R channels of a head, `(P, R/2)`.
+        cos: cosines for the first R channels of a head, `(P, R/2)`, or `(B, S, R/2)` of tokens.
         sin: sines, likewise.
         interleaved: a pair is two adjacent channels; otherwise two channels R/2 apart.
     """
@@ -34,6 +34,11 @@ class Rotary(NamedTuple):
     cos: Tensor
     sin: Tensor
     interleaved: bool = False
+
+    @property
+    def of_tokens(self) -> bool:
+        """Whether these are the angles of tokens, which attention cannot find by a position."""
+        return self.cos.ndim == 3
 
 
 Projections = tuple[Tensor, Tensor | None, Tensor | None]
@@ -184,11 +189,20 @@ def scatter(past: Tensor, new: Tensor, start: Tensor) -> Tensor:
     )
 
 
-def rotary_embedding(heads: Tensor, rotary: Rotary, positions_BS: Tensor, width: int) -> Tensor:
-    """Rotate heads side by side, `(B, S, N * width)`, at positions int64 `(B, S)`."""
+def rotary_embedding(
+    heads: Tensor, rotary: Rotary, positions_BS: Tensor | None, width: int
+) -> Tensor:
+    """Rotate heads side by side, `(B, S, N * width)`.
+
+    Args:
+        heads: queries or keys.
+        rotary: tables, or angles of the tokens.
+        positions_BS: int64 `(B, S)`, rows of the tables; None for angles of the tokens.
+        width: channels of a head.
+    """
     return torch.onnx.ops.symbolic(
         "RotaryEmbedding",
-        (heads, rotary.cos, rotary.sin, positions_BS),
+        _trimmed(heads, rotary.cos, rotary.sin, positions_BS),
         {
             "num_heads": int(heads.shape[-1]) // width,
             "rotary_embedding_dim": 2 * int(rotary.cos.shape[-1]),

@@ -3,12 +3,14 @@
 `ops.py` applies the rotation, `scores.py` adds the contribution of distances.
 
 Shape letters: P positions (the context), R rotated channels per head, E model width,
-H heads, M distances in a table, B batch, S tokens, T tokens attended to.
+H heads, M distances in a table, B batch, S tokens, T tokens attended to, A axes.
 """
 
 import math
+from collections.abc import Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ortolan.modeling.config import (
@@ -24,13 +26,15 @@ from ortolan.modeling.config import (
     StackConfig,
     YarnScaling,
 )
+from ortolan.modeling.config.positions import AXES
+from ortolan.modeling.layers.lowering import Rotary
 
 
 def tables(config: StackConfig) -> dict[str, Tensor]:
     """Fixed tables of a stack, by the names of their buffers.
 
     `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended for further rotary
-    positions (`rotary_names`). `position_table` is `(P, E)`, or as wide as positions that are
+    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`. `position_table` is `(P, E)`, or as wide as positions that are
     concatenated to the embedding. `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
     float32 except `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
     """
@@ -38,6 +42,8 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
     for place, rotary in enumerate(config.rotaries):
         pair = rotary_tables(rotary, config.context_length)
         named |= dict(zip(rotary_names(place), pair, strict=True))
+        if rotary.axes:
+            named[axes_name(place)] = axes_table(rotary.axes)
     return named | _stack_tables(config)
 
 
@@ -45,6 +51,60 @@ def rotary_names(place: int) -> tuple[str, str]:
     """Buffer names of cosines and sines, by index into `rotaries`."""
     suffix = f"_{place}" if place else ""
     return f"rotary_cos{suffix}", f"rotary_sin{suffix}"
+
+
+def axes_name(place: int) -> str:
+    """Buffer name of the axes of rotary positions, by index into `rotaries`."""
+    return f"rotary_axes_{place}" if place else "rotary_axes"
+
+
+def axes_table(axes: Sequence[int]) -> Tensor:
+    """1 where an axis rotates a pair of channels, else 0: `(3, R/2)`."""
+    return F.one_hot(torch.tensor(axes), AXES).T.float()
+
+
+def by_axes(rotary: Rotary, axes_AR: Tensor, positions_BSA: Tensor) -> Rotary:
+    """Angles of tokens with a position on each axis.
+
+    Args:
+        rotary: tables `(P, R/2)`.
+        axes_AR: see `axes_table`.
+        positions_BSA: int64 `(B, S, 3)`.
+
+    Returns:
+        Cosines and sines `(B, S, R/2)`.
+    """
+    cos, sin = ((F.embedding(positions_BSA, table) * axes_AR).sum(2) for table in rotary[:2])
+    return rotary._replace(cos=cos, sin=sin)
+
+
+def image_positions(
+    ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]], /
+) -> Tensor:
+    """Positions of texts with images, int64 `(B, S, 3)` (Wang et al. 2024, "Qwen2-VL", 2.1).
+
+    A token of text has one position on all axes. The vectors of an image are at one time, and the
+    text after it goes on where its longer side ends.
+
+    Args:
+        ids_BS: int64 `(B, S)`.
+        token: id that stands for a vector.
+        grids: rows and columns of vectors of each image, in order.
+    """
+    left, all_positions = iter(grids), []
+    for ids in ids_BS.tolist():
+        positions: list[tuple[int, int, int]] = []
+        start = place = 0
+        while place < len(ids):
+            if ids[place] != token:
+                positions.append((start,) * AXES)
+                start, place = start + 1, place + 1
+                continue
+            rows, columns = next(left)
+            positions += [(start, start + y, start + x) for y in range(rows) for x in range(columns)]
+            start, place = start + max(rows, columns), place + rows * columns
+        all_positions.append(positions)
+    return torch.tensor(all_positions, device=ids_BS.device)
 
 
 def _stack_tables(config: StackConfig) -> dict[str, Tensor]:

@@ -30,18 +30,27 @@ def turn(heads: Tensor, rotary: Rotary, step: StepLengths | None, *, width: int)
 
     Args:
         heads: heads side by side.
-        rotary: tables with a row for every position.
+        rotary: tables with a row for every position, or the angles of these tokens.
         step: lengths after this step; None if the first token is at position 0.
         width: D.
     """
+    if rotary.of_tokens:
+        return _turned(heads, rotary, None, width)
     batch, length, _ = heads.shape
     if step is None:
         positions_BS = torch.arange(length, device=heads.device)[None].expand(batch, -1)
     else:
         positions_BS = step.positions(length)
+    return _turned(heads, rotary, positions_BS, width)
+
+
+def _turned(heads: Tensor, rotary: Rotary, positions_BS: Tensor | None, width: int) -> Tensor:
+    """Rotate by the angles of positions, or by those of the tokens."""
     if torch.onnx.is_in_onnx_export():
         return lowering.rotary_embedding(heads, rotary, positions_BS, width)
-    cos_B1SR, sin_B1SR = (table[positions_BS][:, None] for table in rotary[:2])
+    cos_B1SR, sin_B1SR = (
+        (table if positions_BS is None else table[positions_BS])[:, None] for table in rotary[:2]
+    )
     heads_BNSD = torch.unflatten(heads, -1, (-1, width)).transpose(1, 2)
     turned = rotate(heads_BNSD, rotary._replace(cos=cos_B1SR, sin=sin_B1SR))
     return turned.transpose(1, 2).flatten(2)

@@ -16,17 +16,24 @@ from ortolan.modeling.config import (
     LearnedPositions,
     RelativeBiasPositions,
     RelativeKeyPositions,
+    RotaryPositions,
     StackConfig,
 )
 from ortolan.modeling.layers.block import Block
 from ortolan.modeling.layers.embeddings import (
-    Features,
+    TokenFeatures,
     position_convolution,
     position_embedding,
 )
 from ortolan.modeling.layers.norms import norm
 from ortolan.modeling.layers.ops import Relative, Rotary
-from ortolan.modeling.layers.positions import relative_index, rotary_names, tables
+from ortolan.modeling.layers.positions import (
+    axes_name,
+    by_axes,
+    relative_index,
+    rotary_names,
+    tables,
+)
 from ortolan.modeling.layers.scores import add, window_bias
 from ortolan.modeling.models.model import TransformerModel
 
@@ -73,10 +80,25 @@ class Stack(TransformerModel):
     def rotary(self, layer: int) -> Rotary | None:
         """Rotary tables of a layer; None without rotary positions."""
         positions = self.config.rotary_of(self.config.blocks[layer].mixer)
-        if positions is None:
-            return None
-        cos, sin = rotary_names(self.config.rotaries.index(positions))
-        return Rotary(self.get_buffer(cos), self.get_buffer(sin), positions.interleaved)
+        return None if positions is None else self._tables(positions)
+
+    def angles(self, positions_BSA: Tensor | None) -> list[Rotary | None]:
+        """`rotary` of each layer, or the angles of tokens with a position on each axis.
+
+        Args:
+            positions_BSA: int64 `(B, S, 3)`; None for the positions of a text.
+        """
+        of_kind: dict[RotaryPositions | None, Rotary | None] = {None: None}
+        for place, kind in enumerate(self.config.rotaries):
+            rotary = self._tables(kind)
+            if positions_BSA is not None and kind.axes:
+                rotary = by_axes(rotary, self.get_buffer(axes_name(place)), positions_BSA)
+            of_kind[kind] = rotary
+        return [of_kind[self.config.rotary_of(block.mixer)] for block in self.config.blocks]
+
+    def _tables(self, positions: RotaryPositions) -> Rotary:
+        cos, sin = map(self.get_buffer, rotary_names(self.config.rotaries.index(positions)))
+        return Rotary(cos, sin, positions.interleaved)
 
     @property
     def layers(self) -> Iterable[Block]:
@@ -138,7 +160,7 @@ class Stack(TransformerModel):
         inputs: Tensor,
         positions: Tensor,
         added: Tensor | None = None,
-        features: Features | None = None,
+        features: TokenFeatures | None = None,
     ) -> Tensor:
         """Embed inputs, `(B, S, E)`.
 

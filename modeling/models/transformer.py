@@ -34,7 +34,12 @@ from ortolan.modeling.layers.cache import (
     capacity_of,
     same,
 )
-from ortolan.modeling.layers.embeddings import Features, JoinedStates, input_embedding
+from ortolan.modeling.layers.embeddings import (
+    Features,
+    JoinedStates,
+    TokenFeatures,
+    input_embedding,
+)
 from ortolan.modeling.layers.heads import (
     DenseLayer,
     Embedder,
@@ -117,13 +122,17 @@ class DecoderModel(Stack):
     ) -> Tensor:
         """The normalized stream of whole sequences, `(B, S, E)`; see `forward`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
-        x_BSE = self._embed(input_ids, positions, features, previous_BSE)
+        vectors = self._vectors(features)
+        x_BSE = self._embed(input_ids, positions, vectors, previous_BSE)
         relative = self.relative(positions, input_ids.shape[1])
         lengths = None if source is None else source.lengths
-        layers = zip(self.layers, self._states(source), strict=True)
-        for number, (block, states) in enumerate(layers):
-            rotary = self.rotary(number)
-            x_BSE = block(x_BSE, rotary, relative, source=states, source_lengths=lengths)
+        angles = self.angles(None if features is None else features.positions)
+        added = self._added(vectors)
+        layers = zip(self.layers, angles, added, self._states(source), strict=True)
+        for block, rotary, part, states in layers:
+            x_BSE = block(
+                x_BSE, rotary, relative, source=states, source_lengths=lengths, added=part
+            )
         out: Tensor = self.final_norm(x_BSE)
         return out
 
@@ -175,15 +184,19 @@ class DecoderModel(Stack):
             each layer after the step.
         """
         positions = step.positions(input_ids.shape[1])
-        x_BSE = self._embed(input_ids, positions, features, previous_BSE)
+        vectors = self._vectors(features)
+        x_BSE = self._embed(input_ids, positions, vectors, previous_BSE)
         relative = self.relative(positions, step.reach(capacity_of(cache)))
         lengths = None if source is None else source.lengths
+        angles = self.angles(None if features is None else features.positions)
         present = []
-        layers = zip(self.layers, cache, self._states(source), strict=True)
-        for number, (block, past, states) in enumerate(layers):
+        layers = zip(
+            self.layers, cache, angles, self._added(vectors), self._states(source), strict=True
+        )
+        for number, (block, past, rotary, part, states) in enumerate(layers):
             x_BSE, extended = block.step(
                 x_BSE,
-                self.rotary(number),
+                rotary,
                 past,
                 step,
                 relative,
@@ -191,6 +204,7 @@ class DecoderModel(Stack):
                 source_lengths=lengths,
                 # In the last layer, the other tokens are only needed for their keys and values.
                 pick=pick if number == len(self.config.blocks) - 1 else same,
+                added=part,
             )
             present.append(extended)
         return self.final_norm(x_BSE), present
@@ -209,7 +223,7 @@ class DecoderModel(Stack):
         self,
         input_ids: Tensor,
         positions: Tensor,
-        features: Features | None,
+        features: TokenFeatures | None,
         previous_BSE: Tensor | None,
     ) -> Tensor:
         """Input of the first block, `(B, S, E)`."""
@@ -220,6 +234,17 @@ class DecoderModel(Stack):
             return x_BSE
         out: Tensor = self.joined_states(x_BSE, previous_BSE)
         return out
+
+    def _vectors(self, features: Features | None) -> TokenFeatures | None:
+        """Vectors at the tokens."""
+        if features is None:
+            return None
+        return features.at_tokens(self.config.embedding_width, self.embedding.weight.dtype)
+
+    def _added(self, features: TokenFeatures | None) -> list[Tensor | None]:
+        """What each block adds to its output: a part of the vectors, or nothing."""
+        parts = (block.feature_part for block in self.config.blocks)
+        return [features.added(part) if features and part else None for part in parts]
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """Keys and values of the source for each layer."""

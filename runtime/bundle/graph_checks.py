@@ -16,6 +16,7 @@ from ortolan.runtime.bundle.interface import (
     MEL,
     OUTPUT,
     PIXELS,
+    POSITIONS,
     PREVIOUS,
     TYPES,
     WAVE,
@@ -122,10 +123,13 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
 def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:
     if features is None:
         return {}
-    return {
+    inputs: dict[str, tuple[str, Shape]] = {
         FEATURES: ("float32", ("features", features.size)),
         FEATURE_ROWS: ("int64", ("batch", "sequence")),
     }
+    if features.positions == "grid":
+        inputs[POSITIONS] = ("int64", ("batch", "sequence", 3))
+    return inputs
 
 
 def _hidden(name: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:

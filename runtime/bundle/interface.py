@@ -4,7 +4,8 @@
     decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, HIDDEN for a
     decode              window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
                         and FEATURE_ROWS if images may replace tokens,
-                        PREVIOUS in a head, states
+                        POSITIONS if images are grids, PREVIOUS in a
+                        head, states
     encoder             input_ids and lengths, or pixels, mel, wave, or    output, or source states
                         mel and lengths in chunks; token_type_ids if the
                         model tells texts of a pair apart
@@ -40,6 +41,7 @@ __all__ = [
     "OUTPUT",
     "PAST",
     "PIXELS",
+    "POSITIONS",
     "PRESENT",
     "PREVIOUS",
     "SOURCE_LENGTHS",
@@ -79,6 +81,10 @@ FEATURES, FEATURE_ROWS = "features", "feature_rows"
 """Inputs of a decoder that reads images: vectors float32 `(features, width)`, and for each token
 int64 `(batch, sequence)` the row that replaces its embedding; 0 keeps it, so row 0 is not used."""
 
+POSITIONS = "position_ids"
+"""Input of a decoder that reads images as grids: time, row and column of each token, int64
+`(batch, sequence, 3)`."""
+
 PREVIOUS = "previous_states"
 """Input of a head that predicts further tokens, float32 `(batch, sequence, size)`: the state before
 each token, from the model or from the head."""
@@ -116,6 +122,8 @@ def inputs_of(role: str, manifest: Manifest) -> tuple[str, ...]:
     windows = (WINDOW_STARTS,) if manifest.has_windows else ()
     lengths = (SOURCE_LENGTHS,) if source else ()
     features = (FEATURES, FEATURE_ROWS) if manifest.features else ()
+    if manifest.features and manifest.features.positions == "grid":
+        features = (*features, POSITIONS)
     previous = (PREVIOUS,) if manifest.is_head else ()
     states = (state.input for state in manifest.states)
     return (*STEP_INPUTS, *windows, *lengths, *features, *previous, *states)

@@ -99,7 +99,9 @@ class Tiles(
     end: TileText = ""
 
 
-class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Features(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Vectors of images or sounds that a decoder reads in place of tokens.
 
     The folder `vision` or `sound` of the bundle is itself a bundle: the encoder that computes them.
@@ -110,6 +112,11 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         vectors: number of vectors of an image or of each tile, or most of a part of a sound.
         encoder: fingerprint of the encoder's manifest.
         tiles: how images are cut; left out if the encoder reads each as a whole.
+        positions: `sequence` counts vectors like tokens. `grid` gives each token a time, a row and
+            a column (Wang et al. 2024, "Qwen2-VL"): the graphs read them, and the text after an
+            image goes on where its longer side ends.
+        before: text before an image in a list of parts; chat templates write their own.
+        after: text after it.
     """
 
     token: TokenId
@@ -117,6 +124,9 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
     encoder: Sha256
     tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
+    positions: Literal["sequence", "grid"] = "sequence"
+    before: TileText = ""
+    after: TileText = ""
 
     @property
     def words(self) -> str:

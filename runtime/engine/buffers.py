@@ -21,6 +21,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from ortolan.runtime.engine.shifts import Shift
+
 __all__ = ["AddressSpace", "Buffer", "Layout", "Snapshot", "allocate", "reserve", "reserved"]
 
 Buffer = NDArray[np.float32] | NDArray[np.float16] | NDArray[np.int8]
@@ -45,12 +47,14 @@ class Snapshot:
         buffers: one per `append` or `replace` state, in their order; batch is 1, capacity is
             `length`. Replaced states have their values after the last of the tokens.
         windowed: number of last tokens that states with a window hold; `None` for all.
+        shifts: images that end in it.
     """
 
     identity: str
     length: int
     buffers: tuple[Buffer, ...]
     windowed: int | None = None
+    shifts: tuple[Shift, ...] = ()
 
     def copy(self) -> "Snapshot":
         """Return a copy that shares no memory."""

@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime import limits
+from ortolan.runtime.engine.shifts import AXES, Shift
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.parts import Features
@@ -43,11 +44,15 @@ class Picture:
 
     Attributes:
         vectors: float32 `(P, E)`.
+        columns: number of vectors in a row of the image; all of them if rows do not matter.
         ids: one per vector, valid as long as this object exists.
     """
 
-    def __init__(self, vectors: NDArray[np.float32], number: int) -> None:
+    def __init__(
+        self, vectors: NDArray[np.float32], number: int, columns: int | None = None
+    ) -> None:
         self.vectors = vectors
+        self.columns = columns or len(vectors)
         first = FIRST + number * limits.MAX_FEATURES
         self.ids = range(first, first + len(vectors))
 
@@ -66,11 +71,15 @@ class Placed(NamedTuple):
         ids: int64 `(1, S)`, with placeholders.
         vectors: float32 `(F, E)`, of which the first is not used.
         rows: int64 `(1, S)`; the vector of each token, or 0.
+        positions: int64 `(1, S, 3)`; time, row and column of each token, if images are grids.
+        shifts: images that end in this part.
     """
 
     ids: NDArray[np.int64]
     vectors: NDArray[np.float32]
     rows: NDArray[np.int64]
+    positions: NDArray[np.int64]
+    shifts: Sequence[Shift] = ()
 
 
 class Pictures:
@@ -79,10 +88,15 @@ class Pictures:
     Args:
         features: of the bundle.
         most_bytes: of vectors that are kept for later prompts.
+
+    Attributes:
+        token: placeholder of a vector.
+        are_grids: whether tokens have a time, a row and a column.
     """
 
     def __init__(self, features: "Features", *, most_bytes: int = KEPT_BYTES) -> None:
         self.token, self._size = features.token, features.size
+        self.are_grids = features.positions == "grid"
         self._most_bytes = most_bytes
         self._lock = threading.Lock()
         self._held: WeakValueDictionary[int, Picture] = WeakValueDictionary()
@@ -90,21 +104,26 @@ class Pictures:
         self._kept_bytes = 0
 
     def find(
-        self, pixels: NDArray[np.float32], compute: Callable[[], NDArray[np.float32]]
+        self,
+        pixels: NDArray[np.float32],
+        compute: Callable[[], NDArray[np.float32]],
+        *,
+        columns: int | None = None,
     ) -> Picture:
         """Return the picture of an image.
 
         Args:
             pixels: of the image.
             compute: computes its vectors `(P, E)`, if they are not kept.
+            columns: vectors in a row of the image, if rows matter.
         """
-        digest = hashlib.sha256(pixels.tobytes()).digest()
+        digest = hashlib.sha256(pixels.tobytes() + f"{columns}".encode()).digest()
         with self._lock:
             picture = self._kept.get(digest)
             if picture is not None:
                 self._kept.move_to_end(digest)
                 return picture
-        picture = self.hold(compute(), int.from_bytes(digest[:8]))
+        picture = self.hold(compute(), int.from_bytes(digest[:8]), columns=columns)
         with self._lock:
             if digest not in self._kept:
                 self._kept[digest] = picture
@@ -114,20 +133,28 @@ class Pictures:
                 self._kept_bytes -= oldest.vectors.nbytes
         return picture
 
-    def hold(self, vectors: NDArray[np.float32], number: int = 0) -> Picture:
+    def hold(
+        self, vectors: NDArray[np.float32], number: int = 0, *, columns: int | None = None
+    ) -> Picture:
         """Give vectors `(P, E)` ids; `number` chooses them, unless others have them now."""
         with self._lock:
             number %= _NUMBERS
             while (held := self._held.get(number)) is not None:
-                if np.array_equal(held.vectors, vectors):
+                is_same = held.columns == (columns or len(vectors))
+                if is_same and np.array_equal(held.vectors, vectors):
                     return held
                 number = (number + 1) % _NUMBERS
-            picture = Picture(np.ascontiguousarray(vectors, np.float32), number)
+            picture = Picture(np.ascontiguousarray(vectors, np.float32), number, columns)
             self._held[number] = picture
             return picture
 
-    def place(self, ids: Sequence[int]) -> Placed:
-        """Split ids of a prompt into placeholders and vectors."""
+    def place(self, ids: Sequence[int], next_position: int = 0) -> Placed:
+        """Split ids of a prompt into placeholders and vectors.
+
+        Args:
+            ids: of consecutive tokens.
+            next_position: of the first of them, if it is not a vector.
+        """
         ids_S = np.array(ids, np.int64)
         rows_S = np.zeros_like(ids_S)
         parts = [np.zeros((1, self._size), np.float32)]
@@ -140,8 +167,36 @@ class Pictures:
                 first = sum(map(len, parts[:-1]))
                 rows_S[places[mine]] = np.arange(first, first + int(mine.sum()))
             ids_S[places] = self.token
-        return Placed(ids_S[None], np.concatenate(parts), rows_S[None])
+        positions_SA, shifts = self._positions(ids, next_position)
+        return Placed(ids_S[None], np.concatenate(parts), rows_S[None], positions_SA[None], shifts)
 
-    def nothing(self, ids: NDArray[np.int64]) -> Placed:
-        """Inputs for ids `(B, S)` that are all tokens."""
-        return Placed(ids, np.zeros((1, self._size), np.float32), np.zeros_like(ids))
+    def _positions(
+        self, ids: Sequence[int], next_position: int
+    ) -> tuple[NDArray[np.int64], list[Shift]]:
+        """Time, row and column of each id, and the images that end among them."""
+        positions_SA = np.empty((len(ids) if self.are_grids else 0, AXES), np.int64)
+        shifts: list[Shift] = []
+        for place in range(len(positions_SA)):
+            if ids[place] < FIRST:
+                positions_SA[place] = next_position
+                next_position += 1
+                continue
+            number, index = divmod(ids[place] - FIRST, limits.MAX_FEATURES)
+            picture = self._held[number]
+            count, columns = len(picture.vectors), picture.columns
+            # its first vectors may lie before these ids, and each counts until the last is there
+            start = max(next_position - index, 0)
+            positions_SA[place] = start, start + index // columns, start + index % columns
+            next_position += 1
+            if index == count - 1:
+                saved = count - max(count // columns, columns)
+                shifts.append(Shift(place + 1, saved))
+                next_position -= saved
+        return positions_SA, shifts
+
+    def nothing(self, ids: NDArray[np.int64], positions: NDArray[np.int64] | None = None) -> Placed:
+        """Inputs for ids `(B, S)` that are all tokens, with their positions `(B, S, 3)`."""
+        if positions is None:
+            positions = np.zeros((*ids.shape, AXES), np.int64)
+        vectors = np.zeros((1, self._size), np.float32)
+        return Placed(ids, vectors, np.zeros_like(ids), positions)

@@ -33,6 +33,7 @@ from ortolan.runtime.bundle.interface import (
     FEATURES,
     HIDDEN,
     LOGITS,
+    POSITIONS,
     PREVIOUS,
     SOURCE_LENGTHS,
     STEP_INPUTS,
@@ -41,6 +42,7 @@ from ortolan.runtime.bundle.interface import (
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
 from ortolan.runtime.engine.pictures import Placed
 from ortolan.runtime.engine.providers import bind_state, share
+from ortolan.runtime.engine.shifts import AXES
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
 from ortolan.runtime.errors import NumericError
 
@@ -77,6 +79,7 @@ class _Call:
     total: NDArray[np.int32]
     logits: NDArray[np.float32]
     hidden: NDArray[np.float32]
+    axes: NDArray[np.int64]
 
 
 class Runner:
@@ -124,6 +127,8 @@ class Runner:
         self._last = np.zeros(rows, np.int32)
         self._total = np.zeros((), np.int32)
         self._positions = np.zeros((rows, 1), np.int64)
+        self._axes = np.zeros((rows, 1, AXES), np.int64)
+        self._has_axes = engine.pictures is not None and engine.pictures.are_grids
         self._logits = np.empty((rows, 1, engine.manifest.vocab_size), np.float32)
         # memoryviews: writing single numbers through NumPy would cost much of a small step
         self._set_id, self._set_last = self._ids.reshape(-1).data, self._last.data
@@ -187,8 +192,8 @@ class Runner:
             logits = np.empty(shape, np.float32)
         else:
             logits = logits_RV.reshape(shape)
-        pictures = self._engine.pictures
-        placed = None if pictures is None else pictures.place(padded_ids)
+        pictures, start = self._engine.pictures, slots.lengths[row]
+        placed = None if pictures is None else pictures.place(padded_ids, self._next(row))
         run = self._bind(
             self._engine.ort_session(len(padded_ids)),
             slice(row, row + 1),
@@ -201,6 +206,8 @@ class Runner:
             previous_SE=previous_SE,
         )
         run()
+        if placed is not None:
+            slots.shifts.add(placed.shifts, start, row=row)
         slots.lengths[row] = length
         slots.take_over([row])
         self.hidden_SE = self._hidden_BSE[0, : len(ids)]
@@ -208,6 +215,11 @@ class Runner:
         if logits_RV is not None and len(padded_positions) > len(positions):
             logits_RV[...] = result
         return result
+
+    def _next(self, row: int) -> int:
+        """Position of the next token of a row, on all axes."""
+        length = self.slots.lengths[row]
+        return length - self.slots.shifts.before(length, row=row)
 
     def _padded(self, ids: Sequence[int], positions: Sequence[int]) -> tuple[list[int], list[int]]:
         """Ids and positions of a chunk, of even numbers in an exact runner."""
@@ -357,6 +369,8 @@ class Runner:
         call.ids[0, : len(tokens)] = tokens
         call.ids[0, len(tokens) :] = 0
         call.last[0], call.total[()] = end - 1, end
+        if self._has_axes:
+            call.axes[0] = (self._next(row) + np.arange(size))[:, None]
         call.run()
         lengths[row] += len(tokens)
         self.hidden_SE = call.hidden[0, : len(tokens)]
@@ -372,9 +386,12 @@ class Runner:
         total, positions = np.zeros((), np.int32), np.arange(size, dtype=np.int64)[None]
         logits = np.empty((1, size, self._engine.manifest.vocab_size), np.float32)
         session, rows = self._engine.ort_session(size), slice(row, row + 1)
-        run = self._bind(session, rows, ids, last, total, positions, logits)
+        axes = np.zeros((1, size, AXES), np.int64)
+        run = self._bind(session, rows, ids, last, total, positions, logits, axes=axes)
         hidden = self._hidden_BSE
-        call = _Call(run=run, ids=ids, last=last, total=total, logits=logits, hidden=hidden)
+        call = _Call(
+            run=run, ids=ids, last=last, total=total, logits=logits, hidden=hidden, axes=axes
+        )
         self._row_calls[key] = call
         return call
 
@@ -416,6 +433,9 @@ class Runner:
             slots.begin(self._rows)
         if self._moves:
             slots.make_way(self._rows)
+        if self._has_axes:
+            for row in self._rows:
+                self._axes[row] = self._next(row)
         run = self._calls.get(slots.turn) or self._bind_step()
         if self._engine.is_stranded:
             self._engine.check_process()
@@ -436,6 +456,7 @@ class Runner:
             self._total,
             self._positions[rows],
             self._logits[rows],
+            axes=self._axes[rows],
         )
         return run
 
@@ -469,6 +490,7 @@ class Runner:
         rows: slice,
         *feeds_and_logits: NDArray[Any],
         placed: Placed | None = None,
+        axes: NDArray[np.int64] | None = None,
         previous_SE: NDArray[np.float32] | None = None,
     ) -> Callable[[], None]:
         """Bind a session to its inputs, its logits, and the states of some rows."""
@@ -477,8 +499,10 @@ class Runner:
         binding = session.io_binding()
         inputs = {name: share(array) for name, array in zip(STEP_INPUTS, feeds, strict=True)}
         if self._engine.pictures is not None:
-            placed = placed or self._engine.pictures.nothing(feeds[0])
+            placed = placed or self._engine.pictures.nothing(feeds[0], axes)
             inputs |= {FEATURES: share(placed.vectors), FEATURE_ROWS: share(placed.rows)}
+            if self._has_axes:
+                inputs[POSITIONS] = share(placed.positions)
         hidden = self._engine.manifest.hidden
         if hidden is not None:
             # a new array: calls that stay bound keep theirs

@@ -32,6 +32,7 @@ import numpy as np
 
 from ortolan.runtime.engine.buffers import Buffer, Layout, Snapshot
 from ortolan.runtime.engine.host_states import HostStates, layout
+from ortolan.runtime.engine.shifts import Shifts
 from ortolan.runtime.engine.sources import Encoded, Sources
 from ortolan.runtime.engine.windows import WindowedRows, window_of
 from ortolan.runtime.errors import ContextLengthError, InputError
@@ -85,6 +86,7 @@ class Slots:
         lengths: valid tokens of each row.
         adapters: number of each row's adapter, 0 for none, int64; graphs are bound to it.
         windows: where the tokens of each row begin in states with a window.
+        shifts: images of each row that take fewer positions than places.
         context_length: maximum tokens per row.
         replaces: whether any state is replaced; if not, rows can be rewound.
         keeps: whether a released slot keeps its memory and its contents.
@@ -112,6 +114,7 @@ class Slots:
         self.replaces = len(self._fixed) > 0
         window = window_of(self._states, context_length)
         self.windows = WindowedRows(window, count * beams)
+        self.shifts = Shifts(count * beams)
         self._held = place(
             self._states,
             rows=count * beams,
@@ -247,6 +250,7 @@ class Slots:
         self._held.copy_rows(sources, targets, max(lengths))
         self.adapters[list(targets)] = self.adapters[list(sources)]
         self.windows.copy(sources, targets)
+        self.shifts.copy(sources, targets)
         for row, length in zip(targets, lengths, strict=True):
             self.lengths[row] = length
 
@@ -282,6 +286,7 @@ class Slots:
             length=end - start,
             buffers=self._held.read(row, start, end, part),
             windowed=None if part is None else part.stop - part.start,
+            shifts=self.shifts.within(start, end, row=row),
         )
 
     def holds(self, token: int, *, row: int = 0) -> bool:
@@ -379,6 +384,7 @@ class Slots:
             self.make_way([row])
             part = self.windows.fill(row, start, end, windowed)
         self._held.write(row, start, snapshot.buffers, length, part)
+        self.shifts.add(snapshot.shifts, start, row=row)
         self.lengths[row] = end
 
 
