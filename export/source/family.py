@@ -75,6 +75,7 @@ from ortolan.runtime.bundle.manifest import Graph, Output, State, StateType, Tok
 from ortolan.runtime.bundle.parts import Features
 from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.verification.probe_vectors import probe_grids
 
 Tracer = Callable[..., ir.Model]
 
@@ -144,7 +145,7 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         raise TypeError("expected an encoder of vectors for a decoder")
     features = Features(
         token=token,
-        size=config.head.projections[-1].width,
+        size=config.head.width,
         vectors=config.vectors,
         encoder=UNBUILT,
         tiles=tiles_of(config, tower.folder),
@@ -306,7 +307,8 @@ def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor |
     token = decoder.config.feature_token_id
     if ids is None or token is None:
         raise TypeError("expected a decoder of images and its ids")
-    features = None if vectors is None else EmbeddingFeatures.of(vectors, ids[None], token)
+    grids = probe_grids(ids.tolist(), token) if decoder.config.has_axes else None
+    features = None if vectors is None else EmbeddingFeatures.of(vectors, ids[None], token, grids)
     out: Tensor = decoder(ids[None], features)
     return out[0]
 
@@ -414,8 +416,8 @@ def _gives(encoder: EncoderConfig, symbols: tuple[str, ...]) -> Output:
             return Output(kind="logits", size=Sides(encoder=encoder).vocab_size)
         case EmbeddingHead() as head:
             return Output(kind="embedding", size=head.width(encoder.hidden_size))
-        case FeatureHead(projections=projections):
-            return Output(kind="states", size=projections[-1].width)
+        case FeatureHead() as head:
+            return Output(kind="states", size=head.width)
         case _:
             return Output(kind="states", size=encoder.hidden_size)
 

@@ -28,7 +28,6 @@ from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
 from ortolan.modeling.checkpoint.text_tower import (
-    FEATURE_TOKEN,
     OF_MEDIA,
     PartTensors,
     TextTensors,
@@ -190,7 +189,7 @@ def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
     """The language model of a checkpoint, with its encoder where Ortolan computes it."""
     tower, media, opened = media_tower(whole.values), None, partial(TextTensors, whole.tensors)
     if tower is not None:
-        text |= {FEATURE_TOKEN: tower.token, **tower.text}
+        text |= tower.text
         media = replace(
             whole,
             values=tower.values,

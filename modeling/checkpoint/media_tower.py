@@ -9,12 +9,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
+from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
+
 Values = Mapping[str, object]
 
 PREFIX = "vision_model."
 """Prefix of an encoder's tensors, which some checkpoints leave out."""
 
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
+
+SECTIONS = [24, 20, 20]
+"""Pairs of channels that time, rows and columns rotate, where a config does not say."""
 
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
@@ -35,6 +41,8 @@ class Kind:
         implied: values of the encoder that configs leave out.
         config: config key of the encoder.
         prefix: of the encoder's tensors on its own.
+        grids: the language model gives tokens a time, a row and a column, and may add vectors of
+            early layers of the encoder.
     """
 
     encoders: tuple[str, ...]
@@ -47,6 +55,7 @@ class Kind:
     implied: Values = field(default_factory=dict)
     config: str = "vision_config"
     prefix: str = PREFIX
+    grids: bool = False
 
 
 _CONNECTED: dict[str, Any] = {
@@ -90,6 +99,16 @@ KINDS: Mapping[str, Kind] = {
     ),
     "idefics3": Kind(**_CONNECTED),
     "smolvlm": Kind(**_CONNECTED),
+    "qwen3_vl": Kind(
+        encoders=("qwen3_vl", "qwen3_vl_vision"),
+        token="image_token_id",
+        default_token=151_655,
+        tower="visual.",
+        projections=(),
+        implied={"model_type": "qwen3_vl_vision", "deepstack_visual_indexes": [8, 16, 24]},
+        prefix="visual.",
+        grids=True,
+    ),
     "qwen3_asr": Kind(
         encoders=("qwen3_asr_encoder",),
         token="audio_token_id",
@@ -109,12 +128,12 @@ class MediaTower:
 
     Attributes:
         values: values of its config.
-        token: id that stands for a vector in a text.
+        text: values that are added to the config of the language model.
         rename: from a tensor's name in the whole model to its name here; None if it is not of here.
     """
 
     values: dict[str, object]
-    token: int
+    text: dict[str, object]
     rename: Callable[[str], str | None]
 
 
@@ -152,7 +171,24 @@ def media_tower(values: Values) -> MediaTower | None:
             return None  # the language model reads what an earlier layer gives
         return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 
-    return MediaTower(values={**values, kind.config: own}, token=token, rename=rename)
+    text_values = {FEATURE_TOKEN: token, **(_of_grids(text, own) if kind.grids else {})}
+    return MediaTower(values={**values, kind.config: own}, text=text_values, rename=rename)
+
+
+def _of_grids(text: Values, own: Values) -> dict[str, object]:
+    """Values of a language model that reads images as grids.
+
+    Args:
+        text: of its config.
+        own: of the encoder's.
+    """
+    early = own.get("deepstack_visual_indexes")
+    rope = text.get("rope_scaling") or text.get("rope_parameters")
+    sections = rope.get("mrope_section") if isinstance(rope, dict) else None
+    return {
+        ROTARY_SECTIONS: SECTIONS if sections is None else sections,
+        FEATURE_PARTS: len(early) if isinstance(early, list) else 0,
+    }
 
 
 def used_layers(values: Values, own: Values, layer: int) -> int | None:

@@ -205,12 +205,22 @@ class FeatureHead:
         pixel_shuffle: side of the squares of patches whose vectors are joined before the
             projections (Laurençon et al. 2024, "Idefics3").
         norm: of the joined vectors; None without one.
+        early: numbers of layers, from 1 on, whose output gives further parts of each vector, in
+            order, through a norm and projections of their own (Meng et al. 2024, "DeepStack").
+        early_norm: of the joined vectors of these layers.
     """
 
     skipped: int
     projections: tuple[Projection, ...]
     pixel_shuffle: int = 1
     norm: NormConfig | None = None
+    early: tuple[int, ...] = ()
+    early_norm: NormConfig | None = None
+
+    @property
+    def width(self) -> int:
+        """Numbers of a vector, with its further parts."""
+        return (1 + len(self.early)) * self.projections[-1].width
 
     def __post_init__(self) -> None:
         if not self.projections or self.skipped < 0 or self.pixel_shuffle < 1:

@@ -136,6 +136,7 @@ class RotaryPositions:
         axes: axis whose position rotates each pair of channels: 0 time, 1 row, 2 column (Wang et
             al. 2024, "Qwen2-VL"). The positions of a text are the same on all axes. Empty if
             tokens have one position.
+        axial: each axis has all wavelengths, instead of a share of them.
     """
 
     dim: int
@@ -144,6 +145,7 @@ class RotaryPositions:
     interleaved: bool = False
     backward: bool = False
     axes: tuple[int, ...] = ()
+    axial: bool = False
 
     @property
     def switches_after(self) -> int | None:
@@ -176,11 +178,14 @@ class RotaryPositions:
                     f"positions: factor must be positive (got {scaling.factor}). "
                     "Check rope_scaling."
                 )
-        if self.axes and (len(self.axes) != self.dim // 2 or not {*self.axes} <= {*range(AXES)}):
+        pairs = self.dim // 2
+        if self.axes and (len(self.axes) != pairs or not {*self.axes} <= {*range(AXES)}):
             raise ConfigError(
-                f"positions: axes must name one of {AXES} axes for each of {self.dim // 2} pairs of "
+                f"positions: axes must name one of {AXES} axes for each of {pairs} pairs of "
                 f"channels (got {len(self.axes)}). Check mrope_section."
             )
+        if self.axial and (self.scaling is not None or not self.axes):
+            raise ConfigError("positions: axial needs axes and no scaling. Set it to False.")
         match self.scaling:
             case DynamicNTKScaling() if self.dim <= 2:
                 raise ConfigError(

@@ -82,8 +82,7 @@ def _axes(hf: ConfigReader, pairs: int) -> tuple[int, ...]:
         return ()
     if len(sections) != AXES or not all(type(n) is int and n >= 0 for n in sections):
         raise ConfigError(
-            f"{hf.name}: mrope_section must be {AXES} numbers (got {sections!r:.80}). "
-            "Correct it."
+            f"{hf.name}: mrope_section must be {AXES} numbers (got {sections!r:.80}). Correct it."
         )
     axes = (pair % AXES if pair < AXES * sections[pair % AXES] else 0 for pair in range(pairs))
     return tuple(axes)

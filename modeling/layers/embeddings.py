@@ -264,9 +264,12 @@ class Features(NamedTuple):
     def at_tokens(self, width: int, dtype: torch.dtype) -> "TokenFeatures":
         """The vectors at the tokens, in parts of `width`."""
         vectors_BSF = F.embedding(self.rows, self.vectors).to(dtype)
+        are_vectors = self.rows[..., None] >= 1
         count = self.vectors.shape[-1] // width
-        parts = (vectors_BSF,) if count == 1 else split(vectors_BSF, [width] * count, -1)
-        return TokenFeatures(self.rows[..., None] >= 1, parts)
+        if count == 1:
+            return TokenFeatures(are_vectors, (vectors_BSF,))
+        zeroed = torch.where(are_vectors, vectors_BSF, 0.0)
+        return TokenFeatures(are_vectors, split(zeroed, [width] * count, -1))
 
 
 class TokenFeatures(NamedTuple):
@@ -274,7 +277,8 @@ class TokenFeatures(NamedTuple):
 
     Attributes:
         are_vectors: bool `(B, S, 1)`; the tokens that have one.
-        parts: `(B, S, E)` each, the first for the embeddings; undefined at other tokens.
+        parts: `(B, S, E)` each, the first for the embeddings. Further ones are zero at other
+            tokens.
     """
 
     are_vectors: Tensor
@@ -283,11 +287,6 @@ class TokenFeatures(NamedTuple):
     def placed(self, x_BSE: Tensor) -> Tensor:
         """The embeddings `(B, S, E)` with the vectors in their places."""
         return torch.where(self.are_vectors, self.parts[0], x_BSE)
-
-    def added(self, part: int) -> Tensor:
-        """A later part `(B, S, E)`, zero at other tokens."""
-        vectors_BSE = self.parts[part]
-        return torch.where(self.are_vectors, vectors_BSE, vectors_BSE.new_zeros(()))
 
 
 class JoinedStates(nn.Module):

@@ -6,6 +6,7 @@ Shape letters: P positions (the context), R rotated channels per head, E model w
 H heads, M distances in a table, B batch, S tokens, T tokens attended to, A axes.
 """
 
+import itertools
 import math
 from collections.abc import Sequence
 
@@ -34,8 +35,8 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
     """Fixed tables of a stack, by the names of their buffers.
 
     `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended for further rotary
-    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`. `position_table` is `(P, E)`, or as wide as positions that are
-    concatenated to the embedding. `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
+    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`. `position_table` is `(P, E)`, or as
+    wide as positions that are concatenated to the embedding. `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are
     float32 except `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
     """
     named: dict[str, Tensor] = {}
@@ -78,9 +79,7 @@ def by_axes(rotary: Rotary, axes_AR: Tensor, positions_BSA: Tensor) -> Rotary:
     return rotary._replace(cos=cos, sin=sin)
 
 
-def image_positions(
-    ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]], /
-) -> Tensor:
+def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]], /) -> Tensor:
     """Positions of texts with images, int64 `(B, S, 3)` (Wang et al. 2024, "Qwen2-VL", 2.1).
 
     A token of text has one position on all axes. The vectors of an image are at one time, and the
@@ -101,7 +100,8 @@ def image_positions(
                 start, place = start + 1, place + 1
                 continue
             rows, columns = next(left)
-            positions += [(start, start + y, start + x) for y in range(rows) for x in range(columns)]
+            places = itertools.product(range(rows), range(columns))
+            positions += [(start, start + y, start + x) for y, x in places]
             start, place = start + max(rows, columns), place + rows * columns
         all_positions.append(positions)
     return torch.tensor(all_positions, device=ids_BS.device)
@@ -218,6 +218,10 @@ def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tens
 def rotary_frequencies(positions: RotaryPositions, length: int) -> Tensor:
     """Radians per position of each channel pair, `(R/2,)`, for a context of `length` tokens."""
     match positions.scaling:
+        case None if positions.axial:
+            before = [positions.axes[:i].count(axis) for i, axis in enumerate(positions.axes)]
+            counts = [positions.axes.count(axis) for axis in positions.axes]
+            return 1.0 / positions.theta ** (torch.tensor(before) / torch.tensor(counts))
         case None:
             return _inverse_frequencies(positions.dim, positions.theta)
         case LinearScaling(factor=factor):

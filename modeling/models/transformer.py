@@ -244,7 +244,7 @@ class DecoderModel(Stack):
     def _added(self, features: TokenFeatures | None) -> list[Tensor | None]:
         """What each block adds to its output: a part of the vectors, or nothing."""
         parts = (block.feature_part for block in self.config.blocks)
-        return [features.added(part) if features and part else None for part in parts]
+        return [features.parts[part] if features and part else None for part in parts]
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """Keys and values of the source for each layer."""

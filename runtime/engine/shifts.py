@@ -1,8 +1,8 @@
 """Positions of rows whose images are grids.
 
 The vectors of an image of R rows and C columns take R * C places in a row of states, but only
-max(R, C) positions (Wang et al. 2024, "Qwen2-VL", section 2.1). So later tokens have the position of
-their place less a shift:
+max(R, C) positions (Wang et al. 2024, "Qwen2-VL", section 2.1). So the position of a later token is
+its place less a shift:
 
     place       0  1 | 2  3  4  5  6  7 | 8  9      an image of 2 rows and 3 columns
     time        0  1 | 2  2  2  2  2  2 | 5  6

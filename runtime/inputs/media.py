@@ -48,7 +48,9 @@ def read_parts(
     if tokenizer is None:
         raise no_tokenizer("prompt")
     features = manifest.features
-    placeholder = "" if features is None else tokenizer.text_of(features.token)
+    placeholder = ""
+    if features is not None:
+        placeholder = f"{features.before}{tokenizer.text_of(features.token)}{features.after}"
     texts = (part if isinstance(part, str) else placeholder for part in read)
     return MediaPrompt(tokenizer.encode("".join(texts)), media)
 

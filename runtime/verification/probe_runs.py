@@ -46,7 +46,7 @@ from ortolan.runtime.verification.certificate import Certificate, Probe, kept_po
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
-from ortolan.runtime.verification.probe_vectors import probe_vectors
+from ortolan.runtime.verification.probe_vectors import probe_grids, probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
 
 __all__ = ["BLOCK", "compute", "groups", "total_positions"]
@@ -84,8 +84,8 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
         probe, offset = certificate.probes[number], offsets[number]
         ids = certificate.token_ids[offset : offset + probe.length].tolist()
         source = _source(engine, certificate, number, phase)
-        picture = _picture(engine, probe)
-        given = ids if picture is None else _illustrated(engine, ids, picture)
+        pictures = _pictures(engine, probe, ids)
+        given = _illustrated(engine, ids, pictures)
         for position, outputs in _WAYS[phase](engine, given, source):
             start = offset + position
             count = len(ids) if phase == "prefill" else len(outputs)
@@ -114,35 +114,39 @@ def total_positions(engine: Engine, certificate: Certificate) -> int:
         total += lengths[number]
         if phase == "decode":
             ids = certificate.token_ids[offsets[number] :][: lengths[number]].tolist()
-            picture = _picture(engine, certificate.probes[number])
-            given = ids if picture is None else _illustrated(engine, ids, picture)
+            pictures = _pictures(engine, certificate.probes[number], ids)
+            given = _illustrated(engine, ids, pictures)
             total -= _first_step(engine, given)
     return total
 
 
-def _picture(engine: Engine, probe: Probe) -> Picture | None:
-    """The vectors of a probe, which its ids need as long as they are computed."""
-    pictures, features = engine.pictures, engine.manifest.features
-    if not probe.features or pictures is None or features is None:
-        return None
-    return pictures.hold(probe_vectors(probe.features, features.size))
-
-
-def _illustrated(engine: Engine, ids: list[int], picture: Picture) -> list[int]:
-    """Ids of a text with those of vectors in place of the placeholders.
+def _pictures(engine: Engine, probe: Probe, ids: list[int]) -> list[Picture]:
+    """The vectors of a probe, which its ids need as long as they are computed.
 
     Raises:
         CertificateError: there are not as many placeholders as vectors.
     """
+    pictures, features = engine.pictures, engine.manifest.features
+    if not probe.features or pictures is None or features is None:
+        return []
+    grids = probe_grids(ids, features.token)
+    counts = [rows * columns for rows, columns in grids]
+    if sum(counts) != probe.features:
+        raise damaged(f"{probe.features} placeholders of vectors", f"{sum(counts)}")
+    vectors = np.split(probe_vectors(probe.features, features.size), np.cumsum(counts)[:-1])
+    return [
+        pictures.hold(own, number, columns=columns)
+        for number, (own, (_, columns)) in enumerate(zip(vectors, grids, strict=True))
+    ]
+
+
+def _illustrated(engine: Engine, ids: list[int], pictures: Sequence[Picture]) -> list[int]:
+    """Ids of a text with those of vectors in place of the placeholders."""
     features = engine.manifest.features
-    token = None if features is None else features.token
-    places = [place for place, own in enumerate(ids) if own == token]
-    if len(places) != len(picture.ids):
-        raise damaged(f"{len(picture.ids)} placeholders of vectors", f"{len(places)}")
-    given = list(ids)
-    for place, own in zip(places, picture.ids, strict=True):
-        given[place] = own
-    return given
+    if features is None or not pictures:
+        return ids
+    vectors = (own for picture in pictures for own in picture.ids)
+    return [next(vectors) if own == features.token else own for own in ids]
 
 
 # --- decoders ---------------------------------------------------------------------------------

@@ -1,14 +1,32 @@
 """Vectors that stand for images in the probes of a decoder that reads images."""
 
+import math
+from collections.abc import Sequence
+from itertools import groupby
+
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["probe_vectors"]
+__all__ = ["probe_grids", "probe_vectors"]
 
 _MULTIPLIER, _INCREMENT = 1664525, 1013904223
 """Constants of the generator `x -> a x + c (mod 2^32)` in Numerical Recipes, section 7.1."""
 
 _LARGEST = 0.25
+
+
+def probe_grids(ids: Sequence[int], token: int) -> list[tuple[int, int]]:
+    """Rows and columns of the images that a text of a probe has: its runs of a placeholder.
+
+    An image has as many rows as fit into a square, without an incomplete one.
+    """
+    grids = []
+    for own, run in groupby(ids):
+        if own == token:
+            count = len(list(run))
+            rows = next(n for n in range(math.isqrt(count), 0, -1) if count % n == 0)
+            grids.append((rows, count // rows))
+    return grids
 
 
 def probe_vectors(count: int, size: int) -> NDArray[np.float32]:
