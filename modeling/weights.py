@@ -75,6 +75,8 @@ class Target(NamedTuple):
         name: our parameter, with `{}` for the layer, or its number for one layer alone.
         transposed: the checkpoint stores `(in, out)`, as GPT-2 does.
         leading: number of additional first axes of length 1 in the checkpoint.
+        last: lengths of the axes that our last one is in the checkpoint, such as those of a
+            convolution; empty if it is one axis there, too.
         spare: weight of a head that a checkpoint may contain even if this model has none like it.
         rows: which of its rows are ours; None for all, in order.
         offset: added to the published values, which are then read as float32.
@@ -86,6 +88,7 @@ class Target(NamedTuple):
     name: str
     transposed: bool = False
     leading: int = 0
+    last: tuple[int, ...] = ()
     spare: bool = False
     rows: Rows | None = None
     offset: float = 0.0
@@ -184,7 +187,8 @@ class Piece(NamedTuple):
     def published_shape(self, ours: tuple[int, ...]) -> tuple[int, ...]:
         """Published shape for a weight of shape `ours`."""
         layout = self.target.rows
-        shape = (self.rows if layout is None else layout.published(self.rows), *ours[1:])
+        inner = (*ours[1:-1], *(self.target.last or ours[1:][-1:]))
+        shape = (self.rows if layout is None else layout.published(self.rows), *inner)
         return shape[::-1] if self.target.transposed else (1,) * self.target.leading + shape
 
     def stored_shapes(self, ours: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
@@ -248,12 +252,15 @@ class Piece(NamedTuple):
         """A view of a stored tensor with rows as its first axis."""
         if self.target.transposed:
             return stored.T
-        return stored.reshape(stored.shape[self.target.leading :])
+        rows = stored.reshape(stored.shape[self.target.leading :])
+        return rows.flatten(-len(self.target.last)) if self.target.last else rows
 
     def _turned(self, rows: Tensor) -> Tensor:
         """Rows in the layout of the checkpoint."""
         if self.target.transposed:
             return rows.T
+        if self.target.last:
+            rows = rows.unflatten(-1, self.target.last)
         return rows.reshape((1,) * self.target.leading + tuple(rows.shape))
 
 

@@ -21,6 +21,7 @@ from ortolan.modeling.config.head import (
 from ortolan.modeling.config.inputs import (
     AudioInput,
     ChunkedAudioInput,
+    GridInput,
     PatchInput,
     TokenInput,
     WaveInput,
@@ -29,6 +30,8 @@ from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
     ConvolutionalPositions,
+    GridPositions,
+    NoPositions,
     Positions,
     RelativeBiasPositions,
     RelativePositions,
@@ -95,6 +98,11 @@ class StackConfig(ModelConfig):
         return tuple(dict.fromkeys(rotary for rotary in of_layers if rotary))
 
     @property
+    def has_axes(self) -> bool:
+        """Whether a token has a position on each of several axes."""
+        return any(rotary.axes for rotary in self.rotaries)
+
+    @property
     def switches_after(self) -> int | None:
         """The length beyond which the published angles of some layer change."""
         lengths = (rotary.switches_after for rotary in self.rotaries)
@@ -149,11 +157,6 @@ class DecoderConfig(StackConfig):
         parts = 1 + max(block.feature_part for block in self.blocks)
         return parts * self.embedding_width
 
-    @property
-    def has_axes(self) -> bool:
-        """Whether a token has a position on each of several axes."""
-        return any(rotary.axes for rotary in self.rotaries)
-
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
         if not all(attention.causal for attention in self.attentions):
@@ -175,7 +178,7 @@ class EncoderConfig(StackConfig):
         head: None to return one vector per token.
     """
 
-    input: TokenInput | PatchInput | AudioInput | ChunkedAudioInput | WaveInput
+    input: TokenInput | PatchInput | GridInput | AudioInput | ChunkedAudioInput | WaveInput
     head: Head | None = None
 
     @property
@@ -195,6 +198,7 @@ class EncoderConfig(StackConfig):
                 "the padding of shorter sequences."
             )
         _check_waves(self)
+        _check_grid(self)
         match self.input:
             case (
                 PatchInput(length=length)
@@ -221,13 +225,25 @@ class EncoderConfig(StackConfig):
     def _check_features(self) -> None:
         if not isinstance(self.head, FeatureHead):
             return
-        side = self.head.pixel_shuffle
+        side, early = self.head.pixel_shuffle, self.head.early
+        if [*early] != sorted({*early} & {*range(1, len(self.blocks) + 1)}):
+            raise ConfigError(
+                f"head: early layers must be from 1 to {len(self.blocks)}, in order (got "
+                f"{[*early]}). Check deepstack_visual_indexes."
+            )
         if isinstance(self.input, TokenInput | WaveInput) or self.vectors < 1:
             raise ConfigError(
                 "head: features are those of an image or a spectrogram, of which at least one is "
                 "left. Choose another head."
             )
         if side == 1:
+            return
+        if isinstance(self.input, GridInput):
+            if side != self.input.merge or self.head.skipped:
+                raise ConfigError(
+                    f"head: squares of {side} by {side} patches must be those of the input (got "
+                    f"{self.input.merge} by {self.input.merge}). Check the factor."
+                )
             return
         grid = self.input.grid if isinstance(self.input, PatchInput) else (1, 1)
         tokens = self.input.tokens if isinstance(self.input, PatchInput) else 0
@@ -316,6 +332,24 @@ def _check_waves(config: EncoderConfig) -> None:
             raise ConfigError(
                 f"input: the last convolution of a wave without a projection must have the "
                 f"{config.input_width} channels of the stream (got {last.channels}). Correct it."
+            )
+
+
+def _check_grid(config: EncoderConfig) -> None:
+    """Raise ConfigError unless the patches of a grid have positions that fit, and no others."""
+    of_grid = isinstance(config.input, GridInput)
+    if of_grid and not isinstance(config.positions, GridPositions | NoPositions):
+        raise ConfigError(
+            "positions: those of a grid come from its rows and columns, since the graph does not "
+            "know its sides. Choose other positions."
+        )
+    if isinstance(config.positions, GridPositions) and not of_grid:
+        raise ConfigError("positions: only patches of a grid have its positions. Choose others.")
+    match config.input:
+        case GridInput(merge=side) if config.context_length % side**2:
+            raise ConfigError(
+                f"context_length: must be whole squares of {side} by {side} patches (got "
+                f"{config.context_length}). Correct it."
             )
 
 

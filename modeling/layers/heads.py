@@ -4,6 +4,7 @@ Shape letters: B batch, T tokens, Q queries, E model width, V vocabulary, L labe
 """
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import cast
 
 import torch
@@ -20,6 +21,7 @@ from ortolan.modeling.config import (
     EndToken,
     FeatureHead,
     FeedForwardConfig,
+    GridInput,
     HeadLayer,
     LanguageModelHead,
     PatchInput,
@@ -242,20 +244,33 @@ class Features(nn.Module):
     Attributes:
         norm: applied to each vector before the projections.
         projections: applied to each vector in order.
+        early: the same for the outputs of early layers.
     """
 
-    def __init__(self, config: FeatureHead, width: int, grid: tuple[int, int]) -> None:
+    def __init__(self, config: FeatureHead, width: int, grid: tuple[int, int] | None) -> None:
         super().__init__()
         self.config = config
         self.grid = grid
         width *= config.pixel_shuffle**2
         self.norm = norm(config.norm, width) if config.norm else nn.Identity()
         self.projections = _projections(config.projections, width)
+        of_early = replace(config, norm=config.early_norm, early=())
+        self.early = nn.ModuleList(
+            Features(of_early, width // config.pixel_shuffle**2, grid) for _ in config.early
+        )
+
+    def joined(self, x_BTE: Tensor, early: Sequence[Tensor]) -> Tensor:
+        """`forward` with further parts from the outputs of the early layers."""
+        heads = cast(Iterable[Features], self.early)
+        parts = (head(x, None) for head, x in zip(heads, early, strict=True))
+        return torch.cat((self(x_BTE, None), *parts), -1)
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, (T - skipped) / pixel_shuffle ** 2, width)`, without lengths."""
         x_BPE = x_BTE[:, self.config.skipped :]
-        if self.config.pixel_shuffle > 1:
+        if self.grid is None:  # patches of a square follow each other
+            x_BPE = x_BPE.reshape(1, -1, x_BPE.shape[-1] * self.config.pixel_shuffle**2)
+        elif self.config.pixel_shuffle > 1:
             x_BPE = pixel_shuffle(x_BPE, self.grid, self.config.pixel_shuffle)
         x_BPE = self.norm(x_BPE)
         linears = cast(Iterable[nn.Linear], self.projections)
@@ -306,7 +321,8 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
         case (EmbeddingHead() as kind, _):
             return Embedder(kind, config.hidden_size)
         case (FeatureHead() as kind, source):
-            grid = source.grid if isinstance(source, PatchInput) else (1, 1)
+            fixed = source.grid if isinstance(source, PatchInput) else (1, 1)
+            grid = None if isinstance(source, GridInput) else fixed
             return Features(kind, config.hidden_size, grid)
         case (CtcHead() as kind, _):
             return Ctc(kind, config.hidden_size)

@@ -171,6 +171,31 @@ SIGLIP_VISION: dict[str, Any] = _tower("siglip_vision_model", "gelu_pytorch_tanh
     "architectures": ["SiglipVisionModel"]
 }
 
+_GRID = {
+    "model_type": "siglip2_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "patch_size": 2,
+    "num_patches": 16,
+}
+
+SIGLIP2: dict[str, Any] = {
+    "model_type": "siglip2",
+    "architectures": ["Siglip2Model"],
+    "vision_config": _GRID,
+    "text_config": _OF_TEXTS | {"model_type": "siglip2_text_model"},
+}
+
+SIGLIP2_TEXT = SIGLIP_TEXT | {
+    "model_type": "siglip2_text_model",
+    "architectures": ["Siglip2TextModel"],
+}
+
+SIGLIP2_VISION = _GRID | {"architectures": ["Siglip2VisionModel"]}
+
 MARIAN: dict[str, Any] = {
     "model_type": "marian",
     "architectures": ["MarianMTModel"],
