@@ -19,9 +19,6 @@ PREFIX = "vision_model."
 
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 
-SECTIONS = [24, 20, 20]
-"""Pairs of channels that time, rows and columns rotate, where a config does not say."""
-
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
@@ -41,8 +38,8 @@ class Kind:
         implied: values of the encoder that configs leave out.
         config: config key of the encoder.
         prefix: of the encoder's tensors on its own.
-        grids: the language model gives tokens a time, a row and a column, and may add vectors of
-            early layers of the encoder.
+        sections: pairs of channels that time, rows and columns rotate in the language model, where
+            its config does not say; None if a token has one position.
     """
 
     encoders: tuple[str, ...]
@@ -55,7 +52,7 @@ class Kind:
     implied: Values = field(default_factory=dict)
     config: str = "vision_config"
     prefix: str = PREFIX
-    grids: bool = False
+    sections: tuple[int, ...] | None = None
 
 
 _CONNECTED: dict[str, Any] = {
@@ -70,6 +67,13 @@ _CONNECTED: dict[str, Any] = {
         "num_hidden_layers": 12,
         "patch_size": 32,
     },
+}
+
+_QWEN_VISION: dict[str, Any] = {
+    "token": "image_token_id",
+    "tower": "visual.",
+    "projections": (),
+    "prefix": "visual.",
 }
 
 KINDS: Mapping[str, Kind] = {
@@ -99,15 +103,19 @@ KINDS: Mapping[str, Kind] = {
     ),
     "idefics3": Kind(**_CONNECTED),
     "smolvlm": Kind(**_CONNECTED),
+    "qwen3_5": Kind(
+        **_QWEN_VISION,
+        encoders=("qwen3_5", "qwen3_5_vision"),
+        default_token=248_056,
+        implied={"model_type": "qwen3_5_vision"},
+        sections=(11, 11, 10),
+    ),
     "qwen3_vl": Kind(
+        **_QWEN_VISION,
         encoders=("qwen3_vl", "qwen3_vl_vision"),
-        token="image_token_id",
         default_token=151_655,
-        tower="visual.",
-        projections=(),
         implied={"model_type": "qwen3_vl_vision", "deepstack_visual_indexes": [8, 16, 24]},
-        prefix="visual.",
-        grids=True,
+        sections=(24, 20, 20),
     ),
     "qwen3_asr": Kind(
         encoders=("qwen3_asr_encoder",),
@@ -171,24 +179,14 @@ def media_tower(values: Values) -> MediaTower | None:
             return None  # the language model reads what an earlier layer gives
         return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 
-    text_values = {FEATURE_TOKEN: token, **(_of_grids(text, own) if kind.grids else {})}
-    return MediaTower(values={**values, kind.config: own}, text=text_values, rename=rename)
-
-
-def _of_grids(text: Values, own: Values) -> dict[str, object]:
-    """Values of a language model that reads images as grids.
-
-    Args:
-        text: of its config.
-        own: of the encoder's.
-    """
-    early = own.get("deepstack_visual_indexes")
-    rope = text.get("rope_scaling") or text.get("rope_parameters")
-    sections = rope.get("mrope_section") if isinstance(rope, dict) else None
-    return {
-        ROTARY_SECTIONS: SECTIONS if sections is None else sections,
-        FEATURE_PARTS: len(early) if isinstance(early, list) else 0,
-    }
+    added: dict[str, object] = {FEATURE_TOKEN: token}
+    if kind.sections is not None:
+        rope = text.get("rope_scaling") or text.get("rope_parameters")
+        sections = rope.get("mrope_section") if isinstance(rope, dict) else None
+        early = own.get("deepstack_visual_indexes")
+        added[ROTARY_SECTIONS] = [*kind.sections] if sections is None else sections
+        added[FEATURE_PARTS] = len(early) if isinstance(early, list) else 0
+    return MediaTower(values={**values, kind.config: own}, text=added, rename=rename)
 
 
 def used_layers(values: Values, own: Values, layer: int) -> int | None:

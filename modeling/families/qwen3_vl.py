@@ -1,5 +1,6 @@
-"""The image encoder of Qwen3-VL (Qwen Team 2025), with the outputs of early layers.
+"""The image encoders of Qwen3-VL (Qwen Team 2025) and Qwen 3.5 (Qwen Team 2026).
 
+That of Qwen3-VL also returns vectors of early layers.
 Images keep their proportions. Patches have learned positions, interpolated from a square table, and
 rotary positions whose channels are shared by rows and columns. Squares of patches are joined.
 """
@@ -168,5 +169,6 @@ def _rotary(tower: ConfigReader, head_dim: int) -> RotaryPositions:
 
 
 FAMILIES: dict[str, Family[EncoderConfig]] = {
-    "qwen3_vl": Family(config=_qwen3_vl, weights=_weights, base_model_prefix=PREFIX),
+    name: Family(config=_qwen3_vl, weights=_weights, base_model_prefix=PREFIX)
+    for name in ("qwen3_5", "qwen3_vl")
 }
