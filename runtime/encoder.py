@@ -12,7 +12,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import wrong_kind
 from ortolan.runtime.bundle.parts import Tiles
-from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource
+from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
@@ -23,6 +23,7 @@ from ortolan.runtime.encoding.token_classification import Aggregation, TokenClas
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound, read_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
+from ortolan.runtime.inputs.patches import patch_feeds, read_whole
 from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds
 from ortolan.runtime.inputs.tiles import Cut, cut
 from ortolan.runtime.model import Model
@@ -253,6 +254,9 @@ class Encoder(Model):
             BundleKindError: the encoder reads texts.
             InputError: it is not an image, or one that cannot be read.
         """
+        source = self.manifest.source
+        if isinstance(source, PatchSource):
+            return read_whole(image, source)
         return read_pixels(image, self._image_source())
 
     def cut(self, image: Image, tiles: Tiles) -> Cut:
@@ -299,6 +303,9 @@ class Encoder(Model):
         if isinstance(source, ChunkedSource):
             padded: NDArray[np.float32] = self._engine.encode(part_feeds(values, source))[OUTPUT][0]
             return padded[: source.length(values.shape[1])]
+        if isinstance(source, PatchSource):
+            whole: NDArray[np.float32] = self._engine.encode(patch_feeds(values, source))[OUTPUT][0]
+            return whole
         vectors: NDArray[np.float32] = self._engine.encode({PIXELS: values[None]})[OUTPUT][0]
         return vectors
 

@@ -19,6 +19,8 @@ PREFIX = "vision_model."
 
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 
+_SIGLIP2 = "siglip2_vision_model"
+
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
@@ -116,6 +118,20 @@ KINDS: Mapping[str, Kind] = {
         default_token=151_655,
         implied={"model_type": "qwen3_vl_vision", "deepstack_visual_indexes": [8, 16, 24]},
         sections=(24, 20, 20),
+    ),
+    "lfm2_vl": Kind(
+        encoders=(_SIGLIP2,),
+        token="image_token_id",
+        default_token=396,
+        tower="vision_tower.",
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+        norm="multi_modal_projector.layer_norm",
+        implied={
+            "model_type": _SIGLIP2,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+        },
     ),
     "qwen3_asr": Kind(
         encoders=("qwen3_asr_encoder",),

@@ -48,7 +48,9 @@ class GridEmbedding(nn.Embedding):
     def forward(self, grid: Grid) -> Tensor:  # type: ignore[override]
         """Positions `(M, J, E)` of patches."""
         places_MJSS = grid.rows.unsqueeze(-1) * grid.columns.unsqueeze(-2)
-        return torch.matmul(places_MJSS.flatten(2), self.weight)
+        # with a size to infer, the graph computes none
+        places = places_MJSS.reshape(-1, grid.rows.shape[1], self.num_embeddings)
+        return torch.matmul(places, self.weight)
 
 
 class FlatPatchEmbedding(nn.Module):

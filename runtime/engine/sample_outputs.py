@@ -12,12 +12,14 @@ from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
     TextSource,
     WaveSource,
 )
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.inputs.patches import patch_feeds
 
 __all__ = ["sample_outputs"]
 
@@ -52,6 +54,10 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
         case ImageSource(channels=channels, height=height, width=width):
             values = np.linspace(-1, 1, channels * height * width, dtype=np.float32)
             return {PIXELS: values.reshape(1, channels, height, width)}
+        case PatchSource(square=side, channels=channels, vectors=most) as patches:
+            columns = min(2, most)
+            values = np.linspace(-1, 1, channels * side**2 * columns, dtype=np.float32)
+            return patch_feeds(values.reshape(channels, side, side * columns), patches)
         case AudioSource(bins=bins, frames=frames):
             levels = np.linspace(-1, 1, bins * frames, dtype=np.float32)
             return {MEL: levels.reshape(1, bins, frames)}

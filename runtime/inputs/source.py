@@ -13,6 +13,7 @@ from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
     TextSource,
     WaveSource,
 )
@@ -20,6 +21,7 @@ from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerErro
 from ortolan.runtime.inputs.audio import Sound, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
+from ortolan.runtime.inputs.patches import patch_feeds, read_whole
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
 
 __all__ = [
@@ -139,6 +141,8 @@ class SourceReader:
         source = self._manifest.source
         if isinstance(source, ImageSource):
             return read_pixels(value, source)
+        if isinstance(source, PatchSource):
+            return read_whole(value, source)
         if isinstance(source, AudioSource):
             return _only(read_chunks(value, source), source)
         if isinstance(source, WaveSource):
@@ -217,11 +221,11 @@ class SourceReader:
         return truncate
 
     def calls(self, batch: Sequence[Source]) -> list[dict[str, NDArray[Any]]]:
-        """Return graph inputs for a batch of sources: one call, or for waves a call for each.
+        """Return graph inputs for a batch of sources: one call, or one for each wave or image.
 
-        A wave is not padded, so that the encoder sees nothing but the sound.
+        Waves and images of any size are not padded, so that the encoder sees nothing else.
         """
-        one_by_one = isinstance(self._manifest.source, WaveSource | ChunkedSource)
+        one_by_one = isinstance(self._manifest.source, WaveSource | ChunkedSource | PatchSource)
         return [self.feeds([source]) for source in batch] if one_by_one else [self.feeds(batch)]
 
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
@@ -230,6 +234,9 @@ class SourceReader:
         if isinstance(source, ChunkedSource):
             (mel_MF,) = batch
             return part_feeds(np.asarray(mel_MF, np.float32), source)
+        if isinstance(source, PatchSource):
+            (pixels_CHW,) = batch
+            return patch_feeds(np.asarray(pixels_CHW, np.float32), source)
         name = _MEDIA.get(type(source))
         if name is not None:
             return {name: np.stack([np.asarray(values, np.float32) for values in batch])}

@@ -41,7 +41,9 @@ def padded(images: list[Tensor], size: int, most: int) -> dict[str, Tensor]:
         "pixel_values": torch.stack(
             [torch.nn.functional.pad(own, (0, 0, 0, most - len(own))) for own in flat]
         ),
-        "pixel_attention_mask": torch.stack([(torch.arange(most) < len(own)).int() for own in flat]),
+        "pixel_attention_mask": torch.stack(
+            [(torch.arange(most) < len(own)).int() for own in flat]
+        ),
         "spatial_shapes": torch.tensor([patch.shape[:2] for patch in patches]),
     }
 

@@ -1,0 +1,129 @@
+"""Images that keep their proportions, cut into flat patches.
+
+Shape letters: C channels, H height, W width, M squares of patches, J patches of a square, F numbers
+of a patch, S side of the table of positions.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ortolan.runtime.bundle.interface import COLUMN_WEIGHTS, PATCHES, ROW_WEIGHTS
+from ortolan.runtime.bundle.sources import PatchSource, PositionTable, WholeSquares
+from ortolan.runtime.errors import InputError
+from ortolan.runtime.inputs.images import normalized, read_values, resized
+
+__all__ = ["fitted_size", "patch_feeds", "read_whole"]
+
+Array = NDArray[np.float32]
+
+PRECISION, LARGEST = 1e-5, 100.0
+"""Where the bisection of a scale ends, and the largest scale, as in SigLIP 2."""
+
+
+def read_whole(image: Any, source: PatchSource) -> Array:
+    """Read an image and resize it to whole squares of patches, `(C, H, W)`.
+
+    Args:
+        image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
+        source: of the encoder.
+
+    Raises:
+        InputError: not an image, damaged, too large, or too narrow for the encoder.
+        MissingExtraError: Pillow is needed but not installed.
+    """
+    values_HWC = read_values(image, source)
+    height, width = fitted_size(values_HWC.shape[:2], source)
+    return normalized(resized(values_HWC, height, width, source), source)
+
+
+def fitted_size(size: tuple[int, ...], source: PatchSource) -> tuple[int, int]:
+    """Height and width to which an image is resized.
+
+    Raises:
+        InputError: it is so narrow that it would have more patches than the encoder reads.
+    """
+    if isinstance(source.size, WholeSquares):
+        height, width = _whole_squares(size, source.square, source.size)
+    else:
+        height, width = _most_patches(size, source)
+    if source.length(height, width) > source.vectors:
+        raise InputError(
+            f"An image of {size[1]} by {size[0]} pixels is too narrow for this model, which "
+            f"keeps proportions and reads {source.patches} patches. Crop it first."
+        )
+    return height, width
+
+
+def _most_patches(size: tuple[int, ...], source: PatchSource) -> tuple[int, int]:
+    """The largest size with as many patches as the encoder reads."""
+    low, high = PRECISION / 10, LARGEST
+    while high - low >= PRECISION:
+        scale = (low + high) / 2
+        height, width = _scaled_up(size, scale, source.square)
+        if source.length(height, width) <= source.vectors:
+            low = scale
+        else:
+            high = scale
+    return _scaled_up(size, low, source.square)
+
+
+def _scaled_up(size: tuple[int, ...], scale: float, side: int) -> tuple[int, int]:
+    """Both sides times a scale, rounded up to multiples of `side`."""
+    height, width = (max(side, math.ceil(length * scale / side) * side) for length in size)
+    return height, width
+
+
+def _whole_squares(size: tuple[int, ...], side: int, limits: WholeSquares) -> tuple[int, int]:
+    """Both sides rounded to multiples of `side`, within limits of their product."""
+    height, width = (max(side, round(length / side) * side) for length in size)
+    if height * width > limits.most:
+        factor = math.sqrt(math.prod(size) / limits.most)
+        height, width = (max(side, math.floor(own / factor / side) * side) for own in size)
+    elif height * width < limits.least:
+        factor = math.sqrt(limits.least / math.prod(size))
+        height, width = (math.ceil(own * factor / side) * side for own in size)
+    return height, width
+
+
+def patch_feeds(pixels_CHW: Array, source: PatchSource) -> dict[str, NDArray[Any]]:
+    """Return the graph inputs of an image that `read_whole` returns."""
+    size, side = source.patch, source.merge
+    channels, height, width = pixels_CHW.shape
+    rows, columns = height // size, width // size
+    grid = pixels_CHW.reshape(channels, rows, size, columns, size)
+    if source.layout == "channels_last":
+        patches = grid.transpose(1, 3, 2, 4, 0)
+    else:
+        repeated = np.broadcast_to(grid[:, None], (channels, source.frames, *grid.shape[1:]))
+        patches = repeated.transpose(2, 4, 0, 1, 3, 5)
+    feeds = {PATCHES: _in_squares(patches.reshape(rows, columns, -1), side)}
+    if isinstance(source.table, PositionTable):
+        shape = (rows, columns, source.table.side)
+        rows_HS = _interpolated(rows, source.table)[:, None]
+        columns_WS = _interpolated(columns, source.table)[None]
+        feeds[ROW_WEIGHTS] = _in_squares(np.broadcast_to(rows_HS, shape), side)
+        feeds[COLUMN_WEIGHTS] = _in_squares(np.broadcast_to(columns_WS, shape), side)
+    return feeds
+
+
+def _in_squares(values_HWF: Array, side: int) -> Array:
+    """Values of a grid of patches as `(M, J, F)`, square by square."""
+    rows, columns, numbers = values_HWF.shape
+    squares = values_HWF.reshape(rows // side, side, columns // side, side, numbers)
+    return np.ascontiguousarray(squares.swapaxes(1, 2)).reshape(-1, side**2, numbers)
+
+
+def _interpolated(count: int, table: PositionTable) -> Array:
+    """Weights `(count, S)` of the rows of a table for a grid with `count` rows."""
+    places_S = np.arange(table.side)
+    if table.interpolation == "corners":
+        centers, reach = np.linspace(0, table.side - 1, count), 1.0
+    else:
+        # a triangle covers at least its width in the grid, against aliasing
+        reach = max(table.side / count, 1.0)
+        centers = (np.arange(count) + 0.5) * (table.side / count) - 0.5
+    weights = np.maximum(1 - np.abs(places_S - centers[:, None]) / reach, 0)
+    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
