@@ -309,6 +309,18 @@ class Encoder(Model):
         vectors: NDArray[np.float32] = self._engine.encode({PIXELS: values[None]})[OUTPUT][0]
         return vectors
 
+    def columns(self, pixels: NDArray[np.float32]) -> int:
+        """Count the vectors in a row of an image that keeps its proportions, from its `pixels`.
+
+        Raises:
+            BundleKindError: the encoder reads something else.
+        """
+        source = self.manifest.source
+        if not isinstance(source, PatchSource):
+            expected = "an encoder of images that keep their proportions"
+            raise wrong_kind(self.manifest, what="columns", expected=expected)
+        return int(pixels.shape[2]) // source.square
+
     def states(self, inputs: Inputs, *, truncate: bool = False) -> list[NDArray[np.float32]]:
         """Compute a vector for each token of each input. Same arguments and errors as `embed`.
 

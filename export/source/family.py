@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 import onnx_ir as ir
@@ -27,7 +27,7 @@ from ortolan.export.source.patches import patch_source
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
-from ortolan.export.source.tiles import tiles_of
+from ortolan.export.source.tiles import VECTOR_TEXTS, tiles_of
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -141,10 +141,12 @@ def open_family(
     model = replace(model, keys=keys, left_out=checkpoint.left_out)
     if checkpoint.media is None:
         return model
-    return _reading(model, checkpoint.media, checkpoint)
+    return _reading(model, config, checkpoint.media, checkpoint)
 
 
-def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
+def _reading(
+    model: Exportable, text: ModelConfig, tower: Checkpoint, whole: Checkpoint
+) -> Exportable:
     """A decoder with the encoder of the images or sounds that it reads."""
     config = _sized(read_config(tower, EncoderConfig), tower.folder)
     encoder = open_family(config, tower, tokenizer=None, max_context=None)
@@ -157,9 +159,17 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         vectors=config.vectors,
         encoder=UNBUILT,
         tiles=tiles_of(config, tower.folder),
+        **_placing(text, config.model_type),
     )
     dictation = DICTATIONS.get(config.model_type)
     return replace(model, features=features, media=encoder, dictation=dictation)
+
+
+def _placing(config: ModelConfig, model_type: str) -> dict[str, Any]:
+    """How a decoder counts vectors, and the texts around them."""
+    texts = VECTOR_TEXTS.get(model_type, {})
+    has_axes = isinstance(config, DecoderConfig) and config.has_axes
+    return {"positions": "grid", **texts} if has_axes else dict(texts)
 
 
 def _sized(config: C, folder: Path) -> C:

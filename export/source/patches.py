@@ -7,8 +7,11 @@ import msgspec
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import (
+    BICUBIC,
     BILINEAR,
     BYTES,
+    CLIP_MEAN,
+    CLIP_STD,
     INERT,
     PREPROCESSOR,
     RESAMPLES,
@@ -20,6 +23,13 @@ from ortolan.export.source.preprocessing import (
 from ortolan.modeling.config import EncoderConfig, GridInput, GridPositions
 from ortolan.runtime.bundle.sources import PatchSource
 
+MOST_PATCHES = 1 << 12
+"""Patches of an image whose processor allows more: attention to all of them takes memory by their
+square, 1 GiB in Qwen3-VL."""
+
+OF_SIZES = ("min_pixels", "max_pixels")
+"""Older names of the limits in `size`."""
+
 ON = ("do_resize", "do_rescale", "do_normalize")
 """Steps that are always done."""
 
@@ -28,6 +38,11 @@ class PatchProcessor(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that are read, with the defaults that image processors share."""
 
     patch_size: int | None = None
+    merge_size: int | None = None
+    temporal_patch_size: int | None = None
+    size: dict[str, int | None] | None = None
+    min_pixels: int | None = None
+    max_pixels: int | None = None
     encoder_patch_size: int | None = None
     resample: int = BILINEAR
     rescale_factor: float = BYTES
@@ -69,11 +84,25 @@ PROCESSORS: Mapping[str, PatchProcessor] = {
         max_pixels_tolerance=2.0,
         use_thumbnail=True,
     ),
+    "Qwen2VL": PatchProcessor(
+        patch_size=14,
+        merge_size=2,
+        temporal_patch_size=2,
+        resample=BICUBIC,
+        image_mean=CLIP_MEAN,
+        image_std=CLIP_STD,
+        do_convert_rgb=True,
+        size={"shortest_edge": 56 * 56, "longest_edge": 28 * 28 * 1280},
+    ),
     "Siglip2": PatchProcessor(patch_size=16, max_num_patches=256),
 }
 """Defaults of the image processors of transformers, by the start of their class names."""
 
-PROCESSOR_OF: Mapping[str, str] = {"lfm2_vl": "Lfm2Vl"}
+PROCESSOR_OF: Mapping[str, str] = {
+    "lfm2_vl": "Lfm2Vl",
+    "qwen3_5": "Qwen2VL",
+    "qwen3_vl": "Qwen2VL",
+}
 """Image processor of a `model_type` whose file names none; of other models, `Siglip2`."""
 
 
@@ -94,12 +123,16 @@ def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
     if not isinstance(source, GridInput):
         raise TypeError("expected an encoder of patches")
     processor = read_patch_processor(config.model_type, folder)
-    sides = processor.patch_size or processor.encoder_patch_size, processor.downsample_factor or 1
-    if sides != (source.patch_size, source.merge):
+    own = (
+        processor.patch_size or processor.encoder_patch_size,
+        processor.merge_size or processor.downsample_factor or 1,
+        processor.temporal_patch_size or 1,
+    )
+    if own != (source.patch_size, source.merge, source.frames):
         raise _error(
-            f"patches of {source.patch_size} pixels and a downsample_factor of {source.merge}, as "
-            "in config.json",
-            f"{sides[0]} and {sides[1]}",
+            f"patches of {source.patch_size} pixels and {source.frames} frames in squares of "
+            f"{source.merge} by {source.merge}, as in config.json",
+            f"{own[0]}, {own[2]} and {own[1]}",
         )
     if not 0 <= processor.resample < len(RESAMPLES):
         raise _error(f"resample from 0 to {len(RESAMPLES) - 1}", processor.resample)
@@ -121,6 +154,8 @@ def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
     if isinstance(config.positions, GridPositions):
         table = config.positions
         fields["table"] = {"side": table.side, "interpolation": table.interpolation}
+    if config.has_axes:
+        fields["axes"] = True
     try:
         return msgspec.convert(fields, PatchSource)
     except msgspec.ValidationError as error:
@@ -140,6 +175,8 @@ def read_patch_processor(model_type: str, folder: Path | None) -> PatchProcessor
     if defaults is None:
         raise _error(f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", named)
     own = {key for key in PatchProcessor.__struct_fields__ if getattr(defaults, key) is not None}
+    if defaults.size is not None:
+        own.update(OF_SIZES)
     unknown = values.keys() - own - INERT - set(ON)
     if unknown:
         raise _error(f"keys of {named}", ", ".join(sorted(unknown))[:200])
@@ -155,6 +192,8 @@ def read_patch_processor(model_type: str, folder: Path | None) -> PatchProcessor
 
 def _sizes(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
     """The most patches of an image, and the rule that chooses its size."""
+    if processor.size is not None:
+        return _pixels(processor, source)
     least, most = processor.min_image_tokens, processor.max_image_tokens
     if least is None or most is None:
         return {"patches": processor.max_num_patches, "size": {"by": "most_patches"}}
@@ -166,6 +205,26 @@ def _sizes(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
             "by": "whole_squares",
             "least": least * square**2,
             "most": most * square**2,
+        },
+    }
+
+
+def _pixels(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
+    """Limits of the pixels of an image, of which the upper one is at most `MOST_PATCHES`."""
+    limits = processor.size or {}
+    least = processor.min_pixels or limits.get("shortest_edge")
+    most = processor.max_pixels or limits.get("longest_edge")
+    area = source.patch_size**2
+    if least is None or most is None or not 1 <= least <= most or most < area * source.merge**2:
+        raise _error("size with a shortest_edge and a longest_edge, in pixels", processor.size)
+    squares = min(most // area, MOST_PATCHES) // source.merge**2
+    patches = squares * source.merge**2
+    return {
+        "patches": patches,
+        "size": {
+            "by": "whole_squares",
+            "least": min(least, patches * area),
+            "most": min(most, patches * area),
         },
     }
 

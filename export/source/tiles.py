@@ -31,6 +31,11 @@ TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
 }
 """Texts around the vectors of tiles, as a `model_type` learned them; others read no tiles."""
 
+_QWEN = {"before": "<|vision_start|>", "after": "<|vision_end|>"}
+
+VECTOR_TEXTS: Mapping[str, Mapping[str, str]] = {"qwen3_5": _QWEN, "qwen3_vl": _QWEN}
+"""Texts around the vectors of an image that chat templates write, by `model_type`."""
+
 ALWAYS_CUT = frozenset({"internvl"})
 """Types whose processor in transformers cuts images even if `crop_to_patches` is false."""
 

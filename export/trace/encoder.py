@@ -19,6 +19,7 @@ from ortolan.modeling.config import (
     TokenInput,
     WaveInput,
 )
+from ortolan.modeling.config.positions import AXES
 from ortolan.modeling.layers.grid import Grid
 from ortolan.runtime.bundle.interface import (
     COLUMN_WEIGHTS,
@@ -28,6 +29,7 @@ from ortolan.runtime.bundle.interface import (
     OUTPUT,
     PATCHES,
     PIXELS,
+    POSITIONS,
     ROW_WEIGHTS,
     TYPES,
     WAVE,
@@ -49,12 +51,16 @@ class _GridGraph(Entry):
     """From the patches of an image and their places to the output of the head."""
 
     def forward(
-        self, patches: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
+        self,
+        patches: Tensor,
+        rows: Tensor | None = None,
+        columns: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         encoder = cast(EncoderModel, self.model)
         grid = None
         if rows is not None and columns is not None:
-            grid = Grid(as_input(encoder, rows), as_input(encoder, columns))
+            grid = Grid(as_input(encoder, rows), as_input(encoder, columns), positions)
         out: Tensor = encoder(as_input(encoder, patches), grid=grid)
         return out.float()
 
@@ -94,7 +100,8 @@ def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
         case PatchInput():
             return (PIXELS,)
         case GridInput() if isinstance(config.positions, GridPositions):
-            return (PATCHES, ROW_WEIGHTS, COLUMN_WEIGHTS)
+            places = (POSITIONS,) if config.has_axes else ()
+            return (PATCHES, ROW_WEIGHTS, COLUMN_WEIGHTS, *places)
         case GridInput():
             return (PATCHES,)
         case AudioInput():
@@ -144,4 +151,7 @@ def _grid_example(
     if isinstance(config.positions, GridPositions):
         sizes += [config.positions.side] * 2
     examples = tuple(torch.zeros(2, grid.merge**2, size) for size in sizes)
+    if config.has_axes:
+        positions = torch.zeros(2, grid.merge**2, AXES, dtype=torch.int64)
+        examples = (*examples, positions)
     return examples, tuple({0: "squares"} for _ in examples)

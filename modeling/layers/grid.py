@@ -19,7 +19,7 @@ class Grid(NamedTuple):
     Attributes:
         rows: `(M, J, S)`.
         columns: `(M, J, S)`.
-        positions: int64 `(1, M * J, 3)`; time 0, row and column, for rotary positions with axes.
+        positions: int64 `(M, J, 3)`; time 0, row and column, for rotary positions with axes.
     """
 
     rows: Tensor
@@ -38,7 +38,7 @@ class Grid(NamedTuple):
         return cls(
             in_squares(rows_YS, side),
             in_squares(columns_XS, side),
-            in_squares(positions_YXA, side).flatten(0, 1)[None],
+            in_squares(positions_YXA, side),
         )
 
 

@@ -355,7 +355,7 @@ class EncoderModel(Stack):
             # attention sees all chunks of a sound, or all patches of an image
             x_BTE = x_BTE.reshape(1, -1, x_BTE.shape[-1])
         relatives = self.relatives(positions, length, x_BTE.dtype)
-        angles = self.angles(None if grid is None else grid.positions)
+        angles = self.angles(_of_patches(grid))
         layers = zip(self.layers, angles, relatives, strict=True)
         read = self.config.head.early if isinstance(self.config.head, FeatureHead) else ()
         early = []
@@ -453,6 +453,13 @@ class EncoderDecoderModel(TransformerModel):
     ) -> tuple[Tensor, list[Memory]]:
         """Continue sequences after their sources; see `DecoderModel.step`."""
         return self.decoder.step(input_ids, step, cache, logit_positions, source)
+
+
+def _of_patches(grid: Grid | None) -> Tensor | None:
+    """Positions `(1, T, 3)` of the patches of an image."""
+    if grid is None or grid.positions is None:
+        return None
+    return grid.positions.reshape(1, -1, grid.positions.shape[-1])
 
 
 def build(config: ModelConfig) -> TransformerModel:

@@ -140,6 +140,8 @@ def _patches(source: PatchSource) -> dict[str, tuple[str, Shape]]:
     if isinstance(source.table, PositionTable):
         weights: tuple[str, Shape] = ("float32", ("squares", square, source.table.side))
         inputs |= {ROW_WEIGHTS: weights, COLUMN_WEIGHTS: weights}
+    if source.axes:
+        inputs[POSITIONS] = ("int64", ("squares", square, 3))
     return inputs
 
 

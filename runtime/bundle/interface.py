@@ -26,7 +26,6 @@ from ortolan.runtime.bundle.sources import (
     ChunkedSource,
     ImageSource,
     PatchSource,
-    PositionTable,
     TextSource,
     WaveSource,
 )
@@ -97,7 +96,7 @@ int64 `(batch, sequence)` the row that replaces its embedding; 0 keeps it, so ro
 
 POSITIONS = "position_ids"
 """Input of a decoder that reads images as grids: time, row and column of each token, int64
-`(batch, sequence, 3)`."""
+`(batch, sequence, 3)`. With patches, `(squares, patches, 3)`, where the time is 0."""
 
 PREVIOUS = "previous_states"
 """Input of a head that predicts further tokens, float32 `(batch, sequence, size)`: the state before
@@ -167,10 +166,9 @@ def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
     match manifest.source:
         case ImageSource():
             return (PIXELS,)
-        case PatchSource(table=PositionTable()):
-            return (PATCHES, ROW_WEIGHTS, COLUMN_WEIGHTS)
-        case PatchSource():
-            return (PATCHES,)
+        case PatchSource() as patches:
+            weights = (ROW_WEIGHTS, COLUMN_WEIGHTS) if patches.table else ()
+            return (PATCHES, *weights, *((POSITIONS,) if patches.axes else ()))
         case AudioSource():
             return (MEL,)
         case WaveSource():

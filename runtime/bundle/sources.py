@@ -223,6 +223,7 @@ class PatchSource(
             columns.
         size: the size to which an image is resized.
         table: positions of the patches; left out if the graph knows none.
+        axes: whether the graph also reads a time, a row and a column of each patch.
         mean: one value per channel.
         std: one value per channel.
         scale: factor for pixel values, usually 1/255.
@@ -239,6 +240,7 @@ class PatchSource(
     layout: Literal["channels_first", "channels_last"]
     size: MostPatches | WholeSquares
     table: PositionTable | msgspec.UnsetType = msgspec.UNSET
+    axes: bool = False
     mean: tuple[float, ...]
     std: tuple[Annotated[float, Meta(gt=0)], ...]
     scale: Annotated[float, Meta(gt=0)]

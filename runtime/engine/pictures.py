@@ -117,7 +117,8 @@ class Pictures:
             compute: computes its vectors `(P, E)`, if they are not kept.
             columns: vectors in a row of the image, if rows matter.
         """
-        digest = hashlib.sha256(pixels.tobytes() + f"{columns}".encode()).digest()
+        # images of other proportions may have the same bytes
+        digest = hashlib.sha256(f"{pixels.shape}".encode() + pixels.tobytes()).digest()
         with self._lock:
             picture = self._kept.get(digest)
             if picture is not None:

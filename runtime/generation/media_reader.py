@@ -52,7 +52,8 @@ class MediaReader:
             return self._tiled(medium.value, tiles, tokenizer)
         encoder = self._encoder
         pixels = encoder.pixels(medium.value)
-        picture = self._pictures.find(pixels, lambda: encoder.vectors(pixels))
+        columns = encoder.columns(pixels) if self._pictures.are_grids else None
+        picture = self._pictures.find(pixels, lambda: encoder.vectors(pixels), columns=columns)
         return Seen(picture, picture.ids)
 
     def _tiled(self, image: Any, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:

@@ -5,12 +5,12 @@ of a patch, S side of the table of positions.
 """
 
 import math
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import COLUMN_WEIGHTS, PATCHES, ROW_WEIGHTS
+from ortolan.runtime.bundle.interface import COLUMN_WEIGHTS, PATCHES, POSITIONS, ROW_WEIGHTS
 from ortolan.runtime.bundle.sources import PatchSource, PositionTable, WholeSquares
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.images import normalized, read_values, resized
@@ -18,6 +18,8 @@ from ortolan.runtime.inputs.images import normalized, read_values, resized
 __all__ = ["fitted_size", "patch_feeds", "read_whole"]
 
 Array = NDArray[np.float32]
+
+T = TypeVar("T", bound=np.generic)
 
 PRECISION, LARGEST = 1e-5, 100.0
 """Where the bisection of a scale ends, and the largest scale, as in SigLIP 2."""
@@ -106,10 +108,13 @@ def patch_feeds(pixels_CHW: Array, source: PatchSource) -> dict[str, NDArray[Any
         columns_WS = _interpolated(columns, source.table)[None]
         feeds[ROW_WEIGHTS] = _in_squares(np.broadcast_to(rows_HS, shape), side)
         feeds[COLUMN_WEIGHTS] = _in_squares(np.broadcast_to(columns_WS, shape), side)
+    if source.axes:
+        places = np.indices((1, rows, columns), np.int64)[:, 0].transpose(1, 2, 0)
+        feeds[POSITIONS] = _in_squares(places, side)
     return feeds
 
 
-def _in_squares(values_HWF: Array, side: int) -> Array:
+def _in_squares(values_HWF: NDArray[T], side: int) -> NDArray[T]:
     """Values of a grid of patches as `(M, J, F)`, square by square."""
     rows, columns, numbers = values_HWF.shape
     squares = values_HWF.reshape(rows // side, side, columns // side, side, numbers)
