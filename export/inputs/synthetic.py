@@ -220,7 +220,8 @@ def _picture(source: PatchSource, random: np.random.Generator) -> NDArray[np.uin
     most = min(source.vectors, PICTURE_SQUARES)
     rows = int(most ** random.random())
     columns = most // rows
-    (image,) = noise((rows * source.square, columns * source.square, source.channels), random, 1)
+    shape = rows * source.square, columns * source.square, source.channels
+    image: NDArray[np.uint8] = noise(shape, random, 1)[0]
     return image
 
 

@@ -59,7 +59,8 @@ def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource | Patch
             values_HWC = _crop(values_HWC.swapaxes(0, axis), size).swapaxes(0, axis)
     normal_HWC = (values_HWC * source.scale - np.array(source.mean)) / np.array(source.std)
     if isinstance(source, PatchSource):
-        return normal_HWC.transpose(2, 0, 1)
+        pixels_CHW: Array = normal_HWC.transpose(2, 0, 1)
+        return pixels_CHW
     pixels_HWC = np.zeros((source.height, source.width, source.channels))
     pixels_HWC[: normal_HWC.shape[0], : normal_HWC.shape[1]] = normal_HWC
     return pixels_HWC.transpose(2, 0, 1)

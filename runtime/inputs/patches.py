@@ -123,12 +123,14 @@ def _in_squares(values_HWF: NDArray[T], side: int) -> NDArray[T]:
 
 def _interpolated(count: int, table: PositionTable) -> Array:
     """Weights `(count, S)` of the rows of a table for a grid with `count` rows."""
-    places_S = np.arange(table.side)
+    reach = 1.0
     if table.interpolation == "corners":
-        centers, reach = np.linspace(0, table.side - 1, count), 1.0
+        centers_H = np.linspace(0, table.side - 1, count)
     else:
         # a triangle covers at least its width in the grid, against aliasing
         reach = max(table.side / count, 1.0)
-        centers = (np.arange(count) + 0.5) * (table.side / count) - 0.5
-    weights = np.maximum(1 - np.abs(places_S - centers[:, None]) / reach, 0)
-    return (weights / weights.sum(1, keepdims=True)).astype(np.float32)
+        centers_H = np.add(np.arange(count), 0.5) * (table.side / count) - 0.5
+    distances_HS = np.abs(np.arange(table.side) - centers_H[:, None]) / reach
+    weights_HS = np.maximum(1 - distances_HS, 0)
+    normal_HS: Array = (weights_HS / weights_HS.sum(1, keepdims=True)).astype(np.float32)
+    return normal_HS

@@ -50,7 +50,8 @@ def padded(images: list[Tensor], size: int, most: int) -> dict[str, Tensor]:
 
 def encoded(model: EncoderModel, pixels: Tensor) -> Tensor:
     source, positions = model.config.input, model.config.positions
-    assert isinstance(source, GridInput) and isinstance(positions, GridPositions)
+    assert isinstance(source, GridInput)
+    assert isinstance(positions, GridPositions)
     size = pixels.shape[1] // source.patch_size, pixels.shape[2] // source.patch_size
     grid = Grid.of(size, source.merge, positions)
     out: Tensor = model(flat_patches(pixels, source), grid=grid)
