@@ -225,6 +225,7 @@ def _pixels(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
             "by": "whole_squares",
             "least": min(least, patches * area),
             "most": min(most, patches * area),
+            "enlarges_narrow": True,
         },
     }
 

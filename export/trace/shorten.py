@@ -20,7 +20,9 @@ from ortolan.export.trace.sides import sides_of
 from ortolan.modeling.config import (
     BlockConfig,
     DecoderConfig,
+    EncoderConfig,
     EncoderDecoderConfig,
+    FeatureHead,
     ModelConfig,
     StackConfig,
 )
@@ -61,6 +63,8 @@ def shorten(config: C) -> tuple[C, Blocks]:
     for prefix, stack in sides_of(config).stacks.items():
         kinds = _kinds(stack.blocks)
         of_layers[prefix] = [*map(kinds.index, stack.blocks[:-1]), len(kinds)]
+        if _reads_layers(stack):
+            of_layers[prefix] = range(len(stack.blocks))
         is_decoder = isinstance(stack, DecoderConfig)
         names = ("decoder", PAST, PRESENT, CROSS) if is_decoder else ("encoder",)
         weights = () if stack.shared_block else (f"{prefix}blocks",)
@@ -84,8 +88,17 @@ def _kinds(blocks: Sequence[BlockConfig]) -> list[BlockConfig]:
     return list(dict.fromkeys(blocks[:-1]))
 
 
+def _reads_layers(stack: ModelConfig) -> bool:
+    """Whether a head reads some layers by their numbers, so that all have to be traced."""
+    return isinstance(stack, EncoderConfig) and (
+        isinstance(stack.head, FeatureHead) and len(stack.head.early) > 0
+    )
+
+
 def _shortened(config: C) -> C:
     match config:
+        case _ if _reads_layers(config):
+            return config
         case EncoderDecoderConfig(encoder=encoder, decoder=decoder):
             return replace(config, encoder=_shortened(encoder), decoder=_shortened(decoder))
         case StackConfig(blocks=blocks):

@@ -179,10 +179,13 @@ class WholeSquares(
     Attributes:
         least: fewest pixels.
         most: most pixels.
+        enlarges_narrow: an image with a side of less than half a square is scaled to the fewest
+            pixels, too.
     """
 
     least: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_PIXELS)]
     most: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_PIXELS)]
+    enlarges_narrow: bool = False
 
 
 class PositionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

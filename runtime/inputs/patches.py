@@ -80,7 +80,8 @@ def _scaled_up(size: tuple[int, ...], scale: float, side: int) -> tuple[int, int
 
 def _whole_squares(size: tuple[int, ...], side: int, limits: WholeSquares) -> tuple[int, int]:
     """Both sides rounded to multiples of `side`, within limits of their product."""
-    height, width = (max(side, round(length / side) * side) for length in size)
+    least = 0 if limits.enlarges_narrow else side
+    height, width = (max(least, round(length / side) * side) for length in size)
     if height * width > limits.most:
         factor = math.sqrt(math.prod(size) / limits.most)
         height, width = (max(side, math.floor(own / factor / side) * side) for own in size)

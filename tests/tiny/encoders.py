@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.tiny.decoders import LLAMA, VOCABULARY
-from tests.tiny.hybrids import LFM2
+from tests.tiny.hybrids import LFM2, QWEN3_5
 
 PAD = 1
 
@@ -142,6 +142,49 @@ INTERNVL: dict[str, Any] = {
     "architectures": ["InternVLForConditionalGeneration"],
     "vision_config": _tower("internvl_vision", "gelu") | {"layer_scale_init_value": 0.7},
     "text_config": LLAMA | {"model_type": "qwen2", "tie_word_embeddings": True},
+    "image_token_id": 5,
+}
+
+QWEN_VISION: dict[str, Any] = {
+    "depth": 4,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": LLAMA["hidden_size"],
+    "num_position_embeddings": 36,
+}
+
+AXES = {
+    "rope_parameters": {
+        "rope_type": "default",
+        "rope_theta": 10_000.0,
+        "mrope_section": [4, 2, 2],
+        "mrope_interleaved": True,
+    }
+}
+
+QWEN3_VL: dict[str, Any] = {
+    "model_type": "qwen3_vl",
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "vision_config": QWEN_VISION
+    | {"model_type": "qwen3_vl_vision", "deepstack_visual_indexes": [0, 2]},
+    "text_config": {
+        **{key: LLAMA[key] for key in LLAMA if not key.startswith("rope")},
+        **AXES,
+        "model_type": "qwen3_vl_text",
+        "architectures": None,
+        "head_dim": 16,
+    },
+    "image_token_id": 5,
+}
+
+QWEN3_5_VL: dict[str, Any] = {
+    "model_type": "qwen3_5",
+    "architectures": ["Qwen3_5ForConditionalGeneration"],
+    "vision_config": QWEN_VISION | {"model_type": "qwen3_5_vision"},
+    "text_config": QWEN3_5
+    | {"rope_parameters": AXES["rope_parameters"] | {"partial_rotary_factor": 0.25}},
     "image_token_id": 5,
 }
 
@@ -354,7 +397,7 @@ _ALL: tuple[dict[str, Any], ...] = (
         for name, (classes, values) in _MASKED.items()
     ),
     *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),
-    *(INTERNVL, QWEN3_ASR, MARIAN, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
+    *(INTERNVL, QWEN3_ASR, QWEN3_VL, QWEN3_5_VL, MARIAN, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
     *(SIGLIP2, SIGLIP2_TEXT, SIGLIP2_VISION, LFM2_VL),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}

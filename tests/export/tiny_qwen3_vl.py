@@ -1,0 +1,53 @@
+"""A Qwen3-VL or Qwen 3.5 with random weights, a tokenizer, a chat template and a processor."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.export import tiny_models
+from tests.modeling.tiny_models import reference_model
+from tests.tiny.encoders import QWEN3_5_VL, QWEN3_VL
+
+START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+
+TEMPLATE = (
+    "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
+    "{% for part in m.content %}{% if part.type == 'image' %}"
+    f"{START}{PAD}{END}"
+    "{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}</s>{% endfor %}"
+    "{% if add_generation_prompt %}A:{% endif %}"
+)
+
+LEAST, MOST = 2 * 8 * 8, 24 * 8 * 8
+"""Pixels of an image: 2 to 24 squares of 2 by 2 patches of 4 pixels."""
+
+CONTEXT = 512
+
+
+def write(folder: Path, values: dict[str, Any] = QWEN3_VL, **text: Any) -> None:
+    """Write the checkpoint; `text` changes the language model."""
+    tokenizer = tiny_models.tokenizer()
+    tokenizer.add_special_tokens([START, PAD, END])
+    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": CONTEXT}
+    values = values | {
+        "image_token_id": tokenizer.token_to_id(PAD),
+        "vision_start_token_id": tokenizer.token_to_id(START),
+        "vision_end_token_id": tokenizer.token_to_id(END),
+        "text_config": values["text_config"] | sizes | text,
+    }
+    model = reference_model(values, architecture=values["architectures"][0])
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": LEAST, "longest_edge": MOST},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+
+
