@@ -159,16 +159,14 @@ def trace_decoder(
         if reads_images:
             vectors = torch.zeros(5, config.feature_width)
             rows = torch.zeros_like(cast(Tensor, arguments[0]))
-            more, more_axes = (vectors, rows), ({0: "features"}, axes[0])
+            arguments = (*arguments[:-1], vectors, rows, arguments[-1])
+            axes = (*axes[:-1], {0: "features"}, axes[0], axes[-1])
             inputs += [FEATURES, FEATURE_ROWS]
-            if config.has_axes:
-                positions = torch.zeros(*rows.shape, AXES, dtype=torch.int64)
-                more, more_axes = (*more, positions), (*more_axes, axes[0])
-                inputs += [POSITIONS]
-            arguments, axes = (
-                (*arguments[:-1], *more, arguments[-1]),
-                (*axes[:-1], *more_axes, axes[-1]),
-            )
+        if reads_images and config.has_axes:
+            positions = torch.zeros(*cast(Tensor, arguments[0]).shape, AXES, dtype=torch.int64)
+            arguments = (*arguments[:-1], positions, arguments[-1])
+            axes = (*axes[:-1], axes[0], axes[-1])
+            inputs += [POSITIONS]
         if is_head:
             ids = cast(Tensor, arguments[0])
             previous = torch.zeros(*ids.shape, config.hidden_size)

@@ -93,7 +93,7 @@ def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]]
     """
     left, all_positions = iter(grids), []
     for ids in ids_BS.tolist():
-        positions: list[tuple[int, int, int]] = []
+        positions: list[tuple[int, ...]] = []
         start = place = 0
         while place < len(ids):
             if ids[place] != token:

@@ -102,7 +102,9 @@ def patch_feeds(pixels_CHW: Array, source: PatchSource) -> dict[str, NDArray[Any
     else:
         repeated = np.broadcast_to(grid[:, None], (channels, source.frames, *grid.shape[1:]))
         patches = repeated.transpose(2, 4, 0, 1, 3, 5)
-    feeds = {PATCHES: _in_squares(patches.reshape(rows, columns, -1), side)}
+    feeds: dict[str, NDArray[Any]] = {
+        PATCHES: _in_squares(patches.reshape(rows, columns, -1), side)
+    }
     if isinstance(source.table, PositionTable):
         shape = (rows, columns, source.table.side)
         rows_HS = _interpolated(rows, source.table)[:, None]

@@ -1,5 +1,6 @@
 """Decoders that read images as rows and columns of vectors: Qwen3-VL and Qwen 3.5."""
 
+import shutil
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from tests.export import tiny_qwen3_vl
 from tests.runtime.damaged_bundles import edit_json, put
-from tests.tiny.encoders import QWEN3_5_VL, QWEN3_VL
+from tests.tiny.encoders import QWEN3_5_VL
 
 import ortolan
 from ortolan.export.options import ExportOptions
@@ -20,8 +21,6 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.shifts import Shift
 
 NEW = 8
-
-CHECKPOINTS: dict[str, dict[str, Any]] = {"qwen3_vl": QWEN3_VL, "qwen3_5": QWEN3_5_VL}
 
 
 def picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
@@ -63,7 +62,7 @@ def expected_tokens(model: Decoder, checkpoint: Path, prompts: Sequence[Any]) ->
     from transformers import AutoModelForImageTextToText
     from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-    reference = AutoModelForImageTextToText.from_pretrained(checkpoint).eval()
+    reference: Any = AutoModelForImageTextToText.from_pretrained(checkpoint)
     processor = Qwen2VLImageProcessorPil.from_pretrained(checkpoint)
     assert model.tokenizer is not None
     features = model.manifest.features
@@ -135,9 +134,7 @@ def test_images_of_other_proportions_differ_even_with_the_same_values(model: Dec
     first, second = (model._reader(model.tokenizer).prompts([prompt], {})[0] for prompt in prompts)
     assert first.pictures[0].columns == 6
     assert second.pictures[0].columns == 2
-    assert set(first.prompt) & set(second.prompt) == set(first.prompt) - set(
-        first.pictures[0].ids
-    )
+    assert not {*first.pictures[0].ids} & {*second.prompt}
 
 
 def logits_after(runner: Runner, parts: Sequence[Sequence[int]]) -> NDArray[np.float32]:
@@ -206,8 +203,6 @@ def test_a_chat_writes_the_tokens_around_an_image(model: Decoder) -> None:
 
 
 def test_another_meaning_of_positions_is_refused(folder: Path, tmp_path: Path) -> None:
-    import shutil
-
     copied = Path(shutil.copytree(folder, tmp_path / "copy"))
     edit_json(copied, "manifest.json", put("images", "positions", value="sequence"))
     with pytest.raises(BundleError, match="position_ids"):

@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.export import tiny_models
 from tests.modeling.tiny_models import reference_model
-from tests.tiny.encoders import QWEN3_5_VL, QWEN3_VL
+from tests.tiny.encoders import QWEN3_VL
 
 START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 
@@ -49,5 +49,3 @@ def write(folder: Path, values: dict[str, Any] = QWEN3_VL, **text: Any) -> None:
         "image_std": [0.5, 0.5, 0.5],
     }
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
-
-
