@@ -1,6 +1,7 @@
 """Encoders of images that keep their proportions: bundles against transformers."""
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,13 @@ from transformers import PreTrainedModel
 
 import ortolan
 from ortolan.export.errors import OptionError
+from ortolan.export.options import ExportOptions
 from ortolan.export.source.patches import PROCESSORS, patch_source
 from ortolan.export.source.tiles import tiles_of
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
 from ortolan.modeling.config import EncoderConfig
-from ortolan.runtime import BundleFileError, Encoder, InputError, load, verify
+from ortolan.runtime import BundleFileError, Decoder, Encoder, InputError, load, verify
 from ortolan.runtime.bundle.parts import Oversized, Tiles
 from ortolan.runtime.bundle.sources import MostPatches, PatchSource, WholeSquares
 from ortolan.runtime.inputs.patches import fitted_size, read_whole
@@ -128,19 +130,34 @@ def test_vectors_are_those_of_padded_images(model: Encoder, checkpoint: Path) ->
 
 
 @pytest.mark.parametrize(
-    "options",
-    [{"precision": "fp16"}, {"precision": "int8"}, {"precision": "int4", "effort": "quick"}],
-    ids=str,
+    ("precision", "least"),
+    [("int8", 0.999), pytest.param("fp16", 0.9999, marks=pytest.mark.slow), ("int4", 0.9)],
 )
 def test_other_precisions_give_similar_vectors(
-    options: dict[str, Any], model: Encoder, checkpoint: Path, tmp_path: Path
+    precision: Any, least: float, model: Encoder, checkpoint: Path, tmp_path: Path
 ) -> None:
-    ortolan.export(checkpoint, tmp_path / "bundle", allow_poor=True, **options)
+    poor = ExportOptions(allow_poor=True)
+    ortolan.export(checkpoint, tmp_path / "bundle", precision=precision, options=poor)
+    assert verify(tmp_path / "bundle", isolate=False).verdict == "PASS"
     other = load(tmp_path / "bundle", Encoder, threads=1)
     for size in ((30, 17), (5, 37)):
         ours, same = other.states([picture(*size)])[0], model.states([picture(*size)])[0]
         lengths = np.linalg.norm(ours, axis=1) * np.linalg.norm(same, axis=1)
-        assert ((ours * same).sum(1) / lengths).mean() > 0.97
+        assert ((ours * same).sum(1) / lengths).mean() > least
+
+
+@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+def test_low_bit_models_of_images_answer_alike_however_they_are_called(
+    precision: Any, lfm2_vl: Path, tmp_path: Path
+) -> None:
+    poor = ExportOptions(allow_poor=True)
+    ortolan.export(lfm2_vl, tmp_path / "bundle", precision=precision, options=poor)
+    assert verify(tmp_path / "bundle", isolate=False).verdict == "PASS"
+    decoder = load(tmp_path / "bundle", Decoder, threads=1)
+    prompts: list[Any] = [[{"image": picture(*size)}, "say"] for size in ((12, 30), (40, 20))]
+    alone = [decoder.generate(prompt, max_new_tokens=6).tokens for prompt in prompts]
+    again = [decoder.generate(prompt, max_new_tokens=6).tokens for prompt in reversed(prompts)]
+    assert again == alone[::-1]
 
 
 def test_verification_covers_sizes_and_pixels(bundle: Path) -> None:
@@ -163,8 +180,6 @@ def test_verification_covers_sizes_and_pixels(bundle: Path) -> None:
 def test_other_meanings_are_found(
     keys: tuple[str, ...], value: Any, bundle: Path, tmp_path: Path
 ) -> None:
-    import shutil
-
     out = Path(shutil.copytree(bundle, tmp_path / "bundle"))
     edit_json(out, "manifest.json", put("source", *keys, value=value))
     assert verify(out, isolate=False).verdict == "FAIL"
@@ -181,7 +196,7 @@ def test_sides_are_those_of_lfm2_vl(lfm2_vl: Path) -> None:
         cut = cut_oversized(image, source, grid, split=True)
         shapes = theirs["spatial_shapes"].tolist()
         assert [[side // 2 for side in part.shape[1:]] for part in cut.pixels] == shapes
-        assert theirs["image_sizes"][0] == list(cut.pixels[-1].shape[1:])
+        assert theirs["image_sizes"][0].tolist() == list(cut.pixels[-1].shape[1:])
         if cut.rows:
             assert (theirs["image_rows"][0], theirs["image_cols"][0]) == (cut.rows, cut.columns)
         for part, padded in zip(cut.pixels, theirs["pixel_values"], strict=True):
@@ -263,4 +278,4 @@ def test_tiles_need_an_encoder_that_reads_them(lfm2_vl: Path, tmp_path: Path) ->
 
 def test_attention_maps_are_refused(checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="any proportions"):
-        ortolan.export(checkpoint, tmp_path / "bundle", attention_maps=True)
+        ortolan.export(checkpoint, tmp_path / "bundle", options=ExportOptions(attention_maps=True))

@@ -1,4 +1,4 @@
-"""Tiny SmolVLM, Idefics3, InternVL and LFM2-VL: a tokenizer, a chat template and an image processor too."""
+"""Tiny models that read tiles, each with a tokenizer, a chat template and an image processor."""
 
 import json
 from collections.abc import Mapping
