@@ -11,7 +11,7 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.bundle.parts import Tiles
+from ortolan.runtime.bundle.parts import Oversized, Tiles
 from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
@@ -25,7 +25,7 @@ from ortolan.runtime.inputs.audio import Sound, read_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
 from ortolan.runtime.inputs.patches import patch_feeds, read_whole
 from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds
-from ortolan.runtime.inputs.tiles import Cut, cut
+from ortolan.runtime.inputs.tiles import Cut, cut, cut_oversized
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
@@ -264,6 +264,9 @@ class Encoder(Model):
 
         Raises what `pixels` raises.
         """
+        source = self.manifest.source
+        if isinstance(tiles.grid, Oversized) and isinstance(source, PatchSource):
+            return cut_oversized(image, source, tiles.grid, split=tiles.split)
         return cut(image, self._image_source(), tiles)
 
     def parts(self, sound: Sound, *, rate: int | None = None) -> list[NDArray[np.float32]]:
@@ -281,7 +284,12 @@ class Encoder(Model):
         return read_parts(sound, self._chunked_source(), rate=rate)
 
     def count(self, parts: Sequence[NDArray[np.float32]]) -> int:
-        """Return the number of vectors of the parts of a sound."""
+        """Return the number of vectors of pixels of images, or of the parts of a sound."""
+        match self.manifest.source:
+            case ImageSource():
+                return len(parts) * self.manifest.context_length
+            case PatchSource() as patches:
+                return sum(patches.length(*part.shape[1:]) for part in parts)
         source = self._chunked_source()
         return sum(source.length(part.shape[1]) for part in parts)
 

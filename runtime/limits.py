@@ -123,6 +123,9 @@ MAX_TILES_SIDE = 1 << 12
 MAX_TILES = 64
 """Tiles of an image that are chosen by its shape; published models have 12."""
 
+MAX_TILE_SIDE = 1 << 12
+"""Pixels of a side of a tile, where the encoder reads several sizes; published models have 512."""
+
 MAX_TILE_TEXT = 256
 """Characters of a text around the vectors of a tile."""
 

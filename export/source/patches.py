@@ -33,6 +33,9 @@ OF_SIZES = ("min_pixels", "max_pixels")
 ON = ("do_resize", "do_rescale", "do_normalize")
 """Steps that are always done."""
 
+DERIVED = ("size", "do_pad", "max_num_patches")
+"""Keys of LFM2-VL that change nothing: sizes follow from others, and no image is padded."""
+
 
 class PatchProcessor(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that are read, with the defaults that image processors share."""
@@ -175,9 +178,10 @@ def read_patch_processor(model_type: str, folder: Path | None) -> PatchProcessor
     if defaults is None:
         raise _error(f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", named)
     own = {key for key in PatchProcessor.__struct_fields__ if getattr(defaults, key) is not None}
+    derived = set(DERIVED) if defaults.max_image_tokens is not None else set()
     if defaults.size is not None:
-        own.update(OF_SIZES)
-    unknown = values.keys() - own - INERT - set(ON)
+        derived |= {*OF_SIZES}
+    unknown = values.keys() - own - derived - INERT - set(ON)
     if unknown:
         raise _error(f"keys of {named}", ", ".join(sorted(unknown))[:200])
     off = [key for key in ON if values.get(key) is False]

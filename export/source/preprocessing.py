@@ -215,6 +215,11 @@ def processor_values(folder: Path) -> dict[str, object]:
     return {str(name): value for name, value in values.items() if value is not None}
 
 
+def reads_image_tokens(folder: Path) -> bool:
+    """Whether a checkpoint's processor writes tokens around the vectors of images, by default."""
+    return _read(folder / PROCESSOR).get("use_image_special_tokens") is not False
+
+
 def _read(path: Path) -> dict[str, object]:
     if not path.is_file():
         return {}

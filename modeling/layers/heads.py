@@ -193,7 +193,9 @@ class AttentionPool(nn.Module):
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, E)`, ignoring padding."""
-        query_BQE = self.query.expand(x_BTE.shape[0], 1, -1)
+        query_BQE = self.query.view(1, 1, -1)
+        if x_BTE.shape[0] != 1:  # a graph of one image needs no sizes
+            query_BQE = query_BQE.expand(x_BTE.shape[0], -1, -1)
         pooled_BQE = self.attention(query_BQE, self.attention.states(x_BTE), lengths)
         out_BQE: Tensor = pooled_BQE + self.feed_forward(self.norm(pooled_BQE))
         return out_BQE[:, 0]

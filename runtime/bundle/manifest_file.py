@@ -13,6 +13,7 @@ import msgspec
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import NAME, READABLE, SCHEMA, File, Manifest, Speech, State
+from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
 from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
@@ -271,6 +272,10 @@ def _check_kind(manifest: Manifest) -> None:
         raise _refused(
             f"`{manifest.media}` in a decoder that takes whole prompts", "one of another kind"
         )
+    match manifest.features:
+        case Features(tiles=Tiles(grid=ClosestShape(least=a, most=b) | Oversized(least=a, most=b))):
+            if a > b:
+                raise _refused("`least` tiles up to `most`", f"{a} and {b}")
     if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:

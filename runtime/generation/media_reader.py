@@ -53,7 +53,7 @@ class MediaReader:
         encoder = self._encoder
         pixels = encoder.pixels(medium.value)
         columns = encoder.columns(pixels) if self._pictures.are_grids else None
-        picture = self._pictures.find(pixels, lambda: encoder.vectors(pixels), columns=columns)
+        picture = self._pictures.find((pixels,), lambda: encoder.vectors(pixels), columns=columns)
         return Seen(picture, picture.ids)
 
     def _tiled(self, image: Any, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:
@@ -66,7 +66,8 @@ class MediaReader:
             parts.pixels, lambda: np.concatenate([encoder.vectors(tile) for tile in parts.pixels])
         )
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        return Seen(picture, picture.between(tokens, features.token, features.vectors))
+        counts = [encoder.count((tile,)) for tile in parts.pixels]
+        return Seen(picture, picture.between(tokens, features.token, counts))
 
     def _sound(self, sound: Any, rate: int | None) -> Seen:
         encoder = self._encoder
@@ -77,7 +78,7 @@ class MediaReader:
                 f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
             )
         picture = self._pictures.find(
-            np.concatenate(parts, 1),
+            parts,
             lambda: np.concatenate([encoder.vectors(part) for part in parts]),
         )
         return Seen(picture, picture.ids)
