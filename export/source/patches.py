@@ -178,9 +178,8 @@ def read_patch_processor(model_type: str, folder: Path | None) -> PatchProcessor
     if defaults is None:
         raise _error(f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", named)
     own = {key for key in PatchProcessor.__struct_fields__ if getattr(defaults, key) is not None}
+    own.update(OF_SIZES if defaults.size is not None else ())
     derived = set(DERIVED) if defaults.max_image_tokens is not None else set()
-    if defaults.size is not None:
-        derived |= {*OF_SIZES}
     unknown = values.keys() - own - derived - INERT - set(ON)
     if unknown:
         raise _error(f"keys of {named}", ", ".join(sorted(unknown))[:200])
