@@ -162,6 +162,8 @@ class Features(
     def words(self) -> str:
         """Describe the number of vectors: `576 vectors each`."""
         tiled = isinstance(self.tiles, Tiles) and self.tiles.split
+        if self.positions == "grid":
+            return f"up to {self.vectors} vectors each"
         return f"{self.vectors} vectors {'per tile' if tiled else 'each'}"
 
 

@@ -15,6 +15,7 @@ from tests.export import (
     tiny_llava,
     tiny_models,
     tiny_qwen3_asr,
+    tiny_qwen3_vl,
     tiny_tiles,
 )
 from tests.export.test_hybrids import every_kind
@@ -73,6 +74,11 @@ def _tiles(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _grids(work: Path, out: Path) -> None:
+    tiny_qwen3_vl.write(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _hearer(work: Path, out: Path) -> None:
     tiny_qwen3_asr.write(work / "source")
     ortolan.export(work / "source", out)
@@ -107,6 +113,7 @@ MAKES: dict[str, Make] = {
     "exported-images": _images,
     "exported-reader": _reader,
     "exported-tiles": _tiles,
+    "exported-grids": _grids,
     "exported-hearer": _hearer,
     "exported-listener": _listener,
     "exported-writer": _writer,
