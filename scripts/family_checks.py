@@ -191,11 +191,11 @@ def _sources(manifest: Manifest) -> Sources:
         image = np.random.default_rng(0).integers(0, 256, (25, 41, 3)).astype(np.uint8)
         pixels = read_whole(image, source)
         feeds = patch_feeds(pixels, source)
-        shape = torch.tensor([[side // source.patch for side in pixels.shape[1:]]])
+        grid = torch.tensor([[side // source.patch for side in pixels.shape[1:]]])
         inputs = {
             "pixel_values": torch.from_numpy(feeds[PATCHES]).transpose(0, 1),
-            "pixel_attention_mask": torch.ones(1, int(shape.prod()), dtype=torch.int64),
-            "spatial_shapes": shape,
+            "pixel_attention_mask": torch.ones(1, int(grid.prod()), dtype=torch.int64),
+            "spatial_shapes": grid,
         }
         return Sources(arguments=[image], feeds=feeds, inputs=inputs)
     if isinstance(source, AudioSource):
