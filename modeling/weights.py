@@ -260,7 +260,7 @@ class Piece(NamedTuple):
         if self.target.transposed:
             return rows.T
         if self.target.last:
-            rows = rows.unflatten(-1, self.target.last)
+            rows = torch.unflatten(rows, -1, self.target.last)
         return rows.reshape((1,) * self.target.leading + tuple(rows.shape))
 
 

@@ -23,8 +23,8 @@ from ortolan.runtime.encoding.token_classification import Aggregation, TokenClas
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound, read_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.patches import patch_feeds, read_whole
-from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds
+from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds, patch_feeds
 from ortolan.runtime.inputs.tiles import Cut, cut, cut_oversized
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService

@@ -125,7 +125,7 @@ def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
     source = config.input
     if not isinstance(source, GridInput):
         raise TypeError("expected an encoder of patches")
-    processor = read_patch_processor(config.model_type, folder)
+    processor = read_patch_processor(config, folder)
     own = (
         processor.patch_size or processor.encoder_patch_size,
         processor.merge_size or processor.downsample_factor or 1,
@@ -165,14 +165,18 @@ def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
         raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
 
 
-def read_patch_processor(model_type: str, folder: Path | None) -> PatchProcessor:
+def read_patch_processor(config: EncoderConfig, folder: Path | None) -> PatchProcessor:
     """The keys of a checkpoint's image processor over its defaults.
+
+    Sizes of patches that the file leaves out are those of the model.
 
     Raises:
         OptionError: see `patch_source`.
     """
     values = {} if folder is None else processor_values(folder)
-    named = str(values.get("image_processor_type") or PROCESSOR_OF.get(model_type, "Siglip2"))
+    named = str(
+        values.get("image_processor_type") or PROCESSOR_OF.get(config.model_type, "Siglip2")
+    )
     suffix = next((suffix for suffix in SUFFIXES if named.endswith(suffix)), "")
     defaults = PROCESSORS.get(named.removesuffix(suffix))
     if defaults is None:
@@ -186,11 +190,23 @@ def read_patch_processor(model_type: str, folder: Path | None) -> PatchProcessor
     off = [key for key in ON if values.get(key) is False]
     if off:
         raise _error(f"{off[0]} true", "false")
-    given = {key: values[key] for key in own if key in values}
+    given = _of_model(defaults, config) | {key: values[key] for key in own if key in values}
     try:
         return msgspec.convert(msgspec.structs.asdict(defaults) | given, type=PatchProcessor)
     except msgspec.ValidationError as error:
         raise _error("a JSON object of an image processor", str(error)[:200]) from error
+
+
+def _of_model(defaults: PatchProcessor, config: EncoderConfig) -> dict[str, object]:
+    """Defaults that depend on the patches of a model."""
+    if not isinstance(config.input, GridInput):
+        raise TypeError("expected an encoder of patches")
+    size = config.input.patch_size
+    if defaults.encoder_patch_size is None:
+        return {"patch_size": size}
+    tile = (defaults.tile_size or 0) // defaults.encoder_patch_size * size
+    side = config.input.merge
+    return {"encoder_patch_size": size, "downsample_factor": side, "tile_size": tile}
 
 
 def _sizes(processor: PatchProcessor, source: GridInput) -> dict[str, object]:

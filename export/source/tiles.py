@@ -82,7 +82,7 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.Unse
 
 def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.UnsetType:
     """How images are cut for an encoder that keeps their proportions."""
-    processor = read_patch_processor(config.model_type, folder)
+    processor = read_patch_processor(config, folder)
     if processor.max_pixels_tolerance is None or processor.max_image_tokens is None:
         return msgspec.UNSET
     source = patch_source(config, folder)

@@ -1,11 +1,24 @@
 """Outputs for made-up inputs, to check that a bundle runs or to compare two ways of running it."""
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE, inputs_of
+from ortolan.runtime.bundle.interface import (
+    COLUMN_WEIGHTS,
+    IDS,
+    LENGTHS,
+    MEL,
+    PATCHES,
+    PIXELS,
+    POSITIONS,
+    ROW_WEIGHTS,
+    TYPES,
+    WAVE,
+    inputs_of,
+)
 from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import (
@@ -13,13 +26,14 @@ from ortolan.runtime.bundle.sources import (
     ChunkedSource,
     ImageSource,
     PatchSource,
+    PositionTable,
     TextSource,
     WaveSource,
 )
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.shifts import AXES
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.inputs.patches import patch_feeds
 
 __all__ = ["sample_outputs"]
 
@@ -54,10 +68,8 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
         case ImageSource(channels=channels, height=height, width=width):
             values = np.linspace(-1, 1, channels * height * width, dtype=np.float32)
             return {PIXELS: values.reshape(1, channels, height, width)}
-        case PatchSource(square=side, channels=channels, vectors=most) as patches:
-            columns = min(2, most)
-            values = np.linspace(-1, 1, channels * side**2 * columns, dtype=np.float32)
-            return patch_feeds(values.reshape(channels, side, side * columns), patches)
+        case PatchSource() as patches:
+            return _patches(patches)
         case AudioSource(bins=bins, frames=frames):
             levels = np.linspace(-1, 1, bins * frames, dtype=np.float32)
             return {MEL: levels.reshape(1, bins, frames)}
@@ -77,6 +89,20 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
     if TYPES in inputs_of(ENCODER, manifest):
         texts[TYPES] = np.array([[index % 2 for index in range(len(ids))]], np.int64)
     return texts
+
+
+def _patches(source: PatchSource) -> dict[str, NDArray[Any]]:
+    """Squares of patches that all have the mean of the positions."""
+    shape = min(2, source.vectors), source.merge**2, source.numbers
+    values = np.linspace(-1, 1, math.prod(shape), dtype=np.float32)
+    feeds: dict[str, NDArray[Any]] = {PATCHES: values.reshape(shape)}
+    if isinstance(source.table, PositionTable):
+        side = source.table.side
+        weights = np.full((*shape[:2], side), 1 / side, np.float32)
+        feeds |= {ROW_WEIGHTS: weights, COLUMN_WEIGHTS: weights}
+    if source.axes:
+        feeds[POSITIONS] = np.zeros((*shape[:2], AXES), np.int64)
+    return feeds
 
 
 def _ids(count: int, vocabulary: int) -> list[int]:

@@ -5,17 +5,16 @@ of a patch, S side of the table of positions.
 """
 
 import math
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import COLUMN_WEIGHTS, PATCHES, POSITIONS, ROW_WEIGHTS
 from ortolan.runtime.bundle.sources import PatchSource, PositionTable, WholeSquares
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.images import normalized, read_values, resized
 
-__all__ = ["fitted_size", "patch_feeds", "read_whole"]
+__all__ = ["FlatPatches", "fitted_size", "flat_patches", "read_whole"]
 
 Array = NDArray[np.float32]
 
@@ -23,6 +22,22 @@ T = TypeVar("T", bound=np.generic)
 
 PRECISION, LARGEST = 1e-5, 100.0
 """Where the bisection of a scale ends, and the largest scale, as in SigLIP 2."""
+
+
+class FlatPatches(NamedTuple):
+    """An image as a graph reads it.
+
+    Attributes:
+        patches: `(M, J, F)`.
+        rows: weights of the rows of the table, `(M, J, S)`; None without a table.
+        columns: weights of its columns, `(M, J, S)`; None without a table.
+        positions: int64 `(M, J, 3)`; time 0, row and column; None for a graph without them.
+    """
+
+    patches: Array
+    rows: Array | None = None
+    columns: Array | None = None
+    positions: NDArray[np.int64] | None = None
 
 
 def read_whole(image: Any, source: PatchSource) -> Array:
@@ -91,8 +106,8 @@ def _whole_squares(size: tuple[int, ...], side: int, limits: WholeSquares) -> tu
     return height, width
 
 
-def patch_feeds(pixels_CHW: Array, source: PatchSource) -> dict[str, NDArray[Any]]:
-    """Return the graph inputs of an image that `read_whole` returns."""
+def flat_patches(pixels_CHW: Array, source: PatchSource) -> FlatPatches:
+    """Cut the pixels of an image that `read_whole` returns."""
     size, side = source.patch, source.merge
     channels, height, width = pixels_CHW.shape
     rows, columns = height // size, width // size
@@ -102,19 +117,22 @@ def patch_feeds(pixels_CHW: Array, source: PatchSource) -> dict[str, NDArray[Any
     else:
         repeated = np.broadcast_to(grid[:, None], (channels, source.frames, *grid.shape[1:]))
         patches = repeated.transpose(2, 4, 0, 1, 3, 5)
-    feeds: dict[str, NDArray[Any]] = {
-        PATCHES: _in_squares(patches.reshape(rows, columns, -1), side)
-    }
-    if isinstance(source.table, PositionTable):
-        shape = (rows, columns, source.table.side)
-        rows_HS = _interpolated(rows, source.table)[:, None]
-        columns_WS = _interpolated(columns, source.table)[None]
-        feeds[ROW_WEIGHTS] = _in_squares(np.broadcast_to(rows_HS, shape), side)
-        feeds[COLUMN_WEIGHTS] = _in_squares(np.broadcast_to(columns_WS, shape), side)
+    flat_MJF = _in_squares(patches.reshape(rows, columns, -1), side)
+    positions_MJA = None
     if source.axes:
         places = np.indices((1, rows, columns), np.int64)[:, 0].transpose(1, 2, 0)
-        feeds[POSITIONS] = _in_squares(places, side)
-    return feeds
+        positions_MJA = _in_squares(places, side)
+    if not isinstance(source.table, PositionTable):
+        return FlatPatches(flat_MJF, positions=positions_MJA)
+    shape = (rows, columns, source.table.side)
+    rows_HS = _interpolated(rows, source.table)[:, None]
+    columns_WS = _interpolated(columns, source.table)[None]
+    return FlatPatches(
+        flat_MJF,
+        _in_squares(np.broadcast_to(rows_HS, shape), side),
+        _in_squares(np.broadcast_to(columns_WS, shape), side),
+        positions_MJA,
+    )
 
 
 def _in_squares(values_HWF: NDArray[T], side: int) -> NDArray[T]:

@@ -7,7 +7,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
+from ortolan.runtime.bundle.interface import (
+    COLUMN_WEIGHTS,
+    IDS,
+    LENGTHS,
+    MEL,
+    PATCHES,
+    PIXELS,
+    POSITIONS,
+    ROW_WEIGHTS,
+    TYPES,
+    WAVE,
+)
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import (
     AudioSource,
@@ -21,7 +32,7 @@ from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerErro
 from ortolan.runtime.inputs.audio import Sound, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.patches import patch_feeds, read_whole
+from ortolan.runtime.inputs.patches import flat_patches, read_whole
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
 
 __all__ = [
@@ -37,6 +48,7 @@ __all__ = [
     "is_batch",
     "pad",
     "part_feeds",
+    "patch_feeds",
 ]
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
@@ -335,6 +347,18 @@ def part_feeds(features_MF: NDArray[np.float32], source: ChunkedSource) -> dict[
         MEL: np.ascontiguousarray(chunks_MKF.swapaxes(0, 1)),
         LENGTHS: np.array([source.length(frames)], np.int32),
     }
+
+
+def patch_feeds(pixels_CHW: NDArray[np.float32], source: PatchSource) -> dict[str, NDArray[Any]]:
+    """Return the graph inputs of an image that keeps its proportions."""
+    image = flat_patches(pixels_CHW, source)
+    values = {
+        PATCHES: image.patches,
+        ROW_WEIGHTS: image.rows,
+        COLUMN_WEIGHTS: image.columns,
+        POSITIONS: image.positions,
+    }
+    return {name: array for name, array in values.items() if array is not None}
 
 
 def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:

@@ -43,8 +43,7 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
-from ortolan.runtime.inputs.patches import patch_feeds
-from ortolan.runtime.inputs.source import part_feeds
+from ortolan.runtime.inputs.source import part_feeds, patch_feeds
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows

@@ -53,9 +53,9 @@ class ImageProcessor:
                 module.functional = None  # type: ignore[attr-defined]
                 patch.setitem(sys.modules, name, module)
             kind = importlib.import_module(MODULE).Lfm2VlImageProcessor
-        base = image_processing_backends.TorchvisionBackend
-        base.resize = staticmethod(resized)  # type: ignore[method-assign]
-        base.rescale_and_normalize = staticmethod(normalized)  # type: ignore[method-assign]
+        base: Any = image_processing_backends.TorchvisionBackend
+        base.resize = staticmethod(resized)
+        base.rescale_and_normalize = staticmethod(normalized)
         own = kind.__new__(kind)
         keys = json.loads((folder / "preprocessor_config.json").read_text())
         for name in STEPS:

@@ -54,7 +54,7 @@ def picture(height: int, width: int, channels: int = 3) -> Pixels:
 def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("siglip2")
     EncoderCase("Siglip2VisionModel", SIGLIP2_VISION | {"vision_use_head": False}).write(folder)
-    keys = {"patch_size": 2, "max_num_patches": PATCHES, "do_convert_rgb": True}
+    keys: dict[str, Any] = {"patch_size": 2, "max_num_patches": PATCHES, "do_convert_rgb": True}
     keys |= {"image_processor_type": "Siglip2ImageProcessor"}
     (folder / "preprocessor_config.json").write_text(json.dumps(keys))
     return folder
@@ -76,6 +76,12 @@ def lfm2_vl(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("lfm2_vl")
     tiny_tiles.write(folder, "lfm2_vl")
     return folder
+
+
+@pytest.fixture(scope="module")
+def reader(lfm2_vl: Path) -> Path:
+    ortolan.export(lfm2_vl, lfm2_vl / "bundle")
+    return lfm2_vl / "bundle"
 
 
 def encoder_of(folder: Path) -> tuple[PatchSource, Tiles]:
@@ -267,13 +273,36 @@ def test_defaults_are_those_of_the_class() -> None:
     assert not theirs.do_convert_rgb
 
 
-def test_tiles_need_an_encoder_that_reads_them(lfm2_vl: Path, tmp_path: Path) -> None:
-    ortolan.export(lfm2_vl, tmp_path / "bundle")
-    edit_json(
-        tmp_path / "bundle", "manifest.json", put("images", "tiles", "grid", "tile", value=10)
-    )
+def test_a_prefix_cache_tells_sizes_apart(reader: Path) -> None:
+    decoder = load(reader, Decoder, threads=1)
+    wide, tall = np.zeros((12, 20, 3), np.uint8), np.zeros((20, 12, 3), np.uint8)
+    rest: list[Any] = [{"image": picture(40, size)} for size in range(20, 24)]  # over a block
+    prompts: list[Any] = [[{"image": image}, *rest, "?"] for image in (wide, tall, wide)]
+    alone = [decoder.generate([prompt], max_new_tokens=6)[0].tokens for prompt in prompts]
+    with decoder.serve(slots=1) as service:
+        done = [service.submit(prompt, max_new_tokens=6).completion() for prompt in prompts]
+    assert [completion.tokens for completion in done] == alone
+    cached = [completion.timings.cached_tokens for completion in done]
+    assert cached[:2] == [0, 0]
+    assert cached[2] > 0
+
+
+@pytest.mark.parametrize(
+    "grid",
+    [
+        {"by": "oversized", "pixels": 384, "tile": 10, "least": 2, "most": 4},
+        {"by": "oversized", "pixels": 384, "tile": 20, "least": 2, "most": 4},
+        {"by": "closest_shape", "least": 2, "most": 4},
+    ],
+    ids=["no squares", "too large", "of one size"],
+)
+def test_tiles_need_an_encoder_that_reads_them(
+    grid: dict[str, Any], reader: Path, tmp_path: Path
+) -> None:
+    out = Path(shutil.copytree(reader, tmp_path / "bundle"))
+    edit_json(out, "manifest.json", put("images", "tiles", "grid", value=grid))
     with pytest.raises(BundleFileError, match="reads tiles"):
-        load(tmp_path / "bundle", isolate=False)
+        load(out, isolate=False)
 
 
 def test_attention_maps_are_refused(checkpoint: Path, tmp_path: Path) -> None:

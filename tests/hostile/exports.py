@@ -12,6 +12,7 @@ from pathlib import Path
 from tests import quick_exports
 from tests.export import (
     models_of_kinds,
+    tiny_contrast,
     tiny_llava,
     tiny_models,
     tiny_qwen3_asr,
@@ -74,6 +75,16 @@ def _tiles(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _patches(work: Path, out: Path) -> None:
+    tiny_contrast.write(work / "source", "siglip2")
+    ortolan.export(work / "source", out)
+
+
+def _oversized(work: Path, out: Path) -> None:
+    tiny_tiles.write(work / "source", "lfm2_vl")
+    ortolan.export(work / "source", out)
+
+
 def _grids(work: Path, out: Path) -> None:
     tiny_qwen3_vl.write(work / "source")
     ortolan.export(work / "source", out)
@@ -113,6 +124,8 @@ MAKES: dict[str, Make] = {
     "exported-images": _images,
     "exported-reader": _reader,
     "exported-tiles": _tiles,
+    "exported-patches": _patches,
+    "exported-oversized": _oversized,
     "exported-grids": _grids,
     "exported-hearer": _hearer,
     "exported-listener": _listener,

@@ -20,7 +20,8 @@ from ortolan.modeling.families import family_of
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.runtime.bundle.interface import PATCHES
 from ortolan.runtime.bundle.sources import PatchSource, WholeSquares
-from ortolan.runtime.inputs.patches import patch_feeds, read_whole
+from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.source import patch_feeds
 
 KEYS: dict[str, Any] = {
     "patch_size": 4,
@@ -50,7 +51,9 @@ def source(folder: Path, **keys: Any) -> PatchSource:
 def test_images_become_the_patches_of_transformers(case: str, tmp_path: Path) -> None:
     keys = {key: value for key, value in CASES[case].items() if value is not None}
     theirs, ours = Qwen2VLImageProcessorPil(**keys), source(tmp_path, **keys)
-    images = {f"{size}": (noise(*size), {}) for size in SIZES} | PICTURES
+    images: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        f"{size}": (noise(*size), {}) for size in SIZES
+    } | PICTURES
     seen = 0
     for name, (image, options) in images.items():
         path = tmp_path / name.replace(" ", "")

@@ -103,12 +103,12 @@ def test_steps_equal_the_whole(pair: Any) -> None:
     ids, grids = question()
     with torch.inference_mode():
         features = Features.of(torch.cat(vectors(encoder)), ids, TOKEN, grids)
+        positions = features.positions
+        assert positions is not None
         expected = decoder(ids, features)
         cache = empty_cache(decoder.config, batch=1, capacity=ids.shape[1])
         for start, end in ((0, 4), (4, 9), (9, 10), (10, ids.shape[1])):
-            part = Features(
-                features.vectors, features.rows[:, start:end], features.positions[:, start:end]
-            )
+            part = Features(features.vectors, features.rows[:, start:end], positions[:, start:end])
             length = torch.tensor(end, dtype=torch.int32)
             step = StepLengths(length[None] - 1, length, end)
             logits, cache = decoder.step(ids[:, start:end], step, cache, features=part)
