@@ -91,6 +91,7 @@ class Exportable:
         dictation: how a decoder that reads sounds transcribes, if it does.
         comparison: how an encoder of images compares them with texts; None if it does not.
         texts: the encoder of the texts, which becomes a bundle in the bundle.
+        notes: warnings before the export.
     """
 
     kind: str
@@ -129,6 +130,7 @@ class Exportable:
     dictation: Dictation | None = None
     comparison: Comparison | None = None
     texts: "Exportable | None" = None
+    notes: tuple[str, ...] = ()
 
     @property
     def output(self) -> str:

@@ -110,7 +110,8 @@ def export(
     )
     plan = _plan(model, precision, device, options)
     if warn is not None:
-        for note in (*context_notes(model), *(() if options.allow_poor else risks(model, plan))):
+        expected = () if options.allow_poor else risks(model, plan)
+        for note in (*model.notes, *context_notes(model), *expected):
             warn(note)
     model.check()
     data = _calibration(model, plan, calibration)

@@ -109,7 +109,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
             model,
             resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
         ),
-        notes=context_notes(model),
+        notes=(*model.notes, *context_notes(model)),
     )
 
 

@@ -23,7 +23,7 @@ from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
 from ortolan.export.source.padding import padding_id
-from ortolan.export.source.patches import patch_source
+from ortolan.export.source.patches import patch_source, size_notes
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
@@ -162,7 +162,8 @@ def _reading(
         **_placing(text, config.model_type),
     )
     dictation = DICTATIONS.get(config.model_type)
-    return replace(model, features=features, media=encoder, dictation=dictation)
+    notes = size_notes(config, tower.folder)
+    return replace(model, features=features, media=encoder, dictation=dictation, notes=notes)
 
 
 def _placing(config: ModelConfig, model_type: str) -> dict[str, Any]:

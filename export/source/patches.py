@@ -230,14 +230,11 @@ def _sizes(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
 
 def _pixels(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
     """Limits of the pixels of an image, of which the upper one is at most `MOST_PATCHES`."""
-    limits = processor.size or {}
-    least = processor.min_pixels or limits.get("shortest_edge")
-    most = processor.max_pixels or limits.get("longest_edge")
-    area = source.patch_size**2
-    if least is None or most is None or not 1 <= least <= most or most < area * source.merge**2:
+    least, most = _limits(processor)
+    area, square = source.patch_size**2, source.merge**2
+    if not 1 <= least <= most or most < area * square:
         raise _error("size with a shortest_edge and a longest_edge, in pixels", processor.size)
-    squares = min(most // area, MOST_PATCHES) // source.merge**2
-    patches = squares * source.merge**2
+    patches = min(most // area, MOST_PATCHES) // square * square
     return {
         "patches": patches,
         "size": {
@@ -247,6 +244,32 @@ def _pixels(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
             "enlarges_narrow": True,
         },
     }
+
+
+def _limits(processor: PatchProcessor) -> tuple[int, int]:
+    """Fewest and most pixels of an image; 0 where the processor does not say."""
+    sizes = processor.size or {}
+    return (
+        processor.min_pixels or sizes.get("shortest_edge") or 0,
+        processor.max_pixels or sizes.get("longest_edge") or 0,
+    )
+
+
+def size_notes(config: EncoderConfig, folder: Path | None) -> tuple[str, ...]:
+    """Warnings where images are reduced further than by the checkpoint's image processor.
+
+    Raises what `patch_source` raises.
+    """
+    if not isinstance(config.input, GridInput):
+        return ()
+    _, most = _limits(read_patch_processor(config, folder))
+    bound = MOST_PATCHES * config.input.patch_size**2
+    if most <= bound:
+        return ()
+    return (
+        f"Images are reduced to {bound:,} pixels, where the checkpoint allows {most:,}: attention "
+        f"to more than {MOST_PATCHES:,} patches takes too much memory.",
+    )
 
 
 def _error(expected: str, got: object) -> OptionError:

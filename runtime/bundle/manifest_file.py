@@ -276,6 +276,10 @@ def _check_kind(manifest: Manifest) -> None:
         case Features(tiles=Tiles(grid=ClosestShape(least=a, most=b) | Oversized(least=a, most=b))):
             if a > b:
                 raise _refused("`least` tiles up to `most`", f"{a} and {b}")
+    features = manifest.features
+    is_whole = features is None or (not isinstance(features.tiles, Tiles) and not manifest.sounds)
+    if features is not None and features.positions == "grid" and not is_whole:
+        raise _refused("whole images as grids", "tiles or sounds")
     if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
