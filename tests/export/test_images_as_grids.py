@@ -202,10 +202,21 @@ def test_a_chat_writes_the_tokens_around_an_image(model: Decoder) -> None:
     assert reply.completion.timings.prompt_tokens == 12 + 2 + len("user:say</s>A:")
 
 
-def test_another_meaning_of_positions_is_refused(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("positions", "sequence", "position_ids"),
+        ("positions", "columns", "positions"),
+        ("tiles", {"grid": {"by": "longest_side", "pixels": 64}}, "whole images as grids"),
+        ("before", "x" * 300, "before"),
+    ],
+)
+def test_another_manifest_is_refused(
+    key: str, value: Any, message: str, folder: Path, tmp_path: Path
+) -> None:
     copied = Path(shutil.copytree(folder, tmp_path / "copy"))
-    edit_json(copied, "manifest.json", put("images", "positions", value="sequence"))
-    with pytest.raises(BundleError, match="position_ids"):
+    edit_json(copied, "manifest.json", put("images", key, value=value))
+    with pytest.raises(BundleError, match=message):
         ortolan.load(copied)
 
 

@@ -13,7 +13,7 @@ from tests.tiny.encoders import QWEN3_VL
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source.patches import MOST_PATCHES, PROCESSORS, patch_source
+from ortolan.export.source.patches import MOST_PATCHES, PROCESSORS, patch_source, size_notes
 from ortolan.export.source.preprocessing import PREPROCESSOR
 from ortolan.modeling.config import EncoderConfig
 from ortolan.modeling.families import family_of
@@ -39,12 +39,16 @@ CASES: dict[str, dict[str, Any]] = {
 SIZES = [(37, 23), (13, 141), (5, 7), (3, 300), (300, 3), (100, 100), (64, 8), (20, 12), (12, 36)]
 
 
+def config() -> EncoderConfig:
+    read = family_of("qwen3_vl").config(ConfigReader(QWEN3_VL))
+    assert isinstance(read, EncoderConfig)
+    return read
+
+
 def source(folder: Path, **keys: Any) -> PatchSource:
     """The source of a tiny encoder with the keys of an image processor."""
     (folder / PREPROCESSOR).write_text(json.dumps(keys))
-    config = family_of("qwen3_vl").config(ConfigReader(QWEN3_VL))
-    assert isinstance(config, EncoderConfig)
-    return patch_source(config, folder)
+    return patch_source(config(), folder)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -72,6 +76,7 @@ def test_images_become_the_patches_of_transformers(case: str, tmp_path: Path) ->
         np.testing.assert_allclose(flat, expected["pixel_values"], atol=1e-5, err_msg=name)
         seen += 1
     assert seen >= len(SIZES) + 20
+    assert size_notes(config(), tmp_path) == ()
 
 
 def test_defaults_are_those_of_the_class() -> None:
@@ -86,6 +91,8 @@ def test_defaults_are_those_of_the_class() -> None:
 def test_larger_images_than_attention_has_memory_for_are_reduced(tmp_path: Path) -> None:
     published = KEYS | {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
     found = source(tmp_path, **published)
+    (note,) = size_notes(config(), tmp_path)
+    assert "reduced to 65,536 pixels, where the checkpoint allows 16,777,216" in note
     assert found.patches == MOST_PATCHES
     assert isinstance(found.size, WholeSquares)
     assert found.size.most == MOST_PATCHES * 16

@@ -11,7 +11,16 @@ from tests.tiny.encoders import QWEN3_5_VL, QWEN3_VL
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.config import GridInput, GridPositions, RotaryPositions
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.checkpoint.media_tower import media_tower
+from ortolan.modeling.checkpoint.text_tower import text_values
+from ortolan.modeling.config import (
+    EncoderConfig,
+    FeatureHead,
+    GridInput,
+    GridPositions,
+    RotaryPositions,
+)
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.cache import StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features
@@ -185,3 +194,77 @@ def test_a_wrong_config_of_the_language_model_is_refused(
     config_with(tmp_path, part, **changes)
     with pytest.raises(ConfigError, match=message):
         load(tmp_path)
+
+
+PUBLISHED: dict[str, Any] = {
+    "architectures": ["Qwen3VLForConditionalGeneration"],
+    "image_token_id": 151655,
+    "model_type": "qwen3_vl",
+    "text_config": {
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": 151643,
+        "dtype": "bfloat16",
+        "eos_token_id": 151645,
+        "head_dim": 128,
+        "hidden_act": "silu",
+        "hidden_size": 2560,
+        "initializer_range": 0.02,
+        "intermediate_size": 9728,
+        "max_position_embeddings": 262144,
+        "model_type": "qwen3_vl_text",
+        "num_attention_heads": 32,
+        "num_hidden_layers": 36,
+        "num_key_value_heads": 8,
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "mrope_interleaved": True,
+            "mrope_section": [24, 20, 20],
+            "rope_type": "default",
+        },
+        "rope_theta": 5000000,
+        "tie_word_embeddings": True,
+        "use_cache": True,
+        "vocab_size": 151936,
+    },
+    "tie_word_embeddings": True,
+    "transformers_version": "4.57.0.dev0",
+    "video_token_id": 151656,
+    "vision_config": {
+        "deepstack_visual_indexes": [5, 11, 17],
+        "depth": 24,
+        "hidden_act": "gelu_pytorch_tanh",
+        "hidden_size": 1024,
+        "in_channels": 3,
+        "initializer_range": 0.02,
+        "intermediate_size": 4096,
+        "model_type": "qwen3_vl",
+        "num_heads": 16,
+        "num_position_embeddings": 2304,
+        "out_hidden_size": 2560,
+        "patch_size": 16,
+        "spatial_merge_size": 2,
+        "temporal_patch_size": 2,
+    },
+    "vision_end_token_id": 151653,
+    "vision_start_token_id": 151652,
+}
+"""The config of Qwen3-VL 4B."""
+
+
+def test_the_config_of_4b_is_read() -> None:
+    tower, text = media_tower(PUBLISHED), text_values(PUBLISHED)
+    assert tower is not None
+    assert text is not None
+    encoder = config_from_hf(tower.values, EncoderConfig)
+    assert isinstance(encoder.head, FeatureHead)
+    assert encoder.head.early == (6, 12, 18)
+    assert encoder.head.width == 4 * 2560
+    decoder = config_from_hf(text | tower.text)
+    assert decoder.feature_width == encoder.head.width
+    assert [block.feature_part for block in decoder.blocks[:5]] == [1, 2, 3, 0, 0]
+    (rotary,) = decoder.rotaries
+    assert [rotary.axes.count(axis) for axis in range(3)] == [24, 20, 20]
+    plain = config_from_hf(text)
+    assert not plain.has_axes
+    assert plain.feature_width == 2560
