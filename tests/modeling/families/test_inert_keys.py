@@ -46,6 +46,7 @@ CASES: dict[str, tuple[dict[str, Any], str | None, float]] = {
     **{
         name: ({**values}, (values.get("architectures") or [None])[0], 0.3)
         for name, values in FAMILY_CONFIGS.items()
+        if name != "clip"  # the keys of either encoder are those of its own type
     },
     **{
         f"tiny {name}": (case.values, case.architecture, case.spread)
@@ -69,12 +70,20 @@ class Published:
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
-        if "image_size" in self.values:
-            return {"pixel_values": random_images(self.values)}
         generator = torch.Generator().manual_seed(5)
         ids = torch.randint(15, VOCABULARY, (2, 24), generator=generator)
+        given = {
+            "input_ids": lambda: ids[:1],
+            "pixel_values": lambda: random_images(self.values),
+            "input_features": lambda: torch.randn(
+                (1, self.values["num_mel_bins"], 2 * self.values["max_source_positions"]),
+                generator=generator,
+            ),
+            "input_values": lambda: torch.randn((1, 4000), generator=generator) / 4,
+        }
+        name = self.model.main_input_name
         both = self.model.config.is_encoder_decoder
-        return {"input_ids": ids[:1], **({"decoder_input_ids": ids[1:, :19]} if both else {})}
+        return {name: given[name](), **({"decoder_input_ids": ids[1:, :19]} if both else {})}
 
     @cached_property
     def trained(self) -> dict[str, Tensor]:
