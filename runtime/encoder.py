@@ -370,7 +370,9 @@ class Encoder(Model):
             ForkedError: the process was forked after loading.
         """
         transcriber = CtcTranscriber(
-            self.manifest, lambda wave_N: self._run(self._calls.wave_logits(wave_N)), options=options
+            self.manifest,
+            lambda wave_N: self._run(self._calls.wave_logits(wave_N)),
+            options=options,
         )
         if isinstance(sound, list):
             return [transcriber.whole(own) for own in sound]
