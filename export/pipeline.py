@@ -64,7 +64,6 @@ from ortolan.runtime.bundle.parts import (
     HiddenStates,
 )
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.machine.memory import return_large_memory
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
