@@ -7,7 +7,6 @@ from typing import Any, TypeVar, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import wrong_kind
@@ -15,7 +14,7 @@ from ortolan.runtime.bundle.parts import Oversized, Tiles
 from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
-from ortolan.runtime.encoding.call import EncoderCall, Item
+from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.filling import Filling
@@ -382,7 +381,11 @@ class Encoder(Model):
             TokenizerError: the bundle does not name its symbols.
             ForkedError: the process was forked after loading.
         """
-        transcriber = CtcTranscriber(self.manifest, self._wave_logits, options=options)
+        transcriber = CtcTranscriber(
+            self.manifest,
+            lambda wave_N: self._run(self._calls.wave_logits(wave_N)),
+            options=options,
+        )
         if isinstance(sound, list):
             return [transcriber.whole(own) for own in sound]
         return transcriber.whole(sound)
@@ -403,14 +406,6 @@ class Encoder(Model):
         """
         self._engine.check_process()
         return EncoderService(self._engine, self._calls, **options)
-
-    def _wave_logits(self, wave_N: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Compute the logits of one wave, `(vectors, symbols)`."""
-        item = Item(index=0, is_alone=True, length=len(wave_N), ids=wave_N)
-        (logits_TV,) = self._calls.rows.compute([item])
-        if isinstance(logits_TV, OrtolanError):
-            raise logits_TV
-        return logits_TV
 
     def _run(self, call: EncoderCall[R]) -> R:
         """Compute a call in this thread."""

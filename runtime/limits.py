@@ -106,7 +106,7 @@ MAX_FEATURES = 1 << 13
 """Vectors of an image that a decoder reads; published models have 64 to 2,880."""
 
 MAX_PATCHES = 1 << 15
-"""Patches of an image of any proportions; published models read up to 16,384."""
+"""Patches of an image of any proportions: MAX_FEATURES squares of 2 by 2 patches."""
 
 MAX_PATCH_SIZE = 256
 """Pixels of a side of a patch; published models have 14, 16 or 32."""

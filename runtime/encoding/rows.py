@@ -114,6 +114,10 @@ class Rows:
             if is_alone:
                 raise
             raise type(error)(f"input {index}: {error}") from error
+        return self.item(ids, index, is_alone=is_alone)
+
+    def item(self, ids: Source, index: int, *, is_alone: bool) -> Item:
+        """An input that was read."""
         length = len(ids) if self._sound is None else self._sound.length(np.shape(ids)[-1])
         return Item(index=index, is_alone=is_alone, length=length, ids=ids)
 

@@ -22,7 +22,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return cache(lambda name: Case(tmp_path_factory.mktemp(name), name))
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name == "clip-own-end" else ())
+        for name in CASES
+    ]
+)
 def each(request: pytest.FixtureRequest, case: Callable[[str], Case]) -> Case:
     return case(request.param)
 

@@ -214,6 +214,7 @@ def test_other_settings_are_those_of_the_processor(
         assert list(completion.tokens) == tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tower",
     [
