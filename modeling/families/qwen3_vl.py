@@ -33,7 +33,7 @@ ROW, COLUMN = 1, 2
 """Axes of the positions of patches."""
 
 MOST_PATCHES = 1 << 14
-"""Patches of an image at most: 2,048 by 2,048 pixels, or 4,096 vectors."""
+"""Most patches of an image where no image processor says: 2,048 by 2,048 pixels."""
 
 
 def _weights(config: EncoderConfig) -> dict[str, Entry]:

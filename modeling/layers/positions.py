@@ -80,7 +80,7 @@ def by_axes(rotary: Rotary, axes_AR: Tensor, positions_BSA: Tensor) -> Rotary:
     return rotary._replace(cos=cos, sin=sin)
 
 
-def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]], /) -> Tensor:
+def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]]) -> Tensor:
     """Positions of texts with images, int64 `(B, S, 3)` (Wang et al. 2024, "Qwen2-VL", 2.1).
 
     A token of text has one position on all axes. The vectors of an image are at one time, and the
@@ -90,7 +90,16 @@ def image_positions(ids_BS: Tensor, token: int, grids: Sequence[tuple[int, int]]
         ids_BS: int64 `(B, S)`.
         token: id that stands for a vector.
         grids: rows and columns of vectors of each image, in order.
+
+    Raises:
+        ValueError: the text has another number of vectors.
     """
+    counts = int((ids_BS == token).sum()), sum(rows * columns for rows, columns in grids)
+    if counts[0] != counts[1]:
+        raise ValueError(
+            f"grids: expected {counts[0]} vectors, one for each placeholder, got {counts[1]}. "
+            "Give the rows and columns of each image."
+        )
     left, all_positions = iter(grids), []
     for ids in ids_BS.tolist():
         positions: list[tuple[int, ...]] = []

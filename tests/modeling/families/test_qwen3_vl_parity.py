@@ -133,6 +133,12 @@ def test_positions_go_on_where_the_longer_side_ends() -> None:
     ]
 
 
+@pytest.mark.parametrize("grids", [[], [(2, 2)], [(2, 3), (1, 1)]])
+def test_other_grids_than_those_of_the_text_are_refused(grids: list[tuple[int, int]]) -> None:
+    with pytest.raises(ValueError, match="expected 6 vectors"):
+        image_positions(torch.tensor([[9, *[TOKEN] * 6, 8]]), TOKEN, grids)
+
+
 def config_with(folder: Path, part: str, **changes: Any) -> None:
     model = reference_model(QWEN3_VL, architecture="Qwen3VLForConditionalGeneration")
     model.save_pretrained(folder)
