@@ -28,6 +28,7 @@ from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.sentence_head import sentence_files
 from ortolan.modeling.checkpoint.shards import SAFETENSORS, weight_files
 from ortolan.modeling.checkpoint.text_tower import (
+    FEATURE_ATTENTION,
     FEATURE_TOKEN,
     PartTensors,
     TextTensors,
@@ -98,7 +99,8 @@ class Checkpoint:
 
     def of_text(self) -> "Checkpoint":
         """The language model alone, without the encoder that it reads."""
-        values = {key: value for key, value in self.values.items() if key != FEATURE_TOKEN}
+        added = (FEATURE_TOKEN, FEATURE_ATTENTION)
+        values = {key: value for key, value in self.values.items() if key not in added}
         return replace(self, values=values, media=None)
 
     def companion(self, name: str) -> Path | None:
@@ -190,6 +192,8 @@ def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
     tower, media, opened = media_tower(whole.values), None, partial(TextTensors, whole.tensors)
     if tower is not None:
         text[FEATURE_TOKEN] = tower.token
+        if tower.attention != "causal":
+            text[FEATURE_ATTENTION] = tower.attention
         media = replace(
             whole,
             values=tower.values,

@@ -9,6 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ortolan.modeling.config.base import FeatureAttention
+
 Values = Mapping[str, object]
 
 PREFIX = "vision_model."
@@ -29,24 +31,28 @@ class Kind:
         default_token: that id where the config leaves it out.
         tower: prefix of the encoder's tensors.
         projections: names of the layers that give vectors for the language model, in order.
+        matrix: name of a tensor that is the only such layer, without a bias.
         norm: name of the norm before them, if there is one.
         layer: the encoder's layer that the language model reads, by default; None if it always
             reads the last.
         implied: values of the encoder that configs leave out.
         config: config key of the encoder.
         prefix: of the encoder's tensors on its own.
+        attention: which vectors of an image a vector attends to in the language model.
     """
 
     encoders: tuple[str, ...]
     token: str
     default_token: int
     tower: str
-    projections: tuple[str, ...]
+    projections: tuple[str, ...] = ()
+    matrix: str | None = None
     norm: str | None = None
     layer: int | None = None
     implied: Values = field(default_factory=dict)
     config: str = "vision_config"
     prefix: str = PREFIX
+    attention: FeatureAttention = "causal"
 
 
 _CONNECTED: dict[str, Any] = {
@@ -64,6 +70,22 @@ _CONNECTED: dict[str, Any] = {
 }
 
 KINDS: Mapping[str, Kind] = {
+    "gemma3": Kind(
+        encoders=(_SIGLIP,),
+        token="image_token_index",
+        default_token=262_144,
+        tower="vision_tower.",
+        matrix="multi_modal_projector.mm_input_projection_weight",
+        norm="multi_modal_projector.mm_soft_emb_norm",
+        implied={
+            "model_type": _SIGLIP,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "image_size": 224,
+        },
+        attention="both_ways",
+    ),
     "llava": Kind(
         encoders=(_CLIP, _SIGLIP),
         token="image_token_index",
@@ -111,11 +133,13 @@ class MediaTower:
         values: values of its config.
         token: id that stands for a vector in a text.
         rename: from a tensor's name in the whole model to its name here; None if it is not of here.
+        attention: see `Kind`.
     """
 
     values: dict[str, object]
     token: int
     rename: Callable[[str], str | None]
+    attention: FeatureAttention
 
 
 def media_tower(values: Values) -> MediaTower | None:
@@ -139,6 +163,8 @@ def media_tower(values: Values) -> MediaTower | None:
 
     def rename(name: str) -> str | None:
         name = name.removeprefix("model.")
+        if name == kind.matrix:
+            return "projections.0.weight"
         layer, _, parameter = name.rpartition(".")
         if layer in kind.projections:
             return f"projections.{kind.projections.index(layer)}.{parameter}"
@@ -152,7 +178,12 @@ def media_tower(values: Values) -> MediaTower | None:
             return None  # the language model reads what an earlier layer gives
         return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 
-    return MediaTower(values={**values, kind.config: own}, token=token, rename=rename)
+    return MediaTower(
+        values={**values, kind.config: own},
+        token=token,
+        rename=rename,
+        attention=kind.attention,
+    )
 
 
 def used_layers(values: Values, own: Values, layer: int) -> int | None:

@@ -45,6 +45,9 @@ TOWERS = (
 FEATURE_TOKEN = "feature_token_id"
 """Key that is added to the config of a language model that reads vectors of images."""
 
+FEATURE_ATTENTION = "feature_attention"
+"""Key that is added if these vectors attend to each other in both directions."""
+
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")
 
 OF_IMAGES = ("mrope_section", "mrope_interleaved")

@@ -204,17 +204,27 @@ class FeatureHead:
         projections: of each vector, in order.
         pixel_shuffle: side of the squares of patches whose vectors are joined before the
             projections (Laurençon et al. 2024, "Idefics3").
-        norm: of the joined vectors; None without one.
+        average: side of the squares of patches whose vectors are averaged before the projections
+            (Gemma Team 2025, "Gemma 3").
+        norm: of the joined or averaged vectors; None without one.
     """
 
     skipped: int
     projections: tuple[Projection, ...]
     pixel_shuffle: int = 1
+    average: int = 1
     norm: NormConfig | None = None
 
     def __post_init__(self) -> None:
-        if not self.projections or self.skipped < 0 or self.pixel_shuffle < 1:
+        if not self.projections or self.skipped < 0 or min(self.pixel_shuffle, self.average) < 1:
             raise ConfigError("head: features need a projection to the width of the decoder.")
+        if self.pixel_shuffle > 1 and self.average > 1:
+            raise ConfigError("head: squares are either joined or averaged. Set one of them to 1.")
+
+    @property
+    def square(self) -> int:
+        """Side of the squares of patches that become one vector."""
+        return self.pixel_shuffle * self.average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

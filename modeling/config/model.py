@@ -172,7 +172,7 @@ class EncoderConfig(StackConfig):
         """Most vectors that the head gives for a sequence, or those for an image."""
         if not isinstance(self.head, FeatureHead):
             return self.context_length
-        return (self.context_length - self.head.skipped) // self.head.pixel_shuffle**2
+        return (self.context_length - self.head.skipped) // self.head.square**2
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
@@ -210,7 +210,7 @@ class EncoderConfig(StackConfig):
     def _check_features(self) -> None:
         if not isinstance(self.head, FeatureHead):
             return
-        side = self.head.pixel_shuffle
+        side = self.head.square
         if isinstance(self.input, TokenInput | WaveInput) or self.vectors < 1:
             raise ConfigError(
                 "head: features are those of an image or a spectrogram, of which at least one is "
@@ -223,7 +223,8 @@ class EncoderConfig(StackConfig):
         if self.head.skipped != tokens or any(count % side for count in grid):
             raise ConfigError(
                 f"head: squares of {side} by {side} patches must fill the image (got "
-                f"{grid[0]} by {grid[1]} patches). Check scale_factor or downsample_ratio."
+                f"{grid[0]} by {grid[1]} patches). Check scale_factor, downsample_ratio or "
+                "mm_tokens_per_image."
             )
 
 

@@ -245,6 +245,18 @@ class Features(NamedTuple):
         vectors_BSE = F.embedding(self.rows, self.vectors).to(x_BSE.dtype)
         return torch.where(self.rows[..., None] >= 1, vectors_BSE, x_BSE)
 
+    def reach(self, positions_BS: Tensor) -> Tensor:
+        """Last position that each token sees if adjacent vectors see each other, int64 `(B, S)`.
+
+        Args:
+            positions_BS: positions of the tokens, `(B, S)` or `(1, S)`.
+        """
+        places_S = torch.arange(self.rows.shape[1], device=self.rows.device)
+        texts_BS = torch.where(self.rows >= 1, self.rows.shape[1], places_S)
+        next_text_BS = texts_BS.flip(1).cummin(1).values.flip(1)
+        last_BS = torch.where(self.rows >= 1, next_text_BS - 1, places_S)
+        return positions_BS + last_BS - places_S
+
 
 class JoinedStates(nn.Module):
     """Joins the embedding of each token with a state: `projection([norm(embedding), norm(state)])`.

@@ -42,7 +42,7 @@ from ortolan.modeling.layers.heads import (
     encoder_head,
     lengths_to_end,
 )
-from ortolan.modeling.layers.ops import select
+from ortolan.modeling.layers.ops import Relative, select
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack
@@ -118,7 +118,7 @@ class DecoderModel(Stack):
         """The normalized stream of whole sequences, `(B, S, E)`; see `forward`."""
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         x_BSE = self._embed(input_ids, positions, features, previous_BSE)
-        relative = self.relative(positions, input_ids.shape[1])
+        relative = self._reaching(self.relative(positions, input_ids.shape[1]), features, positions)
         lengths = None if source is None else source.lengths
         layers = zip(self.layers, self._states(source), strict=True)
         for number, (block, states) in enumerate(layers):
@@ -177,6 +177,7 @@ class DecoderModel(Stack):
         positions = step.positions(input_ids.shape[1])
         x_BSE = self._embed(input_ids, positions, features, previous_BSE)
         relative = self.relative(positions, step.reach(capacity_of(cache)))
+        relative = self._reaching(relative, features, positions)
         lengths = None if source is None else source.lengths
         present = []
         layers = zip(self.layers, cache, self._states(source), strict=True)
@@ -220,6 +221,17 @@ class DecoderModel(Stack):
             return x_BSE
         out: Tensor = self.joined_states(x_BSE, previous_BSE)
         return out
+
+    def _reaching(
+        self, relative: Relative | None, features: Features | None, positions: Tensor
+    ) -> Relative | None:
+        """The relative positions, with what adjacent vectors see of each other."""
+        # A graph of vectors that see each other is rewritten (export/passes/both_ways.py).
+        if torch.onnx.is_in_onnx_export() or self.config.feature_attention == "causal":
+            return relative
+        if features is None:
+            return relative
+        return (relative or Relative())._replace(reach=features.reach(positions))
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """Keys and values of the source for each layer."""
