@@ -131,8 +131,14 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
         # recurrent operators leave no products to multiply integers in
         options = replace(options, prefill_precision="float")
     takes_one = model.takes_one or device in model.takes_one_on
+    features = model.features
     return resolve(
-        model.kind, precision=precision, device=device, options=options, takes_one=takes_one
+        model.kind,
+        precision=precision,
+        device=device,
+        options=options,
+        takes_one=takes_one,
+        sees_both_ways=features is not None and features.attention == "both_ways",
     )
 
 

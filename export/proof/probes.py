@@ -260,7 +260,7 @@ def whole_tokens(model: Exportable) -> int:
 
 def window_tokens(model: Exportable) -> int:
     """Tokens of the probe over a window; 0 without windows, or where it would take too long."""
-    window = window_of(model.states("float32"), model.context_length)
+    window = window_of(model.states("float32"), model.context_length, together=model.together)
     if window is None:
         return 0
     tokens = min(window.kept + window.step + WINDOW_TAIL, model.context_length)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
+from typing import cast
 
 import msgspec
 import onnx_ir as ir
@@ -25,7 +26,7 @@ from ortolan.export.source.padding import padding_id
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
-from ortolan.export.source.tiles import tiles_of
+from ortolan.export.source.tiles import WRAPPINGS, tiles_of
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -45,7 +46,7 @@ from ortolan.modeling.checkpoint.folder import (
     read_config_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
-from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
+from ortolan.modeling.checkpoint.text_tower import FEATURE_ATTENTION, FEATURE_TOKEN
 from ortolan.modeling.config import (
     AudioInput,
     ChunkedAudioInput,
@@ -55,6 +56,7 @@ from ortolan.modeling.config import (
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
+    FeatureAttention,
     FeatureHead,
     LanguageModelHead,
     ModelConfig,
@@ -148,6 +150,8 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
         vectors=config.vectors,
         encoder=UNBUILT,
         tiles=tiles_of(config, tower.folder),
+        wrapping=WRAPPINGS.get(config.model_type, msgspec.UNSET),
+        attention=cast(FeatureAttention, whole.values.get(FEATURE_ATTENTION, "causal")),
     )
     dictation = DICTATIONS.get(config.model_type)
     return replace(model, features=features, media=encoder, dictation=dictation)

@@ -14,7 +14,7 @@ from ortolan.export.source.preprocessing import (
 )
 from ortolan.modeling.config import EncoderConfig, PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Tiles
+from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Tiles, Wrapping
 
 _NUMBERED = {
     "tile": "<fake_token_around_image><row_{row}_col_{column}>",
@@ -30,6 +30,15 @@ TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
     "smolvlm": _NUMBERED,
 }
 """Texts around the vectors of tiles, as a `model_type` learned them; others read no tiles."""
+
+WRAPPINGS: Mapping[str, Wrapping] = {
+    "gemma3": Wrapping(
+        marker="<start_of_image>",
+        before="\n\n<start_of_image>",
+        after="<end_of_image>\n\n",
+    ),
+}
+"""Texts around an image that is read as a whole, as a `model_type` learned them."""
 
 ALWAYS_CUT = frozenset({"internvl"})
 """Types whose processor in transformers cuts images even if `crop_to_patches` is false."""

@@ -21,6 +21,7 @@ __all__ = [
     "LongestSide",
     "TileText",
     "Tiles",
+    "Wrapping",
 ]
 
 VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
@@ -99,7 +100,27 @@ class Tiles(
     end: TileText = ""
 
 
-class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Wrapping(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Texts around the vectors of an image that is read as a whole.
+
+    They are part of the text that the tokenizer encodes, since it may join line breaks.
+
+    Attributes:
+        marker: text that a chat template writes for an image, and that they replace.
+        before: text before the vectors.
+        after: text after them.
+    """
+
+    marker: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TILE_TEXT)]
+    before: TileText = ""
+    after: TileText = ""
+
+
+class Features(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
     """Vectors of images or sounds that a decoder reads in place of tokens.
 
     The folder `vision` or `sound` of the bundle is itself a bundle: the encoder that computes them.
@@ -110,6 +131,9 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         vectors: number of vectors of an image or of each tile, or most of a part of a sound.
         encoder: fingerprint of the encoder's manifest.
         tiles: how images are cut; left out if the encoder reads each as a whole.
+        wrapping: texts around an image that is not cut; left out if there are none.
+        attention: what adjacent vectors see of each other: `causal`, those before, or `both_ways`,
+            all of them; the graph `both_ways` then takes the vectors of an image in one call.
     """
 
     token: TokenId
@@ -117,6 +141,8 @@ class Features(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
     encoder: Sha256
     tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
+    wrapping: Wrapping | msgspec.UnsetType = msgspec.UNSET
+    attention: Literal["causal", "both_ways"] = "causal"
 
     @property
     def words(self) -> str:
