@@ -119,14 +119,11 @@ class Engine:
             for role in graphs
             if is_copied or role not in ON_DEMAND
         }
-        self._open_later = partial(
-            open_session,
-            bundle,
-            threads=self.threads,
-            packed=packed,
-            device=self.device,
-            adapt=adapt,
-        )
+        later = partial(open_session, bundle, threads=self.threads, device=self.device)
+        self._open_later = {
+            MAPS_ROLE: partial(later, role=MAPS_ROLE, packed=None),
+            BOTH_WAYS: partial(later, role=BOTH_WAYS, packed=packed, adapt=adapt),
+        }
         self._copier = None
         if self.device != "cpu":
             written = [s for s in bundle.manifest.states if s.update != "source"]
@@ -330,9 +327,7 @@ class Engine:
         with self._lock:
             if role not in self._sessions:
                 self.check_process()
-                is_maps = role == MAPS_ROLE  # which is neither packed nor adapted
-                changes = {"packed": None, "adapt": None} if is_maps else {}
-                session = self._open_later(role=role, **changes)
+                session = self._open_later[role]()
                 # a new dictionary: a fork in another thread may be iterating over the old one
                 self._sessions = {**self._sessions, role: session}
             return self._sessions[role]

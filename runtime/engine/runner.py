@@ -324,7 +324,7 @@ class Runner:
         their own. It must be even in an exact runner, and whole where cuts change results; so the
         row is rewound.
         """
-        length, engine = self.slots.lengths[row], self._engine
+        engine, length = self._engine, int(self.slots.lengths[row])
         if not self._exact or not engine.sees_both_ways:
             return length
         cut = run_around(prompt, length)
@@ -334,8 +334,9 @@ class Runner:
         target = length - (inside % 2 if is_free else inside)
         if target < length:
             # windows may not reach back that far
-            self.slots.rewind(target if target >= self.slots.windows.least(row) else 0, row=row)
-        return self.slots.lengths[row]
+            length = target if target >= self.slots.windows.least(row) else 0
+            self.slots.rewind(length, row=row)
+        return length
 
     def chunk_tokens(self, row: int) -> int:
         """Most new tokens that the next chunk of a row may have."""
