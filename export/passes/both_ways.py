@@ -6,6 +6,8 @@ Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOpe
 Shape letters: S new tokens, T tokens attended to.
 """
 
+from typing import Any
+
 import numpy as np
 import onnx_ir as ir
 
@@ -41,10 +43,12 @@ class BothWays(ir.passes.InPlacePass):
                 continue  # Case 1
             node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
             total = node.inputs[_TOTAL]
-            if total is None:
+            query = node.inputs[0]
+            if total is None or query is None or query.dtype is None:
                 raise TypeError("expected attention after a cache")
             if (total, window) not in biases:
-                biases[total, window] = _bias(graph, nodes[0], total, window)
+                dtype = query.dtype.numpy()
+                biases[total, window] = _bias(graph, nodes[0], total, window, dtype)
             node.resize_inputs(max(len(node.inputs), _BIAS + 1))
             node.replace_input_with(_BIAS, biases[total, window])
         return ir.passes.PassResult(model, modified=bool(nodes))
@@ -62,11 +66,13 @@ def _check(graph: ir.Graph, nodes: list[ir.Node]) -> None:
         )
 
 
-def _bias(graph: ir.Graph, before: ir.Node, total: ir.Value, window: int) -> ir.Value:
+def _bias(
+    graph: ir.Graph, before: ir.Node, total: ir.Value, window: int, dtype: np.dtype[Any]
+) -> ir.Value:
     """The bias of a window."""
 
-    def constant(numbers: int | list[int] | float, dtype: type = np.int64) -> ir.Value:
-        value = ir.tensor(np.array(numbers, dtype))
+    def constant(numbers: int | list[int]) -> ir.Value:
+        value = ir.tensor(np.array(numbers, np.int64))
         return insert_node(graph, before, "Constant", [], {"value": value})
 
     ids = next(value for value in graph.inputs if value.name == IDS)
@@ -76,10 +82,11 @@ def _bias(graph: ir.Graph, before: ir.Node, total: ir.Value, window: int) -> ir.
     end = insert_node(graph, before, "Cast", [total], {"to": ir.DataType.INT64})
     first = insert_node(graph, before, "Sub", [end, count])
     queries_S = insert_node(graph, before, "Range", [first, end, one])
-    hidden_S = insert_node(graph, before, "Sub", [queries_S, constant(window)])
-    hidden_S1 = insert_node(graph, before, "Unsqueeze", [hidden_S, constant([1])])
+    nearest_S = insert_node(graph, before, "Sub", [queries_S, constant(window - 1)])
+    nearest_S1 = insert_node(graph, before, "Unsqueeze", [nearest_S, constant([1])])
     places_T = insert_node(graph, before, "Range", [zero, end, one])
-    seen_ST = insert_node(graph, before, "Greater", [places_T, hidden_S1])
-    numbers = [constant(0.0, np.float32), constant(-np.inf, np.float32)]
-    bias_ST = insert_node(graph, before, "Where", [seen_ST, *numbers])
+    far_ST = insert_node(graph, before, "Less", [places_T, nearest_S1])
+    values = (ir.tensor(np.array(number, dtype)) for number in (-np.inf, 0.0))
+    numbers = [insert_node(graph, before, "Constant", [], {"value": own}) for own in values]
+    bias_ST = insert_node(graph, before, "Where", [far_ST, *numbers])
     return insert_node(graph, before, "Unsqueeze", [bias_ST, constant([0, 1])])

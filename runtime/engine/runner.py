@@ -315,7 +315,7 @@ class Runner:
         if not self._engine.sees_both_ways:
             return end
         cut = run_around(ids, end)
-        return cut.start if cut.start > start else cut.stop
+        return int(cut.start if cut.start > start else cut.stop)
 
     def settle(self, row: int, prompt: Sequence[int]) -> int:
         """Prepare a row that holds the start of a prompt for the rest, and return its length.
