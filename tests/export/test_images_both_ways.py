@@ -113,7 +113,7 @@ def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
 
 
 def request_of(model: Decoder, parts: Any) -> Any:
-    (request,) = model._reader().prompts([parts], {"max_new_tokens": 1})
+    (request,) = model._reader(model.tokenizer).prompts([parts], {"max_new_tokens": 1})
     return request
 
 
