@@ -13,7 +13,6 @@ import onnx_ir as ir
 
 from ortolan.export.errors import OptionError
 from ortolan.export.passes.nodes import insert_node
-from ortolan.runtime.bundle.interface import IDS
 
 _TOTAL, _BIAS = 6, 10
 """Places of the node's inputs."""
@@ -75,9 +74,8 @@ def _bias(
         value = ir.tensor(np.array(numbers, np.int64))
         return insert_node(graph, before, "Constant", [], {"value": value})
 
-    ids = next(value for value in graph.inputs if value.name == IDS)
     zero, one = constant(0), constant(1)
-    shape = insert_node(graph, before, "Shape", [ids], {"start": 1, "end": 2})
+    shape = insert_node(graph, before, "Shape", [before.inputs[0]], {"start": 1, "end": 2})
     count = insert_node(graph, before, "Squeeze", [shape])
     end = insert_node(graph, before, "Cast", [total], {"to": ir.DataType.INT64})
     first = insert_node(graph, before, "Sub", [end, count])

@@ -38,7 +38,7 @@ HANDMADE: dict[str, Callable[[Path], object]] = {
 EXPORTED = (
     *("exported-decoder", "exported-int4", "exported-packed", "exported-hybrid"),
     *("exported-encoder", "exported-images", "exported-reader", "exported-listener"),
-    *("exported-tiles", "exported-hearer"),
+    *("exported-tiles", "exported-gazer", "exported-hearer"),
     *("exported-writer", "exported-speller", "exported-seq2seq"),
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests import quick_exports
 from tests.export import (
     models_of_kinds,
+    tiny_gemma3,
     tiny_llava,
     tiny_models,
     tiny_qwen3_asr,
@@ -73,6 +74,11 @@ def _tiles(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _gazer(work: Path, out: Path) -> None:
+    tiny_gemma3.write(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _hearer(work: Path, out: Path) -> None:
     tiny_qwen3_asr.write(work / "source")
     ortolan.export(work / "source", out)
@@ -107,6 +113,7 @@ MAKES: dict[str, Make] = {
     "exported-images": _images,
     "exported-reader": _reader,
     "exported-tiles": _tiles,
+    "exported-gazer": _gazer,
     "exported-hearer": _hearer,
     "exported-listener": _listener,
     "exported-writer": _writer,
