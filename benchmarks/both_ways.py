@@ -11,7 +11,7 @@ import os
 import time
 
 import numpy as np
-import onnxruntime as ort
+import onnxruntime as ort  # type: ignore[import-untyped]
 from onnx import TensorProto, helper
 
 HEADS, KV_HEADS, WIDTH, VECTORS = 8, 4, 256, 256
@@ -35,8 +35,12 @@ def session(causal: int, *, has_bias: bool) -> ort.InferenceSession:
         kv_num_heads=KV_HEADS,
         causal=causal,
     )
-    cache = [1, KV_HEADS, "C", WIDTH]
-    floats = {"qkv": [1, "S", (HEADS + 2 * KV_HEADS) * WIDTH], "key": cache, "value": cache}
+    cache: list[int | str] = [1, KV_HEADS, "C", WIDTH]
+    floats: dict[str, list[int | str]] = {
+        "qkv": [1, "S", (HEADS + 2 * KV_HEADS) * WIDTH],
+        "key": cache,
+        "value": cache,
+    }
     if has_bias:
         floats["bias"] = [1, 1, "S", "T"]
     inputs = [

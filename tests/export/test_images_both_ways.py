@@ -112,6 +112,10 @@ def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
     return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
 
 
+def vectors_of(count: int) -> NDArray[np.float32]:
+    return np.random.default_rng(count).normal(size=(count, 32)).astype(np.float32)
+
+
 def request_of(model: Decoder, parts: Any) -> Any:
     (request,) = model._reader(model.tokenizer).prompts([parts], {"max_new_tokens": 1})
     return request
@@ -139,9 +143,8 @@ def test_tokens_and_logits_are_those_of_transformers(
 def test_vectors_see_those_after_them(models: dict[str, Decoder]) -> None:
     """The same vectors as tokens of a causal prompt give other logits."""
     engine = models["whole"]._engine
-    vectors = np.random.default_rng(0).normal(size=(6, 32)).astype(np.float32)
     assert engine.pictures is not None
-    image = engine.pictures.hold(vectors)
+    image = engine.pictures.hold(vectors_of(6))
 
     def states(ids: Sequence[int]) -> NDArray[Any]:
         runner = Runner(engine, engine.slots())
@@ -232,17 +235,21 @@ def test_a_chat_writes_the_texts_around_an_image(
     assert list(completion.completion.tokens) == expected(folder, parts)[1]
 
 
-def test_a_conversation_continues_after_and_within_an_image(models: dict[str, Decoder]) -> None:
+def test_a_conversation_continues_after_an_image(models: dict[str, Decoder]) -> None:
     model = models["windows"]
     options: Any = {"max_new_tokens": 4, "sampling": Sampling()}
     conversation = model.conversation()
     image = {"type": "image", "image": WIDE}
-    for content in ([image, {"type": "text", "text": "what?"}], "and?", [image]):
-        fresh = model.chat(
-            [*conversation.messages, {"role": "user", "content": content}], **options
-        )
-        reply = conversation.ask(content, **options)
+    conversation.messages += [
+        {"role": "user", "content": [image, {"type": "text", "text": "what?"}]},
+        {"role": "assistant", "content": "yes"},
+    ]
+    for question in ("and?", "where?"):
+        asked = [*conversation.messages, {"role": "user", "content": question}]
+        fresh = model.chat(asked, **options)
+        reply = conversation.ask(question, **options)
         assert reply.completion.tokens == fresh.completion.tokens
+    assert reply.completion.timings.cached_tokens > tiny_gemma3.VECTORS
 
 
 # --- exactness ------------------------------------------------------------------------------------
@@ -259,7 +266,7 @@ def prompts_of_vectors(image: Picture) -> Iterator[list[int]]:
 def test_cuts_and_restored_states_change_no_bit(name: str, models: dict[str, Decoder]) -> None:
     engine = models[name]._engine
     assert engine.pictures is not None
-    image = engine.pictures.hold(np.random.default_rng(1).normal(size=(16, 32)))
+    image = engine.pictures.hold(vectors_of(16))
 
     def result(runner: Runner, ids: Sequence[int]) -> list[Any]:
         logits = runner.prefill(1, ids)
@@ -286,7 +293,7 @@ def test_cuts_and_restored_states_change_no_bit(name: str, models: dict[str, Dec
 def test_an_odd_number_of_vectors_is_computed_from_its_start(models: dict[str, Decoder]) -> None:
     engine = models["whole"]._engine
     assert engine.pictures is not None
-    image = engine.pictures.hold(np.ones((15, 32)))
+    image = engine.pictures.hold(vectors_of(15))
     ids = [9, *image.ids, 9]
     runner = Runner(engine, engine.slots(), exact=True)
     wanted = runner.prefill(0, ids)
@@ -302,7 +309,7 @@ def test_an_odd_number_of_vectors_is_computed_from_its_start(models: dict[str, D
 def test_chunks_never_end_within_an_image(models: dict[str, Decoder]) -> None:
     engine = models["whole"]._engine
     assert engine.pictures is not None
-    image = engine.pictures.hold(np.zeros((16, 32)))
+    image = engine.pictures.hold(vectors_of(16))
     for before, most in itertools.product((0, 1, 15, 60, 64), (4, 16, 64)):
         ids = [7] * before + [*image.ids] + [7] * 30
         runner, starts = Runner(engine, engine.slots()), []
