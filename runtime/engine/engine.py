@@ -119,11 +119,7 @@ class Engine:
             for role in graphs
             if is_copied or role not in ON_DEMAND
         }
-        later = partial(open_session, bundle, threads=self.threads, device=self.device)
-        self._open_later = {
-            MAPS_ROLE: partial(later, role=MAPS_ROLE, packed=None),
-            BOTH_WAYS: partial(later, role=BOTH_WAYS, packed=packed, adapt=adapt),
-        }
+        self._open_later = self._openers(packed, adapt)
         self._copier = None
         if self.device != "cpu":
             written = [s for s in bundle.manifest.states if s.update != "source"]
@@ -321,6 +317,16 @@ class Engine:
             GraphError: onnxruntime cannot load the graph.
         """
         return self._opened(BOTH_WAYS)
+
+    def _openers(
+        self, packed: "Packed | None", adapt: Callable[[bytes], bytes] | None
+    ) -> dict[str, Callable[[], Any]]:
+        """How the graphs that are opened on demand are opened."""
+        later = partial(open_session, self._bundle, threads=self.threads, device=self.device)
+        return {
+            MAPS_ROLE: partial(later, role=MAPS_ROLE, packed=None),
+            BOTH_WAYS: partial(later, role=BOTH_WAYS, packed=packed, adapt=adapt),
+        }
 
     def _opened(self, role: str) -> Any:
         """The session of a graph that is opened on demand."""

@@ -14,7 +14,7 @@ from transformers import PreTrainedModel
 from ortolan.modeling import DecoderModel, EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
-from ortolan.modeling.config import EncoderConfig, PatchInput
+from ortolan.modeling.config import DecoderConfig, EncoderConfig, FeatureHead, PatchInput
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.cache import StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features
@@ -134,6 +134,34 @@ def test_vectors_of_gemma3_are_averages_that_see_each_other(count: int, tmp_path
             ids, StepLengths.first(ids.shape[1]), cache, features=features
         )
         assert_same_logits(in_one_step, whole.logits)
+
+
+def test_the_published_config_of_gemma3_is_read(tmp_path: Path) -> None:
+    written(tmp_path, **GEMMA3)
+    values = {
+        **{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+        **{"boi_token_index": 255_999, "eoi_token_index": 256_000, "eos_token_id": [1, 106]},
+        **{"image_token_index": 262_144, "initializer_range": 0.02, "mm_tokens_per_image": 256},
+        "text_config": {
+            **{"hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text"},
+            **{"num_hidden_layers": 34, "sliding_window": 1024},
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+        "vision_config": {
+            **{"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304},
+            **{"model_type": "siglip_vision_model", "num_attention_heads": 16},
+            **{"num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False},
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.media is not None
+    config = read_config(checkpoint.media, EncoderConfig)
+    assert isinstance(config.head, FeatureHead)
+    assert (config.vectors, config.head.average, len(config.blocks)) == (256, 4, 27)
+    assert config.head.projections[0].width == 2560
+    decoder = read_config(checkpoint, DecoderConfig)
+    assert (decoder.feature_token_id, decoder.feature_attention) == (262_144, "both_ways")
 
 
 @pytest.mark.parametrize("count", [3, 5, 9, 100])
