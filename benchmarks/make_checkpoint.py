@@ -141,6 +141,21 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 1000000.0,
         "vocab_size": 151936,
     },
+    # Gemma-3-270M: two thirds of the weights are its table of tokens.
+    "gemma3-270m": {
+        "model_type": "gemma3_text",
+        "head_dim": 256,
+        "hidden_activation": "gelu_pytorch_tanh",
+        "hidden_size": 640,
+        "intermediate_size": 2048,
+        "max_position_embeddings": 32768,
+        "num_attention_heads": 4,
+        "num_hidden_layers": 18,
+        "num_key_value_heads": 1,
+        "query_pre_attn_scalar": 256,
+        "sliding_window": 512,
+        "vocab_size": 262144,
+    },
     # Gemma-3-1B.
     "gemma3-1b": {
         "model_type": "gemma3_text",

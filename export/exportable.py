@@ -18,8 +18,17 @@ from ortolan.modeling.layers.cache import LayerCache
 from ortolan.modeling.weights import Weights
 from ortolan.runtime.bundle.kinds import KINDS, ModelKind
 from ortolan.runtime.bundle.manifest import Graph, Output, Speech, State, StateType, Tokens
-from ortolan.runtime.bundle.parts import Comparison, Dictation, Features, HiddenStates
-from ortolan.runtime.bundle.sources import Source
+from ortolan.runtime.bundle.parts import (
+    MTP,
+    SOUND,
+    TEXT,
+    VISION,
+    Comparison,
+    Dictation,
+    Features,
+    HiddenStates,
+)
+from ortolan.runtime.bundle.sources import ChunkedSource, Source
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 Trace = Callable[[str, Graph, torch.dtype], ir.Model]
@@ -129,6 +138,13 @@ class Exportable:
     dictation: Dictation | None = None
     comparison: Comparison | None = None
     texts: "Exportable | None" = None
+
+    @property
+    def parts(self) -> Mapping[str, "Exportable"]:
+        """What becomes a bundle in the bundle, by the name of its folder."""
+        of_sounds = self.media is not None and isinstance(self.media.takes, ChunkedSource)
+        parts = {SOUND if of_sounds else VISION: self.media, MTP: self.head, TEXT: self.texts}
+        return {name: part for name, part in parts.items() if part is not None}
 
     @property
     def output(self) -> str:

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
@@ -55,9 +55,16 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, DECODER, PREFILL
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.bundle.parts import MTP, SOUND, TEXT, VISION
+from ortolan.runtime.bundle.parts import (
+    MTP,
+    SOUND,
+    TEXT,
+    VISION,
+    Comparison,
+    Features,
+    HiddenStates,
+)
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.machine.memory import return_large_memory
 from ortolan.runtime.verification.certificate import Certificate
 from ortolan.runtime.verification.certificate_files import JSON_NAME, write_certificate
@@ -151,13 +158,15 @@ def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
     return _plan(model, "int8" if rounds else precision, plan.device, options)
 
 
+P = TypeVar("P", Features | None, HiddenStates | None, Comparison | None)
+
+
 def _with_parts(
     folder: Path, model: Exportable, plan: Plan, precision: Precision, progress: Progress
 ) -> Exportable:
     """Export the encoder or the head that a model has; return the model bound to it."""
-
-    def build(name: str, part: Exportable) -> str:
-        """A bundle in the bundle; return its fingerprint."""
+    bound: dict[str, str] = {}
+    for name, part in model.parts.items():
         files.make_folder(folder / name)
         own = _plan_of_part(part, plan, precision)
         job = Job(
@@ -169,20 +178,20 @@ def _with_parts(
             progress=progress,
         )
         _build(job)
-        return fingerprint(open_bundle(folder / name, trust=True).manifest)
+        bound[name] = fingerprint(open_bundle(folder / name, trust=True).manifest)
+    encoder = bound.get(VISION) or bound.get(SOUND)
+    return replace(
+        model,
+        features=_bound(model.features, encoder=encoder),
+        hidden=_bound(model.hidden, head=bound.get(MTP)),
+        comparison=_bound(model.comparison, encoder=bound.get(TEXT)),
+    )
 
-    if model.media is not None and model.features is not None:
-        of_sounds = isinstance(model.media.takes, ChunkedSource)
-        encoder = build(SOUND if of_sounds else VISION, model.media)
-        model = replace(model, features=msgspec.structs.replace(model.features, encoder=encoder))
-    if model.head is not None and model.hidden is not None:
-        head = build(MTP, model.head)
-        model = replace(model, hidden=msgspec.structs.replace(model.hidden, head=head))
-    if model.texts is not None and model.comparison is not None:
-        encoder = build(TEXT, model.texts)
-        comparison = msgspec.structs.replace(model.comparison, encoder=encoder)
-        model = replace(model, comparison=comparison)
-    return model
+
+def _bound(part: P, **fingerprints: str | None) -> P:
+    """A part of a manifest with the fingerprints of what was exported for it."""
+    known = {name: value for name, value in fingerprints.items() if value is not None}
+    return part if part is None else msgspec.structs.replace(part, **known)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, TARGET_IDS, TYPES
 from ortolan.runtime.bundle.kinds import MAPS_ROLE
-from ortolan.runtime.bundle.sources import AudioSource, ImageSource
+from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import ContextLengthError, InputError, NumericError
 from ortolan.runtime.inputs.source import Input, SourceReader
@@ -138,7 +138,7 @@ def _sides(
     if isinstance(manifest.source, AudioSource):
         seconds = [manifest.source.step_s * place for place in range(manifest.source.vectors)]
         names = tuple(f"{second:.2f}" for second in seconds)
-    elif not isinstance(manifest.source, ImageSource):
+    elif IDS in feeds:
         tokens = [int(token) for token in feeds[IDS][0]]
         _check_count(len(tokens), "text")
         names = _labels(tokenizer, tokens)

@@ -2,7 +2,6 @@
 
 import os
 from collections.abc import Sequence
-from dataclasses import replace
 from functools import cache, cached_property, partial
 from typing import TYPE_CHECKING, Any, Unpack, overload
 
@@ -11,9 +10,6 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_count
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.bundle.parts import Dictation
-from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.chat.chat_model import ChatModel
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
@@ -33,12 +29,11 @@ from ortolan.runtime.generation.session import Session
 from ortolan.runtime.generation.text_stream import TextStream
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.ids import checked_ids
-from ortolan.runtime.inputs.media import MediaPrompt
 from ortolan.runtime.inputs.source import as_list, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.service import ServeOptions, Service
-from ortolan.runtime.transcription.dictation import DictationOptions, dictate
+from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
 from ortolan.runtime.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
@@ -202,7 +197,14 @@ class Decoder(ChatModel, Model):
             ForkedError: the process was forked after loading.
         """
         self._engine.check_process()
-        return Service(self._engine, self._reader, self.tokenizer, lambda: self._chat, **options)
+        return Service(
+            self._engine,
+            self._reader,
+            self.tokenizer,
+            lambda: self._chat,
+            encoder=self._encoder,
+            **options,
+        )
 
     def logits(
         self, ids: Sequence[int] | NDArray[np.integer[Any]], *, adapter: str | None = None
@@ -294,25 +296,13 @@ class Decoder(ChatModel, Model):
             MissingExtraError: a package that reads sounds, or Jinja, is not installed.
             NumericError: the logits are not finite.
         """
-        dictation = self.manifest.dictation
-        source = None if self._encoder is None else self._encoder.manifest.source
-        if not isinstance(dictation, Dictation) or not isinstance(source, ChunkedSource):
-            raise wrong_kind(
-                self.manifest, what="transcribe", expected="a bundle that turns sounds into text"
-            )
-        return dictate(sound, source, dictation, self._answer, options)
+        def answer(
+            samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
+        ) -> Completion:
+            question = self._chat.dictation(samples_N, begun, most_tokens)
+            return self.generate(question.prompt, **question.options)
 
-    def _answer(self, samples: NDArray[np.float32], start: str | None, most: int) -> Completion:
-        """Answer a message with a sound."""
-        message = {"role": "user", "content": [{"type": "audio", "audio": samples}]}
-        question = self._chat.question(
-            [message], {"max_new_tokens": most, "logprobs": 0, "sampling": Sampling()}
-        )
-        prompt = question.prompt
-        if start is not None and isinstance(prompt, MediaPrompt) and self.tokenizer is not None:
-            begun = self.tokenizer.encode(start, add_special_tokens=False)
-            prompt = replace(prompt, ids=[*prompt.ids, *begun])
-        return self.generate(prompt, **question.options)
+        return dictate(sound, *dictation_of(self.manifest, self._encoder), answer, options)
 
     # --- chats ------------------------------------------------------------------------------------
 

@@ -7,15 +7,14 @@ from typing import Any, TypeVar, Unpack, overload
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import OUTPUT, PIXELS
 from ortolan.runtime.bundle.manifest import wrong_kind
-from ortolan.runtime.bundle.parts import Tiles
-from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource
+from ortolan.runtime.bundle.parts import Oversized, Tiles
+from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource
 from ortolan.runtime.encoding.answer import ANSWER_TOKENS, Answer
 from ortolan.runtime.encoding.batches import batches
-from ortolan.runtime.encoding.call import EncoderCall, Item
+from ortolan.runtime.encoding.call import EncoderCall
 from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.encoding.filling import Filling
@@ -23,8 +22,9 @@ from ortolan.runtime.encoding.token_classification import Aggregation, TokenClas
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.inputs.audio import Sound, read_parts
 from ortolan.runtime.inputs.images import Image, read_pixels
-from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds
-from ortolan.runtime.inputs.tiles import Cut, cut
+from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.source import Inputs, SourceReader, part_feeds, patch_feeds
+from ortolan.runtime.inputs.tiles import Cut, cut, cut_oversized
 from ortolan.runtime.model import Model
 from ortolan.runtime.serving.encoder_service import EncoderServeOptions, EncoderService
 from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
@@ -253,6 +253,9 @@ class Encoder(Model):
             BundleKindError: the encoder reads texts.
             InputError: it is not an image, or one that cannot be read.
         """
+        source = self.manifest.source
+        if isinstance(source, PatchSource):
+            return read_whole(image, source)
         return read_pixels(image, self._image_source())
 
     def cut(self, image: Image, tiles: Tiles) -> Cut:
@@ -260,6 +263,9 @@ class Encoder(Model):
 
         Raises what `pixels` raises.
         """
+        source = self.manifest.source
+        if isinstance(tiles.grid, Oversized) and isinstance(source, PatchSource):
+            return cut_oversized(image, source, tiles.grid, split=tiles.split)
         return cut(image, self._image_source(), tiles)
 
     def parts(self, sound: Sound, *, rate: int | None = None) -> list[NDArray[np.float32]]:
@@ -277,7 +283,12 @@ class Encoder(Model):
         return read_parts(sound, self._chunked_source(), rate=rate)
 
     def count(self, parts: Sequence[NDArray[np.float32]]) -> int:
-        """Return the number of vectors of the parts of a sound."""
+        """Return the number of vectors of pixels of images, or of the parts of a sound."""
+        match self.manifest.source:
+            case ImageSource():
+                return len(parts) * self.manifest.context_length
+            case PatchSource() as patches:
+                return sum(patches.length(*part.shape[1:]) for part in parts)
         source = self._chunked_source()
         return sum(source.length(part.shape[1]) for part in parts)
 
@@ -299,6 +310,9 @@ class Encoder(Model):
         if isinstance(source, ChunkedSource):
             padded: NDArray[np.float32] = self._engine.encode(part_feeds(values, source))[OUTPUT][0]
             return padded[: source.length(values.shape[1])]
+        if isinstance(source, PatchSource):
+            whole: NDArray[np.float32] = self._engine.encode(patch_feeds(values, source))[OUTPUT][0]
+            return whole
         vectors: NDArray[np.float32] = self._engine.encode({PIXELS: values[None]})[OUTPUT][0]
         return vectors
 
@@ -355,7 +369,11 @@ class Encoder(Model):
             TokenizerError: the bundle does not name its symbols.
             ForkedError: the process was forked after loading.
         """
-        transcriber = CtcTranscriber(self.manifest, self._wave_logits, options=options)
+        transcriber = CtcTranscriber(
+            self.manifest,
+            lambda wave_N: self._run(self._calls.wave_logits(wave_N)),
+            options=options,
+        )
         if isinstance(sound, list):
             return [transcriber.whole(own) for own in sound]
         return transcriber.whole(sound)
@@ -376,14 +394,6 @@ class Encoder(Model):
         """
         self._engine.check_process()
         return EncoderService(self._engine, self._calls, **options)
-
-    def _wave_logits(self, wave_N: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Compute the logits of one wave, `(vectors, symbols)`."""
-        item = Item(index=0, is_alone=True, length=len(wave_N), ids=wave_N)
-        (logits_TV,) = self._calls.rows.compute([item])
-        if isinstance(logits_TV, OrtolanError):
-            raise logits_TV
-        return logits_TV
 
     def _run(self, call: EncoderCall[R]) -> R:
         """Compute a call in this thread."""

@@ -105,11 +105,26 @@ MAX_IMAGE_SIDE = 1 << 13
 MAX_FEATURES = 1 << 13
 """Vectors of an image that a decoder reads; published models have 64 to 2,880."""
 
+MAX_PATCHES = 1 << 15
+"""Patches of an image of any proportions: MAX_FEATURES squares of 2 by 2 patches."""
+
+MAX_PATCH_SIZE = 256
+"""Pixels of a side of a patch; published models have 14, 16 or 32."""
+
+MAX_PATCH_REPEATS = 8
+"""Frames of a patch, and patches of a side of the squares that are joined; published: 2."""
+
+MAX_POSITION_SIDE = 256
+"""Rows of a square table of positions; published models have up to 48."""
+
 MAX_TILES_SIDE = 1 << 12
 """Pixels of the longer side of an image that is cut into tiles: published models have 2,048."""
 
 MAX_TILES = 64
 """Tiles of an image that are chosen by its shape; published models have 12."""
+
+MAX_TILE_SIDE = 1 << 12
+"""Pixels of a side of a tile, where the encoder reads several sizes; published models have 512."""
 
 MAX_TILE_TEXT = 256
 """Characters of a text around the vectors of a tile."""

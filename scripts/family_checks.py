@@ -21,13 +21,29 @@ from transformers import GenerationMixin
 
 import ortolan
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, WAVE
+from ortolan.runtime.bundle.interface import (
+    IDS,
+    LENGTHS,
+    MEL,
+    OUTPUT,
+    PATCHES,
+    PIXELS,
+    WAVE,
+)
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import AudioSource, ImageSource, TextSource, WaveSource
+from ortolan.runtime.bundle.sources import (
+    AudioSource,
+    ImageSource,
+    PatchSource,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.inputs.audio import read_chunks, wave_of
 from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.source import patch_feeds
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 
 PROMPT, STEPS = 33, 40
@@ -171,6 +187,17 @@ def _sources(manifest: Manifest) -> Sources:
         pixels = np.stack([read_pixels(image, source) for image in images])
         inputs = {"pixel_values": torch.from_numpy(pixels)}
         return Sources(arguments=images, feeds={PIXELS: pixels}, inputs=inputs)
+    if isinstance(source, PatchSource):
+        image = np.random.default_rng(0).integers(0, 256, (25, 41, 3)).astype(np.uint8)
+        pixels = read_whole(image, source)
+        feeds = patch_feeds(pixels, source)
+        grid = torch.tensor([[side // source.patch for side in pixels.shape[1:]]])
+        inputs = {
+            "pixel_values": torch.from_numpy(feeds[PATCHES]).transpose(0, 1),
+            "pixel_attention_mask": torch.ones(1, int(grid.prod()), dtype=torch.int64),
+            "spatial_shapes": grid,
+        }
+        return Sources(arguments=[image], feeds=feeds, inputs=inputs)
     if isinstance(source, AudioSource):
         sounds = [probe_sound(source, number) for number in range(2)]
         mel = np.concatenate([read_chunks(sound, source) for sound in sounds])
@@ -202,7 +229,7 @@ def _sources(manifest: Manifest) -> Sources:
 def _encoder_error(model: Any, engine: Engine) -> float:
     sources = _sources(engine.manifest)
     inputs = sources.inputs
-    if PIXELS in sources.feeds and hasattr(model, "text_projection"):
+    if "pixel_values" in inputs and hasattr(model, "logit_scale"):
         # a model of images and texts wants both
         inputs = inputs | {"input_ids": torch.tensor([[0, model.config.text_config.eos_token_id]])}
     got = engine.encode(sources.feeds)[OUTPUT]

@@ -122,8 +122,8 @@ def read_calibration(path: Path, model: Exportable, *, is_learned_from: bool) ->
     suffix = _suffix(model)
     if suffix is None:
         raise OptionError(
-            f"{path}: a model from images or sounds to text takes no calibration file. Leave "
-            "--calibration out."
+            f"{path}: a model of sounds, of images of any size, or from images to text takes no "
+            "calibration file. Leave --calibration out."
         )
     if suffix == ".npy" and isinstance(model.takes, ImageSource):
         images = _read_images(path, model.takes)

@@ -33,7 +33,13 @@ from ortolan.export.inputs.tensors import (
     wrapped,
 )
 from ortolan.export.inputs.writer import SEED
-from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import (
+    AudioSource,
+    ChunkedSource,
+    ImageSource,
+    PatchSource,
+    WaveSource,
+)
 
 Write = Callable[..., list[NDArray[np.int64]]]
 """`ortolan.export.inputs.writer.write` of one bundle."""
@@ -49,6 +55,9 @@ _SHORTEST = 4
 
 _HEAD = 2.7
 """Offset to the rank of a word: Mandelbrot's correction of Zipf's law."""
+
+PICTURE_SQUARES = 64
+"""Most squares of patches of an image of noise, where the encoder reads several sizes."""
 
 _CONTRAST = 48.0
 """Standard deviation of the bytes of an image."""
@@ -109,7 +118,7 @@ def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, cou
         sources: Sequence[NDArray[Any]] = [heard(sound, model.takes) for sound in inputs]
         described = f"{count} sounds of noise"
     elif isinstance(model.takes, ImageSource):
-        images = noise(model.takes, random, count)
+        images = noise(_shape(model.takes), random, count)
         inputs = list(images)
         sources = list(pixels(images, model.takes))
         described = f"{count} images of noise"
@@ -127,9 +136,13 @@ def _own_pairs(model: Exportable, write: Write, random: np.random.Generator, cou
 def _drawn(model: Exportable, random: np.random.Generator, count: int) -> Inputs:
     """Random inputs of an encoder-only model."""
     if isinstance(model.takes, ImageSource):
-        images = noise(model.takes, random, count)
+        images = noise(_shape(model.takes), random, count)
         origin = f"{count} images of noise, seed {SEED}"
         return replace(image_inputs(model, images), origin=origin)
+    if isinstance(model.takes, PatchSource):
+        made_images = [_picture(model.takes, random) for _ in range(count)]
+        origin = f"{count} images of noise in several sizes, seed {SEED}"
+        return replace(image_inputs(model, made_images), origin=origin)
     if isinstance(model.takes, WaveSource | ChunkedSource):
         source = model.takes
         if isinstance(source, WaveSource):
@@ -198,22 +211,36 @@ def _is_word(label: str) -> bool:
     return len(text) > 1 and text.isalpha()
 
 
-def noise(source: ImageSource, random: np.random.Generator, count: int) -> NDArray[np.uint8]:
+def _shape(source: ImageSource) -> tuple[int, int, int]:
+    return source.height, source.width, source.channels
+
+
+def _picture(source: PatchSource, random: np.random.Generator) -> NDArray[np.uint8]:
+    """An image of noise `(H, W, C)` of random proportions, with up to `PICTURE_SQUARES` squares."""
+    most = min(source.vectors, PICTURE_SQUARES)
+    rows = int(most ** random.random())
+    columns = most // rows
+    shape = rows * source.square, columns * source.square, source.channels
+    image: NDArray[np.uint8] = noise(shape, random, 1)[0]
+    return image
+
+
+def noise(
+    shape: tuple[int, int, int], random: np.random.Generator, count: int
+) -> NDArray[np.uint8]:
     """Images `(N, H, W, C)` whose amplitudes fall as 1 / frequency, as in photographs (Field 1987).
 
     Args:
-        source: size of the images.
+        shape: of an image, `(H, W, C)`.
         random: generator.
         count: N.
     """
-    shape = (count, source.height, source.width, source.channels)
-    rows, columns = np.fft.fftfreq(source.height), np.fft.rfftfreq(source.width)
+    height, width, _ = shape
+    rows, columns = np.fft.fftfreq(height), np.fft.rfftfreq(width)
     frequency = np.hypot(rows[:, None], columns)
     frequency[0, 0] = np.inf
-    spectrum = np.fft.rfft2(random.standard_normal(shape), axes=(1, 2))
-    drawn = np.fft.irfft2(
-        spectrum / frequency[:, :, None], s=(source.height, source.width), axes=(1, 2)
-    )
+    spectrum = np.fft.rfft2(random.standard_normal((count, *shape)), axes=(1, 2))
+    drawn = np.fft.irfft2(spectrum / frequency[:, :, None], s=(height, width), axes=(1, 2))
     drawn *= _CONTRAST / np.maximum(drawn.std(axis=(1, 2, 3), keepdims=True), 1e-12)
     return (drawn + 128).clip(0, 255).astype(np.uint8)
 

@@ -1,6 +1,6 @@
 """Inputs of a model as tensors: texts, pairs, images and sounds."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,6 +14,7 @@ from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
     TextSource,
     WaveSource,
 )
@@ -70,18 +71,19 @@ def pair_inputs(
     )
 
 
-def image_inputs(model: Exportable, images: NDArray[np.uint8]) -> Inputs:
-    """Images `(N, H, W, C)`, as bytes, for an encoder-only model.
+def image_inputs(model: Exportable, images: Iterable[NDArray[np.uint8]]) -> Inputs:
+    """Images `(H, W, C)`, as bytes, for an encoder-only model.
 
     Raises:
         TypeError: the model takes no images.
     """
-    if not isinstance(model.takes, ImageSource):
+    if not isinstance(model.takes, ImageSource | PatchSource):
         raise TypeError("expected a model that takes images")
-    return Inputs(sources=list(torch.from_numpy(pixels(images, model.takes))))
+    source = model.takes
+    return Inputs(sources=[torch.from_numpy(pixels(image[None], source)[0]) for image in images])
 
 
-def pixels(images: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
+def pixels(images: NDArray[np.uint8], source: ImageSource | PatchSource) -> NDArray[np.float32]:
     """Images `(N, H, W, C)` as the input of an encoder, `(N, C, H, W)`.
 
     Independent of the runtime's code, which this is a check of.

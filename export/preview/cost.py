@@ -49,7 +49,7 @@ class Cost(msgspec.Struct, frozen=True, kw_only=True):
     """Estimated cost of an export to one precision.
 
     Attributes:
-        bundle_bytes: size of the weights.
+        bundle_bytes: size of the weights, with those of encoders in the bundle.
         method: of rounding; None for floats.
         memory_bytes: peak memory: the program, and copies of the largest layer.
         seconds: on this machine, from measurements of models of up to 8B parameters on two cores,
@@ -85,13 +85,18 @@ def _cost(model: Exportable, precision: PrecisionName, *, writes: bool) -> Cost:
     ]
     largest = max((count(layer) for layer in layers), default=0)
     weight_seconds = 1e-9 * _weight_ns(model, quantization, writes) * count(model.module)
+    part_bytes = 0
+    for part in model.parts.values():
+        of_part = resolve(part.kind, precision="fp32" if quantization is None else "int8")
+        weight_seconds += 1e-9 * _weight_ns(part, of_part.quantization, False) * count(part.module)
+        part_bytes += _blob_bytes(part, of_part.quantization)
     seconds = START_S + weight_seconds / min(physical_cores(), MOST_CORES)
     return Cost(
-        bundle_bytes=_blob_bytes(model, quantization),
+        bundle_bytes=_blob_bytes(model, quantization) + part_bytes,
         method=method,
         memory_bytes=PROGRAM_BYTES + round(LAYERS_AT_ONCE[method] * FLOAT_BYTES * largest),
         seconds=round(REFERENCE_FLOPS / core_flops() * seconds, 1),
-        run=predict_run(model, quantization),
+        run=predict_run(model, quantization, more_bytes=part_bytes),
     )
 
 

@@ -29,6 +29,19 @@ LOSSES = {
 """Consequence of each missing file."""
 
 
+class Part(msgspec.Struct, frozen=True, kw_only=True):
+    """An encoder or a head that becomes a bundle in the bundle.
+
+    Attributes:
+        layers: number of layers of each stack, by its name.
+        width: of the vectors between layers.
+    """
+
+    layers: dict[str, int]
+    width: int | None
+    parameters: int
+
+
 class Preview(msgspec.Struct, frozen=True, kw_only=True):
     """A checkpoint, and what an export of it would create.
 
@@ -38,6 +51,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         kind: of bundle.
         layers: number of layers of each stack, by its name.
         width: of the vectors between layers.
+        parts: encoders of images, sounds or texts, by the folder of the bundle that they become.
         weight_bytes: size of the checkpoint's weight files.
         cache_bytes_per_token: size of the KV cache in fp32.
         precisions: cost of each precision.
@@ -58,6 +72,7 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     vocab_size: int
     context_length: int
     parameters: int
+    parts: dict[str, Part]
     weight_bytes: int
     cache_bytes_per_token: int
     precisions: dict[str, Cost]
@@ -96,6 +111,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         vocab_size=model.vocab_size,
         context_length=model.context_length,
         parameters=count(model.module),
+        parts={name: _part(part) for name, part in model.parts.items()},
         weight_bytes=sum(file.stat().st_size for file in checkpoint.tensors.files()),
         cache_bytes_per_token=sum(
             state.unit_bytes for state in model.states("float32") if state.update == "append"
@@ -110,6 +126,12 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
             resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
         ),
         notes=context_notes(model),
+    )
+
+
+def _part(model: Exportable) -> Part:
+    return Part(
+        layers=_layers(model.module), width=width_of(model), parameters=count(model.module)
     )
 
 

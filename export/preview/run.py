@@ -94,8 +94,15 @@ class Product:
         return self.shape[0] * self.shape[1]
 
 
-def predict_run(model: Exportable, quantization: Quantization | None) -> Run | None:
+def predict_run(
+    model: Exportable, quantization: Quantization | None, *, more_bytes: int = 0
+) -> Run | None:
     """Predict how a bundle will run, in a few seconds.
+
+    Args:
+        model: to export.
+        quantization: of its weights.
+        more_bytes: of weights of encoders in the bundle.
 
     Returns:
         None for other kinds than decoders, and where the time does not follow from the weights:
@@ -109,6 +116,7 @@ def predict_run(model: Exportable, quantization: Quantization | None) -> Run | N
     blocks = [product for product in products if not product.is_head] or products
     states = model.states("float32")
     memory = PROGRAM_BYTES + sum(map(_memory, products)) + sum(map(_state_bytes, states))
+    memory += more_bytes
     free = available_memory()
     if free is not None and memory > free:
         return Run(memory_bytes=memory, first_token_seconds=None, tokens_per_second=None)

@@ -29,7 +29,13 @@ from ortolan.export.proof.reference import join, keep, named_scores
 from ortolan.export.streamed import Result, run
 from ortolan.runtime.bundle.kinds import OUTPUTS
 from ortolan.runtime.bundle.quality import COSINE_SCALE, KL_SCALE
-from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, Source, WaveSource
+from ortolan.runtime.bundle.sources import (
+    ChunkedSource,
+    ImageSource,
+    PatchSource,
+    Source,
+    WaveSource,
+)
 from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
 from ortolan.runtime.verification.probe_picture import probe_picture, sampled
@@ -115,6 +121,7 @@ def certify(
             f"PyTorch computes {model.output} that are not finite. The checkpoint is damaged, or "
             "its training diverged."
         )
+    has_pictures = isinstance(model.takes, PatchSource)
     images = [probe.image for probe in probes if probe.image is not None]
     return Certificate(
         probes=tuple(
@@ -132,8 +139,9 @@ def certify(
         token_ids=_joined([probe.token_ids for probe in probes]),
         types=_joined([probe.types for probe in probes]) if reads_types(model) else None,
         source_ids=_joined([probe.source for probe in probes]),
-        images=np.stack(images) if images else None,
+        images=np.stack(images) if images and not has_pictures else None,
         has_waves=isinstance(model.takes, WaveSource | ChunkedSource),
+        has_pictures=has_pictures,
         kind=model.kind,
         output=model.output,
         text=text,
@@ -147,6 +155,8 @@ def _length(model: Exportable, probe: ProbeInput) -> int:
         return len(probe.token_ids)
     if probe.sound is not None and isinstance(model.takes, WaveSource | ChunkedSource):
         return model.takes.length(probe.sound.shape[-1])
+    if probe.image is not None and isinstance(model.takes, PatchSource):
+        return model.takes.length(*probe.image.shape[:2])
     return model.context_length
 
 
@@ -186,7 +196,7 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
 
 def _pixels(source: Source | None) -> tuple[float, ...]:
     """Samples of the probe picture, for images without an alpha channel."""
-    if not isinstance(source, ImageSource) or source.channels not in (1, 3):
+    if not isinstance(source, ImageSource | PatchSource) or source.channels not in (1, 3):
         return ()
     pixels_CHW = reference_pixels(probe_picture(source), source).astype(np.float32)
     return tuple(round(float(value), 6) for value in sampled(pixels_CHW))

@@ -1,6 +1,7 @@
 """Pixels that an image processor makes of a picture, computed without Pillow.
 
-Independent of the runtime's code, which this is a check of.
+Independent of the runtime's code, which this is a check of, apart from the size of an image that
+keeps its proportions.
 
 Shape letters: H height, W width, C channels.
 """
@@ -11,7 +12,8 @@ from collections.abc import Callable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.sources import Fit, ImageSource
+from ortolan.runtime.bundle.sources import Fit, ImageSource, PatchSource
+from ortolan.runtime.inputs.patches import fitted_size
 
 Array = NDArray[np.float64]
 
@@ -34,7 +36,7 @@ FILTERS: Mapping[str, tuple[float, Callable[[Array], Array]]] = {
 """Half the width of each filter in pixels, and its weight at a signed distance."""
 
 
-def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource) -> Array:
+def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource | PatchSource) -> Array:
     """Pixels `(C, H, W)` of an encoder's input, in float64.
 
     Args:
@@ -43,9 +45,12 @@ def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource) -> Arr
             where a filter overshoots 0 or 255.
         source: of the encoder.
     """
-    steps = source.steps
+    steps = Fit() if isinstance(source, PatchSource) else source.steps
     values_HWC = picture_HWC.astype(np.float64)
-    height, width = _resized_size(picture_HWC.shape[0], picture_HWC.shape[1], steps)
+    if isinstance(source, PatchSource):
+        height, width = fitted_size(picture_HWC.shape[:2], source)
+    else:
+        height, width = _resized_size(picture_HWC.shape[0], picture_HWC.shape[1], steps)
     # rounded after each axis, as in Pillow
     values_HWC = _resize(values_HWC.swapaxes(0, 1), width, source.resample).swapaxes(0, 1)
     values_HWC = _resize(values_HWC, height, source.resample)
@@ -53,6 +58,9 @@ def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource) -> Arr
         for axis, size in enumerate(steps.crop):
             values_HWC = _crop(values_HWC.swapaxes(0, axis), size).swapaxes(0, axis)
     normal_HWC = (values_HWC * source.scale - np.array(source.mean)) / np.array(source.std)
+    if isinstance(source, PatchSource):
+        pixels_CHW: Array = normal_HWC.transpose(2, 0, 1)
+        return pixels_CHW
     pixels_HWC = np.zeros((source.height, source.width, source.channels))
     pixels_HWC[: normal_HWC.shape[0], : normal_HWC.shape[1]] = normal_HWC
     return pixels_HWC.transpose(2, 0, 1)

@@ -2,6 +2,8 @@
 
 decoder, encoder of text    texts of 1, 2, 33 and 160 tokens; with `proof="full"` up to 512
 encoder of images           8 images, held out or noise of growing coarseness
+encoder of images that keep  pictures of a few proportions
+    their proportions
 encoder of waves            sounds that give as many vectors as texts have tokens
 encoder-decoder             16 held-out pairs, or sources that grow while targets shrink; after an
                             encoder of sounds, as many sounds
@@ -46,9 +48,16 @@ from ortolan.export.inputs.tensors import (
 )
 from ortolan.export.options import Proof
 from ortolan.runtime.bundle.parts import Features
-from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import (
+    AudioSource,
+    ChunkedSource,
+    ImageSource,
+    PatchSource,
+    WaveSource,
+)
 from ortolan.runtime.engine.windows import window_of
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.verification.probe_picture import PICTURES, sized_picture
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 
@@ -171,6 +180,8 @@ def _text_of(model: Exportable, data: Calibration | None) -> str:
         return Path(data.origin).name
     if isinstance(model.takes, ImageSource):
         return "random images"
+    if isinstance(model.takes, PatchSource):
+        return "random images of several sizes"
     of_sounds = isinstance(model.takes, AudioSource | WaveSource | ChunkedSource)
     if of_sounds and not model.sides.has_decoder:
         return "made-up sounds"
@@ -238,7 +249,7 @@ def _single_probes(
     """Texts or sounds of growing length, or images, for a decoder-only or encoder-only model."""
     if isinstance(model.takes, WaveSource | ChunkedSource):
         return _wave_probes(model.takes, lengths)
-    if isinstance(model.takes, ImageSource):
+    if isinstance(model.takes, ImageSource | PatchSource):
         images = _images(model.takes, data)
         return [
             ProbeInput(name=f"{number}-image", image=image) for number, image in enumerate(images)
@@ -372,12 +383,14 @@ def inputs_of(model: Exportable, probes: Sequence[ProbeInput]) -> Inputs:
         return Inputs(vectors=states, ids=text_inputs(model, ids).ids)
     if not images:
         return text_inputs(model, ids)
-    pixels = image_inputs(model, np.stack(images)).sources
+    pixels = image_inputs(model, images).sources
     return Inputs(sources=pixels, ids=text_inputs(model, ids).ids)
 
 
-def _images(source: ImageSource, data: Calibration | None) -> list[NDArray[np.uint8]]:
-    """Held-out images, or noise of growing coarseness, `(H, W, C)` each."""
+def _images(source: ImageSource | PatchSource, data: Calibration | None) -> list[NDArray[np.uint8]]:
+    """Held-out images, or noise of growing coarseness or several sizes, `(H, W, C)` each."""
+    if isinstance(source, PatchSource):
+        return [sized_picture(source, number) for number in range(len(PICTURES))]
     if isinstance(data, CalibrationImages):
         return list(data.held_out[spread(len(data.held_out), IMAGES)])
     random, images = np.random.default_rng(0), []

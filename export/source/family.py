@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import onnx_ir as ir
@@ -23,6 +23,7 @@ from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
 from ortolan.export.source.padding import padding_id
+from ortolan.export.source.patches import patch_source
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
@@ -58,6 +59,8 @@ from ortolan.modeling.config import (
     EncoderDecoderConfig,
     FeatureAttention,
     FeatureHead,
+    GridInput,
+    GridPositions,
     LanguageModelHead,
     ModelConfig,
     NormConfig,
@@ -68,6 +71,7 @@ from ortolan.modeling.config import (
 )
 from ortolan.modeling.layers.cache import LayerCache, StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features as EmbeddingFeatures
+from ortolan.modeling.layers.grid import Grid, flat_patches
 from ortolan.modeling.layers.positions import tables
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
@@ -77,6 +81,8 @@ from ortolan.runtime.bundle.manifest import Graph, Output, State, StateType, Tok
 from ortolan.runtime.bundle.parts import Features
 from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+C = TypeVar("C", bound=ModelConfig)
 
 Tracer = Callable[..., ir.Model]
 
@@ -120,6 +126,7 @@ def open_family(
     accept_unknown: tuple[str, ...] = (),
 ) -> Exportable:
     """Open a checkpoint of a family. Same options and errors as `open_exportable`."""
+    config = _sized(config, checkpoint.folder)
     model = _describe(
         config,
         limit_context(
@@ -139,7 +146,7 @@ def open_family(
 
 def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exportable:
     """A decoder with the encoder of the images or sounds that it reads."""
-    config = read_config(tower, EncoderConfig)
+    config = _sized(read_config(tower, EncoderConfig), tower.folder)
     encoder = open_family(config, tower, tokenizer=None, max_context=None)
     token = whole.values[FEATURE_TOKEN]
     if not isinstance(config.head, FeatureHead) or not isinstance(token, int):
@@ -155,6 +162,15 @@ def _reading(model: Exportable, tower: Checkpoint, whole: Checkpoint) -> Exporta
     )
     dictation = DICTATIONS.get(config.model_type)
     return replace(model, features=features, media=encoder, dictation=dictation)
+
+
+def _sized(config: C, folder: Path) -> C:
+    """An encoder of images of any proportions with the most patches of its image processor."""
+    match config:
+        case EncoderConfig(input=GridInput()):
+            return replace(config, context_length=patch_source(config, folder).patches)
+        case _:
+            return config
 
 
 def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dtype) -> ir.Model:
@@ -176,8 +192,11 @@ def trace_graph(config: ModelConfig, role: str, graph: Graph, *, dtype: torch.dt
         raise ValueError(f"{role}: no graph of {type(config).__name__}")
     if role == MAPS_ROLE and not map_names(sides):
         raise OptionError("attention_maps: this model has no attention. Leave it out.")
-    if role == MAPS_ROLE and isinstance(sides.media, WaveInput | ChunkedAudioInput):
-        raise OptionError("attention_maps: not supported for sounds of any length. Leave it out.")
+    if role == MAPS_ROLE and isinstance(sides.media, WaveInput | ChunkedAudioInput | GridInput):
+        raise OptionError(
+            "attention_maps: not supported for sounds of any length and images of any proportions. "
+            "Leave it out."
+        )
     fixed = {"sequence": graph.sequence} if role in STEPPED else {}
     return tracer(config, dtype=dtype, **fixed)
 
@@ -279,6 +298,8 @@ def _forward_of(config: ModelConfig) -> Callable[..., Tensor]:
             return _forward_images
         case EncoderConfig(input=ChunkedAudioInput() as chunked):
             return partial(_forward_chunks, chunked)
+        case EncoderConfig(input=GridInput() as grid):
+            return partial(_forward_grid, grid)
         case _:
             return _forward
 
@@ -304,6 +325,19 @@ def _forward_chunks(
     chunks = padded.reshape(len(mel), -1, config.chunk).transpose(0, 1)
     out: Tensor = encoder(chunks, torch.tensor([count]))
     return out[0, :count]
+
+
+def _forward_grid(
+    config: GridInput, encoder: EncoderModel, pixels: Tensor | None, ids: Tensor | None
+) -> Tensor:
+    if pixels is None or ids is not None:
+        raise TypeError("expected an encoder of images and one of them")
+    positions, grid = encoder.config.positions, None
+    if isinstance(positions, GridPositions):
+        rows, columns = (side // config.patch_size for side in pixels.shape[1:])
+        grid = Grid.of((rows, columns), config.merge, positions)
+    out: Tensor = encoder(flat_patches(pixels, config), grid=grid)
+    return out[0]
 
 
 def _forward_images(decoder: DecoderModel, vectors: Tensor | None, ids: Tensor | None) -> Tensor:
@@ -378,6 +412,8 @@ def _takes(
     match sides.encoder.input:
         case PatchInput() as patches:
             return image_source(patches, folder, model_type)
+        case GridInput():
+            return patch_source(sides.encoder, folder)
         case AudioInput() as spectrogram:
             return audio_source(spectrogram, folder)
         case ChunkedAudioInput() as chunked:

@@ -179,8 +179,8 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         raise _error(f"resample from 0 to {len(RESAMPLES) - 1}", f"{processor.resample}")
     mean, std = (0.0,) * config.channels, (1.0,) * config.channels
     if processor.do_normalize:
-        mean = _channels("image_mean", processor.image_mean, config.channels)
-        std = _channels("image_std", processor.image_std, config.channels)
+        mean = channel_numbers("image_mean", processor.image_mean, config.channels)
+        std = channel_numbers("image_std", processor.image_std, config.channels)
     scale = processor.rescale_factor if processor.do_rescale else 1.0
     if min(*std, scale) <= 0 or not math.isfinite(scale):
         raise _error("positive rescale_factor and image_std", f"{scale} and {std}")
@@ -203,7 +203,7 @@ def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> 
     Raises:
         OptionError: see `image_source`.
     """
-    values = {} if folder is None else _values(folder)
+    values = {} if folder is None else processor_values(folder)
     default = PROCESSOR_OF.get(model_type, "ViT")
     processor = _processor(values, default)
     if processor.cuts and PROCESSORS[default].cuts is None:
@@ -213,11 +213,16 @@ def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> 
     return processor
 
 
-def _values(folder: Path) -> dict[str, object]:
+def processor_values(folder: Path) -> dict[str, object]:
     """The keys of a checkpoint's image processor that have a value."""
     nested = _read(folder / PROCESSOR).get("image_processor")
     values = nested if isinstance(nested, dict) else _read(folder / PREPROCESSOR)
     return {str(name): value for name, value in values.items() if value is not None}
+
+
+def reads_image_tokens(folder: Path) -> bool:
+    """Whether a checkpoint's processor writes tokens around the vectors of images, by default."""
+    return _read(folder / PROCESSOR).get("use_image_special_tokens") is not False
 
 
 def _read(path: Path) -> dict[str, object]:
@@ -349,7 +354,7 @@ def _check_size(processor: Processor, fit: Fit, size: tuple[int, int]) -> None:
     raise _error(f"images of {wanted}", f"{last[0]} x {last[1]}")
 
 
-def _channels(name: str, value: Numbers, channels: int) -> tuple[float, ...]:
+def channel_numbers(name: str, value: Numbers, channels: int) -> tuple[float, ...]:
     """One number for each channel."""
     numbers = value if isinstance(value, tuple) else (value,) * channels
     if len(numbers) != channels or not all(map(math.isfinite, numbers)):

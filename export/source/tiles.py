@@ -6,15 +6,17 @@ from pathlib import Path
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.patches import patch_source, read_patch_processor
 from ortolan.export.source.preprocessing import (
     PREPROCESSOR,
     Processor,
     longest_edge,
     read_processor,
+    reads_image_tokens,
 )
-from ortolan.modeling.config import EncoderConfig, PatchInput
+from ortolan.modeling.config import EncoderConfig, GridInput, PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Tiles, Wrapping
+from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles, Wrapping
 
 _NUMBERED = {
     "tile": "<fake_token_around_image><row_{row}_col_{column}>",
@@ -23,6 +25,14 @@ _NUMBERED = {
     "whole": "<fake_token_around_image><global-img>",
     "end": "<fake_token_around_image>",
 }
+
+LFM2_VL = {
+    "start": "<|image_start|>",
+    "tile": "<|img_row_{row}_col_{column}|>",
+    "rows": "<|img_thumbnail|>",
+    "end": "<|image_end|>",
+}
+"""Texts of LFM2-VL, if its processor has `use_image_special_tokens`."""
 
 TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
     "idefics3": _NUMBERED,
@@ -54,6 +64,8 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.Unse
     Raises:
         OptionError: see `tiles`; also for more vectors than a prompt may hold for an image.
     """
+    if isinstance(config.input, GridInput):
+        return _oversized(config, folder)
     if not isinstance(config.input, PatchInput):
         return msgspec.UNSET
     cut = tiles(config.input, folder, config.model_type)
@@ -70,6 +82,34 @@ def tiles_of(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.Unse
             f"{key}."
         )
     return cut
+
+
+def _oversized(config: EncoderConfig, folder: Path | None) -> Tiles | msgspec.UnsetType:
+    """How images are cut for an encoder that keeps their proportions."""
+    processor = read_patch_processor(config, folder)
+    if processor.max_pixels_tolerance is None or processor.max_image_tokens is None:
+        return msgspec.UNSET
+    source = patch_source(config, folder)
+    side, least, most = processor.tile_size, processor.min_tiles, processor.max_tiles
+    if side is None or least is None or most is None or not processor.use_thumbnail:
+        raise _error("use_thumbnail must be true, as a model with tiles reads the whole image too")
+    if side % source.square:
+        raise _error(f"tile_size must be a multiple of {source.square} (got {side})")
+    if not 1 <= least <= most <= limits.MAX_TILES:
+        raise _error(
+            f"min_tiles and max_tiles must be from 1 to {limits.MAX_TILES}, in this order (got "
+            f"{least} and {most})"
+        )
+    vectors = most * source.length(side, side) + processor.max_image_tokens
+    if processor.cuts and vectors > limits.MAX_FEATURES:
+        raise _error(
+            f"an image must have at most {limits.MAX_FEATURES} vectors (got {vectors}); lower "
+            "max_tiles"
+        )
+    pixels = int(processor.max_image_tokens * source.square**2 * processor.max_pixels_tolerance)
+    texts = LFM2_VL if folder is None or reads_image_tokens(folder) else {}
+    grid = Oversized(pixels=pixels, tile=side, least=least, most=most)
+    return Tiles(grid=grid, split=processor.cuts, **texts)
 
 
 def tiles(config: PatchInput, folder: Path | None, model_type: str) -> Tiles | None:

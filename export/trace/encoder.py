@@ -13,11 +13,25 @@ from ortolan.modeling.config import (
     ChunkedAudioInput,
     ClassifierHead,
     EncoderConfig,
+    GridInput,
+    GridPositions,
     PatchInput,
     TokenInput,
     WaveInput,
 )
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, OUTPUT, PIXELS, TYPES, WAVE
+from ortolan.modeling.layers.grid import Grid
+from ortolan.runtime.bundle.interface import (
+    COLUMN_WEIGHTS,
+    IDS,
+    LENGTHS,
+    MEL,
+    OUTPUT,
+    PATCHES,
+    PIXELS,
+    ROW_WEIGHTS,
+    TYPES,
+    WAVE,
+)
 
 
 class _EncoderGraph(Entry):
@@ -28,6 +42,20 @@ class _EncoderGraph(Entry):
     ) -> Tensor:
         encoder = cast(EncoderModel, self.model)
         out: Tensor = encoder(as_input(encoder, inputs), lengths, types)
+        return out.float()
+
+
+class _GridGraph(Entry):
+    """From the patches of an image and their places to the output of the head."""
+
+    def forward(
+        self, patches: Tensor, rows: Tensor | None = None, columns: Tensor | None = None
+    ) -> Tensor:
+        encoder = cast(EncoderModel, self.model)
+        grid = None
+        if rows is not None and columns is not None:
+            grid = Grid(as_input(encoder, rows), as_input(encoder, columns))
+        out: Tensor = encoder(as_input(encoder, patches), grid=grid)
         return out.float()
 
 
@@ -47,7 +75,8 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
             inputs = (*inputs, TYPES)
         return Signature(arguments=arguments, axes=axes, inputs=inputs, outputs=[OUTPUT])
 
-    return trace(config, dtype, _EncoderGraph, signature)
+    entry = _GridGraph if isinstance(config.input, GridInput) else _EncoderGraph
+    return trace(config, dtype, entry, signature)
 
 
 def token_types(config: EncoderConfig) -> int:
@@ -64,6 +93,10 @@ def source_inputs(config: EncoderConfig) -> tuple[str, ...]:
     match config.input:
         case PatchInput():
             return (PIXELS,)
+        case GridInput() if isinstance(config.positions, GridPositions):
+            return (PATCHES, ROW_WEIGHTS, COLUMN_WEIGHTS)
+        case GridInput():
+            return (PATCHES,)
         case AudioInput():
             return (MEL,)
         case WaveInput():
@@ -88,6 +121,8 @@ def source_example(
     match config.input:
         case PatchInput(channels=channels, image_size=(height, width)):
             return (torch.zeros(2, channels, height, width),), ({0: batch},)
+        case GridInput() as grid:
+            return _grid_example(config, grid)
         case AudioInput(bins=bins, frames=frames):
             return (torch.zeros(2, bins, frames),), ({0: batch},)
         case ChunkedAudioInput(bins=bins, chunk=chunk):
@@ -99,3 +134,14 @@ def source_example(
             ids = torch.zeros(2, 4, dtype=torch.int64)
             lengths = torch.zeros(2, dtype=torch.int32)
             return (ids, lengths), ({0: batch, 1: tokens}, {0: batch})
+
+
+def _grid_example(
+    config: EncoderConfig, grid: GridInput
+) -> tuple[tuple[Tensor, ...], tuple[object, ...]]:
+    """Patches of two squares, and the weights of their positions."""
+    sizes = [grid.numbers]
+    if isinstance(config.positions, GridPositions):
+        sizes += [config.positions.side] * 2
+    examples = tuple(torch.zeros(2, grid.merge**2, size) for size in sizes)
+    return examples, tuple({0: "squares"} for _ in examples)

@@ -13,6 +13,7 @@ from ortolan.modeling.config import (
     DecoderConfig,
     EncoderConfig,
     EncoderDecoderConfig,
+    GridInput,
     ModelConfig,
     PatchInput,
     StackConfig,
@@ -50,7 +51,9 @@ class Sides:
         }
 
     @property
-    def media(self) -> PatchInput | AudioInput | ChunkedAudioInput | WaveInput | None:
+    def media(
+        self,
+    ) -> PatchInput | GridInput | AudioInput | ChunkedAudioInput | WaveInput | None:
         """The input of an encoder of images or sounds."""
         source = None if self.encoder is None else self.encoder.input
         return None if isinstance(source, TokenInput) else source

@@ -48,6 +48,9 @@ KINDS: Mapping[str, Kind] = {
     "siglip": Kind(
         architecture="SiglipModel", texts="siglip_text_model", scores="sigmoid", has_bias=True
     ),
+    "siglip2": Kind(
+        architecture="Siglip2Model", texts="siglip2_text_model", scores="sigmoid", has_bias=True
+    ),
 }
 """By `model_type`. SigLIP 2 of a fixed resolution is published as `siglip`."""
 

@@ -18,6 +18,8 @@ PREFIX = "vision_model."
 
 _CLIP, _SIGLIP = "clip_vision_model", "siglip_vision_model"
 
+_SIGLIP2 = "siglip2_vision_model"
+
 _LAYER = re.compile(r"\.layers?\.(\d+)\.")
 
 
@@ -112,6 +114,20 @@ KINDS: Mapping[str, Kind] = {
     ),
     "idefics3": Kind(**_CONNECTED),
     "smolvlm": Kind(**_CONNECTED),
+    "lfm2_vl": Kind(
+        encoders=(_SIGLIP2,),
+        token="image_token_id",
+        default_token=396,
+        tower="vision_tower.",
+        projections=("multi_modal_projector.linear_1", "multi_modal_projector.linear_2"),
+        norm="multi_modal_projector.layer_norm",
+        implied={
+            "model_type": _SIGLIP2,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+        },
+    ),
     "qwen3_asr": Kind(
         encoders=("qwen3_asr_encoder",),
         token="audio_token_id",

@@ -122,6 +122,7 @@ KINDS: Mapping[str, Kind] = {
     "internvl": Kind(text_types=_PLAIN, default="qwen2"),
     "idefics3": Kind(text_types=_PLAIN, default="llama"),
     "smolvlm": Kind(text_types=_PLAIN, default="llama"),
+    "lfm2_vl": Kind(text_types={"lfm2": "lfm2"}, default="lfm2"),
     "qwen2_vl": Kind(text_types={"qwen2_vl_text": "qwen2"}, default="qwen2_vl_text"),
     "qwen2_5_vl": Kind(text_types={"qwen2_5_vl_text": "qwen2"}, default="qwen2_5_vl_text"),
     "qwen3_5": Kind(text_types={"qwen3_5_text": "qwen3_5_text"}, default="qwen3_5_text"),

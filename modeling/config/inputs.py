@@ -80,6 +80,46 @@ class PatchInput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GridInput:
+    """An image of any proportions as a grid of patches (Dehghani et al. 2023, "NaViT").
+
+    The model reads one image at a time, as flat patches in an order that the caller chooses:
+    squares of `merge` by `merge` patches row by row, and the patches of each square row by row.
+
+    Attributes:
+        patch_size: height and width in pixels.
+        channels: numbers per pixel.
+        frames: images in time of a patch; a still image is repeated.
+        merge: side of the squares of patches that stay together.
+        layout: axes of a flat patch: `channels_last` has rows, columns and channels;
+            `channels_first` has channels, frames, rows and columns.
+        bias: of the projection.
+    """
+
+    patch_size: int
+    channels: int
+    frames: int = 1
+    merge: int = 1
+    layout: Literal["channels_first", "channels_last"] = "channels_last"
+    bias: bool = True
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a flat patch."""
+        return self.channels * self.frames * self.patch_size**2
+
+    def __post_init__(self) -> None:
+        if min(self.patch_size, self.channels, self.frames, self.merge) < 1:
+            raise ConfigError(
+                "input: patch_size, channels, frames and merge must be at least 1 (got "
+                f"{self.patch_size}, {self.channels}, {self.frames} and {self.merge}). Check "
+                "patch_size and num_channels."
+            )
+        if self.layout == "channels_last" and self.frames > 1:
+            raise ConfigError("input: several frames need the layout channels_first. Choose it.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AudioInput:
     """A log-mel spectrogram, whose frames two convolutions join in pairs (Radford et al. 2023).
 

@@ -21,6 +21,7 @@ from ortolan.modeling.config.head import (
 from ortolan.modeling.config.inputs import (
     AudioInput,
     ChunkedAudioInput,
+    GridInput,
     PatchInput,
     TokenInput,
     WaveInput,
@@ -29,6 +30,8 @@ from ortolan.modeling.config.positions import (
     AlibiPositions,
     ConcatenatedPositions,
     ConvolutionalPositions,
+    GridPositions,
+    NoPositions,
     Positions,
     RelativeBiasPositions,
     RelativePositions,
@@ -164,7 +167,7 @@ class EncoderConfig(StackConfig):
         head: None to return one vector per token.
     """
 
-    input: TokenInput | PatchInput | AudioInput | ChunkedAudioInput | WaveInput
+    input: TokenInput | PatchInput | GridInput | AudioInput | ChunkedAudioInput | WaveInput
     head: Head | None = None
 
     @property
@@ -184,6 +187,7 @@ class EncoderConfig(StackConfig):
                 "the padding of shorter sequences."
             )
         _check_waves(self)
+        _check_grid(self)
         match self.input:
             case (
                 PatchInput(length=length)
@@ -217,6 +221,18 @@ class EncoderConfig(StackConfig):
                 "left. Choose another head."
             )
         if side == 1:
+            return
+        if isinstance(self.input, GridInput):
+            if self.head.average > 1:
+                raise ConfigError(
+                    "head: patches of an image in its own proportions are joined, not averaged. "
+                    "Set average to 1."
+                )
+            if side != self.input.merge or self.head.skipped:
+                raise ConfigError(
+                    f"head: squares of {side} by {side} patches must be those of the input (got "
+                    f"{self.input.merge} by {self.input.merge}). Check the factor."
+                )
             return
         grid = self.input.grid if isinstance(self.input, PatchInput) else (1, 1)
         tokens = self.input.tokens if isinstance(self.input, PatchInput) else 0
@@ -306,6 +322,24 @@ def _check_waves(config: EncoderConfig) -> None:
             raise ConfigError(
                 f"input: the last convolution of a wave without a projection must have the "
                 f"{config.input_width} channels of the stream (got {last.channels}). Correct it."
+            )
+
+
+def _check_grid(config: EncoderConfig) -> None:
+    """Raise ConfigError unless the patches of a grid have positions that fit, and no others."""
+    of_grid = isinstance(config.input, GridInput)
+    if of_grid and not isinstance(config.positions, GridPositions | NoPositions):
+        raise ConfigError(
+            "positions: those of a grid come from its rows and columns, since the graph does not "
+            "know its sides. Choose other positions."
+        )
+    if isinstance(config.positions, GridPositions) and not of_grid:
+        raise ConfigError("positions: only patches of a grid have its positions. Choose others.")
+    match config.input:
+        case GridInput(merge=side) if config.context_length % side**2:
+            raise ConfigError(
+                f"context_length: must be whole squares of {side} by {side} patches (got "
+                f"{config.context_length}). Correct it."
             )
 
 

@@ -212,6 +212,30 @@ class ConcatenatedPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GridPositions:
+    """A trained table of `side` by `side` places, interpolated to the grid of an image.
+
+    Interpolation is linear in rows and columns, so a weight for each row of the table and one for
+    each column give the position of a patch.
+
+    Attributes:
+        side: rows and columns of the table.
+        interpolation: `antialiased` averages where the grid is smaller than the table, as PyTorch
+            resizes images; `corners` places the corners of the grid at those of the table.
+    """
+
+    side: int
+    interpolation: Literal["antialiased", "corners"]
+
+    def __post_init__(self) -> None:
+        if self.side < 1:
+            raise ConfigError(
+                f"positions: the side of a table must be at least 1 (got {self.side}). Check "
+                "num_patches."
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RelativeBiasPositions:
     """A trained number per head and distance, added to the scores (Raffel et al. 2020, "T5").
 
@@ -311,6 +335,7 @@ Positions = (
     | TablePositions
     | ConcatenatedPositions
     | ConvolutionalPositions
+    | GridPositions
     | RotaryPositions
     | RelativePositions
 )

@@ -22,7 +22,7 @@ from ortolan.modeling.weights import Entry, Rows, Target
 
 TOWER, PROJECTED, BOTH = "CLIPVisionModel", "CLIPVisionModelWithProjection", "CLIPModel"
 
-SIGLIP_TOWER, SIGLIP_BOTH = "SiglipVisionModel", "SiglipModel"
+SIGLIP_TOWER, SIGLIP_BOTH, SIGLIP2_BOTH = "SiglipVisionModel", "SiglipModel", "Siglip2Model"
 
 PREFIX = "vision_model"
 
@@ -164,7 +164,7 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
     tower.skip("model_type")
     if architecture == SIGLIP_BOTH:
         tower.require("vision_use_head")
-        config = _pooled(tower, normalised=True)
+        config = pooled_by_attention(tower, read_siglip(tower, None), normalised=True)
     else:
         tower.skip("vision_use_head")
         config = read_siglip(tower, read_classifier(hf, pooling="mean"))
@@ -174,14 +174,16 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
 def _siglip_tower(hf: ConfigReader) -> EncoderConfig:
     """A tower on its own, with or without its pooling."""
     hf.architecture(SIGLIP_TOWER)
+    config = read_siglip(hf, None)
     if hf.get("vision_use_head", bool, True):
-        return _pooled(hf, normalised=False)
-    return read_siglip(hf, None)
+        return pooled_by_attention(hf, config, normalised=False)
+    return config
 
 
-def _pooled(tower: ConfigReader, *, normalised: bool) -> EncoderConfig:
+def pooled_by_attention(
+    tower: ConfigReader, config: EncoderConfig, *, normalised: bool
+) -> EncoderConfig:
     """SigLIP's encoder with its pooling, which has the sizes of a layer."""
-    config = read_siglip(tower, None)
     block = config.blocks[0]
     pooling = AttentionPooling(
         num_heads=block.attention.num_heads,
@@ -192,7 +194,7 @@ def _pooled(tower: ConfigReader, *, normalised: bool) -> EncoderConfig:
     return replace(config, head=EmbeddingHead(pooling=pooling, normalised=normalised))
 
 
-def _siglip_weights(config: EncoderConfig) -> dict[str, Entry]:
+def siglip_weights(config: EncoderConfig) -> dict[str, Entry]:
     """The weights of SigLIP; without its own pooling, those of it are left over."""
     match config.head:
         case EmbeddingHead():
@@ -225,8 +227,8 @@ def _biased(config: EncoderConfig, *, bias: bool) -> EncoderConfig:
 FAMILIES: dict[str, Family[EncoderConfig]] = {
     "clip": Family(config=_clip, weights=CLIP_WEIGHTS | _OF_TEXT, base_model_prefix=PREFIX),
     "clip_vision_model": Family(config=_clip, weights=CLIP_WEIGHTS, base_model_prefix=PREFIX),
-    "siglip": Family(config=_siglip, weights=_siglip_weights, base_model_prefix=PREFIX),
+    "siglip": Family(config=_siglip, weights=siglip_weights, base_model_prefix=PREFIX),
     "siglip_vision_model": Family(
-        config=_siglip_tower, weights=_siglip_weights, base_model_prefix=PREFIX
+        config=_siglip_tower, weights=siglip_weights, base_model_prefix=PREFIX
     ),
 }

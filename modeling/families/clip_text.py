@@ -16,7 +16,7 @@ from ortolan.modeling.config import (
     TokenInput,
 )
 from ortolan.modeling.families import bert
-from ortolan.modeling.families.clip import BOTH, SIGLIP_BOTH, layers, side
+from ortolan.modeling.families.clip import BOTH, SIGLIP2_BOTH, SIGLIP_BOTH, layers, side
 from ortolan.modeling.families.decoder import layer_norm
 from ortolan.modeling.families.family import Family
 from ortolan.modeling.families.reader import MAX_LAYERS, ConfigReader
@@ -103,9 +103,10 @@ def _clip(hf: ConfigReader) -> EncoderConfig:
 
 def _siglip(hf: ConfigReader) -> EncoderConfig:
     """A tower on its own, or the texts' side of both."""
-    architecture = hf.architecture("SiglipTextModel", SIGLIP_BOTH)
+    architecture = hf.architecture("SiglipTextModel", "Siglip2TextModel", SIGLIP_BOTH, SIGLIP2_BOTH)
+    is_whole = architecture in (SIGLIP_BOTH, SIGLIP2_BOTH)
     tower = hf
-    if architecture == SIGLIP_BOTH:
+    if is_whole:
         hf.skip("vision_config")
         tower = side(hf, "text", SIGLIP)
         tower.skip("model_type")
@@ -114,7 +115,7 @@ def _siglip(hf: ConfigReader) -> EncoderConfig:
     head = EmbeddingHead(
         pooling=("last",),
         projections=(Projection(width=width, activation=None),),
-        normalised=architecture == SIGLIP_BOTH,
+        normalised=is_whole,
     )
     config = _read_text(tower, head, causal=False)
     return replace(config, model_type=hf.get("model_type", str))
@@ -146,20 +147,23 @@ def _read_text(hf: ConfigReader, head: EmbeddingHead, *, causal: bool) -> Encode
     )
 
 
+_SIGLIP = Family(
+    config=_siglip,
+    weights={
+        **_TOWER,
+        **_OF_IMAGES,
+        f"{PREFIX}.head.*": "projections.0.",
+        "head.*": "projections.0.",
+    },
+    base_model_prefix=PREFIX,
+)
+
 FAMILIES: dict[str, Family[EncoderConfig]] = {
     "clip_text_model": Family(
         config=_clip,
         weights={**_TOWER, **_OF_IMAGES, "text_projection.*": "projections.0."},
         base_model_prefix=PREFIX,
     ),
-    "siglip_text_model": Family(
-        config=_siglip,
-        weights={
-            **_TOWER,
-            **_OF_IMAGES,
-            f"{PREFIX}.head.*": "projections.0.",
-            "head.*": "projections.0.",
-        },
-        base_model_prefix=PREFIX,
-    ),
+    "siglip_text_model": _SIGLIP,
+    "siglip2_text_model": _SIGLIP,
 }

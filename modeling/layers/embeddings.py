@@ -17,6 +17,8 @@ from ortolan.modeling.config import (
     ConcatenatedPositions,
     ConvolutionalPositions,
     EncoderConfig,
+    GridInput,
+    GridPositions,
     LearnedPositions,
     NormConfig,
     PatchInput,
@@ -26,6 +28,7 @@ from ortolan.modeling.config import (
     WaveLayer,
 )
 from ortolan.modeling.layers.feed_forward import ACTIVATIONS
+from ortolan.modeling.layers.grid import FlatPatchEmbedding, GridEmbedding
 from ortolan.modeling.layers.norms import norm
 
 
@@ -282,6 +285,8 @@ def input_embedding(config: EncoderConfig) -> nn.Module:
     match config.input:
         case PatchInput() as patches:
             return PatchEmbedding(patches, config.embedding_width)
+        case GridInput() as grid:
+            return FlatPatchEmbedding(grid, config.embedding_width)
         case AudioInput() as audio:
             return AudioEmbedding(audio, config.embedding_width)
         case ChunkedAudioInput() as chunked:
@@ -302,6 +307,8 @@ def position_embedding(config: StackConfig) -> nn.Embedding | None:
             return nn.Embedding(offset + config.context_length, config.input_width)
         case ConcatenatedPositions(dim=dim, table=LearnedPositions(offset=offset)):
             return nn.Embedding(offset + config.context_length, dim)
+        case GridPositions(side=side):
+            return GridEmbedding(side**2, config.input_width)
         case _:
             return None
 

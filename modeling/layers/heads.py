@@ -20,6 +20,7 @@ from ortolan.modeling.config import (
     EndToken,
     FeatureHead,
     FeedForwardConfig,
+    GridInput,
     HeadLayer,
     LanguageModelHead,
     PatchInput,
@@ -191,7 +192,9 @@ class AttentionPool(nn.Module):
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, E)`, ignoring padding."""
-        query_BQE = self.query.expand(x_BTE.shape[0], 1, -1)
+        query_BQE = self.query.view(1, 1, -1)
+        if x_BTE.shape[0] != 1:  # a graph of one image needs no sizes
+            query_BQE = query_BQE.expand(x_BTE.shape[0], -1, -1)
         pooled_BQE = self.attention(query_BQE, self.attention.states(x_BTE), lengths)
         out_BQE: Tensor = pooled_BQE + self.feed_forward(self.norm(pooled_BQE))
         return out_BQE[:, 0]
@@ -244,7 +247,7 @@ class Features(nn.Module):
         projections: applied to each vector in order.
     """
 
-    def __init__(self, config: FeatureHead, width: int, grid: tuple[int, int]) -> None:
+    def __init__(self, config: FeatureHead, width: int, grid: tuple[int, int] | None) -> None:
         super().__init__()
         self.config = config
         self.grid = grid
@@ -255,9 +258,11 @@ class Features(nn.Module):
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
         """`(B, T, E)` to `(B, (T - skipped) / square ** 2, width)`, without lengths."""
         x_BPE = x_BTE[:, self.config.skipped :]
-        if self.config.pixel_shuffle > 1:
+        if self.grid is None:  # patches of a square follow each other
+            x_BPE = x_BPE.reshape(1, -1, x_BPE.shape[-1] * self.config.pixel_shuffle**2)
+        elif self.config.pixel_shuffle > 1:
             x_BPE = pixel_shuffle(x_BPE, self.grid, self.config.pixel_shuffle)
-        if self.config.average > 1:
+        elif self.config.average > 1:
             x_BPE = average(x_BPE, self.grid, self.config.average)
         x_BPE = self.norm(x_BPE)
         linears = cast(Iterable[nn.Linear], self.projections)
@@ -316,7 +321,8 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
         case (EmbeddingHead() as kind, _):
             return Embedder(kind, config.hidden_size)
         case (FeatureHead() as kind, source):
-            grid = source.grid if isinstance(source, PatchInput) else (1, 1)
+            fixed = source.grid if isinstance(source, PatchInput) else (1, 1)
+            grid = None if isinstance(source, GridInput) else fixed
             return Features(kind, config.hidden_size, grid)
         case (CtcHead() as kind, _):
             return Ctc(kind, config.hidden_size)

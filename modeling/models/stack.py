@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ortolan.modeling.config import (
     AlibiPositions,
     ConcatenatedPositions,
+    GridPositions,
     LearnedPositions,
     RelativeBiasPositions,
     RelativeKeyPositions,
@@ -169,6 +170,8 @@ class Stack(TransformerModel):
 
     def _position_vectors(self, positions: Tensor) -> Tensor | None:
         """Rows of the position table, learned or fixed; None without a table."""
+        if isinstance(self.config.positions, GridPositions):
+            return None  # added by the encoder, which knows the grid
         if self.position_embedding is not None:
             match self.config.positions:
                 case LearnedPositions(offset=offset) if offset:

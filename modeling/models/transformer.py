@@ -18,6 +18,7 @@ from ortolan.modeling.config import (
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
+    GridInput,
     LanguageModelHead,
     ModelConfig,
     RecurrentConfig,
@@ -35,6 +36,7 @@ from ortolan.modeling.layers.cache import (
     same,
 )
 from ortolan.modeling.layers.embeddings import Features, JoinedStates, input_embedding
+from ortolan.modeling.layers.grid import Grid, GridEmbedding
 from ortolan.modeling.layers.heads import (
     DenseLayer,
     Embedder,
@@ -266,23 +268,28 @@ class EncoderModel(Stack):
                 return {}
 
     def forward(
-        self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
+        self,
+        inputs: Tensor,
+        lengths: Tensor | None = None,
+        types: Tensor | None = None,
+        grid: Grid | None = None,
     ) -> Tensor:
         """Output of the head for whole sequences, images or sounds.
 
         Args:
             inputs: int64 ids `(B, T)`, right padded, pixels `(B, channels, height, width)`,
-                spectrograms `(B, bins, frames)`, the chunks of one `(chunks, bins, frames)`, or
-                waves of one length `(B, samples)`.
+                the flat patches of one image `(M, J, numbers)`, spectrograms `(B, bins, frames)`,
+                the chunks of one `(chunks, bins, frames)`, or waves of one length `(B, samples)`.
             lengths: int `(B,)`; valid tokens per row, at least 1; None if all are valid.
             types: int64 `(B, T)`; token types; 0 by default.
+            grid: places of flat patches in the table of positions.
 
         Returns:
             `(B, T, V)` for the head of a language model or of CTC, `(B, labels)` for a classifier,
             `(B, T, labels)` for one of tokens, `(B, E)` for an embedding, `(B, T, E)` without a
             head. Positions of padding are undefined.
         """
-        x_BTE = self.states(inputs, lengths, types)
+        x_BTE = self.states(inputs, lengths, types, grid)
         match self.head:
             case None:
                 return x_BTE
@@ -299,18 +306,27 @@ class EncoderModel(Stack):
                 return out
 
     def states(
-        self, inputs: Tensor, lengths: Tensor | None = None, types: Tensor | None = None
+        self,
+        inputs: Tensor,
+        lengths: Tensor | None = None,
+        types: Tensor | None = None,
+        grid: Grid | None = None,
     ) -> Tensor:
         """Vectors of all tokens before the head, `(B, T, E)`; see `forward`."""
         added: Tensor | None = None
         if self.type_embedding is not None:
             first = self.type_embedding.weight[:1][None]
             added = first if types is None else self.type_embedding(types)
+        if isinstance(self.position_embedding, GridEmbedding):
+            if grid is None:
+                raise TypeError("an encoder of flat patches needs their places: pass grid")
+            added = self.position_embedding(grid)
         length = self._length(inputs)
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
-        if isinstance(self.config.input, ChunkedAudioInput):
-            x_BTE = x_BTE.reshape(1, -1, x_BTE.shape[-1])  # attention sees all chunks
+        if isinstance(self.config.input, ChunkedAudioInput | GridInput):
+            # attention sees all chunks of a sound, or all patches of an image
+            x_BTE = x_BTE.reshape(1, -1, x_BTE.shape[-1])
         relatives = self.relatives(positions, length, x_BTE.dtype)
         for number, (block, relative) in enumerate(zip(self.layers, relatives, strict=True)):
             x_BTE = block(x_BTE, self.rotary(number), relative, lengths=lengths)
@@ -324,6 +340,8 @@ class EncoderModel(Stack):
                 return inputs.shape[1]
             case ChunkedAudioInput(chunk_vectors=vectors):
                 return vectors
+            case GridInput():
+                return inputs.shape[0] * inputs.shape[1]
             case WaveInput(window=window, hop=hop):
                 return (inputs.shape[1] - window) // hop + 1
             case fixed:

@@ -13,8 +13,8 @@ from ortolan.runtime.bundle.bundle import Bundle, Progress, check_file, checked_
 from ortolan.runtime.bundle.files import open_plain
 from ortolan.runtime.bundle.graph_checks import check_graph
 from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.bundle.parts import MTP, TEXT
-from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.bundle.parts import MTP, TEXT, Oversized, Tiles
+from ortolan.runtime.bundle.sources import ImageSource, PatchSource, TextSource
 from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
@@ -111,7 +111,29 @@ def open_media(bundle: Bundle, *, full_check: bool = False, trust: bool = False)
     expected = None if features is None else features.encoder
     folder = bundle.path / bundle.manifest.media_folder
     encoder = open_bundle(folder, full_check=full_check, trust=trust)
-    return _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
+    encoder = _expected(encoder, f"encoder of {bundle.manifest.media}", expected)
+    tiles = None if features is None else features.tiles
+    if isinstance(tiles, Tiles):
+        _check_tiles(encoder, tiles)
+    return encoder
+
+
+def _check_tiles(encoder: Bundle, tiles: Tiles) -> None:
+    """Raise BundleFileError unless an encoder reads tiles of this kind."""
+    source = encoder.manifest.source
+    match tiles.grid, source:
+        case Oversized(tile=side), PatchSource() as patches:
+            is_whole = side % patches.square == 0
+            fits = not tiles.split or (is_whole and patches.length(side, side) <= patches.vectors)
+        case grid, ImageSource():
+            fits = not isinstance(grid, Oversized)
+        case _:
+            fits = False
+    if not fits:
+        raise BundleFileError(
+            f"{encoder.path}: expected an encoder that reads tiles, got one of "
+            f"{'other inputs' if source is None else source.words}. Export the checkpoint again."
+        )
 
 
 def open_head(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> Bundle:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 from ortolan.runtime.bundle.functions import KNOWN_FUNCTIONS
 from ortolan.runtime.bundle.interface import (
+    COLUMN_WEIGHTS,
     FEATURE_ROWS,
     FEATURES,
     HIDDEN,
@@ -15,8 +16,10 @@ from ortolan.runtime.bundle.interface import (
     LOGITS,
     MEL,
     OUTPUT,
+    PATCHES,
     PIXELS,
     PREVIOUS,
+    ROW_WEIGHTS,
     TYPES,
     WAVE,
     inputs_of,
@@ -24,7 +27,14 @@ from ortolan.runtime.bundle.interface import (
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Features
-from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import (
+    AudioSource,
+    ChunkedSource,
+    ImageSource,
+    PatchSource,
+    PositionTable,
+    WaveSource,
+)
 from ortolan.runtime.errors import GraphError
 from ortolan.runtime.graph.summary import (
     AttentionNode,
@@ -124,6 +134,8 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             return {}
         case ImageSource(channels=channels, height=height, width=width):
             return {PIXELS: ("float32", ("batch", channels, height, width))}
+        case PatchSource() as source:
+            return _patches(source)
         case AudioSource(bins=bins, frames=frames):
             return {MEL: ("float32", ("batch", bins, frames))}
         case WaveSource():
@@ -138,6 +150,17 @@ def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:
             if TYPES in inputs_of(role, manifest):
                 texts[TYPES] = ("int64", ("batch", "tokens"))
             return texts
+
+
+def _patches(source: PatchSource) -> dict[str, tuple[str, Shape]]:
+    square = source.merge**2
+    inputs: dict[str, tuple[str, Shape]] = {
+        PATCHES: ("float32", ("squares", square, source.numbers))
+    }
+    if isinstance(source.table, PositionTable):
+        weights: tuple[str, Shape] = ("float32", ("squares", square, source.table.side))
+        inputs |= {ROW_WEIGHTS: weights, COLUMN_WEIGHTS: weights}
+    return inputs
 
 
 def _features(features: Features | None) -> dict[str, tuple[str, Shape]]:

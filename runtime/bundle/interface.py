@@ -6,8 +6,10 @@
                         and FEATURE_ROWS if images may replace tokens,
                         PREVIOUS in a head, states
     encoder             input_ids and lengths, or pixels, mel, wave, or    output, or source states
-                        mel and lengths in chunks; token_type_ids if the
-                        model tells texts of a pair apart
+                        mel and lengths in chunks, or patches with
+                        ROW_WEIGHTS and COLUMN_WEIGHTS of a table;
+                        token_type_ids if the model tells texts of a pair
+                        apart
     attention           those of the encoder, ids of the decoder           attention maps
 
 The graph `both_ways` takes the vectors of an image that see each other, in one row.
@@ -24,6 +26,8 @@ from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
+    PositionTable,
     TextSource,
     WaveSource,
 )
@@ -31,6 +35,7 @@ from ortolan.runtime.errors import GraphError, ManifestError
 
 __all__ = [
     "ADAPTERS",
+    "COLUMN_WEIGHTS",
     "CROSS",
     "FEATURES",
     "FEATURE_ROWS",
@@ -41,9 +46,11 @@ __all__ = [
     "MEL",
     "OUTPUT",
     "PAST",
+    "PATCHES",
     "PIXELS",
     "PRESENT",
     "PREVIOUS",
+    "ROW_WEIGHTS",
     "SOURCE_LENGTHS",
     "STEP_INPUTS",
     "TARGET_IDS",
@@ -60,6 +67,13 @@ __all__ = [
 IDS, LENGTHS, PIXELS, MEL, WAVE = "input_ids", "lengths", "pixels", "mel", "wave"
 """Inputs of an encoder: ids and lengths of texts, pixels of images, or spectrograms or waves of
 sounds."""
+
+PATCHES = "patches"
+"""Input of an encoder of images of any proportions, float32 `(squares, patches, numbers)`."""
+
+ROW_WEIGHTS, COLUMN_WEIGHTS = "row_weights", "column_weights"
+"""Inputs with patches, float32 `(squares, patches, side)`: weights of the rows and columns of a
+table, whose products are the weights of its positions."""
 
 TYPES = "token_type_ids"
 """Input of an encoder that tells the texts of a pair apart, int64 like the ids."""
@@ -147,6 +161,10 @@ def _source_inputs(manifest: Manifest) -> tuple[str, ...]:
     match manifest.source:
         case ImageSource():
             return (PIXELS,)
+        case PatchSource(table=PositionTable()):
+            return (PATCHES, ROW_WEIGHTS, COLUMN_WEIGHTS)
+        case PatchSource():
+            return (PATCHES,)
         case AudioSource():
             return (MEL,)
         case WaveSource():

@@ -31,7 +31,13 @@ from ortolan.runtime.bundle.parts import (
     HiddenStates,
 )
 from ortolan.runtime.bundle.quality import Quality
-from ortolan.runtime.bundle.sources import ImageSource, Source, TextSource, WaveSource
+from ortolan.runtime.bundle.sources import (
+    ImageSource,
+    PatchSource,
+    Source,
+    TextSource,
+    WaveSource,
+)
 from ortolan.runtime.errors import BundleKindError
 
 __all__ = [
@@ -462,7 +468,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return self.model_kind.gives.format(context=self.context_length)
 
 
-_INPUTS: Mapping[type, str] = {ImageSource: "images", WaveSource: "sounds"}
+_INPUTS: Mapping[type, str] = {
+    ImageSource: "images",
+    PatchSource: "images",
+    WaveSource: "sounds",
+}
 """Names of inputs other than texts."""
 
 

@@ -13,13 +13,16 @@ import msgspec
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
 from ortolan.runtime.bundle.manifest import NAME, READABLE, SCHEMA, File, Manifest, Speech, State
+from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
 from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
     Source,
     TextSource,
     WaveSource,
+    WholeSquares,
 )
 from ortolan.runtime.errors import ManifestError
 
@@ -290,6 +293,10 @@ def _check_kind(manifest: Manifest) -> None:
         raise _refused(
             f"`{manifest.media}` in a decoder that takes whole prompts", "one of another kind"
         )
+    match manifest.features:
+        case Features(tiles=Tiles(grid=ClosestShape(least=a, most=b) | Oversized(least=a, most=b))):
+            if a > b:
+                raise _refused("`least` tiles up to `most`", f"{a} and {b}")
     if manifest.transcription is not None and not isinstance(manifest.source, AudioSource):
         raise _refused("`speech` in a bundle that reads sounds", "one of another kind")
     if isinstance(manifest.source, AudioSource) and not kind.has_decoder:
@@ -305,7 +312,8 @@ def _check_kind(manifest: Manifest) -> None:
     ):
         raise _refused("`hidden_states` in a decoder of text alone", "one of another kind")
     if manifest.comparison is not None and not (
-        isinstance(manifest.source, ImageSource) and manifest.output_kind.name == "embedding"
+        isinstance(manifest.source, ImageSource | PatchSource)
+        and manifest.output_kind.name == "embedding"
     ):
         raise _refused("`texts` in an encoder that embeds images", "one of another kind")
 
@@ -354,6 +362,8 @@ def _check_source(manifest: Manifest) -> None:
                 raise _refused("no background for images with alpha", source.background)
             if stands_alone and manifest.tokenizer is not None:
                 raise _refused("no tokenizer for an encoder of images", manifest.tokenizer)
+        case PatchSource() as patches:
+            _check_patches(patches, manifest)
         case WaveSource() as wave:
             most = manifest.context_length if stands_alone else wave.vectors
             if wave.vectors != most or wave.length(wave.samples) < 1:
@@ -384,6 +394,30 @@ def _check_source(manifest: Manifest) -> None:
             raise _refused("no padding of texts before a decoder", f"{token}")
         case TextSource(prompts=prompts, default_prompt=name) if name and name not in prompts:
             raise _refused("one of the prompts as default prompt", name)
+
+
+def _check_patches(source: PatchSource, manifest: Manifest) -> None:
+    """Check that the fields of a source of patches belong together."""
+    for name, values in (("mean", source.mean), ("std", source.std)):
+        if len(values) != source.channels:
+            raise _refused(f"{source.channels} values of `{name}`", f"{len(values)}")
+    if source.background and source.channels not in (1, 3):
+        raise _refused("no background for images with alpha", source.background)
+    if manifest.model_kind.has_decoder or manifest.tokenizer is not None:
+        raise _refused("an encoder of patches without decoder and tokenizer", "one of another kind")
+    if source.patches % source.merge**2 or source.vectors != manifest.context_length:
+        raise _refused(
+            f"{manifest.context_length} squares of {source.merge} by {source.merge} patches",
+            f"{source.patches} patches",
+        )
+    if source.frames > 1 and source.layout == "channels_last":
+        raise _refused("the layout 'channels_first' for several frames", source.layout)
+    pixels = source.patches * source.patch**2
+    if pixels > limits.MAX_IMAGE_PIXELS:
+        raise _refused(f"images of at most {limits.MAX_IMAGE_PIXELS} pixels", f"{pixels}")
+    match source.size:
+        case WholeSquares(least=least, most=most) if not least <= most <= pixels:
+            raise _refused(f"sizes from `least` to `most` of at most {pixels}", f"{least}, {most}")
 
 
 def _check_fit(source: ImageSource) -> None:

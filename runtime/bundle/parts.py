@@ -19,6 +19,7 @@ __all__ = [
     "Features",
     "HiddenStates",
     "LongestSide",
+    "Oversized",
     "TileText",
     "Tiles",
     "Wrapping",
@@ -71,13 +72,41 @@ class ClosestShape(
     most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
 
 
+class Oversized(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="oversized",
+):
+    """The tiles of an image with far more pixels than its encoder reads, which keeps proportions.
+
+    Rows and columns are chosen as by `ClosestShape`. Smaller images are read whole (Liquid AI 2025,
+    "LFM2-VL").
+
+    Attributes:
+        pixels: most pixels of an image that is read whole, with both sides rounded to the squares
+            of patches of its encoder.
+        tile: side of a tile in pixels.
+        least: fewest tiles, without the whole image.
+        most: most tiles, without the whole image.
+    """
+
+    pixels: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_PIXELS)]
+    tile: Annotated[int, Meta(ge=1, le=limits.MAX_TILE_SIDE)]
+    least: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
+    most: Annotated[int, Meta(ge=1, le=limits.MAX_TILES)]
+
+
 class Tiles(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
     """How an image becomes several of the encoder's size, and the texts around their vectors.
 
     The image is resized so that whole tiles fill it. The encoder reads the tiles row by row, and
-    then the whole image, resized to a tile. An image of a single tile is read once.
+    then the whole image, resized to a tile, or as its encoder reads images. An image of a single
+    tile is read once.
 
     Attributes:
         grid: number of rows and columns.
@@ -90,7 +119,7 @@ class Tiles(
         end: after them.
     """
 
-    grid: LongestSide | ClosestShape
+    grid: LongestSide | ClosestShape | Oversized
     split: bool = True
     start: TileText = ""
     tile: TileText = ""
@@ -128,7 +157,8 @@ class Features(
     Attributes:
         token: id that stands for a vector in a prompt.
         size: numbers of a vector.
-        vectors: number of vectors of an image or of each tile, or most of a part of a sound.
+        vectors: number of vectors of an image or of each tile, or most of them where images keep
+            their proportions, or most of a part of a sound.
         encoder: fingerprint of the encoder's manifest.
         tiles: how images are cut; left out if the encoder reads each as a whole.
         wrapping: texts around an image that is not cut; left out if there are none.

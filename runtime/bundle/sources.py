@@ -14,11 +14,15 @@ __all__ = [
     "Filter",
     "Fit",
     "ImageSource",
+    "MostPatches",
+    "PatchSource",
+    "PositionTable",
     "Side",
     "Size",
     "Source",
     "TextSource",
     "WaveSource",
+    "WholeSquares",
 ]
 
 
@@ -76,6 +80,10 @@ Size = Annotated[tuple[Side, ...], Meta(min_length=2, max_length=2)]
 
 Filter = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
 """Resampling filter, as Pillow names them."""
+
+
+_COLOURS = ("grey", "grey with alpha", "RGB", "RGBA")
+"""Names of images by number of channels."""
 
 
 class Fit(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -138,8 +146,131 @@ class ImageSource(
     @property
     def words(self) -> str:
         """Describe the input: `images, RGB, of 32 by 32 pixels`."""
-        colours = ("grey", "grey with alpha", "RGB", "RGBA")[self.channels - 1]
-        return f"images, {colours}, of {self.height} by {self.width} pixels"
+        return f"images, {_COLOURS[self.channels - 1]}, of {self.height} by {self.width} pixels"
+
+
+class MostPatches(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="most_patches",
+):
+    """The largest size that has at most as many patches as the encoder reads.
+
+    Sides are rounded up to whole patches, at a scale that bisection finds (Tschannen et al. 2025,
+    "SigLIP 2").
+    """
+
+
+class WholeSquares(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="by",
+    tag="whole_squares",
+):
+    """The sides of the image, rounded to whole squares of patches (Wang et al. 2024, "Qwen2-VL").
+
+    An image with fewer or more pixels is scaled to these limits first.
+
+    Attributes:
+        least: fewest pixels.
+        most: most pixels.
+    """
+
+    least: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_PIXELS)]
+    most: Annotated[int, Meta(ge=1, le=limits.MAX_IMAGE_PIXELS)]
+
+
+class PositionTable(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A square table of positions that is interpolated to the patches of an image.
+
+    The graph reads, for each patch, a weight for each row and for each column of the table.
+
+    Attributes:
+        side: rows and columns.
+        interpolation: `antialiased` averages where an image has fewer patches than the table has
+            places; `corners` places the corners of the image at those of the table.
+    """
+
+    side: Annotated[int, Meta(ge=1, le=limits.MAX_POSITION_SIDE)]
+    interpolation: Literal["antialiased", "corners"]
+
+
+class PatchSource(
+    msgspec.Struct,
+    frozen=True,
+    kw_only=True,
+    forbid_unknown_fields=True,
+    tag_field="kind",
+    tag="patches",
+):
+    """Images that keep their proportions as input of an encoder, each computed on its own.
+
+    The graph reads flat patches: squares of `merge` by `merge` patches row by row, and the patches
+    of each square row by row. Values are normalized as those of an `ImageSource`.
+
+    Attributes:
+        channels: 1 grey, 2 grey with alpha, 3 RGB, 4 RGBA.
+        patch: side of a patch in pixels.
+        patches: most patches of an image.
+        merge: side of the squares of patches that become one vector.
+        frames: times that a still image is repeated in a patch.
+        layout: axes of a flat patch: rows, columns and channels, or channels, frames, rows and
+            columns.
+        size: the size to which an image is resized.
+        table: positions of the patches; left out if the graph knows none.
+        mean: one value per channel.
+        std: one value per channel.
+        scale: factor for pixel values, usually 1/255.
+        resample: filter that resizes images.
+        background: color that shows through transparent pixels; left out if transparency is
+            dropped, or has a channel.
+    """
+
+    channels: Annotated[int, Meta(ge=1, le=4)]
+    patch: Annotated[int, Meta(ge=1, le=limits.MAX_PATCH_SIZE)]
+    patches: Annotated[int, Meta(ge=1, le=limits.MAX_PATCHES)]
+    merge: Annotated[int, Meta(ge=1, le=limits.MAX_PATCH_REPEATS)]
+    frames: Annotated[int, Meta(ge=1, le=limits.MAX_PATCH_REPEATS)]
+    layout: Literal["channels_first", "channels_last"]
+    size: MostPatches | WholeSquares
+    table: PositionTable | msgspec.UnsetType = msgspec.UNSET
+    mean: tuple[float, ...]
+    std: tuple[Annotated[float, Meta(gt=0)], ...]
+    scale: Annotated[float, Meta(gt=0)]
+    resample: Filter
+    background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
+
+    @property
+    def square(self) -> int:
+        """Side of a square of patches in pixels."""
+        return self.patch * self.merge
+
+    @property
+    def vectors(self) -> int:
+        """Most vectors that the encoder makes of an image: one for each square."""
+        return self.patches // self.merge**2
+
+    @property
+    def numbers(self) -> int:
+        """Numbers of a flat patch."""
+        return self.channels * self.frames * self.patch**2
+
+    def length(self, height: int, width: int) -> int:
+        """Vectors that the encoder makes of an image of this size."""
+        return (height // self.square) * (width // self.square)
+
+    @property
+    def words(self) -> str:
+        """Describe the input: `images, RGB, of up to 256 patches of 16 by 16 pixels`."""
+        return (
+            f"images, {_COLOURS[self.channels - 1]}, of up to {self.patches} patches of "
+            f"{self.patch} by {self.patch} pixels"
+        )
 
 
 class _Sounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -306,5 +437,5 @@ class ChunkedSource(
         return (whole * self.chunk + rest * self.stride) * self.hop
 
 
-Source = TextSource | ImageSource | AudioSource | WaveSource | ChunkedSource
+Source = TextSource | ImageSource | PatchSource | AudioSource | WaveSource | ChunkedSource
 """Input of an encoder."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Wrapping
@@ -22,6 +25,7 @@ from ortolan.runtime.errors import ChatError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.options import Options
+from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.media import MediaPrompt, wrapped
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
@@ -113,6 +117,26 @@ class Chat:
                 calls_before=sum(len(m.get("tool_calls") or ()) for m in messages),
             ),
         )
+
+    def dictation(
+        self, samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
+    ) -> Question:
+        """Ask to write down a sound.
+
+        Args:
+            samples_N: in the rate of the encoder.
+            begun: the start of the answer, if it is known.
+            most_tokens: of the answer.
+        """
+        message = {"role": "user", "content": [{"type": "audio", "audio": samples_N}]}
+        question = self.question(
+            [message], {"max_new_tokens": most_tokens, "logprobs": 0, "sampling": Sampling()}
+        )
+        if begun is None or not isinstance(question.prompt, MediaPrompt):
+            return question
+        ids = question.tokenizer.encode(begun, add_special_tokens=False)
+        prompt = replace(question.prompt, ids=[*question.prompt.ids, *ids])
+        return replace(question, prompt=prompt)
 
     def _grammar(
         self,

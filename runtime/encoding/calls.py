@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -187,6 +188,10 @@ class EncoderCalls:
             expected = "an encoder with a language model's head, or one of sounds with CTC"
             raise wrong_kind(self._manifest, what="logits", expected=expected)
         return EncoderCall(self.rows.items(inputs, truncate=truncate), _as_they_are)
+
+    def wave_logits(self, wave_N: NDArray[np.float32]) -> EncoderCall[Row]:
+        """Logits of a wave that was read, `(vectors, symbols)`."""
+        return EncoderCall([self.rows.item(wave_N, 0, is_alone=True)], itemgetter(0))
 
     def _expect(self, kind: str, *, what: str, expected: str) -> None:
         if self._output.kind != kind:

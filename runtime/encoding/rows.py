@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from ortolan.errors import OrtolanError
 from ortolan.runtime.bundle.interface import LENGTHS, MEL, OUTPUT
 from ortolan.runtime.bundle.manifest import Output
-from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import ChunkedSource, ImageSource, PatchSource, WaveSource
 from ortolan.runtime.encoding.call import Item, Row
 from ortolan.runtime.errors import GraphError, InputError, NumericError
 from ortolan.runtime.inputs.source import Source, SourceReader, as_list
@@ -38,7 +38,7 @@ class Rows:
         self._reader = reader
         self._output = output
         source = engine.manifest.source
-        self._image = source if isinstance(source, ImageSource) else None
+        self._image = source if isinstance(source, ImageSource | PatchSource) else None
         self._sound = source if isinstance(source, WaveSource | ChunkedSource) else None
 
     def items(self, inputs: Any, *, truncate: bool, spans: bool = False) -> list[Item]:
@@ -56,8 +56,7 @@ class Rows:
         is_alone = len(batch) == 1
         if self._image is not None:
             self._reader.checked_truncate(truncate)
-            # patches of 8 by 8 pixels
-            length = max(1, self._image.height * self._image.width // 64)
+            length = _patches(self._image)
             return [
                 Item(index=index, is_alone=is_alone, length=length, image=value)
                 for index, value in enumerate(batch)
@@ -86,7 +85,7 @@ class Rows:
         ]
 
     def compute(self, items: Sequence[Item]) -> list[Row | OrtolanError]:
-        """Compute the outputs of a batch, by one call of the graph except for waves.
+        """Compute the outputs of a batch, by one call of the graph if all have one size.
 
         Returns errors of single inputs in their places.
 
@@ -98,7 +97,8 @@ class Rows:
         if not valid:
             return [source for source in sources if isinstance(source, OrtolanError)]
         # of any length, which padding would change
-        parts = [valid] if self._sound is None else [[source] for source in valid]
+        alone = self._sound is not None or isinstance(self._image, PatchSource)
+        parts = [[source] for source in valid] if alone else [valid]
         outputs = iter([row for part in parts for row in self._encoded(part)])
         return [
             source if isinstance(source, OrtolanError) else _checked(next(outputs), source, item)
@@ -114,6 +114,10 @@ class Rows:
             if is_alone:
                 raise
             raise type(error)(f"input {index}: {error}") from error
+        return self.item(ids, index, is_alone=is_alone)
+
+    def item(self, ids: Source, index: int, *, is_alone: bool) -> Item:
+        """An input that was read."""
         length = len(ids) if self._sound is None else self._sound.length(np.shape(ids)[-1])
         return Item(index=index, is_alone=is_alone, length=length, ids=ids)
 
@@ -142,6 +146,13 @@ class Rows:
                 f"The encoder returned an array {shape} for {rows} inputs. The manifest declares "
                 f"{self._output.size} values of {self._output.kind}. Export the checkpoint again."
             )
+
+
+def _patches(source: ImageSource | PatchSource) -> int:
+    """Number of tokens that an image counts as, in batches."""
+    if isinstance(source, PatchSource):
+        return source.patches
+    return max(1, source.height * source.width // 64)  # patches of 8 by 8 pixels
 
 
 def _checked(row_: NDArray[np.float32], source: Source, item: Item) -> Row | OrtolanError:

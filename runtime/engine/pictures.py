@@ -51,11 +51,11 @@ class Picture:
         first = FIRST + number * limits.MAX_FEATURES
         self.ids = range(first, first + len(vectors))
 
-    def between(self, tokens: Sequence[int], placeholder: int, count: int) -> list[int]:
-        """Tokens with the ids of the next `count` vectors in place of each placeholder."""
-        left, ids = iter(self.ids), list[int]()
+    def between(self, tokens: Sequence[int], placeholder: int, counts: Sequence[int]) -> list[int]:
+        """Tokens with the ids of the next part's vectors in place of each placeholder."""
+        left, parts, ids = iter(self.ids), iter(counts), list[int]()
         for token in tokens:
-            ids += islice(left, count) if token == placeholder else (token,)
+            ids += islice(left, next(parts, 0)) if token == placeholder else (token,)
         return ids
 
 
@@ -111,15 +111,18 @@ class Pictures:
         self._kept_bytes = 0
 
     def find(
-        self, pixels: NDArray[np.float32], compute: Callable[[], NDArray[np.float32]]
+        self, parts: Sequence[NDArray[np.float32]], compute: Callable[[], NDArray[np.float32]]
     ) -> Picture:
         """Return the picture of an image.
 
         Args:
-            pixels: of the image.
+            parts: pixels of the image or of its tiles, in order.
             compute: computes its vectors `(P, E)`, if they are not kept.
         """
-        digest = hashlib.sha256(pixels.tobytes()).digest()
+        hashed = hashlib.sha256()
+        for part in parts:
+            hashed.update(repr(part.shape).encode() + part.tobytes())
+        digest = hashed.digest()
         with self._lock:
             picture = self._kept.get(digest)
             if picture is not None:

@@ -1,17 +1,31 @@
 """Outputs for made-up inputs, to check that a bundle runs or to compare two ways of running it."""
 
+import math
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE, inputs_of
+from ortolan.runtime.bundle.interface import (
+    COLUMN_WEIGHTS,
+    IDS,
+    LENGTHS,
+    MEL,
+    PATCHES,
+    PIXELS,
+    ROW_WEIGHTS,
+    TYPES,
+    WAVE,
+    inputs_of,
+)
 from ortolan.runtime.bundle.kinds import ENCODER
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
+    PositionTable,
     TextSource,
     WaveSource,
 )
@@ -59,6 +73,8 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
         case ImageSource(channels=channels, height=height, width=width):
             values = np.linspace(-1, 1, channels * height * width, dtype=np.float32)
             return {PIXELS: values.reshape(1, channels, height, width)}
+        case PatchSource() as patches:
+            return _patches(patches)
         case AudioSource(bins=bins, frames=frames):
             levels = np.linspace(-1, 1, bins * frames, dtype=np.float32)
             return {MEL: levels.reshape(1, bins, frames)}
@@ -78,6 +94,18 @@ def _source(manifest: Manifest) -> dict[str, NDArray[Any]]:
     if TYPES in inputs_of(ENCODER, manifest):
         texts[TYPES] = np.array([[index % 2 for index in range(len(ids))]], np.int64)
     return texts
+
+
+def _patches(source: PatchSource) -> dict[str, NDArray[Any]]:
+    """Squares of patches that all have the mean of the positions."""
+    shape = min(2, source.vectors), source.merge**2, source.numbers
+    values = np.linspace(-1, 1, math.prod(shape), dtype=np.float32)
+    feeds = {PATCHES: values.reshape(shape)}
+    if isinstance(source.table, PositionTable):
+        side = source.table.side
+        weights = np.full((*shape[:2], side), 1 / side, np.float32)
+        feeds |= {ROW_WEIGHTS: weights, COLUMN_WEIGHTS: weights}
+    return feeds
 
 
 def _ids(count: int, vocabulary: int) -> list[int]:

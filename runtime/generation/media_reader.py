@@ -52,7 +52,7 @@ class MediaReader:
             return self._tiled(medium.value, tiles, tokenizer)
         encoder = self._encoder
         pixels = encoder.pixels(medium.value)
-        picture = self._pictures.find(pixels, lambda: encoder.vectors(pixels))
+        picture = self._pictures.find((pixels,), lambda: encoder.vectors(pixels))
         return Seen(picture, picture.ids)
 
     def _tiled(self, image: Any, tiles: Tiles, tokenizer: Tokenizer | None) -> Seen:
@@ -65,7 +65,8 @@ class MediaReader:
             parts.pixels, lambda: np.concatenate([encoder.vectors(tile) for tile in parts.pixels])
         )
         tokens = tokenizer.encode(text, add_special_tokens=False)
-        return Seen(picture, picture.between(tokens, features.token, features.vectors))
+        counts = [encoder.count((tile,)) for tile in parts.pixels]
+        return Seen(picture, picture.between(tokens, features.token, counts))
 
     def _sound(self, sound: Any, rate: int | None) -> Seen:
         encoder = self._encoder
@@ -76,7 +77,7 @@ class MediaReader:
                 f"The sound takes {count} tokens of a prompt, more than {most}. Split it."
             )
         picture = self._pictures.find(
-            np.concatenate(parts, 1),
+            parts,
             lambda: np.concatenate([encoder.vectors(part) for part in parts]),
         )
         return Seen(picture, picture.ids)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.sources import Fit, ImageSource
+from ortolan.runtime.bundle.sources import Fit, ImageSource, PatchSource
 from ortolan.runtime.errors import InputError, MissingExtraError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
     return np.pad(pixels_CHW, ((0, 0), (0, source.height - height), (0, source.width - width)))
 
 
-def read_values(image: Any, source: ImageSource) -> NDArray[np.uint8]:
+def read_values(image: Any, source: ImageSource | PatchSource) -> NDArray[np.uint8]:
     """Read an image as `(H, W, channels)`, in the channels of an encoder and its own size.
 
     Raises what `read_pixels` raises, except about sizes.
@@ -77,7 +77,7 @@ def read_values(image: Any, source: ImageSource) -> NDArray[np.uint8]:
 
 
 def resized(
-    values_HWC: NDArray[np.uint8], height: int, width: int, source: ImageSource
+    values_HWC: NDArray[np.uint8], height: int, width: int, source: ImageSource | PatchSource
 ) -> NDArray[np.uint8]:
     """Resize `(H, W, channels)` to `(height, width, channels)` with the filter of an encoder.
 
@@ -93,7 +93,9 @@ def resized(
     return np.asarray(image, np.uint8).reshape(height, width, -1)
 
 
-def normalized(values_HWC: NDArray[np.uint8], source: ImageSource) -> NDArray[np.float32]:
+def normalized(
+    values_HWC: NDArray[np.uint8], source: ImageSource | PatchSource
+) -> NDArray[np.float32]:
     """Return `(value * scale - mean) / std`, `(channels, height, width)`."""
     scaled_HWC = values_HWC.astype(np.float32) * np.float32(source.scale)
     mean, std = np.array(source.mean, np.float32), np.array(source.std, np.float32)
@@ -200,7 +202,7 @@ def _decode(data: bytes, name: str) -> "Pillow.Image":
     return image
 
 
-def _converted(image: "Pillow.Image", source: ImageSource) -> NDArray[np.uint8]:
+def _converted(image: "Pillow.Image", source: ImageSource | PatchSource) -> NDArray[np.uint8]:
     """Convert an image to `(H, W, channels)`."""
     if image.mode not in _EIGHT_BITS and not _has_small_integers(image):
         raise InputError(

@@ -7,12 +7,23 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import checked_flag
-from ortolan.runtime.bundle.interface import IDS, LENGTHS, MEL, PIXELS, TYPES, WAVE
+from ortolan.runtime.bundle.interface import (
+    COLUMN_WEIGHTS,
+    IDS,
+    LENGTHS,
+    MEL,
+    PATCHES,
+    PIXELS,
+    ROW_WEIGHTS,
+    TYPES,
+    WAVE,
+)
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
     TextSource,
     WaveSource,
 )
@@ -20,6 +31,7 @@ from ortolan.runtime.errors import ContextLengthError, InputError, TokenizerErro
 from ortolan.runtime.inputs.audio import Sound, read_chunks, read_parts, read_wave
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.images import Image, read_pixels
+from ortolan.runtime.inputs.patches import flat_patches, read_whole
 from ortolan.runtime.inputs.tokenizer import PairWindow, Tokenizer, TokenSpan, no_tokenizer
 
 __all__ = [
@@ -35,6 +47,7 @@ __all__ = [
     "is_batch",
     "pad",
     "part_feeds",
+    "patch_feeds",
 ]
 
 Input = str | tuple[str, str] | Sequence[int] | NDArray[np.integer[Any]] | Image | Sound
@@ -139,6 +152,8 @@ class SourceReader:
         source = self._manifest.source
         if isinstance(source, ImageSource):
             return read_pixels(value, source)
+        if isinstance(source, PatchSource):
+            return read_whole(value, source)
         if isinstance(source, AudioSource):
             return _only(read_chunks(value, source), source)
         if isinstance(source, WaveSource):
@@ -217,11 +232,11 @@ class SourceReader:
         return truncate
 
     def calls(self, batch: Sequence[Source]) -> list[dict[str, NDArray[Any]]]:
-        """Return graph inputs for a batch of sources: one call, or for waves a call for each.
+        """Return graph inputs for a batch of sources: one call, or one for each wave or image.
 
-        A wave is not padded, so that the encoder sees nothing but the sound.
+        Waves and images of any size are not padded, so that the encoder sees nothing else.
         """
-        one_by_one = isinstance(self._manifest.source, WaveSource | ChunkedSource)
+        one_by_one = isinstance(self._manifest.source, WaveSource | ChunkedSource | PatchSource)
         return [self.feeds([source]) for source in batch] if one_by_one else [self.feeds(batch)]
 
     def feeds(self, batch: Sequence[Source]) -> dict[str, NDArray[Any]]:
@@ -230,6 +245,9 @@ class SourceReader:
         if isinstance(source, ChunkedSource):
             (mel_MF,) = batch
             return part_feeds(np.asarray(mel_MF, np.float32), source)
+        if isinstance(source, PatchSource):
+            (pixels_CHW,) = batch
+            return patch_feeds(np.asarray(pixels_CHW, np.float32), source)
         name = _MEDIA.get(type(source))
         if name is not None:
             return {name: np.stack([np.asarray(values, np.float32) for values in batch])}
@@ -328,6 +346,13 @@ def part_feeds(features_MF: NDArray[np.float32], source: ChunkedSource) -> dict[
         MEL: np.ascontiguousarray(chunks_MKF.swapaxes(0, 1)),
         LENGTHS: np.array([source.length(frames)], np.int32),
     }
+
+
+def patch_feeds(pixels_CHW: NDArray[np.float32], source: PatchSource) -> dict[str, NDArray[Any]]:
+    """Return the graph inputs of an image that keeps its proportions."""
+    image = flat_patches(pixels_CHW, source)
+    values = {PATCHES: image.patches, ROW_WEIGHTS: image.rows, COLUMN_WEIGHTS: image.columns}
+    return {name: array for name, array in values.items() if array is not None}
 
 
 def pad(rows: Sequence[Any], *, padding: int) -> dict[str, NDArray[Any]]:

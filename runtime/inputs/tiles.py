@@ -6,32 +6,37 @@ prompt      start  tile 1,1  tile 1,2  row  tile 2,1  tile 2,2  row  rows  whole
 
 the same image and tiles, the closest shape of 1 to 12 tiles: 4/3 is closest to 640/480
 resized     2048 by 1536: 3 rows of 4 tiles, and the whole image
+
+an encoder that keeps proportions, and an image that is too large for it
+resized     as by the closest shape; and the whole image to the size of an image that fits
 """
 
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Tiles
-from ortolan.runtime.bundle.sources import ImageSource
+from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles
+from ortolan.runtime.bundle.sources import ImageSource, PatchSource
 from ortolan.runtime.inputs.images import normalized, read_values, resized
+from ortolan.runtime.inputs.patches import fitted_size
 
-__all__ = ["Cut", "closest", "cut", "surrounded"]
+__all__ = ["Cut", "closest", "cut", "cut_oversized", "surrounded"]
 
 
 class Cut(NamedTuple):
     """An image in tiles.
 
     Attributes:
-        pixels: float32 `(N, channels, height, width)`; the whole image is the last one.
+        pixels: float32 `(channels, height, width)` each; the whole image is the last one.
         rows: of tiles; 0 if there is only the whole image.
         columns: of tiles; 0 if there is only the whole image.
     """
 
-    pixels: NDArray[np.float32]
+    pixels: Sequence[NDArray[np.float32]]
     rows: int
     columns: int
 
@@ -56,12 +61,45 @@ def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
     rows, columns = _grid(values_HWC.shape[:2], source, tiles)
     filled_HWC = resized(values_HWC, rows * high, columns * wide, source)
     if rows * columns == 1:
-        return Cut(normalized(filled_HWC, source)[None], 0, 0)
-    bands = (filled_HWC[row * high : (row + 1) * high] for row in range(rows))
-    parts = [band[:, c * wide : (c + 1) * wide] for band in bands for c in range(columns)]
+        return Cut([normalized(filled_HWC, source)], 0, 0)
+    parts = _parts(filled_HWC, high, wide)
     whole_HWC = filled_HWC if isinstance(tiles.grid, LongestSide) else values_HWC
     parts.append(resized(whole_HWC, high, wide, source))
-    return Cut(np.stack([normalized(part, source) for part in parts]), rows, columns)
+    return Cut([normalized(part, source) for part in parts], rows, columns)
+
+
+def cut_oversized(image: Any, source: PatchSource, grid: Oversized, *, split: bool) -> Cut:
+    """Read an image and cut it into tiles if it is too large for an encoder that keeps proportions.
+
+    Args:
+        image: as `ortolan.runtime.inputs.images.read_pixels` takes it.
+        source: of the encoder.
+        grid: which images to cut, and how.
+        split: whether any image is cut.
+
+    Raises:
+        InputError: not an image, damaged, too large, or too narrow for the encoder.
+        MissingExtraError: Pillow is needed but not installed.
+    """
+    values_HWC = read_values(image, source)
+    size, side = values_HWC.shape[:2], grid.tile
+    whole = normalized(resized(values_HWC, *fitted_size(size, source), source), source)
+    rounded = (max(source.patch, round(own / source.square) * source.square) for own in size)
+    if not split or math.prod(rounded) <= grid.pixels:
+        return Cut([whole], 0, 0)
+    rows, columns = _closest(size, (side, side), grid.least, grid.most)
+    if rows * columns == 1:
+        return Cut([whole], 0, 0)
+    filled_HWC = resized(values_HWC, rows * side, columns * side, source)
+    tiles = [normalized(part, source) for part in _parts(filled_HWC, side, side)]
+    return Cut([*tiles, whole], rows, columns)
+
+
+def _parts(values_HWC: NDArray[np.uint8], high: int, wide: int) -> list[NDArray[np.uint8]]:
+    """The tiles of an image that they fill, row by row."""
+    rows, columns = values_HWC.shape[0] // high, values_HWC.shape[1] // wide
+    bands = (values_HWC[row * high : (row + 1) * high] for row in range(rows))
+    return [band[:, c * wide : (c + 1) * wide] for band in bands for c in range(columns)]
 
 
 def surrounded(image: Cut, tiles: Tiles, placeholder: str) -> str:
@@ -79,15 +117,22 @@ def surrounded(image: Cut, tiles: Tiles, placeholder: str) -> str:
 
 def closest(size: tuple[int, ...], source: ImageSource, shape: ClosestShape) -> tuple[int, int]:
     """Number of rows and columns whose ratio is closest to that of the image's sides."""
+    return _closest(size, (source.height, source.width), shape.least, shape.most)
+
+
+def _closest(
+    size: tuple[int, ...], tile: tuple[int, int], least: int, most: int
+) -> tuple[int, int]:
+    """The closest shape of `least` to `most` tiles."""
     height, width = size
-    best, least = (1, 1), math.inf
-    pairs = itertools.product(range(1, shape.most + 1), repeat=2)
-    counted = [pair for pair in pairs if shape.least <= math.prod(pair) <= shape.most]
+    best, smallest = (1, 1), math.inf
+    pairs = itertools.product(range(1, most + 1), repeat=2)
+    counted = [pair for pair in pairs if least <= math.prod(pair) <= most]
     for columns, rows in sorted(counted, key=math.prod):
         difference = abs(width / height - columns / rows)
-        fits = 2 * height * width > rows * columns * source.height * source.width
-        if difference < least or (difference == least and fits):
-            best, least = (rows, columns), difference
+        fits = 2 * height * width > rows * columns * math.prod(tile)
+        if difference < smallest or (difference == smallest and fits):
+            best, smallest = (rows, columns), difference
     return best
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest
-from ortolan.runtime.bundle.sources import AudioSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource, WaveSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
@@ -119,7 +119,7 @@ def _task(manifest: Manifest) -> str:
     if manifest.comparison is not None:
         return "zero-shot-image-classification"
     of_text, of_images = _TASKS[kind]
-    reads_images = isinstance(manifest.source, ImageSource) or bool(manifest.images)
+    reads_images = isinstance(manifest.source, ImageSource | PatchSource) or bool(manifest.images)
     return of_images if reads_images else of_text
 
 
@@ -157,7 +157,9 @@ def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
     lines.append(f"ortolan verify {folder}")
     has_symbols = manifest.output is not None and bool(manifest.output.labels)
     can_read = (
-        manifest.tokenizer is not None or isinstance(manifest.source, ImageSource) or has_symbols
+        manifest.tokenizer is not None
+        or isinstance(manifest.source, ImageSource | PatchSource)
+        or has_symbols
     )
     gives_states = manifest.output is not None and manifest.output.kind == "states"
     if (use := _USES.get(_task(manifest))) and can_read and not gives_states:

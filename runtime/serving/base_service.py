@@ -1,18 +1,23 @@
 """The base of all services: checks, limits and the end of a service."""
 
+import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, ParamSpec, Self, TypeVar
 
 from ortolan.errors import OrtolanError
+from ortolan.runtime.errors import QueueFullError
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
     from ortolan.runtime.serving.worker import Worker
 
 __all__ = ["MAX_QUEUE", "BaseService"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 MAX_QUEUE = 1 << 16
 """Maximum length of the queue."""
@@ -54,6 +59,25 @@ class BaseService:
         traceback: TracebackType | None,
     ) -> None:
         self.close(None if error is None else 0)
+
+    def _patiently(self, submit: Callable[P, R]) -> Callable[P, R]:
+        """Submit parts of one request: a full queue refuses the first, and delays the others."""
+        is_accepted = False
+
+        def submit_part(*args: P.args, **kwargs: P.kwargs) -> R:
+            nonlocal is_accepted
+            while True:
+                try:
+                    submitted = submit(*args, **kwargs)
+                except QueueFullError as error:
+                    if not is_accepted:
+                        raise
+                    time.sleep(min(error.retry_after_s, 1.0))
+                else:
+                    is_accepted = True
+                    return submitted
+
+        return submit_part
 
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:

@@ -13,12 +13,15 @@ from ortolan.runtime.encoding.calls import EncoderCalls
 from ortolan.runtime.encoding.classification import Classification
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
+from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Inputs, is_batch
 from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
 from ortolan.runtime.serving.encoder_queue import EncoderQueue
 from ortolan.runtime.serving.encoder_ticket import EncoderTicket
 from ortolan.runtime.serving.stats import Counts
 from ortolan.runtime.serving.worker import Worker
+from ortolan.runtime.transcription.ctc import CtcOptions, CtcTranscriber
+from ortolan.runtime.transcription.transcript import Transcript
 
 __all__ = ["MAX_INPUTS", "EncoderServeOptions", "EncoderService", "EncoderStats"]
 
@@ -145,6 +148,27 @@ class EncoderService(BaseService):
         """Submit inputs, for `Encoder.logits`. Same arguments and errors as `embed`."""
         return self._submit(inputs, priority, lambda: self._calls.logits(inputs, truncate=truncate))
 
+    def transcribe(self, sound: Sound, **options: Unpack[CtcOptions]) -> Transcript:
+        """Transcribe a sound with CTC, and wait for it. Other requests come between its windows.
+
+        Args:
+            sound: as for `Encoder.transcribe`, but no list.
+            **options: as for `Encoder.transcribe`.
+
+        Raises:
+            QueueFullError: the queue is full; the error says when to try again. Once the first
+                window was accepted, the others wait for their place.
+            OrtolanError: as `embed` and `Encoder.transcribe`.
+        """
+        submit = self._patiently(self._submit_call)
+
+        def compute(wave_N: NDArray[np.float32]) -> Row:
+            return submit(self._calls.wave_logits(wave_N), 0).result()
+
+        with self._counting_refusals():
+            transcriber = CtcTranscriber(self._engine.manifest, compute, options=options)
+            return transcriber.whole(sound)
+
     def stats(self) -> EncoderStats:
         """Current load, and totals since the start.
 
@@ -174,13 +198,16 @@ class EncoderService(BaseService):
                     f"A request accepts at most {MAX_INPUTS} inputs (got {len(inputs)}). "
                     "Submit several."
                 )
-            ticket = EncoderTicket(
-                make(),
-                lock=self._worker.lock,
-                cancel=self._worker.cancel,
-                check=self._engine.check_process,
-            )
-            self._worker.submit([ticket], priority=priority)
+            return self._submit_call(make(), priority)
+
+    def _submit_call(self, call: EncoderCall[R], priority: int) -> EncoderTicket[R]:
+        ticket = EncoderTicket(
+            call,
+            lock=self._worker.lock,
+            cancel=self._worker.cancel,
+            check=self._engine.check_process,
+        )
+        self._worker.submit([ticket], priority=priority)
         return ticket
 
 

@@ -1,7 +1,7 @@
 """Seq2Seq service: one loaded encoder-decoder for many concurrent requests."""
 
-import time
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, TypedDict, Unpack
 
 from ortolan.runtime.arguments import refuse_unknown
@@ -9,7 +9,7 @@ from ortolan.runtime.encoding.batches import batches
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.slots import Encoded
-from ortolan.runtime.errors import InputError, QueueFullError
+from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import BeamOptions, checked_beams
@@ -141,20 +141,10 @@ class Seq2SeqService(GenerationService):
                 window was accepted, the others wait for their place.
             OrtolanError: as `submit` and `Seq2Seq.transcribe`.
         """
-        accepted = False
+        submit = self._patiently(partial(self._submit_requests, self._requests, priority=0))
 
         def run(requests: Sequence[Request]) -> list[Completion]:
-            nonlocal accepted
-            while True:
-                try:
-                    tickets = self._submit_requests(self._requests, requests, priority=0)
-                except QueueFullError as error:
-                    if not accepted:
-                        raise
-                    time.sleep(min(error.retry_after_s, 1.0))
-                else:
-                    accepted = True
-                    return [ticket.completion() for ticket in tickets]
+            return [ticket.completion() for ticket in submit(requests)]
 
         with self._counting_refusals():
             transcriber = Transcriber(

@@ -9,6 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Literal, TypedDict, Unpack, get_args
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ortolan.runtime.arguments import checked_count, refuse_unknown
 from ortolan.runtime.chat.chat_options import ChatOptions
 from ortolan.runtime.chat.messages import Message
@@ -18,18 +21,23 @@ from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.prefix_cache import CACHE_BYTES, FOLDER_BYTES, PrefixCache
 from ortolan.runtime.engine.runner import GRID
 from ortolan.runtime.errors import InputError, shown
+from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.drafts import Draft
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.request_reader import Prompt, RequestReader
+from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.runtime.serving.chat_service import ChatService
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
+from ortolan.runtime.transcription.dictation import DictationOptions, dictate, dictation_of
+from ortolan.runtime.transcription.transcript import Transcript
 
 if TYPE_CHECKING:
     from ortolan.runtime.chat.chat import Chat, Question
+    from ortolan.runtime.encoder import Encoder
 
 __all__ = ["Mode", "ServeOptions", "Service"]
 
@@ -77,6 +85,7 @@ class Service(ChatService, GenerationService):
         reader: makes a reader of requests for a tokenizer.
         tokenizer: of the bundle, if it has one.
         chat: returns the bundle's chat template and format; called for the first question.
+        encoder: of images or sounds, if the decoder reads them.
         **options: see `ServeOptions`.
 
     Raises:
@@ -89,12 +98,15 @@ class Service(ChatService, GenerationService):
         reader: Callable[[Tokenizer | None], RequestReader],
         tokenizer: Tokenizer | None,
         chat: "Callable[[], Chat]",
+        *,
+        encoder: "Encoder | None" = None,
         **options: Unpack[ServeOptions],
     ) -> None:
         refuse_unknown("serve", options, ServeOptions.__optional_keys__)
         self._reader = reader
         self._tokenizer = tokenizer
         self._chat_of_bundle = chat
+        self._encoder = encoder
         is_exact = _is_exact(options.get("mode", "exact"), engine)
         chunk = _checked_chunk(options.get("chunk"), fixed=is_exact and engine.depends_on_chunks)
         prefixes = _prefix_cache(options, engine, is_exact=is_exact)
@@ -154,6 +166,33 @@ class Service(ChatService, GenerationService):
                 [prompt], options, self._tokenizer, draft=draft, priority=priority
             )
         return ticket
+
+    def transcribe(self, sound: Sound, **options: Unpack[DictationOptions]) -> Transcript:
+        """Transcribe a sound, and wait for it. Its parts are computed with other requests.
+
+        Args:
+            sound: as for `Decoder.transcribe`.
+            **options: as for `Decoder.transcribe`.
+
+        Raises:
+            QueueFullError: the queue is full; the error says when to try again. Once the first
+                part was accepted, the others wait for their place.
+            OrtolanError: as `submit` and `Decoder.transcribe`.
+        """
+        submit = self._patiently(self._submit_prompts)
+
+        def answer(
+            samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
+        ) -> Completion:
+            question = self._chat().dictation(samples_N, begun, most_tokens)
+            (ticket,) = submit(
+                [question.prompt], question.options, self._tokenizer, draft=None, priority=0
+            )
+            return ticket.completion()
+
+        with self._counting_refusals():
+            heard = dictation_of(self._engine.manifest, self._encoder)
+            return dictate(sound, *heard, answer, options)
 
     # --- a request --------------------------------------------------------------------------------
 

@@ -10,12 +10,13 @@ Shape letters: N samples.
 """
 
 from collections.abc import Callable, Iterator
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.arguments import refuse_unknown
+from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 from ortolan.runtime.bundle.parts import Dictation
 from ortolan.runtime.bundle.sources import ChunkedSource
 from ortolan.runtime.errors import InputError, shown
@@ -25,7 +26,10 @@ from ortolan.runtime.inputs.audio import Sound, read_samples
 from ortolan.runtime.transcription.quiet import quiet_cut
 from ortolan.runtime.transcription.transcript import Segment, Transcript
 
-__all__ = ["DictationOptions", "dictate"]
+if TYPE_CHECKING:
+    from ortolan.runtime.encoder import Encoder
+
+__all__ = ["DictationOptions", "dictate", "dictation_of"]
 
 LONGEST_S = 120
 """Longest part of a sound."""
@@ -51,6 +55,24 @@ class DictationOptions(TypedDict, total=False):
     language: str | None
     rate: int | None
     cancel: Cancel | None
+
+
+def dictation_of(manifest: Manifest, encoder: "Encoder | None") -> tuple[ChunkedSource, Dictation]:
+    """Return what a chat model hears, and how it writes it down.
+
+    Args:
+        manifest: of the model.
+        encoder: of the sounds that it reads.
+
+    Raises:
+        BundleKindError: the model does not transcribe.
+    """
+    source = None if encoder is None else encoder.manifest.source
+    if not isinstance(manifest.dictation, Dictation) or not isinstance(source, ChunkedSource):
+        raise wrong_kind(
+            manifest, what="transcribe", expected="a bundle that turns sounds into text"
+        )
+    return source, manifest.dictation
 
 
 def dictate(

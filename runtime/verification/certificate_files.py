@@ -21,6 +21,8 @@ from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
+    Source,
     TextSource,
     WaveSource,
 )
@@ -40,6 +42,7 @@ from ortolan.runtime.verification.certificate_arrays import (
     pack,
     unpack,
 )
+from ortolan.runtime.verification.probe_picture import picture_size
 from ortolan.runtime.verification.report import Report, Thresholds
 from ortolan.runtime.verification.surroundings import Surroundings
 from ortolan.runtime.verification.weight_sums import VECTORS, ExpectedWeights, blocks
@@ -85,6 +88,8 @@ class Document(
         image: size, if the probes are images.
         has_types: whether the tokens of the probes have types.
         has_waves: whether the probes are waves.
+        has_pictures: whether the probes are images of several sizes, made by a rule
+            (`sized_picture`).
         arrays: contents of certificate.bin.
     """
 
@@ -99,6 +104,7 @@ class Document(
     image: _Image | None = None
     has_types: bool = False
     has_waves: bool = False
+    has_pictures: bool = False
     text: Label
     outputs: Annotated[dict[Label, Outputs], Meta(max_length=limits.MAX_INITIALIZERS)]
     stored: Annotated[dict[Label, Sha256], Meta(max_length=limits.MAX_INITIALIZERS)]
@@ -137,6 +143,7 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
         image=None if sizes is None else _Image(**sizes),
         has_types=certificate.types is not None,
         has_waves=certificate.has_waves,
+        has_pictures=certificate.has_pictures,
         text=certificate.text,
         outputs=dict(certificate.weights.outputs),
         stored=dict(certificate.weights.stored),
@@ -226,7 +233,8 @@ def _expected_arrays(document: Document) -> Shapes:
     if image is not None:
         shape = (len(probes), image.height, image.width, image.channels)
         expected["images"] = (_BYTE, shape)
-    if kind.has_decoder or (image is None and not document.has_waves):
+    is_made = document.has_waves or document.has_pictures
+    if kind.has_decoder or (image is None and not is_made):
         expected["token_ids"] = (_INTEGER, (total,))
     if document.has_types:
         expected["types"] = (_INTEGER, (total,))
@@ -260,6 +268,7 @@ def _certificate(document: Document, arrays: dict[str, Any]) -> Certificate:
         source_ids=arrays.get("source_ids", empty),
         images=arrays.get("images"),
         has_waves=document.has_waves,
+        has_pictures=document.has_pictures,
         kind=document.kind,
         output=document.output,
         text=document.text,
@@ -309,6 +318,7 @@ def _check_document(document: Document, manifest: Manifest) -> None:
     has_waves = isinstance(manifest.source, WaveSource | ChunkedSource)
     if document.has_waves != has_waves:
         raise damaged(f"{'' if has_waves else 'no '}waves", "others")
+    _check_pictures(document, manifest.source)
     has_source = manifest.model_kind.reads_source and not isinstance(
         manifest.source, ImageSource | AudioSource
     )
@@ -324,6 +334,19 @@ def _check_document(document: Document, manifest: Manifest) -> None:
         raise damaged(f"sources of at most {manifest.source.max_tokens} tokens", f"{most}")
     if isinstance(manifest.source, WaveSource) and most > manifest.source.vectors:
         raise damaged(f"waves of at most {manifest.source.vectors} vectors", f"{most}")
+
+
+def _check_pictures(document: Document, source: Source | None) -> None:
+    """Check that probes are pictures whose sizes the rule gives, or none are."""
+    has_pictures = isinstance(source, PatchSource)
+    if document.has_pictures != has_pictures:
+        raise damaged(f"{'' if has_pictures else 'no '}images of several sizes", "others")
+    if not isinstance(source, PatchSource):
+        return
+    sizes = [picture_size(source, number) for number in range(len(document.probes))]
+    lengths = [source.length(*size) for size in sizes]
+    if [probe.length for probe in document.probes] != lengths:
+        raise damaged(f"images of {lengths} vectors", "others")
 
 
 def _types(manifest: Manifest) -> int:

@@ -15,7 +15,8 @@ the states that it reads (`probe_vectors`).
 An encoder alone:
 
 1. single: one input per call;
-2. batch: several inputs per call, padded to the longest; not waves, which are computed one by one.
+2. batch: several inputs per call, padded to the longest; not waves and images of any size, which
+   are computed one by one.
 
 Shape letters: B inputs of a call, T tokens of the longest, R positions, V vocabulary.
 """
@@ -32,6 +33,7 @@ from ortolan.runtime.bundle.sources import (
     AudioSource,
     ChunkedSource,
     ImageSource,
+    PatchSource,
     TextSource,
     WaveSource,
 )
@@ -41,10 +43,11 @@ from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
 from ortolan.runtime.inputs.images import normalized
-from ortolan.runtime.inputs.source import part_feeds
+from ortolan.runtime.inputs.source import part_feeds, patch_feeds
 from ortolan.runtime.verification.certificate import Certificate, Probe, kept_positions
 from ortolan.runtime.verification.certificate_arrays import damaged
 from ortolan.runtime.verification.comparison import Numbers, Rows
+from ortolan.runtime.verification.probe_picture import sized_picture
 from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 from ortolan.runtime.verification.probe_vectors import probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
@@ -71,6 +74,10 @@ PADDING = 3
 
 BATCH_NUMBERS = 1 << 24
 """Output numbers of a batch, 64 MiB; two inputs are always a batch."""
+
+
+_ONE_BY_ONE = WaveSource | ChunkedSource | PatchSource
+"""Sources whose inputs are never padded to a batch."""
 
 
 def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
@@ -105,7 +112,7 @@ def compute(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
 def total_positions(engine: Engine, certificate: Certificate) -> int:
     """Count the rows that `compute` yields."""
     if not certificate.model_kind.has_decoder:
-        ways = 1 if isinstance(engine.manifest.source, WaveSource | ChunkedSource) else 2
+        ways = 1 if isinstance(engine.manifest.source, _ONE_BY_ONE) else 2
         return ways * sum(map(len, _positions(certificate)))
     lengths = [probe.length for probe in certificate.probes]
     offsets = _offsets(lengths)
@@ -352,7 +359,7 @@ def _encoder_rows(engine: Engine, certificate: Certificate) -> Iterator[Rows]:
     lengths = [probe.length for probe in certificate.probes]
     for number in range(len(lengths)):
         yield from _encoded(engine, certificate, [number], "single")
-    if isinstance(engine.manifest.source, WaveSource | ChunkedSource):
+    if isinstance(engine.manifest.source, _ONE_BY_ONE):
         return
     for group in groups(lengths, 1 if output is None else output.size):
         yield from _encoded(engine, certificate, group, "batch")
@@ -370,6 +377,9 @@ def _encoded(
         else:
             sound_N = probe_wave(source, number, certificate.probes[number].length)
             inputs = part_feeds(log_mel(sound_N, source), source)
+    elif isinstance(source, PatchSource):
+        (number,) = group
+        inputs = patch_feeds(normalized(sized_picture(source, number), source), source)
     elif certificate.images is None:
         inputs = _padded(certificate, group)
     else:

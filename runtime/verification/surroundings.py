@@ -15,9 +15,10 @@ from ortolan.runtime.bundle.field_types import Sha256
 from ortolan.runtime.bundle.labels import distinct, named_scores
 from ortolan.runtime.bundle.manifest import FileName, Manifest, Output, Speech, Tokens
 from ortolan.runtime.bundle.parts import Comparison, Dictation, Features, HiddenStates
-from ortolan.runtime.bundle.sources import ImageSource, Source
+from ortolan.runtime.bundle.sources import ImageSource, PatchSource, Source
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
 from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.inputs.patches import read_whole
 from ortolan.runtime.verification.probe_picture import (
     SAMPLES,
     probe_picture,
@@ -203,12 +204,17 @@ def check_surroundings(
 
 def _pixels_agree(source: Source | None, expected: tuple[float, ...]) -> bool:
     """Whether this runtime turns the probe picture into the same pixels."""
-    if not isinstance(source, ImageSource):
-        return False
-    got = sampled(read_pixels(probe_picture(source), source))
+    match source:
+        case ImageSource():
+            pixels_CHW = read_pixels(probe_picture(source), source)
+        case PatchSource():
+            pixels_CHW = read_whole(probe_picture(source), source)
+        case _:
+            return False
+    got = sampled(pixels_CHW)
     if got.shape != (len(expected),):
         return False
-    return bool((np.abs(got - np.array(expected)) <= tolerances(source)).all())
+    return bool((np.abs(got - np.array(expected)) <= tolerances(source, pixels_CHW)).all())
 
 
 def _scores_agree(

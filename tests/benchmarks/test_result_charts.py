@@ -10,6 +10,7 @@ from result_charts import draw_result
 RESULTS = Path(__file__).parents[2] / "benchmarks" / "results"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("result", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_stored_result_can_be_drawn_again(result: Path, tmp_path: Path) -> None:
     draw_result(json.loads(result.read_text()), tmp_path / "chart.svg")

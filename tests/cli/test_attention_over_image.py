@@ -52,6 +52,7 @@ def test_keys_that_are_no_patches_are_rejected() -> None:
         gazes([panel(3, 11)], SOURCE)
 
 
+@pytest.mark.slow
 def test_the_command_draws_on_the_image(
     ortolan: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -161,6 +161,7 @@ def test_inspect_of_a_checkpoint_describes_its_export(
     assert about["precisions"]["fp32"]["bundle_bytes"] > 4 * about["parameters"]
 
 
+@pytest.mark.slow
 def test_a_bfloat16_bundle_is_exported_but_not_run_on_the_cpu(
     ortolan: Run, checkpoint: Path, tmp_path: Path
 ) -> None:

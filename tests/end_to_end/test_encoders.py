@@ -158,7 +158,9 @@ def test_states_equal_those_of_transformers(exported: Callable[[str], Loaded]) -
         assert_close(rows, reference(ids_of(text)).last_hidden_state[0], atol=1e-4)
 
 
-@pytest.mark.parametrize(("name", "side"), [("bert", "encoder"), ("gpt2", "decoder")])
+@pytest.mark.parametrize(
+    ("name", "side"), [("bert", "encoder"), pytest.param("gpt2", "decoder", marks=pytest.mark.slow)]
+)
 def test_maps_of_a_text_equal_those_of_transformers(
     exported: Callable[[str], Loaded], name: str, side: str
 ) -> None:

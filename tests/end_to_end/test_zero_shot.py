@@ -55,7 +55,9 @@ def loaded(folder: Path) -> ortolan.Encoder:
 
 @pytest.mark.parametrize("labels", [LABELS, ["x"]], ids=["three", "one"])
 @pytest.mark.parametrize("multi_label", [False, True])
-@pytest.mark.parametrize("name", ["last", "first", "two"])
+@pytest.mark.parametrize(
+    "name", ["last", *(pytest.param(name, marks=pytest.mark.slow) for name in ("first", "two"))]
+)
 def test_scores_are_those_of_transformers(
     name: str, multi_label: bool, labels: list[str], checkpoint: Callable[[str], Path]
 ) -> None:
@@ -111,6 +113,7 @@ def test_nothing_is_computed_without_texts(checkpoint: Callable[[str], Path]) ->
     assert loaded(checkpoint("last")).classify_as([], ["a", "b"]) == []
 
 
+@pytest.mark.slow
 def test_other_labels_say_nothing_of_entailment(checkpoint: Callable[[str], Path]) -> None:
     with pytest.raises(BundleKindError, match="entailment"):
         loaded(checkpoint("other")).classify_as("def main(", ["a"])

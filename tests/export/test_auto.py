@@ -33,6 +33,7 @@ def export(out: Path, **bound: Any) -> Bundle:
     return ortolan.export(model(), out, precision=ortolan.Auto(**bound), options=options)
 
 
+@pytest.mark.slow
 def test_a_divergence_is_kept_in_fewer_bytes_than_8_bits_take(tmp_path: Path) -> None:
     bundle = export(tmp_path / "out", max_kl=0.02)
     measured = read_certificate(bundle).measured

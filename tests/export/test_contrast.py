@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.export.tiny_contrast import CASES, LABELS, PICTURES, Case, picture, png
+from tests.export.tiny_contrast import CASES, LABELS, PICTURES, Case, image_processor, picture, png
 
 from ortolan.runtime import ContextLengthError, Encoder, InputError
 from ortolan.runtime.encoding.comparison import logits_of
@@ -22,7 +22,12 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return cache(lambda name: Case(tmp_path_factory.mktemp(name), name))
 
 
-@pytest.fixture(params=CASES)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=pytest.mark.slow if name == "clip-own-end" else ())
+        for name in CASES
+    ]
+)
 def each(request: pytest.FixtureRequest, case: Callable[[str], Case]) -> Case:
     return case(request.param)
 
@@ -41,7 +46,7 @@ def test_embeddings_and_logits_are_those_of_transformers(each: Case) -> None:
 
 def test_probabilities_and_their_order_are_those_of_transformers(each: Case) -> None:
     logits = each.expected(TEXTS).logits_per_image
-    expected_NL = logits.sigmoid() if each.kind == "siglip" else logits.softmax(-1)
+    expected_NL = logits.softmax(-1) if each.kind == "clip" else logits.sigmoid()
     for result, expected in zip(
         each.model.classify_as(PICTURES, LABELS), expected_NL.tolist(), strict=True
     ):
@@ -51,7 +56,7 @@ def test_probabilities_and_their_order_are_those_of_transformers(each: Case) -> 
         assert result.label == ranked[0][1]
 
 
-@pytest.mark.parametrize("name", ["clip", "siglip"])
+@pytest.mark.parametrize("name", ["clip", "siglip", "siglip2"])
 def test_scores_are_those_of_the_pipeline_of_transformers(
     name: str, case: Callable[[str], Case]
 ) -> None:
@@ -63,8 +68,7 @@ def test_scores_are_those_of_the_pipeline_of_transformers(
     library.model_input_names = ["input_ids"]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        prefix = {"clip": "CLIP", "siglip": "Siglip"}[name]
-        processor = getattr(transformers, f"{prefix}ImageProcessorPil")
+        processor = image_processor(name)
         kind: Any = transformers.ZeroShotImageClassificationPipeline
         pipeline = kind(
             model=made.reference.eval(),

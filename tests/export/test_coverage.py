@@ -102,9 +102,12 @@ def test_command_says_which_type_was_never_tried() -> None:
     ("model_type", "weight"),
     [
         ("gpt2", "transformer.h.1.ln_2.bias"),
-        ("bert", "bert.encoder.layer.1.attention.self.key.weight"),
-        pytest.param(
-            *("marian", "model.decoder.layers.1.encoder_attn.v_proj.bias"), marks=pytest.mark.slow
+        *(
+            pytest.param(model_type, weight, marks=pytest.mark.slow)
+            for model_type, weight in (
+                ("bert", "bert.encoder.layer.1.attention.self.key.weight"),
+                ("marian", "model.decoder.layers.1.encoder_attn.v_proj.bias"),
+            )
         ),
     ],
 )

@@ -14,7 +14,7 @@ import torch
 import transformers
 from numpy.typing import NDArray
 from PIL import Image
-from tests.export import tiny_tiles
+from tests.export import lfm2_vl_processor, tiny_tiles
 from tests.runtime.damaged_bundles import edit_json, put
 from transformers import Idefics3Processor, InternVLProcessor, PreTrainedTokenizerFast
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
@@ -30,7 +30,7 @@ NEW = 8
 
 Pixels = NDArray[np.uint8]
 
-TYPES = ("idefics3", "internvl", "smolvlm")
+TYPES = ("idefics3", "internvl", "lfm2_vl", "smolvlm")
 
 NAMED_TOKENS = {
     "start_image_token": "<img>",
@@ -99,7 +99,15 @@ def reference(name: str, folder: Path) -> tuple[Any, Any]:
     """Processor and model. SmolVLM's own needs a package for videos, and writes the same texts."""
     import transformers
 
-    kind = {"idefics3": "Idefics3", "internvl": "InternVL", "smolvlm": "SmolVLM"}[name]
+    kind = {
+        "idefics3": "Idefics3",
+        "internvl": "InternVL",
+        "lfm2_vl": "Lfm2Vl",
+        "smolvlm": "SmolVLM",
+    }[name]
+    model = getattr(transformers, f"{kind}ForConditionalGeneration").from_pretrained(folder)
+    if name == "lfm2_vl":
+        return lfm2_vl_processor.processor(folder), model
     tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
         tokenizer_file=str(folder / "tokenizer.json"), extra_special_tokens=NAMED_TOKENS
     )
@@ -109,7 +117,6 @@ def reference(name: str, folder: Path) -> tuple[Any, Any]:
         if name == "internvl"
         else Idefics3Processor(images, tokenizer, image_seq_len=4)
     )
-    model = getattr(transformers, f"{kind}ForConditionalGeneration").from_pretrained(folder)
     return processor, model
 
 
@@ -121,7 +128,7 @@ def expected(name: str, folder: Path, parts: Sequence[Any]) -> tuple[list[int], 
     images = [Image.fromarray(part["image"]) for part in parts if not isinstance(part, str)]
     given = processor(images=[images], text=[text], return_tensors="pt")
     ids: list[int] = given["input_ids"][0].tolist()
-    used = ("input_ids", "pixel_values", "pixel_attention_mask")
+    used = ("input_ids", "pixel_values", "pixel_attention_mask", "spatial_shapes")
     given = {key: given[key] for key in used if key in given}
     with torch.inference_mode():
         tokens: list[int] = model.generate(
@@ -153,7 +160,7 @@ def test_tokens_are_those_of_transformers(
     assert list(completion.tokens) == tokens
 
 
-@pytest.mark.parametrize("name", TYPES)
+@pytest.mark.parametrize("name", ["idefics3", "internvl", "smolvlm"])
 @pytest.mark.parametrize("size", SIZES)
 def test_tiles_are_those_of_transformers(
     name: str, size: tuple[int, int], models: dict[str, Decoder], checkpoints: dict[str, Path]
@@ -181,6 +188,7 @@ def test_tiles_are_those_of_transformers(
     [
         ("smolvlm", {"do_image_splitting": False}),
         ("internvl", {"min_patches": 3, "max_patches": 8, "resample": 2}),
+        ("lfm2_vl", {"do_image_splitting": False, "max_image_tokens": 9}),
         *(
             pytest.param(name, keys, marks=pytest.mark.slow)
             for name, keys in (
@@ -206,6 +214,7 @@ def test_other_settings_are_those_of_the_processor(
         assert list(completion.tokens) == tokens
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "tower",
     [
@@ -244,7 +253,7 @@ def test_rows_and_columns_are_those_of_transformers(
         assert closest((height, width), source, shape) == (rows, columns)
 
 
-@pytest.mark.parametrize("name", ["internvl", "smolvlm"])
+@pytest.mark.parametrize("name", ["internvl", "lfm2_vl", "smolvlm"])
 def test_a_batch_a_stream_and_a_service_give_the_same(
     name: str, models: dict[str, Decoder]
 ) -> None:
@@ -259,7 +268,7 @@ def test_a_batch_a_stream_and_a_service_give_the_same(
         assert [ticket.completion().tokens for ticket in tickets] == alone
 
 
-@pytest.mark.parametrize("name", ["internvl", "smolvlm"])
+@pytest.mark.parametrize("name", ["internvl", "lfm2_vl", "smolvlm"])
 def test_a_chat_reads_tiles(
     name: str, models: dict[str, Decoder], checkpoints: dict[str, Path]
 ) -> None:
@@ -317,6 +326,8 @@ def test_verification_covers_tiles(name: str, bundles: dict[str, Path]) -> None:
         ("smolvlm", ("whole",), "x"),
         ("internvl", ("grid", "most"), 2),
         ("internvl", ("split",), False),
+        ("lfm2_vl", ("grid", "pixels"), 383),
+        ("lfm2_vl", ("end",), ""),
     ],
 )
 def test_another_cut_is_found(

@@ -97,6 +97,7 @@ def test_experts_are_rounded_where_products_are_calibrated(model: DecoderModel) 
     assert found == dict.fromkeys(names[2:], "gptq") | dict.fromkeys(EXPERTS, "hqq")
 
 
+@pytest.mark.slow
 def test_experts_of_mxfp4_are_exact_in_eight_bits(tmp_path: Path) -> None:
     save_gpt_oss(tmp_path / "source")
     bundle = ortolan.export(

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.export import tiny_models
+from tests.export import tiny_models, tiny_tiles
 from tests.export.conftest import Exported
 
 import ortolan
@@ -18,6 +18,7 @@ from ortolan.export.preview.cost import REFERENCE_FLOPS
 from ortolan.export.preview.preview import Preview, preview
 from ortolan.export.preview.run import LAYER_SECONDS, PROGRAM_BYTES, PROMPT_TOKENS, Pace
 from ortolan.export.settings import EFFORTS
+from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 
 Export = Callable[[str], Exported]
@@ -67,6 +68,19 @@ def test_weights_of_the_bundle_are_as_large_as_was_said(
         cost.method,
         "rtn",
     }  # an embedding that is no head
+
+
+def test_encoders_in_the_bundle_count(tmp_path: Path) -> None:
+    tiny_tiles.write(tmp_path / "source", "smolvlm")
+    bundle = ortolan.export(tmp_path / "source", tmp_path / "out")
+    about = preview(tmp_path / "source")
+    (part,) = about.parts.values()
+    vision = open_exportable(tmp_path / "source", tokenizer=None, max_context=None).media
+    assert vision is not None
+    assert about.parts.keys() == {"vision"}
+    assert part.parameters == sum(weight.numel() for weight in vision.module.parameters())
+    size = sum(file.stat().st_size for file in bundle.path.rglob("weights-*.bin"))
+    assert about.precisions["fp32"].bundle_bytes == pytest.approx(size, rel=0.1)
 
 
 @pytest.mark.slow

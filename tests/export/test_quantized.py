@@ -140,6 +140,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["lfm2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3_5_text", "mamba2"))],

@@ -114,7 +114,6 @@ def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], 
         ("embedding", "blocks.0.feed_forward.up.weight"),
         ("image labels", "blocks.0.attention.out.weight"),
         ("seq2seq", "decoder.blocks.0.cross_attention.kv.weight"),
-        ("speech", "encoder.embedding.conv1.weight"),
         *(
             pytest.param(kind, weight, marks=pytest.mark.slow)
             for kind, weight in (
@@ -122,6 +121,7 @@ def test_sound_bundle_of_every_kind_passes(name: str, exported: Callable[[str], 
                 ("seq2seq", "encoder.blocks.0.feed_forward.down.weight"),
                 ("seq2seq", "decoder.blocks.0.cross_attention.q.weight"),
                 ("seq2seq", "decoder.position_bias.weight"),
+                ("speech", "encoder.embedding.conv1.weight"),
                 ("speech", "encoder.blocks.0.attention.qkv.weight"),
                 ("speech", "decoder.blocks.0.cross_attention.kv.weight"),
             )
@@ -222,7 +222,11 @@ def test_export_that_goes_wrong_leaves_nothing(
 
 
 @pytest.mark.parametrize(
-    "name", ["logits", "image labels", pytest.param("seq2seq", marks=pytest.mark.slow)]
+    "name",
+    [
+        "logits",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("image labels", "seq2seq")),
+    ],
 )
 def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "file", None

@@ -1,8 +1,9 @@
-"""A CLIP and a SigLIP with random weights, a tokenizer and a processor of images."""
+"""A CLIP, a SigLIP and a SigLIP 2 with random weights, a tokenizer and a processor of images."""
 
 import copy
 import io
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from PIL import Image
 from tests.modeling.tiny_encoders import EncoderCase
-from tests.tiny.encoders import CLIP, SIGLIP
+from tests.tiny.encoders import CLIP, SIGLIP, SIGLIP2
 from tokenizers import Tokenizer, decoders, models, processors
 from transformers import PreTrainedModel
 
@@ -21,9 +22,13 @@ from ortolan.runtime import Encoder
 LENGTH = 64
 """Tokens of a text of SigLIP, and most of CLIP."""
 
+PREFIXES = {"clip": "CLIP", "siglip": "Siglip", "siglip2": "Siglip2"}
+"""Beginnings of the names of classes of transformers."""
+
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "clip": ("CLIPModel", CLIP),
     "siglip": ("SiglipModel", SIGLIP),
+    "siglip2": ("Siglip2Model", SIGLIP2),
 }
 
 
@@ -67,11 +72,23 @@ def write(
         (folder / "tokenizer_config.json").write_text(json.dumps({"pad_token": "<pad>"}))
     square = {"height": 8, "width": 8}
     size = {"shortest_edge": 8} if kind == "clip" else square
-    name = {"clip": "CLIP", "siglip": "Siglip"}[kind]
-    processor = {"image_processor_type": f"{name}ImageProcessor", "size": size}
+    processor: dict[str, Any] = {"image_processor_type": f"{PREFIXES[kind]}ImageProcessor"}
+    if kind == "siglip2":
+        processor |= {"patch_size": 2, "max_num_patches": 16}
+    else:
+        processor |= {"size": size}
     processor |= {"crop_size": square} if kind == "clip" else {}
     (folder / "preprocessor_config.json").write_text(json.dumps(processor))
     return model
+
+
+def image_processor(kind: str) -> Any:
+    """The class of the image processor of transformers."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import transformers
+
+        return getattr(transformers, f"{PREFIXES[kind]}ImageProcessorPil")
 
 
 LABELS = ["cat", "a dog", "fish & chips"]
@@ -90,6 +107,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "clip": ("clip", {}),
     "clip-own-end": ("clip", {"eos_token_id": tokenizer("clip").token_to_id("</s>")}),
     "siglip": ("siglip", {}),
+    "siglip2": ("siglip2", {}),
 }
 
 
@@ -117,9 +135,17 @@ class Case:
         """Outputs of transformers for all pictures and texts."""
         ids = [self.tokenizer.encode(text).ids for text in texts]
         pad = self.tokenizer.token_to_id("<pad>")
-        length = LENGTH if self.kind == "siglip" else max(map(len, ids))
+        length = max(map(len, ids)) if self.kind == "clip" else LENGTH
         rows = [[*row, *[pad] * (length - len(row))] for row in ids]
-        pixels = np.stack([self.model.pixels(image) for image in PICTURES])
-        given = {"input_ids": torch.tensor(rows), "pixel_values": torch.from_numpy(pixels)}
+        given = {"input_ids": torch.tensor(rows), **self._images()}
         with torch.inference_mode():
             return self.reference(**given)
+
+    def _images(self) -> dict[str, Any]:
+        """The pictures as inputs of transformers."""
+        if self.kind != "siglip2":
+            pixels = np.stack([self.model.pixels(image) for image in PICTURES])
+            return {"pixel_values": torch.from_numpy(pixels)}
+        processor = image_processor(self.kind).from_pretrained(str(self.checkpoint))
+        images = [Image.fromarray(image) for image in PICTURES]
+        return dict(processor(images=images, return_tensors="pt"))

@@ -1,4 +1,4 @@
-"""Tiny SmolVLM, Idefics3 and InternVL: a tokenizer, a chat template and an image processor too."""
+"""Tiny models that read tiles, each with a tokenizer, a chat template and an image processor."""
 
 import json
 from collections.abc import Mapping
@@ -8,14 +8,24 @@ from typing import Any
 from tests.export import tiny_models
 from tests.export.tiny_llava import TEMPLATE
 from tests.modeling.tiny_models import reference_model
-from tests.tiny.encoders import IDEFICS3, INTERNVL, SMOLVLM
+from tests.tiny.encoders import IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM
 
 SIDE = 8
 """Pixels of a tile."""
 
-VALUES = {"idefics3": IDEFICS3, "internvl": INTERNVL, "smolvlm": SMOLVLM}
+VALUES = {
+    "idefics3": IDEFICS3,
+    "internvl": INTERNVL,
+    "lfm2_vl": LFM2_VL,
+    "smolvlm": SMOLVLM,
+}
 
-PLACEHOLDERS = {"idefics3": "<image>", "internvl": "<IMG_CONTEXT>", "smolvlm": "<image>"}
+PLACEHOLDERS = {
+    "idefics3": "<image>",
+    "internvl": "<IMG_CONTEXT>",
+    "lfm2_vl": "<image>",
+    "smolvlm": "<image>",
+}
 """Token that stands for an image in a text, and for each of its vectors."""
 
 _AROUND = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
@@ -23,6 +33,8 @@ _AROUND = ("<fake_token_around_image>", "<global-img>", "<end_of_utterance>")
 SPECIAL = (
     *("<image>", *_AROUND, *(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7))),
     *("<img>", "</img>", "<IMG_CONTEXT>", "<video>"),
+    *("<|image_start|>", "<|image_end|>", "<|img_thumbnail|>"),
+    *(f"<|img_row_{r}_col_{c}|>" for r in range(1, 5) for c in range(1, 5) if r * c < 5),
 )
 
 _LONGEST = {
@@ -38,6 +50,14 @@ PROCESSORS: dict[str, dict[str, Any]] = {
         "image_processor_type": "GotOcr2ImageProcessorFast",
         "size": {"height": SIDE, "width": SIDE},
         "crop_to_patches": False,
+    },
+    "lfm2_vl": {
+        "image_processor_type": "Lfm2VlImageProcessor",
+        "encoder_patch_size": 2,
+        "tile_size": 16,
+        "min_image_tokens": 4,
+        "max_image_tokens": 12,
+        "max_tiles": 4,
     },
     "smolvlm": {"image_processor_type": "SmolVLMImageProcessor", **_LONGEST},
 }

@@ -38,7 +38,8 @@ HANDMADE: dict[str, Callable[[Path], object]] = {
 EXPORTED = (
     *("exported-decoder", "exported-int4", "exported-packed", "exported-hybrid"),
     *("exported-encoder", "exported-images", "exported-reader", "exported-listener"),
-    *("exported-tiles", "exported-gazer", "exported-hearer"),
+    *("exported-tiles", "exported-patches", "exported-oversized", "exported-gazer"),
+    "exported-hearer",
     *("exported-writer", "exported-speller", "exported-seq2seq"),
 )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from tests import quick_exports
 from tests.export import (
     models_of_kinds,
+    tiny_contrast,
     tiny_gemma3,
     tiny_llava,
     tiny_models,
@@ -79,6 +80,16 @@ def _gazer(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _patches(work: Path, out: Path) -> None:
+    tiny_contrast.write(work / "source", "siglip2")
+    ortolan.export(work / "source", out)
+
+
+def _oversized(work: Path, out: Path) -> None:
+    tiny_tiles.write(work / "source", "lfm2_vl")
+    ortolan.export(work / "source", out)
+
+
 def _hearer(work: Path, out: Path) -> None:
     tiny_qwen3_asr.write(work / "source")
     ortolan.export(work / "source", out)
@@ -113,6 +124,8 @@ MAKES: dict[str, Make] = {
     "exported-images": _images,
     "exported-reader": _reader,
     "exported-tiles": _tiles,
+    "exported-patches": _patches,
+    "exported-oversized": _oversized,
     "exported-gazer": _gazer,
     "exported-hearer": _hearer,
     "exported-listener": _listener,

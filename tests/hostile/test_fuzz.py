@@ -21,7 +21,7 @@ from ortolan.errors import OrtolanError
 from tests.hostile import child
 
 child.ALARM_S = 1 if "sleep" in {body!r} else 60
-child.SLOW_S, child.HUNG_S, child.MEMORY_MB = 0.4, 2, 50
+child.SLOW_S, child.HUNG_S, child.MEMORY_MB = 1, 2, 50
 
 def use(say):
     say("body")
@@ -65,7 +65,7 @@ def module(name: str, *arguments: object) -> "subprocess.CompletedProcess[str]":
         ("os.kill(os.getpid(), signal.SIGFPE)", "died|body|True|SIGFPE"),
         ("os._exit(0)", "died|body|True|exit"),
         ("time.sleep(60)", "hung|body|True|SIGALRM"),
-        ("until = time.process_time() + 0.5\n    while time.process_time() < until: pass", "slow"),
+        ("until = time.process_time() + 1.2\n    while time.process_time() < until: pass", "slow"),
         ("while True: pass", "hung|body|True|SIGXCPU"),
         ("np.ones(12 << 20)", "memory|body|True|"),
         ("bytes(7 << 30)", "untyped|body|True|MemoryError"),

@@ -51,6 +51,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return folders
 
 
+@pytest.mark.slow
 def test_loading_while_bundles_are_exchanged_returns_one_of_them(
     pair: list[Path], tmp_path: Path
 ) -> None:

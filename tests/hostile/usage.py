@@ -11,7 +11,7 @@ import numpy as np
 import ortolan
 from ortolan import runtime
 from ortolan.runtime import attention_maps
-from ortolan.runtime.bundle.sources import AudioSource, ImageSource, WaveSource
+from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource, WaveSource
 from ortolan.runtime.encoder import Encoder
 from ortolan.runtime.inspect import description
 
@@ -64,7 +64,8 @@ def _input(model: Any) -> Any:
 def _decode(model: Any, random: Random) -> None:
     value = _input(model)
     if model.manifest.features is not None and random.random() < 0.5:
-        image, sound = np.zeros((9, 20, 3), np.uint8), np.linspace(-1, 1, 9000, dtype=np.float32)
+        image = np.zeros(random.choice([(9, 20, 3), (40, 24, 3)]), np.uint8)
+        sound = np.linspace(-1, 1, 9000, dtype=np.float32)
         part = {"image": image} if model.manifest.media == "images" else {"audio": sound}
         model.generate([part, "a b"], max_new_tokens=3)
         return
@@ -104,6 +105,8 @@ def _encode(model: Encoder, random: Random) -> None:
     if isinstance(source, ImageSource):
         sizes = (source.height, source.width, source.channels)
         value = np.zeros(sizes, np.uint8)
+    elif isinstance(source, PatchSource):
+        value = np.zeros((*random.choice([(8, 8), (3, 50)]), source.channels), np.uint8)
     methods: dict[str, Callable[[Any], object]] = {
         "labels": model.classify,
         "embedding": model.embed,

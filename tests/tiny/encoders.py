@@ -3,6 +3,7 @@
 from typing import Any
 
 from tests.tiny.decoders import LLAMA, VOCABULARY
+from tests.tiny.hybrids import LFM2
 
 PAD = 1
 
@@ -198,6 +199,40 @@ SIGLIP_VISION: dict[str, Any] = _tower("siglip_vision_model", "gelu_pytorch_tanh
     "architectures": ["SiglipVisionModel"]
 }
 
+_GRID = {
+    "model_type": "siglip2_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_channels": 3,
+    "patch_size": 2,
+    "num_patches": 16,
+}
+
+SIGLIP2: dict[str, Any] = {
+    "model_type": "siglip2",
+    "architectures": ["Siglip2Model"],
+    "vision_config": _GRID,
+    "text_config": _OF_TEXTS | {"model_type": "siglip2_text_model"},
+}
+
+LFM2_VL: dict[str, Any] = {
+    "model_type": "lfm2_vl",
+    "architectures": ["Lfm2VlForConditionalGeneration"],
+    "vision_config": _GRID | {"vision_use_head": False},
+    "text_config": LFM2,
+    "image_token_id": 5,
+    "projector_hidden_size": 24,
+}
+
+SIGLIP2_TEXT = SIGLIP_TEXT | {
+    "model_type": "siglip2_text_model",
+    "architectures": ["Siglip2TextModel"],
+}
+
+SIGLIP2_VISION = _GRID | {"architectures": ["Siglip2VisionModel"]}
+
 MARIAN: dict[str, Any] = {
     "model_type": "marian",
     "architectures": ["MarianMTModel"],
@@ -347,6 +382,7 @@ _ALL: tuple[dict[str, Any], ...] = (
     ),
     *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),
     *(GEMMA3, INTERNVL, QWEN3_ASR, MARIAN, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
+    *(SIGLIP2, SIGLIP2_TEXT, SIGLIP2_VISION, LFM2_VL),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}
         for name, (classes, values) in _CONDITIONAL.items()

@@ -45,9 +45,9 @@ def read_inputs(
         InputError: the bundle reads no images.
     """
     from ortolan.runtime import InputError
-    from ortolan.runtime.bundle.sources import ImageSource
+    from ortolan.runtime.bundle.sources import ImageSource, PatchSource
 
-    if isinstance(manifest.source, ImageSource):
+    if isinstance(manifest.source, ImageSource | PatchSource):
         return [*arguments, *map(str, images)]
     if images:
         raise InputError("--image is for bundles that read images. Pass texts without it.")

@@ -10,6 +10,8 @@ from ortolan.cli.output import print_json, print_table, size
 from ortolan.cli.progress import duration
 
 if TYPE_CHECKING:  # PyTorch is imported when the command runs
+    from collections.abc import Mapping
+
     from ortolan.export.coverage import Row
     from ortolan.export.preview.cost import Cost
     from ortolan.export.preview.preview import Preview
@@ -30,13 +32,16 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     if as_json:
         print_json(msgspec.to_builtins(about))
         return
-    layers = ", ".join(f"{count} {name}" for name, count in about.layers.items())
     print_table(
         [
             ("checkpoint", f"{about.model_type}, {size(about.weight_bytes)} of weights"),
             ("exported as", f"{about.kind}, {_WAYS[about.way]}{_measured(about.measured)}"),
-            ("layers", layers if about.width is None else f"{layers}, {about.width} wide"),
+            ("layers", _layers(about.layers, about.width)),
             ("parameters", f"{about.parameters:,}"),
+            *[
+                (name, f"{_layers(part.layers, part.width)}, {part.parameters:,} parameters")
+                for name, part in about.parts.items()
+            ],
             ("context", _context(about)),
             ("config", _keys(about)),
             ("left out", ", ".join(about.left_out) or None),
@@ -50,6 +55,11 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
     if runs:
         print(f"\npredicted speed on this machine, with a prompt of {PROMPT_TOKENS} tokens")
         print_table([(f"  {name}", _run(run)) for name, run in runs.items()])
+
+
+def _layers(layers: Mapping[str, int], width: int | None) -> str:
+    words = ", ".join(f"{count} {name}" for name, count in layers.items())
+    return words if width is None else f"{words}, {width} wide"
 
 
 def _measured(row: Row | None) -> str:

@@ -68,6 +68,9 @@ class _AdaptedService:
     def chat(self, messages: Any, **options: Any) -> Any:
         return self._service.chat(messages, adapter=self._adapter, **options)
 
+    def transcribe(self, sound: Any, **options: Any) -> Any:
+        return self._service.transcribe(sound, adapter=self._adapter, **options)
+
 
 class Models:
     """Bundles by name. One loads at a time; unused ones are dropped when memory is short.

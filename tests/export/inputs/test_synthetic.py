@@ -144,7 +144,9 @@ def test_amplitudes_of_noise_fall_as_one_over_the_frequency() -> None:
     source = ImageSource(
         channels=1, height=64, width=64, mean=(0.0,), std=(1.0,), scale=1.0, resample="bilinear"
     )
-    images = noise(source, np.random.default_rng(0), 32).astype(np.float64)
+    images = noise(
+        (source.height, source.width, source.channels), np.random.default_rng(0), 32
+    ).astype(np.float64)
     assert images.shape == (32, 64, 64, 1)
     amplitudes = np.abs(np.fft.rfft(images[..., 0], axis=2)).mean(axis=(0, 1))
     octaves = amplitudes[[4, 8, 16]] / amplitudes[[8, 16, 32]]

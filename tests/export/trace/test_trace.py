@@ -96,6 +96,7 @@ def test_attention_without_rotary_positions_takes_no_tables(exported: Export) ->
     assert [name for name in node.input[7:] if name] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_the_runtime_can_read_the_versions(name: str, exported: Export) -> None:
     for path in graph_files(exported(name).bundle):

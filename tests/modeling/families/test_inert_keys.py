@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -21,11 +21,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from ortolan.errors import OrtolanError
+from ortolan.modeling import EncoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf, load
-from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.config import GridPositions, ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.inert_keys import INERT
 from ortolan.modeling.families.reader import ConfigReader
+from ortolan.modeling.layers.grid import Grid
 from ortolan.modeling.models.model import TransformerModel
 
 SOURCES = Path(transformers.__file__).parent
@@ -42,10 +44,15 @@ NOT_TRIED = frozenset(
 
 TOLERANCE = 2e-3
 
+GRID = (3, 5)
+"""Rows and columns of the patches of an image, for encoders that keep proportions."""
+
 CASES: dict[str, tuple[dict[str, Any], str | None, float]] = {
     **{
         name: ({**values}, (values.get("architectures") or [None])[0], 0.3)
         for name, values in FAMILY_CONFIGS.items()
+        # The keys of either encoder are those of its own type.
+        if name not in ("clip", "siglip2")
     },
     **{
         f"tiny {name}": (case.values, case.architecture, case.spread)
@@ -69,12 +76,28 @@ class Published:
 
     @cached_property
     def inputs(self) -> dict[str, Tensor]:
-        if "image_size" in self.values:
-            return {"pixel_values": random_images(self.values)}
         generator = torch.Generator().manual_seed(5)
         ids = torch.randint(15, VOCABULARY, (2, 24), generator=generator)
+        given = {
+            "input_ids": lambda: ids[:1],
+            "pixel_values": lambda: random_images(self.values),
+            "input_features": lambda: torch.randn(
+                (1, self.values["num_mel_bins"], 2 * self.values["max_source_positions"]),
+                generator=generator,
+            ),
+            "input_values": lambda: torch.randn((1, 4000), generator=generator) / 4,
+        }
+        name = self.model.main_input_name
+        if "num_patches" in self.values:
+            rows, columns = GRID
+            numbers = self.values["num_channels"] * self.values["patch_size"] ** 2
+            return {
+                "pixel_values": torch.randn((1, rows * columns, numbers), generator=generator),
+                "pixel_attention_mask": torch.ones(1, rows * columns),
+                "spatial_shapes": torch.tensor([GRID]),
+            }
         both = self.model.config.is_encoder_decoder
-        return {"input_ids": ids[:1], **({"decoder_input_ids": ids[1:, :19]} if both else {})}
+        return {name: given[name](), **({"decoder_input_ids": ids[1:, :19]} if both else {})}
 
     @cached_property
     def trained(self) -> dict[str, Tensor]:
@@ -108,8 +131,15 @@ class Published:
 
     def by_ortolan(self, values: dict[str, Any]) -> Tensor:
         (self.folder / "config.json").write_text(json.dumps(values))
+        model = load(self.folder, TransformerModel)
         with torch.inference_mode():
-            output: Tensor = load(self.folder, TransformerModel)(*self.inputs.values())
+            if isinstance(model, EncoderModel) and isinstance(
+                model.config.positions, GridPositions
+            ):
+                grid = Grid.of(GRID, 1, model.config.positions)
+                patches: Tensor = self.inputs["pixel_values"].transpose(0, 1)
+                return cast(Tensor, model(patches, grid=grid))
+            output: Tensor = model(*self.inputs.values())
         return output
 
 

@@ -43,6 +43,7 @@ def test_rows_are_padded_on_the_right() -> None:
 # --- training -----------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_classifier_starts_from_a_pretrained_model(tmp_path: Path) -> None:
     pretrained = train(write_recipe(tmp_path, MASKED), tmp_path / "pretrained")
     task = task_of(tmp_path, STARTED)

@@ -14,7 +14,7 @@ from ortolan.runtime import limits
 from ortolan.runtime.bundle.manifest import Manifest, Output, Tokens
 from ortolan.runtime.bundle.manifest_file import decode
 from ortolan.runtime.bundle.parts import Comparison
-from ortolan.runtime.bundle.sources import ImageSource, TextSource, WaveSource
+from ortolan.runtime.bundle.sources import ImageSource, PatchSource, TextSource, WaveSource
 from ortolan.runtime.errors import ManifestError
 
 Document = dict[str, Any]
@@ -38,6 +38,23 @@ WAVE: Document = {
     "hop": 320,
     "vectors": 16,
     "normalized": True,
+}
+
+
+PATCHES: Document = {
+    "kind": "patches",
+    "channels": 3,
+    "patch": 4,
+    "patches": 64,
+    "merge": 2,
+    "frames": 1,
+    "layout": "channels_last",
+    "size": {"by": "whole_squares", "least": 256, "most": 1024},
+    "table": {"side": 4, "interpolation": "antialiased"},
+    "mean": [0.5, 0.5, 0.5],
+    "std": [0.5, 0.5, 0.5],
+    "scale": 1 / 255,
+    "resample": "bilinear",
 }
 
 
@@ -97,6 +114,16 @@ def read(document: Document) -> Manifest:
 
 def image(document: Document) -> None:
     document |= {"source": copy.deepcopy(PIXELS), "tokenizer": None, "vocab_size": 1, "tokens": {}}
+
+
+def patches(**fields: Any) -> Change:
+    """A source of patches with other fields."""
+
+    def change(document: Document) -> None:
+        image(document)
+        document["source"] = copy.deepcopy(PATCHES) | fields
+
+    return change
 
 
 def images(**changes: object) -> Change:
@@ -179,6 +206,17 @@ def test_encoder_of_images_is_read() -> None:
     assert manifest.output == Output(kind="labels", size=2, labels=("no", "yes"))
 
 
+def test_encoder_of_patches_is_read() -> None:
+    document = document_of("encoder")
+    patches()(document)
+    manifest = read(document)
+    source = manifest.source
+    assert isinstance(source, PatchSource)
+    assert (source.square, source.vectors, source.numbers) == (8, 16, 48)
+    assert [source.length(8 * rows, 24) for rows in (1, 2, 5)] == [3, 6, 15]
+    assert manifest.takes == "images, RGB, of up to 64 patches of 4 by 4 pixels"
+
+
 @pytest.mark.parametrize("labels", [True, False])
 def test_encoder_of_waves_is_read(labels: bool) -> None:
     document = document_of("encoder")
@@ -257,6 +295,20 @@ def test_encoder_without_labels_is_read(kind: str) -> None:
         ("encoder", images(resample="area"), "area"),
         ("encoder", images(kind="sound"), "sound"),
         ("encoder", images(crop=4), "crop"),
+        ("encoder", patches(mean=[0.5]), "3 values of `mean`"),
+        ("encoder", patches(std=[0.5] * 4), "3 values of `std`"),
+        ("encoder", patches(patches=60), "squares of 2 by 2"),
+        ("encoder", patches(merge=3), "squares of 3 by 3"),
+        ("encoder", patches(frames=2), "channels_first"),
+        ("encoder", patches(patch=2000), "patch"),
+        ("encoder", patches(size={"by": "whole_squares", "least": 2, "most": 1025}), "1024"),
+        ("encoder", patches(size={"by": "whole_squares", "least": 3, "most": 2}), "`least`"),
+        ("encoder", patches(size={"by": "area"}), "area"),
+        ("encoder", patches(table={"side": 0, "interpolation": "corners"}), "side"),
+        ("encoder", patches(table={"side": 4, "interpolation": "cubic"}), "cubic"),
+        ("encoder", patches(channels=2, mean=[0] * 2, std=[1] * 2, background="white"), "alpha"),
+        ("encoder", put("source", value=PATCHES), "tokenizer"),
+        ("encoder-decoder", put("source", value=PATCHES), "without decoder"),
         ("encoder", put("texts", value=TEXTS), "`texts`"),
         ("decoder", put("texts", value=TEXTS), "`texts`"),
         ("encoder", compared(scale=0), "scale"),
@@ -326,6 +378,12 @@ def prompts(count: int) -> Change:
         (limits.MAX_PROMPT_LENGTH, lambda n: put("source", "prompts", value={"a": "b" * n})),
         (limits.MAX_IMAGE_SIDE, lambda n: images(width=n)),
         (limits.MAX_IMAGE_SIDE, lambda n: images(height=n)),
+        (limits.MAX_PATCH_SIZE, lambda n: patches(patch=n)),
+        (limits.MAX_PATCH_REPEATS, lambda n: patches(layout="channels_first", frames=n)),
+        (
+            limits.MAX_POSITION_SIDE,
+            lambda n: patches(table={"side": n, "interpolation": "corners"}),
+        ),
     ],
 )
 def test_limit_is_accepted_and_one_more_is_not(limit: int, make: Callable[[int], Change]) -> None:

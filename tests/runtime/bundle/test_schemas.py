@@ -32,7 +32,10 @@ def test_the_files_are_those_of_the_structs(name: str) -> None:
     assert written == bundle_schemas.schema(name), "run scripts/bundle_schemas.py"
 
 
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize(
+    "kind",
+    [pytest.param(kind, marks=() if kind == "decoder" else pytest.mark.slow) for kind in MODELS],
+)
 def test_bundles_have_the_published_form(kind: str, tmp_path: Path) -> None:
     precision: Any = Int4(method="rtn") if kind == "decoder" else "fp32"
     options = ExportOptions(proof="quick", allow_poor=True)

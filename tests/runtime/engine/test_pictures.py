@@ -20,7 +20,7 @@ def pixels(number: int) -> NDArray[np.float32]:
 
 def test_ids_become_placeholders_and_rows() -> None:
     pictures = Pictures(FEATURES)
-    one, other = pictures.find(pixels(1), lambda: A), pictures.find(pixels(2), lambda: B)
+    one, other = pictures.find([pixels(1)], lambda: A), pictures.find([pixels(2)], lambda: B)
     assert set(one.ids).isdisjoint(other.ids)
     assert min(*one.ids, *other.ids) >= FIRST
     placed = pictures.place([4, *other.ids, 5, one.ids[1], other.ids[0]])
@@ -46,7 +46,7 @@ def test_vectors_are_computed_once_within_the_budget() -> None:
             computed.append(number)
             return np.full((2, 3), number, np.float32)
 
-        return pictures.find(pixels(number), compute).ids
+        return pictures.find([pixels(number)], compute).ids
 
     first = find(1)
     assert find(1) == first
@@ -60,8 +60,8 @@ def test_vectors_are_computed_once_within_the_budget() -> None:
 
 
 def test_ids_follow_from_the_pixels_in_any_process() -> None:
-    one, same = (Pictures(FEATURES).find(pixels(1), lambda: A).ids for _ in range(2))
-    other = Pictures(FEATURES).find(pixels(2), lambda: A).ids
+    one, same = (Pictures(FEATURES).find([pixels(1)], lambda: A).ids for _ in range(2))
+    other = Pictures(FEATURES).find([pixels(2)], lambda: A).ids
     assert one == same
     assert one != other
 
@@ -79,3 +79,13 @@ def test_a_picture_that_nobody_holds_is_forgotten() -> None:
     gc.collect()
     with pytest.raises(KeyError):
         pictures.place(ids)
+
+
+def test_images_of_the_same_values_but_another_shape_are_told_apart() -> None:
+    pictures = Pictures(FEATURES)
+    wide, tall = (np.ones(shape, np.float32) for shape in ((1, 2, 4), (1, 4, 2)))
+    one, other = pictures.find([wide], lambda: A), pictures.find([tall], lambda: B)
+    assert set(one.ids).isdisjoint(other.ids)
+    halves = pictures.find([tall[:, :2], tall[:, 2:]], lambda: B)
+    assert halves.ids == pictures.find([tall[:, :2], tall[:, 2:]], lambda: A).ids
+    assert halves.ids != one.ids

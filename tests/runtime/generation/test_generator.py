@@ -319,6 +319,7 @@ def test_a_call_without_rows_cannot_happen(engine: Engine) -> None:
         runner.select([])
 
 
+@pytest.mark.slow
 def test_ten_thousand_cancelled_sequences_leave_no_memory_behind(engine: Engine) -> None:
     generator = exact(engine)
 

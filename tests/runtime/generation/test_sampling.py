@@ -122,7 +122,7 @@ def reference(
     return probabilities
 
 
-@settings(max_examples=300, deadline=None)
+@settings(deadline=None)
 @given(logits=distinct_logits(), sampling=samplings(), prompt=tokens, generated=tokens)
 def test_distribution_equals_hugging_face_in_the_same_order(
     logits: Logits, sampling: Sampling, prompt: list[int], generated: list[int]

@@ -115,6 +115,7 @@ def test_logits_and_text_equal_those_of_transformers(
 QUICK = {("wav2vec2", "layer", True), ("hubert", "group", False)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "norm", "stable"),
     [
@@ -269,6 +270,7 @@ def test_other_calls_name_the_right_one(model: Encoder) -> None:
         model.classify(sound(1.0))
 
 
+@pytest.mark.slow
 def test_windows_that_are_too_short_to_overlap_are_rejected(saved: Saved, tmp_path: Path) -> None:
     ortolan.export(saved[0] / "source", tmp_path / "bundle", max_context=10)
     tiny = ortolan.load(tmp_path / "bundle", Encoder)
@@ -277,6 +279,7 @@ def test_windows_that_are_too_short_to_overlap_are_rejected(saved: Saved, tmp_pa
         tiny.transcribe(sound(0.2))
 
 
+@pytest.mark.slow
 def test_a_model_without_a_head_gives_vectors(tmp_path: Path) -> None:
     reference = case("hubert", head="Model").write(tmp_path / "source")
     ortolan.export(tmp_path / "source", tmp_path / "bundle")

@@ -303,6 +303,7 @@ def test_pairs_of_times_split_the_text_of_a_window(
     assert (sizes, end) == (expected, moved)
 
 
+@pytest.mark.slow
 def test_attention_to_a_sound_has_its_seconds(saved: Saved, tmp_path: Path) -> None:
     options = ortolan.ExportOptions(attention_maps=True, proof="quick")
     ortolan.export(saved[0] / "source", tmp_path / "bundle", options=options)

@@ -2,7 +2,7 @@
 
 import io
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -10,27 +10,36 @@ from typing import Any
 import httpx2
 import pytest
 import soundfile
+from tests.export import tiny_qwen3_asr
 from tests.runtime import tiny_encoder
 from tests.runtime.transcription.tiny_moonshine import write_moonshine
+from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 from tests.server.live import LiveServer, held, live_server, stats, wait_until
 
 import ortolan
-from ortolan.runtime import Seq2Seq, Transcript
+from ortolan.runtime import Decoder, Encoder, Seq2Seq, Transcript
 from ortolan.server import Settings
 
 PATH = "/v1/audio/transcriptions"
+
+SPEECH: dict[str, Callable[[Path], Any]] = {
+    "whisper": write_whisper,
+    "moonshine": write_moonshine,
+    "wav2vec2": write_wav2vec2,
+    "qwen3-asr": tiny_qwen3_asr.write,
+}
 
 
 @pytest.fixture(scope="module")
 def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     folder = tmp_path_factory.mktemp("speech")
     options = ortolan.ExportOptions(proof="quick")
-    for name, write in (("whisper", write_whisper), ("moonshine", write_moonshine)):
+    for name, write in SPEECH.items():
         write(folder / f"{name}-source")
         ortolan.export(folder / f"{name}-source", folder / name, options=options)
     embedder = tiny_encoder.write_bundle(folder / "embedder", kind="embedding")
-    return {name: folder / name for name in ("whisper", "moonshine")} | {"embedder": embedder.path}
+    return {name: folder / name for name in SPEECH} | {"embedder": embedder.path}
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +125,12 @@ def test_many_transcriptions_do_not_block_other_models(
     [
         ({"language": "fr"}, 400, "language must be one of de, en"),
         ({"data": b"RIFF"}, 400, "damaged, or no sound file"),
-        ({"model": "embedder"}, 400, "cannot transcribe"),
+        ({"model": "embedder"}, 400, "expected a bundle that turns sounds into text"),
+        (
+            {"response_format": "verbose_json", "timestamp_granularities[]": "word"},
+            400,
+            "no times of words",
+        ),
         ({"temperature": "hot"}, 400, "temperature"),
         ({"prompt": "a"}, 400, "prompt"),
         ({"response_format": "xml"}, 400, "response_format"),
@@ -169,3 +183,39 @@ def test_a_model_of_waves_transcribes_in_its_only_language(
     refused = post(client, model="moonshine")
     assert refused.status_code == 400
     assert "the model knows one language" in refused.text
+
+
+def test_a_model_with_ctc_gives_the_times_of_words(
+    client: httpx2.Client, bundles: dict[str, Path]
+) -> None:
+    expected = ortolan.load(bundles["wav2vec2"], Encoder).transcribe(wave(2.7))
+    fields = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
+    answer = post(client, model="wav2vec2", language=None, **fields).json()
+    words = [word for segment in expected.segments for word in segment.words]
+    assert words
+    assert answer["words"] == [
+        {"word": word.text, "start": word.start, "end": word.end} for word in words
+    ]
+    assert answer["text"] == expected.text
+    refused = post(client, model="wav2vec2")
+    assert refused.status_code == 400
+    assert "language" in refused.text
+
+
+def test_a_chat_model_that_reads_sounds_transcribes(
+    client: httpx2.Client, bundles: dict[str, Path]
+) -> None:
+    model = ortolan.load(bundles["qwen3-asr"], Decoder)
+    for language in (None, "en"):
+        expected = model.transcribe(wave(0.7), language=language)
+        answer = post(
+            client,
+            model="qwen3-asr",
+            language=language,
+            data=wave(0.7),
+            response_format="verbose_json",
+        ).json()
+        assert answer["text"] == expected.text
+        assert answer["segments"][0]["tokens"] == list(expected.segments[0].tokens)
+    refused = post(client, "/v1/audio/translations", model="qwen3-asr", language=None)
+    assert refused.status_code == 400

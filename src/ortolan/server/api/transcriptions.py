@@ -5,14 +5,14 @@ Source: https://platform.openai.com/docs/api-reference/audio
 
 import asyncio
 import threading
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import msgspec
 
-from ortolan.runtime import Sampling, Segment, Seq2Seq, Transcript
-from ortolan.runtime.bundle.sources import AudioSource, WaveSource
+from ortolan.runtime import InputError, Sampling, Segment, Transcript
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint, Text
@@ -47,11 +47,11 @@ class TranscriptionBody(TranslationBody, kw_only=True, forbid_unknown_fields=Tru
 
     Attributes:
         language: code of the spoken language; recognized by default.
-        granularities: of the times in `verbose_json`; only segments have times.
+        granularities: of the times in `verbose_json`; words have times if the model gives them.
     """
 
     language: str | None = None
-    granularities: list[Literal["segment"]] | None = msgspec.field(
+    granularities: list[Literal["segment", "word"]] | None = msgspec.field(
         name="timestamp_granularities[]", default=None
     )
 
@@ -67,6 +67,14 @@ class SegmentReply(msgspec.Struct, kw_only=True):
     avg_logprob: float
 
 
+class WordReply(msgspec.Struct, kw_only=True):
+    """A word, with times in seconds."""
+
+    word: str
+    start: float
+    end: float
+
+
 class TranscriptionReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     """A transcript; all but the text are left out of `json`."""
 
@@ -75,33 +83,37 @@ class TranscriptionReply(msgspec.Struct, kw_only=True, omit_defaults=True):
     language: str | None = None
     duration: float | None = None
     segments: list[SegmentReply] | None = None
+    words: list[WordReply] | None = None
 
 
 async def transcribe(call: Call, body: TranscriptionBody) -> Answer:
     """Write down what is said, in its language."""
-    return await _answer(call, body, language=body.language, task="transcribe")
+    given = {} if body.language is None else {"language": body.language}
+    words = "word" in (body.granularities or ())
+    return await _answer(call, body, given, task="transcribe", words=words)
 
 
 async def translate(call: Call, body: TranslationBody) -> Answer:
     """Write down what is said, in English."""
-    return await _answer(call, body, language=None, task="translate")
+    return await _answer(call, body, {"translate": True}, task="translate")
 
 
-async def _answer(call: Call, body: TranslationBody, *, language: str | None, task: str) -> Answer:
+async def _answer(
+    call: Call,
+    body: TranslationBody,
+    given: Mapping[str, Any],
+    *,
+    task: str,
+    words: bool = False,
+) -> Answer:
     served = await call.model(body.model)
-    _expect_sounds(served)
+    if body.temperature:
+        given = {**given, "sampling": Sampling(temperature=body.temperature)}
     cancelled = threading.Event()
     try:
         transcript: Transcript = await asyncio.get_running_loop().run_in_executor(
             THREADS,
-            partial(
-                served.service.transcribe,
-                body.file,
-                language=language,
-                translate=task == "translate",
-                sampling=Sampling(temperature=body.temperature) if body.temperature else None,
-                cancel=cancelled,
-            ),
+            partial(served.service.transcribe, body.file, **given, cancel=cancelled),
         )
     finally:
         cancelled.set()  # a thread cannot be stopped, but what it generates can
@@ -119,6 +131,7 @@ async def _answer(call: Call, body: TranslationBody, *, language: str | None, ta
                 language=transcript.language,
                 duration=transcript.seconds,
                 segments=[_segment(number, own) for number, own in enumerate(transcript.segments)],
+                words=_words(transcript, served) if words else None,
             )
         case _:
             return TranscriptionReply(text=transcript.text)
@@ -135,16 +148,20 @@ def _segment(number: int, segment: Segment) -> SegmentReply:
     )
 
 
-def _expect_sounds(served: ServedModel) -> None:
-    served.expect(Seq2Seq.kind, what="transcribe")
-    if not isinstance(served.model.manifest.source, AudioSource | WaveSource):
+def _words(transcript: Transcript, served: ServedModel) -> list[WordReply]:
+    if any(segment.text and not segment.words for segment in transcript.segments):
         raise ApiError(
             status=400,
-            message=f"The model {served.name!r} reads {served.model.manifest.takes}, not sounds. "
-            "Choose another from /v1/models.",
-            code="bundle-kind",
-            param="model",
+            message=f"The model {served.name!r} gives no times of words. Ask for those of "
+            "segments, or choose a model with CTC, such as wav2vec 2.0.",
+            code=InputError.code,
+            param="timestamp_granularities[]",
         )
+    return [
+        WordReply(word=word.text, start=word.start, end=word.end)
+        for segment in transcript.segments
+        for word in segment.words
+    ]
 
 
 ENDPOINTS = [

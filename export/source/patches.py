@@ -1,0 +1,194 @@
+"""How an image that keeps its proportions becomes patches, from a checkpoint's image processor."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+
+from ortolan.export.errors import OptionError
+from ortolan.export.source.preprocessing import (
+    BILINEAR,
+    BYTES,
+    INERT,
+    PREPROCESSOR,
+    RESAMPLES,
+    SUFFIXES,
+    Numbers,
+    channel_numbers,
+    processor_values,
+)
+from ortolan.modeling.config import EncoderConfig, GridInput, GridPositions
+from ortolan.runtime.bundle.sources import PatchSource
+
+ON = ("do_resize", "do_rescale", "do_normalize")
+"""Steps that are always done."""
+
+DERIVED = ("size", "do_pad", "max_num_patches")
+"""Keys of LFM2-VL that change nothing: sizes follow from others, and no image is padded."""
+
+
+class PatchProcessor(msgspec.Struct, frozen=True, kw_only=True):
+    """The keys that are read, with the defaults that image processors share."""
+
+    patch_size: int | None = None
+    encoder_patch_size: int | None = None
+    resample: int = BILINEAR
+    rescale_factor: float = BYTES
+    image_mean: Numbers = 0.5
+    image_std: Numbers = 0.5
+    do_convert_rgb: bool = False
+    max_num_patches: int | None = None
+    downsample_factor: int | None = None
+    min_image_tokens: int | None = None
+    max_image_tokens: int | None = None
+    do_image_splitting: bool | None = None
+    tile_size: int | None = None
+    min_tiles: int | None = None
+    max_tiles: int | None = None
+    max_pixels_tolerance: float | None = None
+    use_thumbnail: bool | None = None
+
+    @property
+    def cuts(self) -> bool:
+        """Whether large images are cut into tiles."""
+        return bool(self.do_image_splitting) and (self.min_tiles, self.max_tiles) != (1, 1)
+
+
+IMAGENET_MEAN, IMAGENET_STD = 0.5, 0.5
+"""Of transformers' `IMAGENET_STANDARD_MEAN` and `IMAGENET_STANDARD_STD`."""
+
+PROCESSORS: Mapping[str, PatchProcessor] = {
+    "Lfm2Vl": PatchProcessor(
+        encoder_patch_size=16,
+        image_mean=IMAGENET_MEAN,
+        image_std=IMAGENET_STD,
+        downsample_factor=2,
+        min_image_tokens=64,
+        max_image_tokens=256,
+        do_image_splitting=True,
+        tile_size=512,
+        min_tiles=2,
+        max_tiles=10,
+        max_pixels_tolerance=2.0,
+        use_thumbnail=True,
+    ),
+    "Siglip2": PatchProcessor(patch_size=16, max_num_patches=256),
+}
+"""Defaults of the image processors of transformers, by the start of their class names."""
+
+PROCESSOR_OF: Mapping[str, str] = {"lfm2_vl": "Lfm2Vl"}
+"""Image processor of a `model_type` whose file names none; of other models, `Siglip2`."""
+
+
+def patch_source(config: EncoderConfig, folder: Path | None) -> PatchSource:
+    """The input of an encoder of images that keep their proportions.
+
+    Args:
+        config: of the encoder.
+        folder: of the checkpoint; without one, or without the file, the defaults of the model's
+            image processor apply.
+
+    Raises:
+        OptionError: the file cannot be read, has unknown keys or values out of range, or belongs
+            to another model.
+        TypeError: the encoder reads something else.
+    """
+    source = config.input
+    if not isinstance(source, GridInput):
+        raise TypeError("expected an encoder of patches")
+    processor = read_patch_processor(config, folder)
+    sides = processor.patch_size or processor.encoder_patch_size, processor.downsample_factor or 1
+    if sides != (source.patch_size, source.merge):
+        raise _error(
+            f"patches of {source.patch_size} pixels and a downsample_factor of {source.merge}, as "
+            "in config.json",
+            f"{sides[0]} and {sides[1]}",
+        )
+    if not 0 <= processor.resample < len(RESAMPLES):
+        raise _error(f"resample from 0 to {len(RESAMPLES) - 1}", processor.resample)
+    fields = {
+        "kind": "patches",
+        "channels": source.channels,
+        "patch": source.patch_size,
+        "merge": source.merge,
+        "frames": source.frames,
+        "layout": source.layout,
+        "mean": channel_numbers("image_mean", processor.image_mean, source.channels),
+        "std": channel_numbers("image_std", processor.image_std, source.channels),
+        "scale": processor.rescale_factor,
+        "resample": RESAMPLES[processor.resample],
+        **_sizes(processor, source),
+    }
+    if processor.do_convert_rgb and source.channels == 3:
+        fields["background"] = "white"
+    if isinstance(config.positions, GridPositions):
+        table = config.positions
+        fields["table"] = {"side": table.side, "interpolation": table.interpolation}
+    try:
+        return msgspec.convert(fields, PatchSource)
+    except msgspec.ValidationError as error:
+        raise OptionError(f"{PREPROCESSOR}: {error}. Correct it.") from error
+
+
+def read_patch_processor(config: EncoderConfig, folder: Path | None) -> PatchProcessor:
+    """The keys of a checkpoint's image processor over its defaults.
+
+    Sizes of patches that the file leaves out are those of the model.
+
+    Raises:
+        OptionError: see `patch_source`.
+    """
+    values = {} if folder is None else processor_values(folder)
+    named = str(
+        values.get("image_processor_type") or PROCESSOR_OF.get(config.model_type, "Siglip2")
+    )
+    suffix = next((suffix for suffix in SUFFIXES if named.endswith(suffix)), "")
+    defaults = PROCESSORS.get(named.removesuffix(suffix))
+    if defaults is None:
+        raise _error(f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", named)
+    own = {key for key in PatchProcessor.__struct_fields__ if getattr(defaults, key) is not None}
+    derived = set(DERIVED) if defaults.max_image_tokens is not None else set()
+    unknown = values.keys() - own - derived - INERT - set(ON)
+    if unknown:
+        raise _error(f"keys of {named}", ", ".join(sorted(unknown))[:200])
+    off = [key for key in ON if values.get(key) is False]
+    if off:
+        raise _error(f"{off[0]} true", "false")
+    given = _of_model(defaults, config) | {key: values[key] for key in own if key in values}
+    try:
+        return msgspec.convert(msgspec.structs.asdict(defaults) | given, type=PatchProcessor)
+    except msgspec.ValidationError as error:
+        raise _error("a JSON object of an image processor", str(error)[:200]) from error
+
+
+def _of_model(defaults: PatchProcessor, config: EncoderConfig) -> dict[str, object]:
+    """Defaults that depend on the patches of a model."""
+    if not isinstance(config.input, GridInput):
+        raise TypeError("expected an encoder of patches")
+    size = config.input.patch_size
+    if defaults.encoder_patch_size is None:
+        return {"patch_size": size}
+    tile = (defaults.tile_size or 0) // defaults.encoder_patch_size * size
+    side = config.input.merge
+    return {"encoder_patch_size": size, "downsample_factor": side, "tile_size": tile}
+
+
+def _sizes(processor: PatchProcessor, source: GridInput) -> dict[str, object]:
+    """The most patches of an image, and the rule that chooses its size."""
+    least, most = processor.min_image_tokens, processor.max_image_tokens
+    if least is None or most is None:
+        return {"patches": processor.max_num_patches, "size": {"by": "most_patches"}}
+    square = source.patch_size * source.merge
+    of_tile = ((processor.tile_size or 0) // source.patch_size) ** 2 if processor.cuts else 0
+    return {
+        "patches": max(most * source.merge**2, of_tile),
+        "size": {
+            "by": "whole_squares",
+            "least": least * square**2,
+            "most": most * square**2,
+        },
+    }
+
+
+def _error(expected: str, got: object) -> OptionError:
+    return OptionError(f"{PREPROCESSOR}: expected {expected}, got {got!s:.80}. Correct it.")
