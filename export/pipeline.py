@@ -53,6 +53,7 @@ from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
+from ortolan.runtime.bundle.kinds import BOTH_WAYS, DECODER, PREFILL
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.parts import (
     MTP,
@@ -139,8 +140,14 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
         # recurrent operators leave no products to multiply integers in
         options = replace(options, prefill_precision="float")
     takes_one = model.takes_one or device in model.takes_one_on
+    features = model.features
     return resolve(
-        model.kind, precision=precision, device=device, options=options, takes_one=takes_one
+        model.kind,
+        precision=precision,
+        device=device,
+        options=options,
+        takes_one=takes_one,
+        sees_both_ways=features is not None and features.attention == "both_ways",
     )
 
 
@@ -285,7 +292,10 @@ def _trace(job: Job) -> dict[str, ir.Model]:
     graphs, traced = job.plan.graph_files, dict[str, ir.Model]()
     for number, (role, graph) in enumerate(graphs.items()):
         job.progress("trace", number, len(graphs))
-        traced[role] = tidy(job.model.trace(role, graph, job.plan.dtype))
+        if role == BOTH_WAYS:  # rewritten later (`passes.lower`)
+            traced[role] = traced[PREFILL if PREFILL in traced else DECODER].clone()
+        else:
+            traced[role] = tidy(job.model.trace(role, graph, job.plan.dtype))
     job.progress("trace", len(graphs), len(graphs))
     return traced
 

@@ -27,7 +27,15 @@ from ortolan.export.options import (
     PrefillPrecision,
 )
 from ortolan.export.scheme import Scheme
-from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, KINDS, MAPS_ROLE, PREFILL
+from ortolan.runtime.bundle.kinds import (
+    BOTH_WAYS,
+    DECODE,
+    DECODER,
+    ENCODER,
+    KINDS,
+    MAPS_ROLE,
+    PREFILL,
+)
 from ortolan.runtime.bundle.manifest import Graph
 
 DTYPES: Mapping[Device, Mapping[PrecisionName, torch.dtype]] = {
@@ -160,6 +168,7 @@ class Plan:
         options: as passed by the user.
         auto: how bits are chosen; None where they are fixed.
         takes_one: the decoder reads its tokens one by one.
+        sees_both_ways: vectors of images that the decoder reads see each other.
     """
 
     kind: str
@@ -169,6 +178,7 @@ class Plan:
     options: ExportOptions
     auto: Auto | None = None
     takes_one: bool = False
+    sees_both_ways: bool = False
 
     @property
     def dtype(self) -> torch.dtype:
@@ -240,6 +250,8 @@ class Plan:
         files = {ENCODER: Graph(file="encoder.onnx")} if kind.has_encoder else {}
         if kind.has_decoder:
             files |= self._step_files
+        if self.sees_both_ways:
+            files[BOTH_WAYS] = Graph(file="both_ways.onnx")
         if self.options.attention_maps:
             files[MAPS_ROLE] = Graph(file="attention.onnx")
         return files
@@ -266,6 +278,7 @@ def resolve(
     device: Device = "cpu",
     options: ExportOptions = DEFAULTS,
     takes_one: bool = False,
+    sees_both_ways: bool = False,
 ) -> Plan:
     """Fill in defaults and reject contradictions; see `Plan` for the arguments.
 
@@ -296,6 +309,7 @@ def resolve(
         options=options,
         auto=auto,
         takes_one=takes_one,
+        sees_both_ways=sees_both_ways,
     )
     if quantization is not None and plan.has_standard_products:
         reuse: Reuse = "none" if quantization.reuse == "none" else "plain"
@@ -303,6 +317,7 @@ def resolve(
     _check_graphs(plan)
     _check_prefill(plan)
     _check_cache(plan)
+    _check_both_ways(plan)
     return plan
 
 
@@ -462,6 +477,20 @@ def _check_cache(plan: Plan) -> None:
     ):
         if not fits:
             raise OptionError(f"An int8 cache needs {needed} (got {got}).")
+
+
+def _check_both_ways(plan: Plan) -> None:
+    if not plan.sees_both_ways:
+        return
+    for needed, got, fits in (
+        ("the cpu", plan.device, plan.device == "cpu"),
+        ("fused attention", plan.options.attention, plan.options.attention == "fused"),
+    ):
+        if not fits:
+            raise OptionError(
+                f"Images whose vectors see each other, as this model's do, need {needed} (got "
+                f"{got}). Export its language model alone: --text-only."
+            )
 
 
 def _check_auto(auto: Auto, device: Device, options: ExportOptions) -> None:

@@ -296,6 +296,7 @@ class Decoder(ChatModel, Model):
             MissingExtraError: a package that reads sounds, or Jinja, is not installed.
             NumericError: the logits are not finite.
         """
+
         def answer(
             samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
         ) -> Completion:

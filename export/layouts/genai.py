@@ -28,7 +28,7 @@ from ortolan.export.passes.window_states import WholeStates
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LOGITS, PAST, PRESENT, state_names
-from ortolan.runtime.bundle.kinds import DECODER, MAPS_ROLE
+from ortolan.runtime.bundle.kinds import DECODER, ON_DEMAND
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.staging import BusyError, Place, staged
 
@@ -142,7 +142,7 @@ def check_convertible(bundle: Bundle) -> None:
         raise _rejected("a decoder of text", "one that reads images", "It has no such layout.")
     if manifest.kind != "decoder":
         raise _rejected("a decoder", manifest.kind, "Other kinds have no such layout.")
-    split = set(manifest.graphs) - {MAPS_ROLE} != {DECODER}
+    split = set(manifest.graphs) - ON_DEMAND != {DECODER}
     _check_choices(manifest.devices[0], manifest.attention, "split" if split else "unified")
     _check_states(bundle)
     if manifest.hidden is not None:

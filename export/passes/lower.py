@@ -7,6 +7,7 @@ import onnx_ir as ir
 from onnx_ir.passes import common
 
 from ortolan.export.errors import OptionError
+from ortolan.export.passes.both_ways import BothWays
 from ortolan.export.passes.plain_attention import PlainAttention
 from ortolan.export.passes.plain_convolutions import PlainConvolutions
 from ortolan.export.passes.plain_products import PlainProducts
@@ -20,7 +21,7 @@ from ortolan.export.quantize.schemes import is_block
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Plan
 from ortolan.export.values import static_shape
-from ortolan.runtime.bundle.kinds import ENCODER, KINDS, MAPS_ROLE, PREFILL
+from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, KINDS, MAPS_ROLE, PREFILL
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,11 +48,13 @@ def lower(graphs: Mapping[str, ir.Model], plan: Plan, schemes: Mapping[str, Sche
         schemes: of the low-bit weights.
 
     Raises:
-        OptionError: experts in portable graphs or for WebGPU, or no products for
-            `prefill_precision`.
+        OptionError: experts in portable graphs or for WebGPU, no products for
+            `prefill_precision`, or attention that cannot see both ways.
     """
     models = list(graphs.values())
     _refuse_experts(models, plan)
+    if BOTH_WAYS in graphs:
+        BothWays()(graphs[BOTH_WAYS])
     if plan.options.attention == "portable":
         for model in models:
             PlainConvolutions()(model)

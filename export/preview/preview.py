@@ -130,9 +130,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
 
 
 def _part(model: Exportable) -> Part:
-    return Part(
-        layers=_layers(model.module), width=width_of(model), parameters=count(model.module)
-    )
+    return Part(layers=_layers(model.module), width=width_of(model), parameters=count(model.module))
 
 
 def _layers(module: nn.Module) -> dict[str, int]:

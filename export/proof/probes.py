@@ -9,7 +9,8 @@ encoder-decoder             16 held-out pairs, or sources that grow while target
                             encoder of sounds, as many sounds
 a user's own module         one more text over its whole context
 a decoder with windows      one more text, after which its rows have moved
-a decoder that reads images one more text, in which vectors replace some tokens
+a decoder that reads images one more text, in which vectors replace some tokens; with windows, and
+                            vectors that see each other, another one beyond the windows
 """
 
 from collections.abc import Mapping, Sequence
@@ -214,20 +215,26 @@ def make_probes(
     longest = max(whole_tokens(model) if model.is_own else 0, window_tokens(model) * windows)
     probes = _single_probes(model, data, LENGTHS[proof], longest)
     if model.features is not None:
-        probes.append(_illustrated(model, model.features, probes[-1], len(probes)))
+        text = probes[-1]
+        probes.append(_illustrated(model, model.features, text, len(probes), SURROUNDING))
+        if model.together > 1 and window_tokens(model) * windows:
+            probes.append(
+                _illustrated(model, model.features, text, len(probes), model.context_length)
+            )
     return probes
 
 
 def _illustrated(
-    model: Exportable, features: Features, text: ProbeInput, number: int
+    model: Exportable, features: Features, text: ProbeInput, number: int, most: int
 ) -> ProbeInput:
-    """A text with vectors in two places."""
+    """A text of at most `most` tokens with vectors in two places."""
     if text.token_ids is None:
         raise TypeError("expected a text")
     count = min(VECTORS, model.context_length // 2)
-    words = text.token_ids[: max(1, model.context_length - count)][:SURROUNDING]
+    words = text.token_ids[: max(1, model.context_length - count)][:most]
     words = np.where(words == features.token, words[0], words)
-    first, last = words[: len(words) // 2], words[len(words) // 2 :]
+    half = max(len(words) // 2, len(words) - SURROUNDING // 2)
+    first, last = words[:half], words[half:]
     placeholders = np.full(count, features.token, np.int64)
     halves = placeholders[: count // 2], placeholders[count // 2 :]
     middle = last[:1]
@@ -271,7 +278,7 @@ def whole_tokens(model: Exportable) -> int:
 
 def window_tokens(model: Exportable) -> int:
     """Tokens of the probe over a window; 0 without windows, or where it would take too long."""
-    window = window_of(model.states("float32"), model.context_length)
+    window = window_of(model.states("float32"), model.context_length, together=model.together)
     if window is None:
         return 0
     tokens = min(window.kept + window.step + WINDOW_TAIL, model.context_length)

@@ -109,8 +109,10 @@ def open_exportable(
         raise OptionError(
             "mtp needs a family of Ortolan; transformers traces no head. Leave out --via, or mtp."
         )
-    elif not is_causal_class(checkpoint.values):
-        check_architecture(checkpoint.values, None)
+    else:
+        checkpoint = checkpoint.of_text()
+        if not is_causal_class(checkpoint.values):
+            check_architecture(checkpoint.values, None)
     return open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
@@ -173,7 +175,7 @@ def unknown_keys_of(checkpoint: Checkpoint, via: Via | None) -> tuple[str, ...]:
     """
     check_known_task(checkpoint.values)
     if way_of(checkpoint, via) == "transformers":
-        return unread_keys(checkpoint.values)
+        return unread_keys(checkpoint.of_text().values)
     with _advised(checkpoint, via):
         texts = () if checkpoint.texts is None else unknown_keys(checkpoint.texts)
         return tuple(sorted({*unknown_keys(checkpoint), *texts}))

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cache, partial
 from hashlib import sha256 as new_sha256
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Literal, TypeVar, cast
 
 import msgspec
 import onnx_ir as ir
@@ -27,7 +27,7 @@ from ortolan.export.source.patches import patch_source, size_notes
 from ortolan.export.source.preprocessing import image_source
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
-from ortolan.export.source.tiles import VECTOR_TEXTS, tiles_of
+from ortolan.export.source.tiles import WRAPPINGS, tiles_of
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -47,7 +47,7 @@ from ortolan.modeling.checkpoint.folder import (
     read_config_keys,
 )
 from ortolan.modeling.checkpoint.sentence_head import Prompts, max_tokens, read_prompts
-from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
+from ortolan.modeling.checkpoint.text_tower import FEATURE_ATTENTION, FEATURE_TOKEN
 from ortolan.modeling.config import (
     AudioInput,
     ChunkedAudioInput,
@@ -57,6 +57,7 @@ from ortolan.modeling.config import (
     EmbeddingHead,
     EncoderConfig,
     EncoderDecoderConfig,
+    FeatureAttention,
     FeatureHead,
     GridInput,
     GridPositions,
@@ -159,18 +160,18 @@ def _reading(
         vectors=config.vectors,
         encoder=UNBUILT,
         tiles=tiles_of(config, tower.folder),
-        **_placing(text, config.model_type),
+        wrapping=WRAPPINGS.get(config.model_type, msgspec.UNSET),
+        attention=cast(FeatureAttention, whole.values.get(FEATURE_ATTENTION, "causal")),
+        positions=_counting(text),
     )
     dictation = DICTATIONS.get(config.model_type)
     notes = size_notes(config, tower.folder)
     return replace(model, features=features, media=encoder, dictation=dictation, notes=notes)
 
 
-def _placing(config: ModelConfig, model_type: str) -> dict[str, Any]:
-    """How a decoder counts vectors, and the texts around them."""
-    texts = VECTOR_TEXTS.get(model_type, {})
-    has_axes = isinstance(config, DecoderConfig) and config.has_axes
-    return {"positions": "grid", **texts} if has_axes else dict(texts)
+def _counting(config: ModelConfig) -> Literal["sequence", "grid"]:
+    """How a decoder counts the positions of vectors."""
+    return "grid" if isinstance(config, DecoderConfig) and config.has_axes else "sequence"
 
 
 def _sized(config: C, folder: Path) -> C:

@@ -39,6 +39,9 @@ INERT = frozenset(
         *("data_format", "input_data_format", "device", "return_tensors", "disable_grouping"),
         *("image_seq_length", "model_input_names", "_valid_processor_keys"),
         *("return_row_col_info", "video_sampling"),
+        # do_pan_and_scan, without which these do nothing, is refused
+        *("pan_and_scan_min_crop_size", "pan_and_scan_max_num_crops"),
+        "pan_and_scan_min_ratio_to_activate",
     }
 )
 """Keys that do not change the pixels of a single image."""
@@ -121,6 +124,7 @@ PROCESSORS: Mapping[str, Processor] = {
         crop_size={"height": 224, "width": 224},
         do_center_crop=True,
     ),
+    "Gemma3": Processor(resample=BILINEAR, size={"height": 224, "width": 224}, do_convert_rgb=True),
     "Siglip": Processor(
         size={"height": 224, "width": 224}, do_convert_rgb=True, default_to_square=False
     ),
@@ -143,6 +147,7 @@ PROCESSOR_OF: Mapping[str, str] = {
     "clip_vision_model": "CLIP",
     "deit": "DeiT",
     "dinov2": "Bit",
+    "gemma3": "Gemma3",
     "idefics3": "Idefics3",
     "internvl": "GotOcr2",
     "siglip": "Siglip",

@@ -16,7 +16,7 @@ from ortolan.export.source.preprocessing import (
 )
 from ortolan.modeling.config import EncoderConfig, GridInput, PatchInput
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles
+from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles, Wrapping
 
 _NUMBERED = {
     "tile": "<fake_token_around_image><row_{row}_col_{column}>",
@@ -41,10 +41,22 @@ TILE_TEXTS: Mapping[str, Mapping[str, str]] = {
 }
 """Texts around the vectors of tiles, as a `model_type` learned them; others read no tiles."""
 
-_QWEN = {"before": "<|vision_start|>", "after": "<|vision_end|>"}
+_QWEN = Wrapping(
+    marker="<|vision_start|><|image_pad|><|vision_end|>",
+    before="<|vision_start|>",
+    after="<|vision_end|>",
+)
 
-VECTOR_TEXTS: Mapping[str, Mapping[str, str]] = {"qwen3_5": _QWEN, "qwen3_vl": _QWEN}
-"""Texts around the vectors of an image that chat templates write, by `model_type`."""
+WRAPPINGS: Mapping[str, Wrapping] = {
+    "gemma3": Wrapping(
+        marker="<start_of_image>",
+        before="\n\n<start_of_image>",
+        after="<end_of_image>\n\n",
+    ),
+    "qwen3_5": _QWEN,
+    "qwen3_vl": _QWEN,
+}
+"""Texts around an image that is read as a whole, as a `model_type` learned them."""
 
 ALWAYS_CUT = frozenset({"internvl"})
 """Types whose processor in transformers cuts images even if `crop_to_patches` is false."""

@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ortolan.modeling.checkpoint.text_tower import FEATURE_TOKEN
+from ortolan.modeling.checkpoint.text_tower import FEATURE_ATTENTION, FEATURE_TOKEN
+from ortolan.modeling.config.base import FeatureAttention
 from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
 
 Values = Mapping[str, object]
@@ -34,6 +35,7 @@ class Kind:
         default_token: that id where the config leaves it out.
         tower: prefix of the encoder's tensors.
         projections: names of the layers that give vectors for the language model, in order.
+        matrix: name of a tensor that is the only such layer, without a bias.
         norm: name of the norm before them, if there is one.
         layer: the encoder's layer that the language model reads, by default; None if it always
             reads the last.
@@ -42,19 +44,22 @@ class Kind:
         prefix: of the encoder's tensors on its own.
         sections: pairs of channels that time, rows and columns rotate in the language model, where
             its config does not say; None if a token has one position.
+        attention: which vectors of an image a vector attends to in the language model.
     """
 
     encoders: tuple[str, ...]
     token: str
     default_token: int
     tower: str
-    projections: tuple[str, ...]
+    projections: tuple[str, ...] = ()
+    matrix: str | None = None
     norm: str | None = None
     layer: int | None = None
     implied: Values = field(default_factory=dict)
     config: str = "vision_config"
     prefix: str = PREFIX
     sections: tuple[int, ...] | None = None
+    attention: FeatureAttention = "causal"
 
 
 _CONNECTED: dict[str, Any] = {
@@ -79,6 +84,22 @@ _QWEN_VISION: dict[str, Any] = {
 }
 
 KINDS: Mapping[str, Kind] = {
+    "gemma3": Kind(
+        encoders=(_SIGLIP,),
+        token="image_token_index",
+        default_token=262_144,
+        tower="vision_tower.",
+        matrix="multi_modal_projector.mm_input_projection_weight",
+        norm="multi_modal_projector.mm_soft_emb_norm",
+        implied={
+            "model_type": _SIGLIP,
+            "hidden_size": 768,
+            "num_attention_heads": 12,
+            "num_hidden_layers": 12,
+            "image_size": 224,
+        },
+        attention="both_ways",
+    ),
     "llava": Kind(
         encoders=(_CLIP, _SIGLIP),
         token="image_token_index",
@@ -182,6 +203,8 @@ def media_tower(values: Values) -> MediaTower | None:
 
     def rename(name: str) -> str | None:
         name = name.removeprefix("model.")
+        if name == kind.matrix:
+            return "projections.0.weight"
         layer, _, parameter = name.rpartition(".")
         if layer in kind.projections:
             return f"projections.{kind.projections.index(layer)}.{parameter}"
@@ -196,6 +219,8 @@ def media_tower(values: Values) -> MediaTower | None:
         return f"{kind.prefix}{rest.removeprefix(kind.prefix)}"
 
     added: dict[str, object] = {FEATURE_TOKEN: token}
+    if kind.attention != "causal":
+        added[FEATURE_ATTENTION] = kind.attention
     if kind.sections is not None:
         rope = text.get("rope_scaling") or text.get("rope_parameters")
         sections = rope.get("mrope_section") if isinstance(rope, dict) else None

@@ -46,7 +46,10 @@ TOWERS = (
 FEATURE_TOKEN = "feature_token_id"
 """Key that is added to the config of a language model that reads vectors of images."""
 
-OF_MEDIA = (FEATURE_TOKEN, ROTARY_SECTIONS, FEATURE_PARTS)
+FEATURE_ATTENTION = "feature_attention"
+"""Key that is added if these vectors attend to each other in both directions."""
+
+OF_MEDIA = (FEATURE_TOKEN, FEATURE_ATTENTION, ROTARY_SECTIONS, FEATURE_PARTS)
 """All keys that are added to the config of a language model that reads vectors."""
 
 SPECIAL_IDS = ("bos_token_id", "eos_token_id", "pad_token_id")

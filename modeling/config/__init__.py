@@ -1,6 +1,6 @@
 """A transformer as data: frozen dataclasses, a field for every behaviour."""
 
-from ortolan.modeling.config.base import ModelConfig
+from ortolan.modeling.config.base import FeatureAttention, ModelConfig
 from ortolan.modeling.config.block import (
     AttentionConfig,
     BlockConfig,
@@ -99,6 +99,7 @@ __all__ = [
     "EncoderConfig",
     "EncoderDecoderConfig",
     "EndToken",
+    "FeatureAttention",
     "FeatureHead",
     "FeedForwardConfig",
     "GatedDeltaConfig",

@@ -204,7 +204,9 @@ class FeatureHead:
         projections: of each vector, in order.
         pixel_shuffle: side of the squares of patches whose vectors are joined before the
             projections (Laurençon et al. 2024, "Idefics3").
-        norm: of the joined vectors; None without one.
+        average: side of the squares of patches whose vectors are averaged before the projections
+            (Gemma Team 2025, "Gemma 3").
+        norm: of the joined or averaged vectors; None without one.
         early: numbers of layers, from 1 on, whose output gives further parts of each vector, in
             order, through a norm and projections of their own (Meng et al. 2024, "DeepStack").
         early_norm: of the joined vectors of these layers.
@@ -213,6 +215,7 @@ class FeatureHead:
     skipped: int
     projections: tuple[Projection, ...]
     pixel_shuffle: int = 1
+    average: int = 1
     norm: NormConfig | None = None
     early: tuple[int, ...] = ()
     early_norm: NormConfig | None = None
@@ -223,8 +226,15 @@ class FeatureHead:
         return (1 + len(self.early)) * self.projections[-1].width
 
     def __post_init__(self) -> None:
-        if not self.projections or self.skipped < 0 or self.pixel_shuffle < 1:
+        if not self.projections or self.skipped < 0 or min(self.pixel_shuffle, self.average) < 1:
             raise ConfigError("head: features need a projection to the width of the decoder.")
+        if self.pixel_shuffle > 1 and self.average > 1:
+            raise ConfigError("head: squares are either joined or averaged. Set one of them to 1.")
+
+    @property
+    def square(self) -> int:
+        """Side of the squares of patches that become one vector."""
+        return self.pixel_shuffle * self.average
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -186,7 +186,7 @@ class EncoderConfig(StackConfig):
         """Most vectors that the head gives for a sequence, or those for an image."""
         if not isinstance(self.head, FeatureHead):
             return self.context_length
-        return (self.context_length - self.head.skipped) // self.head.pixel_shuffle**2
+        return (self.context_length - self.head.skipped) // self.head.square**2
 
     def __post_init__(self) -> None:
         StackConfig.__post_init__(self)
@@ -225,7 +225,7 @@ class EncoderConfig(StackConfig):
     def _check_features(self) -> None:
         if not isinstance(self.head, FeatureHead):
             return
-        side, early = self.head.pixel_shuffle, self.head.early
+        side, early = self.head.square, self.head.early
         if [*early] != sorted({*early} & {*range(1, len(self.blocks) + 1)}):
             raise ConfigError(
                 f"head: early layers must be from 1 to {len(self.blocks)}, in order (got "
@@ -239,6 +239,11 @@ class EncoderConfig(StackConfig):
         if side == 1:
             return
         if isinstance(self.input, GridInput):
+            if self.head.average > 1:
+                raise ConfigError(
+                    "head: patches of an image in its own proportions are joined, not averaged. "
+                    "Set average to 1."
+                )
             if side != self.input.merge or self.head.skipped:
                 raise ConfigError(
                     f"head: squares of {side} by {side} patches must be those of the input (got "
@@ -250,7 +255,8 @@ class EncoderConfig(StackConfig):
         if self.head.skipped != tokens or any(count % side for count in grid):
             raise ConfigError(
                 f"head: squares of {side} by {side} patches must fill the image (got "
-                f"{grid[0]} by {grid[1]} patches). Check scale_factor or downsample_ratio."
+                f"{grid[0]} by {grid[1]} patches). Check scale_factor, downsample_ratio or "
+                "mm_tokens_per_image."
             )
 
 

@@ -181,6 +181,7 @@ class ConfigReader:
             "eos_token_ids": self.token_ids("eos_token_id"),
             "pad_token_id": self.get("pad_token_id", int, None),
             "feature_token_id": self.get("feature_token_id", int, None),
+            "feature_attention": self.get("feature_attention", str, "causal"),
         }
 
     def numbers(self, key: str) -> tuple[float, ...]:

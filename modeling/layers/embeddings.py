@@ -264,6 +264,18 @@ class Features(NamedTuple):
         positions = None if grids is None else image_positions(input_ids, token, grids)
         return cls(torch.cat((torch.zeros_like(vectors[:1]), vectors)), rows, positions)
 
+    def reach(self, positions_BS: Tensor) -> Tensor:
+        """Last position that each token sees if adjacent vectors see each other, int64 `(B, S)`.
+
+        Args:
+            positions_BS: positions of the tokens, `(B, S)` or `(1, S)`.
+        """
+        places_S = torch.arange(self.rows.shape[1], device=self.rows.device)
+        texts_BS = torch.where(self.rows >= 1, self.rows.shape[1], places_S)
+        next_text_BS = texts_BS.flip(1).cummin(1).values.flip(1)
+        last_BS = torch.where(self.rows >= 1, next_text_BS - 1, places_S)
+        return positions_BS + last_BS - places_S
+
     def at_tokens(self, width: int, dtype: torch.dtype) -> "TokenFeatures":
         """The vectors at the tokens, in parts of `width`."""
         vectors_BSF = F.embedding(self.rows, self.vectors).to(dtype)

@@ -268,12 +268,14 @@ class Features(nn.Module):
         return torch.cat((self(x_BTE, None), *parts), -1)
 
     def forward(self, x_BTE: Tensor, lengths: Tensor | None) -> Tensor:
-        """`(B, T, E)` to `(B, (T - skipped) / pixel_shuffle ** 2, width)`, without lengths."""
+        """`(B, T, E)` to `(B, (T - skipped) / square ** 2, width)`, without lengths."""
         x_BPE = x_BTE[:, self.config.skipped :]
         if self.grid is None:  # patches of a square follow each other
             x_BPE = x_BPE.reshape(1, -1, x_BPE.shape[-1] * self.config.pixel_shuffle**2)
         elif self.config.pixel_shuffle > 1:
             x_BPE = pixel_shuffle(x_BPE, self.grid, self.config.pixel_shuffle)
+        elif self.config.average > 1:
+            x_BPE = average(x_BPE, self.grid, self.config.average)
         x_BPE = self.norm(x_BPE)
         linears = cast(Iterable[nn.Linear], self.projections)
         for dense, layer in zip(linears, self.config.projections, strict=True):
@@ -302,6 +304,14 @@ def pixel_shuffle(x_BPE: Tensor, grid: tuple[int, int], side: int) -> Tensor:
     width = x_BPE.shape[-1]
     squares = x_BPE.view(-1, rows, side, columns, side, width).transpose(2, 3)
     return squares.reshape(-1, rows * columns, width * side**2)
+
+
+def average(x_BPE: Tensor, grid: tuple[int, int], side: int) -> Tensor:
+    """Average the vectors of squares of patches, row by row: `(B, P / side ** 2, E)`."""
+    rows, columns = grid[0] // side, grid[1] // side
+    width = x_BPE.shape[-1]
+    squares = x_BPE.view(-1, rows, side, columns, side, width)
+    return squares.mean((2, 4)).reshape(-1, rows * columns, width)
 
 
 def _projections(layers: Sequence[Projection], width: int) -> nn.ModuleList:

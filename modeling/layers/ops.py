@@ -107,7 +107,7 @@ def attention(
     plain = sinks is None and relative is None and spec.sliding_window is None
     if not (plain and has_kernel(spec)):
         positions = torch.arange(length, device=q_BHSD.device)
-        allowed = visible(positions[None], length, spec)
+        allowed = visible(positions[None], length, spec, _reach(relative))
     return _joined(
         attend(q_BHSD, k_BKSD, v_BKSU, spec, relative=relative, allowed=allowed, sinks=sinks)
     )
@@ -134,7 +134,8 @@ def attention_weights(
         k_BKSD = rotate(k_BKSD, angles_SR)
     allowed = None if lengths is None else inside(lengths, length)
     if spec.causal:
-        allowed = visible(torch.arange(length, device=q_BHSD.device)[None], length, spec)
+        positions = torch.arange(length, device=q_BHSD.device)
+        allowed = visible(positions[None], length, spec, _reach(relative))
     return weigh(q_BHSD, k_BKSD, spec, relative, allowed, sinks)
 
 
@@ -180,7 +181,7 @@ def cached_attention(
     )
     reach = step.reach(past.key.shape[2])
     k_BKTD, v_BKTU = (buffer[:, :, :reach] for buffer in present)
-    allowed = visible(positions_BS, reach, spec)
+    allowed = visible(positions_BS, reach, spec, _reach(relative))
     out_BHSU = attend(q_BHSD, k_BKTD, v_BKTU, spec, relative=relative, allowed=allowed, sinks=sinks)
     return _joined(out_BHSU), present
 
@@ -348,6 +349,10 @@ def _at(rotary: Rotary, positions_BS: Tensor) -> Rotary:
     """Angles at the given positions, `(B, 1, S, R/2)`."""
     cos, sin = (table[positions_BS][:, None] for table in rotary[:2])
     return rotary._replace(cos=cos, sin=sin)
+
+
+def _reach(relative: Relative | None) -> Tensor | None:
+    return None if relative is None else relative.reach
 
 
 def _has_node(spec: AttentionConfig, rotary: Rotary | None, relative: Relative | None) -> bool:

@@ -22,12 +22,14 @@ class Relative(NamedTuple):
         rows: row of a distance table per query and key, int64 `(B, S, T)` or `(1, S, T)`.
         keys: vectors added to the keys, `(M, D)`.
         buckets: row of a bias table per distance, int64 `(M,)`.
+        reach: last position that each query sees, int64 `(B, S)`; None for its own position.
     """
 
     bias: Tensor | None = None
     rows: Tensor | None = None
     keys: Tensor | None = None
     buckets: Tensor | None = None
+    reach: Tensor | None = None
 
     def by(self, table: nn.Embedding) -> "Relative":
         """Look up the bias of each distance in a table `(buckets, heads)`.
@@ -39,7 +41,7 @@ class Relative(NamedTuple):
             raise TypeError("a bias table needs the bucket of every distance")
         by_distance_MH = table(self.buckets)
         added = F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2)
-        return Relative(bias=add(self.bias, added))
+        return Relative(bias=add(self.bias, added), reach=self.reach)
 
 
 def window_bias(positions_BS: Tensor, keys: int, window: int, dtype: torch.dtype) -> Tensor:
@@ -135,11 +137,20 @@ def _masked(bias: Tensor | None, allowed: Tensor | None) -> Tensor | None:
     return bias.masked_fill(~allowed, float("-inf"))
 
 
-def visible(positions_BS: Tensor, keys: int, spec: AttentionConfig) -> Tensor:
-    """Slots that each new token may see, bool `(B, 1, S, keys)`."""
+def visible(
+    positions_BS: Tensor, keys: int, spec: AttentionConfig, reach_BS: Tensor | None = None
+) -> Tensor:
+    """Slots that each new token may see, bool `(B, 1, S, keys)`.
+
+    Args:
+        positions_BS: positions of the new tokens.
+        keys: number of slots.
+        spec: window.
+        reach_BS: the last position that each token sees; None for its own.
+    """
     slots = torch.arange(keys, device=positions_BS.device)
     distance = positions_BS[:, None, :, None] - slots
-    allowed = distance >= 0
+    allowed = distance >= 0 if reach_BS is None else slots <= reach_BS[:, None, :, None]
     if spec.sliding_window is not None:
         allowed = allowed & (distance < spec.sliding_window)
     return allowed

@@ -51,7 +51,7 @@ from ortolan.modeling.layers.heads import (
     lengths_to_end,
 )
 from ortolan.modeling.layers.heads import Features as FeatureHeadLayers
-from ortolan.modeling.layers.ops import select
+from ortolan.modeling.layers.ops import Relative, select
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.recurrent import RecurrentModel
 from ortolan.modeling.models.stack import Stack
@@ -128,7 +128,7 @@ class DecoderModel(Stack):
         positions = torch.arange(input_ids.shape[1], device=input_ids.device)[None]
         vectors = self._vectors(features)
         x_BSE = self._embed(input_ids, positions, vectors, previous_BSE)
-        relative = self.relative(positions, input_ids.shape[1])
+        relative = self._reaching(self.relative(positions, input_ids.shape[1]), features, positions)
         lengths = None if source is None else source.lengths
         angles = self.angles(None if features is None else features.positions)
         added = self._added(vectors)
@@ -191,6 +191,7 @@ class DecoderModel(Stack):
         vectors = self._vectors(features)
         x_BSE = self._embed(input_ids, positions, vectors, previous_BSE)
         relative = self.relative(positions, step.reach(capacity_of(cache)))
+        relative = self._reaching(relative, features, positions)
         lengths = None if source is None else source.lengths
         angles = self.angles(None if features is None else features.positions)
         present = []
@@ -249,6 +250,17 @@ class DecoderModel(Stack):
         """What each block adds to its output: a part of the vectors, or nothing."""
         parts = (block.feature_part for block in self.config.blocks)
         return [features.parts[part] if features and part else None for part in parts]
+
+    def _reaching(
+        self, relative: Relative | None, features: Features | None, positions: Tensor
+    ) -> Relative | None:
+        """The relative positions, with what adjacent vectors see of each other."""
+        # A graph of vectors that see each other is rewritten (export/passes/both_ways.py).
+        if torch.onnx.is_in_onnx_export() or self.config.feature_attention == "causal":
+            return relative
+        if features is None:
+            return relative
+        return (relative or Relative())._replace(reach=features.reach(positions))
 
     def _states(self, source: CrossCache | None) -> Sequence[LayerCache | None]:
         """Keys and values of the source for each layer."""

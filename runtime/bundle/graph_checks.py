@@ -25,7 +25,7 @@ from ortolan.runtime.bundle.interface import (
     WAVE,
     inputs_of,
 )
-from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE
+from ortolan.runtime.bundle.kinds import BOTH_WAYS, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.parts import Features
 from ortolan.runtime.bundle.sources import (
@@ -37,11 +37,19 @@ from ortolan.runtime.bundle.sources import (
     WaveSource,
 )
 from ortolan.runtime.errors import GraphError
-from ortolan.runtime.graph.summary import ExternalTensor, GraphSummary, LocalFunction, Value
+from ortolan.runtime.graph.summary import (
+    AttentionNode,
+    ExternalTensor,
+    GraphSummary,
+    LocalFunction,
+    Value,
+)
 
 __all__ = ["check_graph"]
 
 Shape = tuple[int | str, ...]
+
+_SELF_ATTENTION = "com.microsoft::GroupQueryAttention"
 
 
 def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str) -> None:
@@ -50,12 +58,15 @@ def check_graph(role: str, graph: GraphSummary, manifest: Manifest, *, file: str
     Raises:
         GraphError: an operator is neither in the vocabulary nor in the manifest; a tensor is
             outside the weights of the manifest; a local function is not a known body of a portable
-            bundle; or an input or output is missing, or has another type or size.
+            bundle; an input or output is missing, or has another type or size; or attention sees
+            other tokens than it does in this role.
     """
     _check_operators(file, graph.foreign, manifest)
     _check_external(file, graph.external, manifest)
     for function in graph.functions:
         _check_function(file, function, manifest)
+    if role in STEPPED:
+        _check_attention(file, graph.attention, is_causal=role != BOTH_WAYS)
     _check_values(file, "input", _inputs(role, manifest), graph.inputs)
     _check_values(file, "output", _outputs(role, manifest), graph.outputs)
 
@@ -100,6 +111,16 @@ def _check_function(file: str, function: LocalFunction, manifest: Manifest) -> N
         raise _refused(
             file, "functions that this version of Ortolan exports", f"{name!r}, {function.sha256}"
         )
+
+
+def _check_attention(file: str, nodes: Iterable[AttentionNode], *, is_causal: bool) -> None:
+    for node in nodes:
+        if (
+            node.operator == _SELF_ATTENTION
+            and (node.attributes.get("causal", 1) != 0) != is_causal
+        ):
+            seen = "only tokens before it" if is_causal else "all new tokens"
+            raise _refused(file, f"attention of a token to {seen}", f"another in {node.name!r}")
 
 
 def _inputs(role: str, manifest: Manifest) -> dict[str, tuple[str, Shape]]:

@@ -2,7 +2,7 @@
 
     role                inputs                                             outputs
     decoder, prefill,   STEP_INPUTS, WINDOW_STARTS if a state has a        logits, HIDDEN for a
-    decode              window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
+    decode, both_ways   window, SOURCE_LENGTHS after an encoder, FEATURES  head, states
                         and FEATURE_ROWS if images may replace tokens,
                         POSITIONS if images are grids, PREVIOUS in a
                         head, states
@@ -12,6 +12,8 @@
                         token_type_ids if the model tells texts of a pair
                         apart
     attention           those of the encoder, ids of the decoder           attention maps
+
+The graph `both_ways` takes the vectors of an image that see each other, in one row.
 
 The graph `attention` takes whole texts, images or sounds. Only if the decoder takes one token per
 call does it take one token with its states, and return them.

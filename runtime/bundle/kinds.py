@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from typing import Literal
 
 __all__ = [
+    "BOTH_WAYS",
     "DECODE",
     "DECODER",
     "ENCODER",
     "KINDS",
     "MAPS_ROLE",
+    "ON_DEMAND",
     "OUTPUTS",
     "PREFILL",
     "STEPPED",
@@ -23,11 +25,17 @@ __all__ = [
 ENCODER, DECODER, PREFILL, DECODE = "encoder", "decoder", "prefill", "decode"
 """Roles of graphs: whole sources; steps of any length, long ones (prefill), short ones (decode)."""
 
-STEPPED = frozenset({DECODER, PREFILL, DECODE})
+BOTH_WAYS = "both_ways"
+"""Role of the graph for vectors of an image that attend to each other in both directions."""
+
+STEPPED = frozenset({DECODER, PREFILL, DECODE, BOTH_WAYS})
 """Roles that are called step by step; the other graphs take everything at once."""
 
 MAPS_ROLE = "attention"
 """Role of the optional graph that returns attention maps."""
+
+ON_DEMAND = frozenset({MAPS_ROLE, BOTH_WAYS})
+"""Roles of graphs that are opened when they are first used."""
 
 _UNIFIED, _SPLIT = frozenset({DECODER}), frozenset({PREFILL, DECODE})
 

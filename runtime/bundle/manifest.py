@@ -427,6 +427,12 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return any(state.window is not None for state in self.states)
 
     @property
+    def together(self) -> int:
+        """Most tokens that one call must take: vectors that see each other, or 1."""
+        features = self.features
+        return 1 if features is None or features.attention == "causal" else features.vectors
+
+    @property
     def adaptable_graphs(self) -> dict[str, Graph]:
         """Graphs that run with adapters; these cannot adapt the prefill's products of integers."""
         is_left_out = self.prefill_precision is not None and not self.model_kind.has_encoder

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 import msgspec
 
 from ortolan.runtime import limits
-from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.kinds import BOTH_WAYS, MAPS_ROLE, ON_DEMAND, STEPPED
 from ortolan.runtime.bundle.manifest import NAME, READABLE, SCHEMA, File, Manifest, Speech, State
 from ortolan.runtime.bundle.parts import ClosestShape, Features, Oversized, Tiles
 from ortolan.runtime.bundle.sources import (
@@ -186,20 +186,41 @@ def _check_size(file: File, manifest: Manifest) -> None:
 
 def _check_graphs(manifest: Manifest) -> None:
     roles = manifest.model_kind.graphs
-    if frozenset(manifest.graphs) - {MAPS_ROLE} not in roles:
+    if frozenset(manifest.graphs) - ON_DEMAND not in roles:
         raise _refused(
             f"the graphs {' or '.join(' and '.join(sorted(names)) for names in roles)}",
             ", ".join(sorted(manifest.graphs))[:300] or "none",
         )
+    _check_both_ways(manifest)
     for role, graph in manifest.graphs.items():
         steps = (graph.sequence, graph.min_new_tokens)
-        if role not in STEPPED and steps != (None, 1):
+        if (role not in STEPPED or role == BOTH_WAYS) and steps != (None, 1):
             raise _refused(f"neither `sequence` nor `min_new_tokens` for {role!r}", f"{steps}")
         if graph.sequence is not None and graph.sequence > manifest.context_length:
             raise _refused(
                 f"a sequence within the context of {manifest.context_length} for {role!r}",
                 f"{graph.sequence}",
             )
+
+
+def _check_both_ways(manifest: Manifest) -> None:
+    """Check that vectors see each other if and only if there is a graph for it."""
+    features = manifest.features
+    sees = features is not None and features.attention == "both_ways"
+    if (BOTH_WAYS in manifest.graphs) != sees:
+        raise _refused(
+            f"a graph {BOTH_WAYS!r} if and only if vectors attend {BOTH_WAYS}",
+            f"{'one' if not sees else 'none'}",
+        )
+    if not sees:
+        return
+    if manifest.devices != ("cpu",) or manifest.attention != "fused":
+        raise _refused(
+            "vectors that see each other in bundles of fused attention for the cpu alone",
+            f"{manifest.attention} attention for {', '.join(manifest.devices)}",
+        )
+    if any(state.update != "append" for state in manifest.states):
+        raise _refused("vectors that see each other in a decoder whose states all grow", "others")
 
 
 _SYMBOLS = {"append": ["capacity"], "replace": [], "source": ["source"]}

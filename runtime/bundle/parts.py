@@ -22,6 +22,7 @@ __all__ = [
     "Oversized",
     "TileText",
     "Tiles",
+    "Wrapping",
 ]
 
 VISION, SOUND, MTP, TEXT = "vision", "sound", "mtp", "text"
@@ -128,6 +129,24 @@ class Tiles(
     end: TileText = ""
 
 
+class Wrapping(
+    msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
+):
+    """Texts around the vectors of an image that is read as a whole.
+
+    They are part of the text that the tokenizer encodes, since it may join line breaks.
+
+    Attributes:
+        marker: text that a chat template writes for an image, and that they replace.
+        before: text before the vectors.
+        after: text after them.
+    """
+
+    marker: Annotated[str, Meta(min_length=1, max_length=limits.MAX_TILE_TEXT)]
+    before: TileText = ""
+    after: TileText = ""
+
+
 class Features(
     msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True
 ):
@@ -142,11 +161,12 @@ class Features(
             their proportions, or most of a part of a sound.
         encoder: fingerprint of the encoder's manifest.
         tiles: how images are cut; left out if the encoder reads each as a whole.
+        wrapping: texts around an image that is not cut; left out if there are none.
+        attention: what adjacent vectors see of each other: `causal`, those before, or `both_ways`,
+            all of them; the graph `both_ways` then takes the vectors of an image in one call.
         positions: `sequence` counts vectors like tokens. `grid` gives each token a time, a row and
             a column (Wang et al. 2024, "Qwen2-VL"): the graphs read them, and the text after an
             image goes on where its longer side ends.
-        before: text before an image in a list of parts; chat templates write their own.
-        after: text after it.
     """
 
     token: TokenId
@@ -154,9 +174,9 @@ class Features(
     vectors: Annotated[int, Meta(ge=1, le=limits.MAX_FEATURES)]
     encoder: Sha256
     tiles: Tiles | msgspec.UnsetType = msgspec.UNSET
+    wrapping: Wrapping | msgspec.UnsetType = msgspec.UNSET
+    attention: Literal["causal", "both_ways"] = "causal"
     positions: Literal["sequence", "grid"] = "sequence"
-    before: TileText = ""
-    after: TileText = ""
 
     @property
     def words(self) -> str:

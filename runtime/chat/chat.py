@@ -9,6 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.parts import Wrapping
 from ortolan.runtime.chat.call_frame import Frame, frame_of
 from ortolan.runtime.chat.chat_options import ChatOptions, split
 from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
@@ -24,7 +26,7 @@ from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.sampling_options import Sampling
-from ortolan.runtime.inputs.media import MediaPrompt
+from ortolan.runtime.inputs.media import MediaPrompt, wrapped
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
 __all__ = ["Chat", "Question"]
@@ -67,8 +69,9 @@ class Chat:
         if tokenizer is None:
             raise no_tokenizer("chat")
         source, special_tokens = read_chat_template(bundle, tokenizer)
-        self.template = ChatTemplate(source, tokenizer, special_tokens)
         self._manifest = bundle.manifest
+        images = _images(bundle.manifest, tokenizer)
+        self.template = ChatTemplate(source, tokenizer, special_tokens, images)
         self._showing = cache(tokenizer.showing)
 
     def question(self, messages: Sequence[Message], options: ChatOptions) -> Question:
@@ -173,6 +176,14 @@ class Chat:
         if not missing or options.get("ignore_eos", False):
             return options
         return {**options, "stop_tokens": [*options.get("stop_tokens", ()), *missing]}
+
+
+def _images(manifest: Manifest, tokenizer: Tokenizer) -> tuple[str, str] | None:
+    """What a template writes for an image, and the text that the model reads instead."""
+    features = manifest.features
+    if features is None or not isinstance(features.wrapping, Wrapping):
+        return None
+    return features.wrapping.marker, wrapped(tokenizer.text_of(features.token), features)
 
 
 def _is_reasoning(prompt: Prompt, form: Format) -> bool:

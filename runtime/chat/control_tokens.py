@@ -8,7 +8,7 @@ from ortolan.runtime.chat.provenance import Span
 from ortolan.runtime.errors import ChatError
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
-__all__ = ["encode", "user_spans"]
+__all__ = ["encode", "replaced", "user_spans"]
 
 MAX_ROUNDS = 8
 """Maximum rounds of cuts; a control token that contains others needs one for each."""
@@ -80,6 +80,25 @@ def encode(
         if len(cuts) == before:
             return ids
     raise _uncut(text)
+
+
+def replaced(text: str, spans: list[Span], old: str, new: str) -> tuple[str, list[Span]]:
+    """Replace a text in a prompt, except in the texts of the user; return where these are then."""
+    touches, moved = _touches(spans), 0
+    parts, start, later = list[str](), 0, list(spans)
+    while (place := text.find(old, start)) >= 0:
+        end = place + len(old)
+        is_own = not touches((place, end))
+        parts += [text[start:place], new if is_own else old]
+        if is_own:
+            shift = len(new) - len(old)
+            later = [
+                Span(at.start + shift, at.end + shift) if at.start >= place + moved else at
+                for at in later
+            ]
+            moved += shift
+        start = end
+    return "".join((*parts, text[start:])), later
 
 
 def _encode_part(

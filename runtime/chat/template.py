@@ -6,7 +6,7 @@ from datetime import datetime
 from functools import cached_property
 from typing import Any
 
-from ortolan.runtime.chat.control_tokens import encode, user_spans
+from ortolan.runtime.chat.control_tokens import encode, replaced, user_spans
 from ortolan.runtime.chat.messages import (
     Message,
     PartsError,
@@ -57,6 +57,7 @@ class ChatTemplate:
         source: a Jinja template; or several by name: `default`, and `tool_use` for tools.
         tokenizer: tokenizer of the bundle.
         special_tokens: template variables such as `bos_token`.
+        images: what the template writes for an image, and the text that the model reads instead.
 
     Raises:
         ChatTemplateError: a template is invalid.
@@ -67,6 +68,7 @@ class ChatTemplate:
         source: str | Mapping[str, str],
         tokenizer: Tokenizer,
         special_tokens: Mapping[str, str],
+        images: tuple[str, str] | None = None,
     ) -> None:
         sources = {"default": source} if isinstance(source, str) else dict(source)
         if "default" not in sources:
@@ -77,6 +79,7 @@ class ChatTemplate:
         self._templates = {name: Template(text) for name, text in sources.items()}
         self.tokenizer = tokenizer
         self._special_tokens = dict(special_tokens)
+        self._images = images
         self.control = tokenizer.control_tokens(self.source)
 
     def prompt(
@@ -197,6 +200,8 @@ class ChatTemplate:
         if tag:
             text = _before(text, tag, data["messages"][-1])
             spans = [Span(at.start, min(at.end, len(text))) for at in spans if at.start < len(text)]
+        if self._images is not None:
+            text, spans = replaced(text, spans, *self._images)
         return Prompt(encode(self.tokenizer, self.control, text, spans), text)
 
 

@@ -15,7 +15,15 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS, check_layout
-from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, PREFILL
+from ortolan.runtime.bundle.kinds import (
+    BOTH_WAYS,
+    DECODE,
+    DECODER,
+    ENCODER,
+    MAPS_ROLE,
+    ON_DEMAND,
+    PREFILL,
+)
 from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.engine.attention_kernels import query_heads
 from ortolan.runtime.engine.device import choose_device
@@ -109,8 +117,9 @@ class Engine:
         self._sessions = {
             role: open_session(whole, role, self.threads, packed, self.device, adapt)
             for role in graphs
-            if is_copied or role != MAPS_ROLE
+            if is_copied or role not in ON_DEMAND
         }
+        self._open_later = self._openers(packed, adapt)
         self._copier = None
         if self.device != "cpu":
             written = [s for s in bundle.manifest.states if s.update != "source"]
@@ -201,6 +210,7 @@ class Engine:
             self.manifest.states,
             count=count,
             beams=beams,
+            together=self.manifest.together,
             context_length=self.manifest.context_length,
             identities=self.identities,
             reserved=reserved,
@@ -292,12 +302,41 @@ class Engine:
 
     def open_maps(self) -> None:
         """Open the graph of attention maps, if the bundle has one and it is not open yet."""
+        if MAPS_ROLE in self.manifest.graphs:
+            self._opened(MAPS_ROLE)
+
+    @cached_property
+    def sees_both_ways(self) -> bool:
+        """Whether adjacent vectors of images see each other."""
+        return BOTH_WAYS in self.manifest.graphs
+
+    def both_ways_session(self) -> Any:
+        """Return the onnxruntime session for vectors that see each other. The first call opens it.
+
+        Raises:
+            GraphError: onnxruntime cannot load the graph.
+        """
+        return self._opened(BOTH_WAYS)
+
+    def _openers(
+        self, packed: "Packed | None", adapt: Callable[[bytes], bytes] | None
+    ) -> dict[str, Callable[[], Any]]:
+        """How the graphs that are opened on demand are opened."""
+        later = partial(open_session, self._bundle, threads=self.threads, device=self.device)
+        return {
+            MAPS_ROLE: partial(later, role=MAPS_ROLE, packed=None),
+            BOTH_WAYS: partial(later, role=BOTH_WAYS, packed=packed, adapt=adapt),
+        }
+
+    def _opened(self, role: str) -> Any:
+        """The session of a graph that is opened on demand."""
         with self._lock:
-            if MAPS_ROLE in self.manifest.graphs and MAPS_ROLE not in self._sessions:
+            if role not in self._sessions:
                 self.check_process()
-                session = open_session(self._bundle, MAPS_ROLE, self.threads, None, self.device)
+                session = self._open_later[role]()
                 # a new dictionary: a fork in another thread may be iterating over the old one
-                self._sessions = {**self._sessions, MAPS_ROLE: session}
+                self._sessions = {**self._sessions, role: session}
+            return self._sessions[role]
 
     def _maps_by_token(self, ids_1S: NDArray[Any]) -> dict[str, NDArray[np.float32]]:
         """Attention maps from a graph that takes one token and the states before it."""

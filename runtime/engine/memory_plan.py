@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.kinds import MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.kinds import ON_DEMAND, STEPPED
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.engine.attention_kernels import GRID, chunk_tokens, query_heads, score_bytes
@@ -116,8 +116,7 @@ def plan_memory(
 
     Args:
         manifest: the manifest.
-        graphs: graphs by role; attention maps are loaded on demand, so they count only with
-            `is_copied`.
+        graphs: graphs by role; those that are opened on demand count only with `is_copied`.
         context: tokens per row.
         batch: rows.
         is_packed: packed weights are mapped too (`ortolan pack`).
@@ -125,7 +124,7 @@ def plan_memory(
         device: `cpu`, `webgpu` or `cuda`.
     """
     copies = device == "cpu" and not is_packed
-    loaded = [graph for role, graph in graphs.items() if is_copied or role != MAPS_ROLE]
+    loaded = [graph for role, graph in graphs.items() if is_copied or role not in ON_DEMAND]
     sizes = {file.name: file.size for file in manifest.files}
     weights = sum(sizes[name] for name in manifest.weights)
     packed = sum(_read_bytes(graph) for graph in loaded) if copies else 0
@@ -157,7 +156,8 @@ def plan_memory(
 def _scores(manifest: Manifest, graphs: Iterable[GraphSummary], context: int) -> int:
     """Attention scores of the last chunk of a prompt as long as the context."""
     heads = query_heads(graphs, manifest.states)
-    new_tokens = min(context, chunk_tokens(heads, max(0, context - GRID)))
+    new_tokens = max(chunk_tokens(heads, max(0, context - GRID)), manifest.together)
+    new_tokens = min(context, new_tokens)
     return score_bytes(heads, new_tokens, context)
 
 

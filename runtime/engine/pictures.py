@@ -13,8 +13,8 @@ looks behind them: it gives the graph the vectors, and a placeholder in place of
 import hashlib
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby, islice
 from typing import TYPE_CHECKING, NamedTuple
 from weakref import WeakValueDictionary
 
@@ -27,7 +27,7 @@ from ortolan.runtime.engine.shifts import AXES, Shift
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.parts import Features
 
-__all__ = ["Picture", "Pictures", "Placed"]
+__all__ = ["Picture", "Pictures", "Placed", "run_around", "runs"]
 
 FIRST = 1 << 62
 """The lowest id of a vector."""
@@ -80,6 +80,27 @@ class Placed(NamedTuple):
     rows: NDArray[np.int64]
     positions: NDArray[np.int64]
     shifts: Sequence[Shift] = ()
+
+
+def runs(ids: Sequence[int]) -> Iterator[slice]:
+    """Split ids of a prompt into places of tokens and of adjacent vectors, in turn."""
+    start = 0
+    for _, run in groupby(ids, lambda own: own >= FIRST):
+        stop = start + sum(1 for _ in run)
+        yield slice(start, stop)
+        start = stop
+
+
+def run_around(ids: Sequence[int], place: int) -> slice:
+    """Places of the adjacent vectors that a cut before `place` divides; empty if there are none."""
+    if not 0 < place < len(ids) or min(ids[place - 1], ids[place]) < FIRST:
+        return slice(place, place)
+    start = stop = place
+    while start > 0 and ids[start - 1] >= FIRST:
+        start -= 1
+    while stop < len(ids) and ids[stop] >= FIRST:
+        stop += 1
+    return slice(start, stop)
 
 
 class Pictures:

@@ -12,6 +12,10 @@ its prompt is cut (docs/adr/0021). Kernels sum a single row, or the last of an o
 in another order than rows in pairs. So everything is even: rows of a step, tokens of a chunk (the
 last may be a dummy that the next token overwrites), and positions that need logits.
 
+Vectors of an image that see each other are computed in a call of their own, by another graph
+(docs/adr/0046). Their states do not depend on what follows them, so a row may end within an image:
+the rest of it joins them in the next call.
+
 Some graphs take one token per row and call (docs/adr/0026). A chunk is then one call per token, so
 neither earlier chunks nor other rows can change it.
 
@@ -40,7 +44,7 @@ from ortolan.runtime.bundle.interface import (
     WINDOW_STARTS,
 )
 from ortolan.runtime.engine.attention_kernels import CHUNK, GRID, chunk_tokens
-from ortolan.runtime.engine.pictures import Placed
+from ortolan.runtime.engine.pictures import FIRST, Placed, run_around, runs
 from ortolan.runtime.engine.providers import bind_state, share
 from ortolan.runtime.engine.shifts import AXES
 from ortolan.runtime.engine.slots import Encoded, Slots, Snapshot
@@ -178,8 +182,9 @@ class Runner:
         Raises:
             ContextLengthError: the row would exceed the context; nothing has changed.
         """
-        if len(ids) > self._call_tokens or self._engine.manifest.takes_one:
-            return self._in_calls(row, ids, positions, logits_RV, previous_SE)
+        parts = self._parts(ids)
+        if len(parts) > 1 or self._engine.manifest.takes_one:
+            return self._in_calls(row, ids, parts, positions, logits_RV, previous_SE)
         slots, length = self.slots, self.slots.lengths[row] + len(ids)
         padded_ids, padded_positions = self._padded(ids, positions)
         end = length + len(padded_ids) - len(ids)
@@ -195,7 +200,7 @@ class Runner:
         pictures, start = self._engine.pictures, slots.lengths[row]
         placed = None if pictures is None else pictures.place(padded_ids, self._next(row))
         run = self._bind(
-            self._engine.ort_session(len(padded_ids)),
+            self._session_for(padded_ids),
             slice(row, row + 1),
             np.array([padded_ids], np.int64) if placed is None else placed.ids,
             np.array([end - 1], np.int32),
@@ -225,16 +230,38 @@ class Runner:
         """Ids and positions of a chunk, of even numbers in an exact runner."""
         padded_ids, padded_positions = [*ids], [*positions]
         if self._exact:
-            if not self.slots.replaces:  # a replaced state could not forget the dummy token
+            # a replaced state could not forget the dummy token, and vectors would see it
+            if not (self.slots.replaces or self._see_each_other(ids)):
                 padded_ids += [0] * (len(ids) % 2)
             if len(padded_ids) > 1 or self._engine.decode_tokens > 1:
                 padded_positions += padded_positions[:1] * (len(positions) % 2)
         return padded_ids, padded_positions
 
+    def _see_each_other(self, ids: Sequence[int]) -> bool:
+        """Whether these are vectors that see each other, not tokens."""
+        return self._engine.sees_both_ways and ids[0] >= FIRST
+
+    def _session_for(self, ids: Sequence[int]) -> Any:
+        """The session for a call with these tokens."""
+        if self._see_each_other(ids):
+            return self._engine.both_ways_session()
+        return self._engine.ort_session(len(ids))
+
+    def _parts(self, ids: Sequence[int]) -> list[slice]:
+        """Places of the tokens of each call that a chunk takes."""
+        if not self._engine.sees_both_ways:
+            return _cut(slice(0, len(ids)), self._call_tokens)
+        return [
+            part
+            for run in runs(ids)
+            for part in ([run] if self._see_each_other(ids[run]) else _cut(run, self._call_tokens))
+        ]
+
     def _in_calls(
         self,
         row: int,
         ids: Sequence[int],
+        parts: Sequence[slice],
         positions: Sequence[int],
         logits_RV: NDArray[np.float32] | None,
         previous_SE: NDArray[np.float32] | None,
@@ -246,13 +273,12 @@ class Runner:
         if self._engine.manifest.takes_one:
             self._token_by_token(row, ids, positions, logits_RV)
             return logits_RV
-        size, wanted, hidden = self._call_tokens, np.asarray(positions), []
-        for start in range(0, len(ids), size):
-            part = ids[start : start + size]
-            inside = (wanted >= start) & (wanted < start + len(part))
-            some = (wanted[inside] - start).tolist() or [len(part) - 1]
-            before = None if previous_SE is None else previous_SE[start : start + size]
-            logits = self.chunk(row, part, positions=some, previous_SE=before)
+        wanted, hidden = np.asarray(positions), []
+        for part in parts:
+            inside = (wanted >= part.start) & (wanted < part.stop)
+            some = (wanted[inside] - part.start).tolist() or [part.stop - part.start - 1]
+            before = None if previous_SE is None else previous_SE[part]
+            logits = self.chunk(row, ids[part], positions=some, previous_SE=before)
             hidden.append(self.hidden_SE)
             if inside.any():
                 logits_RV[inside] = logits
@@ -284,9 +310,45 @@ class Runner:
         """
         start = 0
         while start < len(ids):
-            size = min(most, self.chunk_tokens(row))
-            yield start, ids[start : start + size]
-            start += size
+            end = self.chunk_end(row, ids, start, most=most)
+            yield start, ids[start:end]
+            start = end
+
+    def chunk_end(self, row: int, ids: Sequence[int], start: int, *, most: int = GRID) -> int:
+        """Return where the next chunk of a row ends.
+
+        Args:
+            row: the row.
+            ids: tokens or ids of `Picture`.
+            start: index of the next token in `ids`.
+            most: most tokens of the chunk, unless vectors that see each other are more.
+        """
+        end = min(start + min(most, self.chunk_tokens(row)), len(ids))
+        if not self._engine.sees_both_ways:
+            return end
+        cut = run_around(ids, end)
+        return int(cut.start if cut.start > start else cut.stop)
+
+    def settle(self, row: int, prompt: Sequence[int]) -> int:
+        """Prepare a row that holds the start of a prompt for the rest, and return its length.
+
+        If it ends within vectors that see each other, the rest of them are computed in a call of
+        their own. It must be even in an exact runner, and whole where cuts change results; so the
+        row is rewound.
+        """
+        engine, length = self._engine, int(self.slots.lengths[row])
+        if not self._exact or not engine.sees_both_ways:
+            return length
+        cut = run_around(prompt, length)
+        inside = length - cut.start
+        is_even = (cut.stop - cut.start) % 2 == 0
+        is_free = is_even and not engine.depends_on_chunks and not engine.mixes_rows
+        target = length - (inside % 2 if is_free else inside)
+        if target < length:
+            # windows may not reach back that far
+            length = target if target >= self.slots.windows.least(row) else 0
+            self.slots.rewind(length, row=row)
+        return length
 
     def chunk_tokens(self, row: int) -> int:
         """Most new tokens that the next chunk of a row may have."""
@@ -532,6 +594,11 @@ class Runner:
         if not self._engine.is_on_host:
             run = partial(_fed, binding, inputs, run)
         return self.slots.around(rows, run)
+
+
+def _cut(run: slice, size: int) -> list[slice]:
+    """Cut places into parts of at most `size`."""
+    return [slice(start, min(start + size, run.stop)) for start in range(run.start, run.stop, size)]
 
 
 def longest_call(engine: "Engine") -> int:

@@ -60,6 +60,13 @@ def _decoded(engine: Engine, source: Encoded | None) -> list[NDArray[np.float32]
     logits = [runner.chunk(0, ids, positions=range(len(ids)))]
     if len(ids) < context:
         logits.append(runner.chunk(0, ids[:1], positions=[0]))
+    if engine.sees_both_ways and engine.pictures is not None and engine.manifest.features:
+        slots.rewind(0)
+        features = engine.manifest.features
+        shape = min(features.vectors, context), features.size
+        values = np.linspace(-1, 1, shape[0] * shape[1], dtype=np.float32)
+        picture = engine.pictures.hold(values.reshape(shape))
+        logits.append(runner.chunk(0, picture.ids, positions=[shape[0] - 1]))
     return logits
 
 

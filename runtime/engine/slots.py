@@ -99,6 +99,7 @@ class Slots:
         count: int,
         context_length: int,
         beams: int = 1,
+        together: int = 1,
         identities: Sequence[str] = ("",),
         reserved: bool = False,
         place: "Callable[..., HostStates | DeviceStates]" = HostStates,
@@ -112,7 +113,7 @@ class Slots:
         self._states = tuple(state for state in states if state.update != "source")
         self._fixed = [state for state in self._states if state.update == "replace"]
         self.replaces = len(self._fixed) > 0
-        window = window_of(self._states, context_length)
+        window = window_of(self._states, context_length, together=together)
         self.windows = WindowedRows(window, count * beams)
         self.shifts = Shifts(count * beams)
         self._held = place(

@@ -154,8 +154,16 @@ class WindowedRows:
         return slice(end - windowed - self._starts[row], end - self._starts[row])
 
 
-def window_of(states: "Iterable[State]", context_length: int) -> Window | None:
-    """Return the window of a model; `None` if it has none that is worth moving rows for."""
+def window_of(
+    states: "Iterable[State]", context_length: int, *, together: int = 1
+) -> Window | None:
+    """Return the window of a model; `None` if it has none that is worth moving rows for.
+
+    Args:
+        states: of the model.
+        context_length: most tokens of a row.
+        together: tokens that one call must take, as vectors that see each other.
+    """
     windowed = [state for state in states if state.window is not None]
     if not windowed:
         return None
@@ -164,7 +172,7 @@ def window_of(states: "Iterable[State]", context_length: int) -> Window | None:
         size=max(state.window or 0 for state in windowed),
         step=block_tokens(width),
         back=BACK,
-        part=PART,
+        part=max(PART, together),
     )
     return window if window.capacity < context_length else None
 
@@ -188,7 +196,7 @@ def sums_in_blocks(state: "State", *, is_int8: bool) -> bool:
 
 def row_bytes(manifest: "Manifest", tokens: int, rows: int = 1) -> int:
     """Bytes of the growing states of rows that hold this many tokens together."""
-    window = window_of(manifest.states, manifest.context_length)
+    window = window_of(manifest.states, manifest.context_length, together=manifest.together)
     held = tokens if window is None else min(tokens, rows * window.capacity)
     return sum(
         state.unit_bytes * (tokens if state.window is None else held)

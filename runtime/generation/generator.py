@@ -150,14 +150,16 @@ class Generator:
         slot, sequence = self._scheduler.next_prompt()
         started_at, prompt = time.monotonic(), sequence.request.prompt
         conversation, slots = sequence.request.conversation, self._runner.slots
-        start, is_scored = slots.lengths[slot], sequence.request.prompt_logprobs is not None
+        start = self._runner.settle(slot, prompt)
+        is_scored = sequence.request.prompt_logprobs is not None
+        sequence.cached_tokens = min(sequence.cached_tokens, start)
         if start == 0 and self._prefixes is not None and not is_scored:
             # not at admission: the sequence before may just have computed a shared prefix
-            start = self._prefixes.fetch(prompt, slots, slot)
+            self._prefixes.fetch(prompt, slots, slot)
             if conversation is not None:
-                start = self._prefixes.fetch_end(conversation, prompt, slots, slot)
-            sequence.cached_tokens = start
-        end = min(len(prompt), start + self._runner.chunk_tokens(slot))
+                self._prefixes.fetch_end(conversation, prompt, slots, slot)
+            sequence.cached_tokens = start = self._runner.settle(slot, prompt)
+        end = self._runner.chunk_end(slot, prompt, start)
         chunk = prompt[start:end]
         positions = range(len(chunk)) if is_scored else [len(chunk) - 1]
         logits_RV = self._runner.chunk(slot, chunk, positions=positions)

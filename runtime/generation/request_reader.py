@@ -12,7 +12,7 @@ from ortolan.runtime.arguments import checked_integer
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest
 from ortolan.runtime.bundle.sources import AudioSource, WaveSource
-from ortolan.runtime.engine.pictures import Picture
+from ortolan.runtime.engine.pictures import FIRST, Picture, runs
 from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.drafts import Draft, check_draft
 from ortolan.runtime.generation.grammar import GrammarCompiler
@@ -206,7 +206,8 @@ class RequestReader:
 
         Raises:
             BundleKindError: the model does not read them.
-            InputError: there are not as many placeholders as images or sounds, or one is invalid.
+            InputError: there are not as many placeholders as images or sounds, one is invalid, or
+                nothing is between two whose vectors see each other.
         """
         check_media(prompt.media, self._manifest)
         features = self._manifest.features
@@ -222,6 +223,8 @@ class RequestReader:
         left, ids = iter(seen), list[int]()
         for token in prompt.ids:
             ids += next(left).ids if token == features.token else (token,)
+        if features.attention == "both_ways":
+            _check_apart(ids, features.vectors)
         return ids, tuple(one.picture for one in seen)
 
     def _token(self, first: str | int) -> int:
@@ -272,6 +275,16 @@ class RequestReader:
             sampling = replace(sampling, seed=(sampling.seed + index) % (MAX_SEED + 1))
         return replace(
             template, prompt=prompt, limit=limit, prompt_tokens=prompt_tokens, sampling=sampling
+        )
+
+
+def _check_apart(ids: Sequence[int], vectors: int) -> None:
+    """Raise InputError if vectors of several images are adjacent, and would see each other."""
+    longest = max((run.stop - run.start for run in runs(ids) if ids[run.start] >= FIRST), default=0)
+    if longest > vectors:
+        raise InputError(
+            "Two images are next to each other, but this model reads them apart. Put the texts "
+            "that it was trained with between them, as a list of texts and images does."
         )
 
 

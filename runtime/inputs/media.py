@@ -5,11 +5,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from ortolan.runtime.bundle.manifest import Manifest
+from ortolan.runtime.bundle.parts import Features, Wrapping
 from ortolan.runtime.errors import BundleKindError, InputError, shown
 from ortolan.runtime.inputs.medium import Medium
 from ortolan.runtime.inputs.tokenizer import Tokenizer, no_tokenizer
 
-__all__ = ["MediaPrompt", "Part", "check_media", "read_parts"]
+__all__ = ["MediaPrompt", "Part", "check_media", "read_parts", "wrapped"]
 
 Part = str | Mapping[str, Any]
 """A text; an image as `{"image": image}`; or a sound as `{"audio": sound}`, where an array of
@@ -48,9 +49,7 @@ def read_parts(
     if tokenizer is None:
         raise no_tokenizer("prompt")
     features = manifest.features
-    placeholder = ""
-    if features is not None:
-        placeholder = f"{features.before}{tokenizer.text_of(features.token)}{features.after}"
+    placeholder = "" if features is None else wrapped(tokenizer.text_of(features.token), features)
     texts = (part if isinstance(part, str) else placeholder for part in read)
     return MediaPrompt(tokenizer.encode("".join(texts)), media)
 
@@ -66,6 +65,16 @@ def check_media(media: Sequence[Medium], manifest: Manifest) -> None:
             f"This model reads {reads}, so it takes no {medium.kind}. Export a checkpoint with an "
             f"encoder of {medium.kind}, such as {example}."
         )
+
+
+def wrapped(placeholder: str, features: Features) -> str:
+    """A placeholder with the texts around an image that is read as a whole."""
+    wrapping = features.wrapping
+    return (
+        f"{wrapping.before}{placeholder}{wrapping.after}"
+        if isinstance(wrapping, Wrapping)
+        else placeholder
+    )
 
 
 def _medium(part: Any) -> Medium:

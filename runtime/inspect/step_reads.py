@@ -145,7 +145,7 @@ def count(manifest: Manifest, graph: GraphSummary, *, device: str) -> StepReads:
         for name in reader.weights
         if not _within(tensors[name], shared)
     )
-    window = window_of(manifest.states, manifest.context_length)
+    window = window_of(manifest.states, manifest.context_length, together=manifest.together)
     windowed = sum(state.unit_bytes for state in manifest.states if state.window is not None)
     return StepReads(
         matrices=matrices,

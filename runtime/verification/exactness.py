@@ -4,7 +4,8 @@ Tries the rules of an exact runner (docs/adr/0021) on the probes of the certific
 
 1. rows: a step of several rows computes each as if alone;
 2. parts: a prompt computes the same in chunks of any size;
-3. restored: and the same if its first block comes from another row.
+3. restored: and the same if its first block comes from another row;
+4. where vectors of images see each other: parts around them, and a start within them.
 """
 
 from collections import Counter
@@ -15,8 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.runtime.engine.engine import Engine
+from ortolan.runtime.engine.pictures import FIRST, runs
 from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.probe_runs import illustrated_ids
 from ortolan.runtime.verification.report import ExactReport, Rule
 
 __all__ = ["check_exact"]
@@ -50,6 +53,8 @@ def check_exact(engine: Engine, certificate: Certificate) -> ExactReport | None:
     most = min(longest.length, engine.manifest.context_length - STEPS - 1)
     ids = certificate.token_ids[start : start + most].tolist()
     results = [*_rows(engine, ids), *_parts(engine, ids[:LONGEST])]
+    if engine.sees_both_ways:
+        results += _around_vectors(engine, certificate)
     different = dict.fromkeys(rule for rule, is_same in results if not is_same)
     tried = dict(Counter(rule for rule, _ in results))
     return ExactReport(comparisons=len(results), different=tuple(different), tried=tried)
@@ -95,6 +100,24 @@ def _parts(engine: Engine, ids: list[int]) -> Iterator[tuple[Rule, bool]]:
         runner.restore(first.slots.snapshot(), row=1)
         logits = runner.prefill(1, ids[GRID:])
         yield "restored", _same([logits, *runner.slots.snapshot(row=1).buffers], expected)
+
+
+def _around_vectors(engine: Engine, certificate: Certificate) -> Iterator[tuple[Rule, bool]]:
+    """Cut a probe around vectors that see each other, and continue it from within them."""
+    probe = next((probe for probe in certificate.probes if probe.features), None)
+    if probe is None:
+        return
+    ids, _picture = illustrated_ids(engine, certificate, probe)
+    whole = _runner(engine, GRID)
+    expected = [whole.prefill(0, ids), *whole.slots.snapshot().buffers]
+    for chunk in CHUNKS:
+        runner = _runner(engine, chunk)
+        logits = runner.prefill(1, ids)
+        yield "parts", _same([logits, *runner.slots.snapshot(row=1).buffers], expected)
+    vectors = next(run for run in runs(ids) if ids[run.start] >= FIRST)
+    whole.slots.rewind((vectors.start + vectors.stop) // 2)
+    logits = whole.prefill(0, ids[whole.settle(0, ids) :])
+    yield "restored", _same([logits, *whole.slots.snapshot().buffers], expected)
 
 
 def _runner(engine: Engine, chunk: int) -> Runner:

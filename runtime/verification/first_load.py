@@ -17,7 +17,7 @@ import msgspec
 from ortolan.errors import OrtolanError
 from ortolan.runtime import errors, limits
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.kinds import MAPS_ROLE
+from ortolan.runtime.bundle.kinds import ON_DEMAND
 from ortolan.runtime.bundle.packed import Packed, find_packed
 from ortolan.runtime.engine.memory_plan import check_load, plan_memory, size
 from ortolan.runtime.engine.providers import onnxruntime_version
@@ -154,8 +154,8 @@ def _memory(bundle: Bundle, packed: int) -> int:
     context = min(CAPACITY_STEP, manifest.context_length)
     plan = plan_memory(manifest, bundle.graphs, context=context)
     allocated = plan.total - plan.weights + _widest_weight(bundle) + limits.FIRST_LOAD_BYTES
-    if MAPS_ROLE in manifest.graphs:  # may hold every weight a second time
-        allocated += plan.packed
+    # each may hold every weight once more
+    allocated += plan.packed * len(ON_DEMAND & manifest.graphs.keys())
     available = available_memory()
     if available is not None:  # the states of a manifest are no reason to take more
         allocated = min(allocated, available + free_swap())

@@ -38,7 +38,7 @@ from ortolan.runtime.bundle.sources import (
     WaveSource,
 )
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.pictures import FIRST, Picture
+from ortolan.runtime.engine.pictures import FIRST, Picture, run_around
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.inputs.audio import log_mel, read_chunks, wave_of
@@ -52,7 +52,7 @@ from ortolan.runtime.verification.probe_sound import probe_sound, probe_wave
 from ortolan.runtime.verification.probe_vectors import probe_grids, probe_vectors
 from ortolan.runtime.verification.report import GraphName, PhaseName
 
-__all__ = ["BLOCK", "compute", "groups", "total_positions"]
+__all__ = ["BLOCK", "compute", "groups", "illustrated_ids", "total_positions"]
 
 BLOCK = 512
 """Positions with logits in memory at once: 256 MiB for a vocabulary of 128 Ki."""
@@ -125,6 +125,20 @@ def total_positions(engine: Engine, certificate: Certificate) -> int:
             given = _illustrated(engine, ids, pictures)
             total -= _first_step(engine, given)
     return total
+
+
+def illustrated_ids(
+    engine: Engine, certificate: Certificate, probe: Probe
+) -> tuple[list[int], list[Picture]]:
+    """Return the ids of a probe, and its vectors, which the ids need as long as they are computed.
+
+    Raises:
+        CertificateError: there are not as many placeholders as vectors.
+    """
+    offset = _offsets([own.length for own in certificate.probes])[certificate.probes.index(probe)]
+    ids = certificate.token_ids[offset : offset + probe.length].tolist()
+    pictures = _pictures(engine, probe, ids)
+    return _illustrated(engine, ids, pictures), pictures
 
 
 def _pictures(engine: Engine, probe: Probe, ids: list[int]) -> list[Picture]:
@@ -305,9 +319,13 @@ def _in_chunks(
 ) -> Iterator[tuple[int, Numbers]]:
     runner = _runner(engine, source)
     size = min(BLOCK, -(-len(ids) // 3))
-    for start in range(0, len(ids), size):
-        part = ids[start : start + size]
-        yield start, _append(engine, runner, part, range(len(part)))
+    start = 0
+    while start < len(ids):
+        end = min(start + size, len(ids))
+        if engine.sees_both_ways:
+            end = run_around(ids, end).stop
+        yield start, _append(engine, runner, ids[start:end], range(end - start))
+        start = end
 
 
 def _append(

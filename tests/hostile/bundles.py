@@ -39,6 +39,7 @@ EXPORTED = (
     *("exported-decoder", "exported-int4", "exported-packed", "exported-hybrid"),
     *("exported-encoder", "exported-images", "exported-reader", "exported-listener"),
     *("exported-tiles", "exported-patches", "exported-oversized", "exported-grids"),
+    "exported-gazer",
     "exported-hearer",
     *("exported-writer", "exported-speller", "exported-seq2seq"),
 )

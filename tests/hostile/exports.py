@@ -13,6 +13,7 @@ from tests import quick_exports
 from tests.export import (
     models_of_kinds,
     tiny_contrast,
+    tiny_gemma3,
     tiny_llava,
     tiny_models,
     tiny_qwen3_asr,
@@ -75,6 +76,11 @@ def _tiles(work: Path, out: Path) -> None:
     ortolan.export(work / "source", out)
 
 
+def _gazer(work: Path, out: Path) -> None:
+    tiny_gemma3.write(work / "source")
+    ortolan.export(work / "source", out)
+
+
 def _patches(work: Path, out: Path) -> None:
     tiny_contrast.write(work / "source", "siglip2")
     ortolan.export(work / "source", out)
@@ -127,6 +133,7 @@ MAKES: dict[str, Make] = {
     "exported-patches": _patches,
     "exported-oversized": _oversized,
     "exported-grids": _grids,
+    "exported-gazer": _gazer,
     "exported-hearer": _hearer,
     "exported-listener": _listener,
     "exported-writer": _writer,

@@ -145,6 +145,33 @@ INTERNVL: dict[str, Any] = {
     "image_token_id": 5,
 }
 
+GEMMA3: dict[str, Any] = {
+    "model_type": "gemma3",
+    "architectures": ["Gemma3ForConditionalGeneration"],
+    "vision_config": _tower("siglip_vision_model", "gelu_pytorch_tanh")
+    | {"image_size": 16, "vision_use_head": False},
+    "text_config": {
+        "model_type": "gemma3_text",
+        "vocab_size": VOCABULARY,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "head_dim": 16,
+        "query_pre_attn_scalar": 16,
+        "max_position_embeddings": 96,
+        "sliding_window": 10,
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+    },
+    "mm_tokens_per_image": 16,
+    "image_token_index": 5,
+    "boi_token_index": 6,
+    "eoi_token_index": 7,
+    "tie_word_embeddings": True,
+}
+"""Windows are shorter than the vectors of an image."""
+
 QWEN_VISION: dict[str, Any] = {
     "depth": 4,
     "hidden_size": 32,
@@ -397,7 +424,8 @@ _ALL: tuple[dict[str, Any], ...] = (
         for name, (classes, values) in _MASKED.items()
     ),
     *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),
-    *(INTERNVL, QWEN3_ASR, QWEN3_VL, QWEN3_5_VL, MARIAN, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
+    *(GEMMA3, INTERNVL, QWEN3_ASR, QWEN3_VL, QWEN3_5_VL, MARIAN),
+    *(SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
     *(SIGLIP2, SIGLIP2_TEXT, SIGLIP2_VISION, LFM2_VL),
     *(
         values | {"model_type": name, "architectures": [f"{classes}ForConditionalGeneration"]}

@@ -8,14 +8,15 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
-from tests.tiny.encoders import IDEFICS3, INTERNVL, LLAVA, SMOLVLM
+from tests.tiny.encoders import GEMMA3, IDEFICS3, INTERNVL, LLAVA, SMOLVLM
 from transformers import PreTrainedModel
 
-from ortolan.modeling import EncoderModel, load
+from ortolan.modeling import DecoderModel, EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
-from ortolan.modeling.config import EncoderConfig, PatchInput
+from ortolan.modeling.config import DecoderConfig, EncoderConfig, FeatureHead, PatchInput
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.layers.cache import StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features
 
 TOKEN = LLAVA["image_token_index"]
@@ -99,6 +100,80 @@ def test_vectors_and_logits_are_those_of_transformers(name: str, tmp_path: Path)
         assert not torch.allclose(logits, decoder(ids), atol=1e-2)
         text = ids[:, count + 1 : count + 3]
         assert_same_logits(decoder(text), reference_logits(model, text))
+
+
+def gemma3(folder: Path, **changes: Any) -> tuple[Any, EncoderModel, DecoderModel]:
+    """A Gemma 3 of transformers, with its encoder and decoder as Ortolan reads them."""
+    model = written(folder, **GEMMA3 | changes)
+    checkpoint = open_checkpoint(folder)
+    assert checkpoint.media is not None
+    assert checkpoint.left_out == ()
+    return model, load(checkpoint.media, EncoderModel), load(checkpoint, DecoderModel)
+
+
+@pytest.mark.parametrize("count", [1, 4, 16, 64])
+def test_vectors_of_gemma3_are_averages_that_see_each_other(count: int, tmp_path: Path) -> None:
+    model, encoder, decoder = gemma3(tmp_path, mm_tokens_per_image=count)
+    assert decoder.config.feature_attention == "both_ways"
+    pixels = torch.randn(2, 3, 16, 16, generator=torch.Generator().manual_seed(0))
+    with torch.inference_mode():
+        vectors = encoder(pixels)
+        assert vectors.shape[1] == encoder.config.vectors == count
+        expected = model.get_image_features(pixels).pooler_output
+        assert (vectors - expected).abs().max() <= 1e-4 * expected.abs().max()
+        image, words = [TOKEN] * count, [9, 11, 12]
+        images = 1 if count == 64 else 2  # within the context
+        ids = torch.tensor([[*words, *[*image, *words] * images]])
+        features = Features.of(vectors[:images].flatten(0, 1), ids, TOKEN)
+        logits = decoder(ids, features)
+        types = (ids == TOKEN).long()
+        whole = model(input_ids=ids, pixel_values=pixels[:images], token_type_ids=types)
+        assert_same_logits(logits, whole.logits)
+        cache = empty_cache(decoder.config, batch=1, capacity=ids.shape[1])
+        in_one_step, _ = decoder.step(
+            ids, StepLengths.first(ids.shape[1]), cache, features=features
+        )
+        assert_same_logits(in_one_step, whole.logits)
+
+
+def test_the_published_config_of_gemma3_is_read(tmp_path: Path) -> None:
+    written(tmp_path, **GEMMA3)
+    values = {
+        **{"architectures": ["Gemma3ForConditionalGeneration"], "model_type": "gemma3"},
+        **{"boi_token_index": 255_999, "eoi_token_index": 256_000, "eos_token_id": [1, 106]},
+        **{"image_token_index": 262_144, "initializer_range": 0.02, "mm_tokens_per_image": 256},
+        "text_config": {
+            **{"hidden_size": 2560, "intermediate_size": 10_240, "model_type": "gemma3_text"},
+            **{"num_hidden_layers": 34, "sliding_window": 1024},
+            "rope_scaling": {"factor": 8.0, "rope_type": "linear"},
+        },
+        "vision_config": {
+            **{"hidden_size": 1152, "image_size": 896, "intermediate_size": 4304},
+            **{"model_type": "siglip_vision_model", "num_attention_heads": 16},
+            **{"num_hidden_layers": 27, "patch_size": 14, "vision_use_head": False},
+        },
+    }
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.media is not None
+    config = read_config(checkpoint.media, EncoderConfig)
+    assert isinstance(config.head, FeatureHead)
+    assert (config.vectors, config.head.average, len(config.blocks)) == (256, 4, 27)
+    assert config.head.projections[0].width == 2560
+    decoder = read_config(checkpoint, DecoderConfig)
+    assert (decoder.feature_token_id, decoder.feature_attention) == (262_144, "both_ways")
+
+
+@pytest.mark.parametrize("count", [3, 5, 9, 100])
+def test_squares_that_do_not_fill_an_image_of_gemma3_are_refused(
+    count: int, tmp_path: Path
+) -> None:
+    written(tmp_path, **GEMMA3)
+    (tmp_path / "config.json").write_text(json.dumps(GEMMA3 | {"mm_tokens_per_image": count}))
+    images = open_checkpoint(tmp_path).media
+    assert images is not None
+    with pytest.raises(ConfigError, match="mm_tokens_per_image must be a square number"):
+        load(images, EncoderModel)
 
 
 def test_old_configs_of_smolvlm_are_read(tmp_path: Path) -> None:

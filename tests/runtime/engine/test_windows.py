@@ -186,6 +186,14 @@ def test_a_context_that_fits_into_the_slots_needs_no_window() -> None:
     assert window_of([state("key")], 10_000) is None
 
 
+def test_a_call_has_room_for_all_tokens_that_it_must_take() -> None:
+    for together, part in ((1, 128), (128, 128), (256, 256)):
+        window = window_of(STATES, 10_000, together=together)
+        assert window is not None
+        assert window.part == part
+        assert window.capacity == WINDOW.capacity + part - 128
+
+
 def test_eight_bits_need_heads_of_a_power_of_two() -> None:
     assert sums_in_blocks(state("key", width=96), is_int8=False)
     assert not sums_in_blocks(state("key", width=96), is_int8=True)

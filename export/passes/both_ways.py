@@ -1,0 +1,90 @@
+"""Let the new tokens of a call attend to each other in both directions (docs/adr/0046).
+
+Spec: com.microsoft.GroupQueryAttention, version 1 (onnxruntime, docs/ContribOperators.md). With
+`causal=0` its CPU kernel attends to every token of a row. It then accepts no window, but a bias.
+
+Shape letters: S new tokens, T tokens attended to.
+"""
+
+from typing import Any
+
+import numpy as np
+import onnx_ir as ir
+
+from ortolan.export.errors import OptionError
+from ortolan.export.passes.nodes import insert_node
+
+_TOTAL, _BIAS = 6, 10
+"""Places of the node's inputs."""
+
+
+class BothWays(ir.passes.InPlacePass):
+    """Rewrite the attention of a decoder's graph for one row of vectors that see each other.
+
+    Case 1: without a window: `causal=0`.
+    Case 2: with a window W: also the bias `(1, 1, S, T)` of 0, or -inf where the token lies W or
+        more before the query, which is at place `T - S + s`.
+
+    Raises:
+        OptionError: a layer has another kind of attention, or a bias already.
+    """
+
+    def call(self, model: ir.Model) -> ir.passes.PassResult:
+        """Rewrite the graph in place."""
+        graph = model.graph
+        nodes = [node for node in graph if node.op_type == "GroupQueryAttention"]
+        _check(graph, nodes)
+        biases: dict[tuple[ir.Value, int], ir.Value] = {}
+        for node in nodes:
+            node.attributes["causal"] = ir.AttrInt64("causal", 0)
+            window = node.attributes.get_int("local_window_size", -1)
+            if window < 0:
+                continue  # Case 1
+            node.attributes["local_window_size"] = ir.AttrInt64("local_window_size", -1)
+            total = node.inputs[_TOTAL]
+            query = node.inputs[0]
+            if total is None or query is None or query.dtype is None:
+                raise TypeError("expected attention after a cache")
+            if (total, window) not in biases:
+                dtype = query.dtype.numpy()
+                biases[total, window] = _bias(graph, nodes[0], total, window, dtype)
+            node.resize_inputs(max(len(node.inputs), _BIAS + 1))
+            node.replace_input_with(_BIAS, biases[total, window])
+        return ir.passes.PassResult(model, modified=bool(nodes))
+
+
+def _check(graph: ir.Graph, nodes: list[ir.Node]) -> None:
+    others = {node.op_type for node in graph if node.op_type == "Attention"}
+    if any(len(node.inputs) > _BIAS and node.inputs[_BIAS] is not None for node in nodes):
+        others.add("GroupQueryAttention with a bias")
+    if others or not nodes:
+        raise OptionError(
+            "The vectors of this model's images see each other, which needs onnxruntime's fused "
+            f"attention in every layer (got {', '.join(sorted(others)) or 'none'}). Add "
+            "--text-only."
+        )
+
+
+def _bias(
+    graph: ir.Graph, before: ir.Node, total: ir.Value, window: int, dtype: np.dtype[Any]
+) -> ir.Value:
+    """The bias of a window."""
+
+    def constant(numbers: int | list[int]) -> ir.Value:
+        value = ir.tensor(np.array(numbers, np.int64))
+        return insert_node(graph, before, "Constant", [], {"value": value})
+
+    zero, one = constant(0), constant(1)
+    shape = insert_node(graph, before, "Shape", [before.inputs[0]], {"start": 1, "end": 2})
+    count = insert_node(graph, before, "Squeeze", [shape])
+    end = insert_node(graph, before, "Cast", [total], {"to": ir.DataType.INT64})
+    first = insert_node(graph, before, "Sub", [end, count])
+    queries_S = insert_node(graph, before, "Range", [first, end, one])
+    nearest_S = insert_node(graph, before, "Sub", [queries_S, constant(window - 1)])
+    nearest_S1 = insert_node(graph, before, "Unsqueeze", [nearest_S, constant([1])])
+    places_T = insert_node(graph, before, "Range", [zero, end, one])
+    far_ST = insert_node(graph, before, "Less", [places_T, nearest_S1])
+    values = (ir.tensor(np.array(number, dtype)) for number in (-np.inf, 0.0))
+    numbers = [insert_node(graph, before, "Constant", [], {"value": own}) for own in values]
+    bias_ST = insert_node(graph, before, "Where", [far_ST, *numbers])
+    return insert_node(graph, before, "Unsqueeze", [bias_ST, constant([0, 1])])
