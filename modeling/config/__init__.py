@@ -61,6 +61,7 @@ from ortolan.modeling.config.positions import (
     Llama3Scaling,
     LongRopeScaling,
     NoPositions,
+    PatchCenters,
     Positions,
     RelativeBiasPositions,
     RelativeKeyPositions,

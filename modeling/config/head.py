@@ -17,7 +17,7 @@ if there is one label), an independent probability for each label, or the logits
 Pooling = Literal["first", "last", "mean", "max", "mean_sqrt", "weighted_mean", "first_and_mean"]
 """One vector for the tokens without padding: the first, the last, their mean, the largest value of
 each channel, their sum over the root of their number, a mean in which token `i` counts `i` times
-(Muennighoff 2022, "SGPT"), or the first joined with the mean of the others (Oquab et al. 2023,
+(Muennighoff 2022, "SGPT"), or the first joined with the mean of the patches (Oquab et al. 2023,
 "DINOv2"), which is twice as wide."""
 
 

@@ -44,6 +44,8 @@ class PatchInput:
         channels: numbers per pixel.
         class_token: a trained vector comes before the patches.
         distillation_token: another one follows it (Touvron et al. 2021, "DeiT").
+        registers: number of further trained vectors before the patches, which have no positions
+            (Darcet et al. 2024, "Vision Transformers Need Registers").
         bias: of the projection.
     """
 
@@ -52,12 +54,13 @@ class PatchInput:
     channels: int
     class_token: bool
     distillation_token: bool = False
+    registers: int = 0
     bias: bool = True
 
     @property
     def tokens(self) -> int:
         """Number of trained vectors before the patches."""
-        return int(self.class_token) + int(self.distillation_token)
+        return int(self.class_token) + int(self.distillation_token) + self.registers
 
     @property
     def grid(self) -> tuple[int, int]:
@@ -76,6 +79,11 @@ class PatchInput:
             raise ConfigError(
                 f"input: patches must fit into the image (got {self.patch_size} in "
                 f"{self.image_size}). Check patch_size and image_size."
+            )
+        if self.registers < 0:
+            raise ConfigError(
+                f"input: registers must be at least 0 (got {self.registers}). Check "
+                "num_register_tokens."
             )
 
 

@@ -78,6 +78,11 @@ class StackConfig(ModelConfig):
             case _:
                 return self.input_width
 
+    @property
+    def places(self) -> int:
+        """Number of tokens with a position: rows of a learned table, apart from an offset."""
+        return self.context_length
+
     def rotary_of(self, mixer: Mixer) -> RotaryPositions | None:
         """The rotary positions of a layer: its own, or the stack's."""
         if not isinstance(mixer, AttentionConfig):
@@ -100,7 +105,7 @@ class StackConfig(ModelConfig):
     @property
     def has_axes(self) -> bool:
         """Whether a token has a position on each of several axes."""
-        return any(rotary.axes for rotary in self.rotaries)
+        return any(rotary.reads_axes for rotary in self.rotaries)
 
     @property
     def switches_after(self) -> int | None:
@@ -182,6 +187,16 @@ class EncoderConfig(StackConfig):
     head: Head | None = None
 
     @property
+    def registers(self) -> int:
+        """Number of trained vectors without positions."""
+        return self.input.registers if isinstance(self.input, PatchInput) else 0
+
+    @property
+    def places(self) -> int:
+        """Number of vectors with a position."""
+        return self.context_length - self.registers
+
+    @property
     def vectors(self) -> int:
         """Most vectors that the head gives for a sequence, or those for an image."""
         if not isinstance(self.head, FeatureHead):
@@ -199,6 +214,7 @@ class EncoderConfig(StackConfig):
             )
         _check_waves(self)
         _check_grid(self)
+        _check_centers(self)
         match self.input:
             case (
                 PatchInput(length=length)
@@ -359,9 +375,30 @@ def _check_grid(config: EncoderConfig) -> None:
             )
 
 
+def _check_centers(config: EncoderConfig) -> None:
+    """Raise ConfigError unless centers of patches are those of the image."""
+    source = config.input
+    for rotary in config.rotaries:
+        centers = rotary.centers
+        if centers is None:
+            continue
+        if not isinstance(source, PatchInput) or source.grid != centers.grid:
+            raise ConfigError(
+                f"positions: the centers must be those of the patches of the image (got "
+                f"{centers.grid[0]} by {centers.grid[1]}). Check image_size and patch_size."
+            )
+        if centers.skipped != source.tokens:
+            raise ConfigError(
+                f"positions: the {source.tokens} vectors before the patches are not rotated (got "
+                f"{centers.skipped}). Correct skipped."
+            )
+
+
 def _check_positions(config: StackConfig) -> None:
     """Raise ConfigError unless the positions fit every layer."""
     layers = config.attentions
+    if not isinstance(config, EncoderConfig) and any(r.centers for r in config.rotaries):
+        raise ConfigError("positions: only images have centers of patches. Choose others.")
     for attention in layers:
         rotary = config.rotary_of(attention)
         if rotary and (rotary.dim % 2 or not 0 < rotary.dim <= attention.head_dim):

@@ -10,6 +10,9 @@ from ortolan.modeling.errors import ConfigError
 AXES = 3
 """Axes of the positions in texts with images: time, row and column."""
 
+ROW, COLUMN = 1, 2
+"""Axes of the positions of patches."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearScaling:
@@ -123,6 +126,22 @@ class SinusoidalPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PatchCenters:
+    """Centers of the patches of an image of one size (Siméoni et al. 2025, "DINOv3").
+
+    They reach from -1 at the first edge of the image to 1 at the last one, and 1 is a whole turn
+    of the shortest wavelength.
+
+    Attributes:
+        grid: rows and columns of patches.
+        skipped: tokens before the patches, which are not rotated.
+    """
+
+    grid: tuple[int, int]
+    skipped: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RotaryPositions:
     """Queries and keys rotated by their position (Su et al. 2021, "RoFormer").
 
@@ -137,6 +156,7 @@ class RotaryPositions:
             al. 2024, "Qwen2-VL"). The positions of a text are the same on all axes. Empty if
             tokens have one position.
         axial: each axis has all wavelengths, instead of a share of them.
+        centers: patches whose rows and columns these are; None where tokens have whole numbers.
     """
 
     dim: int
@@ -146,6 +166,12 @@ class RotaryPositions:
     backward: bool = False
     axes: tuple[int, ...] = ()
     axial: bool = False
+    centers: PatchCenters | None = None
+
+    @property
+    def reads_axes(self) -> bool:
+        """Whether each token comes with a position on each axis, as no table can know."""
+        return bool(self.axes) and self.centers is None
 
     @property
     def switches_after(self) -> int | None:
@@ -186,6 +212,11 @@ class RotaryPositions:
             )
         if self.axial and (self.scaling is not None or not self.axes):
             raise ConfigError("positions: axial needs axes and no scaling. Set it to False.")
+        if self.centers is not None and (not self.axial or {*self.axes} != {ROW, COLUMN}):
+            raise ConfigError(
+                "positions: centers of patches need rows and columns with all wavelengths. Set "
+                "axes and axial."
+            )
         match self.scaling:
             case DynamicNTKScaling() if self.dim <= 2:
                 raise ConfigError(

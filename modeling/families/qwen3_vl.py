@@ -18,6 +18,7 @@ from ortolan.modeling.config import (
     Projection,
     RotaryPositions,
 )
+from ortolan.modeling.config.positions import COLUMN, ROW
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.activations import read_activation
 from ortolan.modeling.families.decoder import layer_norm
@@ -28,9 +29,6 @@ from ortolan.modeling.families.tables import DOWN, NORM_1, NORM_2, OUT, QKV, UP,
 from ortolan.modeling.weights import Entry, Target
 
 PREFIX = "visual"
-
-ROW, COLUMN = 1, 2
-"""Axes of the positions of patches."""
 
 MOST_PATCHES = 1 << 14
 """Most patches of an image where no image processor says: 2,048 by 2,048 pixels."""

@@ -23,7 +23,6 @@ from ortolan.modeling.families.tables import (
     OUT,
     QKV,
     UP,
-    gate_up,
     layer,
     linear,
     without,
@@ -35,7 +34,7 @@ CLASSES, CLASSIFIER = "ViT", "ForImageClassification"
 DEIT = ("DeiTModel", "DeiTForImageClassification", "DeiTForImageClassificationWithTeacher")
 
 
-def _weights(prefix: str) -> dict[str, Entry]:
+def vit_weights(prefix: str) -> dict[str, Entry]:
     """The weights of ViT, with the published prefix."""
     return {
         f"{prefix}.embeddings.cls_token": Target("embedding.class_token", leading=2),
@@ -67,31 +66,11 @@ def _weights(prefix: str) -> dict[str, Entry]:
 
 def _deit_weights(config: EncoderConfig) -> dict[str, Entry]:
     """The weights of DeiT, whose classifiers have other names if there are two."""
-    table = _weights("deit")
+    table = vit_weights("deit")
     if not isinstance(config.head, ClassifierHead) or not config.head.distilled:
         return table
     heads = {"cls_classifier": "head.out", "distillation_classifier": "head.distilled"}
     return without(table, "classifier") | linear(heads)
-
-
-def _dinov2_weights(config: EncoderConfig) -> dict[str, Entry]:
-    """The weights of DINOv2, which names parts of a layer differently."""
-    prefix = "dinov2.encoder.layer.{}."
-    shared = without(_weights("dinov2"), "layernorm_", "intermediate", ".{}.output")
-    shared["dinov2.embeddings.mask_token"] = None  # replaces patches in pre-training
-    if config.blocks[0].dense.kind == "gated":
-        gates = {
-            f"{prefix}mlp.weights_in.{kind}": gate_up("blocks.{}.feed_forward", kind)
-            for kind in ("weight", "bias")
-        }
-        mlp = gates | layer(prefix, {"mlp.weights_out": DOWN})
-    else:
-        mlp = layer(prefix, {"mlp.fc1": UP, "mlp.fc2": DOWN})
-    scales = {
-        f"{prefix}layer_scale1.lambda1": Target("blocks.{}.attention_scale"),
-        f"{prefix}layer_scale2.lambda1": Target("blocks.{}.feed_forward_scale"),
-    }
-    return {**shared, **layer(prefix, {"norm1": NORM_1, "norm2": NORM_2}), **scales, **mlp}
 
 
 def _vit(hf: ConfigReader) -> EncoderConfig:
@@ -113,37 +92,6 @@ def _deit(hf: ConfigReader) -> EncoderConfig:
     )
 
 
-def _dinov2(hf: ConfigReader) -> EncoderConfig:
-    """DINOv2 (Oquab et al. 2023), with scaled layers."""
-    # The initial value of the scales, the token of pre-training, and keys of a backbone.
-    hf.skip("layerscale_value", "use_mask_token", "apply_layernorm", "reshape_hidden_states")
-    hf.skip("stage_names", "out_features", "out_indices", "_out_features", "_out_indices")
-    base, classifier = "Dinov2Model", "Dinov2ForImageClassification"
-    head: Head | None = None
-    if hf.architecture(base, classifier) == classifier:
-        head = read_classifier(hf, pooling="first_and_mean")
-    ratio = hf.get("mlp_ratio", float, 4.0)
-    if not 0 < ratio <= MAX_RATIO or int(hf.size("hidden_size") * ratio) < 1:
-        raise ConfigError(
-            f"{hf.name}: mlp_ratio must be above 0 and at most {MAX_RATIO} (got {ratio}). "
-            "Correct it."
-        )
-    hidden = int(hf.size("hidden_size") * ratio)
-    is_gated = hf.get("use_swiglu_ffn", bool, False)
-    if is_gated:
-        hidden = -(-int(hidden * 2 / 3) // 8) * 8
-    config = read_vision(hf, head=head, eps=1e-6, hidden=hidden)
-    block = replace(config.blocks[0], layer_scale=True)
-    if is_gated:
-        gated = replace(block.dense, kind="gated", activation="silu")
-        block = replace(block, feed_forward=gated)
-    return replace(config, blocks=(block,) * len(config.blocks))
-
-
-MAX_RATIO = 64
-"""Largest ratio of the widths of the mlp and the stream."""
-
-
 def read_vision(
     hf: ConfigReader,
     *,
@@ -154,6 +102,7 @@ def read_vision(
     patch: int = 16,
     class_token: bool = True,
     distillation_token: bool = False,
+    registers: int = 0,
 ) -> EncoderConfig:
     """A pre-norm encoder of patches at learned positions.
 
@@ -166,6 +115,7 @@ def read_vision(
         patch: size of a patch, by default.
         class_token: see `PatchInput`.
         distillation_token: see `PatchInput`.
+        registers: see `PatchInput`.
 
     Raises:
         ConfigError: widths or sizes that do not fit.
@@ -185,11 +135,12 @@ def read_vision(
     qkv_bias = hf.get("qkv_bias", bool, True)
     block = replace(block, mixer=replace(block.attention, qkv_bias=qkv_bias), placement="pre")
     image = PatchInput(
-        image_size=_read_size(hf, "image_size", 224),
-        patch_size=_read_size(hf, "patch_size", patch),
+        image_size=read_pair(hf, "image_size", 224),
+        patch_size=read_pair(hf, "patch_size", patch),
         channels=hf.size("num_channels", 3),
         class_token=class_token,
         distillation_token=distillation_token,
+        registers=registers,
     )
     return EncoderConfig(
         model_type=hf.get("model_type", str),
@@ -214,7 +165,7 @@ def read_heads(hf: ConfigReader) -> tuple[int, int]:
     return width, heads
 
 
-def _read_size(hf: ConfigReader, key: str, default: int) -> tuple[int, int]:
+def read_pair(hf: ConfigReader, key: str, default: int) -> tuple[int, int]:
     """Height and width under `key`: a list, or a number if both are the same."""
     pair = hf.get(key, list, None) if hf.is_list(key) else [hf.size(key, default)] * 2
     sizes = [n for n in pair or () if isinstance(n, int) and not isinstance(n, bool) and n > 0]
@@ -254,8 +205,7 @@ def _write_size(size: tuple[int, int]) -> int | list[int]:
 
 FAMILIES: dict[str, Family[EncoderConfig]] = {
     "vit": Family(
-        config=_vit, weights=_weights("vit"), base_model_prefix="vit", hf_config=_hf_config
+        config=_vit, weights=vit_weights("vit"), base_model_prefix="vit", hf_config=_hf_config
     ),
     "deit": Family(config=_deit, weights=_deit_weights, base_model_prefix="deit"),
-    "dinov2": Family(config=_dinov2, weights=_dinov2_weights, base_model_prefix="dinov2"),
 }

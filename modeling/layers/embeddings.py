@@ -4,6 +4,7 @@ Shape letters: B batch, T tokens, E model width, C pixel channels, Y image heigh
 N patches, F features, S new tokens, M mel bins, A frames of a spectrogram, W samples of a wave.
 """
 
+import math
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import NamedTuple
@@ -59,6 +60,8 @@ class PatchEmbedding(nn.Module):
     def forward(self, pixels_BCYX: Tensor) -> Tensor:
         """Embed images `(B, C, Y, X)` as `(B, N, E)`, row by row, after the trained tokens.
 
+        Registers follow later, since they have no positions.
+
         Raises:
             ValueError: the images have another size.
         """
@@ -77,6 +80,27 @@ class PatchEmbedding(nn.Module):
             return x_BNE
         first_BNE = [token.expand(x_BNE.shape[0], 1, -1) for token in tokens]
         return torch.cat((*first_BNE, x_BNE), 1)
+
+
+class Registers(nn.Module):
+    """Trained vectors before the patches of an image (Darcet et al. 2024).
+
+    Attributes:
+        weight: `(registers, E)`.
+    """
+
+    def __init__(self, config: PatchInput, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(config.registers, width))
+        self.before, self.patches = config.tokens - config.registers, math.prod(config.grid)
+
+    def forward(self, x_BNE: Tensor) -> Tensor:
+        """Put the vectors between the other trained tokens and the patches, `(B, N, E)`."""
+        registers_BRE = self.weight.expand(x_BNE.shape[0], -1, -1)
+        if not self.before:
+            return torch.cat((registers_BRE, x_BNE), 1)
+        first_BNE, patches_BNE = split(x_BNE, [self.before, self.patches], 1)
+        return torch.cat((first_BNE, registers_BRE, patches_BNE), 1)
 
 
 class AudioEmbedding(nn.Module):
@@ -340,6 +364,15 @@ def input_embedding(config: EncoderConfig) -> nn.Module:
             return nn.Embedding(tokens.vocab_size, config.embedding_width)
 
 
+def registers(config: EncoderConfig) -> Registers | None:
+    """Trained vectors without positions; None without them."""
+    match config.input:
+        case PatchInput(registers=count) as patches if count:
+            return Registers(patches, config.hidden_size)
+        case _:
+            return None
+
+
 def position_embedding(config: StackConfig) -> nn.Embedding | None:
     """Learned table of positions; None if the positions are not learned."""
     match config.positions:
@@ -347,9 +380,9 @@ def position_embedding(config: StackConfig) -> nn.Embedding | None:
             LearnedPositions(offset=offset)
             | RelativeBiasPositions(absolute=LearnedPositions(offset=offset))
         ):
-            return nn.Embedding(offset + config.context_length, config.input_width)
+            return nn.Embedding(offset + config.places, config.input_width)
         case ConcatenatedPositions(dim=dim, table=LearnedPositions(offset=offset)):
-            return nn.Embedding(offset + config.context_length, dim)
+            return nn.Embedding(offset + config.places, dim)
         case GridPositions(side=side):
             return GridEmbedding(side**2, config.input_width)
         case _:

@@ -21,6 +21,7 @@ from ortolan.modeling.config import (
     LinearScaling,
     Llama3Scaling,
     LongRopeScaling,
+    PatchCenters,
     RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
@@ -35,7 +36,7 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
     """Fixed tables of a stack, by the names of their buffers.
 
     `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended for further rotary
-    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`. `position_table` is `(P, E)`, or as
+    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`, where tokens come with positions. `position_table` is `(P, E)`, or as
     wide as positions that are concatenated to the embedding. `alibi_slopes` is `(H,)`, and
     `alibi_table` `(H, P)`. All are float32 except `relative_buckets`, int64 `(M,)`. Learned
     positions are a weight instead.
@@ -44,7 +45,7 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
     for place, rotary in enumerate(config.rotaries):
         pair = rotary_tables(rotary, config.context_length)
         named |= dict(zip(rotary_names(place), pair, strict=True))
-        if rotary.axes:
+        if rotary.reads_axes:
             named[axes_name(place)] = axes_table(rotary.axes)
     return named | _stack_tables(config)
 
@@ -215,7 +216,10 @@ def sinusoidal_table(length: int, width: int, positions: SinusoidalPositions) ->
 def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tensor]:
     """Cosines and sines, `(length, R/2)` each."""
     frequencies = rotary_frequencies(positions, length)
-    angles_PR = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    if positions.centers is None:
+        angles_PR = torch.arange(length, dtype=torch.float32)[:, None] * frequencies
+    else:
+        angles_PR = center_places(positions.centers, positions.axes) * frequencies
     if positions.backward:
         angles_PR = -angles_PR
     match positions.scaling:
@@ -223,6 +227,14 @@ def rotary_tables(positions: RotaryPositions, length: int) -> tuple[Tensor, Tens
             return angles_PR.cos() * factor, angles_PR.sin() * factor
         case _:
             return angles_PR.cos(), angles_PR.sin()
+
+
+def center_places(centers: PatchCenters, axes: Sequence[int]) -> Tensor:
+    """Radians at frequency 1 by which a position rotates each pair of channels, `(P, R/2)`."""
+    rows, columns = (2 * (torch.arange(count) + 0.5) / count - 1 for count in centers.grid)
+    places = torch.meshgrid(torch.zeros(1), rows, columns, indexing="ij")
+    angles_PR = 2 * math.pi * torch.stack(places, -1).flatten(0, 2)[:, list(axes)]
+    return F.pad(angles_PR, (0, 0, centers.skipped, 0))
 
 
 def rotary_frequencies(positions: RotaryPositions, length: int) -> Tensor:

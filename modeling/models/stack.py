@@ -92,7 +92,7 @@ class Stack(TransformerModel):
         of_kind: dict[RotaryPositions | None, Rotary | None] = {None: None}
         for place, kind in enumerate(self.config.rotaries):
             rotary = self._tables(kind)
-            if positions_BSA is not None and kind.axes:
+            if positions_BSA is not None and kind.reads_axes:
                 rotary = by_axes(rotary, self.get_buffer(axes_name(place)), positions_BSA)
             of_kind[kind] = rotary
         return [of_kind[self.config.rotary_of(block.mixer)] for block in self.config.blocks]

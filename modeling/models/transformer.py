@@ -41,6 +41,7 @@ from ortolan.modeling.layers.embeddings import (
     JoinedStates,
     TokenFeatures,
     input_embedding,
+    registers,
 )
 from ortolan.modeling.layers.grid import Grid, GridEmbedding
 from ortolan.modeling.layers.heads import (
@@ -283,6 +284,7 @@ class EncoderModel(Stack):
         match config.input:
             case TokenInput(types=types) if types:
                 self.type_embedding = nn.Embedding(types, config.embedding_width)
+        self.registers = registers(config)
         self.head = encoder_head(config)
 
     @property
@@ -363,6 +365,9 @@ class EncoderModel(Stack):
         length = self._length(inputs)
         positions = torch.arange(length, device=inputs.device)[None]
         x_BTE = self.embed(inputs, positions, added)
+        if self.registers is not None:
+            x_BTE, length = self.registers(x_BTE), length + self.config.registers
+            positions = torch.arange(length, device=inputs.device)[None]
         if isinstance(self.config.input, ChunkedAudioInput | GridInput):
             # attention sees all chunks of a sound, or all patches of an image
             x_BTE = x_BTE.reshape(1, -1, x_BTE.shape[-1])
@@ -378,7 +383,7 @@ class EncoderModel(Stack):
         return self.final_norm(x_BTE), early
 
     def _length(self, inputs: Tensor) -> int:
-        """Number of vectors per row, or per chunk of a sound."""
+        """Number of vectors with a position per row, or per chunk of a sound."""
         match self.config.input:
             case TokenInput():
                 return inputs.shape[1]
@@ -388,8 +393,8 @@ class EncoderModel(Stack):
                 return inputs.shape[0] * inputs.shape[1]
             case WaveInput(window=window, hop=hop):
                 return (inputs.shape[1] - window) // hop + 1
-            case fixed:
-                return fixed.length
+            case _:
+                return self.config.places
 
 
 class EncoderDecoderModel(TransformerModel):

@@ -19,8 +19,9 @@ SIDE_INCHES, TITLE_INCHES = 2.2, 0.35
 
 COLUMNS = 6
 
-TRAINED = 2
-"""Most trained tokens before the patches: a class token and a distillation token."""
+TRAINED = (0, 1, 2, 5)
+"""Numbers of trained tokens before the patches: a class token, and a distillation token or four
+registers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,7 @@ def _distinct(names: Sequence[str]) -> list[str]:
 
 def _grid(keys: int, source: ImageSource) -> tuple[int, int, int]:
     """Rows and columns of the patches, and the number of trained tokens before them."""
-    for first in range(TRAINED + 1):
+    for first in TRAINED:
         columns = round(math.sqrt((keys - first) * source.width / source.height))
         if columns and columns * round(columns * source.height / source.width) == keys - first:
             return (keys - first) // columns, columns, first
