@@ -51,9 +51,11 @@ def reference_pixels(picture_HWC: NDArray[np.uint8], source: ImageSource | Patch
         height, width = fitted_size(picture_HWC.shape[:2], source)
     else:
         height, width = _resized_size(picture_HWC.shape[0], picture_HWC.shape[1], steps)
-    # rounded after each axis, as in Pillow
-    values_HWC = _resize(values_HWC.swapaxes(0, 1), width, source.resample).swapaxes(0, 1)
-    values_HWC = _resize(values_HWC, height, source.resample)
+    for axis, size in ((1, width), (0, height)):
+        values_HWC = _resize(values_HWC.swapaxes(0, axis), size, source.resample).swapaxes(0, axis)
+        if isinstance(source, PatchSource) or source.rounding != "none":
+            # after each axis, as in Pillow
+            values_HWC = np.clip(np.floor(values_HWC + 0.5), 0, 255)
     if steps.crop is not None:
         for axis, size in enumerate(steps.crop):
             values_HWC = _crop(values_HWC.swapaxes(0, axis), size).swapaxes(0, axis)
@@ -97,7 +99,7 @@ def _resize(values: Array, size: int, name: str) -> Array:
     distances = (pixels + 0.5 - centers[:, None]) / scale
     weights = np.where((pixels >= start) & (pixels < stop), weight(distances), 0.0)
     weights /= weights.sum(1, keepdims=True)
-    resized: Array = np.clip(np.floor(np.tensordot(weights, values, 1) + 0.5), 0, 255)
+    resized: Array = np.tensordot(weights, values, 1)
     return resized
 
 

@@ -62,7 +62,8 @@ Lengths = int | tuple[int, ...] | dict[str, int | None]
 class Processor(msgspec.Struct, frozen=True, kw_only=True):
     """The keys that are read, with the defaults that image processors share.
 
-    `size` and `crop_size` are None where they are those of the model.
+    `size` and `crop_size` are None where they are those of the model. `rescales_first` is no key,
+    but belongs to the class: values are rescaled before the image is resized, and so not rounded.
     """
 
     size: Lengths | None = None
@@ -85,12 +86,16 @@ class Processor(msgspec.Struct, frozen=True, kw_only=True):
     max_patches: int | None = None
     crop_pct: float | None = None
     default_to_square: bool = True
+    rescales_first: bool = False
 
     @property
     def cuts(self) -> bool | None:
         """Whether images are cut into tiles; None for a processor that cannot."""
         return self.crop_to_patches if self.do_image_splitting is None else self.do_image_splitting
 
+
+KEYS = frozenset(Processor.__struct_fields__) - {"rescales_first"}
+"""Keys of a file that are read."""
 
 CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -128,6 +133,13 @@ PROCESSORS: Mapping[str, Processor] = {
     "Siglip": Processor(
         size={"height": 224, "width": 224}, do_convert_rgb=True, default_to_square=False
     ),
+    "DINOv3ViT": Processor(
+        resample=BILINEAR,
+        image_mean=(0.485, 0.456, 0.406),
+        image_std=(0.229, 0.224, 0.225),
+        size={"height": 224, "width": 224},
+        rescales_first=True,
+    ),
     "GotOcr2": Processor(
         image_mean=CLIP_MEAN,
         image_std=CLIP_STD,
@@ -147,6 +159,8 @@ PROCESSOR_OF: Mapping[str, str] = {
     "clip_vision_model": "CLIP",
     "deit": "DeiT",
     "dinov2": "Bit",
+    "dinov2_with_registers": "Bit",
+    "dinov3_vit": "DINOv3ViT",
     "gemma3": "Gemma3",
     "idefics3": "Idefics3",
     "internvl": "GotOcr2",
@@ -182,6 +196,8 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         mean = channel_numbers("image_mean", processor.image_mean, config.channels)
         std = channel_numbers("image_std", processor.image_std, config.channels)
     scale = processor.rescale_factor if processor.do_rescale else 1.0
+    if processor.rescales_first:
+        _check_floats(processor)
     if min(*std, scale) <= 0 or not math.isfinite(scale):
         raise _error("positive rescale_factor and image_std", f"{scale} and {std}")
     return ImageSource(
@@ -192,9 +208,21 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
         std=std,
         scale=scale,
         resample=RESAMPLES[processor.resample],
+        rounding="none" if processor.rescales_first else msgspec.UNSET,
         fit=msgspec.UNSET if fit == Fit(resize=config.image_size) else fit,
         background="white" if processor.do_convert_rgb and config.channels == 3 else msgspec.UNSET,
     )
+
+
+def _check_floats(processor: Processor) -> None:
+    """Raise OptionError for steps that PyTorch computes differently from Pillow on floats."""
+    if processor.do_center_crop or processor.do_pad or not processor.do_rescale:
+        raise _error(
+            "an image processor that rescales, resizes and normalizes, in this order",
+            "do_center_crop, do_pad, or no do_rescale",
+        )
+    if processor.resample not in (BILINEAR, BICUBIC):
+        raise _error(f"resample {BILINEAR} or {BICUBIC}", f"{processor.resample}")
 
 
 def read_processor(config: PatchInput, folder: Path | None, model_type: str) -> Processor:
@@ -244,12 +272,12 @@ def _processor(values: Mapping[str, object], default: str) -> Processor:
         raise _error(
             f"image_processor_type to begin with one of {', '.join(PROCESSORS)}", f"{named!r:.80}"
         )
-    known = {*Processor.__struct_fields__, *INERT}
+    known = {*KEYS, *INERT}
     known.difference_update(key for key in OF_SOME if getattr(defaults, key) is None)
     unknown = [key for key, value in values.items() if key not in known and value is not False]
     if unknown:
         raise _error(f"no steps but {', '.join(STEPS)}", ", ".join(sorted(unknown))[:200])
-    given = {key: values[key] for key in Processor.__struct_fields__ if key in values}
+    given = {key: values[key] for key in KEYS if key in values}
     try:
         return msgspec.convert(msgspec.structs.asdict(defaults) | given, type=Processor)
     except msgspec.ValidationError as error:

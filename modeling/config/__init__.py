@@ -122,6 +122,7 @@ __all__ = [
     "ModelConfig",
     "NoPositions",
     "NormConfig",
+    "PatchCenters",
     "PatchInput",
     "Placement",
     "Pooling",

@@ -36,10 +36,10 @@ def tables(config: StackConfig) -> dict[str, Tensor]:
     """Fixed tables of a stack, by the names of their buffers.
 
     `rotary_cos` and `rotary_sin` are `(P, R/2)`, with a number appended for further rotary
-    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`, where tokens come with positions. `position_table` is `(P, E)`, or as
-    wide as positions that are concatenated to the embedding. `alibi_slopes` is `(H,)`, and
-    `alibi_table` `(H, P)`. All are float32 except `relative_buckets`, int64 `(M,)`. Learned
-    positions are a weight instead.
+    positions (`rotary_names`); `rotary_axes` is `(3, R/2)`, where tokens come with positions.
+    `position_table` is `(P, E)`, or as wide as positions that are concatenated to the embedding.
+    `alibi_slopes` is `(H,)`, and `alibi_table` `(H, P)`. All are float32 except
+    `relative_buckets`, int64 `(M,)`. Learned positions are a weight instead.
     """
     named: dict[str, Tensor] = {}
     for place, rotary in enumerate(config.rotaries):

@@ -121,6 +121,7 @@ class ImageSource(
         std: one value per channel.
         scale: factor for pixel values, usually 1/255.
         resample: filter that resizes images of other sizes.
+        rounding: whether resized values are rounded to whole numbers; left out if they are.
         fit: how images of other sizes get this size; left out if they are resized to it.
         background: color that shows through transparent pixels; left out if transparency is
             dropped, or has a channel.
@@ -133,6 +134,7 @@ class ImageSource(
     std: tuple[Annotated[float, Meta(gt=0)], ...]
     scale: Annotated[float, Meta(gt=0)]
     resample: Filter
+    rounding: Literal["none"] | msgspec.UnsetType = msgspec.UNSET
     fit: Fit | msgspec.UnsetType = msgspec.UNSET
     background: Literal["white"] | msgspec.UnsetType = msgspec.UNSET
 

@@ -23,10 +23,13 @@ from ortolan.runtime.errors import InputError, MissingExtraError
 if TYPE_CHECKING:
     from PIL import Image as Pillow
 
-__all__ = ["Image", "normalized", "read_pixels", "read_values", "resized"]
+__all__ = ["Image", "Values", "normalized", "read_pixels", "read_values", "resized"]
 
 Image = str | os.PathLike[str] | bytes | NDArray[np.uint8]
 """A path, the bytes of a file, or pixels `(H, W)` or `(H, W, channels)`."""
+
+Values = NDArray[np.uint8] | NDArray[np.float32]
+"""Values from 0 to 255, `(H, W, channels)`; with fractions after an unrounded resize."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
 """Formats to decode. Others run programs (EPS), or are rare and rarely tested."""
@@ -77,8 +80,8 @@ def read_values(image: Any, source: ImageSource | PatchSource) -> NDArray[np.uin
 
 
 def resized(
-    values_HWC: NDArray[np.uint8], height: int, width: int, source: ImageSource | PatchSource
-) -> NDArray[np.uint8]:
+    values_HWC: Values, height: int, width: int, source: ImageSource | PatchSource
+) -> Values:
     """Resize `(H, W, channels)` to `(height, width, channels)` with the filter of an encoder.
 
     Raises:
@@ -88,14 +91,17 @@ def resized(
     if (height, width) == values_HWC.shape[:2]:
         return values_HWC
     _check_size(width, height, "After resizing, the image")
-    resample = _pillow().Resampling[source.resample.upper()]
-    image = _from_array(values_HWC).resize((width, height), resample)
+    module, size = _pillow(), (width, height)
+    resample = module.Resampling[source.resample.upper()]
+    if isinstance(source, ImageSource) and source.rounding == "none":
+        channels = np.moveaxis(values_HWC.astype(np.float32), -1, 0)
+        floats = [module.fromarray(np.ascontiguousarray(each)) for each in channels]
+        return np.stack([np.asarray(each.resize(size, resample)) for each in floats], -1)
+    image = _from_array(values_HWC.astype(np.uint8, copy=False)).resize(size, resample)
     return np.asarray(image, np.uint8).reshape(height, width, -1)
 
 
-def normalized(
-    values_HWC: NDArray[np.uint8], source: ImageSource | PatchSource
-) -> NDArray[np.float32]:
+def normalized(values_HWC: Values, source: ImageSource | PatchSource) -> NDArray[np.float32]:
     """Return `(value * scale - mean) / std`, `(channels, height, width)`."""
     scaled_HWC = values_HWC.astype(np.float32) * np.float32(source.scale)
     mean, std = np.array(source.mean, np.float32), np.array(source.std, np.float32)
@@ -232,7 +238,7 @@ def _has_small_integers(image: "Pillow.Image") -> bool:
     return bool(values.min() >= 0 and values.max() <= 255)
 
 
-def _fit(values_HWC: NDArray[np.uint8], source: ImageSource) -> NDArray[np.uint8]:
+def _fit(values_HWC: Values, source: ImageSource) -> Values:
     """Resize and crop: `(H, W, channels)`, to be padded to the size of the encoder.
 
     Raises:
@@ -281,7 +287,7 @@ def _resized_size(size: tuple[int, ...], steps: Fit) -> tuple[int, int]:
             raise TypeError(f"not a size: {steps.resize}")
 
 
-def _crop(values_HWC: NDArray[np.uint8], height: int, width: int) -> NDArray[np.uint8]:
+def _crop(values_HWC: Values, height: int, width: int) -> Values:
     """Cut out the center, with a black border around smaller images.
 
     Of an odd number of pixels, a cut leaves one more at the end, and a border adds one more at

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.parts import ClosestShape, LongestSide, Oversized, Tiles
 from ortolan.runtime.bundle.sources import ImageSource, PatchSource
-from ortolan.runtime.inputs.images import normalized, read_values, resized
+from ortolan.runtime.inputs.images import Values, normalized, read_values, resized
 from ortolan.runtime.inputs.patches import fitted_size
 
 __all__ = ["Cut", "closest", "cut", "cut_oversized", "surrounded"]
@@ -95,7 +95,7 @@ def cut_oversized(image: Any, source: PatchSource, grid: Oversized, *, split: bo
     return Cut([*tiles, whole], rows, columns)
 
 
-def _parts(values_HWC: NDArray[np.uint8], high: int, wide: int) -> list[NDArray[np.uint8]]:
+def _parts(values_HWC: Values, high: int, wide: int) -> list[Values]:
     """The tiles of an image that they fill, row by row."""
     rows, columns = values_HWC.shape[0] // high, values_HWC.shape[1] // wide
     bands = (values_HWC[row * high : (row + 1) * high] for row in range(rows))

@@ -31,6 +31,9 @@ LONGEST = 1024
 PICTURES = ((1, 1), (3, 5), (2, 24), (20, 3), (8, 8))
 """Rows and columns of the squares of patches of each probe of an encoder that keeps proportions."""
 
+EXACT_LEVELS = 0.01
+"""Tolerance in levels of 255 where nothing is rounded."""
+
 _MULTIPLIER = 2_654_435_761
 """Odd, close to 2**32 divided by the golden ratio, so that its multiples look like noise."""
 
@@ -87,7 +90,9 @@ def tolerances(
     source: ImageSource | PatchSource, pixels_CHW: NDArray[np.float32]
 ) -> NDArray[np.float64]:
     """Return the largest accepted difference of each sample of these pixels."""
-    levels_C = LEVELS * source.scale / np.array(source.std)
+    is_exact = isinstance(source, ImageSource) and source.rounding == "none"
+    levels = EXACT_LEVELS if is_exact else LEVELS
+    levels_C = levels * source.scale / np.array(source.std)
     area = pixels_CHW[0].size
     tolerance: NDArray[np.float64] = levels_C[_places(pixels_CHW.size) // area]
     return tolerance
