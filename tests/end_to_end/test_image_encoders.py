@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from tests.export import tiny_dinov3
 from tests.modeling.tiny_encoders import IMAGES, EncoderCase
-from tests.tiny.encoders import CLIP, CLIP_VISION, DEIT, DINOV2
+from tests.tiny.encoders import CLIP, CLIP_VISION, DEIT, DINOV2, DINOV2_REGISTERS
 
 import ortolan
 from ortolan.runtime.verification.replay import verify
@@ -28,6 +29,8 @@ CASES: dict[str, tuple[EncoderCase, str, dict[str, Any]]] = {
     ),
     "dinov2": (EncoderCase("Dinov2Model", DINOV2), "Bit", EDGE),
     "dinov2-gated": (IMAGES["dinov2-gated"], "Bit", EDGE),
+    "dinov2-registers": (EncoderCase("Dinov2WithRegistersModel", DINOV2_REGISTERS), "Bit", EDGE),
+    "dinov2-registers-classifier": (IMAGES["dinov2-registers-classifier"], "Bit", EDGE),
     "clip": (EncoderCase("CLIPModel", CLIP), "CLIP", EDGE),
     "clip-projected": (EncoderCase("CLIPVisionModelWithProjection", CLIP_VISION), "CLIP", EDGE),
     "siglip": (IMAGES["siglip-classifier"], "Siglip", {"size": SQUARE}),
@@ -83,6 +86,44 @@ def test_files_become_the_outputs_of_transformers(name: str, tmp_path: Path) -> 
         case _:
             got = np.stack(encoder.states(files))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+    report = verify(tmp_path / "bundle", exact=False, isolate=False)
+    assert report.verdict == "PASS"
+    assert report.surroundings is not None
+    assert report.surroundings.pixels > 0
+
+
+def test_files_become_the_states_of_dinov3(tmp_path: Path) -> None:
+    reference = tiny_dinov3.write(tmp_path / "checkpoint")
+    files = pictures()
+    with torch.inference_mode():
+        output = reference(pixel_values=torch.stack([tiny_dinov3.pixels(file) for file in files]))
+    expected = output.last_hidden_state.numpy()
+    ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle")
+    encoder = ortolan.load(tmp_path / "bundle", ortolan.Encoder)
+    together = np.stack(encoder.states(files))
+    np.testing.assert_allclose(together, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
+    for states, file in zip(together, files, strict=True):
+        np.testing.assert_allclose(encoder.states(file)[0], states, atol=1e-5)
+    pooled = output.pooler_output.numpy()
+    np.testing.assert_allclose(together[:, 0], pooled, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
+def test_dinov3_embeds_at_every_precision(precision: Any, tmp_path: Path) -> None:
+    reference = tiny_dinov3.write(tmp_path / "checkpoint", pooled=True)
+    files = pictures()
+    with torch.inference_mode():
+        output = reference(pixel_values=torch.stack([tiny_dinov3.pixels(file) for file in files]))
+    expected = torch.nn.functional.normalize(output.pooler_output, dim=-1).numpy()
+    ortolan.export(
+        tmp_path / "checkpoint",
+        tmp_path / "bundle",
+        precision=precision,
+        options=ortolan.ExportOptions(allow_poor=True),
+    )
+    got = ortolan.load(tmp_path / "bundle", ortolan.Encoder).embed(files)
+    least = {"fp32": 1 - 1e-5, "int8": 0.99, "int4": 0.7}[precision]
+    assert (got * expected).sum(-1).min() > least
     report = verify(tmp_path / "bundle", exact=False, isolate=False)
     assert report.verdict == "PASS"
     assert report.surroundings is not None

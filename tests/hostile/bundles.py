@@ -37,7 +37,8 @@ HANDMADE: dict[str, Callable[[Path], object]] = {
 
 EXPORTED = (
     *("exported-decoder", "exported-int4", "exported-packed", "exported-hybrid"),
-    *("exported-encoder", "exported-images", "exported-reader", "exported-listener"),
+    *("exported-encoder", "exported-images", "exported-registers"),
+    *("exported-reader", "exported-listener"),
     *("exported-tiles", "exported-patches", "exported-oversized", "exported-grids"),
     "exported-gazer",
     "exported-hearer",

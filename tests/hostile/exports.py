@@ -13,6 +13,7 @@ from tests import quick_exports
 from tests.export import (
     models_of_kinds,
     tiny_contrast,
+    tiny_dinov3,
     tiny_gemma3,
     tiny_llava,
     tiny_models,
@@ -64,6 +65,11 @@ def _encoder(work: Path, out: Path) -> None:
 
 def _images(work: Path, out: Path) -> None:
     ortolan.export(models_of_kinds.module_of(models_of_kinds.image_config()), out)
+
+
+def _registers(work: Path, out: Path) -> None:
+    tiny_dinov3.write(work / "source")
+    ortolan.export(work / "source", out)
 
 
 def _reader(work: Path, out: Path) -> None:
@@ -128,6 +134,7 @@ MAKES: dict[str, Make] = {
     "exported-hybrid": _hybrid,
     "exported-encoder": _encoder,
     "exported-images": _images,
+    "exported-registers": _registers,
     "exported-reader": _reader,
     "exported-tiles": _tiles,
     "exported-patches": _patches,

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 import transformers
 from tests.modeling.tiny_models import LLAMA, NO_TOKENS, VOCABULARY, reference_model
-from tests.tiny.encoders import CLIP_VISION, DEIT, DINOV2, SIGLIP
+from tests.tiny.encoders import CLIP_VISION, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, SIGLIP
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -288,6 +288,27 @@ IMAGES = {
     "dinov2-classifier": EncoderCase("Dinov2ForImageClassification", DINOV2 | THREE_LABELS),
     "dinov2-gated": EncoderCase(
         "Dinov2ForImageClassification", DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False}
+    ),
+    "dinov2-registers": EncoderCase("Dinov2WithRegistersModel", DINOV2_REGISTERS),
+    "dinov2-registers-classifier": EncoderCase(
+        "Dinov2WithRegistersForImageClassification", DINOV2_REGISTERS | THREE_LABELS
+    ),
+    "dinov2-registers-none": EncoderCase(
+        "Dinov2WithRegistersForImageClassification",
+        DINOV2_REGISTERS | {"num_register_tokens": 0, "use_swiglu_ffn": True},
+    ),
+    "dinov3": EncoderCase("DINOv3ViTModel", DINOV3),
+    "dinov3-gated": EncoderCase(
+        "DINOv3ViTModel",
+        DINOV3
+        | {"use_gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "proj_bias": False}
+        | {"query_bias": False, "value_bias": False, "rope_theta": 7.0},
+    ),
+    "dinov3-oblong": EncoderCase(
+        "DINOv3ViTModel",
+        DINOV3
+        | {"image_size": [8, 12], "patch_size": [4, 3], "num_register_tokens": 0}
+        | {"num_attention_heads": 4, "num_channels": 1, "layer_norm_eps": 0.2},
     ),
     "clip-projected": EncoderCase("CLIPVisionModelWithProjection", CLIP_VISION),
     "siglip-classifier": EncoderCase("SiglipForImageClassification", SIGLIP | THREE_LABELS),

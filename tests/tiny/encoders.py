@@ -59,6 +59,19 @@ DINOV2: dict[str, Any] = VIT | {
     "layerscale_value": 0.7,
 }
 
+DINOV2_REGISTERS: dict[str, Any] = DINOV2 | {
+    "model_type": "dinov2_with_registers",
+    "architectures": ["Dinov2WithRegistersForImageClassification"],
+    "num_register_tokens": 3,
+}
+
+DINOV3: dict[str, Any] = VIT | {
+    "model_type": "dinov3_vit",
+    "architectures": ["DINOv3ViTModel"],
+    "num_register_tokens": 3,
+    "layerscale_value": 0.7,
+}
+
 CLIP_VISION: dict[str, Any] = VIT | {
     "model_type": "clip_vision_model",
     "architectures": ["CLIPVisionModelWithProjection"],
@@ -423,7 +436,8 @@ _ALL: tuple[dict[str, Any], ...] = (
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
         for name, (classes, values) in _MASKED.items()
     ),
-    *(DISTILBERT, VIT, DEIT, DINOV2, CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),
+    *(DISTILBERT, VIT, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3),
+    *(CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),
     *(GEMMA3, INTERNVL, QWEN3_ASR, QWEN3_VL, QWEN3_5_VL, MARIAN),
     *(SIGLIP, SIGLIP_TEXT, SIGLIP_VISION),
     *(SIGLIP2, SIGLIP2_TEXT, SIGLIP2_VISION, LFM2_VL),

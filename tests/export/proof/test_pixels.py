@@ -59,6 +59,28 @@ def test_the_runtime_agrees_on_every_step(name: str, size: tuple[int, int]) -> N
 
 
 @pytest.mark.parametrize("name", FILTERS)
+@pytest.mark.parametrize("size", [(51, 37), (9, 7)])
+def test_values_that_are_not_rounded_agree_closely(name: Any, size: tuple[int, int]) -> None:
+    source = msgspec.structs.replace(RAW, resample=name, rounding="none")
+    values = picture(*size)
+    got = read_pixels(values, source)
+    np.testing.assert_allclose(got, reference_pixels(values, source), atol=1e-3)
+    assert (got % 1).any()
+
+
+def test_samples_of_the_probe_picture_tell_rounding_apart() -> None:
+    exact = msgspec.structs.replace(RAW, resample="bilinear", rounding="none")
+    rounded = msgspec.structs.replace(exact, rounding=msgspec.UNSET)
+    values = probe_picture(exact)
+    expected = sampled(reference_pixels(values, exact).astype(np.float32))
+    for source in (exact, rounded):
+        pixels_CHW = read_pixels(values, source)
+        bounds = tolerances(exact, pixels_CHW)
+        is_close = bool((np.abs(sampled(pixels_CHW) - expected) <= bounds).all())
+        assert is_close == (source is exact)
+
+
+@pytest.mark.parametrize("name", FILTERS)
 @pytest.mark.parametrize("other", FILTERS)
 def test_samples_of_the_probe_picture_tell_filters_apart(name: Any, other: Any) -> None:
     source = msgspec.structs.replace(RAW, resample=name, scale=1 / 255, std=(0.1, 0.2, 0.3))

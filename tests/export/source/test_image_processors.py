@@ -1,5 +1,6 @@
 """Pixels of files equal those of transformers' image processors."""
 
+import ast
 import io
 import json
 import warnings
@@ -9,7 +10,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+import transformers
 from PIL import Image, ImageOps
+from tests.export import tiny_dinov3
+from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import (
@@ -99,8 +104,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 def processor_class(name: str) -> Any:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        import transformers
-
         return getattr(transformers, f"{name}ImageProcessorPil")
 
 
@@ -142,6 +145,69 @@ def test_files_become_the_pixels_of_transformers(
         np.testing.assert_allclose(
             read_pixels(path, source), expected, atol=1e-5, rtol=1e-5, err_msg=path.name
         )
+
+
+DINOV3: dict[str, Any] = {
+    "image_processor_type": "DINOv3ViTImageProcessorFast",
+    "size": SQUARE,
+    "image_mean": list(tiny_dinov3.MEAN),
+    "image_std": list(tiny_dinov3.STD),
+}
+
+
+@pytest.mark.parametrize(("resample", "mode"), [(2, "bilinear"), (3, "bicubic")])
+def test_files_become_the_pixels_of_floats(
+    resample: int, mode: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(DINOV3 | {"resample": resample}))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    source = image_source(patches, tmp_path, "dinov3_vit")
+    assert source.rounding == "none"
+    for path in files.values():
+        image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
+        expected = tiny_dinov3.normalized(torch.tensor(np.asarray(image)), SIDE, mode=mode)
+        np.testing.assert_allclose(
+            read_pixels(path, source), expected, atol=1e-5, rtol=1e-5, err_msg=path.name
+        )
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"do_center_crop": True, "crop_size": SIDE},
+        {"do_pad": True, "pad_size": SIDE},
+        {"do_rescale": False},
+        {"resample": 1},
+        {"rescales_first": True},
+    ],
+)
+def test_steps_that_differ_on_floats_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(DINOV3 | changes))
+    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
+    with pytest.raises(OptionError, match=next(iter(changes))):
+        image_source(patches, tmp_path, "dinov3_vit")
+
+
+def test_defaults_are_those_of_a_class_that_needs_torchvision() -> None:
+    models = Path(transformers.__file__).parent / "models"
+    file = models / "dinov3_vit" / "image_processing_dinov3_vit.py"
+    module = ast.parse(file.read_text())
+    (kind,) = (node for node in module.body if isinstance(node, ast.ClassDef))
+    theirs = {
+        node.targets[0].id: ast.unparse(node.value)
+        for node in kind.body
+        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name)
+    }
+    assert theirs == {
+        "resample": "PILImageResampling.BILINEAR",
+        "image_mean": "IMAGENET_DEFAULT_MEAN",
+        "image_std": "IMAGENET_DEFAULT_STD",
+        "size": "{'height': 224, 'width': 224}",
+        **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), "True"),
+    }
+    ours = PROCESSORS["DINOv3ViT"]
+    assert (ours.resample, ours.size) == (2, {"height": 224, "width": 224})
+    assert (ours.image_mean, ours.image_std) == (IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD)
 
 
 SIZES = {"size": {"longest_edge": 4 * SIDE}, "max_image_size": {"longest_edge": SIDE}}
@@ -206,7 +272,7 @@ def test_a_model_of_tiles_needs_them(tmp_path: Path) -> None:
         tiles(patches, tmp_path, "internvl")
 
 
-@pytest.mark.parametrize("name", PROCESSORS)
+@pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "DINOv3ViT"])
 def test_defaults_are_those_of_the_class(name: str) -> None:
     theirs, ours = processor_class(name)(), PROCESSORS[name]
     sizes = ("size", "crop_size", "max_image_size")

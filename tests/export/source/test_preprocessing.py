@@ -64,6 +64,12 @@ def test_a_file_that_names_no_processor_has_the_one_that_transformers_chooses(
     assert f"{PROCESSOR_OF[model_type]}ImageProcessorPil" == expected
 
 
+def test_dinov3_has_a_processor_of_floats_only() -> None:
+    auto: Any = importlib.import_module("transformers.models.auto.image_processing_auto")
+    named = auto.IMAGE_PROCESSOR_MAPPING_NAMES["dinov3_vit"]
+    assert named == {"torchvision": f"{PROCESSOR_OF['dinov3_vit']}ImageProcessor"}
+
+
 @pytest.mark.parametrize(
     ("values", "changes"),
     [

@@ -9,6 +9,7 @@ import pytest
 from tests.modeling.tiny_models import GPT2, LLAMA
 from tests.nonsense import CONFIG_VALUES
 from tests.tiny import FAMILY_CONFIGS
+from tests.tiny.encoders import DINOV2_REGISTERS, DINOV3
 
 from ortolan.modeling import CheckpointError, ConfigError, read_config
 from ortolan.modeling.checkpoint.checkpoint import MAX_CONFIG_BYTES
@@ -92,6 +93,13 @@ NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
     (GPT2 | {"n_head": 5}, "got 32 and 5"),
     (GPT2 | {"n_head": 64}, "got 32 and 64"),
     (GPT2 | {"activation_function": "gelu_fast"}, "'gelu_fast'"),
+    (DINOV2_REGISTERS | {"image_size": [8, 12]}, "image_size .* both sides"),
+    (DINOV2_REGISTERS | {"num_register_tokens": -1}, "num_register_tokens must be 0 to"),
+    (DINOV3 | {"num_register_tokens": 1 << 20}, "num_register_tokens must be 0 to"),
+    (DINOV3 | {"key_bias": True}, "key_bias false"),
+    (DINOV3 | {"value_bias": False}, "query_bias and value_bias"),
+    (DINOV3 | {"num_attention_heads": 16}, "multiple of 4 channels"),
+    (DINOV3 | {"rope_theta": 1.0}, "theta must be above 1"),
 ]
 
 
@@ -99,7 +107,7 @@ NOT_UNDERSTOOD: list[tuple[dict[str, Any], str]] = [
 def test_a_config_that_is_not_understood_is_an_error(
     tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
-    values = changes if changes.get("model_type") == "gpt2" else LLAMA | changes
+    values = changes if "architectures" in changes or "n_head" in changes else LLAMA | changes
     (tmp_path / "config.json").write_text(json.dumps(values))
     with pytest.raises(ConfigError, match=message):
         read_config(tmp_path)

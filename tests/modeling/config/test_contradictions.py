@@ -32,6 +32,7 @@ from ortolan.modeling.config import (
     LatentConfig,
     NoPositions,
     NormConfig,
+    PatchCenters,
     PatchInput,
     RotaryPositions,
     TokenInput,
@@ -45,6 +46,10 @@ LATENT = LatentConfig(query_rank=None, rank=4, rotated=2, norm=RMS)
 UNBIASED = replace(ATTENTION, qkv_bias=False)
 
 IMAGE = PatchInput(image_size=(8, 9), patch_size=(4, 2), channels=3, class_token=True)
+
+CENTERS = RotaryPositions(
+    dim=4, axes=(1, 2), axial=True, centers=PatchCenters(grid=IMAGE.grid, skipped=IMAGE.tokens)
+)
 
 HEAD = LanguageModelHead(tied=True, bias=True)
 
@@ -169,6 +174,19 @@ CASES: dict[str, tuple[Callable[[], object], str]] = {
         f"patches of {size}": (partial(replace, IMAGE, patch_size=size), "must fit")
         for size in ((0, 2), (9, 2), (2, 10), (-1, 2))
     },
+    "fewer than no registers": (lambda: replace(IMAGE, registers=-1), "at least 0"),
+    "centers without columns": (lambda: replace(CENTERS, axes=(1, 1)), "rows and columns"),
+    "centers of a text": (lambda: decoder_config(CENTERS), "only images"),
+    "centers of another image": (
+        lambda: encoder_config(
+            CENTERS, input=replace(IMAGE, patch_size=(2, 2)), context_length=4 * 4 + 1
+        ),
+        "the patches of the image .got 2 by 4",
+    ),
+    "rotated registers": (
+        lambda: encoder_config(CENTERS, input=replace(IMAGE, registers=2), context_length=11),
+        "3 vectors before the patches .* .got 1",
+    ),
     "no labels": (lambda: ClassifierHead(labels=(), pooling="first"), "at least one label"),
     "a head layer without a norm": (lambda: replace(HEAD, activation="gelu"), "Give both"),
     "a head layer without an activation": (lambda: replace(HEAD, norm=RMS), "Give both"),
