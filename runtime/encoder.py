@@ -333,7 +333,7 @@ class Encoder(Model):
 
         Returns:
             float32 `(tokens, width)` per input. The tokens of an image are its patches, after the
-            model's class token, if it has one; those of a sound are its vectors.
+            model's class token and registers, if it has them; those of a sound are its vectors.
         """
         return self._run(self._calls.states(inputs, truncate=truncate))
 
