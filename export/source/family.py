@@ -24,7 +24,7 @@ from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
 from ortolan.export.source.dictation import DICTATIONS
 from ortolan.export.source.padding import padding_id
 from ortolan.export.source.patches import patch_source, size_notes
-from ortolan.export.source.preprocessing import image_source
+from ortolan.export.source.preprocessing import image_source, processed_size
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
 from ortolan.export.source.tiles import WRAPPINGS, tiles_of
@@ -175,10 +175,13 @@ def _counting(config: ModelConfig) -> Literal["sequence", "grid"]:
 
 
 def _sized(config: C, folder: Path) -> C:
-    """An encoder of images of any proportions with the most patches of its image processor."""
+    """An encoder of images of the size, or with the most patches, of its image processor."""
     match config:
         case EncoderConfig(input=GridInput()):
             return replace(config, context_length=patch_source(config, folder).patches)
+        case EncoderConfig(input=PatchInput() as patches, is_resizable=True):
+            size = processed_size(patches, folder, config.model_type)
+            return config if size is None else config.resized(*size)
         case _:
             return config
 

@@ -214,6 +214,19 @@ def image_source(config: PatchInput, folder: Path | None, model_type: str) -> Im
     )
 
 
+def processed_size(
+    config: PatchInput, folder: Path | None, model_type: str
+) -> tuple[int, int] | None:
+    """Height and width of every image after the steps of a checkpoint's image processor.
+
+    None if they do not say: then images must have the size of the model. Same arguments and errors
+    as `image_source`.
+    """
+    fit = _fit(read_processor(config, folder, model_type))
+    last = fit.crop or (None if fit.inside else fit.resize)
+    return None if fit.pad or not isinstance(last, tuple) else last
+
+
 def _check_floats(processor: Processor) -> None:
     """Raise OptionError for steps that PyTorch computes differently from Pillow on floats."""
     if processor.do_center_crop or processor.do_pad or not processor.do_rescale:

@@ -20,6 +20,7 @@ from ortolan.modeling.checkpoint.checkpoint import (
     open_tensors,
 )
 from ortolan.modeling.checkpoint.mapped_weights import MappedWeights, map_weights
+from ortolan.modeling.checkpoint.position_table import ResizedPositions
 from ortolan.modeling.checkpoint.sentence_head import (
     DENSE_WEIGHTS,
     MODULES,
@@ -38,11 +39,14 @@ from ortolan.modeling.config import (
     EncoderConfig,
     EncoderDecoderConfig,
     LanguageModelHead,
+    LearnedPositions,
     ModelConfig,
+    PatchInput,
     RecurrentConfig,
     RelativeBiasPositions,
     RelativeKeyPositions,
     RotaryPositions,
+    SquareTable,
     StackConfig,
     TokenInput,
     as_encoder,
@@ -231,6 +235,11 @@ def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> TensorSource:
             return WithProjections(checkpoint.tensors, dense)
         case EncoderConfig(positions=ConvolutionalPositions()):
             return WeightNormed(checkpoint.tensors)
+        case EncoderConfig(
+            input=PatchInput(grid=grid),
+            positions=LearnedPositions(published=SquareTable(side=side) as table),
+        ) if grid != (side, side):
+            return ResizedPositions(checkpoint.tensors, table, grid)
         case _:
             return checkpoint.tensors
 

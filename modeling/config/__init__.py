@@ -69,6 +69,7 @@ from ortolan.modeling.config.positions import (
     RotaryPositions,
     RotaryScaling,
     SinusoidalPositions,
+    SquareTable,
     TablePositions,
     YarnScaling,
 )
@@ -137,6 +138,7 @@ __all__ = [
     "ScoreFunction",
     "ShortConvConfig",
     "SinusoidalPositions",
+    "SquareTable",
     "StackConfig",
     "StateSpaceConfig",
     "TablePositions",

@@ -31,6 +31,7 @@ from ortolan.modeling.config.positions import (
     ConcatenatedPositions,
     ConvolutionalPositions,
     GridPositions,
+    LearnedPositions,
     NoPositions,
     Positions,
     RelativeBiasPositions,
@@ -195,6 +196,29 @@ class EncoderConfig(StackConfig):
     def places(self) -> int:
         """Number of vectors with a position."""
         return self.context_length - self.registers
+
+    @property
+    def is_resizable(self) -> bool:
+        """Whether the positions follow from those of images of another size."""
+        match self.positions:
+            case LearnedPositions(published=rule) | RotaryPositions(centers=rule):
+                return rule is not None
+            case _:
+                return False
+
+    def resized(self, height: int, width: int) -> "EncoderConfig":
+        """The same encoder for images of another size, if it is resizable.
+
+        Raises:
+            ConfigError: the image is smaller than a patch.
+        """
+        if not isinstance(self.input, PatchInput) or not self.is_resizable:
+            raise TypeError("expected an encoder of images whose positions can be resized")
+        image, positions = replace(self.input, image_size=(height, width)), self.positions
+        if isinstance(positions, RotaryPositions) and positions.centers is not None:
+            centers = replace(positions.centers, grid=image.grid)
+            positions = replace(positions, centers=centers)
+        return replace(self, input=image, context_length=image.length, positions=positions)
 
     @property
     def vectors(self) -> int:

@@ -91,15 +91,31 @@ class NoPositions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SquareTable:
+    """A published table of the patches of a square image, for images of other sizes as well.
+
+    Attributes:
+        side: rows and columns of the table.
+        antialiased: whether places are averaged where an image has fewer patches.
+    """
+
+    side: int
+    antialiased: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LearnedPositions:
     """A trained table `(offset + context, hidden)` added to the embedding.
 
     Attributes:
         offset: rows before the first position. Some published tables have them: two in BART, one
             more than the padding id in RoBERTa.
+        published: table of the checkpoint that is interpolated to the patches of the image; None
+            where the checkpoint has this table.
     """
 
     offset: int = 0
+    published: SquareTable | None = None
 
     def __post_init__(self) -> None:
         if self.offset < 0:

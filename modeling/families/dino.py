@@ -12,9 +12,11 @@ from ortolan.modeling.config import (
     EncoderConfig,
     FeedForwardConfig,
     Head,
+    LearnedPositions,
     PatchCenters,
     PatchInput,
     RotaryPositions,
+    SquareTable,
 )
 from ortolan.modeling.config.positions import COLUMN, ROW
 from ortolan.modeling.errors import ConfigError
@@ -134,21 +136,30 @@ def _v2(hf: ConfigReader) -> EncoderConfig:
         hidden = -(-int(hidden * 2 / 3) // 8) * 8
     registers = _registers(hf, 4) if model_type == V2_REGISTERS else 0
     config = read_vision(hf, head=head, eps=1e-6, hidden=hidden, registers=registers)
-    _check_square(hf, config)
+    table = _table(hf, config)
     block = replace(config.blocks[0], layer_scale=True)
     if is_gated:
         gated = replace(block.dense, kind="gated", activation="silu")
         block = replace(block, feed_forward=gated)
-    return replace(config, blocks=(block,) * len(config.blocks))
+    positions = LearnedPositions(published=table)
+    return replace(config, blocks=(block,) * len(config.blocks), positions=positions)
 
 
-def _check_square(hf: ConfigReader, config: EncoderConfig) -> None:
-    """Raise ConfigError for images that transformers would interpolate the positions to."""
-    if isinstance(config.input, PatchInput) and len(set(config.input.image_size)) > 1:
+def _table(hf: ConfigReader, config: EncoderConfig) -> SquareTable | None:
+    """The table of positions; None if no other size follows from it.
+
+    Raises:
+        ConfigError: the image is not square, so that transformers would interpolate its own table.
+    """
+    if not isinstance(config.input, PatchInput) or len(set(config.input.image_size)) > 1:
         raise ConfigError(
             f"{hf.name}: image_size must be the same for both sides, which the table of positions "
-            f"was trained for (got {config.input.image_size}). Correct it."
+            f"was trained for (got {hf.get('image_size', object)}). Correct it."
         )
+    rows, columns = config.input.grid
+    if rows != columns:
+        return None
+    return SquareTable(side=rows, antialiased=config.model_type == V2_REGISTERS)
 
 
 def _v3(hf: ConfigReader) -> EncoderConfig:

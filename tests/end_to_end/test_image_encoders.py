@@ -1,6 +1,7 @@
 """From image files to outputs as transformers computes them, by a bundle without PyTorch."""
 
 import io
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -128,3 +129,25 @@ def test_dinov3_embeds_at_every_precision(precision: Any, tmp_path: Path) -> Non
     assert report.verdict == "PASS"
     assert report.surroundings is not None
     assert report.surroundings.pixels > 0
+
+
+@pytest.mark.parametrize("side", [6, 12])
+@pytest.mark.parametrize("name", ["dinov2", "dinov2-registers-classifier", "dinov3"])
+def test_images_have_the_size_of_the_processor(name: str, side: int, tmp_path: Path) -> None:
+    reference = IMAGES[name].write(tmp_path / "checkpoint")
+    size = {"height": side, "width": side}
+    kinds = {"dinov3": {"image_processor_type": "DINOv3ViTImageProcessor", "size": size}}
+    cropped = {"image_processor_type": "BitImageProcessor", "size": side, "crop_size": size}
+    processor = json.dumps(kinds.get(name, cropped))
+    (tmp_path / "checkpoint" / "preprocessor_config.json").write_text(processor)
+    ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle")
+    encoder = ortolan.load(tmp_path / "bundle", ortolan.Encoder)
+    files = pictures()
+    pixels = torch.from_numpy(np.stack([encoder.pixels(file) for file in files]))
+    assert pixels.shape == (3, 3, side, side)
+    expected = expected_output(name, reference, pixels).numpy()
+    if "classifier" in name:
+        got = np.array([[*result.scores.values()] for result in encoder.classify(files)])
+    else:
+        got = np.stack(encoder.states(files))
+    np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
