@@ -35,10 +35,10 @@ from ortolan.modeling.layers.feed_forward import ACTIVATIONS, MLP
 from ortolan.modeling.layers.norms import norm
 
 
-def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling, *, tokens: int = 1) -> Tensor:
+def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling, *, before: int = 1) -> Tensor:
     """Pool the tokens of each sequence to one vector, `(B, E)`, ignoring padding.
 
-    `first_and_mean` returns `(B, 2 * E)`; the mean is that of all vectors after the first `tokens`.
+    `first_and_mean` returns `(B, 2 * E)`; the mean is that of all vectors after the first `before`.
 
     Sums and lengths use float32: bfloat16 counts only to 256, and float16 overflows at 65504.
     """
@@ -47,7 +47,7 @@ def pool(x_BTE: Tensor, lengths: Tensor | None, pooling: Pooling, *, tokens: int
     if pooling == "first_and_mean":
         if lengths is not None:
             raise ValueError("first_and_mean: only images, which have no padding, are pooled so")
-        return torch.cat((x_BTE[:, 0], x_BTE[:, tokens:].mean(1)), -1)
+        return torch.cat((x_BTE[:, 0], x_BTE[:, before:].mean(1)), -1)
     batch, tokens = x_BTE.shape[:2]
     if lengths is None:
         if pooling == "mean":
@@ -137,12 +137,12 @@ class Classifier(nn.Module):
     """Label logits of each sequence or image, or of each token.
 
     Attributes:
-        tokens: number of trained vectors before the patches of an image.
+        before: number of trained vectors before the patches of an image.
     """
 
-    def __init__(self, config: ClassifierHead, width: int, *, tokens: int = 1) -> None:
+    def __init__(self, config: ClassifierHead, width: int, *, before: int = 1) -> None:
         super().__init__()
-        self.tokens = tokens
+        self.before = before
         self.pooling = config.pooling
         width = width if config.pooling is None else pooled_width(config.pooling, width)
         self.dense: nn.Module | None = None
@@ -159,7 +159,7 @@ class Classifier(nn.Module):
         """`(B, T, E)` to `(B, L)`, or to `(B, T, L)` without pooling."""
         x = x_BTE
         if self.pooling is not None:
-            x = pool(x_BTE, lengths, self.pooling, tokens=self.tokens)
+            x = pool(x_BTE, lengths, self.pooling, before=self.before)
         if self.dense is not None:
             x = self.norm(self.activation(self.dense(x)))
         logits: Tensor = self.out(x)
@@ -336,7 +336,7 @@ def encoder_head(config: EncoderConfig) -> nn.Module | None:
         case (LanguageModelHead() as kind, TokenInput(vocab_size=size)):
             return LanguageModel(kind, config.hidden_size, size)
         case (ClassifierHead() as kind, PatchInput(tokens=tokens)):
-            return Classifier(kind, config.hidden_size, tokens=tokens)
+            return Classifier(kind, config.hidden_size, before=tokens)
         case (ClassifierHead() as kind, _):
             return Classifier(kind, config.hidden_size)
         case (EmbeddingHead() as kind, _):
