@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from tests.export import tiny_dinov3
 from tests.modeling.tiny_encoders import IMAGES, EncoderCase
@@ -60,6 +61,13 @@ def expected_output(name: str, reference: Any, pixels: torch.Tensor) -> torch.Te
     return tensor.softmax(-1) if key == "logits" else tensor
 
 
+def scores_of(encoder: ortolan.Encoder, files: list[bytes]) -> NDArray[np.float64]:
+    """Scores of the labels in the order of the model, one row per image."""
+    labels = encoder.manifest.output.labels if encoder.manifest.output else ()
+    results = [result.scores for result in encoder.classify(files)]
+    return np.array([[scores[label] for label in labels] for scores in results])
+
+
 @pytest.mark.parametrize("name", CASES)
 def test_files_become_the_outputs_of_transformers(name: str, tmp_path: Path) -> None:
     case, processor, values = CASES[name]
@@ -79,9 +87,7 @@ def test_files_become_the_outputs_of_transformers(name: str, tmp_path: Path) -> 
     encoder = ortolan.load(tmp_path / "bundle", ortolan.Encoder)
     match encoder.manifest.output_kind.name:
         case "labels":
-            results = [result.scores for result in encoder.classify(files)]
-            labels = encoder.manifest.output.labels if encoder.manifest.output else ()
-            got = np.array([[scores[label] for label in labels] for scores in results])
+            got = scores_of(encoder, files)
         case "embedding":
             got = encoder.embed(files)
         case _:
@@ -147,7 +153,7 @@ def test_images_have_the_size_of_the_processor(name: str, side: int, tmp_path: P
     assert pixels.shape == (3, 3, side, side)
     expected = expected_output(name, reference, pixels).numpy()
     if "classifier" in name:
-        got = np.array([[*result.scores.values()] for result in encoder.classify(files)])
+        got = scores_of(encoder, files)
     else:
         got = np.stack(encoder.states(files))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))
