@@ -223,8 +223,11 @@ def processed_size(
     as `image_source`.
     """
     fit = _fit(read_processor(config, folder, model_type))
-    last = fit.crop or (None if fit.inside else fit.resize)
-    return None if fit.pad or not isinstance(last, tuple) else last
+    match fit.crop or (None if fit.inside else fit.resize):
+        case (height, width) if not fit.pad:
+            return height, width
+        case _:
+            return None
 
 
 def _check_floats(processor: Processor) -> None:

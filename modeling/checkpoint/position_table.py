@@ -1,4 +1,7 @@
-"""A table of the positions of patches, interpolated to images of another size."""
+"""A table of the positions of patches, interpolated to images of another size.
+
+Shape letters: N places, E model width, Y rows, X columns.
+"""
 
 from functools import cache
 from math import prod
@@ -50,9 +53,9 @@ class ResizedPositions:
 
     def _interpolated(self, name: str) -> Tensor:
         side = self._table.side
-        first, patches = self._stored.read(name, 0, 1).float().split((1, side**2), 1)
-        table_1EYX = patches.unflatten(1, (side, side)).permute(0, 3, 1, 2)
+        stored_1NE = self._stored.read(name, 0, 1).float()
+        table_1EYX = torch.unflatten(stored_1NE[:, 1:], 1, (side, side)).permute(0, 3, 1, 2)
         resized_1EYX = F.interpolate(
             table_1EYX, self._grid, mode="bicubic", antialias=self._table.antialiased
         )
-        return torch.cat((first, resized_1EYX.flatten(2).transpose(1, 2)), 1)
+        return torch.cat((stored_1NE[:, :1], resized_1EYX.flatten(2).transpose(1, 2)), 1)

@@ -6,6 +6,7 @@ of these; nothing else in Ortolan knows a family's name. New behaviour is a new 
 """
 
 from dataclasses import dataclass, fields, replace
+from typing import Self
 
 from ortolan.modeling.config.base import ModelConfig
 from ortolan.modeling.config.block import AttentionConfig, BlockConfig, Mixer
@@ -206,7 +207,7 @@ class EncoderConfig(StackConfig):
             case _:
                 return False
 
-    def resized(self, height: int, width: int) -> "EncoderConfig":
+    def resized(self, height: int, width: int) -> Self:
         """The same encoder for images of another size, if it is resizable.
 
         Raises:

@@ -28,7 +28,7 @@ __all__ = ["Image", "Values", "normalized", "read_pixels", "read_values", "resiz
 Image = str | os.PathLike[str] | bytes | NDArray[np.uint8]
 """A path, the bytes of a file, or pixels `(H, W)` or `(H, W, channels)`."""
 
-Values = NDArray[np.uint8] | NDArray[np.float32]
+Values = NDArray[np.uint8 | np.float32]
 """Values from 0 to 255, `(H, W, channels)`; with fractions after an unrounded resize."""
 
 FORMATS = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")

@@ -54,7 +54,7 @@ def cut(image: Any, source: ImageSource, tiles: Tiles) -> Cut:
         MissingExtraError: Pillow is needed but not installed.
     """
     high, wide = source.height, source.width
-    values_HWC = read_values(image, source)
+    values_HWC: Values = read_values(image, source)
     if isinstance(tiles.grid, LongestSide):
         size = _scaled(values_HWC.shape[:2], tiles.grid.pixels)
         values_HWC = resized(values_HWC, *size, source)

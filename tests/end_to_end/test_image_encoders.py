@@ -85,6 +85,7 @@ def test_files_become_the_outputs_of_transformers(name: str, tmp_path: Path) -> 
 
     ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle")
     encoder = ortolan.load(tmp_path / "bundle", ortolan.Encoder)
+    got: NDArray[Any]
     match encoder.manifest.output_kind.name:
         case "labels":
             got = scores_of(encoder, files)
@@ -152,8 +153,5 @@ def test_images_have_the_size_of_the_processor(name: str, side: int, tmp_path: P
     pixels = torch.from_numpy(np.stack([encoder.pixels(file) for file in files]))
     assert pixels.shape == (3, 3, side, side)
     expected = expected_output(name, reference, pixels).numpy()
-    if "classifier" in name:
-        got = scores_of(encoder, files)
-    else:
-        got = np.stack(encoder.states(files))
+    got = scores_of(encoder, files) if "classifier" in name else np.stack(encoder.states(files))
     np.testing.assert_allclose(got, expected, rtol=1e-4, atol=1e-4 * float(expected.std()))

@@ -14,7 +14,7 @@ import torch
 import transformers
 from PIL import Image, ImageOps
 from tests.export import tiny_dinov3
-from transformers.image_utils import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.preprocessing import (
