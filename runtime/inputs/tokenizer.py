@@ -189,7 +189,7 @@ class Tokenizer:
         """
         if token not in self._added:
             raise TokenizerError(
-                f"tokenizer.json has no added token {token}, which stands for images. Use the "
+                f"tokenizer.json has no added token {token}, which stands for images or sounds. Use the "
                 "tokenizer of this model."
             )
         return self._added[token].content
