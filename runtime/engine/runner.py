@@ -360,7 +360,9 @@ class Runner:
             return most
         most -= most % 2
         if not self._engine.depends_on_chunks and not self._engine.mixes_rows:
-            return most
+            edge = next((edge for edge in self._engine.edges if edge > length), length + most)
+            # an odd number before an edge would need a dummy token behind it
+            return 1 if (edge - length) % 2 else min(most, edge - length)
         # cut by position alone, whatever else runs and whatever the caller asked for
         return min(most, self._chunk - length % self._chunk)
 
