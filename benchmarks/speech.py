@@ -191,6 +191,7 @@ def write_checkpoint(folder: Path, shape: Shape) -> None:
         return
     tokenizer = Tokenizer(models.WordLevel(words, next(iter(words))))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.add_special_tokens([*shape.special.values()])
     tokenizer.save(str(folder / "tokenizer.json"))
 
 
@@ -304,7 +305,7 @@ def _sound(shape: Shape, extractor: Any, random: np.random.Generator) -> tuple[S
     if shape.kind is ortolan.Decoder:
         chunks = features["input_features"].shape[-1] // 100
         features["input_ids"] = torch.full((1, 13 * chunks), _AUDIO)
-        features["input_features_mask"] = features.pop("attention_mask")
+        features["input_features_mask"] = torch.ones((1, 100 * chunks), dtype=torch.long)
     return samples, features
 
 

@@ -25,7 +25,7 @@ from ortolan.runtime.bundle.kinds import (
     PREFILL,
 )
 from ortolan.runtime.bundle.manifest_file import fingerprint
-from ortolan.runtime.engine.attention_kernels import query_heads
+from ortolan.runtime.engine.attention_kernels import query_heads, score_edges
 from ortolan.runtime.engine.device import choose_device
 from ortolan.runtime.engine.device_states import Copier, DeviceStates
 from ortolan.runtime.engine.fork_guard import check_process, guard
@@ -47,6 +47,9 @@ __all__ = ["Engine"]
 
 _SCALED_CALL = "com.microsoft::DynamicQuantizeMatMul"
 """Rounds the activations of a call on one scale; in graphs of other exporters."""
+
+_INTEGERS = "com.microsoft::MatMulIntegerToFloat"
+"""A product of 8-bit integers, in graphs for long chunks of a prompt."""
 
 _PAIRED = frozenset({"com.microsoft::MatMulNBits", "ai.onnx::DequantizeLinear"})
 """Low-bit products; onnxruntime turns the second into the first."""
@@ -179,12 +182,21 @@ class Engine:
     def depends_on_chunks(self) -> bool:
         """Whether results depend on where a prompt is cut, even into even parts.
 
-        They do where one scale rounds the activations of a whole call, and where a state is
-        replaced: such a part cannot be padded, so its number of tokens may be odd. Graphs that
-        take one token at a time do not care.
+        They do where one scale rounds the activations of a whole call; where long chunks round
+        them and short ones, by another graph, do not; and where a state is replaced: such a part
+        cannot be padded, so its number of tokens may be odd. Graphs that take one token at a time
+        do not care.
         """
+        if self.manifest.takes_one:
+            return False
         is_replaced = any(state.update == "replace" for state in self.manifest.states)
-        return not self.manifest.takes_one and (is_replaced or _SCALED_CALL in self._operators)
+        is_mixed = self._decode is not self._prefill and _INTEGERS in self._operators
+        return is_replaced or is_mixed or _SCALED_CALL in self._operators
+
+    @cached_property
+    def edges(self) -> tuple[int, ...]:
+        """Positions that no exact chunk crosses; see `score_edges`."""
+        return score_edges(self.manifest.states)
 
     @property
     def rows_multiple(self) -> int:

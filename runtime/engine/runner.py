@@ -192,11 +192,7 @@ class Runner:
         self.reserve(end)
         slots.begin([row])
         slots.make_way([row])
-        shape = (1, len(padded_positions), self._engine.manifest.vocab_size)
-        if logits_RV is None or len(padded_positions) > len(positions):
-            logits = np.empty(shape, np.float32)
-        else:
-            logits = logits_RV.reshape(shape)
+        logits = self._logits_of(logits_RV, len(padded_positions))
         pictures, start = self._engine.pictures, slots.lengths[row]
         placed = None if pictures is None else pictures.place(padded_ids, self._next(row))
         run = self._bind(
@@ -220,6 +216,13 @@ class Runner:
         if logits_RV is not None and len(padded_positions) > len(positions):
             logits_RV[...] = result
         return result
+
+    def _logits_of(self, logits_RV: NDArray[np.float32] | None, count: int) -> NDArray[np.float32]:
+        """An array for the logits of a chunk, `(1, count, V)`: the given one if it is as long."""
+        shape = (1, count, self._engine.manifest.vocab_size)
+        if logits_RV is None or len(logits_RV) != count:
+            return np.empty(shape, np.float32)
+        return logits_RV.reshape(shape)
 
     def _next(self, row: int) -> int:
         """Position of the next token of a row, on all axes."""
@@ -360,7 +363,9 @@ class Runner:
             return most
         most -= most % 2
         if not self._engine.depends_on_chunks and not self._engine.mixes_rows:
-            return most
+            edge = next((edge for edge in self._engine.edges if edge > length), length + most)
+            # an odd number before an edge would need a dummy token behind it
+            return 1 if (edge - length) % 2 else min(most, edge - length)
         # cut by position alone, whatever else runs and whatever the caller asked for
         return min(most, self._chunk - length % self._chunk)
 

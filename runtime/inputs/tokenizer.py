@@ -189,8 +189,8 @@ class Tokenizer:
         """
         if token not in self._added:
             raise TokenizerError(
-                f"tokenizer.json has no added token {token}, which stands for images. Use the "
-                "tokenizer of this model."
+                f"tokenizer.json has no added token {token}, which stands for images or sounds. "
+                "Use the tokenizer of this model."
             )
         return self._added[token].content
 

@@ -17,6 +17,9 @@ MODEL = Path(__file__).parents[2] / "models" / "shapes"
 SCENE = "a red circle, a blue square, a yellow triangle, a black cross, a purple circle"
 
 
+pytestmark = pytest.mark.slow
+
+
 @pytest.fixture(scope="module")
 def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("shapes") / "bundle"
@@ -41,7 +44,6 @@ def test_answers_are_those_of_pytorch(bundle: Path) -> None:
     assert shapes.quality.by_bundle(str(bundle))(drawn) == expected
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["fp32", "int8", "int4"])
 def test_known_scenes_are_described(precision: Any, tmp_path: Path) -> None:
     ortolan.export(MODEL, tmp_path / "bundle", precision=precision)

@@ -98,17 +98,13 @@ def test_command_says_which_type_was_never_tried() -> None:
     assert "mambo" in done.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "weight"),
     [
         ("gpt2", "transformer.h.1.ln_2.bias"),
-        *(
-            pytest.param(model_type, weight, marks=pytest.mark.slow)
-            for model_type, weight in (
-                ("bert", "bert.encoder.layer.1.attention.self.key.weight"),
-                ("marian", "model.decoder.layers.1.encoder_attn.v_proj.bias"),
-            )
-        ),
+        ("bert", "bert.encoder.layer.1.attention.self.key.weight"),
+        ("marian", "model.decoder.layers.1.encoder_attn.v_proj.bias"),
     ],
 )
 def test_comparison_sees_a_weight_that_differs(

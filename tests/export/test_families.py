@@ -50,8 +50,9 @@ CASES: dict[str, EncoderCase] = (
 
 VISION = "vit-classifier"
 
-TRANSLATORS = [pytest.param(name, marks=pytest.mark.slow) for name in ("marian", "t5")]
-"""Slow to trace; tests/runtime/test_seq2seq_parity.py compares texts."""
+TRANSLATORS = ("marian", "t5")
+
+pytestmark = pytest.mark.slow  # tests/export/test_verify_kinds.py has quick ones
 
 MAPPED = ("bert", "vit-classifier", "marian", "t5")
 
@@ -95,7 +96,6 @@ def signature(session: Any) -> dict[str, tuple[str, list[int | str]]]:
 IDS, INT32, FLOATS = "tensor(int64)", "tensor(int32)", "tensor(float)"
 
 
-@pytest.mark.slow
 def test_inputs_and_outputs_of_an_encoder_are_those_of_the_contract(
     exported: Callable[[str], Exported],
 ) -> None:
@@ -110,7 +110,6 @@ def test_inputs_and_outputs_of_an_encoder_are_those_of_the_contract(
     }
 
 
-@pytest.mark.slow
 def test_inputs_and_outputs_of_an_encoder_decoder_are_those_of_the_contract(
     exported: Callable[[str], Exported],
 ) -> None:
@@ -192,7 +191,6 @@ def encoded(case: Exported) -> dict[str, NDArray[Any]]:
     return {**run(case.graphs["encoder"], given), "source_lengths": given["lengths"]}
 
 
-@pytest.mark.slow  # of modules of the same kind: tests/export/test_verify_kinds.py
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])
 def test_steps_behind_sources_equal_hugging_face(
     name: str, exported: Callable[[str], Exported]
@@ -207,7 +205,6 @@ def test_steps_behind_sources_equal_hugging_face(
     assert_close(np.concatenate(got, 1), wanted, delta=1e-4)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["marian", "t5"])
 def test_beams_that_share_a_source_equal_rows_with_one_each(
     name: str, exported: Callable[[str], Exported]
@@ -339,7 +336,6 @@ def test_portable_decoder_gives_the_same_without_onnxruntime(
         assert_close(outputs["logits"][:, 0], wanted[:, stop - 1], delta=1e-4)
 
 
-@pytest.mark.slow  # of a decoder: tests/export/test_pipeline.py
 def test_two_exports_of_an_encoder_decoder_are_equal_byte_for_byte(
     exported: Callable[[str], Exported], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,7 @@ def test_another_manifest_is_refused(
         ortolan.load(copied)
 
 
+@pytest.mark.slow
 def test_the_language_model_alone_has_plain_positions(checkpoint: Path, tmp_path: Path) -> None:
     bundle = ortolan.export(checkpoint, tmp_path / "bundle", options=ExportOptions(text_only=True))
     graph = next(iter(bundle.graphs.values()))

@@ -403,6 +403,7 @@ def test_pan_and_scan_is_refused_if_it_is_on(tmp_path: Path) -> None:
         ortolan.export(tmp_path, tmp_path / "bundle")
 
 
+@pytest.mark.slow
 def test_the_language_model_alone_has_no_such_graph(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:

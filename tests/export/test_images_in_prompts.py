@@ -331,6 +331,7 @@ def test_an_export_replaces_the_encoder_too(checkpoint: Path, copied: Path) -> N
     assert open_bundle(copied).manifest.provenance.left_out == ()
 
 
+@pytest.mark.slow
 def test_the_language_model_alone(checkpoint: Path, reference: Any, tmp_path: Path) -> None:
     bundle = ortolan.export(checkpoint, tmp_path / "bundle", options=ExportOptions(text_only=True))
     assert bundle.manifest.features is None

@@ -49,6 +49,7 @@ def operators(bundle: Bundle, role: str) -> list[str]:
     return [node.op_type for node in onnx.load(str(file), load_external_data=False).graph.node]
 
 
+@pytest.mark.slow
 def test_experts_are_stored_in_few_bits_and_routers_are_not(
     model: DecoderModel, tmp_path: Path
 ) -> None:

@@ -141,6 +141,7 @@ def replayed(bundle: Path) -> Report:
     return replay(Engine(opened, threads=1), read_certificate(opened))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["mel_filters", "FLOOR"])
 def test_spectrograms_that_differ_from_those_of_pytorch_are_found(
     part: str, exported: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
@@ -221,13 +222,8 @@ def test_export_that_goes_wrong_leaves_nothing(
 # --- calibration ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "logits",
-        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("image labels", "seq2seq")),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["logits", "image labels", "seq2seq"])
 def test_every_kind_is_calibrated_and_judged_on_a_file(name: str, tmp_path: Path) -> None:
     path, tokenizer = tmp_path / "file", None
     random = np.random.default_rng(0)

@@ -105,6 +105,7 @@ def test_mutants_work_or_are_refused(folder: Path) -> None:
     assert min(total["loaded"], total["refused at open"]) > 5, done.stdout
 
 
+@pytest.mark.slow
 def test_requests_are_answered_or_refused_and_change_nothing(folder: Path) -> None:
     targets = ("decoder", "encoder", "images", "service", "session", "conversation")
     arguments = ("--seed", SEED, "--count", 1200, "--targets", *targets)
@@ -114,6 +115,7 @@ def test_requests_are_answered_or_refused_and_change_nothing(folder: Path) -> No
     assert len(re.findall(r"'answered': [1-9]", done.stdout)) == len(targets), done.stdout
 
 
+@pytest.mark.slow
 def test_a_server_answers_every_request_and_forgets_clients_that_leave(folder: Path) -> None:
     done = module("fuzz_server", "--bundles", folder, "--seed", SEED, "--count", 250)
 

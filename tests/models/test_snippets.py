@@ -64,6 +64,7 @@ def options_of(recipe: str) -> dict[str, Any]:
     return data
 
 
+@pytest.mark.slow
 def test_no_file_of_this_standard_library_is_on_both_sides() -> None:
     result = read_snippets(**options_of("recipe.toml"))
     assert not {s.file for s in result.train} & {s.file for s in result.held_out}

@@ -249,6 +249,7 @@ def handshake(host: str) -> bytes:
     ).encode()
 
 
+@pytest.mark.slow
 def test_a_message_that_does_not_end_is_an_error(server: LiveServer) -> None:
     with opened(server) as connection:
         connection.socket.sendall(b"\x81\xfe\x10\x00abcd{")  # 4096 bytes, of which one comes

@@ -55,7 +55,10 @@ def state_values(prefix: str, dtype: int) -> list[tuple[str, int, list[int | str
     ]
 
 
-@pytest.mark.parametrize(("name", "dtype"), [("llama", FLOAT), ("llama-fp16", FLOAT16)])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("llama", FLOAT), pytest.param("llama-fp16", FLOAT16, marks=pytest.mark.slow)],
+)
 def test_inputs_and_outputs_are_those_of_the_contract(
     name: str, dtype: int, exported: Export
 ) -> None:
