@@ -308,7 +308,7 @@ IMAGES = {
         "DINOv3ViTModel",
         DINOV3
         | {"image_size": [8, 12], "patch_size": [4, 3], "num_register_tokens": 0}
-        | {"num_attention_heads": 4, "num_channels": 1, "layer_norm_eps": 0.2},
+        | {"num_attention_heads": 4, "layer_norm_eps": 0.2},
     ),
     "clip-projected": EncoderCase("CLIPVisionModelWithProjection", CLIP_VISION),
     "siglip-classifier": EncoderCase("SiglipForImageClassification", SIGLIP | THREE_LABELS),
