@@ -4,17 +4,17 @@
     python benchmarks/images.py --model smolvlm --threads 2 -r 5
 
 The models have random weights: `llava` is CLIP's ViT-B/16 before a Llama of SmolLM2's 135M shape,
-`smolvlm` has the shape of SmolVLM 256M, with an image in four tiles and as a whole. All precisions
-and transformers stay loaded and alternate, each round with another image. Ortolan's time includes
-resizing and cutting, which transformers gets ready. Prints a table and writes it to
-benchmarks/results/images.md or images-smolvlm.md.
+`smolvlm` has the shape of SmolVLM 256M, with an image in four tiles and as a whole, and `lfm2-vl`
+that of LFM2-VL 450M. All precisions and transformers stay loaded and alternate, each round with
+another image. Ortolan's time includes resizing and cutting, which transformers gets ready. Prints a
+table and writes it to benchmarks/results/images.md or images-MODEL.md.
 """
 
 import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,7 @@ AROUND = [
     "<fake_token_around_image>",
     "<global-img>",
     *(f"<row_{r}_col_{c}>" for r in (1, 2) for c in (1, 2)),
+    *("<|image_start|>", "<|image_end|>"),
 ]
 
 TOWER = {
@@ -63,6 +64,19 @@ TEXT = {
 }
 
 
+LFM2 = {
+    "model_type": "lfm2",
+    "vocab_size": 65_536,
+    "hidden_size": 1024,
+    "intermediate_size": 6656,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "full_attn_idxs": [2, 5, 8, 10, 12, 14],
+    "max_position_embeddings": 2048,
+}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Shape:
     """A model and its images.
@@ -76,6 +90,8 @@ class Shape:
         vectors: of a tile.
         words: for the heading.
         file: of the results.
+        text: config of the language model.
+        grid: rows and columns of patches, where transformers reads an image as flat patches.
     """
 
     classes: str
@@ -86,6 +102,8 @@ class Shape:
     vectors: int
     words: str
     file: str
+    text: dict[str, Any] = field(default_factory=lambda: TEXT)
+    grid: tuple[int, int] | None = None
 
 
 SHAPES = {
@@ -124,6 +142,22 @@ SHAPES = {
         words="The shape of SmolVLM 256M, with random weights: 5 tiles of 64 vectors",
         file="images-smolvlm.md",
     ),
+    "lfm2-vl": Shape(
+        classes="Lfm2Vl",
+        config={
+            "vision_config": TOWER
+            | {"model_type": "siglip2_vision_model", "vision_use_head": False},
+            "image_token_id": IMAGE_ID,
+        },
+        processor={"image_processor_type": "Lfm2VlImageProcessor"},
+        side=512,
+        tiles=1,
+        vectors=256,
+        words="The shape of LFM2-VL 450M, with random weights: 256 vectors",
+        file="images-lfm2-vl.md",
+        text=LFM2,
+        grid=(32, 32),
+    ),
 }
 
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int8": "int8", "int4": Int4(effort="quick")}
@@ -138,7 +172,7 @@ def write_checkpoint(folder: Path, shape: Shape) -> None:
         return
     torch.manual_seed(0)
     words = {f"w{number}": number for number in range(IMAGE_ID)} | {IMAGE: IMAGE_ID}
-    config = getattr(transformers, f"{shape.classes}Config")(text_config=TEXT, **shape.config)
+    config = getattr(transformers, f"{shape.classes}Config")(text_config=shape.text, **shape.config)
     model: Any = _model_class(shape)(config)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer = Tokenizer(models.WordLevel(words, "w0"))
@@ -172,20 +206,31 @@ def by_transformers(checkpoint: Path, shape: Shape, threads: int) -> Ask:
     """A way to ask transformers, in float32, on pixels that are ready."""
     torch.set_num_threads(threads)
     model: Any = _model_class(shape).from_pretrained(checkpoint, dtype=torch.float32)
-    side = shape.config["vision_config"]["image_size"]
     placeholders = [IMAGE_ID] * shape.vectors * shape.tiles
     ids = torch.tensor([[*placeholders, *range(1, QUESTION_TOKENS + 1)]])
-    batch = (1, 3, side, side) if shape.tiles == 1 else (1, shape.tiles, 3, side, side)
 
     def ask(image: Pixels) -> object:
         random = torch.Generator().manual_seed(int(image[0, 0, 0]))
-        pixels = torch.rand(batch, generator=random)
         with torch.inference_mode():
             return model.generate(
-                input_ids=ids, pixel_values=pixels, max_new_tokens=1, do_sample=False
+                input_ids=ids, **_pixels(shape, random), max_new_tokens=1, do_sample=False
             )
 
     return ask
+
+
+def _pixels(shape: Shape, random: torch.Generator) -> dict[str, torch.Tensor]:
+    """Pixels as a model of transformers reads them."""
+    if shape.grid is not None:
+        count = shape.grid[0] * shape.grid[1]
+        return {
+            "pixel_values": torch.rand((1, count, 3 * TOWER["patch_size"] ** 2), generator=random),
+            "pixel_attention_mask": torch.ones((1, count), dtype=torch.int32),
+            "spatial_shapes": torch.tensor([shape.grid]),
+        }
+    side = shape.config["vision_config"]["image_size"]
+    batch = (1, 3, side, side) if shape.tiles == 1 else (1, shape.tiles, 3, side, side)
+    return {"pixel_values": torch.rand(batch, generator=random)}
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
