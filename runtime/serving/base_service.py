@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
     from ortolan.runtime.serving.worker import Worker
 
-__all__ = ["MAX_QUEUE", "BaseService"]
+__all__ = ["MAX_QUEUE", "BaseService", "patiently"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -60,25 +60,6 @@ class BaseService:
     ) -> None:
         self.close(None if error is None else 0)
 
-    def _patiently(self, submit: Callable[P, R]) -> Callable[P, R]:
-        """Submit parts of one request: a full queue refuses the first, and delays the others."""
-        is_accepted = False
-
-        def submit_part(*args: P.args, **kwargs: P.kwargs) -> R:
-            nonlocal is_accepted
-            while True:
-                try:
-                    submitted = submit(*args, **kwargs)
-                except QueueFullError as error:
-                    if not is_accepted:
-                        raise
-                    time.sleep(min(error.retry_after_s, 1.0))
-                else:
-                    is_accepted = True
-                    return submitted
-
-        return submit_part
-
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
         self._engine.check_process()
@@ -88,3 +69,23 @@ class BaseService:
         except OrtolanError as error:
             self._worker.count_refused(error.code)
             raise
+
+
+def patiently(submit: Callable[P, R]) -> Callable[P, R]:
+    """Submit parts of one request: a full queue refuses the first, and delays the others."""
+    is_accepted = False
+
+    def submit_part(*args: P.args, **kwargs: P.kwargs) -> R:
+        nonlocal is_accepted
+        while True:
+            try:
+                submitted = submit(*args, **kwargs)
+            except QueueFullError as error:
+                if not is_accepted:
+                    raise
+                time.sleep(min(error.retry_after_s, 1.0))
+            else:
+                is_accepted = True
+                return submitted
+
+    return submit_part

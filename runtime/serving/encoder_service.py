@@ -15,7 +15,7 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Inputs, is_batch
-from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService
+from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService, patiently
 from ortolan.runtime.serving.encoder_queue import EncoderQueue
 from ortolan.runtime.serving.encoder_ticket import EncoderTicket
 from ortolan.runtime.serving.stats import Counts
@@ -160,7 +160,7 @@ class EncoderService(BaseService):
                 window was accepted, the others wait for their place.
             OrtolanError: as `embed` and `Encoder.transcribe`.
         """
-        submit = self._patiently(self._submit_call)
+        submit = patiently(self._submit_call)
 
         def compute(wave_N: NDArray[np.float32]) -> Row:
             return submit(self._calls.wave_logits(wave_N), 0).result()

@@ -18,6 +18,7 @@ from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Input, SourceReader, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.serving.base_service import patiently
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
@@ -141,7 +142,7 @@ class Seq2SeqService(GenerationService):
                 window was accepted, the others wait for their place.
             OrtolanError: as `submit` and `Seq2Seq.transcribe`.
         """
-        submit = self._patiently(partial(self._submit_requests, self._requests, priority=0))
+        submit = patiently(partial(self._submit_requests, self._requests, priority=0))
 
         def run(requests: Sequence[Request]) -> list[Completion]:
             return [ticket.completion() for ticket in submit(requests)]

@@ -29,6 +29,7 @@ from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.serving.base_service import patiently
 from ortolan.runtime.serving.chat_service import ChatService
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
@@ -179,7 +180,7 @@ class Service(ChatService, GenerationService):
                 part was accepted, the others wait for their place.
             OrtolanError: as `submit` and `Decoder.transcribe`.
         """
-        submit = self._patiently(self._submit_prompts)
+        submit = patiently(self._submit_prompts)
 
         def answer(
             samples_N: NDArray[np.float32], begun: str | None, most_tokens: int
