@@ -143,7 +143,7 @@ class Exportable:
 
     @property
     def parts(self) -> Mapping[str, "Exportable"]:
-        """What becomes a bundle in the bundle, by the name of its folder."""
+        """Models that become bundles in the bundle, by the names of their folders."""
         of_sounds = self.media is not None and isinstance(self.media.takes, ChunkedSource)
         parts = {SOUND if of_sounds else VISION: self.media, MTP: self.head, TEXT: self.texts}
         return {name: part for name, part in parts.items() if part is not None}

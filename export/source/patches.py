@@ -70,7 +70,7 @@ class PatchProcessor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 IMAGENET_MEAN, IMAGENET_STD = 0.5, 0.5
-"""Of transformers' `IMAGENET_STANDARD_MEAN` and `IMAGENET_STANDARD_STD`."""
+"""Mean and standard deviation of each channel: transformers' `IMAGENET_STANDARD_*`."""
 
 PROCESSORS: Mapping[str, PatchProcessor] = {
     "Lfm2Vl": PatchProcessor(

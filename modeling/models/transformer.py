@@ -248,7 +248,7 @@ class DecoderModel(Stack):
         return features.at_tokens(self.config.embedding_width, self.embedding.weight.dtype)
 
     def _added(self, features: TokenFeatures | None) -> list[Tensor | None]:
-        """What each block adds to its output: a part of the vectors, or nothing."""
+        """For each block, the part of the vectors that is added to its output, or None."""
         parts = (block.feature_part for block in self.config.blocks)
         return [features.parts[part] if features and part else None for part in parts]
 

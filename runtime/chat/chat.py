@@ -179,7 +179,7 @@ class Chat:
 
 
 def _images(manifest: Manifest, tokenizer: Tokenizer) -> tuple[str, str] | None:
-    """What a template writes for an image, and the text that the model reads instead."""
+    """The text that a template writes for an image, and the one that the model reads instead."""
     features = manifest.features
     if features is None or not isinstance(features.wrapping, Wrapping):
         return None
