@@ -1,8 +1,11 @@
 """Predicts the speed and memory of a bundle, by timing products of the same shapes and formats.
 
-The speed of a product depends on shapes, not on values, so no weights are read.
+The speed of a product depends on shapes, not on values, so no weights are read. The sample's values
+are random, since onnxruntime keeps equal weights once, and a processor then reads them from its
+cache.
 """
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -11,6 +14,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import onnx_ir as ir
+from numpy.typing import NDArray
 from torch import nn
 
 from ortolan.export.exportable import Exportable
@@ -34,14 +38,20 @@ PROMPT_TOKENS = 512
 PROGRAM_BYTES = 110 << 20
 """Bytes of memory of a generating process without the model."""
 
-LAYER_SECONDS = 130e-6
+LAYER_SECONDS = 50e-6
 """Seconds of a layer in a step of one token, products aside."""
+
+CHANNEL_SECONDS = 12e-9
+"""Seconds of a channel of a layer per token of a prompt, products aside."""
 
 SAMPLE_BYTES = 384 << 20
 """Most bytes of weights of a sample: more than caches hold, so that a step reads memory."""
 
-REPETITIONS = 2
-"""Runs of a sample, after a first one; the fastest counts."""
+RANDOM_BYTES = 1 << 22
+"""Random bytes that weights of a sample repeat."""
+
+SAMPLE_SECONDS = 1.0
+"""Time to run a sample again and again, after a first run; the median counts."""
 
 IR_VERSION = 10
 
@@ -124,8 +134,10 @@ def predict_run(
     schemes = {product.bits: product.scheme for product in products}
     paces = {bits: measure_pace(shapes, scheme) for bits, scheme in schemes.items()}
     step = sum(product.size * paces[product.bits].step for product in products)
-    step += LAYER_SECONDS * len(states) / 2  # keys and values
+    layers = len(states) / 2  # keys and values
+    step += layers * LAYER_SECONDS
     prompt = sum(product.size * paces[product.bits].prompt for product in blocks)
+    prompt += layers * CHANNEL_SECONDS * products[-1].shape[1]
     return Run(
         memory_bytes=memory,
         first_token_seconds=PROMPT_TOKENS * prompt,
@@ -200,6 +212,7 @@ def _row_bytes(columns: int, scheme: Scheme | None) -> int:
 def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int], float]:
     """Seconds of all products with a number of tokens, as a function of it."""
     random = np.random.default_rng(0)
+    source = random.integers(0, 256, RANDOM_BYTES, np.uint8)
     kind = ir.TensorType(ir.DataType.FLOAT)
     inputs = {
         width: ir.Value(name=f"x{width}", shape=ir.Shape(["tokens", width]), type=kind)
@@ -208,7 +221,8 @@ def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int], fl
     opsets = {"": OPSET, CONTRIB: 1}
     graph = ir.Graph([*inputs.values()], [], nodes=[], opset_imports=opsets, name="products")
     for index, (rows, width) in enumerate(shapes):
-        product = _product(graph, f"w{index}", inputs[width], (rows, width), scheme)
+        values = np.roll(source, random.integers(len(source)))
+        product = _product(graph, f"w{index}", inputs[width], (rows, width), scheme, values)
         (output,) = product.outputs
         output.name, output.type = f"y{index}", kind
         graph.append(product)
@@ -220,26 +234,32 @@ def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int], fl
             value.name: random.standard_normal((tokens, width), np.float32)
             for width, value in inputs.items()
         }
-        taken = []
-        for _ in range(1 + REPETITIONS):
+        session.run(None, feed)
+        taken: list[float] = []
+        while sum(taken) < SAMPLE_SECONDS:
             began = time.perf_counter()
             session.run(None, feed)
             taken.append(time.perf_counter() - began)
-        return min(taken[1:])
+        return statistics.median(taken)
 
     return seconds
 
 
 def _product(
-    graph: ir.Graph, name: str, x: ir.Value, shape: Shape, scheme: Scheme | None
+    graph: ir.Graph,
+    name: str,
+    x: ir.Value,
+    shape: Shape,
+    scheme: Scheme | None,
+    values: NDArray[np.uint8],
 ) -> ir.Node:
-    """The node that computes x @ w.T, as a bundle computes it."""
+    """The node that computes x @ w.T, as a bundle computes it; `values` are repeated to fill w."""
     rows, width = shape
     if scheme is None:
-        weight = add_constant(graph, name, np.full((width, rows), 0.5, np.float32))
-        return ir.node("MatMul", [x, weight])
+        weight = np.resize(values, (width, rows)).astype(np.float32)
+        return ir.node("MatMul", [x, add_constant(graph, name, weight)])
     groups = scheme.groups(width)
-    codes = np.full((rows, groups, scheme.group * scheme.bits // 8), 0x55, np.uint8)
+    codes = np.resize(values, (rows, groups, scheme.group * scheme.bits // 8))
     inputs = [
         add_constant(graph, f"{name}.codes", codes),
         add_constant(graph, f"{name}.scales", np.ones((rows, groups), np.float32)),
