@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import onnx_ir as ir
 import pytest
 from tests.export import tiny_models, tiny_tiles
 from tests.export.conftest import Exported
@@ -14,9 +15,18 @@ import ortolan
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.options import Precision
+from ortolan.export.preview import run as run_preview
 from ortolan.export.preview.cost import REFERENCE_FLOPS
 from ortolan.export.preview.preview import Preview, preview
-from ortolan.export.preview.run import LAYER_SECONDS, PROGRAM_BYTES, PROMPT_TOKENS, Pace
+from ortolan.export.preview.run import (
+    CHANNEL_SECONDS,
+    LAYER_SECONDS,
+    PROGRAM_BYTES,
+    PROMPT_TOKENS,
+    Pace,
+    measure_pace,
+)
+from ortolan.export.scheme import Scheme
 from ortolan.export.settings import EFFORTS
 from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
@@ -246,9 +256,31 @@ def test_speed_of_a_run_is_that_of_its_products(
     monkeypatch.setattr("ortolan.export.preview.run.measure_pace", lambda *_: pace)
     run = preview(folder).precisions["int8"].run
     assert run is not None
-    assert run.first_token_seconds == pytest.approx(PROMPT_TOKENS * of_blocks * 1e-12)
+    per_layer = tiny_models.WIDTH * CHANNEL_SECONDS
+    token = of_blocks * 1e-12 + len(module.blocks) * per_layer
+    assert run.first_token_seconds == pytest.approx(PROMPT_TOKENS * token)
     step = (of_blocks + of_head) * 1e-9 + len(module.blocks) * LAYER_SECONDS
     assert run.tokens_per_second == pytest.approx(1 / step)
+
+
+def test_no_two_weights_of_a_sample_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else onnxruntime keeps one of them, which then stays in a cache."""
+    sessions: list[ir.Model] = []
+
+    def session(model: ir.Model) -> Any:
+        sessions.append(model)
+        return start(model)
+
+    start = run_preview._session
+    monkeypatch.setattr(run_preview, "_session", session)
+    for scheme in (None, Scheme(bits=4, group=32)):
+        measure_pace([(64, 32)] * 8, scheme)
+        weights = [
+            value.const_value.tobytes()
+            for name, value in sessions[-1].graph.initializers.items()
+            if value.const_value is not None and not name.endswith("scales")
+        ]
+        assert len(weights) == len(set(weights)) == 8
 
 
 def test_memory_of_a_run_is_that_of_its_products_and_states(
