@@ -51,8 +51,8 @@ SAMPLE_BYTES = 384 << 20
 RANDOM_BYTES = 1 << 22
 """Random bytes that weights of a sample repeat."""
 
-REPETITIONS = 3
-"""Runs of a sample, after a first one; their median counts."""
+STEPS, PROMPTS = 40, 3
+"""Runs of a sample with a single token and with many, after a first one; their median counts."""
 
 IR_VERSION = 10
 
@@ -188,7 +188,7 @@ def measure_pace(shapes: Sequence[Shape], scheme: Scheme | None) -> Pace:
     sample = _sample(shapes, scheme)
     weights = sum(rows * columns for rows, columns in sample)
     run = _timed(sample, scheme)
-    step, prompt = run(1), run(GRID)
+    step, prompt = run(1, STEPS), run(GRID, PROMPTS)
     return Pace(step / weights, prompt / weights / GRID)
 
 
@@ -210,8 +210,8 @@ def _row_bytes(columns: int, scheme: Scheme | None) -> int:
     return 4 * columns if scheme is None else sum(scheme.sizes(1, columns))
 
 
-def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int], float]:
-    """Seconds of all products with a number of tokens, as a function of it."""
+def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int, int], float]:
+    """Seconds of all products, as a function of the numbers of tokens and of runs."""
     random = np.random.default_rng(0)
     source = random.integers(0, 256, RANDOM_BYTES, np.uint8)
     kind = ir.TensorType(ir.DataType.FLOAT)
@@ -233,13 +233,13 @@ def _timed(shapes: Sequence[Shape], scheme: Scheme | None) -> Callable[[int], fl
     if (collapsing := collapse_later(before)) is not None:  # as the engine does
         collapsing.join()
 
-    def seconds(tokens: int) -> float:
+    def seconds(tokens: int, times: int) -> float:
         feed = {
             value.name: random.standard_normal((tokens, width), np.float32)
             for width, value in inputs.items()
         }
         taken = []
-        for _ in range(1 + REPETITIONS):
+        for _ in range(1 + times):
             began = time.perf_counter()
             session.run(None, feed)
             taken.append(time.perf_counter() - began)
