@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -25,7 +26,6 @@ from ortolan.export.options import ExportOptions
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.models.transformer import build
 from ortolan.runtime.bundle.folder import open_bundle
-from ortolan.runtime.engine import slots as engine_slots
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.runner import Runner
 
@@ -64,12 +64,10 @@ def export(folder: Path, *, layers: int, vocabulary: int, context: int) -> None:
 
 def runner_of(engine: Engine, *, windowed: bool) -> Runner:
     """A runner of one row, that holds its windows or all tokens."""
-    chosen = vars(engine_slots)["window_of"]
-    setattr(engine_slots, "window_of", chosen if windowed else lambda *_: None)  # noqa: B010
-    try:
+    if windowed:
         return Runner(engine, engine.slots())
-    finally:
-        setattr(engine_slots, "window_of", chosen)  # noqa: B010
+    with patch("ortolan.runtime.engine.slots.window_of", return_value=None):
+        return Runner(engine, engine.slots())
 
 
 def step_seconds(runner: Runner, clock: Callable[[], float]) -> tuple[float, NDArray[np.float32]]:
