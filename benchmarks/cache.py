@@ -128,6 +128,9 @@ def main() -> int:
         for path in (args.float_bundle, args.int8_bundle)
     )
     lengths = [int(length) for length in args.lengths.split(",") if length]
+    states = (*first.manifest.states, *second.manifest.states)
+    if lengths and any(state.window is not None for state in states):
+        parser.error('states with a sliding window hold no whole text; pass --lengths ""')
     if lengths:
         print_speed(
             (first, second),
