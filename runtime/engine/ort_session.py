@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import ADAPTERS, check_names
-from ortolan.runtime.bundle.kinds import DECODER, ENCODER, MAPS_ROLE, STEPPED
+from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Manifest, SessionSettings
 from ortolan.runtime.engine.attention_kernels import SWITCH, whole_scores
 from ortolan.runtime.engine.providers import check_started, ort, use_device
@@ -41,6 +41,9 @@ _SLOW_FUSIONS = ["SkipLayerNormFusion"]  # on a CPU: docs/adr/0011
 _NO_KLEIDIAI = ("mlas.disable_kleidiai", "1")  # on ARM: docs/adr/0011
 
 _REMEDY = "Export the checkpoint again, or install the onnxruntime that it was exported with."
+
+_STOP_SPINNING = ("session.force_spinning_stop", "1")
+"""Else threads of a prompt's session wait busily, and slow the first steps of the other session."""
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
@@ -103,6 +106,8 @@ def open_session(
     if role not in (ENCODER, MAPS_ROLE):
         threads = step_threads(threads, bundle.manifest)
     options = _options(bundle, threads=threads)
+    if role not in (DECODER, DECODE):
+        options.add_session_config_entry(*_STOP_SPINNING)
     is_tiled = _is_tiled(bundle.manifest, role)
     session = _load(graph.file, data, options, is_tiled=is_tiled, device=device, remedy=remedy)
     check_names(
