@@ -1,8 +1,7 @@
 """Predicts the speed and memory of a bundle, by timing products of the same shapes and formats.
 
-The speed of a product depends on shapes, not on values, so no weights are read. The sample's values
-are random, since onnxruntime keeps equal weights once, and a processor then reads them from its
-cache.
+The speed of a product depends on shapes, so no weights are read. The values of a sample are random:
+products of equal weights read them faster than memory delivers.
 """
 
 import statistics

@@ -264,7 +264,7 @@ def test_speed_of_a_run_is_that_of_its_products(
 
 
 def test_no_two_weights_of_a_sample_are_equal(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Else onnxruntime keeps one of them, which then stays in a cache."""
+    """Equal weights are read faster than memory delivers."""
     sessions: list[ir.Model] = []
 
     def session(model: ir.Model) -> Any:
