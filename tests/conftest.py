@@ -12,7 +12,7 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 
 
 COLLECT_AFTER = 50_000
-"""New objects that start a garbage collection, which takes a tenth of the time by default."""
+"""New objects that start a garbage collection. The default, 700, costs tests several percent."""
 
 
 def pytest_collection() -> None:

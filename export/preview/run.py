@@ -48,7 +48,7 @@ SAMPLE_BYTES = 384 << 20
 """Most bytes of weights of a sample: more than caches hold, so that a step reads memory."""
 
 RANDOM_BYTES = 1 << 22
-"""Random bytes that weights of a sample repeat."""
+"""Random bytes that fill each weight of a sample, from another place on."""
 
 STEPS, PROMPTS = 40, 3
 """Runs of a sample with a single token and with many, after a first one; their median counts."""
