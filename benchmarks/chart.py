@@ -1,6 +1,7 @@
 """Charts of measurements."""
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -138,7 +139,7 @@ def draw_frontier(
     own = [tool for tool in tools if tool.startswith(OURS)]
     others = [tool for tool in tools if tool not in own]
     for tool in tools:
-        points = [row for row in small if row["tool"] == tool]
+        points = sorted((row for row in small if row["tool"] == tool), key=itemgetter(cost))
         sizes = [row[cost] / unit for row in points]
         place = (own if tool in own else others).index(tool)
         colors, markers = (SHADES, ("o",)) if tool in own else (GREYS, MARKERS)

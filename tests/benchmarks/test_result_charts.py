@@ -1,9 +1,12 @@
 """Charts of stored results."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from result_charts import draw_result
 
@@ -22,6 +25,23 @@ def test_a_result_with_times_gets_a_second_chart(tmp_path: Path) -> None:
     document = json.loads((RESULTS / "quality-smollm2-effort.json").read_text())
     draw_result(document, tmp_path / "chart.svg")
     assert (tmp_path / "chart-time.svg").is_file()
+
+
+def test_lines_go_from_little_to_much_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines: list[Sequence[float]] = []
+    plot = Axes.plot
+
+    def recorded(axes: Axes, x: Sequence[float], *args: Any, **kwargs: Any) -> Any:
+        lines.append(x)
+        return plot(axes, x, *args, **kwargs)
+
+    monkeypatch.setattr(Axes, "plot", recorded)
+    document = json.loads((RESULTS / "quality-smollm2-effort.json").read_text())
+    draw_result(document, tmp_path / "chart.svg")
+    assert len(lines) == 4  # two tools by size, and by time
+    assert all(list(line) == sorted(line) for line in lines)
 
 
 def test_an_unknown_kind_of_result_is_an_error(tmp_path: Path) -> None:
