@@ -53,6 +53,14 @@ static bool add_settings(const ortolan_opener *opener, OrtSessionOptions *option
                 error);
 }
 
+/* Else threads of a prompt's session wait busily, and slow the first steps of the other session. */
+static bool stop_spinning(const ortolan_opener *opener, OrtSessionOptions *options,
+                          ortolan_error *error) {
+  return opened(
+      opener,
+      opener->ort->AddSessionConfigEntry(options, "session.force_spinning_stop", "1"), error);
+}
+
 /* Create a session while the manifest's variables are set. The user's own values win. */
 static bool create(const ortolan_opener *opener, const ortolan_graph *graph,
                    OrtSessionOptions *options, OrtSession **session, ortolan_error *error) {
@@ -111,6 +119,7 @@ bool ortolan_session_open(const ortolan_opener *opener, const ortolan_graph *gra
   OrtSessionOptions *options = NULL;
   bool ok = opened(opener, opener->ort->CreateSessionOptions(&options), error) &&
             add_settings(opener, options, threads, error) &&
+            (graph == &opener->bundle->decode || stop_spinning(opener, options, error)) &&
             create(opener, graph, options, session, error) &&
             check_interface(opener, *session, error);
   opener->ort->ReleaseSessionOptions(options);

@@ -27,9 +27,7 @@ def test_a_result_with_times_gets_a_second_chart(tmp_path: Path) -> None:
     assert (tmp_path / "chart-time.svg").is_file()
 
 
-def test_lines_go_from_little_to_much_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_lines_go_from_little_to_much_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lines: list[Sequence[float]] = []
     plot = Axes.plot
 
