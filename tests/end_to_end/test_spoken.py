@@ -12,6 +12,8 @@ import ortolan
 import spoken.quality
 from ortolan.runtime import Seq2Seq
 
+pytestmark = pytest.mark.slow
+
 MODEL = Path(__file__).parents[2] / "models" / "spoken"
 
 TALK = MODEL / "talk.flac"
@@ -64,7 +66,6 @@ def test_a_talk_is_heard_while_it_is_spoken(bundle: Path, samples: NDArray[np.fl
     assert wrong <= 2
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_few_bits_hear_the_same(precision: Any, tmp_path: Path) -> None:
     ortolan.export(MODEL, tmp_path / "bundle", precision=precision)

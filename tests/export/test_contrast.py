@@ -13,6 +13,8 @@ from tests.export.tiny_contrast import CASES, LABELS, PICTURES, Case, image_proc
 from ortolan.runtime import ContextLengthError, Encoder, InputError
 from ortolan.runtime.encoding.comparison import logits_of
 
+pytestmark = pytest.mark.slow
+
 TEXTS = [f"This is a photo of {label}." for label in LABELS]
 
 
@@ -22,12 +24,7 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     return cache(lambda name: Case(tmp_path_factory.mktemp(name), name))
 
 
-@pytest.fixture(
-    params=[
-        pytest.param(name, marks=pytest.mark.slow if name == "clip-own-end" else ())
-        for name in CASES
-    ]
-)
+@pytest.fixture(params=CASES)
 def each(request: pytest.FixtureRequest, case: Callable[[str], Case]) -> Case:
     return case(request.param)
 

@@ -20,6 +20,8 @@ from ortolan.runtime import BundleError, Decoder, PromptLookup, verify
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.shifts import Shift
 
+pytestmark = pytest.mark.slow
+
 NEW = 8
 
 
@@ -219,7 +221,6 @@ def test_another_manifest_is_refused(
         ortolan.load(copied)
 
 
-@pytest.mark.slow
 def test_the_language_model_alone_has_plain_positions(checkpoint: Path, tmp_path: Path) -> None:
     bundle = ortolan.export(checkpoint, tmp_path / "bundle", options=ExportOptions(text_only=True))
     graph = next(iter(bundle.graphs.values()))
@@ -227,7 +228,6 @@ def test_the_language_model_alone_has_plain_positions(checkpoint: Path, tmp_path
     assert "ai.onnx::RotaryEmbedding" not in graph.operators
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_low_bit_bundles_read_grids(precision: Any, checkpoint: Path, tmp_path: Path) -> None:
     out = tmp_path / "bundle"
@@ -239,7 +239,6 @@ def test_low_bit_bundles_read_grids(precision: Any, checkpoint: Path, tmp_path: 
     assert [done.tokens for done in greedy(model, prompts)] == alone
 
 
-@pytest.mark.slow
 def test_qwen3_5_reads_grids_between_recurrent_layers(tmp_path: Path) -> None:
     tiny_qwen3_vl.write(tmp_path / "checkpoint", QWEN3_5_VL)
     ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle")

@@ -30,6 +30,8 @@ from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.inputs.media import MediaPrompt
 from ortolan.runtime.inputs.medium import Medium
 
+pytestmark = pytest.mark.slow
+
 NEW = 8
 
 Pixels = NDArray[np.uint8]
@@ -403,7 +405,6 @@ def test_pan_and_scan_is_refused_if_it_is_on(tmp_path: Path) -> None:
         ortolan.export(tmp_path, tmp_path / "bundle")
 
 
-@pytest.mark.slow
 def test_the_language_model_alone_has_no_such_graph(
     checkpoints: dict[str, Path], tmp_path: Path
 ) -> None:
@@ -413,7 +414,6 @@ def test_the_language_model_alone_has_no_such_graph(
     assert set(bundle.manifest.graphs) == {"decoder"}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "precision", "options"),
     [

@@ -26,6 +26,8 @@ from ortolan.runtime.bundle.parts import ClosestShape, Tiles
 from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inputs.tiles import closest, cut
 
+pytestmark = pytest.mark.slow
+
 NEW = 8
 
 Pixels = NDArray[np.uint8]
@@ -189,16 +191,11 @@ def test_tiles_are_those_of_transformers(
         ("smolvlm", {"do_image_splitting": False}),
         ("internvl", {"min_patches": 3, "max_patches": 8, "resample": 2}),
         ("lfm2_vl", {"do_image_splitting": False, "max_image_tokens": 9}),
-        *(
-            pytest.param(name, keys, marks=pytest.mark.slow)
-            for name, keys in (
-                ("smolvlm", {"size": {"longest_edge": tiny_tiles.SIDE}}),
-                ("smolvlm", {"resample": 3}),
-                ("internvl", {"crop_to_patches": True}),
-                ("internvl", {"max_patches": 1}),
-                ("internvl", {"max_patches": 5}),
-            )
-        ),
+        ("smolvlm", {"size": {"longest_edge": tiny_tiles.SIDE}}),
+        ("smolvlm", {"resample": 3}),
+        ("internvl", {"crop_to_patches": True}),
+        ("internvl", {"max_patches": 1}),
+        ("internvl", {"max_patches": 5}),
     ],
 )
 def test_other_settings_are_those_of_the_processor(
@@ -214,12 +211,11 @@ def test_other_settings_are_those_of_the_processor(
         assert list(completion.tokens) == tokens
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "tower",
     [
         {"use_qk_norm": True, "norm_type": "rms_norm"},
-        pytest.param({"attention_bias": True, "use_mean_pooling": False}, marks=pytest.mark.slow),
+        {"attention_bias": True, "use_mean_pooling": False},
     ],
 )
 def test_other_encoders_of_internvl_give_the_same_tokens(

@@ -31,6 +31,8 @@ from ortolan.runtime.bundle.sources import MostPatches, PatchSource, WholeSquare
 from ortolan.runtime.inputs.patches import fitted_size, read_whole
 from ortolan.runtime.inputs.tiles import cut_oversized
 
+pytestmark = pytest.mark.slow
+
 PATCHES = 24
 
 SIZES = [
@@ -137,7 +139,7 @@ def test_vectors_are_those_of_padded_images(model: Encoder, checkpoint: Path) ->
 
 @pytest.mark.parametrize(
     ("precision", "least"),
-    [("int8", 0.999), pytest.param("fp16", 0.9999, marks=pytest.mark.slow), ("int4", 0.9)],
+    [("int8", 0.999), ("fp16", 0.9999), ("int4", 0.9)],
 )
 def test_other_precisions_give_similar_vectors(
     precision: Any, least: float, model: Encoder, checkpoint: Path, tmp_path: Path
@@ -152,7 +154,7 @@ def test_other_precisions_give_similar_vectors(
         assert ((ours * same).sum(1) / lengths).mean() > least
 
 
-@pytest.mark.parametrize("precision", ["int8", pytest.param("int4", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("precision", ["int8", "int4"])
 def test_low_bit_models_of_images_answer_alike_however_they_are_called(
     precision: Any, lfm2_vl: Path, tmp_path: Path
 ) -> None:

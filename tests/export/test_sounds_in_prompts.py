@@ -32,6 +32,8 @@ from ortolan.runtime import (
     verify,
 )
 
+pytestmark = pytest.mark.slow
+
 NEW = 8
 
 Samples = NDArray[np.float32]
@@ -284,7 +286,6 @@ def test_a_transcript_needs_a_language_that_the_model_knows(model: Decoder) -> N
         model.transcribe(b"no sound")
 
 
-@pytest.mark.slow
 def test_images_and_sounds_are_told_apart(model: Decoder, tmp_path: Path) -> None:
     with pytest.raises(BundleKindError, match="reads sounds and text, so it takes no images"):
         model.generate([{"image": np.zeros((8, 8, 3), np.uint8)}])

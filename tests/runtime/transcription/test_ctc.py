@@ -42,6 +42,8 @@ from ortolan.runtime.errors import (
 )
 from ortolan.runtime.transcription.ctc import PAUSE_S, windows
 
+pytestmark = pytest.mark.slow
+
 VECTORS = 60
 """Vectors of the longest window here: 0.6 seconds."""
 
@@ -112,16 +114,9 @@ def test_logits_and_text_equal_those_of_transformers(
     assert transcript.language is None
 
 
-QUICK = {("wav2vec2", "layer", True), ("hubert", "group", False)}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model_type", "norm", "stable"),
-    [
-        pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
-        for case in product(("wav2vec2", "hubert"), ("group", "layer"), (False, True))
-    ],
+    list(product(("wav2vec2", "hubert"), ("group", "layer"), (False, True))),
 )
 def test_every_variant_gives_the_logits_of_transformers(
     tmp_path: Path, model_type: str, norm: str, stable: bool
@@ -270,7 +265,6 @@ def test_other_calls_name_the_right_one(model: Encoder) -> None:
         model.classify(sound(1.0))
 
 
-@pytest.mark.slow
 def test_windows_that_are_too_short_to_overlap_are_rejected(saved: Saved, tmp_path: Path) -> None:
     ortolan.export(saved[0] / "source", tmp_path / "bundle", max_context=10)
     tiny = ortolan.load(tmp_path / "bundle", Encoder)
@@ -279,7 +273,6 @@ def test_windows_that_are_too_short_to_overlap_are_rejected(saved: Saved, tmp_pa
         tiny.transcribe(sound(0.2))
 
 
-@pytest.mark.slow
 def test_a_model_without_a_head_gives_vectors(tmp_path: Path) -> None:
     reference = case("hubert", head="Model").write(tmp_path / "source")
     ortolan.export(tmp_path / "source", tmp_path / "bundle")

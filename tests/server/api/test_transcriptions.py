@@ -21,6 +21,8 @@ import ortolan
 from ortolan.runtime import Decoder, Encoder, Seq2Seq, Transcript
 from ortolan.server import Settings
 
+pytestmark = pytest.mark.slow
+
 PATH = "/v1/audio/transcriptions"
 
 SPEECH: dict[str, Callable[[Path], Any]] = {
