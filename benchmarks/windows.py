@@ -1,7 +1,8 @@
 """Savings by windowed states on a random model of Gemma 3's shape: memory, a step, a prompt.
 
     python benchmarks/windows.py build/windows          # exports the model there first, once
-    python benchmarks/windows.py build/windows --layers 26 --vocabulary 262144 --tokens 16384
+    python benchmarks/windows.py build/windows-split --graphs split --threads 2
+    python benchmarks/windows.py build/windows-full --layers 26 --vocabulary 262144 --tokens 16384
 
 Compares two ways to run one bundle: rows that hold their windows, and rows that hold all tokens,
 with `window_starts` 0. Rounds alternate; the medians of ratios are printed. Six layers and 60,000
@@ -13,7 +14,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, get_args
 from unittest.mock import patch
 
 import numpy as np
@@ -22,7 +23,7 @@ from numpy.typing import NDArray
 
 import ortolan
 from ortolan import Int4
-from ortolan.export.options import ExportOptions
+from ortolan.export.options import ExportOptions, Graphs
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.models.transformer import build
 from ortolan.runtime.bundle.folder import open_bundle
@@ -33,7 +34,7 @@ STEPS = 16
 """Decode steps of a round; their median counts."""
 
 
-def export(folder: Path, *, layers: int, vocabulary: int, context: int) -> None:
+def export(folder: Path, *, layers: int, vocabulary: int, context: int, graphs: Graphs) -> None:
     """Export a random model of Gemma 3 1B's widths in int4."""
     config = {
         "model_type": "gemma3_text",
@@ -58,7 +59,7 @@ def export(folder: Path, *, layers: int, vocabulary: int, context: int) -> None:
     }
     torch.manual_seed(0)
     module = build(config_from_hf(config)).eval()
-    options = ExportOptions(proof="quick", allow_poor=True)
+    options = ExportOptions(graphs=graphs, proof="quick", allow_poor=True)
     ortolan.export(module, folder, precision=Int4(method="rtn"), options=options)
 
 
@@ -127,13 +128,19 @@ def main() -> None:
     parser.add_argument("bundle", type=Path)
     parser.add_argument("--layers", type=int, default=6)
     parser.add_argument("--vocabulary", type=int, default=60_000)
+    parser.add_argument("--graphs", choices=get_args(Graphs), default="unified")
     parser.add_argument("--tokens", type=int, default=8192)
     parser.add_argument("--rounds", type=int, default=2)
     parser.add_argument("--threads", type=int, default=1)
     args = parser.parse_args()
     if not args.bundle.exists():
-        context = args.tokens + 1024
-        export(args.bundle, layers=args.layers, vocabulary=args.vocabulary, context=context)
+        export(
+            args.bundle,
+            layers=args.layers,
+            vocabulary=args.vocabulary,
+            context=args.tokens + 1024,
+            graphs=args.graphs,
+        )
     engine = Engine(open_bundle(args.bundle), threads=args.threads)
     ids = np.random.default_rng(0).integers(3, args.vocabulary, args.tokens).tolist()
     measure(engine, ids, args.rounds, time.thread_time if args.threads == 1 else time.perf_counter)
