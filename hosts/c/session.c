@@ -53,7 +53,7 @@ static bool add_settings(const ortolan_opener *opener, OrtSessionOptions *option
                 error);
 }
 
-/* Else threads of a prompt's session wait busily, and slow the first steps of the other session. */
+/* Otherwise threads of the prefill session keep spinning and slow the first decode steps. */
 static bool stop_spinning(const ortolan_opener *opener, OrtSessionOptions *options,
                           ortolan_error *error) {
   return opened(

@@ -43,7 +43,7 @@ _NO_KLEIDIAI = ("mlas.disable_kleidiai", "1")  # on ARM: docs/adr/0011
 _REMEDY = "Export the checkpoint again, or install the onnxruntime that it was exported with."
 
 _STOP_SPINNING = ("session.force_spinning_stop", "1")
-"""Else threads of a prompt's session wait busily, and slow the first steps of the other session."""
+"""Otherwise threads of the prefill session keep spinning and slow the first decode steps."""
 
 _EXTERNAL_FOLDER = "session.model_external_initializers_file_folder_path"
 
