@@ -247,6 +247,10 @@ MAX_AUDIO_BYTES = 256 << 20
 MAX_AUDIO_SECONDS = 7200
 """Seconds of a sound: half a GiB as samples at 16 kHz and their spectrogram."""
 
+MAX_AUDIO_SAMPLES = MAX_AUDIO_SECONDS * 48_000 * 2
+"""Samples of a sound file over all channels, which bounds the time to decode it: two hours of
+stereo at 48 kHz."""
+
 MAX_AUDIO_CHANNELS = 8
 """Channels of a sound, as in 7.1 surround."""
 

@@ -1,28 +1,22 @@
 """Reads sounds as log-mel spectrograms or as waves.
 
-soundfile and soxr are imported here only: for the first file to decode, and the first sound of
-another sampling rate.
-
-A sound file is untrusted input: only common formats are decoded, and its length, channels and rate
-are checked before any sample is.
+soxr is imported here only, for the first sound of another sampling rate.
 
 Shape letters: N samples, C channels, F frames, M mel bins, W samples of a window, K chunks.
 """
 
-import io
 import math
 import os
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.distribution import pip_install
-from ortolan.runtime import limits
 from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraError, shown
+from ortolan.runtime.inputs.sound_file import BLOCK, Blocks, check_size, mono, open_blocks
 
 __all__ = [
     "Sound",
@@ -39,9 +33,6 @@ __all__ = [
 Sound = str | os.PathLike[str] | bytes | NDArray[Any]
 """A path, the bytes of a file, or samples `(N,)` or `(N, channels)`."""
 
-FORMATS = ("AIFF", "FLAC", "MP3", "OGG", "WAV", "WAVEX")
-"""Formats to decode, as soundfile names them. Others are rare and rarely tested."""
-
 FLOOR = 1e-10
 """Least power before the logarithm."""
 
@@ -52,8 +43,9 @@ LEAST_VARIANCE = 1e-7
 """Added to the variance of a wave before its root."""
 
 FRAMES_AT_ONCE = 4096
-BLOCK = 1 << 16
-"""Frames of a spectrum, and samples of a file, that are computed at once to bound memory."""
+"""Frames of a spectrum that are computed at once to bound memory."""
+
+RATE_OF_FILE = "rate is for arrays of samples; a file states its own. Leave it out."
 
 LOUDEST = 32.0
 """Largest sample. Files of floats exceed 1 a little; integers that were not scaled, far more."""
@@ -176,22 +168,29 @@ def read_samples(
         MissingExtraError: soundfile or soxr is needed but not installed.
     """
     if isinstance(sound, np.ndarray):
-        rate = source.rate if rate is None else rate
-        samples_N = _check_array(sound, rate)
+        own, blocks = _array_blocks(sound, source.rate if rate is None else rate)
     elif rate is not None:
-        raise InputError("rate is for arrays of samples; a file states its own. Leave it out.")
+        raise InputError(RATE_OF_FILE)
     else:
-        samples_N, rate = _decode(*_contents(sound))
-    if len(samples_N) == 0:
+        own, blocks = open_blocks(sound)
+    resample = None if own == source.rate else _Resampling(own, source.rate)
+    parts, count = [np.zeros(0, np.float32)], 0
+    for block_N in blocks:
+        # NaN fails every comparison
+        if len(block_N) and not np.abs(block_N).max() <= LOUDEST:
+            raise InputError(
+                f"Samples must be finite and between -1 and 1 (got {np.abs(block_N).max()}). "
+                "Divide integers that were converted to floats by their largest value."
+            )
+        count += len(block_N)
+        parts.append(block_N if resample is None else resample.next(block_N))
+    if count == 0:
         raise InputError("The sound has no samples. Leave it out.")
-    # NaN fails every comparison
-    if not np.abs(samples_N).max() <= LOUDEST:
-        raise InputError(
-            f"Samples must be finite and between -1 and 1 (got {np.abs(samples_N).max()}). Divide "
-            "integers that were converted to floats by their largest value."
-        )
-    if rate != source.rate:
-        samples_N = _resampled(samples_N, rate, source.rate)
+    if resample is not None:
+        parts.append(resample.last())
+    samples_N = np.concatenate(parts)
+    if len(samples_N) == 0:
+        raise InputError(f"The sound has less than one sample at {source.rate} Hz. Leave it out.")
     return samples_N
 
 
@@ -201,13 +200,15 @@ def read_blocks(
     """Read a sound that comes in blocks; arguments, results and errors as of `read_samples`."""
     resample = None
     if rate is not None and _checked_rate(rate) != source.rate:
-        _check_size(0, rate, 1, "The sound")
-        resample = _soxr(rate, source.rate).ResampleStream(rate, source.rate, 1, dtype="float32")
+        check_size(0, rate, 1, "The sound")
+        resample = _Resampling(rate, source.rate)
     for block in blocks:
+        if rate is not None and not isinstance(block, np.ndarray):
+            raise InputError(RATE_OF_FILE)
         samples_N = read_samples(block, source)
-        yield samples_N if resample is None else resample.resample_chunk(samples_N)
+        yield samples_N if resample is None else resample.next(samples_N)
     if resample is not None:
-        yield resample.resample_chunk(np.zeros(0, np.float32), last=True)
+        yield resample.last()
 
 
 def log_mel(
@@ -223,7 +224,7 @@ def log_mel(
         source: what the encoder needs.
     """
     side = source.window // 2
-    padded = np.pad(samples_N.astype(np.float64), side, mode="reflect")
+    padded = np.pad(samples_N, side, mode="reflect")
     frames_FW = np.lib.stride_tricks.sliding_window_view(padded, source.window)[:: source.hop]
     frames_FW = frames_FW[: len(samples_N) // source.hop]
     # Hann, whose period is the window
@@ -261,7 +262,7 @@ def _mel(frequency: float) -> float:
     return 15 + math.log(frequency / 1000) * 27 / math.log(6.4)
 
 
-def _check_array(sound: NDArray[Any], rate: object) -> NDArray[np.float32]:
+def _array_blocks(sound: NDArray[Any], rate: object) -> Blocks:
     rate = _checked_rate(rate)
     if sound.ndim not in (1, 2):
         raise InputError(
@@ -277,10 +278,15 @@ def _check_array(sound: NDArray[Any], rate: object) -> NDArray[np.float32]:
             f"Samples must be floats, int16 or int32 (got {sound.dtype}). Convert them first."
         )
     channels = 1 if sound.ndim == 1 else sound.shape[1]
-    _check_size(len(sound), rate, channels, "The sound")
-    # a huge double becomes infinite, which is rejected with a better message
-    with np.errstate(over="ignore"):
-        return _mono((sound.reshape(len(sound), channels) * scale).astype(np.float32))
+    check_size(len(sound), rate, channels, "The sound")
+    return rate, _scaled_blocks(sound.reshape(len(sound), channels), scale)
+
+
+def _scaled_blocks(sound_NC: NDArray[Any], scale: float) -> Iterator[NDArray[np.float32]]:
+    for start in range(0, len(sound_NC), BLOCK):
+        # a huge double becomes infinite, which is rejected with a better message
+        with np.errstate(over="ignore"):
+            yield mono((sound_NC[start : start + BLOCK] * scale).astype(np.float32))
 
 
 def _checked_rate(rate: object) -> int:
@@ -289,115 +295,25 @@ def _checked_rate(rate: object) -> int:
     return rate
 
 
-def _check_size(samples: int, rate: int, channels: int, name: str) -> None:
-    if not 1 <= channels <= limits.MAX_AUDIO_CHANNELS:
-        raise InputError(
-            f"{name} has {channels} channels; 1 to {limits.MAX_AUDIO_CHANNELS} are read. Pass the "
-            "samples as (N, channels), or mix them first."
+class _Resampling:
+    """Resamples a sound block by block; the result does not depend on the blocks."""
+
+    def __init__(self, rate: int, wanted: int) -> None:
+        try:
+            import soxr
+        except ImportError as error:
+            raise MissingExtraError(
+                f"Resampling from {rate} to {wanted} Hz needs soxr. Run: {pip_install('audio')}, "
+                f"or pass samples at {wanted} Hz"
+            ) from error
+        self._stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
+
+    def next(self, samples_N: NDArray[np.float32]) -> NDArray[np.float32]:
+        resampled_N: NDArray[np.float32] = self._stream.resample_chunk(samples_N)
+        return resampled_N
+
+    def last(self) -> NDArray[np.float32]:
+        rest_N: NDArray[np.float32] = self._stream.resample_chunk(
+            np.zeros(0, np.float32), last=True
         )
-    if not limits.MIN_AUDIO_RATE <= rate <= limits.MAX_AUDIO_RATE:
-        raise InputError(
-            f"{name} has {rate} samples per second; {limits.MIN_AUDIO_RATE} to "
-            f"{limits.MAX_AUDIO_RATE} are read. Resample it first."
-        )
-    if samples > rate * limits.MAX_AUDIO_SECONDS:
-        raise InputError(
-            f"{name} has {samples // rate} seconds, more than {limits.MAX_AUDIO_SECONDS}. Split it."
-        )
-
-
-def _mono(samples_NC: NDArray[np.float32]) -> NDArray[np.float32]:
-    return samples_NC[:, 0] if samples_NC.shape[1] == 1 else samples_NC.mean(1)
-
-
-def _contents(sound: Any) -> tuple[bytes, str]:
-    """Return the bytes of a sound file, and a name for errors."""
-    if isinstance(sound, bytes):
-        data, name = sound, "The sound"
-    elif isinstance(sound, str | os.PathLike):
-        data, name = _read_file(Path(sound)), os.fspath(sound)
-    else:
-        raise InputError(
-            f"A sound must be a path, the bytes of a file or an array (got {type(sound).__name__})."
-        )
-    if len(data) > limits.MAX_AUDIO_BYTES:
-        raise InputError(f"{name} has more than {limits.MAX_AUDIO_BYTES} bytes. Split it first.")
-    return data, name
-
-
-def _read_file(path: Path) -> bytes:
-    try:
-        # a pipe or a device may never end
-        if not path.is_file():
-            problem = "is not a file" if path.exists() else "does not exist"
-            raise InputError(f"{path} {problem}. Check the path of the sound.")
-        with path.open("rb") as stream:
-            return stream.read(limits.MAX_AUDIO_BYTES + 1)
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or error
-        raise InputError(
-            f"{str(path)[:300]!r} cannot be read: {reason}. Check the path of the sound."
-        ) from error
-
-
-def _decode(data: bytes, name: str) -> tuple[NDArray[np.float32], int]:
-    """Return samples `(N,)` and their rate."""
-    try:
-        import soundfile
-    except (ImportError, OSError) as error:  # OSError: its library is missing
-        raise MissingExtraError(
-            f"Reading sound files needs soundfile. Run: {pip_install('audio')}, or pass arrays of "
-            "samples"
-        ) from error
-    try:
-        with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if file.format not in FORMATS:
-                raise InputError(
-                    f"{name} has the format {file.format}, which is not among "
-                    f"{', '.join(FORMATS)}. Convert it to one of these."
-                )
-            rate, frames = int(file.samplerate), int(file.frames)
-            _check_size(frames, rate, file.channels, name)
-            parts, count = [np.zeros(0, np.float32)], 0
-            # A header may state fewer samples than follow, or more.
-            while count <= frames:
-                block_NC = file.read(BLOCK, dtype="float32", always_2d=True)
-                if len(block_NC) == 0:
-                    break
-                parts.append(_mono(block_NC))
-                count += len(block_NC)
-    except InputError:
-        raise
-    except Exception as error:  # libsndfile's errors, and those of its wrapper
-        raise InputError(
-            f"{name} is damaged, or no sound file ({', '.join(FORMATS)}): {str(error)[:200]}. "
-            "Copy or convert it again."
-        ) from error
-    if count != frames or _is_cut(data):
-        raise InputError(f"{name} is cut off: its header states more samples. Copy it again.")
-    return np.concatenate(parts), rate
-
-
-def _is_cut(data: bytes) -> bool:
-    """Whether a WAV file is shorter than it says, which libsndfile accepts."""
-    stated = int.from_bytes(data[4:8], "little")
-    # programs that write to a pipe leave the largest number, or none
-    return data[:4] == b"RIFF" and 0 < stated < 0xFFFF_FF00 and stated + 8 > len(data) + 1
-
-
-def _resampled(samples_N: NDArray[np.float32], rate: int, wanted: int) -> NDArray[np.float32]:
-    resampled: NDArray[np.float32] = _soxr(rate, wanted).resample(samples_N, rate, wanted)
-    if len(resampled) == 0:
-        raise InputError(f"The sound has less than one sample at {wanted} Hz. Leave it out.")
-    return resampled
-
-
-def _soxr(rate: int, wanted: int) -> Any:
-    try:
-        import soxr
-    except ImportError as error:
-        raise MissingExtraError(
-            f"Resampling from {rate} to {wanted} Hz needs soxr. Run: {pip_install('audio')}, or "
-            f"pass samples at {wanted} Hz"
-        ) from error
-    return soxr
+        return rest_N

@@ -1,6 +1,7 @@
 import io
 import struct
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -83,10 +84,66 @@ def test_another_rate_is_resampled() -> None:
     )
 
 
-def test_a_wav_file_from_a_pipe_has_no_length_and_is_read() -> None:
-    data = bytearray(contents(noise(), form="FLOAT"))
-    data[4:8] = struct.pack("<I", 0xFFFFFFFF)
-    np.testing.assert_array_equal(read_samples(bytes(data), SOURCE), noise()[:, 0])
+PLACEHOLDERS = {
+    "WAV": [
+        *((0xFFFFFFFF, 0xFFFFFFFF), (0x7FFFF024, 0x7FFFF000), (0x80000024, 0x80000000)),
+        *((2_000_000_036, 2_000_000_000), (0, 0), (36, 0), (0xFFFFFFFF, 0)),
+    ],
+    "AIFF": [(0xFFFFFFFF, 0xFFFFFFFF), (0, 0), (0, 8), (0x7FFFFFFF, 0x7FFFFFFF)],
+}
+
+
+@pytest.mark.parametrize(("kind", "sizes"), [(k, s) for k, v in PLACEHOLDERS.items() for s in v])
+def test_a_file_whose_writer_did_not_know_its_size_is_read_to_its_end(
+    kind: str, sizes: tuple[int, int]
+) -> None:
+    data = contents(noise(), kind, "PCM_16")
+    part, order = (b"data", "<I") if kind == "WAV" else (b"SSND", ">I")
+    at = data.index(part) + 4
+    whole, own = (struct.pack(order, size) for size in sizes)
+    np.testing.assert_array_equal(
+        read_samples(data[:4] + whole + data[8:at] + own + data[at + 4 :], SOURCE),
+        read_samples(data, SOURCE),
+    )
+
+
+@pytest.mark.parametrize("stated", [0, 500])
+def test_a_flac_is_read_to_its_end_whatever_it_states(stated: int) -> None:
+    data = contents(noise(), "FLAC", "PCM_16")
+    odd = data[:22] + struct.pack(">I", stated) + data[26:]
+    np.testing.assert_array_equal(read_samples(odd, SOURCE), read_samples(data, SOURCE))
+
+
+def mp3(mode: str) -> tuple[bytes, bytes]:
+    """The tag with the length, and the rest of an MP3 that is first loud and then silent."""
+    samples = noise(48_000) * np.repeat([1.0, 0.01], 24_000)[:, None]
+    stream = io.BytesIO()
+    soundfile.write(stream, samples, 16_000, format="MP3", bitrate_mode=mode, compression_level=0.3)
+    data = stream.getvalue()
+    rates = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+    first = 72 * rates[data[2] >> 4] * 1000 // 16_000 + (data[2] >> 1 & 1)
+    return data[:first], data[first:]
+
+
+@pytest.mark.parametrize("mode", ["VARIABLE", "CONSTANT"])
+def test_an_mp3_that_states_no_length_is_read_to_its_end(mode: str) -> None:
+    tag, body = mp3(mode)
+    unset = bytearray(tag)
+    at = max(tag.find(b"Xing"), tag.find(b"Info"))
+    unset[at + 8 : at + 12] = bytes(4)
+    tagged = b"ID3\4\0\0\0\0\0\x0a" + bytes(10) + body + b"TAG" + bytes(125)
+    assert len(read_samples(tag + body, SOURCE)) == 48_000
+    for data in (body, tagged, bytes(unset) + body):
+        assert 48_000 <= len(read_samples(data, SOURCE)) < 50_500
+    assert "damaged" in refusal(body[:-50])
+
+
+@pytest.mark.parametrize("kind", ["OGG", "MP3"])
+def test_several_sounds_in_a_file_are_rejected(kind: str) -> None:
+    data = contents(noise(48_000), kind)
+    assert "several sounds" in refusal(data + data)
+    if kind == "MP3":
+        assert "several sounds" in refusal(data + b"TAG" + bytes(125) + data)
 
 
 # --- spectrograms -----------------------------------------------------------------------------
@@ -138,10 +195,10 @@ def test_samples_that_are_not_finite_or_far_beyond_1_are_rejected(value: float) 
         assert "finite and between -1 and 1" in refusal(sound)
 
 
-@pytest.mark.parametrize("kind", ["WAV", "FLAC"])
+@pytest.mark.parametrize("kind", ["WAV", "FLAC", "AIFF", "OGG", "MP3"])
 @pytest.mark.parametrize("part", [0.5, 0.9])
 def test_a_file_that_is_cut_off_is_rejected(kind: str, part: float) -> None:
-    data = contents(noise(50_001), kind, "PCM_16")
+    data = contents(noise(50_001), kind, None if kind in ("OGG", "MP3") else "PCM_16")
     assert any(word in refusal(data[: int(len(data) * part)]) for word in ("cut off", "damaged"))
 
 
@@ -166,11 +223,41 @@ def test_length_channels_and_rate_are_checked_before_decoding(
     monkeypatch.setattr(soundfile.SoundFile, "read", None)
     monkeypatch.setattr(limits, "MAX_AUDIO_SECONDS", 0)
     assert "more than 0" in refusal(sound)
+    monkeypatch.setattr(limits, "MAX_AUDIO_SAMPLES", 2001)
+    monkeypatch.setattr(limits, "MAX_AUDIO_SECONDS", 7200)
+    assert "more than 2001 samples over all channels" in refusal(sound)
     monkeypatch.setattr(limits, "MAX_AUDIO_CHANNELS", 1)
     assert "2 channels" in refusal(sound)
     assert "100 samples per second" in refusal(contents(noise(), rate=100))
     monkeypatch.setattr(limits, "MAX_AUDIO_BYTES", 10)
     assert "more than 10 bytes" in refusal(sound)
+
+
+@pytest.mark.parametrize("limit", ["MAX_AUDIO_SECONDS", "MAX_AUDIO_SAMPLES"])
+def test_a_length_that_no_header_states_is_bounded_while_decoding(
+    monkeypatch: pytest.MonkeyPatch, limit: str
+) -> None:
+    data = contents(np.zeros((300_000, 1), np.float32), "FLAC", "PCM_16")
+    read = soundfile.SoundFile.read
+    blocks: list[int] = []
+
+    def counted(*args: Any, **options: Any) -> Any:
+        blocks.append(len(blocks))
+        return read(*args, **options)
+
+    monkeypatch.setattr(soundfile.SoundFile, "read", counted)
+    monkeypatch.setattr(limits, limit, 5 if limit == "MAX_AUDIO_SECONDS" else 80_000)
+    assert "more than" in refusal(data[:22] + bytes(4) + data[26:])
+    assert len(blocks) == 2
+
+
+def test_a_sound_of_another_rate_is_resampled_while_it_is_decoded() -> None:
+    data = contents(np.zeros((384_000 * 20, 1), np.int16), "FLAC", "PCM_16", rate=384_000)
+    tracemalloc.start()
+    assert len(read_samples(data, SOURCE)) == 320_000
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 8 << 20  # at the rate of the file, 29 MiB
 
 
 @pytest.mark.parametrize(
@@ -230,3 +317,5 @@ def test_blocks_of_the_same_rate_stay_as_they_are() -> None:
     assert np.array_equal(np.concatenate(blocks), samples)
     with pytest.raises(InputError, match="rate must be a number"):
         [*read_blocks([samples], SOURCE, rate="fast")]  # type: ignore[arg-type]
+    with pytest.raises(InputError, match="rate is for arrays"):
+        [*read_blocks([contents(noise())], SOURCE, rate=8000)]
