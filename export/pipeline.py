@@ -36,7 +36,7 @@ from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
 from ortolan.export.progress import Progress, silent
-from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
+from ortolan.export.proof.certificate import bound, certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import inputs_of, make_probes, text_of
 from ortolan.export.proof.replay import replay
@@ -256,6 +256,8 @@ def _build(job: Job) -> None:
             job = replace(job, plan=replace(job.plan, precision=chosen.precision))
         stored, witness = _write_files(job, chosen)
     certificate = replace(certificate, weights=witness.finish())
+    graphs = (job.folder / graph.file for graph in job.plan.graph_files.values())
+    certificate = bound(certificate, graphs)
     _write_certified(job, stored, certificate)
     if job.plan.unverified is not None:
         return  # the manifest says so, and the certificate holds the reference

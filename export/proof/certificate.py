@@ -1,6 +1,7 @@
 """Certificates: what PyTorch computes for the probes, and the limits for the bundle.
 
     certify       probes through PyTorch          reference and the limits of the precision
+    bound         graphs as they were written     their hashes
     replay        the same through the bundle     measured differences
     passed        limits on means come down to what was measured, and some leeway
 
@@ -11,8 +12,9 @@ padded batch.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
@@ -40,7 +42,12 @@ from ortolan.runtime.limits import MAX_COSINE_DISTANCE, MAX_MEAN_KL
 from ortolan.runtime.verification.certificate import Certificate, Logits, Probe, Vectors
 from ortolan.runtime.verification.probe_picture import probe_picture, sampled
 from ortolan.runtime.verification.report import Report, Thresholds
-from ortolan.runtime.verification.surroundings import Surroundings, meanings_sha256, read_probes
+from ortolan.runtime.verification.surroundings import (
+    Surroundings,
+    meanings_sha256,
+    read_probes,
+    windows_of,
+)
 
 THRESHOLDS = {
     "fp32": Thresholds(mean_kl=1e-6, mean_cosine=1e-8, max_abs_delta=1e-4, near_tie=1e-3),
@@ -183,15 +190,17 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
             speech=model.speech,
             dictation=model.dictation,
             comparison=model.comparison,
+            windows=windows_of(model.states("float32")),
         ),
-        files={
-            name: hashlib.sha256(path.read_bytes()).hexdigest()
-            for name, path in sorted(model.companions.items())
-        },
+        files={name: _sha256(path) for name, path in sorted(model.companions.items())},
         readings=() if model.tokenizer is None else read_probes(model.tokenizer),
         scores=() if model.gives is None else named_scores(reference, model.gives, rows=probes),
         pixels=_pixels(model.takes),
     )
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def _pixels(source: Source | None) -> tuple[float, ...]:
@@ -200,6 +209,15 @@ def _pixels(source: Source | None) -> tuple[float, ...]:
         return ()
     pixels_CHW = reference_pixels(probe_picture(source), source).astype(np.float32)
     return tuple(round(float(value), 6) for value in sampled(pixels_CHW))
+
+
+def bound(certificate: Certificate, graphs: Iterable[Path]) -> Certificate:
+    """The certificate with the hashes of the graphs: tolerances of low-bit weights hide changes."""
+    surroundings = certificate.surroundings
+    if surroundings is None:
+        return certificate
+    files = surroundings.files | {path.name: _sha256(path) for path in graphs}
+    return replace(certificate, surroundings=msgspec.structs.replace(surroundings, files=files))
 
 
 def passed(certificate: Certificate, measured: Report) -> Certificate:

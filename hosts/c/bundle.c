@@ -10,6 +10,7 @@
 #define MANIFEST "manifest.json"
 #define MAX_MANIFEST_BYTES (1 << 20)
 #define MAX_WHOLE_FILE_BYTES (256 << 20)
+#define FLASH_SWITCH "ORT_GQA_DISABLE_FLASH_ATTENTION"
 #define MAX_CONTEXT (1 << 21)
 #define MAX_VOCABULARY (1 << 20)
 #define MAX_DIMENSION ((int64_t)1 << 40)
@@ -28,7 +29,7 @@ static bool is_file_name(const char *name) {
          strcmp(name, "..") != 0 && strcmp(name, MANIFEST) != 0;
 }
 
-static const ortolan_file *find_file(const ortolan_bundle *bundle, const char *name) {
+const ortolan_file *ortolan_bundle_find(const ortolan_bundle *bundle, const char *name) {
   for (size_t i = 0; i < bundle->file_count; i++)
     if (strcmp(bundle->files[i].name, name) == 0) return &bundle->files[i];
   return NULL;
@@ -50,7 +51,7 @@ static bool read_files(ortolan_bundle *bundle, const json_value *root, const ort
       return ortolan_invalid(in, "files.name", "a file name of a-z, 0-9, '.', '_' and '-'");
     if (strspn(file.sha256, "0123456789abcdef") != 64 || file.sha256[64] != 0)
       return ortolan_invalid(in, "files.sha256", "64 lower-case hexadecimal digits");
-    if (find_file(bundle, file.name) != NULL)
+    if (ortolan_bundle_find(bundle, file.name) != NULL)
       return ortolan_invalid(in, "files.name", "different for every file");
     bundle->files[bundle->file_count++] = file;
   }
@@ -60,7 +61,7 @@ static bool read_files(ortolan_bundle *bundle, const json_value *root, const ort
 static bool is_listed(const ortolan_bundle *bundle, const ortolan_fields *in, const char *path,
                       const char *name) {
   if (name == NULL) return false; /* reported already */
-  return find_file(bundle, name) != NULL || ortolan_invalid(in, path, "a name among `files`");
+  return ortolan_bundle_find(bundle, name) != NULL || ortolan_invalid(in, path, "a name among `files`");
 }
 
 static bool read_weights(ortolan_bundle *bundle, const json_value *root, const ortolan_fields *in) {
@@ -235,25 +236,29 @@ static bool read_older_host(ortolan_bundle *bundle) {
   bundle->optimizers[bundle->optimizer_count++] = "SkipLayerNormFusion";
   for (size_t i = 0; i < bundle->state_count; i++)
     if (bundle->states[i].type == ONNX_TENSOR_ELEMENT_DATA_TYPE_INT8) return true;
-  bundle->variables[0] = (ortolan_setting){"ORT_GQA_DISABLE_FLASH_ATTENTION", "1"};
+  bundle->variables[0] = (ortolan_setting){FLASH_SWITCH, "1"};
   bundle->variable_count = 1;
   return true;
 }
 
-/* An object of `host.session` whose names begin with `prefix` and whose values are strings. */
-static bool read_settings(const json_value *session, const char *key, const char *prefix,
+/* An object of `host.session` whose values are strings. Its names are `name`, or begin with it if
+ * it ends with a dot. */
+static bool read_settings(const json_value *session, const char *key, const char *name,
                           ortolan_setting *settings, size_t *count, const ortolan_fields *in) {
   char path[64];
   snprintf(path, sizeof path, "host.session.%s", key);
   const json_value *object = ortolan_object(in, session, "host.session", key);
   if (object == NULL) return false;
+  size_t length = strlen(name);
+  bool is_group = name[length - 1] == '.';
   if (object->count > ORTOLAN_MAX_SETTINGS) return ortolan_invalid(in, path, "at most 16 entries");
   for (const json_value *item = object->item; item != NULL; item = item->next) {
     /* other names would let a bundle change the process, or read and write files */
-    if (strncmp(item->key, prefix, strlen(prefix)) != 0 || strchr(item->key, '=') != NULL ||
-        item->type != JSON_STRING) {
-      char expected[64];
-      snprintf(expected, sizeof expected, "strings with names that begin with %s", prefix);
+    bool fits = is_group ? strncmp(item->key, name, length) == 0 : strcmp(item->key, name) == 0;
+    if (!fits || item->type != JSON_STRING) {
+      char expected[96];
+      snprintf(expected, sizeof expected, "strings with %s %s",
+               is_group ? "names that begin with" : "the name", name);
       return ortolan_invalid(in, path, expected);
     }
     settings[(*count)++] = (ortolan_setting){item->key, item->string};
@@ -282,8 +287,8 @@ static bool read_host(ortolan_bundle *bundle, const json_value *root, int64_t sc
       return ortolan_invalid(in, "host.session.disabled_optimizers", "names");
     bundle->optimizers[bundle->optimizer_count++] = item->string;
   }
-  if (!read_settings(session, "environment", "ORT_", bundle->variables, &bundle->variable_count,
-                     in))
+  if (!read_settings(session, "environment", FLASH_SWITCH, bundle->variables,
+                     &bundle->variable_count, in))
     return false;
   if (schema >= 4)
     return read_settings(session, "config_entries", "mlas.", bundle->entries,
@@ -360,7 +365,7 @@ void ortolan_bundle_close(ortolan_bundle *bundle) {
 
 char *ortolan_bundle_read(const ortolan_bundle *bundle, const char *name, size_t *size,
                           ortolan_error *error) {
-  const ortolan_file *file = find_file(bundle, name);
+  const ortolan_file *file = ortolan_bundle_find(bundle, name);
   if (file == NULL) {
     ortolan_fail(error, ORTOLAN_BUNDLE_FILE, "%.96s is not listed in " MANIFEST ".", name);
     return NULL;

@@ -103,6 +103,8 @@ typedef struct {
 bool ortolan_bundle_open(ortolan_bundle *bundle, const char *folder, bool skip_hashes,
                          ortolan_error *error);
 void ortolan_bundle_close(ortolan_bundle *bundle);
+/* A listed file, or NULL. */
+const ortolan_file *ortolan_bundle_find(const ortolan_bundle *bundle, const char *name);
 /* Read a listed file and check its hash; free the result. */
 char *ortolan_bundle_read(const ortolan_bundle *bundle, const char *name, size_t *size,
                           ortolan_error *error);

@@ -128,6 +128,8 @@ typedef struct {
   size_t near_ties;      /* other tokens that won a near tie */
   size_t non_finite;     /* positions with logits that are not finite */
   double mean_kl_limit;  /* tolerance of the certificate */
+  const char *changed_file; /* a file that differs from the export, or NULL; valid until
+                               ortolan_close */
 } ortolan_report;
 
 /* Compute the probes of the certificate here, and compare them with what PyTorch computed.

@@ -61,6 +61,16 @@ static bool stop_spinning(const ortolan_opener *opener, OrtSessionOptions *optio
       opener->ort->AddSessionConfigEntry(options, "session.force_spinning_stop", "1"), error);
 }
 
+/* Whether a graph has settings that onnxruntime obeys if ORT_LOAD_CONFIG_FROM_MODEL is set: they can
+ * turn on profiling, which writes files. No graph needs this word anywhere. */
+static bool has_settings(const char *bytes, size_t size) {
+  static const char word[] = "ort_config";
+  const size_t length = sizeof word - 1;
+  for (size_t i = 0; i + length <= size; i++)
+    if (memcmp(bytes + i, word, length) == 0) return true;
+  return false;
+}
+
 /* Create a session while the manifest's variables are set. The user's own values win. */
 static bool create(const ortolan_opener *opener, const ortolan_graph *graph,
                    OrtSessionOptions *options, OrtSession **session, ortolan_error *error) {
@@ -69,6 +79,13 @@ static bool create(const ortolan_opener *opener, const ortolan_graph *graph,
   size_t size;
   char *bytes = ortolan_bundle_read(bundle, graph->file, &size, error);
   if (bytes == NULL) return false;
+  if (has_settings(bytes, size)) {
+    free(bytes);
+    return ortolan_fail(error, ORTOLAN_GRAPH,
+                        "%s has settings of onnxruntime (ort_config), which no exported graph has. "
+                        "Export the checkpoint again.",
+                        graph->file);
+  }
   for (size_t i = 0; i < bundle->variable_count; i++) {
     ours[i] = getenv(bundle->variables[i].name) == NULL;
     if (ours[i]) setenv(bundle->variables[i].name, bundle->variables[i].value, 1);

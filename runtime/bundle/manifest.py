@@ -79,6 +79,9 @@ STATE_BYTES: Mapping[StateType, int] = {"float32": 4, "float16": 2, "bfloat16": 
 KernelEntry = Annotated[str, Meta(pattern=r"\Amlas\.[a-z0-9_]{1,64}\Z")]
 """Session config entry that selects kernels. Others can make onnxruntime read and write files."""
 
+KernelVariable = Annotated[str, Meta(pattern=r"\AORT_GQA_DISABLE_FLASH_ATTENTION\Z")]
+"""Variable that selects kernels. Others can make onnxruntime write files or change the process."""
+
 CacheType = Literal["grows", "slots"]
 KindName = Annotated[str, Meta(pattern=rf"\A({'|'.join(KINDS)})\Z")]
 OutputName = Annotated[str, Meta(pattern=rf"\A({'|'.join(OUTPUTS)})\Z")]
@@ -265,12 +268,12 @@ class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
 
     Attributes:
         disabled_optimizers: graph optimizers that are switched off.
-        environment: variables that are set while a session is created.
+        environment: variables that are set while a session is created, which select kernels.
         config_entries: session config entries, which select kernels.
     """
 
     disabled_optimizers: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_SETTINGS)]
-    environment: Annotated[dict[Label, Label], Meta(max_length=limits.MAX_SETTINGS)]
+    environment: Annotated[dict[KernelVariable, Label], Meta(max_length=limits.MAX_SETTINGS)]
     config_entries: Annotated[dict[KernelEntry, Label], Meta(max_length=limits.MAX_SETTINGS)] = {}
 
 

@@ -3,7 +3,7 @@
 A graph is a program, and some programs kill onnxruntime: a kernel divides by a head count of zero,
 a few nested functions expand for minutes. `read` rejects them before onnxruntime sees a byte:
 
-    graph       no subgraphs, sparse tensors, training information; bounded counts
+    graph       no settings, subgraphs, sparse tensors, training information; bounded counts
     nodes       known domains, plain attributes, no values that crash a kernel
     attention   head counts that kernels can divide by
     tensors     bytes that fit their shapes               `tensors.external_tensors`
@@ -69,6 +69,12 @@ _CELLS: Mapping[str, tuple[int, int, Mapping[str, int]]] = {
 """The only form of recurrent operators that is allowed: number of inputs (the fifth is left out),
 most outputs, and attributes besides the width."""
 
+_SETTINGS = b"ort_config"
+"""Metadata that onnxruntime takes session options from if ORT_LOAD_CONFIG_FROM_MODEL is set.
+
+They can turn on profiling, which writes files. No graph needs this word anywhere.
+"""
+
 _HEAD_COUNTS = ("num_heads", "kv_num_heads", "q_num_heads")
 
 _ATTRIBUTE_FLOAT, _ATTRIBUTE_INT = 1, 2
@@ -90,6 +96,8 @@ def read(data: bytes, *, file: str = "graph") -> GraphSummary:
 
 def _read(data: bytes) -> GraphSummary:
     check_count("bytes", len(data), limits.MAX_GRAPH_BYTES)
+    if _SETTINGS in data:
+        raise RefusedError("no settings of onnxruntime", "ort_config")
     model = parse_model(data)
     graph = model.graph
     if not model.HasField("graph"):

@@ -1,7 +1,7 @@
 """Checks everything around a model that users depend on: tokenizer, special tokens, labels."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.field_types import Sha256
 from ortolan.runtime.bundle.labels import distinct, named_scores
-from ortolan.runtime.bundle.manifest import FileName, Manifest, Output, Speech, Tokens
+from ortolan.runtime.bundle.manifest import FileName, Manifest, Output, Speech, State, Tokens
 from ortolan.runtime.bundle.parts import Comparison, Dictation, Features, HiddenStates
 from ortolan.runtime.bundle.sources import ImageSource, PatchSource, Source
 from ortolan.runtime.errors import InputError, MissingExtraError, TokenizerError
@@ -38,6 +38,7 @@ __all__ = [
     "meanings_of",
     "meanings_sha256",
     "read_probes",
+    "windows_of",
 ]
 
 _MOST = 4096
@@ -81,7 +82,8 @@ class Surroundings(
 
     Attributes:
         meanings: see `meanings_sha256`.
-        files: hashes of the files for tokenizer, chat and generation, by name.
+        files: hashes of the graphs and of the files for tokenizer, chat and generation, by name.
+            Older certificates name no graphs.
         readings: by the tokenizer, if there is one.
         scores: for labels, by probe, or for the first tokens if each has labels: the highest
             first, as PyTorch computes them from the reference. Older certificates have none.
@@ -104,7 +106,7 @@ class SurroundingsReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unkno
         wrong: differences from the export, in words.
         scores: number of probes whose labels were scored.
         pixels: number of pixel values compared.
-        unchecked: parts that could not be compared on this machine, in words.
+        unchecked: parts that could not be compared, in words.
     """
 
     readings: int
@@ -137,8 +139,9 @@ def meanings_sha256(
     speech: Speech | None = None,
     dictation: Dictation | None = None,
     comparison: Comparison | None = None,
+    windows: Mapping[str, int] | None = None,
 ) -> str:
-    """Hash the parts of a manifest that give ids, inputs and outputs their meaning."""
+    """Hash the parts of a manifest that give ids, inputs, outputs and states their meaning."""
     meanings: tuple[object, ...] = (context_length, vocab_size, tokens, source, output)
     if features is not None:
         meanings = (*meanings, features)
@@ -150,6 +153,8 @@ def meanings_sha256(
         meanings = (*meanings, dictation)
     if comparison is not None:
         meanings = (*meanings, comparison)
+    if windows:
+        meanings = (*meanings, windows)
     return hashlib.sha256(msgspec.json.encode(meanings, order="deterministic")).hexdigest()
 
 
@@ -176,29 +181,38 @@ def check_surroundings(
         expected: from the certificate.
         numbers_of: returns the reference for a number of labels, `(R, L)`.
     """
-    wrong = []
-    if meanings_of(bundle.manifest) != expected.meanings:
-        wrong.append("roles of tokens, labels or sizes of inputs")
+    wrong, unchecked = [], []
+    # older certificates do not cover windows
+    meanings = (meanings_of(bundle.manifest, covers_windows=covered) for covered in (True, False))
+    if expected.meanings not in meanings:
+        wrong.append("roles of tokens, labels, or sizes of inputs or windows")
     hashes = {file.name: file.sha256 for file in bundle.manifest.files}
     wrong += [name for name, sha256 in expected.files.items() if hashes.get(name) != sha256]
     if expected.readings and not (tokenizer and _reads(tokenizer, expected.readings)):
         wrong.append("token ids or decoded texts")
     if expected.scores and not _scores_agree(bundle.manifest, expected.scores, numbers_of):
         wrong.append("labels or their scores")
-    unchecked = ""
+    pixels = len(expected.pixels)
     try:
         if expected.pixels and not _pixels_agree(bundle.manifest.source, expected.pixels):
             wrong.append("pixels of images")
     except InputError:  # steps of the manifest that do not fit together
         wrong.append("pixels of images")
     except MissingExtraError:
-        unchecked = "pixels of images, without Pillow"
+        unchecked.append("pixels of images, without Pillow")
+        pixels = 0
+    recorded = {name for name in expected.files if name.endswith(".onnx")}
+    graphs = {graph.file for graph in bundle.manifest.graphs.values()}
+    if recorded:
+        wrong += sorted(graphs - recorded)
+    else:
+        unchecked.append("graphs, which an older export did not record")
     return SurroundingsReport(
         readings=len(expected.readings),
         wrong=tuple(wrong),
         scores=len(expected.scores),
-        pixels=0 if unchecked else len(expected.pixels),
-        unchecked=unchecked,
+        pixels=pixels,
+        unchecked="; ".join(unchecked),
     )
 
 
@@ -239,7 +253,12 @@ def _scores_agree(
     )
 
 
-def meanings_of(manifest: Manifest) -> str:
+def windows_of(states: Iterable[State]) -> dict[str, int]:
+    """Return the windows of states that have one, by name."""
+    return {state.name: state.window for state in states if state.window is not None}
+
+
+def meanings_of(manifest: Manifest, *, covers_windows: bool = True) -> str:
     """Return the `meanings_sha256` of a manifest."""
     return meanings_sha256(
         context_length=manifest.context_length,
@@ -252,6 +271,7 @@ def meanings_of(manifest: Manifest) -> str:
         speech=manifest.transcription,
         dictation=manifest.dictation or None,
         comparison=manifest.comparison,
+        windows=windows_of(manifest.states) if covers_windows else None,
     )
 
 

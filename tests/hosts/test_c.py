@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from tests.hosts import header
+from tests.runtime.damaged_bundles import give_settings
 from tests.runtime.tiny_decoder import VOCABULARY, write_bundle
 
 import ortolan
@@ -30,6 +31,7 @@ HOST = REPOSITORY / "hosts" / "c"
 LIBRARY = Path(str(distribution("onnxruntime").locate_file("onnxruntime/capi")))
 PROMPT = "def read_lines(path):"
 KINDS = ("unified", "split", "recurrent", "by-token")
+SHA256 = hashlib.sha256(b"graph").hexdigest()
 
 
 class Built(NamedTuple):
@@ -317,6 +319,30 @@ def test_verify_fails_for_a_changed_weight(built: Built, copied: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("expected_files", "changed"),
+    [
+        ({"decoder.onnx": "0" * 64}, "decoder.onnx"),
+        ({"decode.onnx": "0" * 64}, "manifest.json"),
+        ({"other.onnx": SHA256}, "decoder.onnx"),  # as exported, but not the graph in use
+        ({}, None),
+    ],
+)
+def test_verify_fails_for_a_graph_that_is_not_the_exported_one(
+    built: Built, tmp_path: Path, expected_files: dict[str, Any], changed: str | None
+) -> None:
+    bundle = write_bundle(tmp_path / "bundle", others={"other.onnx": b"graph"}).path
+    path = bundle / "certificate.json"
+    certificate = json.loads(path.read_text())
+    certificate["surroundings"] = {"meanings": "0" * 64, "files": expected_files}
+    path.write_text(json.dumps(certificate))
+    rehash(bundle, path.name)
+    done = built.run("verify", bundle)
+    verdict = "PASS" if changed is None else "FAIL"
+    assert (done.returncode, done.stdout[:4]) == (int(changed is not None), verdict), done.stderr
+    assert (f"{changed} differs from the export" in done.stdout) == (changed is not None)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         (lambda c: c.update(schema=9), "`schema` must be"),
@@ -385,7 +411,11 @@ def failure(built: Built, bundle: Path, prompt: list[int], new: int = 4, **optio
         (lambda m: m["tokens"].update(eos=[97]), "manifest: .*ids within the vocabulary"),
         (
             lambda m: m["host"]["session"]["environment"].update(LD_PRELOAD="x"),
-            "manifest: .*names that begin with ORT_",
+            "manifest: .*the name ORT_GQA_DISABLE_FLASH_ATTENTION",
+        ),
+        (
+            lambda m: m["host"]["session"]["environment"].update(ORT_LOAD_CONFIG_FROM_MODEL="1"),
+            "manifest: .*the name ORT_GQA_DISABLE_FLASH_ATTENTION",
         ),
         (
             lambda m: m["host"]["session"]["config_entries"].update({"session.x": "1"}),
@@ -425,6 +455,15 @@ def test_missing_cut_and_altered_files_are_rejected(built: Built, copied: Path) 
     assert "manifest: manifest.json is not valid JSON: a key is missing (at byte 13)" in failure(
         built, copied, [1]
     )
+
+
+def test_settings_in_a_graph_are_rejected_even_if_the_user_allows_them(
+    built: Built, copied: Path
+) -> None:
+    give_settings(copied / "decoder.onnx")
+    rehash(copied, "decoder.onnx")
+    allowing = built._replace(environment={"ORT_LOAD_CONFIG_FROM_MODEL": "1"})
+    assert "graph: decoder.onnx has settings" in failure(allowing, copied, [1])
 
 
 def test_files_of_all_sizes_around_a_block_have_their_hash(built: Built, tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ int main(int argc, char **argv) {
   }
   ortolan_model *model = ortolan_open(argv[1], NULL, &error);
   bool ok = model != NULL && ortolan_verify(model, &report, &error);
-  ortolan_close(model);
   if (!ok) {
+    ortolan_close(model);
     fprintf(stderr, "%s: %s\n", ortolan_code_name(error.code), error.message);
     return 2;
   }
@@ -22,5 +22,7 @@ int main(int argc, char **argv) {
          "%.1f %% same tokens, %zu near ties, %zu positions\n",
          verdicts[report.verdict], report.mean_kl, report.mean_kl_limit, report.max_kl,
          report.max_abs_delta, 100 * report.top1_agreement, report.near_ties, report.positions);
+  if (report.changed_file != NULL) printf("%s differs from the export\n", report.changed_file);
+  ortolan_close(model);
   return report.verdict == ORTOLAN_FAIL;
 }

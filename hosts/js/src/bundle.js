@@ -13,6 +13,15 @@ const OLDER_SESSION = {
   config_entries: { "mlas.disable_kleidiai": "1" },
 };
 
+/** Settings that select kernels. Others could write files or change the process. */
+const SETTINGS = {
+  environment: /^ORT_GQA_DISABLE_FLASH_ATTENTION$/,
+  config_entries: /^mlas\.\w+$/,
+};
+
+/** Metadata of a graph that onnxruntime takes options from if ORT_LOAD_CONFIG_FROM_MODEL is set. */
+const OPTIONS = "ort_config";
+
 const TEXT = ["tokenizer_config.json", "chat_template.jinja", "generation_config.json"];
 
 /** Read the files of a bundle and check their sizes and hashes; `contents` has the bytes by name. */
@@ -32,6 +41,7 @@ export async function readBundle(files, { onProgress = () => {} } = {}) {
     });
     contents.set(file.name, bytes);
   }
+  checkGraph(manifest.graphs.decoder.file, contents);
   return { manifest, contents };
 }
 
@@ -65,6 +75,13 @@ async function readManifest(files) {
     check(isKnown, BundleError, `The state ${name} is ${dtype}. Export the checkpoint with --device web.`);
   }
   const session = { ...OLDER_SESSION, ...host?.session };
+  for (const [key, pattern] of Object.entries(SETTINGS)) {
+    const other = Object.entries(session[key]).find(([name, value]) => {
+      return !pattern.test(name) || typeof value !== "string";
+    });
+    const refused = `manifest.json: host.session.${key} may not set ${other?.[0]}. ${advice}`;
+    check(other === undefined, BundleError, refused);
+  }
   return { ...manifest, host: { cache: "slots", ...host, session } };
 }
 
@@ -83,6 +100,13 @@ function checkNames(manifest) {
   const missing = usedFiles(manifest).find((name) => !names.includes(name));
   const isListed = missing === undefined;
   check(isListed, BundleError, `manifest.json does not list ${missing}. Export the bundle again.`);
+}
+
+/** Check that a graph has no options for onnxruntime: they can make it write files. */
+function checkGraph(file, contents) {
+  const text = new TextDecoder("latin1").decode(contents.get(file));
+  const message = `${file} has settings of onnxruntime (${OPTIONS}). Export the checkpoint again.`;
+  check(!text.includes(OPTIONS), BundleError, message);
 }
 
 async function checkFile({ name, size, sha256 }, bytes) {

@@ -76,6 +76,8 @@ export interface Verification {
   /** Those of them where two tokens were nearly as probable. */
   nearTies: number;
   nonFinite: number;
+  /** Files that are not as they were exported. */
+  changedFiles: string[];
   thresholds: { mean_kl: number; max_abs_delta: number | null; near_tie: number | null };
 }
 

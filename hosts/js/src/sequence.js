@@ -29,7 +29,7 @@ export async function openModel(ort, device, manifest, contents, folder) {
     executionProviders: [device],
     logSeverityLevel: 3, // errors
     extra: {
-      ...only(/^mlas\.\w+$/, entries),
+      ...entries,
       // dequantizes weights once: see "Manifest" in docs/bundle-format.md
       "session.disable_quant_qdq": device === "cpu" ? "0" : "1",
       ...(skipped.length && { "optimization.disable_specified_optimizers": skipped.join(";") }),
@@ -40,7 +40,8 @@ export async function openModel(ort, device, manifest, contents, folder) {
   try {
     let graph = contents.get(file);
     if (device === "cpu") {
-      Object.assign(process.env, only(/^ORT_\w+$/, environment));
+      // the user's own values win
+      for (const [name, value] of Object.entries(environment)) process.env[name] ??= value;
       graph = (await import("node:path")).join(folder, file);
     } else {
       options.externalData = manifest.weights.map((name) => ({ path: name, data: contents.get(name) }));
@@ -53,11 +54,6 @@ export async function openModel(ort, device, manifest, contents, folder) {
   }
   if (device === "webgpu") await limitChunk(model);
   return model;
-}
-
-/** The entries of an object whose names fit: a bundle sets nothing else. */
-function only(pattern, object) {
-  return Object.fromEntries(Object.entries(object).filter(([name]) => pattern.test(name)));
 }
 
 /** Compare a long call with short ones: kernels of WebGPU are wrong on some GPUs. */

@@ -29,13 +29,25 @@ export async function verify(decoder, contents, { onProgress = () => {} } = {}) 
   }
   found.meanKl /= Math.max(1, found.positions - found.nonFinite);
   const largest = topLogits.reduce((most, value) => Math.max(most, Math.abs(value)), 1);
+  const changedFiles = changes(document, decoder.manifest);
   const isRight =
+    changedFiles.length === 0 &&
     found.nonFinite === 0 &&
     found.meanKl <= thresholds.mean_kl &&
     (thresholds.max_abs_delta == null || found.maxAbsDelta <= thresholds.max_abs_delta * largest) &&
     (thresholds.near_tie == null || found.changed === found.nearTies);
   const verdict = !isRight ? "FAIL" : found.nearTies > 0 ? "AMBIGUOUS" : "PASS";
-  return { verdict, ...found, thresholds };
+  return { verdict, ...found, changedFiles, thresholds };
+}
+
+/** Files that differ from the export. Certificates of older exports name no graphs. */
+function changes({ surroundings }, { files, graphs }) {
+  const expected = surroundings?.files ?? {};
+  const hashes = Object.fromEntries(files.map(({ name, sha256 }) => [name, sha256]));
+  const others = Object.keys(expected).filter((name) => hashes[name] !== expected[name]);
+  const hasGraphs = Object.keys(expected).some((name) => name.endsWith(".onnx"));
+  const used = hasGraphs ? Object.values(graphs).map(({ file }) => file) : [];
+  return [...others, ...used.filter((name) => !Object.hasOwn(expected, name))];
 }
 
 function compare(found, logits, ids, expected, logSum, thresholds) {

@@ -99,6 +99,12 @@ def test_config_entries_only_select_kernels(name: str) -> None:
     assert "config_entries" in error_of(changed(entries))
 
 
+@pytest.mark.parametrize("name", ["LD_PRELOAD", "ORT_LOAD_CONFIG_FROM_MODEL", "ORT_"])
+def test_variables_only_select_kernels(name: str) -> None:
+    variables = put("host", "session", "environment", value={name: "1"})
+    assert "environment" in error_of(changed(variables))
+
+
 def test_encoding_is_indented_and_does_not_depend_on_the_order_of_dictionaries() -> None:
     assert DATA.startswith(b'{\n  "schema": 5,\n  "kind": "decoder",\n')
     assert DATA.endswith(b"}\n")

@@ -130,6 +130,7 @@ def test_standard_domain_is_counted_once_under_both_names() -> None:
     ("change", "part"),
     [
         (lambda model: model.ClearField("graph"), "without one"),
+        (lambda model: model.metadata_props.add(key="ort_config", value="{}"), "ort_config"),
         (lambda model: model.training_info.add(), "training information"),
         (lambda model: model.graph.sparse_initializer.append(SPARSE), "sparse"),
         (lambda model: model.ClearField("opset_import"), "standard operators"),

@@ -146,3 +146,14 @@ def test_without_pillow_the_report_says_that_pixels_are_not_compared(
     report = picture_report(tmp_path)
     assert (report.wrong, report.pixels) == ((), 0)
     assert "not compared: pixels of images, without Pillow" in report.summary
+
+
+def test_another_window_is_another_meaning(folder: Path) -> None:
+    manifest = open_bundle(folder).manifest
+    windowed, other = (
+        msgspec.structs.replace(
+            manifest, states=(msgspec.structs.replace(manifest.states[0], window=size),)
+        )
+        for size in (8, 9)
+    )
+    assert len({*map(meanings_of, (manifest, windowed, other))}) == 3
