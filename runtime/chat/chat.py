@@ -1,5 +1,6 @@
 """The chat side of a bundle: its template for prompts, its reply format for answers."""
 
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property, partial
@@ -40,18 +41,22 @@ class Question:
         prompt: token ids, with images or sounds if the messages have some.
         options: options of `generate`; the end of the turn is one of the stop tokens.
         tokenizer: a tokenizer whose texts show the markers that the parser looks for.
-        parser: creates the parser of a reply.
+        parser: creates the parser of a reply; the ids of tool calls follow from its `seed`.
     """
 
     prompt: list[int] | MediaPrompt
     options: Options
     tokenizer: Tokenizer
-    parser: Callable[[], ReplyParser]
+    parser: Callable[..., ReplyParser]
 
     def reply(self, completion: Completion) -> Reply:
         """Parse a complete reply."""
         parser = self.parser()
         return reply_of([*parser.feed(completion.text), *parser.finish()], completion)
+
+    def again(self) -> "Question":
+        """The question for another reply, whose tool calls have ids of their own."""
+        return replace(self, parser=partial(self.parser, seed=secrets.token_bytes(16)))
 
 
 class Chat:
@@ -114,7 +119,7 @@ class Chat:
                 tools=tools,
                 is_reasoning=is_reasoning,
                 is_continued=prompt.continues != "",
-                calls_before=sum(len(m.get("tool_calls") or ()) for m in messages),
+                seed=secrets.token_bytes(16),
             ),
         )
 

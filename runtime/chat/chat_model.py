@@ -70,7 +70,7 @@ class ChatModel(ABC):
             OrtolanError: see `generate`.
         """
         question = self._chat.question(messages, options)
-        replies = [question.reply(done) for done in self._completions(question, n, draft)]
+        replies = [question.again().reply(done) for done in self._completions(question, n, draft)]
         return replies[0] if n is None else replies
 
     def chat_stream(

@@ -39,6 +39,12 @@ _FIELDS = {
 
 ROLES = tuple(_FIELDS)
 
+_NOTES = ("annotations", "provider_specific_fields", "cache_control", "reasoning_details")
+"""Fields that clients send back or add, and that no template reads."""
+
+MAX_NAME = 128
+"""Maximum characters of a name."""
+
 _IMAGES, _SOUNDS = ("image_url", "image"), ("input_audio", "audio")
 """Types of parts with an image or a sound: of OpenAI, and of transformers."""
 
@@ -150,6 +156,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     role = fields.pop("role", None)
     if not _is_one_of(role, ROLES):
         raise ChatError(f"{where}.role: expected {', '.join(ROLES)}, got {shown(role)}.")
+    if role == "assistant" and "reasoning" in fields:  # as vLLM and OpenRouter call it
+        fields.setdefault("reasoning_content", fields.pop("reasoning"))
     _check_fields(fields, ("content", *_FIELDS[role]), where)
     message = {"role": role}
     if "content" in fields:
@@ -164,9 +172,10 @@ def _message(value: Any, where: str) -> dict[str, Any]:
         message |= {"reasoning_content": text, "thinking": text}
     if "tool_calls" in fields:
         message["tool_calls"] = _tool_calls(fields["tool_calls"], f"{where}.tool_calls")
-    for field in ("name", "tool_call_id"):
-        if field in fields:
-            message[field] = _name(fields[field], f"{where}.{field}")
+    if "name" in fields:
+        message["name"] = _text(fields["name"], f"{where}.name", most=MAX_NAME)
+    if "tool_call_id" in fields:
+        message["tool_call_id"] = _name(fields["tool_call_id"], f"{where}.tool_call_id")
     return message
 
 
@@ -315,10 +324,10 @@ def _function(
 
 
 def _object(value: Any, where: str) -> dict[str, Any]:
-    """Copy an object without the fields that are `None`."""
+    """Copy an object without notes and the fields that are `None`."""
     if not isinstance(value, Mapping):
         raise ChatError(f"{where}: expected an object, got {_got(value)}.")
-    return {key: item for key, item in value.items() if item is not None}
+    return {key: item for key, item in value.items() if item is not None and key not in _NOTES}
 
 
 def _check_fields(value: Mapping[str, Any], allowed: Sequence[str], where: str) -> None:
@@ -329,9 +338,11 @@ def _check_fields(value: Mapping[str, Any], allowed: Sequence[str], where: str) 
             )
 
 
-def _text(value: Any, where: str) -> str:
+def _text(value: Any, where: str, *, most: int | None = None) -> str:
     if not isinstance(value, str):
         raise ChatError(f"{where}: expected text, got {_got(value)}.")
+    if most is not None and len(value) > most:
+        raise ChatError(f"{where}: expected at most {most} characters, got {len(value)}.")
     return str(value)
 
 

@@ -9,16 +9,18 @@ never closed, stays content, so that the user sees it.
 """
 
 import re
+from base64 import b32encode
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from hashlib import sha256
 from typing import Any
 
 from ortolan.runtime.chat.call_syntax import ToolCall, UnfinishedError
 from ortolan.runtime.chat.formats import Format
 from ortolan.runtime.generation.completion import TokenLogprobs
 
-__all__ = ["Piece", "ReplyParser"]
+__all__ = ["Piece", "ReplyParser", "call_id"]
 
 MAX_MARKS = 32
 """Maximum markers inside the values of one call; the call is read again after each."""
@@ -54,7 +56,7 @@ class ReplyParser:
         tools: tools of the request.
         is_reasoning: whether the prompt already opened the reasoning.
         is_continued: whether the prompt ends inside content or reasoning.
-        calls_before: number of earlier calls in the conversation; call ids continue from it.
+        seed: random bytes, from which calls without an id get theirs; equal seeds, equal ids.
     """
 
     def __init__(
@@ -64,13 +66,14 @@ class ReplyParser:
         tools: Sequence[Mapping[str, Any]] = (),
         is_reasoning: bool = False,
         is_continued: bool = False,
-        calls_before: int = 0,
+        seed: bytes = b"",
     ) -> None:
         self._form = form
         functions = [tool.get("function", {}) for tool in tools]
         self._schemas = {f.get("name", ""): f.get("parameters", {}) for f in functions}
         self._state = "reasoning" if is_reasoning else "content"
-        self._calls = calls_before
+        self._seed = seed
+        self._calls = 0
         self._begun = "" if is_continued else form.begun
         self._held = self._begun
         self._space = ""
@@ -215,8 +218,7 @@ class ReplyParser:
         self._state, self._body, self._begun = "content", [], ""
         self._space, self._after, self._is_empty = "", "call", False
         for call in tool_calls:
-            # nine letters and digits, as Mistral's templates require
-            yield Piece(tool_call=replace(call, id=call.id or f"call{self._calls:05d}"))
+            yield Piece(tool_call=replace(call, id=call.id or call_id(self._seed, self._calls)))
             self._calls += 1
         if marker in calls.opens:
             self._begin_call(marker)
@@ -233,6 +235,12 @@ class ReplyParser:
             space, self._space, self._after = self._space, "", ""
             yield Piece(content=space + opened)
         yield from self._text(text[:end])
+
+
+def call_id(seed: bytes, number: int) -> str:
+    """The id of a call: nine letters and digits, as Mistral's templates require."""
+    digest = sha256(seed + number.to_bytes(4, "little")).digest()
+    return b32encode(digest).decode()[:9].lower()
 
 
 @cache

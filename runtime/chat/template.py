@@ -1,6 +1,7 @@
 """The chat template of a bundle: messages to the token ids of a prompt."""
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import cached_property
@@ -113,7 +114,7 @@ class ChatTemplate:
             ChatTemplateError: the template is invalid or exceeds its limits.
         """
         data: dict[str, Any] = {
-            "messages": check_messages(messages),
+            "messages": self._with_known_roles(check_messages(messages)),
             "tools": None if tools is None else check_tools(tools),
             "documents": None if documents is None else plain(documents, "documents"),
         }
@@ -160,6 +161,15 @@ class ChatTemplate:
         texts = frozenset(texts)
         return [token for token, text in self.control.items() if text in texts]
 
+    def _with_known_roles(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """Rename the role `developer` to `system` for templates that only know the latter."""
+        if re.search("""["']developer["']""", self.source):
+            return messages
+        roles = {"developer": "system"}
+        return [
+            {**message, "role": roles.get(role := message["role"], role)} for message in messages
+        ]
+
     def _template(self, data: Mapping[str, Any]) -> Template:
         name = "tool_use" if data["tools"] and "tool_use" in self._templates else "default"
         return self._templates[name]
@@ -191,6 +201,7 @@ class ChatTemplate:
             return self._template(data).render({**constants, **data}, functions=functions, now=now)
 
         text, strings = render(data), [*_strings(data)]
+        _check_shown(data, text, render)
         marks = Marks.absent_from([*strings, self.source, text])
         try:
             again = unmarked(render(marked(data, marks)), marks)
@@ -203,6 +214,33 @@ class ChatTemplate:
         if self._images is not None:
             text, spans = replaced(text, spans, *self._images)
         return Prompt(encode(self.tokenizer, self.control, text, spans), text)
+
+
+def _check_shown(
+    data: Mapping[str, Any], text: str, render: Callable[[Mapping[str, Any]], str]
+) -> None:
+    """Check that the model sees instructions and results; templates know some roles only.
+
+    Raises:
+        ChatError: the template drops the text of a system or tool message.
+    """
+    messages = data["messages"]
+    for number, message in enumerate(messages):
+        content = message["content"]
+        texts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+        is_chat = message["role"] in ("user", "assistant")
+        if is_chat or all(one.strip() in text for one in texts):
+            continue
+        emptied = [*messages[:number], {**message, "content": ""}, *messages[number + 1 :]]
+        try:
+            is_dropped = render({**data, "messages": emptied}) == text
+        except (ChatError, ChatTemplateError):
+            continue  # the template checks the text, so it reads it
+        if is_dropped:
+            raise ChatError(
+                f"The chat template drops messages[{number}], of the role {message['role']}, so "
+                "the model would not see it. Leave it out, or move it to the start."
+            )
 
 
 def _refuse(message: Any) -> None:

@@ -79,7 +79,7 @@ class ChatService(ABC):
         tickets, question = self._submit_question(
             messages, options, draft, n=count, priority=priority
         )
-        replies = [ChatTicket(ticket, question) for ticket in tickets]
+        replies = [ChatTicket(ticket, question.again()) for ticket in tickets]
         return replies[0] if n is None else replies
 
     def conversation(

@@ -45,6 +45,15 @@ def test_messages_are_copied_without_none() -> None:
             {"content": "a", "reasoning_content": "b", "thinking": "b"},
         ),
         ({"content": [{"type": "text", "text": t} for t in "ab"]}, None),
+        (
+            {"content": "a", "reasoning": "b", "annotations": [], "refusal": None},
+            {"content": "a", "reasoning_content": "b", "thinking": "b"},
+        ),
+        (
+            {"content": [{"type": "text", "text": "a", "cache_control": {"type": "ephemeral"}}]},
+            {"content": [{"type": "text", "text": "a"}]},
+        ),
+        ({"content": "a", "name": "Ann Lee"}, None),
     ],
 )
 def test_an_answer_is_converted_for_templates(fields: Any, expected: Any) -> None:
@@ -76,7 +85,7 @@ def call(**changes: Any) -> list[dict[str, Any]]:
         ([{"role": "user", "content": [{"type": "text", "text": "", "x": 1}]}], r"\[0\]: .* 'x'"),
         ([{**USER, "tool_calls": [CALL]}], r"messages\[0\]: .* 'tool_calls'"),
         ([{**USER, "colour": "red"}], "'colour'"),
-        ([{**USER, "name": "a b"}], r"messages\[0\].name: .* 'a b'"),
+        ([{**USER, "name": "a" * 129}], r"messages\[0\].name: .* 129"),
         (call(x=1), r"tool_calls\[0\]: .* 'x'"),
         (call(function={"name": "f", "x": 1}), r"tool_calls\[0\].function: .* 'x'"),
         (call(function={"name": ""}), r"tool_calls\[0\].function.name: .* ''"),

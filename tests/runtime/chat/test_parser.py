@@ -12,6 +12,7 @@ from tests.runtime.chat.written_calls import CALLS, ONE, SOURCES, TWO, form, tak
 
 from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
+from ortolan.runtime.chat.parser import call_id
 
 
 @pytest.mark.parametrize("family", SOURCES)
@@ -64,7 +65,7 @@ def test_calls_that_cannot_be_read_stay_text(family: str, damage: Any) -> None:
 
 
 BARE = Format(reasoning=form("qwen").reasoning, calls=form("llama").calls)
-CALL = ToolCall(name="f", id="call00000")
+CALL = ToolCall(name="f", id=call_id(b"", 0))
 
 
 @pytest.mark.parametrize(
@@ -85,10 +86,13 @@ def test_reasoning_is_separate_and_other_text_unchanged(
     assert taken(pieces, chosen, is_reasoning=is_reasoning) == expected
 
 
-def test_ids_are_those_of_the_model_or_count_on() -> None:
+def test_ids_are_those_of_the_model_or_follow_from_the_seed() -> None:
     text = '[TOOL_CALLS][{"name": "f", "id": "abc"}, {"name": "f"}]'
-    _, _, calls = taken([text], form("mistral"), calls_before=4)
-    assert [call.id for call in calls] == ["abc", "call00005"]
+    _, _, calls = taken([text], form("mistral"), seed=b"4")
+    assert [call.id for call in calls] == ["abc", call_id(b"4", 1)]
+    ids = {call_id(seed, number) for seed in (b"", b"4") for number in range(3)}
+    assert len(ids) == 6
+    assert all(len(one) == 9 and one.isalnum() for one in ids)
 
 
 @settings(max_examples=200)
@@ -119,7 +123,7 @@ def test_harmony_has_reasoning_a_preamble_an_answer_and_a_call() -> None:
         (),
     )
     call = ' to=functions.f<|channel|>commentary <|constrain|>json<|message|>{"n": 1}'
-    one = ToolCall(name="f", arguments={"n": 1}, id="call00000")
+    one = ToolCall(name="f", arguments={"n": 1}, id=call_id(b"", 0))
     assert taken([thought + said + call], chosen) == ("I look.", "It rains.", (one,))
     assert taken([call], chosen) == ("", "", (one,))
     assert taken([call[:-1]], chosen) == (call[:-1], "", ())

@@ -328,3 +328,42 @@ def test_an_answer_that_the_template_drops_is_not_continued() -> None:
 def test_a_missing_default_is_an_error() -> None:
     with pytest.raises(ChatTemplateError, match="tool_use"):
         ChatTemplate({"tool_use": ""}, ours("qwen2").tokenizer, {})
+
+
+@pytest.mark.parametrize(
+    ("condition", "roles"),
+    [
+        ("m.role == 'system'", "system"),  # knows the system only, as most templates
+        ("m.role in ['system', \"developer\"]", "developer"),
+        ("true", "system"),
+    ],
+)
+def test_a_developer_is_the_system_unless_the_template_knows_the_role(
+    condition: str, roles: str
+) -> None:
+    template = ChatTemplate(
+        f"{{% for m in messages %}}{{% if {condition} %}}{{{{ m.role }}}}:{{{{ m.content }}}}"
+        "{% endif %}{% endfor %}",
+        ours("qwen2").tokenizer,
+        {},
+    )
+    prompt = template.prompt([{"role": "developer", "content": "Be terse."}])
+    assert prompt.text == f"{roles}:Be terse."
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "tool"])
+def test_a_template_that_drops_a_message_is_an_error(role: str) -> None:
+    template = ChatTemplate(
+        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+        ours("qwen2").tokenizer,
+        {},
+    )
+    with pytest.raises(ChatError, match=r"drops messages\[1\], of the role (system|tool)"):
+        template.prompt([USER, {"role": role, "content": "Be terse."}])
+
+
+def test_a_template_may_change_a_message() -> None:
+    template = ChatTemplate(
+        "{% for m in messages %}{{ m.content | upper }}{% endfor %}", ours("qwen2").tokenizer, {}
+    )
+    assert template.prompt([{"role": "system", "content": "Be terse."}]).text == "BE TERSE."

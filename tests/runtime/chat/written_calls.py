@@ -4,7 +4,7 @@ from typing import Any
 
 from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
-from ortolan.runtime.chat.parser import ReplyParser
+from ortolan.runtime.chat.parser import ReplyParser, call_id
 
 SOURCES = {
     "qwen": "<think> </think> <tool_call>",
@@ -41,8 +41,8 @@ TOOLS = [
     }
 ]
 
-ONE = ToolCall(name="f", arguments={"n": 1, "s": "a b"}, id="call00000")
-TWO = ToolCall(name="g.h", arguments={}, id="call00001")
+ONE = ToolCall(name="f", arguments={"n": 1, "s": "a b"}, id=call_id(b"", 0))
+TWO = ToolCall(name="g.h", arguments={}, id=call_id(b"", 1))
 
 CALLS = {
     "qwen": '<tool_call>\n{"name": "f", "arguments": {"n": 1, "s": "a b"}}\n</tool_call>\n'
