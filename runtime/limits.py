@@ -217,7 +217,7 @@ MAX_LOGIT_BIAS = 300
 MAX_SEED = 2**63 - 1
 """Largest seed: a signed 64-bit integer, which every language can write down."""
 
-MAX_STOP_TEXTS = 16
+MAX_STOP_TEXTS = 64
 """Stop texts of a request, each matched at every character."""
 
 MAX_STOP_TEXT_BYTES = 1024

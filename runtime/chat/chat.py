@@ -15,7 +15,7 @@ from ortolan.runtime.bundle.parts import Wrapping
 from ortolan.runtime.chat.call_frame import Frame, frame_of
 from ortolan.runtime.chat.chat_options import ChatOptions, split
 from ortolan.runtime.chat.formats import NO_CALLS, Format, format_of
-from ortolan.runtime.chat.messages import Message, media_of
+from ortolan.runtime.chat.messages import Message, check_only_text, media_of
 from ortolan.runtime.chat.parser import ReplyParser
 from ortolan.runtime.chat.reply import Reply, reply_of
 from ortolan.runtime.chat.template import ChatTemplate, Prompt
@@ -88,6 +88,8 @@ class Chat:
         """
         of_prompt, request = split(options)
         requested_choice = of_prompt.pop("tool_choice", None)
+        if self._manifest.features is None:
+            check_only_text(messages)
         prompt = self.template.prompt(messages, **of_prompt)
         media = media_of(messages)
         tools = of_prompt.get("tools") or ()

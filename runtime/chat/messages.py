@@ -17,6 +17,7 @@ __all__ = [
     "Message",
     "PartsError",
     "check_messages",
+    "check_only_text",
     "check_tools",
     "is_name",
     "media_of",
@@ -211,6 +212,23 @@ def media_of(messages: Sequence[Message]) -> list[Medium]:
         for part in message.get("content") or ()
         if isinstance(part, Mapping) and part["type"] != "text"
     ]
+
+
+def check_only_text(messages: Any) -> None:
+    """Check messages for a model that reads text only.
+
+    Raises:
+        ChatError: one has an image or a sound, or is invalid.
+    """
+    for number, message in enumerate(check_messages(messages)):
+        content = message["content"]
+        kinds = [] if isinstance(content, str) else [part["type"] for part in content]
+        other = next((kind for kind in kinds if kind != "text"), None)
+        if other is not None:
+            raise ChatError(
+                f"messages[{number}] has a part of the type {other!r}, but this model reads text "
+                "only. Leave it out, or use a model that reads it."
+            )
 
 
 def _medium(part: Message, where: str) -> Medium:

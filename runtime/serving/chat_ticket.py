@@ -46,6 +46,11 @@ class ChatTicket(Iterator[Piece], AsyncIterator[Piece]):
         """Number of prompt tokens computed so far, and number of prompt tokens."""
         return self._ticket.prompt_progress
 
+    @property
+    def new_tokens(self) -> int:
+        """Number of tokens generated so far."""
+        return self._ticket.new_tokens
+
     def pieces(self) -> "ReplyPieces":
         """Read pieces with their tokens and log-probabilities.
 

@@ -72,6 +72,11 @@ class Ticket(BaseTicket[SampledSequence, Completion], Iterator[str], AsyncIterat
         """Number of prompt tokens computed so far, and number of prompt tokens."""
         return self.work.prompt_progress
 
+    @property
+    def new_tokens(self) -> int:
+        """Number of tokens generated so far."""
+        return len(self.work.tokens)
+
     def pieces(self) -> "TextPieces":
         """Read the text with its tokens and log-probabilities, instead of the text alone.
 

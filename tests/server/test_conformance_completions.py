@@ -222,7 +222,7 @@ def test_text_to_tokens_and_back(client: httpx2.Client) -> None:
     tokens = tokens_of(client, content)
     assert len(tokens) > 5
     body = {"model": "fp32", "tokens": tokens}
-    assert client.post("/detokenize", json=body).json() == {"content": content}
+    assert client.post("/detokenize", json=body).json() == {"content": content, "prompt": content}
     assert client.post("/detokenize", json={"model": "fp32", "tokens": [-1]}).status_code == 400
     assert client.post("/tokenize", json={"model": "fp32", "with_pieces": True}).status_code == 400
 

@@ -59,10 +59,21 @@ def test_tokens_and_text(client: httpx2.Client) -> None:
     tokens = client.post("/tokenize", json=body).json()
     assert tokens["count"] == len(tokens["tokens"]) > 0
     back = client.post("/detokenize", json={"model": "fp32", "tokens": tokens["tokens"]}).json()
-    assert back == {"content": "Hi there"}
+    assert back == {"content": "Hi there", "prompt": "Hi there"}
+    body = {"model": "fp32", "prompt": "Hi there"}
+    special = client.post("/tokenize", json=body).json()["tokens"]
+    assert special[-len(tokens["tokens"]) :] == tokens["tokens"]
+    plain = client.post("/tokenize", json={**body, "add_special_tokens": False}).json()
+    assert plain == tokens
     messages = [{"role": "user", "content": "Hi"}]
     chat = client.post("/tokenize", json={"model": "fp32", "messages": messages}).json()
     assert chat["count"] > 2
+    without = {"model": "fp32", "messages": messages, "add_generation_prompt": False}
+    assert client.post("/tokenize", json=without).json()["count"] < chat["count"]
+    info = client.get("/tokenizer_info", params={"model": "fp32"}).json()
+    assert (info["bos_token"], info["eos_token"]) == ("<bos>", "<eos>")
+    assert "add_generation_prompt" in info["chat_template"]
+    assert info["model_max_length"] == chat["max_model_len"]
     assert client.post("/tokenize", json={"model": "fp32"}).status_code == 400
 
 

@@ -213,3 +213,35 @@ def test_no_url_of_a_message_is_read(caller: httpx2.Client, scheme: str) -> None
         assert caller.post("/v1/chat/completions", json=body).status_code == 400
         with pytest.raises(TimeoutError):
             listener.accept()
+
+
+def test_an_allowed_page_may_send_any_header(caller: httpx2.Client) -> None:
+    headers = {
+        "origin": "https://good.example",
+        "access-control-request-method": "POST",
+        "access-control-request-headers": "authorization,x-stainless-lang,x-my-own",
+    }
+    response = caller.options("/v1/chat/completions", headers=headers)
+    assert response.status_code == 200
+    assert "x-my-own" in response.headers["access-control-allow-headers"]
+    headers["origin"] = "https://bad.example"
+    assert caller.options("/v1/chat/completions", headers=headers).status_code == 400
+
+
+def test_a_compressed_body_is_rejected_as_such(caller: httpx2.Client) -> None:
+    headers = {"content-type": "application/json", "content-encoding": "gzip"}
+    response = caller.post("/v1/chat/completions", content=b"\x1f\x8b", headers=headers)
+    assert response.status_code == 415
+    assert "gzip" in response.json()["error"]["message"]
+
+
+def test_a_request_keeps_its_id(caller: httpx2.Client, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "ortolan.server.access"):
+        response = caller.get("/v1/models", headers={"x-request-id": "abc-1"})
+    assert response.headers["x-request-id"] == "abc-1"
+    assert "id=abc-1" in caplog.text
+    own = [
+        caller.get("/v1/models", headers={"x-request-id": given}).headers["x-request-id"]
+        for given in ("", "a b", "x" * 200)
+    ]
+    assert len({*own, "", "a b", "x" * 200}) == 6

@@ -1,6 +1,8 @@
 """One log line per request and per WebSocket, without prompts unless the settings ask for them."""
 
 import logging
+import re
+import secrets
 import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
@@ -17,7 +19,8 @@ App = Callable[[MutableMapping[str, Any], Any, Any], Awaitable[None]]
 class AccessLog:
     """ASGI middleware that logs method, path, status, time and what the call noted.
 
-    Text from clients and models is escaped, so a line stays a line.
+    Text from clients and models is escaped, so a line stays a line. Each request has an id, that of
+    its header `X-Request-Id` or a new one, in the log and in the answer.
 
     Args:
         app: application behind it.
@@ -35,11 +38,13 @@ class AccessLog:
             return
         start = time.monotonic()
         status = 0
+        request_id = _request_id(scope)
 
         async def noting_send(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             if message["type"].endswith("http.response.start"):
                 status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
             elif message["type"] == "websocket.accept":
                 status = 101
             await send(message)
@@ -52,12 +57,19 @@ class AccessLog:
                 status,
                 time.monotonic() - start,
                 scope.get("state", {}).get("call"),
+                request_id=request_id.decode(),
                 with_texts=self._log_prompts,
             )
 
 
 def log_call(
-    request: str, status: int, seconds: float, call: Call | None, *, with_texts: bool
+    request: str,
+    status: int,
+    seconds: float,
+    call: Call | None,
+    *,
+    with_texts: bool,
+    request_id: str | None = None,
 ) -> None:
     """Log the end of a request.
 
@@ -67,9 +79,12 @@ def log_call(
         seconds: that it took.
         call: whose notes are logged.
         with_texts: add the body of the request and the generated texts.
+        request_id: of the request, or `None` for a message of a WebSocket.
     """
     method, _, path = request.partition(" ")
     notes = {} if call is None else call.notes
+    if request_id is not None:
+        notes = {**notes, "id": request_id}
     log.info(
         "%s %s %s %.3f s%s%s",
         method,
@@ -79,6 +94,12 @@ def log_call(
         "".join(f" {name}={_escaped(str(value))}" for name, value in notes.items()),
         _texts(call) if call is not None and with_texts else "",
     )
+
+
+def _request_id(scope: MutableMapping[str, Any]) -> bytes:
+    """The id that a client or proxy chose, if it is short and plain, or a new one."""
+    given: bytes = dict(scope["headers"]).get(b"x-request-id", b"")
+    return given if re.fullmatch(rb"[\w.:-]{1,128}", given) else secrets.token_hex(12).encode()
 
 
 def _texts(call: Call) -> str:

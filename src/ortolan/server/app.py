@@ -98,8 +98,8 @@ def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
         CORSMiddleware,
         allow_origins=settings.origins,
         allow_methods=["GET", "POST", "DELETE"],
-        allow_headers=["Authorization", "Content-Type", "X-Api-Key"],
-        expose_headers=["Retry-After", "Retry-After-Ms"],
+        allow_headers=["*"],  # clients send headers of their own, such as X-Stainless-Lang
+        expose_headers=["Retry-After", "Retry-After-Ms", "X-Request-Id"],
     )
     log = Middleware(AccessLog, log_prompts=settings.log_prompts)
     return [log, *([cross_origin] if settings.origins else []), guard]

@@ -30,6 +30,7 @@ class Call:
 
     Attributes:
         path: parameters of the path.
+        query: parameters after the path.
         models: all models of the server.
         store: responses that clients may continue.
         recent: the last response of a WebSocket; `None` for a request of its own.
@@ -44,8 +45,10 @@ class Call:
         models: Models,
         store: Store,
         recent: Store | None = None,
+        query: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
+        self.query = query or {}
         self.models = models
         self.store = store
         self.recent = recent

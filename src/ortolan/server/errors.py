@@ -116,6 +116,9 @@ def _validation_error(text: str) -> ApiError:
         name = message.rpartition("`")[0].rpartition("`")[2]
         param = name if param is None else f"{param}.{name}"
         message = f"{param} is not supported. Leave it out"
+    elif "enum value" in message:
+        value = message.partition("enum value ")[2]
+        message = f"{param} must not be {value}, which is not supported. Leave it out"
     elif param is not None:
         message = f"{param}: {message[:1].lower()}{message[1:]}"
     return ApiError(status=400, message=f"{message}.", code="invalid-body", param=param)

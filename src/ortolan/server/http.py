@@ -7,6 +7,7 @@ from contextlib import suppress
 from typing import Any
 
 import msgspec
+from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from ortolan.runtime.errors import shown
@@ -66,7 +67,12 @@ class EndpointApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         reply = _Reply(send, self._settings.write_timeout_s)
-        call = Call(path=scope.get("path_params", {}), models=self._models, store=self._store)
+        call = Call(
+            path=scope.get("path_params", {}),
+            query=QueryParams(scope["query_string"]),
+            models=self._models,
+            store=self._store,
+        )
         scope.setdefault("state", {})["call"] = call
         try:
             body = await self._read(call, scope, receive)
@@ -110,6 +116,14 @@ class EndpointApp:
             return None
         headers = dict(scope["headers"])
         content_type, expected = headers.get(b"content-type", b""), self._endpoint.media_type
+        encoding = headers.get(b"content-encoding", b"identity").decode("latin-1")
+        if encoding.strip().lower() != "identity":
+            raise ApiError(
+                status=415,
+                message=f"Send the body without Content-Encoding (got {shown(encoding)}).",
+                code="content-encoding",
+                headers={"accept-encoding": "identity"},
+            )
         media_type = content_type.split(b";")[0].strip().lower().decode("latin-1")
         if media_type != expected:
             what = "JSON" if expected == JSON else "a form"

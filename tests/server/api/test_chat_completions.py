@@ -1,6 +1,7 @@
 """Chat completions: the same answers as in this process, in OpenAI's form."""
 
 import json
+import re
 from typing import Any
 
 import httpx2
@@ -131,7 +132,9 @@ def test_a_single_call_ends_the_answer(client: httpx2.Client, stream: bool) -> N
     if not stream:
         answer = ask(client, **body)
         (choice,) = answer["choices"]
-        assert choice["message"]["tool_calls"] == several[:1]
+        (call,) = choice["message"]["tool_calls"]
+        assert call["function"] == several[0]["function"]
+        assert call["id"] not in {call["id"] for call in several}
         assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 300
         assert choice["finish_reason"] == "tool_calls"
         return
@@ -155,7 +158,7 @@ def test_forced_tool_call(client: httpx2.Client) -> None:
     deltas = [
         part for event in events[:-1] for part in event["choices"][0]["delta"].get("tool_calls", ())
     ]
-    assert deltas[0]["id"] == call["id"]
+    assert deltas[0]["id"] != call["id"]
     assert deltas[0]["function"]["name"] == "f"
     assert all("id" not in part and "name" not in part["function"] for part in deltas[1::2])
     first = [part["function"]["arguments"] for part in deltas if part["index"] == 0]
@@ -179,6 +182,74 @@ def test_a_seed_makes_answers_repeatable_and_none_does_not(client: httpx2.Client
     assert text(seed=None, temperature=2) != text(seed=None, temperature=2)
 
 
+ALLOWED = {
+    "type": "allowed_tools",
+    "allowed_tools": {
+        "mode": "required",
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+    },
+}
+
+
+def test_only_allowed_tools_are_called(client: httpx2.Client) -> None:
+    other = {"type": "function", "function": {"name": "g", "parameters": {"type": "object"}}}
+    for seed in range(3):
+        body = {"tools": [other, TOOL], "tool_choice": ALLOWED, "max_tokens": 100}
+        (choice,) = ask(client, **body, temperature=1.0, seed=seed)["choices"]
+        assert {call["function"]["name"] for call in choice["message"]["tool_calls"]} == {"f"}
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"seed": -1},
+        {"top_k": -1},
+        {"verbosity": "low", "modalities": ["text"], "add_generation_prompt": True},
+        {"use_beam_search": False, "length_penalty": 1.0, "include_stop_str_in_output": False},
+        {"priority": 0, "request_id": "a", "add_special_tokens": False},
+        {"stop": [f"s{n}" for n in range(17)]},
+    ],
+)
+def test_defaults_of_other_servers_are_accepted(
+    client: httpx2.Client, body: dict[str, Any]
+) -> None:
+    assert ask(client, **body, max_tokens=2)["choices"]
+
+
+def test_a_limit_beyond_the_context_ends_with_the_context(client: httpx2.Client) -> None:
+    context = client.get("/v1/models").json()["data"][0]["context_length"]
+    for limit in (-1, 10**6, context):
+        answer = ask(client, max_tokens=limit, ignore_eos=True, temperature=0)
+        assert answer["choices"][0]["finish_reason"] == "length"
+        assert answer["usage"]["total_tokens"] == context
+
+
+@pytest.mark.parametrize(
+    ("outputs", "pattern"),
+    [
+        ({"regex": "yes|no"}, "yes|no"),
+        ({"choice": ["a.b", "c"]}, r"a\.b|c"),
+        ({"json": {"type": "boolean"}}, "true|false"),
+    ],
+)
+def test_structured_outputs_form_the_answer(
+    client: httpx2.Client, outputs: dict[str, Any], pattern: str
+) -> None:
+    answer = ask(client, structured_outputs=outputs, temperature=1, max_tokens=20)
+    assert re.fullmatch(pattern, answer["choices"][0]["message"]["content"])
+
+
+def test_every_event_has_the_usage_so_far(client: httpx2.Client) -> None:
+    body = {"model": "fp32", "messages": MESSAGES, "max_tokens": 6, "ignore_eos": True}
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    *events, _ = post_stream(client, PATH, {**body, "stream_options": options})
+    usages = [event["usage"] for event in events]
+    counts = [usage["completion_tokens"] for usage in usages]
+    assert counts == sorted(counts)
+    assert counts[-1] == 6
+    assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
+
+
 @pytest.mark.parametrize(
     ("body", "status", "param", "words"),
     [
@@ -189,16 +260,18 @@ def test_a_seed_makes_answers_repeatable_and_none_does_not(client: httpx2.Client
         ({"n": 0}, 400, None, "n must"),
         ({"n": "2"}, 400, "n", "int"),
         ({"top_logprobs": 2}, 400, "top_logprobs", "logprobs=true"),
-        ({"verbosity": "low"}, 400, "verbosity", "not supported"),
-        ({"store": True}, 400, "store", "store"),
-        ({"max_tokens": 10**6}, 400, None, "context"),
+        ({"store": True}, 400, "store", "must not be True"),
+        ({"modalities": ["audio"]}, 400, "modalities[0]", "'audio', which is not supported"),
+        ({"prediction": {}}, 400, "prediction", "not supported"),
+        ({"tools": [TOOL], "tool_choice": ALLOWED | {"allowed_tools": {}}}, 400, "tool_choice", ""),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, 400, "structured_outputs", "one"),
         (
             {"response_format": {"type": "json_schema"}},
             400,
             "response_format.json_schema.schema",
             "is",
         ),
-        ({"stop": ["x"] * 17}, 400, "stop", "16"),
+        ({"stop": ["x"] * 65}, 400, None, "stop must be at most 64"),
         ({"logit_bias": {"a": 1}}, 400, "logit_bias", "token ids"),
         ({"stream_options": {"include": True}}, 400, "stream_options.include", "not supported"),
     ],
@@ -217,3 +290,18 @@ def test_bodies_that_are_no_object(client: httpx2.Client, body: str) -> None:
     response = client.post(PATH, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400, response.text
     assert response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
+        {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+    ],
+)
+def test_a_text_model_says_that_it_reads_only_text(client: httpx2.Client, part: Any) -> None:
+    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi."}, part]}]
+    response = client.post(PATH, json={"model": "fp32", "messages": messages})
+    assert response.status_code == 400
+    assert "messages[0] has a part" in response.json()["error"]["message"]
+    assert "reads text only" in response.json()["error"]["message"]

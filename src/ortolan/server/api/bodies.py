@@ -2,14 +2,15 @@
 
 import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 import msgspec
 
 from ortolan.runtime import Grammar, Sampling
-from ortolan.runtime.errors import shown
+from ortolan.runtime.errors import ContextLengthError, shown
+from ortolan.runtime.limits import MAX_SEED
 from ortolan.server.errors import ApiError
 
 __all__ = [
@@ -19,20 +20,23 @@ __all__ = [
     "ResponseFormat",
     "SamplingFields",
     "StreamOptions",
+    "StructuredOutputs",
+    "allowed_tools",
     "checked_limit",
+    "fitted",
     "grammar_of",
     "new_id",
     "options_of",
 ]
 
-MAX_STOP = 16
-"""Maximum number of stop texts."""
+
+C = TypeVar("C")
 
 
 class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A body. Unknown fields are errors: no option is ignored.
 
-    These fields of OpenAI's interface change no answer here, so they are accepted.
+    These fields of OpenAI's and vLLM's interfaces change no answer here, so they are accepted.
     """
 
     model: str | None = None
@@ -42,6 +46,8 @@ class Body(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    request_id: str | None = None
+    priority: Literal[0] | None = None
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -49,6 +55,12 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: bool | None = None
+
+
+class ChunkOptions(StreamOptions, kw_only=True, forbid_unknown_fields=True):
+    """Options of a stream of chunks."""
+
+    continuous_usage_stats: bool | None = None
 
 
 class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
@@ -70,15 +82,29 @@ class SamplingFields(Body, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
 
 
+class StructuredOutputs(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """Format of an answer, as vLLM's clients ask for it: one of these."""
+
+    json: str | dict[str, Any] | None = None
+    regex: str | None = None
+    choice: list[str] | None = None
+
+
 class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
     """Fields of bodies that ask for one or more choices.
 
-    Gateways such as vllm-router write the literal fields into every body.
+    Clients of vLLM, and gateways such as vllm-router, write defaults into every body. Those of
+    options that are not supported are accepted; other values are errors.
     """
 
     max_tokens: int | None = None
     n: int | None = None
-    stream_options: StreamOptions | None = None
+    stream_options: ChunkOptions | None = None
+    structured_outputs: StructuredOutputs | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    spaces_between_special_tokens: Literal[True] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Annotated[float, msgspec.Meta(ge=1, le=1)] | None = None
     skip_special_tokens: Literal[True] | None = None
     no_stop_trim: Literal[False] | None = None
     return_hidden_states: Literal[False] | None = None
@@ -94,21 +120,29 @@ class ChoicesFields(SamplingFields, kw_only=True, forbid_unknown_fields=True):
         """Whether a stream ends with the usage."""
         return self.stream_options is not None and bool(self.stream_options.include_usage)
 
+    @property
+    def streams_counts(self) -> bool:
+        """Whether every event has the usage so far."""
+        return self.streams_usage and bool(
+            self.stream_options and self.stream_options.continuous_usage_stats
+        )
+
 
 class JsonSchema(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """A named JSON schema."""
 
-    name: str
+    name: str | None = None
     schema: dict[str, Any] | None = None
     description: str | None = None
     strict: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    """Format of an answer."""
+    """Format of an answer; `schema` is that of a `json_object`, as llama.cpp's clients send it."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
+    schema: dict[str, Any] | None = None
 
 
 _TOKEN_ID = re.compile("[0-9]{1,10}")
@@ -140,22 +174,17 @@ def options_of(
     is_sampled = bool(given) or (choices or 1) > 1  # greedy choices would all be the same
     if is_sampled and "temperature" not in given and recommended.temperature == 0:
         given["temperature"] = 1.0
+    if given.get("top_k") == -1:  # as vLLM's clients turn it off
+        given["top_k"] = 0
     sampling = replace(
         recommended,
         **given,
         logit_bias=_logit_bias(body.logit_bias or {}),
-        seed=secrets.randbits(32) if body.seed is None else body.seed,
+        seed=secrets.randbits(32) if body.seed is None else body.seed & MAX_SEED,
     )
-    stop = [body.stop] if isinstance(body.stop, str) else body.stop or []
-    if len(stop) > MAX_STOP:
-        raise ApiError(
-            status=400,
-            message=f"stop must have at most {MAX_STOP} texts (got {len(stop)}).",
-            param="stop",
-        )
     return {
         "sampling": sampling,
-        "stop": stop,
+        "stop": [body.stop] if isinstance(body.stop, str) else body.stop or [],
         "stop_tokens": body.stop_token_ids or [],
         "min_new_tokens": body.min_tokens or 0,
         "ignore_eos": bool(body.ignore_eos),
@@ -163,30 +192,75 @@ def options_of(
 
 
 def checked_limit(name: str, limit: int | None, *, least: int = 1) -> int | None:
-    """Return the maximum number of new tokens, if it is valid.
+    """Return the maximum number of new tokens; `None` for no limit, as which clients send -1 too.
 
     Raises:
         ApiError: it is too small.
     """
-    if limit is not None and limit < least:
+    if limit is None or limit == -1:
+        return None
+    if limit < least:
         raise ApiError(
             status=400, message=f"{name} must be at least {least} (got {limit}).", param=name
         )
     return limit
 
 
-def grammar_of(form: ResponseFormat | None) -> Grammar | None:
-    """The grammar of a response format.
+def allowed_tools(choice: Mapping[str, Any], names: Collection[str]) -> tuple[list[str], str]:
+    """The names and the mode of a `tool_choice` of the type `allowed_tools`.
+
+    Args:
+        choice: as in chat completions, where an object of that name holds both, or in responses.
+        names: of the tools of the request.
 
     Raises:
-        ApiError: there is no schema.
+        ApiError: no tool is allowed, or one that the request does not have.
+    """
+    inner = choice.get("allowed_tools", choice)
+    inner = inner if isinstance(inner, dict) else {}
+    tools = [tool for tool in inner.get("tools") or () if isinstance(tool, dict)]
+    functions = [tool.get("function", tool) for tool in tools if tool.get("type") == "function"]
+    allowed = [str(f.get("name")) for f in functions if isinstance(f, dict)]
+    missing = [name for name in allowed if name not in names]
+    if not allowed or missing:
+        raise ApiError(
+            status=400,
+            message="tool_choice must list functions that are among tools (got "
+            f"{', '.join(name[:40] for name in missing) or 'none'}).",
+            param="tool_choice",
+        )
+    return allowed, str(inner.get("mode", "auto"))
+
+
+def fitted(submit: Callable[[int | None], list[C]], limit: int | None) -> list[C]:
+    """Submit with a limit of new tokens; one that exceeds the context becomes the context's own.
+
+    Clients send a fixed limit with any prompt, and the finish reason tells them the difference.
+    """
+    try:
+        return submit(limit)
+    except ContextLengthError:
+        if not limit:
+            raise
+    return submit(None)
+
+
+def grammar_of(
+    form: ResponseFormat | None, outputs: StructuredOutputs | None = None
+) -> Grammar | None:
+    """The grammar of a response format or of vLLM's structured outputs.
+
+    Raises:
+        ApiError: there is no schema, or there are several formats.
         GrammarError: the schema is invalid or unsupported.
         MissingExtraError: llguidance is not installed.
     """
+    if outputs is not None:
+        return _structured(outputs, has_form=form is not None and form.type != "text")
     if form is None or form.type == "text":
         return None
     if form.type == "json_object":
-        return Grammar.json_schema({"type": "object"})
+        return Grammar.json_schema(form.schema or {"type": "object"})
     if form.json_schema is None or form.json_schema.schema is None:
         raise ApiError(
             status=400,
@@ -194,6 +268,19 @@ def grammar_of(form: ResponseFormat | None) -> Grammar | None:
             param="response_format.json_schema.schema",
         )
     return Grammar.json_schema(form.json_schema.schema)
+
+
+def _structured(outputs: StructuredOutputs, *, has_form: bool) -> Grammar:
+    if has_form + sum(getattr(outputs, f) is not None for f in outputs.__struct_fields__) != 1:
+        raise ApiError(
+            status=400,
+            message="structured_outputs must have one of json, regex and choice, without "
+            "response_format.",
+            param="structured_outputs",
+        )
+    if outputs.json is not None:
+        return Grammar.json_schema(outputs.json)
+    return Grammar.regex(outputs.regex or "|".join(map(re.escape, outputs.choice or ())))
 
 
 def new_id(prefix: str) -> str:

@@ -15,7 +15,9 @@ from ortolan.runtime.chat.parser import Piece
 from ortolan.server.api.bodies import (
     ChoicesFields,
     ResponseFormat,
+    allowed_tools,
     checked_limit,
+    fitted,
     grammar_of,
     new_id,
     options_of,
@@ -23,7 +25,7 @@ from ortolan.server.api.bodies import (
 from ortolan.server.api.logprobs import ChoiceLogprobs, logprobs_of
 from ortolan.server.api.merge import merged
 from ortolan.server.api.replies import ReplyReader
-from ortolan.server.api.usage import Usage, usage_of
+from ortolan.server.api.usage import Usage, usage_of, usage_so_far
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
@@ -50,6 +52,10 @@ class ChatBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     top_logprobs: int | None = None
     store: Literal[False] | None = None
     reasoning_effort: str | None = None
+    verbosity: str | None = None
+    modalities: tuple[Literal["text"]] | None = None
+    add_generation_prompt: Literal[True] | None = None
+    add_special_tokens: Literal[False] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
     continue_final_message: bool | None = None
@@ -144,8 +150,14 @@ async def create(call: Call, body: ChatBody) -> Answer:
     served.expect("decoder", what="chat")
     options = _options(body, served)
     count = 1 if body.n is None else body.n
+    limit = options.pop("max_new_tokens")
     tickets: list[ChatTicket] = await call.submit(
-        lambda: served.service.chat(body.messages, n=count, **options)
+        lambda: fitted(
+            lambda most: served.service.chat(
+                body.messages, n=count, max_new_tokens=most, **options
+            ),
+            limit,
+        )
     )
     readers = [
         ReplyReader(
@@ -156,7 +168,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
         for ticket in tickets
     ]
     if body.stream:
-        return EventStream(_events(call, readers, served, body))
+        return EventStream(_events(call, tickets, readers, served, body))
     replies = [await reader.reply() for reader in readers]
     usage = usage_of(reply.completion for reply in replies)
     _note(call, usage)
@@ -176,19 +188,32 @@ def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
     if body.max_completion_tokens is not None:
         limit = checked_limit("max_completion_tokens", body.max_completion_tokens)
     variables = dict(body.chat_template_kwargs or {})
-    if body.reasoning_effort is not None:
-        variables.setdefault("reasoning_effort", body.reasoning_effort)
+    for name in ("reasoning_effort", "verbosity"):
+        if (value := getattr(body, name)) is not None:
+            variables.setdefault(name, value)
+    tools, choice = _tools(body)
     return {
         **options,
         "max_new_tokens": limit,
-        "tools": body.tools or None,
-        "tool_choice": body.tool_choice if body.tools or body.tool_choice != "none" else None,
-        "grammar": grammar_of(body.response_format),
+        "tools": tools or None,
+        "tool_choice": choice if tools or choice != "none" else None,
+        "grammar": grammar_of(body.response_format, body.structured_outputs),
         "logprobs": _top(body),
         "variables": variables or None,
         "documents": body.documents,
         "continue_final_message": bool(body.continue_final_message),
     }
+
+
+def _tools(body: ChatBody) -> tuple[list[dict[str, Any]], str | dict[str, Any] | None]:
+    """The tools to offer, and the choice among them."""
+    tools, choice = body.tools or [], body.tool_choice
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        return tools, choice
+    named = [(tool.get("function"), tool) for tool in tools]
+    by_name = {f["name"]: tool for f, tool in named if isinstance(f, dict) and "name" in f}
+    names, mode = allowed_tools(choice, by_name)
+    return [tool for name, tool in by_name.items() if name in names], mode
 
 
 def _top(body: ChatBody) -> int | None:
@@ -231,7 +256,11 @@ def _finish(completion: Completion, *, has_calls: bool) -> Finish:
 
 
 async def _events(
-    call: Call, readers: Sequence[ReplyReader], served: ServedModel, body: ChatBody
+    call: Call,
+    tickets: Sequence[ChatTicket],
+    readers: Sequence[ReplyReader],
+    served: ServedModel,
+    body: ChatBody,
 ) -> AsyncIterator[bytes]:
     """Chunks of all choices, as they come."""
     chunk = ChatChunk(
@@ -245,6 +274,8 @@ async def _events(
 
     def encoded(index: int, delta: Delta, finish: Finish | None = None, **rest: Any) -> bytes:
         chunk.choices = [ChunkChoice(index=index, delta=delta, finish_reason=finish, **rest)]
+        if body.streams_counts:
+            chunk.usage = usage_so_far(tickets, 1)
         return event(chunk)
 
     tokenizer = served.model.tokenizer

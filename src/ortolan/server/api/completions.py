@@ -11,10 +11,17 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import Completion, Ticket
-from ortolan.server.api.bodies import ChoicesFields, checked_limit, new_id, options_of
+from ortolan.server.api.bodies import (
+    ChoicesFields,
+    checked_limit,
+    fitted,
+    grammar_of,
+    new_id,
+    options_of,
+)
 from ortolan.server.api.merge import merged
 from ortolan.server.api.text_choice import ChoiceReader, TextChoice
-from ortolan.server.api.usage import Usage, total, usage_of
+from ortolan.server.api.usage import Usage, total, usage_of, usage_so_far
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
 from ortolan.server.errors import ApiError
@@ -37,7 +44,8 @@ class CompletionBody(ChoicesFields, kw_only=True, forbid_unknown_fields=True):
     logprobs: int | None = None
     echo: bool | None = None
     best_of: Literal[1] | None = None
-    suffix: None = None
+    suffix: Literal[""] | None = None
+    add_special_tokens: Literal[True] | None = None
 
 
 class TextCompletion(msgspec.Struct, kw_only=True):
@@ -66,14 +74,20 @@ async def create(call: Call, body: CompletionBody) -> Answer:
         )
     if body.echo:
         served.expect("decoder", what="echo a prompt")
-    limit = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
     options = {
         **options_of(body, served.model.recommended_sampling, choices=body.n),
-        "max_new_tokens": checked_limit("max_tokens", limit, least=0 if body.echo else 1),
+        "grammar": grammar_of(None, body.structured_outputs),
         "logprobs": body.logprobs,
         "prompt_logprobs": _prompt_logprobs(body),
     }
-    tickets = await call.submit(lambda: _submitted(served, prompts, count, options))
+    wanted = DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = checked_limit("max_tokens", wanted, least=0)
+    tickets = await call.submit(
+        lambda: fitted(
+            lambda most: _submitted(served, prompts, count, {**options, "max_new_tokens": most}),
+            limit,
+        )
+    )
     choices = [
         ChoiceReader(
             index,
@@ -142,6 +156,8 @@ async def _events(
     )
     async for _, part in merged(choices):
         chunk.choices = [part]
+        if body.streams_counts:
+            chunk.usage = usage_so_far([choice.ticket for choice in choices], prompts)
         yield event(chunk)
     usage = _usage([await choice.ticket for choice in choices], prompts)
     _note(call, usage)
@@ -152,9 +168,9 @@ async def _events(
 
 def _prompt_logprobs(body: CompletionBody) -> int | None:
     """Those of an echoed prompt. Without new tokens, the prompt is computed for them alone."""
-    if not body.echo:
-        return None
-    return 0 if body.logprobs is None and body.max_tokens == 0 else body.logprobs
+    if body.max_tokens == 0:
+        return body.logprobs or 0
+    return body.logprobs if body.echo else None
 
 
 def _usage(done: Sequence[Completion], prompts: int) -> Usage:

@@ -1,4 +1,4 @@
-"""`/v1/rerank`: documents by their relevance to a query.
+"""`/v1/rerank`, for clients of Jina and vLLM `/rerank`, and of Cohere `/v2/rerank`.
 
 A cross-encoder reads the query and a document together and scores them. An embedding model embeds
 them apart, and the score is the cosine of their angle. The answer says which.
@@ -155,10 +155,11 @@ async def _paired(
 ENDPOINTS = [
     Endpoint(
         method="POST",
-        path="/v1/rerank",
+        path=path,
         handler=create,
         body=RerankBody,
         answer=Ranking,
         summary="Sort documents by their relevance to a query.",
     )
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank")
 ]

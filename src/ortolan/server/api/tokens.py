@@ -1,10 +1,11 @@
-"""`/tokenize` and `/detokenize`."""
+"""`/tokenize`, `/detokenize` and `/tokenizer_info`, as clients of llama.cpp and vLLM send them."""
 
 from typing import Any
 
 import msgspec
 
 from ortolan.runtime import TokenizerError
+from ortolan.runtime.errors import ChatTemplateError
 from ortolan.server.api.bodies import Body
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Answer, Endpoint
@@ -14,12 +15,22 @@ __all__ = ["ENDPOINTS"]
 
 
 class TokenizeBody(Body, kw_only=True, forbid_unknown_fields=True):
-    """A text, or messages to render with the chat template."""
+    """A text, or messages to render with the chat template.
+
+    Attributes:
+        content: a text without special tokens, unless `add_special` asks for them.
+        prompt: a text with special tokens, unless `add_special_tokens` is false.
+    """
 
     content: str | None = None
+    prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
     tools: list[dict[str, Any]] | None = None
     add_special: bool = False
+    add_special_tokens: bool | None = None
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    chat_template_kwargs: dict[str, Any] | None = None
 
 
 class DetokenizeBody(Body, kw_only=True, forbid_unknown_fields=True):
@@ -37,29 +48,66 @@ class Tokens(msgspec.Struct, kw_only=True):
 
 
 class Content(msgspec.Struct, kw_only=True):
-    """Text of token ids."""
+    """Text of token ids, by its name in llama.cpp and in vLLM."""
 
     content: str
+    prompt: str
 
 
 async def tokenize(call: Call, body: TokenizeBody) -> Answer:
     """Turn a text or messages into token ids."""
     served = await call.model(body.model)
-    if (body.content is None) == (body.messages is None):
-        raise ApiError(status=400, message="Send either content or messages.", param="content")
+    if [body.content, body.prompt, body.messages].count(None) != 2:
+        raise ApiError(
+            status=400, message="Send one of content, prompt and messages.", param="content"
+        )
     if body.messages is not None:
         served.expect("decoder", what="chat")
-        prompt = served.model.chat_template.prompt(body.messages, tools=body.tools)
+        prompt = served.model.chat_template.prompt(
+            body.messages,
+            tools=body.tools,
+            variables=body.chat_template_kwargs,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+        )
         ids = prompt.ids
     else:
-        ids = _tokenizer(served).encode(body.content, add_special_tokens=body.add_special)
+        is_special = body.add_special if body.prompt is None else True
+        if body.add_special_tokens is not None:
+            is_special = body.add_special_tokens
+        text = body.content if body.prompt is None else body.prompt
+        ids = _tokenizer(served).encode(text, add_special_tokens=is_special)
     return Tokens(tokens=ids, count=len(ids), max_model_len=served.model.manifest.context_length)
 
 
 async def detokenize(call: Call, body: DetokenizeBody) -> Answer:
     """Turn token ids into text."""
     served = await call.model(body.model)
-    return Content(content=_tokenizer(served).decode(body.tokens, skip_special_tokens=False))
+    text = _tokenizer(served).decode(body.tokens, skip_special_tokens=False)
+    return Content(content=text, prompt=text)
+
+
+async def tokenizer_info(call: Call, _: None) -> Answer:
+    """Describe the tokenizer of the first model, or of the one in the query, `?model=NAME`."""
+    served = await call.model(call.query.get("model"))
+    tokenizer, tokens = _tokenizer(served), served.model.manifest.tokens
+    named = {"bos": tokens.bos, "eos": next(iter(tokens.eos), None), "pad": tokens.pad}
+    ids = {name: [] if token is None else [token] for name, token in named.items()}
+    texts = {
+        f"{name}_token": tokenizer.decode(token, skip_special_tokens=False) or None
+        for name, token in ids.items()
+    }
+    try:
+        template = served.model.chat_template.source if served.kind == "decoder" else None
+    except ChatTemplateError:
+        template = None
+    return {
+        "model": served.name,
+        "vocab_size": served.model.manifest.vocab_size,
+        "model_max_length": served.model.manifest.context_length,
+        **texts,
+        "chat_template": template,
+    }
 
 
 def _tokenizer(served: Any) -> Any:
@@ -84,5 +132,11 @@ ENDPOINTS = [
         body=DetokenizeBody,
         answer=Content,
         summary="Turn token ids into text.",
+    ),
+    Endpoint(
+        method="GET",
+        path="/tokenizer_info",
+        handler=tokenizer_info,
+        summary="Describe a tokenizer.",
     ),
 ]

@@ -1,12 +1,12 @@
 """Token counts of an answer."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from ortolan.runtime import Completion
+from ortolan.runtime import ChatTicket, Completion, Ticket
 
-__all__ = ["Usage", "total", "usage_of"]
+__all__ = ["Usage", "total", "usage_of", "usage_so_far"]
 
 
 class PromptTokensDetails(msgspec.Struct, kw_only=True):
@@ -48,6 +48,18 @@ def usage_of(completions: Iterable[Completion]) -> Usage:
         cached=max(t.cached_tokens for t in timings),
         accepted=accepted,
         rejected=sum(t.drafted_tokens for t in timings) - accepted,
+    )
+
+
+def usage_so_far(tickets: Sequence[Ticket] | Sequence[ChatTicket], prompts: int) -> Usage:
+    """Counts while choices are generated, without those of cached and guessed tokens."""
+    first = tickets[:: len(tickets) // prompts]
+    return _usage(
+        prompt=sum(ticket.prompt_progress[1] for ticket in first),
+        new=sum(ticket.new_tokens for ticket in tickets),
+        cached=0,
+        accepted=0,
+        rejected=0,
     )
 
 

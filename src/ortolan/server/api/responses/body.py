@@ -9,6 +9,7 @@ from ortolan.server.api.bodies import (
     ResponseFormat,
     SamplingFields,
     StreamOptions,
+    allowed_tools,
     checked_limit,
     grammar_of,
     options_of,
@@ -36,6 +37,7 @@ class TextSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """Settings of the text."""
 
     format: TextFormat | None = None
+    verbosity: str | None = None
 
 
 class ReasoningSettings(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -120,6 +122,8 @@ def chat_options(body: ResponseBody, served: ServedModel, tools: list[Tool]) -> 
     variables = dict(body.chat_template_kwargs or {})
     if body.reasoning is not None and body.reasoning.effort is not None:
         variables.setdefault("reasoning_effort", body.reasoning.effort)
+    if body.text is not None and body.text.verbosity is not None:
+        variables.setdefault("verbosity", body.text.verbosity)
     return {
         **options_of(body, served.model.recommended_sampling),
         "max_new_tokens": checked_limit("max_output_tokens", body.max_output_tokens),
@@ -160,21 +164,8 @@ def _choice(
             f"{str(kind)[:40]!r}).",
             param="tool_choice.type",
         )
-    allowed = choice.get("tools")
-    names = {tool.get("name") for tool in _objects(allowed) if tool.get("type") == "function"}
-    missing = names - {tool.name for tool in tools}
-    if not names or missing:
-        raise ApiError(
-            status=400,
-            message="tool_choice.tools must list functions that are among tools (got "
-            f"{', '.join(str(name)[:40] for name in missing) or 'none'}).",
-            param="tool_choice.tools",
-        )
-    return [tool for tool in tools if tool.name in names], choice.get("mode", "auto")
-
-
-def _objects(value: Any) -> list[dict[str, Any]]:
-    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
+    names, mode = allowed_tools(choice, [tool.name for tool in tools])
+    return [tool for tool in tools if tool.name in names], mode
 
 
 def _function(tool: Tool) -> dict[str, Any]:

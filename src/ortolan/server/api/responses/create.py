@@ -9,7 +9,7 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.runtime import ChatTicket, Sampling
-from ortolan.server.api.bodies import new_id
+from ortolan.server.api.bodies import fitted, new_id
 from ortolan.server.api.replies import ReplyReader
 from ortolan.server.api.responses.answer import Answer, Event
 from ortolan.server.api.responses.body import LOGPROBS, ResponseBody, Tool, chat_options, read_tools
@@ -108,8 +108,11 @@ async def start(call: Call, body: ResponseBody, stores: Sequence[Store]) -> Gene
     tools = read_tools(body)
     options = chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
+    limit = options.pop("max_new_tokens")
     tickets: list[ChatTicket] = await call.submit(
-        lambda: served.service.chat(messages, n=1, **options)
+        lambda: fitted(
+            lambda most: served.service.chat(messages, n=1, max_new_tokens=most, **options), limit
+        )
     )
     reader = ReplyReader(
         tickets[0], with_tokens=True, single_call=body.parallel_tool_calls is False
@@ -129,6 +132,28 @@ async def get_response(call: Call, _: None) -> HttpAnswer:
         raise not_found(call.path["response"], status=404)
     raw = msgspec.json.decode(data, type=Stored).response
     return Text(text=bytes(raw).decode(), media_type="application/json")
+
+
+async def list_input_items(call: Call, _: None) -> HttpAnswer:
+    """Return the items of a stored response that were its input, the last one first."""
+    data = call.store.get(call.path["response"])
+    if data is None:
+        raise not_found(call.path["response"], status=404)
+    stored = msgspec.json.decode(data, type=Stored)
+    count = len(stored.items) - len(msgspec.json.decode(stored.response)["output"])
+    items = [_with_id(item, number) for number, item in enumerate(stored.items[:count])][::-1]
+    ends = {"first_id": items[0]["id"], "last_id": items[-1]["id"]} if items else {}
+    return {"object": "list", "data": items, "has_more": False, **ends}
+
+
+def _with_id(item: dict[str, Any], number: int) -> dict[str, Any]:
+    """An item as OpenAI's clients read it back: with a type, an id and parts."""
+    kind = item.get("type", "message")
+    content = item.get("content")
+    if kind == "message" and isinstance(content, str):
+        part = "output_text" if item.get("role") == "assistant" else "input_text"
+        item = {**item, "content": [{"type": part, "text": content}]}
+    return {"id": f"{kind}_{number}", "status": "completed", **item, "type": kind}
 
 
 async def delete_response(call: Call, _: None) -> HttpAnswer:
@@ -202,6 +227,12 @@ ENDPOINTS = [
         handler=get_response,
         answer=Response,
         summary="Return a stored response.",
+    ),
+    Endpoint(
+        method="GET",
+        path="/v1/responses/{response}/input_items",
+        handler=list_input_items,
+        summary="Return the input of a stored response.",
     ),
     Endpoint(
         method="DELETE",
