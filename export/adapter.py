@@ -218,8 +218,7 @@ def staged_adapter(target: Path, *, force: bool) -> Iterator[Path]:
         raise OutputError(f"Another process is writing to {target}. Wait for it.") from error
     except OSError as error:
         raise OutputError(
-            f"Cannot write the adapter to {target}: {error}. Check the free disk space and the "
-            "permissions."
+            f"Cannot write the adapter to {target}: {files.described(error)}"
         ) from error
 
 

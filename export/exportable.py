@@ -45,6 +45,11 @@ Takes a source `(T,)`, a source with token types `(2, T)`, pixels `(C, Y, X)`, a
 Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
 
+Original = Callable[[Tensor | None, Tensor | None, Tensor], Tensor]
+"""Runs the live model that was given on an input of `Forward`.
+
+The last argument is the output of `Forward`, which must be the same but for rounding."""
+
 Cached = Callable[[Tensor], Sequence[LayerCache]]
 """Computes keys and values `(1, K, S, D)` of every layer that caches them, after ids `(S,)`."""
 
@@ -82,6 +87,7 @@ class Exportable:
         tokenizer: None where the model takes only ids, or images.
         takes: input of the encoder; None for a decoder-only model.
         gives: output of an encoder-only model; None for other kinds.
+        original: the live model that this was read from; its outputs are the reference.
         cached: computes the KV cache of a decoder-only model, in the order of `states`.
         takes_one: the decoder reads its tokens one by one (docs/adr/0026).
         takes_one_on: devices where it does, for want of a kernel over many tokens.
@@ -122,6 +128,7 @@ class Exportable:
     tokenizer: Tokenizer | None
     takes: Source | None
     gives: Output | None
+    original: Original | None = None
     cached: Cached | None = None
     takes_one: bool = False
     takes_one_on: frozenset[Device] = frozenset()

@@ -48,10 +48,7 @@ def staged_bundle(target: Path, *, force: bool) -> Iterator[Path]:
     except BusyError as error:
         raise OutputError(f"Another export is writing to {target}. Wait for it.") from error
     except OSError as error:
-        raise OutputError(
-            f"Cannot write the bundle to {target}: {error}. Check the free disk space and the "
-            "permissions."
-        ) from error
+        raise OutputError(f"Cannot export to {target}: {files.described(error)}") from error
 
 
 def describe_files(folder: Path, described: tuple[File, ...] = ()) -> tuple[File, ...]:

@@ -253,7 +253,9 @@ class LazyWeights(TorchFunctionMode):
                 return self._ask(self._request(x, weight, bias, is_transposed=False))
             case torch.addmm, (bias, x, Tensor() as weight) if self._name(weight) and not named:
                 return self._ask(self._request(x, weight, bias, is_transposed=True))
-            case F.embedding, (ids, Tensor() as weight, *_) if self._name(weight):
+            case F.embedding, (ids, Tensor() as weight, *rest) if (
+                self._name(weight) and rest[1:2] in ([], [None]) and not named.get("max_norm")
+            ):
                 used, places = torch.unique(ids, return_inverse=True)
                 rows = gather_rows(self.weights, self.names[id(weight)], used)
                 return F.embedding(places, rows)

@@ -1,5 +1,6 @@
 """Files are replaced; devices, pipes, folders and links are not."""
 
+import errno
 import os
 import stat
 from collections.abc import Callable
@@ -17,6 +18,24 @@ from ortolan.modeling.errors import CheckpointError
 from ortolan.runtime.errors import StateFileError
 
 Put = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("number", "remedy"),
+    [
+        (errno.ENOSPC, "Free some disk space."),
+        (errno.EDQUOT, "Free some disk space."),
+        (errno.EACCES, "Check the permissions."),
+        (errno.EROFS, "Check the permissions."),
+        (errno.ENOENT, ""),
+        (errno.EIO, ""),
+    ],
+)
+def test_only_a_full_disk_is_called_full(number: int, remedy: str, tmp_path: Path) -> None:
+    said = OSError(number, os.strerror(number))
+    with pytest.raises(OutputError) as caught, staged_bundle(tmp_path / "bundle", force=False):
+        raise said
+    assert str(caught.value).endswith(f"bundle: {said}. {remedy}".rstrip())
 
 
 def _loop(path: Path) -> None:

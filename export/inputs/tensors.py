@@ -42,12 +42,17 @@ class Inputs:
     ids: Sequence[Tensor] = ()
     origin: str | None = None
 
+    @property
+    def pairs(self) -> list[tuple[Tensor | None, Tensor | None]]:
+        """Source and ids of each input; None for what the model does not have."""
+        nothing: Sequence[Tensor | None] = [None] * max(len(self.sources), len(self.ids))
+        sources, ids = self.sources or self.vectors or nothing, self.ids or nothing
+        return list(zip(sources, ids, strict=True))
+
 
 def calls(model: Exportable, inputs: Inputs) -> list[Callable[[], Tensor]]:
     """Calls of a model, one per input, for `ortolan.export.streamed.run`."""
-    nothing: Sequence[Tensor | None] = [None] * max(len(inputs.sources), len(inputs.ids))
-    sources, ids = inputs.sources or inputs.vectors or nothing, inputs.ids or nothing
-    return [partial(model.forward, *pair) for pair in zip(sources, ids, strict=True)]
+    return [partial(model.forward, *pair) for pair in inputs.pairs]
 
 
 def text_inputs(model: Exportable, texts: Sequence[NDArray[np.int64]]) -> Inputs:

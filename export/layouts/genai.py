@@ -96,9 +96,7 @@ def convert(bundle: Bundle, out: str | Path, *, force: bool = False) -> Path:
     except BusyError as error:
         raise OutputError(f"Another export is writing to {target}. Wait for it.") from error
     except OSError as error:
-        raise OutputError(
-            f"Cannot write to {target}: {error}. Check the free disk space and the permissions."
-        ) from error
+        raise OutputError(f"Cannot write to {target}: {files.described(error)}") from error
     return target
 
 

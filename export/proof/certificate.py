@@ -294,7 +294,10 @@ def _run(
     for event in run(model.module, model.weights, calls(model, inputs)):
         if isinstance(event, Result):
             following = inputs.ids[event.index].roll(-1) if follows else None
-            references[event.index] = keep(event.value, model.output, following)
+            value = event.value
+            if model.original is not None:
+                value = model.original(*inputs.pairs[event.index], value)
+            references[event.index] = keep(value, model.output, following)
         else:
             read.add(event.name)
             progress("reference", len(read), total)

@@ -420,6 +420,9 @@ def _texts(
     if model.tokenizer is None:
         size = min(model.vocab_size, model.source_vocab_size)
         stream = np.random.default_rng(0).integers(0, size, sum(lengths))
+        if model.original is not None and size > 1:
+            # Many models of transformers count positions without the padding's id.
+            stream = np.where(stream == model.tokens.pad, (stream + 1) % size, stream)
     else:
         is_decoder = not model.sides.has_encoder
         special = special if is_decoder else around(model.tokenizer)

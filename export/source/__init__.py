@@ -24,11 +24,13 @@ from ortolan.export.source.recurrent import open_recurrent, open_recurrent_model
 from ortolan.export.source.transformers import open_transformers
 from ortolan.export.source.transformers.keys import unread_keys
 from ortolan.export.source.transformers.live import (
+    changes_named,
     check_own,
     is_transformers_model,
-    open_live,
+    save_live,
     uncompiled,
 )
+from ortolan.export.source.transformers.original import with_original
 from ortolan.export.source.transformers.skeleton import (
     INSTALL,
     is_causal_class,
@@ -89,13 +91,38 @@ def open_exportable(
             outside the vocabulary.
         TokenizerError: tokenizer.json is damaged, or belongs to another model.
     """
-    if isinstance(source, nn.Module):
-        source = uncompiled(source)
-        if is_transformers_model(source):
-            source = open_live(source)
-    if isinstance(source, nn.Module):
-        _refuse_options(accept_unknown, via, adapter, mtp=mtp)
-        return _open_module(source, tokenizer=tokenizer, max_context=max_context)
+    read = partial(
+        _open_checkpoint,
+        tokenizer=tokenizer,
+        max_context=max_context,
+        accept_unknown=accept_unknown,
+        via=via,
+        adapter=adapter,
+        text_only=text_only,
+        mtp=mtp,
+    )
+    if not isinstance(source, nn.Module):
+        return read(source)
+    source = uncompiled(source)
+    if is_transformers_model(source):
+        saved = save_live(source)
+        with changes_named(source):
+            return with_original(read(saved.checkpoint), source, saved)
+    _refuse_options(accept_unknown, via, adapter, mtp=mtp)
+    return _open_module(source, tokenizer=tokenizer, max_context=max_context)
+
+
+def _open_checkpoint(
+    source: str | Path | Checkpoint,
+    *,
+    tokenizer: str | Path | None,
+    max_context: int | None,
+    accept_unknown: tuple[str, ...],
+    via: Via | None,
+    adapter: str | Path | None,
+    text_only: bool,
+    mtp: bool,
+) -> Exportable:
     checkpoint = _opened(source, adapter, text_only=text_only)
     check_known_task(checkpoint.values)
     open_published: Callable[..., Exportable] = open_transformers

@@ -394,8 +394,7 @@ def replaced(path: Path) -> Iterator[Path]:
         ) from error
     except OSError as error:
         raise CheckpointError(
-            f"{path}: cannot write the checkpoint: {error}. Check the free disk space and the "
-            "permissions."
+            f"{path}: cannot write the checkpoint: {files.described(error)}"
         ) from error
 
 

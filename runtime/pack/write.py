@@ -48,9 +48,7 @@ __all__ = ["PackReport", "pack"]
 
 _SAVED = "saved.bin"
 
-_SPACE = (
-    "Check the permissions and the free disk space: packing needs up to four times the weights."
-)
+_SPACE = "Free some disk space: packing needs up to four times the weights."
 
 
 class PackReport(msgspec.Struct, frozen=True, kw_only=True):
@@ -98,7 +96,8 @@ def pack(bundle: Bundle) -> PackReport:
         raise BundleError(f"{bundle.path}: {error}") from error
     except OSError as error:
         raise BundleError(
-            f"{bundle.path}: packed weights cannot be written: {error}. {_SPACE}"
+            f"{bundle.path}: packed weights cannot be written: "
+            f"{files.described(error, full=_SPACE)}"
         ) from error
     sizes = [file.size for file in bundle.manifest.files if file.name in bundle.manifest.weights]
     return PackReport(

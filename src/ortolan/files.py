@@ -24,6 +24,7 @@ __all__ = [
     "completed",
     "copy",
     "create",
+    "described",
     "destination",
     "followed",
     "make_folder",
@@ -50,6 +51,22 @@ _SAFE = getattr(os, "O_BINARY", 0) | getattr(os, "O_NOFOLLOW", 0)
 _CREATE = os.O_WRONLY | os.O_CREAT | _SAFE
 
 _OPEN = os.O_RDWR | getattr(os, "O_NONBLOCK", 0) | _SAFE  # a pipe would block
+
+
+def described(error: OSError, *, full: str = "Free some disk space.") -> str:
+    """The system's message, and what to do about it if the message tells.
+
+    Args:
+        error: of any file operation.
+        full: what to do about a full disk.
+    """
+    match error.errno:
+        case errno.ENOSPC | errno.EDQUOT:
+            return f"{error}. {full}"
+        case errno.EACCES | errno.EPERM | errno.EROFS:
+            return f"{error}. Check the permissions."
+        case _:
+            return f"{error}."
 
 
 def completed(function: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:

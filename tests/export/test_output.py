@@ -168,7 +168,7 @@ def test_a_second_export_to_the_same_target_is_rejected(target: Path) -> None:
 
 def test_a_target_that_is_not_writable_is_named(target: Path) -> None:
     target.parent.write_text("a file where a folder should be")
-    with pytest.raises(OutputError, match=r"Cannot write .*place/bundle"):
+    with pytest.raises(OutputError, match=r"Cannot export to .*place/bundle"):
         export(target, NEW)
 
 

@@ -8,6 +8,8 @@ import inspect
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from tempfile import mkdtemp
 from typing import Any
@@ -18,8 +20,13 @@ from torch import nn
 from ortolan.export.errors import OptionError
 from ortolan.export.source import ctc_symbols
 from ortolan.export.source.companions import COMPANIONS
+from ortolan.export.source.transformers.original import changes_of, listed, published_class
+from ortolan.files import described
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
-from ortolan.modeling.errors import CheckpointError, ConfigError
+from ortolan.modeling.errors import CheckpointError, ConfigError, WeightError
+
+ARCHITECTURES = "architectures"
+"""Config key for the class of a model."""
 
 FILES = (
     *COMPANIONS,
@@ -31,6 +38,8 @@ FILES = (
     "calibration.npy",
 )
 """Files to copy from the folder that a model was loaded from."""
+
+_SPACE = "Free space there, or set TMPDIR."
 
 
 def uncompiled(module: nn.Module) -> nn.Module:
@@ -44,37 +53,95 @@ def is_transformers_model(module: nn.Module) -> bool:
     return _is_of(module, "transformers") and hasattr(module, "save_pretrained")
 
 
-def open_live(module: Any) -> Checkpoint:
-    """Save a live model of transformers in a temporary folder, and open that.
+@dataclass(frozen=True, kw_only=True)
+class Saved:
+    """A live model in a temporary folder, which is removed with this object.
 
-    The folder has the size of the weights, and is removed with the checkpoint.
+    Attributes:
+        checkpoint: reads the folder.
+    """
+
+    checkpoint: Checkpoint
+
+
+def save_live(module: Any) -> Saved:
+    """Save a live model of transformers in a temporary folder of the size of its weights.
 
     Args:
-        module: a `PreTrainedModel`, with its weights in memory.
+        module: a `PreTrainedModel`; it is left as it was.
 
     Raises:
         OptionError: it has unmerged adapters.
-        CheckpointError: the temporary folder cannot be written.
+        CheckpointError: it has weights without values, or cannot be saved.
     """
     if getattr(module, "_hf_peft_config_loaded", False):
         raise _unmerged(module)
+    name = type(module).__name__
+    tensors = chain(module.named_parameters(), module.named_buffers())
+    empty = [weight for weight, tensor in tensors if tensor.is_meta]
+    if empty:
+        raise CheckpointError(
+            f"{name}: {len(empty)} of its weights have no values (device meta), such as "
+            f"{empty[0]}. Load them first."
+        )
     folder = Path(mkdtemp(prefix="ortolan-"))
     try:
-        with _no_bar():
-            module.save_pretrained(folder)
-        _copy_files(Path(str(getattr(module, "name_or_path", ""))), folder)
-        checkpoint = open_checkpoint(folder)
-        finalize(checkpoint.tensors, shutil.rmtree, folder, ignore_errors=True)
-    except OSError as error:
-        shutil.rmtree(folder, ignore_errors=True)
-        raise CheckpointError(
-            f"{type(module).__name__}: cannot be saved to {folder}: {error}. Free space there, or "
-            "set TMPDIR."
-        ) from error
+        saved = Saved(checkpoint=_written(module, folder))
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise
-    return checkpoint
+    finalize(saved, shutil.rmtree, folder, ignore_errors=True)
+    return saved
+
+
+def _written(module: Any, folder: Path) -> Checkpoint:
+    """Write a live model to a folder, and open that."""
+    name = type(module).__name__
+    try:
+        with _no_bar(), _unchanged_config(module):
+            module.save_pretrained(folder)
+        _copy_files(Path(str(getattr(module, "name_or_path", ""))), folder)
+    except OSError as error:
+        raise CheckpointError(
+            f"{name}: cannot be saved to {folder}: {described(error, full=_SPACE)}"
+        ) from error
+    except Exception as error:  # transformers refuses some models in many ways
+        raise CheckpointError(
+            f"{name}: save_pretrained raised {type(error).__name__}: "
+            f"{' '.join(str(error).split())[:300]}. Correct the model, or export a checkpoint of "
+            "it."
+        ) from error
+    checkpoint = open_checkpoint(folder)
+    if checkpoint.values.get(ARCHITECTURES) != [name]:
+        return checkpoint
+    # A class of the user's own is read as the one that it is derived from.
+    values = checkpoint.values | {ARCHITECTURES: [published_class(module).__name__]}
+    return replace(checkpoint, values=values)
+
+
+@contextmanager
+def changes_named(module: nn.Module) -> Iterator[None]:
+    """Where a live model cannot be read from its files, say what was changed in it."""
+    try:
+        yield
+    except (ConfigError, WeightError) as error:
+        changes = changes_of(module)
+        if not changes:
+            raise
+        raise type(error)(
+            f"{error} {type(module).__name__} was changed: {listed(changes)}."
+        ) from error
+
+
+@contextmanager
+def _unchanged_config(module: Any) -> Iterator[None]:
+    """Undo what saving a model writes into its config."""
+    values = dict(vars(module.config))
+    try:
+        yield
+    finally:
+        vars(module.config).clear()
+        vars(module.config).update(values)
 
 
 def check_own(module: nn.Module) -> None:

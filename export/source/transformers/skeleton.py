@@ -73,7 +73,7 @@ def build_skeleton(values: Mapping[str, object]) -> "PreTrainedModel":
         )
     try:
         model = build(config_of(values))
-        _compute_buffers(model)
+        compute_buffers(model)
     except Exception as error:  # a wrong value can raise anything in transformers
         raise ConfigError(
             f"config.json: transformers cannot build this {model_type}: {type(error).__name__}: "
@@ -122,7 +122,7 @@ def _plain(value: object) -> object:
             return value
 
 
-def _compute_buffers(model: "PreTrainedModel") -> None:
+def compute_buffers(model: "PreTrainedModel") -> None:
     """Compute the buffers that no checkpoint holds, as loading a checkpoint does."""
     computed = dict(model.named_non_persistent_buffers())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
