@@ -205,6 +205,18 @@ class MissingExtraError(OrtolanError, ImportError):
     code = "missing-extra"
 
 
+def typed(error: Exception) -> OrtolanError:
+    """The error of a request that could not be completed because of any exception."""
+    if isinstance(error, OrtolanError):
+        return error
+    failure = ServiceError(
+        f"The request failed with {type(error).__name__}: {error}. Send it again. If it fails "
+        "again, report this bug."
+    )
+    failure.__cause__ = error
+    return failure
+
+
 def shown(value: Any) -> str:
     """Quote any value in an error, briefly."""
     try:

@@ -74,6 +74,16 @@ class EncoderCall(Generic[R]):
         """Whether all outputs have come, or the call has ended early."""
         return self.is_complete or self._error is not None or self._is_cancelled
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether the call was cancelled."""
+        return self._is_cancelled
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that ended the call, if any."""
+        return self._error
+
     def put(self, item: Item, output: Row | OrtolanError) -> None:
         """Take the output of an input, or its error, which ends the call."""
         if isinstance(output, OrtolanError):

@@ -26,10 +26,10 @@ __all__ = [
     "GRID",
     "SWITCH",
     "chunk_tokens",
+    "kernel_choice",
     "query_heads",
     "score_bytes",
     "score_edges",
-    "whole_scores",
 ]
 
 CHUNK = 64
@@ -61,9 +61,9 @@ _HEADS = ("num_heads", "q_num_heads")
 _WITHOUT_SCORES = "com.microsoft::LinearAttention"
 """Attention with a fixed-size memory instead of scores."""
 
-_lock = threading.Lock()
-_openers = 0
-"""Threads that are opening sessions while the switch is ours."""
+_turns = threading.Condition()
+_openers = {True: 0, False: 0}
+"""Threads that are opening sessions with the switch set, and without it."""
 
 
 def query_heads(graphs: Iterable[GraphSummary], states: "Iterable[State]") -> int:
@@ -121,23 +121,27 @@ def score_bytes(heads: int, new_tokens: int, total: int) -> int:
 
 
 @contextmanager
-def whole_scores() -> Iterator[None]:
-    """Select the faster kernel for sessions opened in this context.
+def kernel_choice(*, whole_scores: bool) -> Iterator[None]:
+    """Select the kernel for sessions opened in this context, by a variable of the process.
 
-    Regardless of the number of threads, since the two kernels differ in the last bits. A switch
-    that the user has set stays as it is.
+    Threads that open sessions with the other kernel wait. A switch that the user has set stays as
+    it is. The choice does not depend on the number of threads, since the two kernels differ in the
+    last bits.
     """
-    global _openers
-    with _lock:
-        is_ours = _openers > 0 or SWITCH not in os.environ
-        if is_ours:
+    with _turns:
+        _turns.wait_for(lambda: _openers[not whole_scores] == 0)
+        is_ours = _openers[True] > 0 or SWITCH not in os.environ
+        if whole_scores and is_ours:
             os.environ[SWITCH] = "1"
-            _openers += 1
+        counted = whole_scores and is_ours, not whole_scores
+        _openers[True] += counted[0]
+        _openers[False] += counted[1]
     try:
         yield
     finally:
-        if is_ours:
-            with _lock:
-                _openers -= 1
-                if _openers == 0:
-                    os.environ.pop(SWITCH, None)
+        with _turns:
+            _openers[True] -= counted[0]
+            _openers[False] -= counted[1]
+            if counted[0] and _openers[True] == 0:
+                os.environ.pop(SWITCH, None)
+            _turns.notify_all()

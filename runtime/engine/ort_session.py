@@ -4,7 +4,6 @@ Never loads a library of custom operators, and takes no session option from a bu
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,7 +14,7 @@ from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.interface import ADAPTERS, check_names
 from ortolan.runtime.bundle.kinds import DECODE, DECODER, ENCODER, MAPS_ROLE, STEPPED
 from ortolan.runtime.bundle.manifest import Graph, Manifest, SessionSettings
-from ortolan.runtime.engine.attention_kernels import SWITCH, whole_scores
+from ortolan.runtime.engine.attention_kernels import SWITCH, kernel_choice
 from ortolan.runtime.engine.providers import check_started, ort, use_device
 from ortolan.runtime.engine.threads import is_small_translator, step_threads
 from ortolan.runtime.errors import ComputeError, DeviceError, GraphError
@@ -252,7 +251,7 @@ def _load(
 ) -> OrtSession:
     try:
         providers = use_device(options, device)
-        with nullcontext() if is_tiled else whole_scores():
+        with kernel_choice(whole_scores=not is_tiled):
             session = OrtSession(
                 data, options, providers, disabled_optimizers=_SLOW_FUSIONS, enable_fallback=0
             )
@@ -275,4 +274,4 @@ def _failed(error: Exception) -> ComputeError:
 
 
 def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0][:300]
+    return str(error).partition("\n")[0][:300].rstrip(".") or type(error).__name__

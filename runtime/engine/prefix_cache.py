@@ -232,8 +232,8 @@ class PrefixCache:
             return
         view = slots.view(row=row, start=held, end=len(ids))
         keys = [block.key for block in self._chain(ids, held // GRID, root)]
-        if self._make_room(_size(view), keys):
-            self._put(link, view.copy())
+        if self._make_room(_size(view), keys) and (states := _copied(view)) is not None:
+            self._put(link, states)
             self._touch(keys)
 
     def clear(self) -> None:
@@ -293,7 +293,9 @@ class PrefixCache:
         has_room = self._make_room(_size(view), before)
         if not has_room and self._files is None:
             return False
-        states = view.copy()
+        states = _copied(view)
+        if states is None:
+            return False
         if has_room:
             self._put(link, states)
         self._write(link, states, before)
@@ -341,6 +343,14 @@ class PrefixCache:
 
 def _hash(data: bytes) -> bytes:
     return hashlib.blake2b(data, digest_size=32).digest()
+
+
+def _copied(view: Snapshot) -> Snapshot | None:
+    """A copy; `None` if memory is short: then the states are not cached."""
+    try:
+        return view.copy()
+    except MemoryError:
+        return None
 
 
 def _size(states: Snapshot) -> int:

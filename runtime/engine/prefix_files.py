@@ -88,6 +88,8 @@ class PrefixFiles:
         except FileNotFoundError:
             self._on_disk.discard(key)
             return None
+        except MemoryError:
+            return None
         except (OSError, StateFileError) as error:
             self._on_disk.discard(key)
             _log.warning("prefix cache: removed a file from %s. %s", self._folder, error)
@@ -142,7 +144,7 @@ class PrefixFiles:
                 tokens = np.frombuffer(ids, "<i8").tolist()
                 write_states(path, tokens, states, after=after.hex(), sync=False)
             self.touch(keys)
-        except OSError as error:
+        except (OSError, MemoryError) as error:
             self._on_disk.discard(keys[-1])
             _log.warning("prefix cache: a file in %s was not written: %s", self._folder, error)
         finally:

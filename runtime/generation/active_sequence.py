@@ -55,6 +55,25 @@ class ActiveSequence(ABC):
         """Whether the sequence has ended."""
         return self.finish_reason is not None
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether the sequence was cancelled or has failed."""
+        return self.finish_reason == "cancelled"
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that ended the sequence, if any."""
+        return self._error
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Number of new tokens, and of the prompt's tokens with computed states."""
+        return 0, self.prefilled_tokens
+
+    def restart(self) -> None:
+        """Begin again at the prompt, because the states are lost; not for beam searches."""
+        self.prompt_logprobs = []
+
     def score_prompt(self, start: int, logits_SV: NDArray[np.float32]) -> None:
         """Note the log-probabilities of the prompt's tokens after `start`.
 

@@ -13,6 +13,11 @@ plus one call for each sequence with a draft.
                                   (`Admission`)     └► step  ─► sequences choose their next tokens
 
 Sequences come and go between rounds and do not affect each other.
+
+After an exception of a round, `recover` lets the others go on:
+
+    a call of the model failed   the rows are as before it: its sequences try again, each alone
+    anything else                all states are in doubt: every sequence starts again (`restart`)
 """
 
 import time
@@ -27,11 +32,13 @@ from ortolan.errors import OrtolanError
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.memory_plan import RequestMemory
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.slots import Encoded
+from ortolan.runtime.engine.slots import Encoded, Slots
+from ortolan.runtime.errors import ComputeError, typed
 from ortolan.runtime.generation.active_sequence import ActiveSequence
 from ortolan.runtime.generation.admission import Admission
 from ortolan.runtime.generation.drafts import HeadDrafter, MtpHead
-from ortolan.runtime.generation.scheduler import Scheduler
+from ortolan.runtime.generation.retries import Retries
+from ortolan.runtime.generation.scheduler import Scheduler, Work
 from ortolan.runtime.generation.speculation import Speculation
 
 if TYPE_CHECKING:
@@ -40,6 +47,8 @@ if TYPE_CHECKING:
     from ortolan.runtime.generation.last_prompt import LastPrompt
 
 __all__ = ["Generator"]
+
+_BySlot = dict[int, ActiveSequence]
 
 _Row = tuple[int, ActiveSequence, NDArray[np.float32]]
 """A slot, its sequence, and a view of its logits: `(V,)`, or `(G, V)` with G beams."""
@@ -79,23 +88,37 @@ class Generator:
     ) -> None:
         multiple = engine.rows_multiple if exact else 1
         slots = -(-slots // multiple) * multiple
-        if last_prompt is None:
-            states = engine.slots(slots, beams=beams, reserved=reserved)
-        else:
-            states, chunk = last_prompt.slots, last_prompt.chunk
-        self._runner = Runner(engine, states, exact=exact, chunk=chunk)
-        self._scheduler: Scheduler[ActiveSequence] = Scheduler(slots, prefill_first=prefill_first)
-        self._admission = Admission(self._runner, self._scheduler, memory)
+        if last_prompt is not None:
+            chunk = last_prompt.chunk
+        self._engine = engine
+        self._new_slots = partial(engine.slots, slots, beams=beams, reserved=reserved)
+        self._new_runner = partial(Runner, engine, exact=exact, chunk=chunk)
+        self._new_scheduler = partial(Scheduler[ActiveSequence], slots, prefill_first=prefill_first)
+        self._memory = memory
         self._beams = beams
         self._encode = encode
         self._prefixes = prefixes
         self._last_prompt = last_prompt
+        self._retries = Retries()
+        self._start(self._new_slots() if last_prompt is None else last_prompt.slots)
+
+    def _start(self, slots: Slots) -> None:
+        """Begin with empty slots and no sequences."""
+        self._runner = self._new_runner(slots)
+        self._scheduler = self._new_scheduler()
+        self._admission = Admission(self._runner, self._scheduler, self._memory)
         self._speculations: dict[ActiveSequence, Speculation] = {}
         self._heads: dict[ActiveSequence, HeadDrafter] = {}
         # what a decode step computes; selected again when the scheduler's `running` has changed
         self._selected = -1
         self._rows: list[_Row] = []
         self._drafted: list[tuple[int, ActiveSequence]] = []
+        # for `recover`: the present work and its sources, the sequence whose own code failed, and
+        # what to compute alone next
+        self._work: Work | None = None
+        self._encoding: list[ActiveSequence] = []
+        self._culprit: ActiveSequence | None = None
+        self._apart: set[ActiveSequence] = set()
 
     def submit(self, sequence: ActiveSequence, *, priority: int = 0) -> None:
         """Let a sequence join once a slot is free, or held by one of a lower priority."""
@@ -129,11 +152,13 @@ class Generator:
         Raises:
             ForkedError: the process was forked after the engine was made.
         """
+        self._work = None
         for sequence in self._admission.cancelled():
             self.cancel(sequence)
         if self._scheduler.waiting:
             self._admission.admit()
-        match self._scheduler.next():
+        self._work = self._scheduler.next()
+        match self._work:
             case "step":
                 self._step()
             case "prefill":
@@ -144,6 +169,67 @@ class Generator:
             case None:
                 return False
         return True
+
+    def recover(self, error: Exception) -> None:
+        """Go on after an exception of `round` or `cancel`. Not for beams or `last_prompt`.
+
+        A sequence whose work fails `TRIES` times, and does not get on in between, ends with the
+        error. Each of the others gets the tokens that it would have got.
+
+        Raises:
+            Exception: there is no memory for new states.
+        """
+        for sequence in (failed := self._failed()):
+            if sequence is self._culprit or not self._retries.may_try(sequence):
+                sequence.fail(typed(error))
+        is_call = self._work is not None and isinstance(error, ComputeError)
+        try:
+            if not (is_call and self._engine.is_on_host):  # a device may have lost its memory
+                self._restart()
+            else:
+                self._repeat(failed)
+        except Exception:
+            self._restart()
+
+    def _failed(self) -> list[ActiveSequence]:
+        """Sequences whose work has just failed; all that might be the reason, in doubt."""
+        if self._culprit is not None:
+            return [self._culprit]
+        scheduler = self._scheduler
+        begun = [*scheduler.prefilling.values(), *scheduler.running.values()]
+        tried: list[ActiveSequence] = []
+        if self._work == "step":
+            tried = [sequence for _, sequence, _ in self._rows]
+        elif self._encode is not None:
+            tried = self._encoding
+        elif self._work == "prefill" and scheduler.prefilling:
+            tried = [scheduler.next_prompt()[1]]
+        failed = [sequence for sequence in begun if sequence in tried and not sequence.is_done]
+        return failed or [*begun, *scheduler.waiting[:1]]
+
+    def _repeat(self, failed: Sequence[ActiveSequence]) -> None:
+        """Try a call of the model again, for each of its sequences alone."""
+        for sequence in failed:
+            if sequence.finish_reason is not None:
+                self._leave(sequence)
+            elif self._work == "prefill" and self._encode is None:
+                # parts of the chunk may be there already
+                prefilling = self._scheduler.prefilling.items()
+                self._runner.slots.release(next(s for s, other in prefilling if other is sequence))
+                self._heads.pop(sequence, None)
+                sequence.restart()
+            else:
+                self._apart.add(sequence)
+        self._selected = -1
+
+    def _restart(self) -> None:
+        """Compute the states of all unfinished sequences again, in new slots."""
+        unfinished = [item for item in self._scheduler.submitted if not item[0].is_done]
+        self._start(self._new_slots())
+        self._retries.keep(sequence for sequence, _ in unfinished)
+        for sequence, priority in unfinished:
+            sequence.restart()
+            self.submit(sequence, priority=priority)
 
     def _prefill(self) -> None:
         """Compute the next chunk of the first prompt."""
@@ -188,8 +274,9 @@ class Generator:
     def _prefill_sources(self, encode: Callable[[Sequence[Any]], Encoded]) -> None:
         """Encode the sources of all sequences that were just given a slot."""
         started_at = time.monotonic()
-        prefilling = dict(self._scheduler.prefilling)
-        encoded = encode([sequence.request.source for sequence in prefilling.values()])
+        prefilling = self._one_apart(dict(self._scheduler.prefilling))
+        self._encoding = list(prefilling.values())
+        encoded = encode([sequence.request.source for sequence in self._encoding])
         self._runner.put_sources(list(prefilling), encoded)
         for slot, sequence in prefilling.items():
             sequence.prefill_s = time.monotonic() - started_at
@@ -221,7 +308,9 @@ class Generator:
     def _select(self) -> None:
         """Select the running sequences, separate those with a draft, and find their logits."""
         beams, logits_BV = self._beams, self._runner.logits_BV
-        running = sorted(self._scheduler.running.items())
+        everyone = self._scheduler.running
+        chosen = self._one_apart(everyone)
+        running = sorted(chosen.items())
         plain = [(slot, sequence) for slot, sequence in running if sequence.request.draft is None]
         self._drafted = [item for item in running if item[1].request.draft is not None]
         if plain:
@@ -233,7 +322,15 @@ class Generator:
                 (slot, sequence, logits_BV[slot * beams : (slot + 1) * beams])
                 for slot, sequence in plain
             ]
-        self._selected = self._scheduler.revision
+        self._selected = self._scheduler.revision if chosen is everyone else -1
+
+    def _one_apart(self, sequences: _BySlot) -> _BySlot:
+        """The first of the sequences that is to be computed alone, if any; else all."""
+        for slot, sequence in sequences.items():
+            if sequence in self._apart:
+                self._apart.remove(sequence)
+                return {slot: sequence}
+        return sequences
 
     def _reorder(self) -> None:
         """Copy the states of each beam's parent into its row."""
@@ -272,12 +369,18 @@ class Generator:
                 speculation.step(slot, partial(self._advance, sequence))
         except OrtolanError as error:
             sequence.fail(error)
+        except Exception:
+            self._culprit = sequence
+            raise
 
     def _advance(self, sequence: ActiveSequence, logits: NDArray[np.float32]) -> None:
         try:
             sequence.advance(logits)
         except OrtolanError as error:
             sequence.fail(error)
+        except Exception:
+            self._culprit = sequence
+            raise
 
     def _score(self, sequence: ActiveSequence, start: int, logits_SV: NDArray[np.float32]) -> None:
         try:
@@ -287,5 +390,7 @@ class Generator:
 
     def _leave(self, sequence: ActiveSequence) -> None:
         self._admission.leave(sequence)
+        self._retries.forget(sequence)
+        self._apart.discard(sequence)
         self._speculations.pop(sequence, None)
         self._heads.pop(sequence, None)

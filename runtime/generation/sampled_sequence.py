@@ -62,10 +62,26 @@ class SampledSequence(ActiveSequence):
         self._stream = tokenizer.stream() if tokenizer is not None and by_token else None
         self._stops = StopMatcher(request.stop)
         self._text: list[str] = []
+        self._behind = 0  # tokens whose states are computed again
+
+    @property
+    def progress(self) -> tuple[int, int]:
+        """Number of new tokens, and of the prompt's tokens with computed states."""
+        return len(self.tokens), self.prefilled_tokens
+
+    def restart(self) -> None:
+        """Begin again at the prompt. The same tokens follow it, by the same calls of the model.
+
+        So the states that are computed again have the same bits.
+        """
+        super().restart()
+        self._behind = len(self.tokens)
 
     @property
     def forced(self) -> Sequence[int]:
-        """Tokens that the grammar forces next; usually none."""
+        """Tokens that must follow: those of a restart, or of the grammar; usually none."""
+        if self._behind:
+            return self.tokens[-self._behind :]
         if self._matcher is None or not self.request.eos.isdisjoint(self._matcher.forced):
             return ()
         return self._matcher.forced
@@ -85,6 +101,10 @@ class SampledSequence(ActiveSequence):
             NumericError: the highest logit is not finite.
             GrammarError: no token continues the text.
         """
+        if self._behind:
+            self.next_tokens = (self.tokens[-self._behind],)
+            self._behind -= 1
+            return
         count = self.request.logprobs
         # `_constrained` overwrites logits, and log-probabilities are those of the model
         raw_V = logits_V.copy() if count is not None and not self._is_free else logits_V

@@ -58,6 +58,14 @@ class Scheduler(Generic[S]):
         return len(self.waiting) + len(self.prefilling) + len(self.running)
 
     @property
+    def submitted(self) -> list[tuple[S, int]]:
+        """All sequences in the order of their turns, each with its priority."""
+        return [
+            (sequence, -self._order(sequence)[0])
+            for sequence in sorted(self._orders, key=self._order)
+        ]
+
+    @property
     def is_full(self) -> bool:
         """Whether no slot is free."""
         return len(self.prefilling) + len(self.running) == self.slots

@@ -14,13 +14,20 @@ if TYPE_CHECKING:
     from ortolan.runtime.engine.engine import Engine
     from ortolan.runtime.serving.worker import Worker
 
-__all__ = ["MAX_QUEUE", "BaseService", "patiently"]
+__all__ = ["MAX_QUEUE", "BaseService", "patiently", "waited"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 MAX_QUEUE = 1 << 16
 """Maximum length of the queue."""
+
+
+class _FailedError(Exception):
+    """Carries the error of an accepted request past those that count refused ones."""
+
+    def __init__(self, error: OrtolanError) -> None:
+        self.error = error
 
 
 class BaseService:
@@ -60,15 +67,33 @@ class BaseService:
     ) -> None:
         self.close(None if error is None else 0)
 
+    @property
+    def is_failing(self) -> bool:
+        """Whether the model could not compute the latest requests, so that the next may fail, too.
+
+        A request that succeeds ends it.
+        """
+        return self._worker.is_failing
+
     @contextmanager
     def _counting_refusals(self) -> Iterator[None]:
         self._engine.check_process()
         try:
             self._worker.check_open()
             yield
+        except _FailedError as failed:
+            raise failed.error from None
         except OrtolanError as error:
             self._worker.count_refused(error.code)
             raise
+
+
+def waited(result: Callable[[], R]) -> R:
+    """Wait for a request that was accepted: its error is not counted as a refusal."""
+    try:
+        return result()
+    except OrtolanError as error:
+        raise _FailedError(error) from None
 
 
 def patiently(submit: Callable[P, R]) -> Callable[P, R]:

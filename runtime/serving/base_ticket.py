@@ -19,6 +19,14 @@ class Work(Protocol):
     def is_done(self) -> bool:
         """Whether it has ended, for whatever reason."""
 
+    @property
+    def was_cancelled(self) -> bool:
+        """Whether it was cancelled."""
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that ended it, if any."""
+
     def fail(self, error: OrtolanError) -> None:
         """End it with an error."""
 
@@ -58,6 +66,11 @@ class BaseTicket(ABC, Generic[W, R]):
     def done(self) -> bool:
         """Whether the request has ended, read or not."""
         return self._is_done
+
+    @property
+    def error(self) -> OrtolanError | None:
+        """The error that the result raises, once the request has ended."""
+        return self._error or self.work.error
 
     def cancel(self) -> None:
         """End the request before the next call of the model.

@@ -5,16 +5,20 @@
 
 Each round computes the first waiting input together with others of its length, of any call. A call
 of many inputs takes its turns with later ones, so it does not block them.
+
+The inputs of a batch that fails are tried again, each alone, so that only those fail that are the
+reason.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any
 
-from ortolan.errors import OrtolanError
 from ortolan.runtime.encoding.batches import MAX_BATCH_ROWS, batches
 from ortolan.runtime.encoding.call import EncoderCall, Item
 from ortolan.runtime.encoding.rows import Rows
+from ortolan.runtime.errors import typed
+from ortolan.runtime.generation.retries import TRIES
 
 __all__ = ["EncoderQueue"]
 
@@ -29,6 +33,7 @@ class _Waiting:
     order: tuple[int, int, int]
     call: Call
     item: Item
+    failures: int = 0
 
 
 class EncoderQueue:
@@ -45,6 +50,7 @@ class EncoderQueue:
         self.batches = 0
         self._rows = rows
         self._waiting: list[_Waiting] = []
+        self._computing: list[_Waiting] = []
         self._begun: set[Call] = set()
         self._turn = 0
         self._arrivals = count()
@@ -72,18 +78,35 @@ class EncoderQueue:
         """Compute a batch. `False` if nothing waits.
 
         Raises:
-            ForkedError: the process was forked after the engine was made.
+            Exception: the batch was not computed; `recover` goes on.
         """
         if not self._waiting:
             return False
         window = self._waiting[:WINDOW]
         lengths = [waiting.item.length for waiting in window]
-        chosen = set(next(batch for batch in batches(lengths) if 0 in batch))
+        chosen = {0}
+        if not window[0].failures:
+            chosen = set(next(batch for batch in batches(lengths) if 0 in batch))
         self._turn = window[0].order[1]
         rest = [waiting for place, waiting in enumerate(window) if place not in chosen]
         self._waiting[:WINDOW] = rest
-        self._compute([window[place] for place in sorted(chosen)])
+        self._computing = [window[place] for place in sorted(chosen)]
+        self._compute(self._computing)
+        self._computing = []
         return True
+
+    def recover(self, error: Exception) -> None:
+        """Go on after an exception of `round`: try the inputs of its batch again, each alone.
+
+        An input that fails `TRIES` times ends its call with the error.
+        """
+        failed, self._computing = self._computing, []
+        tried = [replace(waiting, failures=waiting.failures + 1) for waiting in failed]
+        for waiting in tried:
+            if waiting.failures >= TRIES:
+                waiting.call.fail(waiting.item.error(typed(error)))
+        self._waiting[:0] = [waiting for waiting in tried if not waiting.call.is_done]
+        self._forget({waiting.call for waiting in tried if waiting.call.is_done})
 
     @property
     def in_slots(self) -> int:
@@ -98,14 +121,9 @@ class EncoderQueue:
     def _compute(self, batch: list[_Waiting]) -> None:
         self.batches += 1
         calls = {waiting.call for waiting in batch}
-        try:
-            outputs = self._rows.compute([waiting.item for waiting in batch])
-        except OrtolanError as error:
-            for call in calls:
-                call.fail(error)
-        else:
-            for waiting, output in zip(batch, outputs, strict=True):
-                waiting.call.put(waiting.item, output)
+        outputs = self._rows.compute([waiting.item for waiting in batch])
+        for waiting, output in zip(batch, outputs, strict=True):
+            waiting.call.put(waiting.item, output)
         self._begun |= calls
         self._forget({call for call in calls if call.is_done})
 

@@ -15,7 +15,7 @@ from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Inputs, is_batch
-from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService, patiently
+from ortolan.runtime.serving.base_service import MAX_QUEUE, BaseService, patiently, waited
 from ortolan.runtime.serving.encoder_queue import EncoderQueue
 from ortolan.runtime.serving.encoder_ticket import EncoderTicket
 from ortolan.runtime.serving.stats import Counts
@@ -53,6 +53,8 @@ class EncoderStats:
         tokens: of all finished requests.
         batches: number of calls of the graph.
         refused: rejected requests by error code.
+        failed: accepted requests that ended with an error, by error code.
+        failed_calls: calls of the graph that failed, most of which were repeated with success.
     """
 
     running: int
@@ -62,6 +64,8 @@ class EncoderStats:
     tokens: int
     batches: int
     refused: Mapping[str, int]
+    failed: Mapping[str, int]
+    failed_calls: int
 
 
 class EncoderService(BaseService):
@@ -163,7 +167,7 @@ class EncoderService(BaseService):
         submit = patiently(self._submit_call)
 
         def compute(wave_N: NDArray[np.float32]) -> Row:
-            return submit(self._calls.wave_logits(wave_N), 0).result()
+            return waited(submit(self._calls.wave_logits(wave_N), 0).result)
 
         with self._counting_refusals():
             transcriber = CtcTranscriber(self._engine.manifest, compute, options=options)
@@ -185,6 +189,8 @@ class EncoderService(BaseService):
                 tokens=self._counts.tokens,
                 batches=self._encoder_queue.batches,
                 refused=dict(self._counts.refused),
+                failed=dict(self._counts.failed),
+                failed_calls=self._counts.failed_calls,
             )
         )
 

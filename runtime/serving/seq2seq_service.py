@@ -18,7 +18,7 @@ from ortolan.runtime.generation.request_reader import RequestReader
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import Input, SourceReader, is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.serving.base_service import patiently
+from ortolan.runtime.serving.base_service import patiently, waited
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
 from ortolan.runtime.transcription.transcriber import TranscribeOptions, Transcriber
@@ -145,7 +145,7 @@ class Seq2SeqService(GenerationService):
         submit = patiently(partial(self._submit_requests, self._requests, priority=0))
 
         def run(requests: Sequence[Request]) -> list[Completion]:
-            return [ticket.completion() for ticket in submit(requests)]
+            return [waited(ticket.completion) for ticket in submit(requests)]
 
         with self._counting_refusals():
             transcriber = Transcriber(

@@ -29,7 +29,7 @@ from ortolan.runtime.generation.request_reader import Prompt, RequestReader
 from ortolan.runtime.inputs.audio import Sound
 from ortolan.runtime.inputs.source import is_batch
 from ortolan.runtime.inputs.tokenizer import Tokenizer
-from ortolan.runtime.serving.base_service import patiently
+from ortolan.runtime.serving.base_service import patiently, waited
 from ortolan.runtime.serving.chat_service import ChatService
 from ortolan.runtime.serving.generation_service import GenerationService
 from ortolan.runtime.serving.ticket import Ticket
@@ -189,7 +189,7 @@ class Service(ChatService, GenerationService):
             (ticket,) = submit(
                 [question.prompt], question.options, self._tokenizer, draft=None, priority=0
             )
-            return ticket.completion()
+            return waited(ticket.completion)
 
         with self._counting_refusals():
             heard = dictation_of(self._engine.manifest, self._encoder)

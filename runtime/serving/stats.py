@@ -7,13 +7,19 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ortolan.errors import OrtolanError
+from ortolan.runtime.errors import ComputeError, ServiceError
 from ortolan.runtime.generation.histogram import Histogram
 
 if TYPE_CHECKING:
     from ortolan.runtime.engine.prefix_cache import PrefixCounts
     from ortolan.runtime.generation.sampled_sequence import SampledSequence
+    from ortolan.runtime.serving.base_ticket import Work
 
 __all__ = ["Counts", "GenerationCounts", "ServiceStats"]
+
+FAILING = 2
+"""Requests in a row that the model could not compute, after which it counts as failing."""
 
 SMOOTHING = 0.2
 """Weight of the newest gap in the average time between two finished requests."""
@@ -38,6 +44,8 @@ class ServiceStats:
         first_token_s: times to the first new token, of all finished requests.
         gaps_s: times between new tokens, of all finished requests.
         refused: rejected requests by error code.
+        failed: accepted requests that ended with an error, by error code.
+        failed_calls: calls of the model that failed, most of which were repeated with success.
         cache: contents and totals of the prefix cache.
     """
 
@@ -55,6 +63,8 @@ class ServiceStats:
     first_token_s: Histogram
     gaps_s: Histogram
     refused: Mapping[str, int]
+    failed: Mapping[str, int]
+    failed_calls: int
     cache: "PrefixCounts"
 
 
@@ -63,11 +73,15 @@ class Counts(ABC):
 
     Attributes:
         refused: rejected requests by error code.
+        failed: accepted requests that ended with an error, by error code.
+        failed_calls: calls of the model that failed.
         gap_s: average time between two finished requests, in seconds.
     """
 
     def __init__(self) -> None:
         self.refused: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter()
+        self.failed_calls = self._failed_in_a_row = 0
         self.gap_s = 1.0
         self.finished = 0
         self._ended_at = time.monotonic()
@@ -76,8 +90,19 @@ class Counts(ABC):
         """Start a gap now: idle time does not count."""
         self._ended_at = time.monotonic()
 
-    def add(self, work: Any) -> None:
-        """Count a finished request."""
+    @property
+    def is_failing(self) -> bool:
+        """Whether the model could not compute the latest requests."""
+        return self._failed_in_a_row >= FAILING
+
+    def add(self, work: "Work", error: OrtolanError | None) -> None:
+        """Count a finished request, and the error that ended it, if any."""
+        if error is not None:
+            self.failed[error.code] += 1
+        if isinstance(error, ComputeError | ServiceError):
+            self._failed_in_a_row += 1
+        elif not work.was_cancelled:
+            self._failed_in_a_row = 0
         now = time.monotonic()
         self.gap_s += SMOOTHING * (now - self._ended_at - self.gap_s)
         self._ended_at = now
@@ -129,5 +154,7 @@ class GenerationCounts(Counts):
             first_token_s=self._first_token_s.copy(),
             gaps_s=self._gaps_s.copy(),
             refused=dict(self.refused),
+            failed=dict(self.failed),
+            failed_calls=self.failed_calls,
             cache=cache,
         )

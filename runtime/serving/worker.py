@@ -6,20 +6,23 @@
         └──── tickets: results, under one lock ◄──┘
 
 Only the worker thread touches the generator. Other threads queue commands for it. After each round
-the worker hands what is new to the tickets, under one lock.
+the worker hands what is new to the tickets, under one lock. After a round that fails, the generator
+goes on (`Rounds.recover`), so that only those requests end that are the reason.
 
 The worker holds no reference to the service. So when a service is dropped without `close`, the
 worker is told: it finishes what was submitted, and ends.
 """
 
 import atexit
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError
+from ortolan.errors import OrtolanError
+from ortolan.runtime.errors import QueueFullError, ServiceClosedError, ServiceError, typed
 from ortolan.runtime.serving.base_ticket import BaseTicket
 from ortolan.runtime.serving.signals import Woken, wake
 from ortolan.runtime.serving.stats import Counts
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Rounds", "Worker"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger("ortolan.runtime")
 
 Ticket = BaseTicket[Any, Any]
 
@@ -46,6 +51,9 @@ class Rounds(Protocol):
     def round(self) -> bool:
         """Do the next piece of work. `False` if all requests have ended."""
 
+    def recover(self, error: Exception) -> None:
+        """Go on after an exception of another method."""
+
     @property
     def in_slots(self) -> int:
         """Number of requests that are being computed."""
@@ -55,7 +63,7 @@ class Rounds(Protocol):
         """Tokens whose states are in memory."""
 
 
-Command = Callable[[Rounds], None]
+Command = Callable[[Rounds], bool | None]
 
 
 class Worker:
@@ -135,6 +143,12 @@ class Worker:
             self._counts.refused[code] += 1
 
     @property
+    def is_failing(self) -> bool:
+        """Whether the latest requests failed, or all further ones will."""
+        with self.lock:
+            return self._failure is not None or self._counts.is_failing
+
+    @property
     def held_tokens(self) -> int:
         """Tokens whose states are in memory."""
         with self.lock:
@@ -171,9 +185,7 @@ class Worker:
         try:
             is_busy = False
             while (commands := self._take_commands(is_busy=is_busy)) or is_busy:
-                for command in commands:
-                    command(rounds)
-                is_busy = rounds.round()
+                is_busy = self._advance(rounds, commands)
                 self._deliver(rounds)
         except BaseException as error:
             self._fail(error)
@@ -194,6 +206,29 @@ class Worker:
         while not self._commands.empty():
             commands.append(self._commands.get())
         return commands
+
+    def _advance(self, rounds: Rounds, commands: list[Command]) -> bool:
+        """Execute commands and a round. Returns whether there is more work."""
+        is_busy = True
+        for work in (*commands, _round):
+            try:
+                is_busy = work(rounds) is not False
+            except Exception as error:
+                self._recover(rounds, error)
+                # without the lock: only this thread takes requests out
+                is_busy = any(not ticket.work.is_done for ticket in list(self._open))
+        return is_busy
+
+    def _recover(self, rounds: Rounds, error: Exception) -> None:
+        is_expected = isinstance(error, OrtolanError | MemoryError | OSError)
+        _log.warning(
+            "A call of the model failed, and is repeated: %s: %s",
+            *(type(error).__name__, error),
+            exc_info=None if is_expected else error,
+        )
+        with self.lock:
+            self._counts.failed_calls += 1
+        rounds.recover(error)
 
     def _close(self, _: Rounds) -> None:
         with self.lock:
@@ -220,7 +255,7 @@ class Worker:
             for ticket in list(self._open):
                 if ticket.deliver(woken):
                     del self._open[ticket]
-                    self._counts.add(ticket.work)
+                    self._counts.add(ticket.work, ticket.error)
         wake(woken)
 
     def _fail(self, error: BaseException) -> None:
@@ -230,19 +265,29 @@ class Worker:
             "this bug."
         )
         failure.__cause__ = error
+        _log.error("%s", failure, exc_info=error)
         woken: Woken = {}
         with self.lock:
             self._failure = failure
             for ticket in self._open:
                 ticket.fail(failure)
                 ticket.end(woken)
+                self._counts.add(ticket.work, failure)
             self._open.clear()
             self._running = 0
         wake(woken)
 
 
+def _round(rounds: Rounds) -> bool:
+    return rounds.round()
+
+
 def _submit(work: Any, priority: int, rounds: Rounds) -> None:
-    rounds.submit(work, priority=priority)
+    try:
+        rounds.submit(work, priority=priority)
+    except Exception as error:
+        work.fail(typed(error))
+        raise
 
 
 def _end(work: Any, rounds: Rounds) -> None:

@@ -20,6 +20,9 @@ __all__ = ["Models", "ServedModel"]
 
 log = logging.getLogger("ortolan.server")
 
+RELOAD_PAUSE_S = 30.0
+"""Time after a reload in which a model that fails again is not loaded once more."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServedModel:
@@ -75,6 +78,8 @@ class _AdaptedService:
 class Models:
     """Bundles by name. One loads at a time; unused ones are dropped when memory is short.
 
+    A model that fails is loaded again by the next request, once no other call uses it.
+
     An adapter is a model, too: requests that name it use its bundle with the adapter.
 
     Args:
@@ -108,6 +113,7 @@ class Models:
         self._loaded: dict[str, ServedModel] = {}  # least recently used first
         self._users: dict[str, int] = dict.fromkeys(bundles, 0)
         self._loading: dict[str, asyncio.Task[None]] = {}
+        self._reloads_from = dict.fromkeys(bundles, 0.0)
         self._lock = asyncio.Lock()  # one bundle at a time is loaded or dropped
 
     @property
@@ -120,10 +126,16 @@ class Models:
         """Bundles in memory."""
         return tuple(self._loaded.values())
 
-    @property
-    def is_ready(self) -> bool:
-        """Whether a bundle is loaded."""
-        return bool(self._loaded)
+    def revive(self) -> list[str]:
+        """Return the names of the loaded bundles that fail, and load those that no call uses again.
+
+        If no bundle is loaded, load the first.
+        """
+        failing = [name for name, served in self._loaded.items() if served.service.is_failing]
+        for name in failing if self._loaded else self.names[:1]:
+            if name not in self._loaded or self._may_reload(name, users=0):
+                self._begin_load(name)
+        return failing
 
     def bundle(self, name: str) -> str:
         """Name of the bundle of a model: its own, or that of the bundle that an adapter changes.
@@ -245,15 +257,26 @@ class Models:
         )
 
     async def _get(self, name: str) -> ServedModel:
-        if name not in self._loaded:
-            if name not in self._loading:
-                load = self._loading[name] = asyncio.create_task(self._load(name))
-                load.add_done_callback(lambda done: self._end_of_load(name, done))
+        if name not in self._loaded or self._may_reload(name, users=1):
             # a client that leaves must not cancel it: its thread would go on, and the next
             # request would start a second load
-            await asyncio.shield(self._loading[name])
+            await asyncio.shield(self._begin_load(name))
         served = self._loaded[name] = self._loaded.pop(name)
         return served
+
+    def _may_reload(self, name: str, *, users: int) -> bool:
+        """Whether to load a bundle again: it fails, and no more than these calls use it."""
+        return (
+            self._loaded[name].service.is_failing
+            and self._users[name] <= users
+            and time.monotonic() >= self._reloads_from[name]
+        )
+
+    def _begin_load(self, name: str) -> "asyncio.Task[None]":
+        if name not in self._loading:
+            load = self._loading[name] = asyncio.create_task(self._load(name))
+            load.add_done_callback(lambda done: self._end_of_load(name, done))
+        return self._loading[name]
 
     def _end_of_load(self, name: str, done: "asyncio.Task[None]") -> None:
         del self._loading[name]
@@ -263,6 +286,10 @@ class Models:
     async def _load(self, name: str) -> None:
         """Load a bundle; while memory is short, drop the least recently used one."""
         async with self._lock:
+            if name in self._loaded:
+                log.warning("%s fails, and is loaded again", name)
+                self._reloads_from[name] = time.monotonic() + RELOAD_PAUSE_S
+                await self._drop(name)
             while name not in self._loaded:
                 try:
                     self._loaded[name] = await asyncio.to_thread(self._open, name)

@@ -1,6 +1,7 @@
 """The choice of the attention kernel, and the chunks that bound its memory."""
 
 import os
+import threading
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -17,9 +18,9 @@ from ortolan.runtime.engine.attention_kernels import (
     GRID,
     SCORE_BYTES,
     chunk_tokens,
+    kernel_choice,
     query_heads,
     score_bytes,
-    whole_scores,
 )
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import plan_memory
@@ -84,19 +85,19 @@ def test_the_memory_plan_counts_the_scores(bundle: Bundle, monkeypatch: pytest.M
 
 def test_the_switch_is_only_set_while_sessions_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
-    with whole_scores():
+    with kernel_choice(whole_scores=True):
         assert os.environ[SWITCH] == "1"
     assert SWITCH not in os.environ
 
     def fail() -> None:
-        with whole_scores():
+        with kernel_choice(whole_scores=True):
             raise RuntimeError
 
     with pytest.raises(RuntimeError):
         fail()
     assert SWITCH not in os.environ
     monkeypatch.setenv(SWITCH, "0")
-    with whole_scores():
+    with kernel_choice(whole_scores=True):
         assert os.environ[SWITCH] == "0", "the user's own choice"
     assert os.environ[SWITCH] == "0"
 
@@ -106,12 +107,31 @@ def test_the_switch_stays_while_any_thread_opens_sessions(
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
     with ExitStack() as first, ExitStack() as second:
-        first.enter_context(whole_scores())
-        second.enter_context(whole_scores())
+        first.enter_context(kernel_choice(whole_scores=True))
+        second.enter_context(kernel_choice(whole_scores=True))
         first.close()
         assert os.environ[SWITCH] == "1"
         second.close()
         assert SWITCH not in os.environ
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_sessions_with_the_other_kernel_wait(monkeypatch: pytest.MonkeyPatch, first: bool) -> None:
+    monkeypatch.delenv(SWITCH, raising=False)
+    seen: list[str | None] = []
+
+    def open_other() -> None:
+        with kernel_choice(whole_scores=not first):
+            seen.append(os.environ.get(SWITCH))
+
+    other = threading.Thread(target=open_other)
+    with kernel_choice(whole_scores=first):
+        other.start()
+        other.join(0.05)
+        assert seen == []
+    other.join(60)
+    assert seen == [None if first else "1"]
+    assert SWITCH not in os.environ
 
 
 def test_an_engine_opens_its_sessions_with_the_switch(

@@ -288,7 +288,8 @@ def test_an_error_of_the_service_reaches_every_request(
     with pytest.raises(ServiceError, match="ZeroDivisionError: a bug"):
         ticket.result(60)
     with pytest.raises(ServiceError, match="a bug"):
-        service.embed("a")
+        service.embed("a").result(60)
+    assert service.is_failing
     service.close()
 
 

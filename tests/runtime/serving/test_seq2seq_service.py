@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tests.runtime.serving.faults import failing
 
 from ortolan.runtime import Sampling, Seq2Seq, Seq2SeqService, load
 from ortolan.runtime.engine.engine import Engine
@@ -49,6 +50,20 @@ def assert_close(got: Completion, expected: Completion) -> None:
     assert expected.logprobs is not None
     for one, other in zip(got.logprobs, expected.logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+
+
+@pytest.mark.parametrize("fails", [lambda n: n in (0, 3), lambda n: n % 4 == 1])
+def test_requests_survive_calls_that_fail(
+    model: Seq2Seq, service: Seq2SeqService, fails: Callable[[int], bool]
+) -> None:
+    expected = model.generate(SOURCES, **OPTIONS)
+    with failing(fails):
+        tickets = [service.submit(source, **OPTIONS) for source in SOURCES]
+        for ticket, completion in zip(tickets, expected, strict=True):
+            assert_close(ticket.completion(60), completion)
+    stats = service.stats()
+    assert stats.failed_calls > 1
+    assert stats.failed == {}
 
 
 @pytest.mark.parametrize("slots", [1, 3, 8])

@@ -259,28 +259,35 @@ def test_a_sequence_whose_logits_are_not_finite_fails_alone(poisoned: Decoder) -
         assert [len(ticket.completion().tokens) for ticket in healthy] == [9] * 5
 
 
+@pytest.mark.parametrize("recovers", [True, False])
 def test_an_error_of_the_service_reaches_every_request(
-    model: Decoder, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     service = model.serve(slots=2)
     gate = Gate(service)
     tickets = [service.submit("abc", max_new_tokens=9) for _ in range(4)]
 
-    def fail(self: Generator) -> bool:
+    def fail(self: Generator, error: Exception | None = None) -> bool:
         raise ZeroDivisionError("a bug")
 
     monkeypatch.setattr(Generator, "round", fail)
+    if not recovers:
+        monkeypatch.setattr(Generator, "recover", fail)
     gate.open()
     for ticket in tickets:
         with pytest.raises(ServiceError, match="ZeroDivisionError: a bug") as caught:
             ticket.completion()
         assert isinstance(caught.value.__cause__, ZeroDivisionError)
-    for use in (lambda: list(tickets[0]), lambda: service.submit("abc")):
+    for use in (lambda: list(tickets[0]), lambda: service.submit("abc").completion()):
         with pytest.raises(ServiceError, match="a bug"):
             use()
     tickets[0].cancel()
+    assert service.is_failing
     service.close()
-    assert service.stats().running == 0
+    stats = service.stats()
+    assert stats.running == 0
+    assert stats.failed == {"service": 5 if recovers else 4}
+    assert stats.refused == ({} if recovers else {"service": 1})
 
 
 # --- order ------------------------------------------------------------------------------------

@@ -29,6 +29,12 @@ _METRICS = (
     ("accepted_tokens_total", "counter", "Guessed tokens that were right.", "accepted_tokens"),
     ("cache_bytes", "gauge", "Size of the prefix cache in memory.", "cache.bytes"),
     ("state_bytes", "gauge", "Size of the states in memory, without the cache.", "state_bytes"),
+    (
+        "failed_calls_total",
+        "counter",
+        "Calls of the model that failed, and were repeated.",
+        "failed_calls",
+    ),
     ("inputs_total", "counter", "Inputs of encoders.", "inputs"),
     ("input_tokens_total", "counter", "Tokens of encoders' inputs.", "tokens"),
 )
@@ -56,12 +62,18 @@ def metrics_text(models: Sequence[ServedModel]) -> str:
         for served, stat in stats:
             if hasattr(stat, attribute):
                 lines += _histogram(name, served, getattr(stat, attribute))
-    refused = [
-        (_labels(served, reason=code), count)
-        for served, stat in stats
-        for code, count in sorted(stat.refused.items())
-    ]
-    lines += _metric("requests_refused_total", "counter", "Rejected requests.", refused)
+    failing = [(_labels(served), int(served.service.is_failing)) for served in models]
+    lines += _metric("failing", "gauge", "Whether the latest requests failed.", failing)
+    for name, text in (
+        ("refused", "Rejected requests."),
+        ("failed", "Accepted requests that ended with an error."),
+    ):
+        counts = [
+            (_labels(served, reason=code), count)
+            for served, stat in stats
+            for code, count in sorted(getattr(stat, name).items())
+        ]
+        lines += _metric(f"requests_{name}_total", "counter", text, counts)
     return "\n".join(lines) + "\n"
 
 

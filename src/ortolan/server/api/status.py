@@ -14,12 +14,15 @@ async def health(_: Call, __: None) -> Answer:
 
 
 async def ready(call: Call, _: None) -> Answer:
-    """Tell whether a model is loaded.
+    """Tell whether a model is loaded, and the loaded ones answer. If not, load what can be loaded.
 
     Raises:
-        ApiError: none is.
+        ApiError: none is loaded, or the latest requests of one failed.
     """
-    if not call.models.is_ready:
+    if failing := call.models.revive():
+        message = f"The latest requests to {', '.join(failing)} failed. See the server's log."
+        raise ApiError(status=503, message=message, type="server_error", code="failing")
+    if not call.models.loaded:
         raise ApiError(
             status=503, message="No model is loaded yet.", type="server_error", code="loading"
         )
@@ -43,7 +46,7 @@ ENDPOINTS = [
         method="GET",
         path="/ready",
         handler=ready,
-        summary="Whether a model is loaded.",
+        summary="Whether a model is loaded and answers.",
         is_open=True,
     ),
     Endpoint(method="GET", path="/metrics", handler=metrics, summary="Metrics for Prometheus."),

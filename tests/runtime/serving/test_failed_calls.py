@@ -1,0 +1,242 @@
+"""Calls of the model that fail: which requests end, and that the service goes on."""
+
+import threading
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.runtime import tiny_encoder
+from tests.runtime.chat.tiny_chat import packed_chat_models
+from tests.runtime.serving.faults import failing
+from tests.runtime.serving.served import KINDS, Spec, alone_in, settle
+
+from ortolan.runtime import Decoder, Encoder, PromptLookup, Sampling, load
+from ortolan.runtime.engine.prefix_cache import PrefixCache
+from ortolan.runtime.engine.runner import GRID, Runner
+from ortolan.runtime.engine.slots import Slots, Snapshot
+from ortolan.runtime.errors import ComputeError, InputError, ServiceError
+from ortolan.runtime.generation.options import Options
+from ortolan.runtime.generation.sampling import Sampler
+from ortolan.runtime.serving.base_service import waited
+from ortolan.runtime.serving.ticket import Ticket
+
+SPECS = [
+    Spec(prompt=length, limit=limit, seed=seed, temperature=float(seed % 2), pattern=pattern)
+    for length, limit, seed, pattern in (
+        (3, 9, 0, None),
+        (GRID + 20, 6, 1, None),
+        (GRID + 30, 5, 1, None),
+        (70, 7, 2, "[a-z]{2,9}"),
+        (1, 4, 3, None),
+    )
+]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_requests_survive_a_call_that_fails_wherever_it_is(
+    models: dict[str, Decoder], kind: str
+) -> None:
+    alone = alone_in(models)
+    expected = [alone(kind, spec) for spec in SPECS]
+    for number in range(0, 15, 1 if kind == "fp32" else 4):
+        with (
+            models[kind].serve(slots=4, cache_bytes=1 << 20) as service,
+            failing(lambda call, at=number: call == at),  # type: ignore[misc]
+        ):
+            tickets = [spec.submit(service, priority=n % 2) for n, spec in enumerate(SPECS)]
+            texts = ["".join(ticket) for ticket in tickets]
+            completions = [ticket.completion(60) for ticket in tickets]
+            settle(service)
+            stats = service.stats()
+        assert [one.tokens for one in completions] == [one.tokens for one in expected], number
+        assert texts == [one.text for one in expected]
+        assert (stats.failed_calls, stats.failed, stats.refused) == (1, {}, {})
+
+
+@pytest.mark.parametrize(
+    ("place", "error", "slots"),
+    [
+        ((Slots, "move"), ZeroDivisionError, 3),
+        ((Slots, "release"), OSError, 3),
+        ((Runner, "settle"), MemoryError, 3),
+        ((PrefixCache, "fetch"), KeyError, 3),
+        ((Snapshot, "copy"), MemoryError, 3),
+        ((Slots, "snapshot"), MemoryError, 1),
+        ((Runner, "restore"), KeyError, 1),
+    ],
+    ids=lambda value: value[1] if isinstance(value, tuple) else None,
+)
+def test_sequences_are_computed_again_after_an_error_between_calls(
+    models: dict[str, Decoder],
+    monkeypatch: pytest.MonkeyPatch,
+    place: Any,
+    error: type[Exception],
+    slots: int,
+) -> None:
+    model = models["fp32"]
+    prompts = [[5 + n, *(k % 80 for k in range(70 * n))] for n in range(3)]
+    limits, drafts = [24, 12, 6], [None, PromptLookup(), None]
+    expected = [
+        model.generate([prompt], draft=draft, max_new_tokens=limit, ignore_eos=True, logprobs=1)[0]
+        for prompt, limit, draft in zip(prompts, limits, drafts, strict=True)
+    ]
+    owner, name = place
+    method, tries, raised = getattr(owner, name), iter([True, False, True]), list[Any]()
+    polls, has_begun, others_wait = count(), threading.Event(), threading.Event()
+
+    def fail_sometimes(*args: Any, **kwargs: Any) -> Any:
+        if next(tries, False):
+            raised.append(error)
+            raise error()
+        return method(*args, **kwargs)
+
+    def hold() -> bool:
+        if next(polls) == 5:
+            has_begun.set()
+            others_wait.wait(60)
+        return False
+
+    monkeypatch.setattr(owner, name, fail_sometimes)
+    with model.serve(slots=slots) as service:
+        tickets: list[Ticket] = []
+        for n, (prompt, limit, draft) in enumerate(zip(prompts, limits, drafts, strict=True)):
+            options: Options = {
+                "max_new_tokens": limit,
+                "ignore_eos": True,
+                "logprobs": 1,
+                "cancel": hold,
+            }
+            tickets.append(service.submit(prompt, priority=n, draft=draft, **options))
+            assert has_begun.wait(60)
+        others_wait.set()
+        got = [ticket.completion(60) for ticket in tickets]
+        assert not service.is_failing
+        assert service.stats().failed == {}
+    assert raised
+    assert [one.tokens for one in got] == [one.tokens for one in expected]
+    assert [one.logprobs for one in got] == [one.logprobs for one in expected]
+
+
+def test_a_request_that_always_fails_ends_alone(
+    model: Decoder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chunk, choose = Runner.chunk, Sampler.next
+
+    def poisoned_chunk(self: Runner, row: int, ids: Any, **options: Any) -> Any:
+        if 13 in ids:
+            raise ComputeError("bad prompt")
+        return chunk(self, row, ids, **options)
+
+    def poisoned_choice(self: Sampler, logits_V: Any) -> int:
+        if self._sampling.top_k == 77:
+            raise KeyError("bad choice")
+        return choose(self, logits_V)
+
+    monkeypatch.setattr(Runner, "chunk", poisoned_chunk)
+    monkeypatch.setattr(Sampler, "next", poisoned_choice)
+    expected = [model.generate([[5, n]], max_new_tokens=30, ignore_eos=True)[0] for n in range(3)]
+    with model.serve(slots=4) as service:
+        tickets = [service.submit([5, n], max_new_tokens=30, ignore_eos=True) for n in range(3)]
+        with pytest.raises(ComputeError, match="bad prompt"):
+            service.submit([5, 13, 7]).completion(60)
+        bad = service.submit([5, 6], sampling=Sampling(temperature=1.0, top_k=77))
+        with pytest.raises(
+            ServiceError, match=r"KeyError: 'bad choice'.*report this bug"
+        ) as caught:
+            bad.completion(60)
+        assert isinstance(caught.value.__cause__, KeyError)
+        assert [t.completion(60).tokens for t in tickets] == [one.tokens for one in expected]
+        settle(service)
+        stats = service.stats()
+        assert (stats.failed, stats.refused) == ({"compute": 1, "service": 1}, {})
+
+
+def test_a_service_whose_model_fails_says_so_and_answers_again(model: Decoder) -> None:
+    with model.serve(slots=2) as service:
+        with failing(lambda call: True):
+            tickets = [service.submit("abc", max_new_tokens=3) for _ in range(5)]
+            for ticket in tickets:
+                with pytest.raises(ComputeError, match="failed to run the model"):
+                    ticket.completion(60)
+            assert service.is_failing
+        assert service.submit("abc", max_new_tokens=3, ignore_eos=True).completion(60).tokens
+        settle(service)
+        assert not service.is_failing
+        assert service.stats().failed == {"compute": 5}
+
+
+def test_inputs_of_an_encoder_survive_calls_that_fail(tmp_path: Path) -> None:
+    bundle = tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")
+    model = load(bundle.path, Encoder, threads=1)
+    texts = ["a b c", "d", "e f g h i j k l a b c d", "a", "b c d e f"]
+    expected = model.embed(texts)
+    with model.serve() as service:
+        with failing(lambda call: call in (0, 2)):
+            tickets = [service.embed(texts), service.embed(texts[1])]
+            vectors, vector = (ticket.result(60) for ticket in tickets)
+        with failing(lambda call: True):
+            tickets = [service.embed(texts), service.embed(texts[1])]
+            for ticket in tickets:
+                with pytest.raises(ComputeError):
+                    ticket.result(60)
+            assert service.is_failing
+        assert service.embed(texts).result(60).shape == expected.shape
+        stats = service.stats()
+    np.testing.assert_allclose(vectors, expected, atol=1e-6)
+    np.testing.assert_allclose(vector, expected[1:2], atol=1e-6)
+    assert stats.failed == {"compute": 2}
+    assert not service.is_failing
+
+
+def test_a_wait_that_fails_is_no_refusal(model: Decoder) -> None:
+    with model.serve() as service:
+        ticket = service.submit("abc", cancel=lambda: 1 / 0)  # type: ignore[arg-type]
+        with pytest.raises(InputError, match="ZeroDivisionError"), service._counting_refusals():
+            waited(ticket.completion)
+        with pytest.raises(InputError), service._counting_refusals():
+            raise InputError("no")
+        settle(service)
+        stats = service.stats()
+        assert (stats.refused, stats.failed) == ({"input": 1}, {"input": 1})
+
+
+@pytest.fixture(scope="module")
+def chat_model(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    template = "{% for m in messages %}{{ m.role[0] }}:{{ m.content }}{% endfor %}a:"
+    return packed_chat_models(tmp_path_factory.mktemp("chat"), ("fp32",), template)["fp32"]
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 8])
+def test_a_conversation_goes_on_after_a_call_that_failed(chat_model: Decoder, number: int) -> None:
+    options: Any = {"max_new_tokens": 5, "ignore_eos": True}
+    questions = ["Hi. " * 30, "More."]
+    whole = chat_model.conversation()
+    expected = [whole.ask(question, **options).content for question in questions]
+    conversation, failures = chat_model.conversation(), 0
+    with failing(lambda call: call == number):
+        for question, answer in zip(questions, expected, strict=True):
+            try:
+                got = conversation.ask(question, **options)
+            except ComputeError:
+                failures += 1
+                got = conversation.ask(question, **options)
+            assert got.content == answer
+    assert failures == 1
+
+
+def test_a_generator_goes_on_after_a_call_that_failed(model: Decoder) -> None:
+    expected = model.generate("abc" * 30, max_new_tokens=5, ignore_eos=True)
+    (sequence,) = model._sequences(["abc" * 30], {"max_new_tokens": 5, "ignore_eos": True})
+    generator = model._generator(1, None)
+    generator.submit(sequence)
+    failures = 0
+    with failing(lambda call: call % 3 == 1):
+        while not sequence.is_done:
+            try:
+                generator.round()
+            except ComputeError:
+                failures += 1
+    assert failures > 1
+    assert sequence.completion().tokens == expected.tokens
