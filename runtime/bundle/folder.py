@@ -19,7 +19,14 @@ from ortolan.runtime.bundle.trust import check_trusted
 from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundError
 from ortolan.runtime.graph.rules import read as read_graph
 
-__all__ = ["open_bundle", "open_head", "open_media", "open_texts", "retry_if_replaced"]
+__all__ = [
+    "open_bundle",
+    "open_head",
+    "open_media",
+    "open_parts",
+    "open_texts",
+    "retry_if_replaced",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -163,6 +170,24 @@ def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False)
             "the images. Export the checkpoint again."
         )
     return texts
+
+
+def open_parts(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> dict[str, Bundle]:
+    """Open the bundles in a bundle, by name; same errors as `open_bundle`.
+
+    Raises:
+        BundleFileError: one is not the one that the bundle was exported with.
+    """
+    openers = {
+        "media": open_media if bundle.manifest.features is not None else None,
+        "head": open_head if bundle.manifest.has_head else None,
+        "texts": open_texts if bundle.manifest.comparison is not None else None,
+    }
+    return {
+        name: opener(bundle, full_check=full_check, trust=trust)
+        for name, opener in openers.items()
+        if opener is not None
+    }
 
 
 def _expected(part: Bundle, what: str, fingerprint: str | None) -> Bundle:

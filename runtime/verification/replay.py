@@ -13,7 +13,7 @@ import msgspec
 
 from ortolan.runtime.arguments import checked_path
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle, open_head, open_media, open_texts
+from ortolan.runtime.bundle.folder import open_bundle, open_parts
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.adapters import Adapters, open_adapters
 from ortolan.runtime.engine.device import choose_device
@@ -102,7 +102,9 @@ def verify(
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
     report = _judged(report, weights, _check_surroundings(bundle, own), identical)
-    same = partial(verify, device=device, threads=threads, isolate=isolate, progress=progress)
+    same = partial(
+        verify, device=device, threads=threads, exact=exact, isolate=isolate, progress=progress
+    )
     report = _with_parts(report, bundle, same, trust=trust)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
@@ -159,14 +161,11 @@ def _with_parts(
     report: Report, bundle: Bundle, verify_part: Callable[..., Report], *, trust: bool
 ) -> Report:
     """The report of a bundle with those of the bundles in it; the worst verdict counts."""
-    parts: dict[str, Report] = {}
     # opening them checks that they are the right ones
-    if bundle.manifest.features is not None:
-        parts["media"] = verify_part(open_media(bundle, trust=trust).path, trust=trust)
-    if bundle.manifest.has_head:
-        parts["head"] = verify_part(open_head(bundle, trust=trust).path, trust=trust)
-    if bundle.manifest.comparison is not None:
-        parts["texts"] = verify_part(open_texts(bundle, trust=trust).path, trust=trust)
+    parts = {
+        name: verify_part(part.path, trust=trust)
+        for name, part in open_parts(bundle, trust=trust).items()
+    }
     verdicts = (part.verdict for part in (report, *parts.values()))
     return msgspec.structs.replace(report, verdict=max(verdicts, key=_VERDICTS.index), **parts)
 

@@ -1,19 +1,24 @@
 """Signatures of bundles, in the format of OpenSSF Model Signing: `model.sig` in the folder.
 
-A signature has the hash of every file of a bundle. Other files in the folder, such as packed
-weights or a model card, are not part of it.
+A signature has the hash of every file of a bundle and of the bundles in it. Other files in their
+folders, such as packed weights or a model card, are not part of it.
 
 Needs `ortolan[sign]`. Source: https://github.com/ossf/model-signing-spec
 """
 
 import base64
 import json
+import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
+from ortolan import files
 from ortolan.distribution import pip_install
 from ortolan.errors import OrtolanError
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_parts
+from ortolan.runtime.bundle.manifest import NAME
 from ortolan.runtime.errors import MissingExtraError
 
 try:
@@ -36,7 +41,7 @@ class SignatureError(OrtolanError):
 
 
 def sign(path: Path, key: Path, *, password: str | None = None) -> Path:
-    """Sign a bundle, in place of an earlier signature.
+    """Sign a bundle with the bundles in it, in place of an earlier signature.
 
     Args:
         path: of the bundle; all its files are hashed.
@@ -48,26 +53,36 @@ def sign(path: Path, key: Path, *, password: str | None = None) -> Path:
 
     Raises:
         BundleError: the bundle is damaged.
+        OSError: the signature cannot be written; an earlier one stays.
         SignatureError: the key cannot be read, or is of another type.
     """
     bundle = open_bundle(path, full_check=True)
     signature = bundle.path / SIGNATURE
-    others = [file for file in bundle.path.iterdir() if file.name not in _names(bundle)]
-    hashed = hashing.Config().set_ignored_paths(paths=[*others, signature], ignore_git_paths=False)
+    if signature.is_symlink():
+        raise SignatureError(f"{signature} is a link. Remove it, and sign again.")
+    bundles = [bundle, *open_parts(bundle, full_check=True).values()]
+    kept = {signed.path for signed in bundles} | _files(bundles)
+    others = {signature, *(file for signed in bundles for file in signed.path.iterdir())} - kept
+    hashed = hashing.Config().set_ignored_paths(paths=others, ignore_git_paths=False)
     # the library declares a text and needs bytes
     secret = None if password is None else password.encode()
-    try:
-        signer = signing.Config().use_elliptic_key_signer(private_key=key, password=secret)
-        signer.set_hashing_config(hashed).sign(bundle.path, signature)
-    except Exception as error:  # the library does not check the type of a key
-        raise SignatureError(
-            f"{key} cannot sign: {_line(error)}. Pass a private key of an elliptic curve in PEM."
-        ) from error
+    with tempfile.TemporaryDirectory() as folder:
+        aside = Path(folder, SIGNATURE)
+        try:
+            signer = signing.Config().use_elliptic_key_signer(private_key=key, password=secret)
+            signer.set_hashing_config(hashed).sign(bundle.path, aside)
+        except Exception as error:  # the library does not check the type of a key
+            raise SignatureError(
+                f"{key} cannot sign: {_line(error)}. Pass a private key of an elliptic curve in "
+                "PEM."
+            ) from error
+        with files.replaced(signature) as file:
+            file.write(aside.read_bytes())
     return signature
 
 
 def check(path: Path, key: Path) -> None:
-    """Check the signature of a bundle.
+    """Check the signature of a bundle, which must cover the bundles in it.
 
     Args:
         path: of the bundle; all its files are hashed.
@@ -90,13 +105,19 @@ def check(path: Path, key: Path) -> None:
             f"{path}: its signature does not verify with {key}: {_line(error)}. Get both again "
             "from the signer."
         ) from error
-    if missing := sorted(_names(bundle) - _signed(signature)):
-        raise SignatureError(f"{path}: {missing[0]} is not signed. Get the bundle again.")
+    files_of_all = _files([bundle, *open_parts(bundle).values()])
+    if missing := sorted(files_of_all - {bundle.path / name for name in _signed(signature)}):
+        name = missing[0].relative_to(bundle.path).as_posix()
+        raise SignatureError(f"{path}: {name} is not signed. Get the bundle again.")
 
 
-def _names(bundle: Bundle) -> set[str]:
-    """Names of all files of a bundle."""
-    return {"manifest.json", *(file.name for file in bundle.manifest.files)}
+def _files(bundles: Iterable[Bundle]) -> set[Path]:
+    """All files of bundles."""
+    return {
+        bundle.path / name
+        for bundle in bundles
+        for name in (NAME, *(file.name for file in bundle.manifest.files))
+    }
 
 
 def _signed(signature: Path) -> set[str]:

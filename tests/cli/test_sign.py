@@ -1,5 +1,6 @@
 """Signed bundles, with the tools of OpenSSF Model Signing."""
 
+import errno
 import json
 import shutil
 from pathlib import Path
@@ -15,9 +16,14 @@ from cryptography.hazmat.primitives.serialization import (
 )
 from model_signing import verifying
 from tests.cli.conftest import error_line, run_here
-from tests.runtime import tiny_decoder
+from tests.runtime import tiny_decoder, tiny_encoder
+from tests.runtime.damaged_bundles import edit_json, put
 
+from ortolan import files
 from ortolan.errors import OrtolanError
+from ortolan.runtime import open_bundle
+from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.signing import SIGNATURE, SignatureError, check, sign
 
 
@@ -131,6 +137,45 @@ def test_keys_of_other_types_and_missing_ones_are_errors(signed: Path, tmp_path:
     for path in (other, tmp_path / "none.pem", signed / "manifest.json"):
         with pytest.raises(SignatureError, match="cannot sign"):
             sign(signed, path)
+
+
+def test_bundles_in_a_bundle_are_signed_too(keys: tuple[Path, Path], tmp_path: Path) -> None:
+    path, part = tmp_path / "bundle", tmp_path / "bundle" / "text"
+    tiny_encoder.write_bundle(path, kind="embedding", image=tiny_encoder.IMAGE)
+    tiny_encoder.write_bundle(part, kind="embedding")
+    (part / "weights.bin").write_bytes(b"1234")  # whose hash is not compared on opening
+    edit_json(part, NAME, put("weights", value=["weights.bin"]))
+    encoder = fingerprint(open_bundle(part).manifest)
+    texts = {"encoder": encoder, "scale": 1.0, "bias": 0.0, "scores": "softmax"}
+    edit_json(path, NAME, put("texts", value=texts))
+    (part / "README.md").write_text("a card")
+    sign(path, keys[0])
+    check(path, keys[1])
+    (part / "weights.bin").write_bytes(b"1235")
+    with pytest.raises(SignatureError, match=r"text/weights\.bin"):
+        check(path, keys[1])
+
+
+def test_a_failure_leaves_the_old_signature(
+    signed: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(files.NewFile, "write", full)
+    with pytest.raises(OSError, match="No space left"):
+        sign(signed, keys[0])
+    check(signed, keys[1])
+
+
+def test_a_signature_that_is_a_link_is_not_written(
+    signed: Path, keys: tuple[Path, Path], tmp_path: Path
+) -> None:
+    (signed / SIGNATURE).unlink()
+    (signed / SIGNATURE).symlink_to(tmp_path / "profile")
+    with pytest.raises(SignatureError, match="is a link"):
+        sign(signed, keys[0])
+    assert not (tmp_path / "profile").exists()
 
 
 def test_commands(bundle: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
