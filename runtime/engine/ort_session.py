@@ -19,6 +19,7 @@ from ortolan.runtime.engine.providers import check_started, ort, use_device
 from ortolan.runtime.engine.threads import is_small_translator, step_threads
 from ortolan.runtime.errors import ComputeError, DeviceError, GraphError
 from ortolan.runtime.graph.element_types import counting_nodes
+from ortolan.runtime.machine.exit_guard import native_call
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.packed import Packed
@@ -56,14 +57,16 @@ class OrtSession(ort.InferenceSession):  # type: ignore[misc]
     def run(self, *args: Any) -> Any:
         """Compute outputs from inputs."""
         try:
-            return super().run(*args)
+            with native_call():
+                return super().run(*args)
         except Exception as error:
             raise _failed(error) from error
 
     def run_with_iobinding(self, *args: Any) -> None:
         """Compute from bound buffers into bound buffers."""
         try:
-            super().run_with_iobinding(*args)
+            with native_call():
+                super().run_with_iobinding(*args)
         except Exception as error:
             raise _failed(error) from error
 

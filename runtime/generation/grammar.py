@@ -38,6 +38,7 @@ from ortolan.runtime.limits import (
     MAX_GRAMMAR_CONJUNCTIONS,
     MAX_GRAMMAR_MULTIPLES,
 )
+from ortolan.runtime.machine.exit_guard import native_call
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -183,6 +184,7 @@ class GrammarMatcher:
         """The next tokens, if the grammar leaves no choice of text; usually none."""
         return tuple(self._forced)
 
+    @native_call()
     def rule_out(
         self, logits_V: NDArray[np.float32], ends: Collection[int], *, may_end: bool = True
     ) -> None:
@@ -203,6 +205,7 @@ class GrammarMatcher:
             self._keys.rule_out(ruled_out)
         np.copyto(logits_V, -np.inf, where=ruled_out)
 
+    @native_call()
     def accept(self, token: int) -> None:
         """Advance by a token.
 
@@ -253,6 +256,7 @@ class GrammarCompiler:
         # a batch, or the requests of a service, often share a grammar
         self._compiled = lru_cache(COMPILED_GRAMMARS)(self._compile)
 
+    @native_call()
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
         """A matcher at the start of a text.
 

@@ -17,6 +17,7 @@ from ortolan.distribution import pip_install
 from ortolan.runtime.bundle.sources import AudioSource, ChunkedSource, WaveSource
 from ortolan.runtime.errors import ContextLengthError, InputError, MissingExtraError, shown
 from ortolan.runtime.inputs.sound_file import BLOCK, Blocks, check_size, mono, open_blocks
+from ortolan.runtime.machine.exit_guard import native_call
 
 __all__ = [
     "Sound",
@@ -308,10 +309,12 @@ class _Resampling:
             ) from error
         self._stream = soxr.ResampleStream(rate, wanted, 1, dtype="float32")
 
+    @native_call()
     def next(self, samples_N: NDArray[np.float32]) -> NDArray[np.float32]:
         resampled_N: NDArray[np.float32] = self._stream.resample_chunk(samples_N)
         return resampled_N
 
+    @native_call()
     def last(self) -> NDArray[np.float32]:
         rest_N: NDArray[np.float32] = self._stream.resample_chunk(
             np.zeros(0, np.float32), last=True
