@@ -128,9 +128,10 @@ def load(
         packed = find_packed(bundle, onnxruntime=onnxruntime_version(), full_check=full_check)
     check_load(bundle, is_packed=packed is not None, adapter_bytes=adapters.size if adapters else 0)
     device = options.get("device", "auto")
-    _try(bundle, device=device, packed=packed, full_check=full_check, isolate=isolate)
+    open_own = partial(open_head, bundle, trust=trust)
+    _try(bundle, open_own, device=device, packed=packed, full_check=full_check, isolate=isolate)
     threads = options.get("threads")
-    head = _head_opener(bundle, device=device, threads=threads)
+    head = _head_opener(bundle, open_own, device=device, threads=threads)
     engine = Engine(
         bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
     )
@@ -173,28 +174,38 @@ def _check_kind(bundle: Bundle, model: type[Model]) -> None:
         )
 
 
-def _head_opener(bundle: Bundle, *, device: str, threads: int | None) -> Callable[[], Engine]:
+def _head_opener(
+    bundle: Bundle, open_own: Callable[[], Bundle], *, device: str, threads: int | None
+) -> Callable[[], Engine]:
     """Opens the head of a bundle once; if the bundle keeps its files, now."""
-    opener = cache(partial(_open_head, bundle, device=device, threads=threads))
-    if bundle.kept is not None and bundle.manifest.has_head:
+    keeps = bundle.kept is not None
+    opener = cache(partial(_open_head, open_own, keeps=keeps, device=device, threads=threads))
+    if keeps and bundle.manifest.has_head:
         opener()
     return opener
 
 
-def _open_head(bundle: Bundle, *, device: str, threads: int | None) -> Engine:
-    head = open_head(bundle)
-    head = head if bundle.kept is None else head.keeping()
+def _open_head(
+    open_own: Callable[[], Bundle], *, keeps: bool, device: str, threads: int | None
+) -> Engine:
+    head = open_own().keeping() if keeps else open_own()
     check_load(head, is_packed=False)
     return Engine(head, device=device, threads=threads)
 
 
 def _try(
-    bundle: Bundle, *, device: str, packed: Packed | None, full_check: bool, isolate: bool
+    bundle: Bundle,
+    open_own: Callable[..., Bundle],
+    *,
+    device: str,
+    packed: Packed | None,
+    full_check: bool,
+    isolate: bool,
 ) -> None:
     """Load a bundle and its head in a subprocess first, if it is to be isolated."""
     parts = [(bundle, packed)]
     if bundle.manifest.has_head and (isolate or full_check):
-        parts.append((open_head(bundle, full_check=full_check), None))
+        parts.append((open_own(full_check=full_check), None))
     for part, own in parts if isolate else ():
         first_load(part, device=device, packed=own)
 

@@ -172,7 +172,9 @@ def open_texts(bundle: Bundle, *, full_check: bool = False, trust: bool = False)
     return texts
 
 
-def open_parts(bundle: Bundle, *, full_check: bool = False, trust: bool = False) -> dict[str, Bundle]:
+def open_parts(
+    bundle: Bundle, *, full_check: bool = False, trust: bool = False
+) -> dict[str, Bundle]:
     """Open the bundles in a bundle, by name; same errors as `open_bundle`.
 
     Raises:

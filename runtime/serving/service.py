@@ -251,7 +251,7 @@ def _is_exact(mode: Mode, engine: Engine) -> bool:
     if mode == "exact" and engine.mixes_rows:
         raise InputError(
             "A mixture of experts cannot be exact: concurrent requests change each other's last "
-            "bits. Use mode='fast'."
+            "bits. Use mode='fast' (`ortolan serve --fast`)."
         )
     return mode == "exact"
 
@@ -280,6 +280,6 @@ def _checked_chunk(chunk: int | None, *, fixed: bool) -> int:
     if fixed and chunk != GRID:
         raise InputError(
             f"chunk must be {GRID} for this model (got {chunk}): other chunks change its results. "
-            "Leave it out, or use mode='fast'."
+            "Leave it out, or use mode='fast' (`ortolan serve --fast`)."
         )
     return chunk

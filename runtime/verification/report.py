@@ -101,7 +101,8 @@ class ExactReport(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     def summary(self) -> str:
         """One line for a person."""
         if self.different:
-            return f"{', '.join(self.different)} differ from a sequence alone: serve mode='fast'"
+            rules = ", ".join(self.different)
+            return f"{rules} differ from a sequence alone: serve with --fast (mode='fast')"
         words = [RULES[rule].format(count=count) for rule, count in self.tried.items()]
         return f"the bundle against itself, bit by bit: {', '.join(words)}"
 

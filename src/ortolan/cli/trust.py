@@ -14,16 +14,21 @@ def command(bundle: Path) -> None:
 
     Ortolan loads only operators that it writes itself. A bundle of your own module may use others;
     it opens where it was exported. Elsewhere, it would run kernels that are not tested with hostile
-    input. Prints those operators. To undo this, delete the file operators.seal in BUNDLE.
+    input. Prints those operators. To undo this, delete the file operators.seal in BUNDLE
+    and in the bundles in it.
     """
     from ortolan.runtime import open_bundle
+    from ortolan.runtime.bundle.folder import open_parts
     from ortolan.runtime.bundle.trust import trust
 
     opened = open_bundle(bundle, trust=True)
-    custom = opened.manifest.foreign_operators
+    bundles = [opened, *open_parts(opened, trust=True).values()]
+    custom = sorted({operator for own in bundles for operator in own.manifest.foreign_operators})
     if not custom:
         click.echo("nothing to trust: the bundle uses no custom operators")
         return
-    trust(opened.path, opened.manifest)
+    for own in bundles:
+        if own.manifest.foreign_operators:
+            trust(own.path, own.manifest)
     for operator in custom:
         click.echo(operator)

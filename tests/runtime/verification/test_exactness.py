@@ -37,7 +37,7 @@ def test_rows_that_depend_on_the_batch_are_detected(
     report = exactness(tmp_path, "int4")
     assert report is not None
     assert report.different == ("rows",)
-    assert report.summary == "rows differ from a sequence alone: serve mode='fast'"
+    assert report.summary == "rows differ from a sequence alone: serve with --fast (mode='fast')"
 
 
 def test_chunks_that_matter_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,6 +52,19 @@ def test_a_model_that_mixes_rows_is_not_compared(
 ) -> None:
     monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
     assert exactness(tmp_path, "fp32") is None
+
+
+def test_parts_are_compared_alone_and_among_others_only_if_the_whole_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole, part = (packed_bundles.write(tmp_path / name, "fp32") for name in ("whole", "part"))
+    parts = {whole.path: {"head": part}}
+    replay = import_module("ortolan.runtime.verification.replay")
+    monkeypatch.setattr(replay, "open_parts", lambda bundle, trust: parts.get(bundle.path, {}))
+    for exact in (True, False):
+        report = verify(whole.path, exact=exact, isolate=False)
+        assert report.head is not None
+        assert (report.exact is not None, report.head.exact is not None) == (exact, exact)
 
 
 def test_a_difference_is_reported_and_fails_nothing(
