@@ -7,6 +7,7 @@ of stored benchmarks. Sphinx turns them into HTML. The site replaces an earlier 
 unless a warning fails the build. Needs the extra `docs`.
 """
 
+import argparse
 import shutil
 import sys
 import tempfile
@@ -93,10 +94,9 @@ def write_section(out: Path, folder: str, pages: Sequence[str]) -> None:
 
 def main() -> int:
     """Build into the folder given on the command line, by default build/docs."""
-    if len(sys.argv) > 2:
-        print("usage: build_docs.py [OUT]", file=sys.stderr)
-        return 2
-    out = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "build" / "docs"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "build" / "docs")
+    out: Path = parser.parse_args().out
     if out.exists() and any(out.iterdir()) and not (out / INVENTORY).exists():
         message = f"build_docs.py: {out} is not empty and holds no site. Choose another folder."
         print(message, file=sys.stderr)

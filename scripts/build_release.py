@@ -8,6 +8,7 @@ hashes as `sha256sum` does. Exit status 1 if a build fails, or if the two differ
 Needs git, and the packages build and setuptools.
 """
 
+import argparse
 import gzip
 import hashlib
 import io
@@ -77,10 +78,9 @@ def digest(file: Path) -> str:
 
 def main() -> int:
     """Build into the folder given on the command line, by default dist."""
-    if len(sys.argv) > 2:
-        print("usage: build_release.py [OUT]", file=sys.stderr)
-        return 2
-    out = Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "dist"
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist")
+    out: Path = parser.parse_args().out
     with tempfile.TemporaryDirectory() as first, tempfile.TemporaryDirectory() as second:
         try:
             built, again = build(Path(first)), build(Path(second))

@@ -6,6 +6,7 @@ Version, dependencies and extras are those of pyproject.toml, with onnxruntime a
 Needs the packages build and setuptools.
 """
 
+import argparse
 import json
 import re
 import shutil
@@ -112,11 +113,10 @@ def _toml(value: str | list[str]) -> str:
 
 def main() -> int:
     """Build the wheel in the folder given on the command line, by default dist."""
-    if len(sys.argv) > 2:
-        print("usage: build_runtime_wheel.py [OUT]", file=sys.stderr)
-        return 2
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", default=ROOT / "dist")
     try:
-        print(build_wheel(Path(sys.argv[1]) if len(sys.argv) == 2 else ROOT / "dist"))
+        print(build_wheel(parser.parse_args().out))
     except BuildError as error:
         print(f"build_runtime_wheel.py: the build failed:\n{error}", file=sys.stderr)
         return 1

@@ -6,7 +6,7 @@ The first picture shows the memory slots of the Neural Turing Machine against to
 past states of the network with attention. Needs the extras `plot` and `train`.
 """
 
-import sys
+import argparse
 from pathlib import Path
 
 import torch
@@ -72,7 +72,11 @@ def answered(
 
 
 if __name__ == "__main__":
-    for place in sys.argv[1:3]:
-        Path(place).parent.mkdir(parents=True, exist_ok=True)
-    draw([panel for prompt in PROMPTS for panel in addressing_panels(prompt)], Path(sys.argv[1]))
-    draw([attention_panel(prompt) for prompt in ATTENDED], Path(sys.argv[2]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("addressing", type=Path)
+    parser.add_argument("attention", type=Path)
+    args = parser.parse_args()
+    for place in (args.addressing, args.attention):
+        place.parent.mkdir(parents=True, exist_ok=True)
+    draw([panel for prompt in PROMPTS for panel in addressing_panels(prompt)], args.addressing)
+    draw([attention_panel(prompt) for prompt in ATTENDED], args.attention)

@@ -1,8 +1,8 @@
 """Train the checkpoint of this folder, in `models`: python -m shapes.train [OUT]."""
 
+import argparse
 import json
 import math
-import sys
 import time
 from itertools import islice
 from pathlib import Path
@@ -176,4 +176,6 @@ def write(out: Path, model: Any, tokenizer: Tokenizer) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE)
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("out", type=Path, nargs="?", default=HERE)
+    main(parser.parse_args().out)

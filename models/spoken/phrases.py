@@ -5,9 +5,9 @@
 Training knows neither the voices of `UNSEEN_VOICES` nor the phrases that `is_held_out` chooses.
 """
 
+import argparse
 import io
 import subprocess
-import sys
 import zlib
 from collections.abc import Iterator, Sequence
 from itertools import islice, product
@@ -137,4 +137,6 @@ def main(path: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("file")
+    main(parser.parse_args().file)

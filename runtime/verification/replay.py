@@ -102,10 +102,8 @@ def verify(
     report = replay(engine, certificate, progress=progress)
     identical = check_exact(engine, certificate) if exact else None
     report = _judged(report, weights, _check_surroundings(bundle, own), identical)
-    same = partial(
-        verify, device=device, threads=threads, exact=exact, isolate=isolate, progress=progress
-    )
-    report = _with_parts(report, bundle, same, trust=trust)
+    same = partial(verify, device=device, threads=threads, exact=exact, progress=progress)
+    report = _with_parts(report, bundle, same, isolate=isolate, trust=trust)
     report = msgspec.structs.replace(report, seconds=time.monotonic() - started)
     if isolate and adapter is None and report.verdict == "PASS":
         remember(bundle, before, onnxruntime=report.onnxruntime)
@@ -158,12 +156,17 @@ def _judged(
 
 
 def _with_parts(
-    report: Report, bundle: Bundle, verify_part: Callable[..., Report], *, trust: bool
+    report: Report,
+    bundle: Bundle,
+    verify_part: Callable[..., Report],
+    *,
+    isolate: bool,
+    trust: bool,
 ) -> Report:
     """The report of a bundle with those of the bundles in it; the worst verdict counts."""
     # opening them checks that they are the right ones
     parts = {
-        name: verify_part(part.path, trust=trust)
+        name: verify_part(part.path, isolate=isolate, trust=trust)
         for name, part in open_parts(bundle, trust=trust).items()
     }
     verdicts = (part.verdict for part in (report, *parts.values()))

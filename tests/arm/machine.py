@@ -6,6 +6,7 @@ Downloads Debian's Python and the wheels of the runtime (60 MB), and unpacks the
 nothing outside that folder: apt gets its own state there, and the packages are not installed.
 """
 
+import argparse
 import os
 import shutil
 import subprocess
@@ -138,7 +139,10 @@ def add_view(machine: Path, cpu: str, view: Path, *, available: int | None = Non
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
     try:
-        make(Path(sys.argv[1]).resolve())
+        make(args.folder.resolve())
     except SetupError as error:
         sys.exit(f"tests.arm.machine: {error}")

@@ -3,8 +3,8 @@
 python -m tests.hostile.exports FOLDER
 """
 
+import argparse
 import logging
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -161,4 +161,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

@@ -5,8 +5,8 @@ Each once passed every check, and must now be refused before onnxruntime sees it
     python -m tests.hostile.known_crashes FOLDER     # uses each in a child, prints JSON
 """
 
+import argparse
 import json
-import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import asdict
@@ -177,4 +177,6 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    main(parser.parse_args().folder)

@@ -5,6 +5,7 @@
 Downloads Debian's libonnxruntime-dev (90 KB) and unpacks it. Changes nothing outside that folder.
 """
 
+import argparse
 import os
 import shutil
 import sys
@@ -52,7 +53,10 @@ def make(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    args = parser.parse_args()
     try:
-        make(Path(sys.argv[1]).resolve())
+        make(args.folder.resolve())
     except SetupError as error:
         sys.exit(f"tests.hosts.header: {error}")

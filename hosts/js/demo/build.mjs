@@ -5,7 +5,10 @@ import { join } from "node:path";
 import { fileURLToPath } from "node:url";
 
 const [out, bundle] = process.argv.slice(2);
-if (!out) throw new Error("Expected a folder: build.mjs OUT [BUNDLE]");
+if (!out || out.startsWith("-")) {
+  console.log("usage: build.mjs OUT [BUNDLE]");
+  process.exit(out === "--help" ? 0 : 2);
+}
 const at = (path) => fileURLToPath(new URL(path, import.meta.url));
 
 /** Names of packages, which a browser cannot resolve, and their files. */
