@@ -28,11 +28,9 @@ def test_help_is_printed_and_nothing_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["program", "--help"])
     monkeypatch.syspath_prepend(SCRIPTS)
+    run = runpy.run_path if isinstance(program, Path) else runpy.run_module
     with pytest.raises(SystemExit) as ended:
-        if isinstance(program, Path):
-            runpy.run_path(str(program), run_name="__main__")
-        else:
-            runpy.run_module(program, run_name="__main__")
+        run(str(program), run_name="__main__")
     assert ended.value.code == 0
     assert "usage:" in capsys.readouterr().out
     assert not list(tmp_path.iterdir())
