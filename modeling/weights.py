@@ -171,6 +171,15 @@ class Coded(Protocol):
         ...
 
 
+@runtime_checkable
+class Turned(Protocol):
+    """Tensors of which some were quantized with their outputs first, whatever the format says."""
+
+    def has_outputs_first(self, name: str) -> bool:
+        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
+        ...
+
+
 class Piece(NamedTuple):
     """Rows of one of our weights that a published tensor fills.
 

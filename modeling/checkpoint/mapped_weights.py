@@ -17,6 +17,7 @@ from ortolan.modeling.weights import (
     Shapes,
     Table,
     TensorSource,
+    Turned,
     Weights,
     join_codes,
     joint_format,
@@ -139,7 +140,7 @@ def map_weights(
         pieces: Sequence[Readable] = (
             expert_pieces(table, ours, shape)
             or padded_pieces(table, ours, rows)
-            or published_pieces(table, ours, rows)
+            or [_as_stored(piece, names, source) for piece in published_pieces(table, ours, rows)]
         )
         for piece in pieces:
             stored = piece.stored_shapes(shape)
@@ -165,6 +166,14 @@ def map_weights(
     for name, original in copies.items():
         _check_tied(source, name, weights, original)
     return weights
+
+
+def _as_stored(piece: Piece, names: Mapping[str, str], source: TensorSource) -> Piece:
+    """The piece, not transposed if its tensor was quantized with outputs first."""
+    if not isinstance(source, Turned):
+        return piece
+    is_turned = source.has_outputs_first(names.get(piece.name, piece.name))
+    return piece._replace(target=piece.target._replace(transposed=False)) if is_turned else piece
 
 
 def differing(problems: Iterable[str]) -> WeightError:

@@ -8,6 +8,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.packed.layout import (
+    FLOATS,
+    UNREAD,
+    Part,
+    Shape,
+    blocks,
+    unsupported,
+)
 from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
 
 FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
@@ -15,6 +23,12 @@ FP4 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.
 
 SCALE_BIAS = 127
 """Bias of an 8-bit scale, which is an exponent of 2."""
+
+SCALES = (*FLOATS, torch.uint8, torch.float8_e8m0fnu)
+"""Types of the scales of 8-bit numbers."""
+
+EIGHT_BITS = (torch.float8_e4m3fn, torch.float8_e5m2)
+"""8-bit floats."""
 
 
 def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
@@ -35,7 +49,15 @@ def dequantize_mxfp4(blocks: Tensor, scales: Tensor) -> Tensor:
     return (table[pairs.long()] * factors.unsqueeze(-1)).flatten(-2)
 
 
-class Uncoded:
+class Unchecked:
+    """A packing whose parts have nothing to check but their shapes and types."""
+
+    def check(self, source: TensorSource) -> None:
+        """Accept all values."""
+        del source
+
+
+class Uncoded(Unchecked):
     """A packing whose numbers no kernel supports."""
 
     def code_format(self, source: TensorSource) -> CodeFormat | None:
@@ -54,39 +76,77 @@ class Scaled(Uncoded):
 
     Attributes:
         name: name of the stored numbers.
-        scale: name of the scales: `(N / block, K / block)`, rounded up; `(N, 1)`, or a scalar.
+        scale: name of the scales: `(N / block, K / block)`, rounded up; `(N,)`, or a scalar.
         shape: `(N, K)`.
         block: rows and columns that share a scale.
-        unused: further stored tensors of the weight, which are not read.
+        dtypes: types that the numbers may have.
+        unit: factor of all scales.
+        zero: name of the zeros, stored like the scales, if there are any.
+        symmetric: whether the config says that all zeros are 0.
+        unread: further stored tensors of the weight.
     """
 
     name: str
     scale: str
     shape: tuple[int, int]
     block: tuple[int, int]
-    unused: tuple[str, ...] = ()
+    dtypes: tuple[torch.dtype, ...]
+    unit: float = 1.0
+    zero: str | None = None
+    symmetric: bool = False
+    unread: tuple[str, ...] = ()
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
-        return (self.name, self.scale, *self.unused)
+    def parts(self) -> dict[str, Part]:
+        """Its stored tensors."""
+        high, wide = (blocks(*pair) for pair in zip(self.shape, self.block, strict=True))
+        by_block: list[Shape] = [(high, wide)]
+        if wide == 1:
+            by_block.append((high,))
+        if (high, wide) == (1, 1):
+            by_block.append(())
+        zero = {} if self.zero is None else {self.zero: Part(by_block, self.dtypes)}
+        return {
+            self.name: Part([self.shape], self.dtypes),
+            self.scale: Part(by_block, SCALES),
+            **zero,
+            **dict.fromkeys(self.unread, UNREAD),
+        }
+
+    def check(self, source: TensorSource) -> None:
+        """Check all zeros against the config.
+
+        Raises:
+            CheckpointError: they contradict it.
+        """
+        if self.zero is None or not self.symmetric:
+            return
+        zeros = source.read(self.zero, 0, blocks(self.shape[0], self.block[0]))
+        if bool(zeros.float().any()):
+            raise unsupported(self.zero, "0, as in every symmetric checkpoint", "others")
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
         values = source.read(self.name, start, stop).float()
+        if self.zero is not None:
+            values = values - self._by_value(source, self.zero, start, stop)
+        return values * (self._by_value(source, self.scale, start, stop) * self.unit)
+
+    def _by_value(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
+        """Scales or zeros of rows `[start:stop]`, one per value."""
         high, wide = self.block
-        first, last = start // high, -(-stop // high)
-        stored = source.read(self.scale, first, last)
+        first, last = start // high, blocks(stop, high)
+        stored = source.read(name, first, last)
         is_exponent = stored.dtype == torch.uint8
-        scales = torch.exp2(stored.float() - SCALE_BIAS) if is_exponent else stored.float()
-        if scales.dim() < 2:
-            scales = scales.view(-1, 1)
-        by_row = scales.repeat_interleave(high, 0)[start - first * high :][: stop - start]
-        return values * by_row.repeat_interleave(wide, 1)[:, : self.shape[1]]
+        numbers = torch.exp2(stored.float() - SCALE_BIAS) if is_exponent else stored.float()
+        if numbers.dim() < 2:
+            numbers = numbers.view(-1, 1)
+        by_row = numbers.repeat_interleave(high, 0)[start - first * high :][: stop - start]
+        return by_row.repeat_interleave(wide, 1)[:, : self.shape[1]]
 
 
 @dataclass(frozen=True)
-class Mxfp4:
+class Mxfp4(Unchecked):
     """Expert matrices as MXFP4, each stored `(N, K)` and published `(K, N)`.
 
     Doubled, the 4-bit values are integers of at most 12, which 8-bit codes represent exactly.
@@ -100,9 +160,14 @@ class Mxfp4:
     shape: tuple[int, int, int]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
-        return f"{self.stem}_blocks", f"{self.stem}_scales"
+    def parts(self) -> dict[str, Part]:
+        """Its stored tensors."""
+        experts, inputs, outputs = self.shape
+        scales = (experts, outputs, inputs // 32)
+        return {
+            f"{self.stem}_blocks": Part([(*scales, 16)], (torch.uint8,)),
+            f"{self.stem}_scales": Part([scales], (torch.uint8,)),
+        }
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Experts `[start:stop]`, float32."""
@@ -132,10 +197,11 @@ class Blockwise(Uncoded):
     """A matrix of bitsandbytes: 4-bit codes, and the absolute maximum of each block.
 
     Attributes:
-        name: name of the codes, uint8 `(N * K / 2, 1)`, and prefix of the other names.
+        name: name of the codes, `(N * K / 2, 1)` bytes, and prefix of the other names.
         shape: `(N, K)`.
         size: values per block, in row-major order.
         state: name of the tensor that describes the format.
+        storage: type that the bytes of the codes are stored as.
         nested_size: number of maximums quantized together; None if they are floats.
         nested_offset: offset of quantized maximums.
     """
@@ -144,34 +210,45 @@ class Blockwise(Uncoded):
     shape: tuple[int, int]
     size: int
     state: str
+    storage: torch.dtype
     nested_size: int | None
     nested_offset: float
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
-        nested = ("nested_absmax", "nested_quant_map") if self.nested_size else ()
-        return (
-            self.name,
-            self.state,
-            *(f"{self.name}.{part}" for part in ("absmax", "quant_map", *nested)),
-        )
+    def parts(self) -> dict[str, Part]:
+        """Its stored tensors."""
+        count = self.shape[0] * self.shape[1]
+        size = (blocks(blocks(count, 2), self.storage.itemsize), 1)
+        maximums = blocks(count, self.size)
+        parts = {
+            self.name: Part([size], (self.storage,)),
+            self.state: UNREAD,
+            f"{self.name}.quant_map": Part([(16,)], FLOATS),
+        }
+        if self.nested_size is None:
+            return parts | {f"{self.name}.absmax": Part([(maximums,)], FLOATS)}
+        return parts | {
+            f"{self.name}.absmax": Part([(maximums,)], (torch.uint8,)),
+            f"{self.name}.nested_absmax": Part([(blocks(maximums, self.nested_size),)], FLOATS),
+            f"{self.name}.nested_quant_map": Part([(256,)], FLOATS),
+        }
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
         columns = self.shape[1]
         first, last = start * columns, stop * columns
-        block, end = first // self.size, -(-last // self.size)
-        # Two codes per byte, high nibble first.
-        half = self.shape[0] * columns // 2
-        stored = source.read(self.name, block * self.size // 2, min(end * self.size // 2, half))
-        pairs = stored.flatten()
+        block, end = first // self.size, blocks(last, self.size)
+        # Two codes per byte, high nibble first. A block is a whole number of stored values.
+        per_value = 2 * self.storage.itemsize
+        count = blocks(self.shape[0] * columns, per_value)
+        begin, until = block * self.size // per_value, min(end * self.size // per_value, count)
+        pairs = source.read(self.name, begin, until).flatten().view(torch.uint8)
         codes = torch.stack([pairs >> 4, pairs & 15], dim=-1).flatten().long()
         table = source.read(f"{self.name}.quant_map", 0, 16).float()
         factors = self._largest(source, block, end).repeat_interleave(self.size)
-        values = table[codes] * factors[: len(codes)]
         skipped = first - block * self.size
-        return values[skipped : skipped + last - first].view(stop - start, columns)
+        wanted = slice(skipped, skipped + last - first)
+        return (table[codes[wanted]] * factors[wanted]).view(stop - start, columns)
 
     def _largest(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Absolute maximums of blocks `[start:stop]`."""
@@ -179,7 +256,7 @@ class Blockwise(Uncoded):
         if self.nested_size is None:
             return stored.float()
         table = source.read(f"{self.name}.nested_quant_map", 0, 256).float()
-        first, last = start // self.nested_size, -(-stop // self.nested_size)
+        first, last = start // self.nested_size, blocks(stop, self.nested_size)
         outer = source.read(f"{self.name}.nested_absmax", first, last).float()
         factors = outer.repeat_interleave(self.nested_size)[start - first * self.nested_size :]
         return table[stored.long()] * factors[: stop - start] + self.nested_offset

@@ -7,13 +7,25 @@ Shape letters: N outputs, K inputs, G groups of inputs.
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
+from ortolan.modeling.checkpoint.packed.layout import (
+    FLOATS,
+    UNREAD,
+    Part,
+    Shape,
+    blocks,
+    unsupported,
+)
 from ortolan.modeling.weights import CODE_BITS, CODE_GROUPS, CodedRows, CodeFormat, TensorSource
 
 WORD_BITS = 32
+
+INDEXES = (torch.int32, torch.int64)
+"""Types of the group of each input."""
 
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """Column of each code of a word."""
@@ -31,7 +43,7 @@ def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor, groups: Tensor) -> 
     return (codes.float() - zeros.float()[:, groups]) * scales.float()[:, groups]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Grouped(ABC):
     """A weight of integer codes.
 
@@ -39,23 +51,62 @@ class Grouped(ABC):
         stem: prefix of the names.
         shape: `(N, K)`.
         bits: bits per code.
-        groups: number of groups.
+        size: inputs that share a scale.
         index: name of a stored tensor that assigns inputs to groups, if there is one.
+        symmetric: whether the config says that all zeros are the middle code; None if it does not
+            say.
+        ordered: whether the config says that groups consist of scattered inputs; None if it does
+            not say.
     """
 
     stem: str
     shape: tuple[int, int]
     bits: int
-    groups: int
+    size: int
     index: str | None
+    symmetric: bool | None
+    ordered: bool | None
+
+    @property
+    def groups(self) -> int:
+        """Number of groups; the last may be shorter."""
+        return blocks(self.shape[1], self.size)
+
+    @property
+    def middle(self) -> int:
+        """The middle code."""
+        return 1 << (self.bits - 1)
 
     @abstractmethod
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         """Codes `(n, K)`, scales and zeros `(n, G)` of rows `[start:stop]`."""
 
     @abstractmethod
-    def _is_symmetric(self, source: TensorSource) -> bool | None:
-        """Whether all zeros are the middle code; None if a zero is not a code."""
+    def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        """Zeros of rows `[start:stop]`, int16 `(n, G)`, since they may not be codes."""
+
+    def check(self, source: TensorSource) -> None:
+        """Check all zeros and the order of the inputs against the config.
+
+        Raises:
+            CheckpointError: they contradict it.
+        """
+        if self.symmetric and not bool((self._all_zeros(source) == self.middle).all()):
+            raise unsupported(
+                f"{self.stem}: zero points",
+                f"the middle code {self.middle}, as in every symmetric checkpoint",
+                "others",
+            )
+        groups = self._groups(source)
+        if int(groups.min()) < 0 or int(groups.max()) >= self.groups:
+            raise unsupported(f"{self.index}", f"from 0 to {self.groups - 1}", "others")
+        is_ordered = not torch.equal(groups, self._adjacent())
+        if is_ordered and self.ordered is False:
+            raise unsupported(
+                f"{self.index}",
+                "in order, since the config declares no activation order",
+                "another order",
+            )
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
         """Rows `[start:stop]`, float32."""
@@ -64,28 +115,38 @@ class Grouped(ABC):
 
     def code_format(self, source: TensorSource) -> CodeFormat | None:
         """Format of its codes; None unless groups consist of adjacent inputs."""
-        size = -(-self.shape[1] // self.groups)
-        if self.bits not in CODE_BITS or size not in CODE_GROUPS:
+        if self.bits not in CODE_BITS or self.size not in CODE_GROUPS or self.shape[1] % self.size:
             return None
-        if not torch.equal(self._groups(source), torch.arange(self.shape[1]) // size):
+        if not torch.equal(self._groups(source), self._adjacent()):
             return None
-        symmetric = self._is_symmetric(source)
-        return None if symmetric is None else CodeFormat(self.bits, size, symmetric)
+        zeros = self._all_zeros(source)
+        if int(zeros.min()) < 0 or int(zeros.max()) >= 1 << self.bits:
+            return None
+        return CodeFormat(self.bits, self.size, bool((zeros == self.middle).all()))
 
     def codes(self, source: TensorSource, start: int, stop: int) -> CodedRows:
         """Codes of rows `[start:stop]`."""
         codes, scales, zeros = self._read(source, start, stop)
         return CodedRows(codes, scales.float(), zeros.to(torch.uint8), torch.zeros(scales.shape))
 
+    def _all_zeros(self, source: TensorSource) -> Tensor:
+        return self._zeros(source, 0, self.shape[0])
+
+    def _adjacent(self) -> Tensor:
+        """Group of each input if groups consist of adjacent inputs."""
+        return torch.arange(self.shape[1]) // self.size
+
     def _groups(self, source: TensorSource) -> Tensor:
         """Group of each input, int64 `(K,)`."""
-        inputs = self.shape[1]
         if self.index is not None:
-            return source.read(self.index, 0, inputs).long()
-        return torch.arange(inputs) // -(-inputs // self.groups)
+            groups = source.read(self.index, 0, self.shape[1]).long()
+            # compressed-tensors stores -1 where no order was computed.
+            if not bool((groups == -1).all()):
+                return groups
+        return self._adjacent()
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Columns(Grouped):
     """A weight of GPTQ or AWQ, stored with inputs first.
 
@@ -98,34 +159,36 @@ class Columns(Grouped):
     less_one: bool
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
-        names = tuple(f"{self.stem}{name}" for name in ("qweight", "qzeros", "scales"))
-        return names if self.index is None else (*names, self.index)
+    def parts(self) -> dict[str, Part]:
+        """Its stored tensors."""
+        outputs, inputs = self.shape
+        words = (torch.int32,)
+        by_input = (inputs * self.bits // WORD_BITS, outputs)
+        by_output = (inputs, outputs * self.bits // WORD_BITS)
+        parts = {
+            "qweight": Part([by_input if self.columns is None else by_output], words),
+            "qzeros": Part([(self.groups, outputs * self.bits // WORD_BITS)], words),
+            "scales": Part([(self.groups, outputs)], FLOATS),
+        }
+        index = {} if self.index is None else {self.index: Part([(inputs,)], INDEXES)}
+        return {f"{self.stem}{name}": part for name, part in parts.items()} | index
 
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         scales = source.read(f"{self.stem}scales", start, stop, axis=1).T
         zeros = self._zeros(source, start, stop)
         if self.columns is None:
             words = source.read(f"{self.stem}qweight", start, stop, axis=1).T
-            return unpack(words.contiguous(), self.bits)[:, : self.shape[1]], scales, zeros
+            return unpack(words.contiguous(), self.bits), scales, zeros
         return self._outputs(source, "qweight", start, stop).T, scales, zeros
 
-    def _is_symmetric(self, source: TensorSource) -> bool | None:
-        zeros = self._zeros(source, 0, self.shape[0])
-        if int(zeros.max()) >= 1 << self.bits:
-            return None
-        return bool((zeros == 1 << (self.bits - 1)).all())
-
     def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
-        """Zeros, int16 `(n, G)`, since they may exceed the largest code by one."""
         stored = self._outputs(source, "qzeros", start, stop)
         return stored.T.to(torch.int16) + int(self.less_one)
 
     def _outputs(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
         """Codes of outputs `[start:stop]` if outputs share words, `(inputs or groups, n)`."""
         share = WORD_BITS // self.bits
-        first, last = start // share, -(-stop // share)
+        first, last = start // share, blocks(stop, share)
         words = source.read(f"{self.stem}{name}", first, last, axis=1)
         codes = unpack(words.contiguous(), self.bits)
         if self.columns is not None:
@@ -134,40 +197,63 @@ class Columns(Grouped):
         return codes[:, start - first * share : stop - first * share]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Rows(Grouped):
     """A weight of compressed-tensors, stored with outputs first; codes of inputs share a word.
 
     Attributes:
-        symmetric: zeros are not stored.
-        unused: further stored tensors of the weight, which are not read.
+        whole: one scale, and one zero, for the whole weight.
+        zeros: how zeros are stored: the codes of several outputs in a word, as signed numbers, or
+            not at all.
+        unread: further stored tensors of the weight.
     """
 
-    symmetric: bool
-    unused: tuple[str, ...]
+    whole: bool
+    zeros: Literal["packed", "signed"] | None
+    unread: tuple[str, ...]
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
-        names = ["_packed", "_scale"]
-        names += [] if self.symmetric else ["_zero_point"]
-        index = () if self.index is None else (self.index,)
-        return (*(f"{self.stem}{name}" for name in names), *index, *self.unused)
+    def parts(self) -> dict[str, Part]:
+        """Its stored tensors."""
+        outputs, inputs = self.shape
+        words = (torch.int32,)
+        packed = blocks(inputs * self.bits, WORD_BITS)
+        by_row: list[Shape] = [(outputs, self.groups)]
+        if self.groups == 1:
+            by_row = [(), (1,), (1, 1)] if self.whole else [*by_row, (outputs,)]
+        parts = {
+            "_packed": Part([(outputs, packed)], words),
+            "_scale": Part(by_row, FLOATS),
+        }
+        if self.zeros == "packed":
+            shape = (blocks(outputs * self.bits, WORD_BITS), self.groups)
+            parts["_zero_point"] = Part([shape], words)
+        elif self.zeros == "signed" or not self.symmetric:
+            parts["_zero_point"] = Part(by_row, (torch.int8,))
+        index = {} if self.index is None else {self.index: Part([(inputs,)], INDEXES)}
+        stored = {f"{self.stem}{name}": part for name, part in parts.items()}
+        return stored | index | dict.fromkeys(self.unread, UNREAD)
 
     def _read(self, source: TensorSource, start: int, stop: int) -> tuple[Tensor, Tensor, Tensor]:
         words = source.read(f"{self.stem}_packed", start, stop)
         codes = unpack(words, self.bits)[:, : self.shape[1]]
-        scales = source.read(f"{self.stem}_scale", start, stop)
-        if self.symmetric:
-            middle = torch.full(scales.shape, 1 << (self.bits - 1), dtype=torch.uint8)
-            return codes, scales, middle
-        # Zeros of several outputs share a word.
-        share = WORD_BITS // self.bits
-        first, last = start // share, -(-stop // share)
-        words = source.read(f"{self.stem}_zero_point", first, last)
-        zeros = unpack(words.T.contiguous(), self.bits).T
-        return codes, scales, zeros[start - first * share : stop - first * share].contiguous()
+        scales = self._by_row(source, "_scale", start, stop)
+        return codes, scales, self._zeros(source, start, stop)
 
-    def _is_symmetric(self, source: TensorSource) -> bool | None:
-        del source
-        return self.symmetric
+    def _zeros(self, source: TensorSource, start: int, stop: int) -> Tensor:
+        if self.zeros is None:
+            return torch.full((stop - start, self.groups), self.middle, dtype=torch.int16)
+        if self.zeros == "signed":
+            stored = self._by_row(source, "_zero_point", start, stop)
+            return stored.to(torch.int16) + self.middle
+        share = WORD_BITS // self.bits
+        first, last = start // share, blocks(stop, share)
+        words = source.read(f"{self.stem}_zero_point", first, last)
+        zeros = unpack(words.T.contiguous(), self.bits).T.to(torch.int16)
+        return zeros[start - first * share : stop - first * share].contiguous()
+
+    def _by_row(self, source: TensorSource, name: str, start: int, stop: int) -> Tensor:
+        """A stored tensor with a number per row and group, or one for all, `(n, G)`."""
+        if self.whole:
+            return source.read(f"{self.stem}{name}", 0, 1).reshape(1, 1).repeat(stop - start, 1)
+        return source.read(f"{self.stem}{name}", start, stop).reshape(stop - start, self.groups)

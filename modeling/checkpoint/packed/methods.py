@@ -5,18 +5,28 @@ Sources: the formats written by AutoGPTQ, AutoAWQ, compressed-tensors, bitsandby
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.packed.floats import Blockwise, Mxfp4, Scaled
-from ortolan.modeling.checkpoint.packed.integers import AWQ_ORDER, WORD_BITS, Columns, Rows
+from ortolan.modeling.checkpoint.packed.compressed import compressed
+from ortolan.modeling.checkpoint.packed.floats import EIGHT_BITS, Blockwise, Mxfp4, Scaled
+from ortolan.modeling.checkpoint.packed.integers import AWQ_ORDER, WORD_BITS, Columns
+from ortolan.modeling.checkpoint.packed.layout import (
+    Part,
+    Values,
+    block_size,
+    blocks,
+    one_of,
+    optional_bool,
+    unread_of,
+    unsupported,
+)
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import CodedRows, CodeFormat, Shapes, TensorSource
-
-Values = Mapping[str, object]
+from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
 
 
 class Packing(Protocol):
@@ -28,8 +38,12 @@ class Packing(Protocol):
         ...
 
     @property
-    def parts(self) -> tuple[str, ...]:
-        """Names of its stored tensors."""
+    def parts(self) -> Mapping[str, Part]:
+        """Its stored tensors by name, with the shapes and types that the config implies."""
+        ...
+
+    def check(self, source: TensorSource) -> None:
+        """Check what their shapes and types do not tell; raise CheckpointError."""
         ...
 
     def rows(self, source: TensorSource, start: int, stop: int) -> Tensor:
@@ -47,10 +61,17 @@ class Packing(Protocol):
 
 Found = Iterator[tuple[str, Packing]]
 
-WEIGHT = ".weight"
+OUTPUTS_FIRST = ("gptq", "awq", "bitsandbytes")
+"""Methods that quantize a layer with its outputs first, even if it is published transposed."""
 
-IDLE = ("input_scale", "activation_scale", "input_zero_point", "output_scale")
-"""Tensors that describe the quantization of inputs, which stay floats here."""
+AWQ = ("gemm",)
+"""Orders of AWQ's codes."""
+
+DEFAULT_BLOCK = (128, 128)
+"""Rows and columns that share a scale if an FP8 config does not say."""
+
+ROW_MAJOR = 0
+"""Format of 8-bit weights of bitsandbytes that are stored row by row."""
 
 
 def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
@@ -66,10 +87,12 @@ def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
     method = values.get("quant_method")
     read = METHODS.get(method) if isinstance(method, str) else None
     if read is None:
-        raise _unknown("quant_method", ", ".join(METHODS), method)
+        raise unsupported("quant_method", ", ".join(METHODS), method)
     try:
         return dict(read(values, source))
-    except (KeyError, ValueError, TypeError, IndexError) as error:
+    except re.error as error:
+        raise unsupported("patterns", "regular expressions", error.pattern) from error
+    except (KeyError, ValueError, TypeError, IndexError, ZeroDivisionError) as error:
         raise CheckpointError(
             f"quantization_config: tensors of the method {method} are missing or malformed: "
             f"{str(error).strip()!r:.120}. The download is incomplete."
@@ -77,94 +100,99 @@ def packings(values: Values, source: TensorSource) -> dict[str, Packing]:
 
 
 def _gptq(values: Values, source: TensorSource) -> Found:
-    bits = _one_of("bits", values.get("bits"), (2, 4, 8))
-    version = str(values.get("checkpoint_format") or "gptq")
-    less_one = {"gptq": True, "gptq_v2": False}
-    if version not in less_one:
-        raise _unknown("checkpoint_format", "gptq or gptq_v2", version)
-    for name, shape in source.shapes().items():
-        if name.endswith(".qweight"):
-            stem = name.removesuffix("qweight")
-            groups, outputs = source.shapes()[f"{stem}scales"]
-            yield (
-                f"{stem}weight",
-                Columns(
-                    stem=stem,
-                    shape=(outputs, shape[0] * WORD_BITS // bits),
-                    bits=bits,
-                    groups=groups,
-                    index=f"{stem}g_idx" if f"{stem}g_idx" in source.shapes() else None,
-                    columns=None,
-                    less_one=less_one[version],
-                ),
-            )
+    version = str(values.get("checkpoint_format") or values.get("format") or "gptq").lower()
+    one_of("checkpoint_format", version, ("gptq", "gptq_v2"))
+    if values.get("adapter"):
+        raise unsupported("adapter", "absent", values["adapter"])
+    for name, (rows, outputs) in _matrices(source, ".qweight"):
+        stem = name.removesuffix("qweight")
+        own = _of_layer(values, stem.removesuffix("."))
+        bits = one_of("bits", own.get("bits"), (2, 4, 8))
+        inputs = rows * WORD_BITS // bits
+        index = f"{stem}g_idx"
+        ordered = optional_bool("desc_act", own.get("desc_act"))
+        yield (
+            f"{stem}weight",
+            Columns(
+                stem=stem,
+                shape=(outputs, inputs),
+                bits=bits,
+                size=_group_size(own, inputs),
+                index=index if index in source.shapes() or ordered else None,
+                symmetric=optional_bool("sym", own.get("sym")),
+                ordered=ordered,
+                columns=None,
+                less_one=version == "gptq",
+            ),
+        )
+
+
+def _of_layer(values: Values, layer: str) -> Values:
+    """The config for one layer: the first pattern of `dynamic` that matches it has precedence."""
+    dynamic = values.get("dynamic") or {}
+    if not isinstance(dynamic, dict):
+        raise unsupported("dynamic", "an object", dynamic)
+    for pattern, own in dynamic.items():
+        if not pattern.startswith("-:") and re.match(pattern.removeprefix("+:"), layer):
+            return {**values, **own}
+    return values
 
 
 def _awq(values: Values, source: TensorSource) -> Found:
-    bits = _one_of("bits", values.get("bits", values.get("w_bit")), (4,))
-    version = str(values.get("version", "gemm")).lower()
-    if version != "gemm":
-        raise _unknown("version", "gemm", version)
-    for name, shape in source.shapes().items():
-        if name.endswith(".qweight"):
-            stem = name.removesuffix("qweight")
-            yield (
-                f"{stem}weight",
-                Columns(
-                    stem=stem,
-                    shape=(shape[1] * WORD_BITS // bits, shape[0]),
-                    bits=bits,
-                    groups=source.shapes()[f"{stem}scales"][0],
-                    index=None,
-                    columns=AWQ_ORDER,
-                    less_one=False,
-                ),
-            )
+    bits = one_of("bits", values.get("bits", values.get("w_bit")), (4,))
+    one_of("version", str(values.get("version") or values.get("format") or "gemm").lower(), AWQ)
+    one_of("backend", "llm-awq" if values.get("backend") == "llm-awq" else None, (None,))
+    has_zeros = optional_bool("zero_point", values.get("zero_point"))
+    for name, (inputs, columns) in _matrices(source, ".qweight"):
+        stem = name.removesuffix("qweight")
+        yield (
+            f"{stem}weight",
+            Columns(
+                stem=stem,
+                shape=(columns * WORD_BITS // bits, inputs),
+                bits=bits,
+                size=_group_size(values, inputs),
+                index=None,
+                symmetric=has_zeros is False,
+                ordered=None,
+                columns=AWQ_ORDER,
+                less_one=False,
+            ),
+        )
 
 
-def _compressed(values: Values, source: TensorSource) -> Found:
-    """Integers packed by the bits of the config's groups; 8-bit floats and integers."""
-    shapes = source.shapes()
-    groups = values.get("config_groups")
-    schemes = [
-        group.get("weights") for group in (groups.values() if isinstance(groups, dict) else ())
-    ]
-    widths = {scheme.get("num_bits") for scheme in schemes if isinstance(scheme, dict)}
-    if any(name.endswith(".weight_packed") for name in shapes) and len(widths) != 1:
-        raise _unknown("config_groups", "groups of one width", sorted(map(str, widths)))
-    for name, shape in shapes.items():
-        if name.endswith(".weight_packed"):
-            stem = name.removesuffix("_packed")
-            bits = _one_of("num_bits", next(iter(widths)), (2, 4, 8))
-            inputs = int(source.read(f"{stem}_shape", 0, 2)[1])
-            yield (
-                stem,
-                Rows(
-                    stem=stem,
-                    shape=(shape[0], inputs),
-                    bits=bits,
-                    groups=shapes[f"{stem}_scale"][1],
-                    index=f"{stem}_g_idx" if f"{stem}_g_idx" in shapes else None,
-                    symmetric=f"{stem}_zero_point" not in shapes,
-                    unused=(f"{stem}_shape", *_idle(stem, shapes)),
-                ),
-            )
-        elif name.endswith(WEIGHT) and f"{name}_scale" in shapes:
-            if f"{name}_zero_point" in shapes and source.read(f"{name}_zero_point", 0, 1).any():
-                raise _unknown(f"{name}_zero_point", "zeros", "others")
-            _check_dtype(name, source, (torch.int8, torch.float8_e4m3fn))
-            unused = [zero for zero in (f"{name}_zero_point",) if zero in shapes]
-            yield name, _scaled(name, f"{name}_scale", shapes, (*unused, *_idle(name, shapes)))
+def _group_size(values: Values, inputs: int) -> int:
+    """Inputs that share a scale; -1 stands for all."""
+    size = values.get("group_size", values.get("q_group_size"))
+    if type(size) is not int or (size < 1 and size != -1):
+        raise unsupported("group_size", "-1 or a positive integer", size)
+    return inputs if size == -1 else min(size, inputs)
 
 
 def _fp8(values: Values, source: TensorSource) -> Found:
-    del values
+    """A scale per block of the declared size, per row or per tensor."""
+    declared = values.get("weight_block_size", DEFAULT_BLOCK)
+    sizes = None if declared is None else block_size("weight_block_size", declared)
     shapes = source.shapes()
     for name in shapes:
-        for scale in (f"{name}_scale_inv", f"{name}_scale"):
-            if scale in shapes:
-                _check_dtype(name, source, (torch.float8_e4m3fn, torch.float8_e5m2))
-                yield name, _scaled(name, scale, shapes, _idle(name, shapes))
+        scales = [key for key in (f"{name}_scale_inv", f"{name}_scale") if key in shapes]
+        if not scales:
+            continue
+        (_, shape), scale = next(_matrices(source, name)), scales[0]
+        grid = (*shapes[scale], 1, 1)[:2]
+        block = sizes
+        if sizes is None or grid != tuple(map(blocks, shape, sizes)):
+            if any(count not in (1, size) for count, size in zip(grid, shape, strict=True)):
+                raise unsupported(
+                    f"weight_block_size of {name} {shape} with scales {shapes[scale]}",
+                    "the rows and columns that share a scale",
+                    declared,
+                )
+            block = (shape[0] // grid[0], shape[1] // grid[1])
+        yield (
+            name,
+            Scaled(name, scale, shape, block or shape, EIGHT_BITS, unread=unread_of(name, shapes)),
+        )
 
 
 def _mxfp4(values: Values, source: TensorSource) -> Found:
@@ -181,7 +209,7 @@ def _bitsandbytes(values: Values, source: TensorSource) -> Found:
     for name, shape in source.shapes().items():
         stem, separator, kind = name.partition(".quant_state.bitsandbytes__")
         if separator:
-            _one_of("quant_type", kind, ("nf4", "fp4"))
+            one_of("quant_type", kind, ("nf4", "fp4"))
             state = json.loads(bytes(source.read(name, 0, shape[0]).tolist()))
             rows, columns = state["shape"]
             yield (
@@ -191,63 +219,44 @@ def _bitsandbytes(values: Values, source: TensorSource) -> Found:
                     shape=(rows, columns),
                     size=state["blocksize"],
                     state=name,
+                    storage=source.read(stem, 0, 1).dtype,
                     nested_size=state.get("nested_blocksize"),
                     nested_offset=state.get("nested_offset", 0.0),
                 ),
             )
+        elif name.endswith(".SCB"):
+            yield _eight_bits(name.removesuffix("SCB"), source)
+
+
+def _eight_bits(stem: str, source: TensorSource) -> tuple[str, Packing]:
+    """A matrix of 8-bit integers of bitsandbytes, with the absolute maximum of each row."""
+    order, name = f"{stem}weight_format", f"{stem}weight"
+    unread = tuple(key for key in (order,) if key in source.shapes())
+    for key in unread:
+        one_of(key, int(source.read(key, 0, 1)), (ROW_MAJOR,))
+    _, shape = next(_matrices(source, name))
+    block, unit = (1, shape[1]), 1 / 127
+    scaled = Scaled(name, f"{stem}SCB", shape, block, (torch.int8,), unit, unread=unread)
+    return name, scaled
+
+
+def _matrices(source: TensorSource, suffix: str) -> Iterator[tuple[str, tuple[int, int]]]:
+    """Names and shapes of the tensors whose names have a suffix, which must be matrices."""
+    for name, shape in source.shapes().items():
+        if name.endswith(suffix):
+            if len(shape) != 2:
+                raise unsupported(name, "a matrix", f"shape {shape}")
+            rows, columns = shape
+            yield name, (rows, columns)
 
 
 METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
     "gptq": _gptq,
     "awq": _awq,
-    "compressed-tensors": _compressed,
+    "compressed-tensors": compressed,
     "fp8": _fp8,
     "fbgemm_fp8": _fp8,
     "mxfp4": _mxfp4,
     "bitsandbytes": _bitsandbytes,
 }
 """By `quant_method`."""
-
-
-def _check_dtype(name: str, source: TensorSource, dtypes: tuple[torch.dtype, ...]) -> None:
-    """Raise CheckpointError unless a tensor has one of the dtypes."""
-    dtype = source.read(name, 0, 1).dtype
-    if dtype not in dtypes:
-        raise _unknown(name, f"of type {' or '.join(map(str, dtypes))}", dtype)
-
-
-def _scaled(name: str, scale: str, shapes: Shapes, unused: tuple[str, ...]) -> Scaled:
-    """A matrix and its scales; their shapes determine the block size."""
-    shape, count = shapes[name], shapes[scale]
-    if len(shape) != 2:
-        raise _unknown(name, "a matrix", f"shape {shape}")
-    rows, columns = shape
-    high, wide = (*count, 1, 1)[:2]
-    block = (_share(rows, high), _share(columns, wide))
-    return Scaled(name, scale, (rows, columns), block, unused)
-
-
-def _share(size: int, count: int) -> int:
-    """Rows or columns per block if there are `count` blocks: a power of 2, or all."""
-    if count == 1:
-        return size
-    share = -(-size // count)
-    return share if share == 1 else 1 << (share - 1).bit_length()
-
-
-def _idle(name: str, shapes: Shapes) -> tuple[str, ...]:
-    layer = name.removesuffix(WEIGHT)
-    return tuple(f"{layer}.{kind}" for kind in IDLE if f"{layer}.{kind}" in shapes)
-
-
-def _one_of(key: str, value: object, choices: tuple[object, ...]) -> int:
-    if value not in choices:
-        raise _unknown(key, f"one of {', '.join(map(str, choices))}", value)
-    return value if isinstance(value, int) else 0
-
-
-def _unknown(key: str, expected: str, value: object) -> CheckpointError:
-    return CheckpointError(
-        f"quantization_config: {key} must be {expected} (got {value!r:.80}). Export the checkpoint "
-        "that this one was quantized from."
-    )

@@ -4,15 +4,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Protocol
 
-import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.packed.methods import packings
+from ortolan.modeling.checkpoint.packed.layout import FLOATS, check_parts
+from ortolan.modeling.checkpoint.packed.methods import OUTPUTS_FIRST, packings
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.weights import CodedRows, CodeFormat, TensorSource
-
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-"""Dtypes of unquantized weights."""
 
 
 class FileTensors(TensorSource, Protocol):
@@ -36,17 +33,18 @@ class Unpacked:
             quantization: `quantization_config` of the config.
 
         Raises:
-            CheckpointError: Ortolan does not read the method, or parts are missing.
+            CheckpointError: Ortolan does not read the method, or the tensors are not those that
+                the config describes.
         """
         self._stored = stored
         self._packings = {} if quantization is None else packings(quantization, stored)
-        parts = {part: name for name, p in self._packings.items() for part in p.parts}
+        self._outputs_first = str((quantization or {}).get("quant_method")) in OUTPUTS_FIRST
+        parts: set[str] = set()
+        for name, packing in self._packings.items():
+            check_parts(name, packing.parts, stored)
+            packing.check(stored)
+            parts |= packing.parts.keys()
         shapes = stored.shapes()
-        for part, name in parts.items():
-            if part not in shapes:
-                raise CheckpointError(
-                    f"{name}: its stored part {part} is missing. The download is incomplete."
-                )
         self._shapes = {name: shape for name, shape in shapes.items() if name not in parts}
         self._shapes |= {name: packing.shape for name, packing in self._packings.items()}
 
@@ -76,6 +74,10 @@ class Unpacked:
                 "checkpoint that this one was quantized from."
             )
         return piece
+
+    def has_outputs_first(self, name: str) -> bool:
+        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
+        return self._outputs_first and name in self._packings
 
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a tensor's codes; None if it has none that kernels support."""
