@@ -295,7 +295,7 @@ INT8, E4M3, E5M2 = torch.int8, torch.float8_e4m3fn, torch.float8_e5m2
 
 WIDER = gptq(8, symmetric=True, size=16)
 
-BOTH = {
+BOTH: dict[str, Any] = {
     "config_groups": {
         "attention": {
             "targets": ["Linear"],
@@ -307,12 +307,10 @@ BOTH = {
         },
         "down": {
             "targets": [f"model.layers.{layer}.mlp.down_proj" for layer in range(2)],
-            "weights": {"num_bits": 8, "strategy": "block", "type": "float"},
+            "weights": {"type": "float", "strategy": "block", "block_structure": "48x32"},
         },
     }
 }
-BOTH["config_groups"]["down"]["weights"]["block_structure"] = "48x32"
-
 METHODS: dict[str, Method] = {
     "gptq-4": gptq(4, symmetric=False),
     "gptq-4-symmetric": gptq(4, symmetric=True, sym=True),

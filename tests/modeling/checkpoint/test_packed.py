@@ -128,7 +128,10 @@ def test_layers_published_transposed_are_read_with_outputs_first(name: str, tmp_
     def pack(tensors: dict[str, Tensor]) -> None:
         for key in [key for key in tensors if re.search(r"c_(attn|proj|fc)\.weight", key)]:
             packed = METHODS[name].pack(tensors.pop(key).T.contiguous())
-            tensors |= {f"{key.removesuffix('weight')}{p}": t for p, t in packed.stored.items()}
+            tensors |= {
+                f"{key.removesuffix('weight')}{part}": value.clone()
+                for part, value in packed.stored.items()
+            }
             reference.get_parameter(key).data = packed.dequantized.T
 
     edit(tmp_path, pack)
