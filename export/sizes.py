@@ -17,9 +17,9 @@ def pages(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def initializer_bytes(models: Iterable[ir.Model]) -> int:
-    """Bytes of all initializers, each counted once."""
-    return sum(_nbytes(value) for value in _initializers(models).values())
+def initializer_sizes(models: Iterable[ir.Model]) -> dict[str, int]:
+    """Bytes of every initializer by name."""
+    return {name: _nbytes(value) for name, value in _initializers(models).items()}
 
 
 def page_bytes(models: Iterable[ir.Model], *, without: Container[str]) -> int:

@@ -85,11 +85,12 @@ def write_coded(writer: BlobWriter, weights: list[CodedWeight]) -> tuple[Quantiz
         for start, values_NK in weight.rows():
             writer.witness.weight(name_of(weight.codes), start, values_NK)
     for weight in weights:
-        original = weight.codes.metadata_props.get(SAME_BYTES, name_of(weight.codes))
+        name = name_of(weight.codes)
+        original = weight.codes.metadata_props.get(SAME_BYTES, name)
         if original not in writer:
-            writer.add(original, [memoryview(_bytes(weight.codes))])
+            writer.add(original, [memoryview(_bytes(weight.codes))], alias=name)
         if weight in shared:
-            writer.alias(name_of(weight.codes), original)
+            writer.alias(name, original)
     return tuple(_described(weight) for weight in weights if weight not in shared)
 
 

@@ -28,6 +28,7 @@ from ortolan.export.proof.certificate import certify, describe_failure, passed, 
 from ortolan.export.proof.probes import make_probes, text_of
 from ortolan.export.proof.replay import replay
 from ortolan.export.proof.witness import Witness
+from ortolan.export.sizes import initializer_sizes
 from ortolan.export.source import open_exportable
 from ortolan.export.source.companions import COMPANIONS
 from ortolan.export.weights.blob import Blob, BlobWriter, bind, write_rest
@@ -125,9 +126,8 @@ def _write_weights(
     folder: Path, model: ir.Model, witness: Witness, progress: Progress
 ) -> tuple[Blob, tuple[QuantizedTensor, ...]]:
     initializers = model.graph.initializers.values()
-    tensors = [value.const_value for value in initializers if value.const_value is not None]
-    total = sum(tensor.nbytes for tensor in tensors)
-    with BlobWriter(folder, total=total, witness=witness, progress=progress) as writer:
+    sizes = initializer_sizes([model])
+    with BlobWriter(folder, sizes=sizes, witness=witness, progress=progress) as writer:
         quantized = write_coded(writer, coded_weights(model.graph))
         write_rest(writer, [model], _NO_WEIGHTS, {}, dtype=torch.float32)
         blob = writer.finish()

@@ -11,6 +11,7 @@ The bundle is the one that was proved. `convert` compares the new graph with it,
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, cast
@@ -38,6 +39,11 @@ GROUP_QUERY = "com.microsoft::GroupQueryAttention"
 
 _COPIED = ("tokenizer.json", "chat_template.jinja", "generation_config.json")
 """Files that both layouts have; `tokenizer_config.json` is written anew."""
+
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+
+_NAMES, _WEIGHTS = {MODEL, CONFIG, _TOKENIZER_CONFIG, *_COPIED}, "weights-*.bin"
+"""Names of the files of this layout, and the pattern of its weight files' names."""
 
 _DISABLED = "optimization.disable_specified_optimizers"
 """Session option of onnxruntime that lists optimizers."""
@@ -113,7 +119,7 @@ def write_folder(bundle: Bundle, folder: Path) -> None:
         if name in present:
             files.write(folder / name, bundle.read(name))
     settings = _tokenizer_config(bundle, present)
-    files.write(folder / "tokenizer_config.json", _json(settings))
+    files.write(folder / _TOKENIZER_CONFIG, _json(settings))
     graph = with_mask(bundle.read(bundle.manifest.graphs[DECODER].file))
     compare(bundle, graph)
     files.write(folder / MODEL, graph)
@@ -278,7 +284,7 @@ def _search(bundle: Bundle) -> dict[str, Any]:
 
 def _tokenizer_config(bundle: Bundle, present: set[str]) -> Mapping[str, Any]:
     """The bundle's tokenizer_config.json, with a class that onnxruntime-genai knows."""
-    name = "tokenizer_config.json"
+    name = _TOKENIZER_CONFIG
     settings = json.loads(bundle.read(name)) if name in present else {}
     return {**settings, "tokenizer_class": "PreTrainedTokenizerFast"}
 
@@ -296,5 +302,11 @@ def _check_target(target: Path, force: bool) -> None:
     names = {path.name for path in target.iterdir()}
     if names and CONFIG not in names:
         raise OutputError(f"{target} is a folder without {CONFIG}. Choose an empty folder.")
+    others = sorted(name for name in names - _NAMES if not fnmatchcase(name, _WEIGHTS))
+    if others:
+        raise OutputError(
+            f"{target} has other files ({', '.join(others[:3])}). Move them, or choose an empty "
+            "folder."
+        )
     if names and not force:
         raise OutputError(f"{target} exists. Pass --force to replace it.")

@@ -72,15 +72,22 @@ class BlobWriter:
         self,
         folder: Path,
         *,
-        total: int,
+        sizes: Mapping[str, int],
         witness: Witness,
         progress: Progress = silent,
     ) -> None:
-        """Start the file."""
+        """Start the file.
+
+        Args:
+            folder: of the weight files.
+            sizes: bytes of every initializer; without its size, a tensor may make a file too large.
+            witness: records what is written.
+            progress: called as weights are written.
+        """
         self.witness = witness
         self._folder = folder
         self._unnamed = folder / "weights.tmp"
-        self._written, self._total = 0, total
+        self._written, self._sizes, self._total = 0, sizes, sum(sizes.values())
         self._progress = progress
         self._finished: list[File] = []
         self._placements: dict[str, tuple[int, int, int]] = {}
@@ -95,15 +102,16 @@ class BlobWriter:
     def __contains__(self, name: str) -> bool:
         return name in self._placements
 
-    def add(self, name: str, chunks: Iterable[memoryview], *, size: int = 0) -> None:
+    def add(self, name: str, chunks: Iterable[memoryview], *, alias: str | None = None) -> None:
         """Append a tensor, row-major, on a new page.
 
         Args:
             name: of the initializer.
             chunks: its bytes.
-            size: number of bytes, where a tensor may be large.
+            alias: another initializer that reads the same bytes.
         """
-        if self._offset >= FULL_BYTES or (self._offset and self._offset + size > MOST_BYTES):
+        size = max(self._sizes.get(key, 0) for key in (name, alias or name))
+        if self._offset >= FULL_BYTES or (self._offset and pages(self._offset) + size > MOST_BYTES):
             self._finish()
             self._start()
         self._write(bytes(pages(self._offset) - self._offset))
@@ -116,6 +124,8 @@ class BlobWriter:
             self._written += len(chunk)
             self._progress("weights", self._written, self._total, name)
         self._placements[name] = (len(self._finished), start, self._offset - start)
+        if alias is not None:
+            self.alias(alias, name)
         if is_stored:
             self.witness.stored(name, digest.hexdigest())
 
@@ -176,7 +186,7 @@ def write_rest(
                 stored = dtype if table is None else to_torch_dtype(type_of(value))
                 shape = static_shape(value)
                 chunks = _chunks(writer.witness, name, shape, rows, stored)
-                writer.add(name, chunks, size=math.prod(shape) * stored.itemsize)
+                writer.add(name, chunks)
 
 
 def narrowed(name: str, values: Tensor, dtype: torch.dtype) -> Tensor:

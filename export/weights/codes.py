@@ -156,8 +156,7 @@ def _write(writer: BlobWriter, weight: QuantizedWeight, dtype: torch.dtype) -> Q
                 zeros.append(packed_zeros)
             yield raw(pack(part.codes))
 
-    writer.add(f"{name}{CODES}", codes())
-    writer.alias(f"{name}{TABLE}", f"{name}{CODES}")
+    writer.add(f"{name}{CODES}", codes(), alias=f"{name}{TABLE}")
     writer.add(f"{name}{SCALES}", [raw(torch.cat(scales).to(dtype))])
     if zeros:
         writer.add(f"{name}{ZEROS}", [raw(torch.cat(zeros))])

@@ -9,7 +9,7 @@ from ortolan.export.passes.lower import Lowered
 from ortolan.export.progress import Progress, silent
 from ortolan.export.quantize.rounding import QuantizedWeight
 from ortolan.export.settings import Plan
-from ortolan.export.sizes import initializer_bytes
+from ortolan.export.sizes import initializer_sizes
 from ortolan.export.weights.blob import Blob, BlobWriter, Witness, write_rest
 from ortolan.export.weights.codes import write_channels, write_codes, write_portable
 from ortolan.runtime.bundle.manifest import QuantizedTensor
@@ -48,8 +48,8 @@ def store(
     """
     models, dtype = list(lowered.graphs.values()), plan.dtype
     quantized: list[QuantizedTensor] = []
-    total = initializer_bytes(models)
-    with BlobWriter(folder, total=total, witness=witness, progress=progress) as writer:
+    sizes = initializer_sizes(models)
+    with BlobWriter(folder, sizes=sizes, witness=witness, progress=progress) as writer:
         if plan.quantization is not None:
             if plan.has_standard_products:
                 names = {name for graph in models for name in graph.graph.initializers}

@@ -294,7 +294,7 @@ def codes(folder: Path, weight: Tensor, dtype: torch.dtype) -> float:
     """Write a weight in 4 bits, and return its error."""
     scheme = Scheme(bits=4, group=32)
     parts = iter([Part(rows=weight, codes=quantize(weight, scheme))])
-    with BlobWriter(folder, total=0, witness=Witness(())) as writer:
+    with BlobWriter(folder, sizes={}, witness=Witness(())) as writer:
         given = [QuantizedWeight(name="w", scheme=scheme, method="rtn", parts=parts)]
         (written,) = write_codes(writer, given, dtype=dtype)
         writer.finish()

@@ -156,7 +156,7 @@ def _cut(func: Any, args: Sequence[Any], place: int) -> Rows | None:
         return None
     dims = whole.dim()
     if func is aten.slice.Tensor and not _axis(args, 1, dims) and (args[4:] or (1,))[0] == 1:
-        offset = min(max((args[2:] or (0,))[0] or 0, 0), whole.shape[0])
+        offset = slice((args[2:] or (None,))[0], None).indices(whole.shape[0])[0]
     elif func is aten.split.Tensor and not _axis(args, 2, dims):
         offset = place * args[1]
     elif func is aten.split_with_sizes.default and not _axis(args, 2, dims):

@@ -17,6 +17,7 @@ from tests.export.layouts.built_folder import module, settings, write_built
 from ortolan.export.errors import LayoutError, OutputError, ParityError
 from ortolan.export.layouts.from_genai import UNVERIFIED, import_genai
 from ortolan.export.layouts.genai import convert
+from ortolan.export.weights import blob
 from ortolan.runtime import GraphError, load, verify
 from ortolan.runtime.errors import CertificateError
 
@@ -100,6 +101,16 @@ def test_the_head_and_the_embedding_share_their_bytes(tmp_path: Path) -> None:
         before = (built / "model.onnx.data").stat().st_size
         pages = 4096 * len(bundle.graphs["decoder"].external)
         assert stored < before + pages, name
+
+
+def test_imported_codes_make_no_file_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built = write_built(tmp_path / "built", module(), bits=4)
+    monkeypatch.setattr(blob, "MOST_BYTES", 4096 + 1)
+    bundle = import_genai(built, tmp_path / "bundle")
+    files = [place[0] for place in bundle.graphs["decoder"].places]
+    assert len(set(files)) == len(files) > 20
 
 
 def test_an_import_without_a_checkpoint_is_not_verified(built: Path, tmp_path: Path) -> None:

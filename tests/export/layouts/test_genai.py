@@ -233,6 +233,10 @@ def test_only_a_folder_of_this_layout_is_replaced(exported: Export, tmp_path: Pa
     convert(bundle, out, force=True)
     assert (out / "model.onnx").read_bytes() == before
     assert notes.read_text() == "kept"
+    notes.rename(out / notes.name)
+    with pytest.raises(OutputError, match=r"other files \(notes.txt\)"):
+        convert(bundle, out, force=True)
+    assert (out / notes.name).read_text() == "kept"
 
 
 def test_the_commands_write_the_same_folder(

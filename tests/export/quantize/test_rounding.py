@@ -33,7 +33,7 @@ def test_memory_is_given_back_while_a_long_weight_is_read(monkeypatch: pytest.Mo
 def test_error_of_products_of_integers_is_that_of_their_codes(tmp_path: Path) -> None:
     module = nn.Linear(37, 9, bias=False)
     module.weight.data = weight = gaussian(9, 37)
-    with BlobWriter(tmp_path, total=0, witness=Witness(())) as writer:
+    with BlobWriter(tmp_path, sizes={}, witness=Witness(())) as writer:
         (written,) = write_channels(writer, ModuleWeights(module), ["weight"])
     codes, scales = quantize_channels(weight)
     off = codes.T * scales[:, None] - weight

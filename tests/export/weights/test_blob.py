@@ -1,4 +1,5 @@
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
 
@@ -15,12 +16,17 @@ from torch import Tensor
 import ortolan
 from ortolan.export.errors import ExportError
 from ortolan.export.options import ExportOptions
+from ortolan.export.passes.quantize_weights import CODES, TABLE
 from ortolan.export.progress import Progress, silent
 from ortolan.export.proof.witness import Witness
-from ortolan.export.sizes import ALIGNMENT, initializer_bytes
+from ortolan.export.quantize import rtn
+from ortolan.export.quantize.rounding import Part, QuantizedWeight
+from ortolan.export.scheme import Scheme
+from ortolan.export.sizes import ALIGNMENT, initializer_sizes
 from ortolan.export.values import add_initializer
 from ortolan.export.weights import blob as export_weights
-from ortolan.export.weights.blob import Blob, BlobWriter, bind, write_rest
+from ortolan.export.weights.blob import Blob, BlobWriter, bind, raw, write_rest
+from ortolan.export.weights.codes import write_codes
 from ortolan.modeling import read_config, save
 from ortolan.modeling.checkpoint.folder import open_weights
 from ortolan.modeling.weights import ModuleWeights, Weights
@@ -46,8 +52,8 @@ def write_blob(
     dtype: torch.dtype,
     progress: Progress = silent,
 ) -> Blob:
-    total, witness = initializer_bytes(models), Witness(models)
-    with BlobWriter(folder, total=total, witness=witness, progress=progress) as writer:
+    sizes, witness = initializer_sizes(models), Witness(models)
+    with BlobWriter(folder, sizes=sizes, witness=witness, progress=progress) as writer:
         write_rest(writer, models, weights, tables, dtype=dtype)
         return writer.finish()
 
@@ -103,6 +109,25 @@ def test_a_bundle_of_several_weight_files_computes_the_same(
     assert len(whole.manifest.weights) == 1 < len(parts.manifest.weights)
     got, want = (ortolan.load(bundle.path).logits(ids) for bundle in (parts, whole))
     np.testing.assert_array_equal(got, want)
+
+
+def test_low_bit_weights_make_no_file_too_large(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    weight = QuantizedWeight(
+        name="b", scheme=Scheme(bits=8, group=32), method="rtn", parts=iter(())
+    )
+    rows = ramp(2, 32)
+    part = Part(rows=rows, codes=rtn.quantize(rows, weight.scheme))
+    monkeypatch.setattr(export_weights, "FULL_BYTES", 2 * ALIGNMENT)
+    monkeypatch.setattr(export_weights, "MOST_BYTES", ALIGNMENT + 60)
+    sizes = {"a": 4, f"b{TABLE}": 64, "c": 4}
+    with BlobWriter(tmp_path, sizes=sizes, witness=Witness([])) as writer:
+        writer.add("a", [raw(ramp(1))])
+        write_codes(writer, [replace(weight, parts=iter([part]))], dtype=torch.float32)
+        blob = writer.finish()
+    assert blob.placements["a"][0] == 0
+    assert blob.placements[f"b{TABLE}"] == blob.placements[f"b{CODES}"] == (1, 0, 64)
 
 
 def test_tensors_start_on_pages_with_zeros_between(tmp_path: Path) -> None:
