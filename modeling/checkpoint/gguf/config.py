@@ -1,5 +1,6 @@
 """The Hugging Face config equivalent to the metadata of a GGUF file."""
 
+import re
 from collections.abc import Mapping
 
 import torch
@@ -23,6 +24,17 @@ SPECIAL_IDS = {
 
 DERIVED = ("vocab_size", "attention.value_length", "rope.dimension_count", "tensor_data_layout")
 """Keys that repeat what shapes imply, or that other values are derived from."""
+
+WINDOW = "attention.sliding_window"
+
+SWITCHES = (WINDOW, "attention.clamp_kqv", "attn_logit_softcapping", "final_logit_softcapping")
+"""Keys that a config has, too, with null instead of 0."""
+
+OFF = re.compile(
+    r"(^|[._])(bias|count|func|interval|kqv|layers|norm|rank|scale|sections|size|softcapping|step|"
+    r"type|window)$"
+)
+"""Keys whose feature is off at 0, by the last word of their names, as in llama.cpp."""
 
 LAYERS_OF_27B = {"gemma2": 46, "gemma3_text": 62}
 """Layers of the 27B models, which scale by width per head instead of the head width."""
@@ -73,11 +85,25 @@ def hf_values(header: Header) -> dict[str, object]:
     for key, value in own.items():
         if key in architecture.keys:
             if (name := architecture.keys[key]) is not None:
-                values[name] = value
-        elif key not in DERIVED and key not in scaling:
+                values[name] = None if key in SWITCHES and not value else value
+        elif key not in DERIVED and key not in scaling and not is_neutral(key, own):
             values[f"{header.metadata[ARCHITECTURE]}.{key}"] = value
     values |= rope_values(header, own, partial=architecture.partial)
     return values | _of_family(values, header)
+
+
+def is_neutral(key: str, own: Mapping[str, Value]) -> bool:
+    """Whether a key below the architecture's name has a value that changes nothing."""
+    value = own[key]
+    if key.startswith("expert"):
+        return not own.get("expert_count")
+    if key.startswith(WINDOW) or key.endswith("_swa"):
+        return not own.get(WINDOW)
+    if key == "attention.causal":
+        return value is True
+    if key.endswith(("scale", "scale_linear")) and value == 1:
+        return True
+    return bool(OFF.search(key)) and not (any(value) if isinstance(value, list) else value)
 
 
 def own_values(header: Header) -> dict[str, Value]:
@@ -180,7 +206,11 @@ def _scaling(header: Header, own: Mapping[str, Value]) -> dict[str, object] | No
         for key, value in own.items()
         if key.startswith("rope.scaling.")
     }
-    kind = scaling.pop("type", "none")
+    # llama.cpp takes the type for linear if a factor comes without one, and no factor for 1.
+    factor = scaling.get("factor") or 1
+    kind = scaling.pop("type", "none" if factor == 1 else "linear")
+    if kind == "linear" and factor == 1:
+        kind = "none"
     original = scaling.pop("original_context_length", None)
     if FACTORS in header.tensors:
         return _llama3(header, own)
@@ -196,9 +226,9 @@ def _scaling(header: Header, own: Mapping[str, Value]) -> dict[str, object] | No
         }
     if kind == "none":
         return None
-    renamed = {"finetuned": None, "attn_factor": "attention_factor"} | {
-        f"yarn_{name}": name for name in ("beta_fast", "beta_slow")
-    }
+    if scaling.get("attn_factor") == 1:
+        scaling.pop("attn_factor")
+    renamed = {"finetuned": None} | {f"yarn_{name}": name for name in ("beta_fast", "beta_slow")}
     values = {renamed.get(key, key): value for key, value in scaling.items()}
     values.pop(None, None)
     before = {} if original is None else {"original_max_position_embeddings": original}

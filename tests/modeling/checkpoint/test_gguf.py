@@ -308,3 +308,72 @@ def test_an_unknown_key_is_an_unknown_key_of_the_config(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"llama\.attention\.novel"):
         read_config(file)
     assert read_config(file, accept_unknown=["llama.attention.novel"]).model_type == "llama"
+
+
+NEUTRAL = {
+    "attention.causal": True,
+    "attention.clamp_kqv": 0.0,
+    "attention.max_alibi_bias": 0.0,
+    "attention.scale": 0.0,
+    "attention.sliding_window": 0,
+    "attention.sliding_window_pattern": 6,
+    "attention.key_length_swa": 8,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+    "expert_used_count": 2,
+    "expert_weights_norm": True,
+    "embedding_scale": 1.0,
+    "leading_dense_block_count": 0,
+    "logit_scale": 1.0,
+    "nextn_predict_layers": 0,
+    "pooling_type": 0,
+    "rope.dimension_sections": [0, 0, 0, 0],
+    "rope.scale_linear": 1.0,
+    "rope.scaling.attn_factor": 1.0,
+    "rope.scaling.factor": 1.0,
+    "rope.scaling.type": "linear",
+    "swin_norm": False,
+}
+
+
+def test_keys_at_their_neutral_values_change_nothing(tmp_path: Path) -> None:
+    model = reference_model(LLAMA)
+    plain, neutral = tmp_path / "plain.gguf", tmp_path / "neutral.gguf"
+    write_gguf(plain, "llama", model, llama_metadata(model))
+    write_gguf(neutral, "llama", model, llama_metadata(model) | NEUTRAL)
+    assert read_config(neutral) == read_config(plain)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"attention.causal": False},
+        {"attention.sliding_window": 16},
+        {"attention.max_alibi_bias": 8.0},
+        {"attn_logit_softcapping": 30.0},
+        {"expert_count": 4, "expert_used_count": 2},
+        {"logit_scale": 0.5},
+        {"rope.dimension_sections": [0, 2, 2, 0]},
+        {"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0, "rope.scaling.attn_factor": 0.5},
+    ],
+    ids=lambda change: next(iter(change)),
+)
+def test_keys_at_other_values_are_unknown(change: dict[str, Any], tmp_path: Path) -> None:
+    model = reference_model(LLAMA)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, "llama", model, llama_metadata(model) | change)
+    with pytest.raises(ConfigError, match=list(change)[-1].rpartition(".")[2]):
+        read_config(file)
+
+
+def test_a_factor_without_a_type_scales_linearly(tmp_path: Path) -> None:
+    model = reference_model(LLAMA)
+    file = tmp_path / "model.gguf"
+    write_gguf(file, "llama", model, llama_metadata(model) | {"rope.scaling.factor": 2.0})
+    assert open_checkpoint(file).values["rope_scaling"] == {"rope_type": "linear", "factor": 2.0}
+
+
+def test_a_window_of_0_is_none(tmp_path: Path) -> None:
+    model, file = reference_model(CASES["phi3"].values), tmp_path / "model.gguf"
+    write_gguf(file, "phi3", model, llama_metadata(model) | {"attention.sliding_window": 0})
+    assert open_checkpoint(file).values["sliding_window"] is None
