@@ -20,11 +20,12 @@ from ortolan.export.proof.certificate import certify, passed, thresholds
 from ortolan.export.proof.probes import make_probes, text_of
 from ortolan.export.proof.replay import replay
 from ortolan.export.source import open_exportable
-from ortolan.modeling.checkpoint.adapter import Adapted, LowRank, read_adapter_config
+from ortolan.modeling.checkpoint.adapter import Adapted, LowRank
+from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
 from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
 from ortolan.modeling.checkpoint.low_rank import updates_of
 from ortolan.modeling.checkpoint.mapped_weights import MappedWeights
-from ortolan.modeling.weights import name_template
+from ortolan.modeling.weights import EMBEDDING, HEAD, name_template
 from ortolan.runtime import limits
 from ortolan.runtime.bundle import adapter_folder
 from ortolan.runtime.bundle.adapter_folder import (
@@ -153,19 +154,31 @@ def _open(
         raise OptionError(
             f"{folder}: the rank must be 1 to {limits.MAX_ADAPTER_RANK} (got {largest}). {MERGE}"
         )
-    return model, adapter, updates_of(model.weights, adapter)
+    updates = updates_of(model.weights, adapter)
+    if EMBEDDING in updates:
+        raise OptionError(
+            f"{folder}: the adapter updates the embedding, which can only be merged. {MERGE}"
+        )
+    return model, adapter, updates
 
 
 def _factors(updates: Mapping[str, LowRank], base: Bundle, folder: Path) -> dict[str, Factors]:
     """The updates as the runtime reads them, checked against the products of the bundle."""
-    for role, graph in base.manifest.adaptable_graphs.items():
-        shapes = adaptable_weights(base.read(graph.file)) if role in STEPPED else None
+    graphs = {
+        graph.file: adaptable_weights(base.read(graph.file))
+        for role, graph in base.manifest.adaptable_graphs.items()
+        if role in STEPPED
+    }
+    if any(HEAD not in shapes for shapes in graphs.values()):
+        # A tied head is the product by the embedding; looking up tokens is no product.
+        updates = {EMBEDDING if name == HEAD else name: own for name, own in updates.items()}
+    for file, shapes in graphs.items():
         for name, (left, right) in updates.items():
             shape = (len(left), right.shape[1])
-            if shapes is not None and shapes.get(name) != shape:
+            if shapes.get(name) != shape:
                 raise OptionError(
-                    f"{graph.file} has no float32 product by {name} {shape}, which the adapter "
-                    f"updates. {MERGE}"
+                    f"{file} has no float32 product by {name} {shape}, which the adapter updates. "
+                    f"{MERGE}"
                 )
     for name, factors in updates.items():
         if not all(bool(factor.isfinite().all()) for factor in factors):

@@ -7,46 +7,42 @@ as they are read.
 
 import math
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from ortolan.modeling.checkpoint.json_file import read_json
+from ortolan.modeling.checkpoint.adapter_config import CONFIG, MERGE, read_adapter_config
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors, Unpacked
 from ortolan.modeling.checkpoint.pickles import Pickles
 from ortolan.modeling.checkpoint.safetensors import Safetensors
-from ortolan.modeling.checkpoint.text_tower import TextTensors, text_name
+from ortolan.modeling.checkpoint.text_tower import PartTensors, TextTensors, text_name
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import Coded, CodedRows, CodeFormat
-
-CONFIG = "adapter_config.json"
+from ortolan.modeling.families import FAMILIES
+from ortolan.modeling.weights import Coded, CodedRows, CodeFormat, Shapes, name_template, targets
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
-MAX_CONFIG_BYTES = 1 << 20
-
 PREFIX = "base_model.model."
 
-SWITCHES = (
-    "alora_invocation_tokens",
-    "arrow_config",
-    "kasa_config",
-    "layer_replication",
-    "lora_bias",
-    "monteclora_config",
-    "target_parameters",
-    "trainable_token_indices",
-    "use_bdlora",
-    "use_dora",
-    "use_qalora",
-    "velora_config",
-)
-"""Config keys of methods other than plain LoRA; they must be off."""
+ROWS_AT_ONCE = 4096
+"""Rows of two tensors in memory at once while they are compared."""
 
-STARTS = (True, False, None, "gaussian", "eva", "orthogonal")
-"""Values of `init_lora_weights` that leave the base checkpoint unchanged."""
+HEAD = "lm_head.weight"
+
+LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
+"""Suffixes of transformers' classes of causal language models."""
+
+EMBEDDINGS = frozenset(
+    {
+        *("embed_tokens", "wte", "word_embeddings", "embed_in", "embeddings", "tokens_embed"),
+        *("tok_embeddings", "embedding", "word_embedding"),
+    }
+)
+"""Names of the module that a language model looks up tokens in."""
 
 FACTORS = {".lora_A.weight": False, ".lora_embedding_A": True}
 """Suffixes of the names of first factors, and whether they belong to an embedding, whose product is
@@ -84,22 +80,52 @@ class LowRank(NamedTuple):
 class Adapted:
     """Tensors of a checkpoint with an adapter merged in."""
 
-    def __init__(self, base: FileTensors, folder: Path) -> None:
+    def __init__(self, base: FileTensors, folder: Path, values: Mapping[str, object]) -> None:
         """Check that the adapter belongs to the checkpoint.
 
         Args:
             base: tensors of the checkpoint.
             folder: folder of the adapter.
+            values: values of the checkpoint's config.
 
         Raises:
             CheckpointError: there is no adapter, or it is of another kind or another model.
         """
-        self._base = base
         self.left_out = base.left_out if isinstance(base, TextTensors) else ()
-        values = read_adapter_config(folder)
+        self._folder = folder
+        config = read_adapter_config(folder)
         self._own = _tensors(folder)
-        self._products, self._replaced = _placed(values, self._own.shapes())
-        self._check(folder)
+        model_type = str(values.get("model_type"))
+        self._products, self._replaced = _placed(
+            config, self._own.shapes(), base.shapes(), model_type
+        )
+        table = _table(base.shapes(), values)
+        self.is_untied = table is not None and not self.changed.isdisjoint({HEAD, table})
+        needs_head = self.is_untied and HEAD not in base.shapes()
+        self._base = WithHead(base, table) if needs_head and table else base
+        self._check()
+
+    @property
+    def changed(self) -> frozenset[str]:
+        """Names of the tensors that the adapter updates or replaces."""
+        return frozenset({*self._products, *self._replaced})
+
+    def check_tied(self, names: Iterable[str]) -> None:
+        """Check that the adapter leaves alone the tensors that share their values in a model.
+
+        Args:
+            names: of these tensors, with or without the prefix of the base model.
+
+        Raises:
+            CheckpointError: the adapter changes one of them.
+        """
+        for name in names:
+            for changed in self.changed:
+                if f".{changed}".endswith(f".{name}") or name.endswith(f".{changed}"):
+                    raise CheckpointError(
+                        f"{self._folder}: the adapter changes {changed}, which is tied to other "
+                        f"weights of this model. {MERGE}"
+                    )
 
     @property
     def ranks(self) -> dict[str, int]:
@@ -109,8 +135,11 @@ class Adapted:
 
     @property
     def replaced(self) -> tuple[str, ...]:
-        """Names of the tensors that the adapter replaces."""
-        return tuple(self._replaced)
+        """Names of the tensors that the adapter replaces by other values.
+
+        PEFT saves an embedding and a head with their updates, even if they are those of the base.
+        """
+        return tuple(name for name in self._replaced if not self._is_copy(name))
 
     def factors(self, name: str) -> LowRank | None:
         """The update of a tensor in float32, including its scale; None if it has none."""
@@ -165,43 +194,72 @@ class Adapted:
         b_NR = self._own.read(product.second, *second).float()
         return (b_NR @ a_RK).T if product.transposed else b_NR @ a_RK
 
-    def _check(self, folder: Path) -> None:
+    def _is_copy(self, name: str) -> bool:
+        """Whether a tensor of the adapter has the values of the one that it replaces."""
+        own, rows = self._replaced[name], self._base.shapes()[name][0]
+        return all(
+            torch.equal(
+                self._own.read(own, start, start + ROWS_AT_ONCE).float(),
+                self._base.read(name, start, start + ROWS_AT_ONCE).float(),
+            )
+            for start in range(0, rows, ROWS_AT_ONCE)
+        )
+
+    def _check(self) -> None:
         """Raise CheckpointError unless every tensor of the adapter fits the checkpoint."""
         base, own = self._base.shapes(), self._own.shapes()
-        problems = []
+        pairs = [(name, own[stored], base.get(name)) for name, stored in self._replaced.items()]
         for name, product in self._products.items():
             shape = (own[product.second][0], own[product.first][1])
-            problems += _misfit(name, base, shape[::-1] if product.transposed else shape)
-        for name, stored in self._replaced.items():
-            problems += _misfit(name, base, own[stored])
-        if problems:
+            stored = self._replaced.get(name)
+            expected = base.get(name) if stored is None else own[stored]
+            pairs.append((name, shape[::-1] if product.transposed else shape, expected))
+        misfits = [pair for pair in pairs if pair[1] != pair[2]]
+        if misfits:
+            problems = [
+                f"the model has no {name}"
+                if expected is None
+                else f"{name} has shape {shape}, not {expected}"
+                for name, shape, expected in misfits
+            ]
             more = f" and {len(problems) - 3} more" if len(problems) > 3 else ""
             raise CheckpointError(
-                f"{folder}: the adapter does not match this model: "
-                f"{'; '.join(problems[:3])}{more}. Pass the checkpoint that it was trained on."
+                f"{self._folder}: the adapter does not match this model: "
+                f"{'; '.join(problems[:3])}{more}. {_advice(misfits)}"
             )
 
 
-def read_adapter_config(folder: Path) -> dict[str, object]:
-    """Read the config of an adapter.
+class WithHead(PartTensors):
+    """Tensors of a language model whose head is its embedding, with the head as a further one."""
 
-    Raises:
-        CheckpointError: there is none, or the adapter is not a plain LoRA.
-    """
-    file = folder / CONFIG
-    if not file.is_file():
-        raise CheckpointError(f"{folder}: not a PEFT adapter; it has no {CONFIG}. Check the path.")
-    values = read_json(file, MAX_CONFIG_BYTES)
-    if values.get("peft_type") != "LORA":
-        raise _unsupported(file, "peft_type", values.get("peft_type"))
-    for key in SWITCHES:
-        if values.get(key):
-            raise _unsupported(file, key, values[key])
-    start = values.get("init_lora_weights")
-    if start not in STARTS:
-        # The others change the weights of the checkpoint.
-        raise _unsupported(file, "init_lora_weights", start)
-    return values
+    def __init__(self, whole: FileTensors, table: str) -> None:
+        """Name the embedding as the head, too.
+
+        Args:
+            whole: tensors of the checkpoint.
+            table: name of the embedding.
+        """
+        super().__init__(whole, lambda name: name)
+        self._names[HEAD] = table
+
+
+class Names:
+    """Names of a checkpoint, found with or without the prefix of the base model."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        tails = Counter(_tail(name) for name in self._names)
+        self._longer = {_tail(name): name for name in self._names if tails[_tail(name)] == 1}
+
+    def find(self, name: str) -> str:
+        """The checkpoint's name of a tensor; the same name if it has none like it."""
+        if name in self._names:
+            return name
+        return _tail(name) if _tail(name) in self._names else self._longer.get(name, name)
+
+
+def _tail(name: str) -> str:
+    return name.partition(".")[2]
 
 
 def _tensors(folder: Path) -> FileTensors:
@@ -215,37 +273,89 @@ def _tensors(folder: Path) -> FileTensors:
 
 
 def _placed(
-    values: Mapping[str, object], shapes: Mapping[str, tuple[int, ...]]
+    values: Mapping[str, object], shapes: Shapes, base: Shapes, model_type: str
 ) -> tuple[dict[str, Product], dict[str, str]]:
     """Low-rank updates by the matrix they change, and tensors that replace others."""
     products: dict[str, Product] = {}
     replaced: dict[str, str] = {}
+    names = Names(base)
     for name in shapes:
-        place = text_name(name.removeprefix(PREFIX)) or name
+        own = name.removeprefix(PREFIX)
+        place = text_name(own) or own
         end = next((end for end in FACTORS if place.endswith(end)), None)
         if end is None:
             if "lora_" not in place:
-                replaced[place.replace(".base_layer.", ".")] = name
+                replaced[names.find(place.replace(".base_layer.", "."))] = name
             elif not re.search(r"\.lora_(embedding_B|B\.weight)$", place):
-                raise CheckpointError(
-                    f"{name}: not a LoRA factor A or B. Merge the adapter with PEFT first: "
-                    "merge_and_unload()."
-                )
+                raise CheckpointError(f"{name}: not a LoRA factor A or B. {MERGE}")
             continue
-        module = place.removesuffix(end)
-        is_table = FACTORS[end]
         second = name.removesuffix(end) + end.replace("_A", "_B")
         if second not in shapes:
             raise CheckpointError(
                 f"{name}: its second factor, {second}, is missing. The download is incomplete."
             )
-        products[f"{module}.weight"] = Product(
+        if {len(shapes[name]), len(shapes[second])} != {2}:
+            raise CheckpointError(f"{name}: LoRA of a convolution is not supported. {MERGE}")
+        weight = names.find(f"{place.removesuffix(end)}.weight")
+        shape = (shapes[second][0], shapes[name][1])
+        products[weight] = Product(
             name,
             second,
-            _scale(values, module, shapes[name][0]),
-            is_table or bool(values.get("fan_in_fan_out")),
+            _scale(values, own.removesuffix(end), shapes[name][0]),
+            FACTORS[end] or _is_transposed(weight, shape, base.get(weight), model_type),
         )
     return products, replaced
+
+
+def _is_transposed(
+    name: str, shape: tuple[int, int], stored: tuple[int, ...] | None, model_type: str
+) -> bool:
+    """Whether a checkpoint stores a matrix `(outputs, inputs)` as `(inputs, outputs)`.
+
+    The flag `fan_in_fan_out` does not tell: PEFT stores that of the last module alone.
+    """
+    if shape[0] != shape[1]:
+        return stored == shape[::-1]
+    family = FAMILIES.get(model_type)
+    if family is None or callable(family.weights):
+        return False
+    place = name_template(name)[0]
+    return any(
+        target.transposed
+        for entry in (place, f"{family.base_model_prefix}.{place}")
+        for target in targets(family.weights, entry)
+    )
+
+
+def _table(base: Shapes, values: Mapping[str, object]) -> str | None:
+    """Name of the embedding of a causal language model; None for other models."""
+    classes = values.get("architectures")
+    if isinstance(classes, list) and classes:
+        is_language_model = str(classes[0]).endswith(LANGUAGE_MODELS)
+    else:
+        is_language_model = not values.get("is_encoder_decoder")
+    tables = [name for name in base if name != HEAD and _is_by_token(name)]
+    return tables[0] if is_language_model and len(tables) == 1 else None
+
+
+def _advice(misfits: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None]]) -> str:
+    """How to merge an adapter that does not match a checkpoint."""
+    rows = {shape[0] for _, shape, expected in misfits if expected and shape[1:] == expected[1:]}
+    if len(rows) == 1 and all(_is_by_token(name) and stored for name, _, stored in misfits):
+        count = rows.pop()
+        return (
+            f"It was trained on {count} tokens: call resize_token_embeddings({count}) before the "
+            "adapter is merged with PEFT, merge_and_unload(), and save the adapter's tokenizer "
+            "with the result."
+        )
+    if all(stored is None and not name_template(name)[1] for name, _, stored in misfits):
+        return f"It trains modules that the checkpoint lacks, or ties to others. {MERGE}"
+    return "Pass the checkpoint that it was trained on."
+
+
+def _is_by_token(name: str) -> bool:
+    """Whether a weight has a row for each token."""
+    return name == HEAD or name.removesuffix(".weight").split(".")[-1] in EMBEDDINGS
 
 
 def _scale(values: Mapping[str, object], module: str, rank: int) -> float:
@@ -259,16 +369,3 @@ def _scale(values: Mapping[str, object], module: str, rank: int) -> float:
     if not isinstance(alpha, int | float):
         raise CheckpointError(f"{CONFIG}: lora_alpha must be a number (got {alpha!r:.40}).")
     return alpha / (math.sqrt(rank) if values.get("use_rslora") else rank)
-
-
-def _misfit(name: str, base: Mapping[str, tuple[int, ...]], shape: tuple[int, ...]) -> list[str]:
-    if name not in base:
-        return [f"the model has no {name}"]
-    return [] if base[name] == shape else [f"{name} has shape {shape}, not {base[name]}"]
-
-
-def _unsupported(file: Path, key: str, value: object) -> CheckpointError:
-    return CheckpointError(
-        f"{file}: {key} {value!r:.80} is not supported. Merge the adapter with PEFT first: "
-        "merge_and_unload()."
-    )

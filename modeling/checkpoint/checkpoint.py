@@ -13,8 +13,9 @@ from shutil import rmtree
 from tempfile import mkdtemp
 from weakref import finalize
 
-from ortolan.modeling.checkpoint.adapter import CONFIG as ADAPTER_CONFIG
-from ortolan.modeling.checkpoint.adapter import Adapted, read_adapter_config
+from ortolan.modeling.checkpoint.adapter import HEAD, Adapted
+from ortolan.modeling.checkpoint.adapter_config import CONFIG as ADAPTER_CONFIG
+from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
 from ortolan.modeling.checkpoint.contrast import kind_of
 from ortolan.modeling.checkpoint.gguf.config import hf_values
 from ortolan.modeling.checkpoint.gguf.file import derived_files
@@ -39,7 +40,7 @@ CONFIG, GENERATION = "config.json", "generation_config.json"
 
 GGUF = ".gguf"
 
-HEAD = "lm_head.weight"
+TIED = "tie_word_embeddings"
 
 TYPE = "model_type"
 
@@ -153,12 +154,10 @@ def open_checkpoint(source: Source, *, adapter: str | Path | None = None) -> Che
 
 def _adapted(base: Checkpoint, adapter: Path) -> Checkpoint:
     read_adapter_config(adapter)  # report its problems first
-
-    def merged() -> FileTensors:
-        return Adapted(base.tensors, adapter)
-
+    merged = Adapted(base.tensors, adapter, base.values)
     described_by = (*base.described_by, adapter / ADAPTER_CONFIG)
-    return replace(base, open_tensors=merged, described_by=described_by)
+    values = base.values | ({TIED: False} if merged.is_untied else {})
+    return replace(base, values=values, open_tensors=lambda: merged, described_by=described_by)
 
 
 def _open_folder(folder: Path) -> Checkpoint:
@@ -196,7 +195,7 @@ def _multimodal(whole: Checkpoint, text: dict[str, object]) -> Checkpoint:
             open_tensors=partial(PartTensors, whole.tensors, tower.rename),
         )
     # Configs with towers omit this key or get it wrong, so look at the weights.
-    text["tie_word_embeddings"] = HEAD not in opened().shapes()
+    text[TIED] = HEAD not in opened().shapes()
     return replace(whole, values=text, open_tensors=opened, media=media)
 
 

@@ -12,6 +12,7 @@ from safetensors.torch import save as serialized
 from torch import Tensor
 
 from ortolan import files
+from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import (
     CONFIG,
     Checkpoint,
@@ -71,7 +72,7 @@ from ortolan.modeling.models.transformer import (
     EncoderModel,
     build,
 )
-from ortolan.modeling.weights import TensorSource, published_pieces
+from ortolan.modeling.weights import TensorSource, published_pieces, targets
 from ortolan.staging import BusyError, placed
 
 C = TypeVar("C", bound=ModelConfig)
@@ -216,10 +217,15 @@ def open_weights(source: Source, config: ModelConfig) -> MappedWeights:
         WeightError: names weights that are missing, unexpected or of the wrong shape.
         CheckpointError: the files cannot be read.
     """
-    module = empty_model(config)
+    checkpoint, module, table = open_checkpoint(source), empty_model(config), weights_of(config)
+    if isinstance(checkpoint.tensors, Adapted):
+        tied = {*module.tied, *module.tied.values()}
+        checkpoint.tensors.check_tied(
+            name for name in table if any(target.name in tied for target in targets(table, name))
+        )
     return map_weights(
-        _tensors(open_checkpoint(source), config),
-        weights_of(config),
+        _tensors(checkpoint, config),
+        table,
         {name: tuple(p.shape) for name, p in module.named_parameters()},
         packed_rows(module),
         base_model_prefix=family_of(config.model_type).base_model_prefix,

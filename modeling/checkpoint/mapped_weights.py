@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.expert_pieces import AllExperts, expert_pieces
+from ortolan.modeling.checkpoint.packed.leftovers import advice, is_idle
 from ortolan.modeling.checkpoint.padded_heads import padded_pieces
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import (
@@ -30,6 +31,9 @@ ROWS_AT_ONCE = 4096
 
 MOST_NAMED = 16
 """Weights that an error message names."""
+
+UNEXPECTED = "unexpected "
+"""Start of the problem of a tensor that a model does not have."""
 
 OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 """Names of norm parameters in checkpoints of the first BERTs, and in tables."""
@@ -158,8 +162,8 @@ def map_weights(
     for name, original in copies.items():
         problems += _misshapen(name, published[name], expected[original])
     for place, name in unclaimed.items():
-        if name not in copies and not _is_dropped(table, place):
-            problems.append(f"unexpected {name}")
+        if name not in copies and not _is_dropped(table, place) and not is_idle(name):
+            problems.append(f"{UNEXPECTED}{name}")
     if problems:
         raise differing(problems)
     weights = MappedWeights(source, mapped, expected)
@@ -182,9 +186,10 @@ def differing(problems: Iterable[str]) -> WeightError:
     named = differences[:MOST_NAMED]
     if len(differences) > MOST_NAMED:
         named.append(f"and {len(differences) - MOST_NAMED} more")
+    unexpected = (advice(problem) for problem in differences if problem.startswith(UNEXPECTED))
+    cause = next(filter(None, unexpected), "The checkpoint and its config do not belong together.")
     return WeightError(
-        f"weights: {len(differences)} differences from config.json: {'; '.join(named)}. The "
-        "checkpoint and its config do not belong together."
+        f"weights: {len(differences)} differences from config.json: {'; '.join(named)}. {cause}"
     )
 
 

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.shards import add_once
+from ortolan.modeling.checkpoint.wrappers import unwrapped
 from ortolan.modeling.errors import CheckpointError
 
 
@@ -42,6 +43,7 @@ class Pickles:
             for name, place in _tensors(file):
                 add_once(self._files, name, file)
                 self._places[name] = place
+        self._files, self._places = unwrapped(self._files), unwrapped(self._places)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""

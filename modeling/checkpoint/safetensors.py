@@ -17,6 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.shards import add_once
+from ortolan.modeling.checkpoint.wrappers import unwrapped
 from ortolan.modeling.errors import CheckpointError
 
 MAX_HEADER_BYTES = 8 << 20
@@ -45,12 +46,14 @@ class _Stored(NamedTuple):
     """Where a tensor lies.
 
     Attributes:
+        name: in the file.
         file: that has it.
         offset: of its first byte in the file.
         dtype: name of its type.
         shape: of it; `()` for a scalar.
     """
 
+    name: str
     file: Path
     offset: int
     dtype: str
@@ -66,11 +69,12 @@ class Safetensors:
 
     def __init__(self, files: Iterable[Path]) -> None:
         files_of: dict[str, Path] = {}
-        self._stored: dict[str, _Stored] = {}
+        every: dict[str, _Stored] = {}
         for file in files:
-            for name, stored in _read_header(file):
-                add_once(files_of, name, file)
-                self._stored[name] = stored
+            for stored in _read_header(file):
+                add_once(files_of, stored.name, file)
+                every[stored.name] = stored
+        self._stored = unwrapped(every)
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shape of every tensor."""
@@ -90,7 +94,7 @@ class Safetensors:
         if axis == 0 or not stored.shape:
             return _read_rows(name, stored, start, stop)
         with safe_open(str(stored.file), framework="pt") as file:
-            piece: Tensor = file.get_slice(name)[(*[slice(None)] * axis, slice(start, stop))]
+            piece: Tensor = file.get_slice(stored.name)[(*[slice(None)] * axis, slice(start, stop))]
             return piece.clone()
 
 
@@ -116,7 +120,7 @@ def _read_rows(name: str, stored: _Stored, start: int, stop: int) -> Tensor:
     return bytes_read.view(dtype).view(shape)
 
 
-def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
+def _read_header(file: Path) -> Iterator[_Stored]:
     """Names and places of one file; its header's size is checked before parsing."""
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -134,7 +138,7 @@ def _read_header(file: Path) -> Iterator[tuple[str, _Stored]]:
             for name in tensors.keys():  # noqa: SIM118 - not a mapping
                 entry = fields[name]
                 offset = len(prefix) + size + entry["data_offsets"][0]
-                yield name, _Stored(file, offset, entry["dtype"], tuple(entry["shape"]))
+                yield _Stored(name, file, offset, entry["dtype"], tuple(entry["shape"]))
     except SafetensorError as error:
         raise CheckpointError(
             f"{file}: not a complete safetensors file: {error}. Download it again."

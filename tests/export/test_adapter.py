@@ -201,6 +201,29 @@ def test_logits_are_those_of_peft(
     assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_tied_head_is_adapted_and_its_embedding_is_not(
+    bases: Callable[[str], Base], tmp_path: Path
+) -> None:
+    from peft import LoraConfig, get_peft_model
+
+    base = bases("qwen2")
+    torch.manual_seed(0)
+    trained = get_peft_model(
+        reference_model(MODELS["qwen2"][0]), LoraConfig(r=3, target_modules=["q_proj", "lm_head"])
+    ).eval()
+    for parameter, value in trained.named_parameters():
+        if "lora_B" in parameter:
+            nn.init.normal_(value, std=0.3)
+    trained.save_pretrained(str(tmp_path / "peft"))  # with a copy of the head
+    out = converted(base, tmp_path / "peft", tmp_path / "adapter")
+    model = load(base.bundle(), Decoder, adapters={"mine": out})
+    with torch.inference_mode():
+        expected = trained(input_ids=IDS).logits[0].numpy()
+    got = model.logits(IDS[0].numpy(), adapter="mine")
+    assert np.abs(got - expected).max() <= 1e-4 * np.abs(expected).max()
+
+
 def test_adapter_is_proved_again_by_verify(bases: Callable[[str], Base], tmp_path: Path) -> None:
     base = bases("llama")
     adapter = write_adapter(tmp_path / "peft", base.model, ("q_proj", "v_proj"))
@@ -245,7 +268,7 @@ REFUSED: dict[str, tuple[dict[str, Any], type[OrtolanError], str]] = {
             }
         },
         OptionError,
-        "no float32 product by embedding.weight",
+        "the adapter updates the embedding, which can only be merged",
     ),
     "rank": ({"rank": 1025}, OptionError, r"the rank must be 1 to 1024 \(got 1025\)"),
     "not finite": (

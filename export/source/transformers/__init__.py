@@ -23,6 +23,7 @@ from ortolan.export.source.transformers.keys import read_keys
 from ortolan.export.source.transformers.rotary import pin_rotary, switches_after
 from ortolan.export.source.transformers.skeleton import build_skeleton, config_of
 from ortolan.export.source.transformers.weights import convert_weights, load_buffers
+from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.errors import ConfigError
 from ortolan.runtime.bundle.manifest import Tokens
@@ -50,6 +51,9 @@ def open_transformers(
     if reference._can_set_experts_implementation():
         reference.set_experts_implementation("eager")  # reads one expert at a time
     keys = read_keys(checkpoint.values, config_of(checkpoint.values), accept_unknown)
+    if isinstance(checkpoint.tensors, Adapted):
+        tied = reference.all_tied_weights_keys
+        checkpoint.tensors.check_tied((*tied, *tied.values()))
     weights = convert_weights(checkpoint.tensors, reference)
     traced = build_skeleton(checkpoint.values)
     last = switches_after(reference)

@@ -74,8 +74,7 @@ def save_live(module: Any) -> Saved:
         OptionError: it has unmerged adapters.
         CheckpointError: it has weights without values, or cannot be saved.
     """
-    if getattr(module, "_hf_peft_config_loaded", False):
-        raise _unmerged(module)
+    _check_merged(module)
     name = type(module).__name__
     tensors = chain(module.named_parameters(), module.named_buffers())
     empty = [weight for weight, tensor in tensors if tensor.is_meta]
@@ -151,8 +150,7 @@ def check_own(module: nn.Module) -> None:
         OptionError: it has unmerged PEFT adapters.
         ConfigError: its forward does not take ids and a state.
     """
-    if _is_of(module, "peft"):
-        raise _unmerged(module)
+    _check_merged(module)
     try:
         signature = inspect.signature(module.forward)
     except (TypeError, ValueError):
@@ -185,11 +183,14 @@ def _is_of(module: nn.Module, package: str) -> bool:
     return any(base.__module__.partition(".")[0] == package for base in type(module).__mro__)
 
 
-def _unmerged(module: nn.Module) -> OptionError:
-    return OptionError(
-        f"{type(module).__name__} has unmerged PEFT adapters. Export model.merge_and_unload(), or "
-        "the base checkpoint with the option adapter."
-    )
+def _check_merged(module: nn.Module) -> None:
+    """Raise OptionError for a PEFT model, or one with modules that PEFT wraps."""
+    is_loaded = getattr(module, "_hf_peft_config_loaded", False)
+    if is_loaded or any(_is_of(part, "peft") for part in module.modules()):
+        raise OptionError(
+            f"{type(module).__name__} has unmerged PEFT adapters. Export merge_and_unload() of the "
+            "PeftModel, or the base checkpoint with the option adapter."
+        )
 
 
 def _copy_files(source: Path, folder: Path) -> None:

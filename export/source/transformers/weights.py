@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ortolan.export.source.transformers.lazy import LazyTensor, rows_of
-from ortolan.modeling.checkpoint.mapped_weights import differing
+from ortolan.modeling.checkpoint.mapped_weights import UNEXPECTED, differing
+from ortolan.modeling.checkpoint.packed.leftovers import is_idle
 from ortolan.modeling.errors import WeightError
 from ortolan.modeling.weights import TensorSource
 
@@ -70,9 +71,9 @@ def convert_weights(source: TensorSource, model: "PreTrainedModel") -> Converted
             problems.append(f"{name}: expected shape {shape}, got {tuple(tensor.shape)}")
     unexpected = [*(model._keys_to_ignore_on_load_unexpected or ()), *_former_buffers(model)]
     problems += [
-        f"unexpected {name}"
+        f"{UNEXPECTED}{name}"
         for name in converted
-        if name not in expected and not _ignored(unexpected, name)
+        if name not in expected and not _ignored(unexpected, name) and not is_idle(name)
     ]
     if problems:
         raise differing(problems)

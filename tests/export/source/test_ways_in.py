@@ -202,9 +202,17 @@ def with_loaded_adapters() -> nn.Module:
     return loaded
 
 
+def with_wrapped_modules() -> nn.Module:
+    """A model of transformers in which PEFT has wrapped a module, as in `base_model.model`."""
+    module: nn.Module = tiny("LlamaForCausalLM", SIZES)
+    module.lm_head = with_adapters()
+    return module
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (with_wrapped_modules, r"unmerged .*merge_and_unload"),
         (OfImages, r"State \(got forward\(pixels"),
         (OfPairs, r"State \(got forward\(source"),
         (with_adapters, r"unmerged .*merge_and_unload"),

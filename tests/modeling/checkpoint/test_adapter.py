@@ -10,7 +10,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.packed_files import METHODS, write_packed
 from tests.modeling.checkpoint.refusals import refused
-from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
+from tests.modeling.tiny_models import GPT2, LLAMA, assert_same_logits, reference_model
 from torch import Tensor
 
 from ortolan.modeling import load
@@ -121,6 +121,65 @@ def test_updates_of_transposed_matrices_are_transposed(tmp_path: Path) -> None:
     torch.testing.assert_close(source.read(name, 5, 90, axis=1), expected[:, 5:90])
 
 
+def test_a_square_matrix_is_transposed_if_the_family_stores_it_so(tmp_path: Path) -> None:
+    reference_model(GPT2).save_pretrained(tmp_path / "base")
+    module, name = "transformer.h.1.attn.c_proj", "transformer.h.1.attn.c_proj.weight"
+    a, b = factors((32, 32))
+    for flag in (False, True):  # PEFT stores that of the last module
+        write_adapter(tmp_path / "adapter", {module: (a, b)}, fan_in_fan_out=flag)
+        expected = stored(tmp_path / "base", name) + 2 * (b @ a).T
+        read = merged(tmp_path / "base", tmp_path / "adapter", name)
+        torch.testing.assert_close(read, expected)
+
+
+@pytest.mark.parametrize("changed", ["embedding", "head", "saved embedding"])
+def test_a_tied_weight_is_changed_only_where_the_adapter_says(tmp_path: Path, changed: str) -> None:
+    tied, untied = (
+        reference_model(LLAMA | {"tie_word_embeddings": is_tied}) for is_tied in (True, False)
+    )
+    tied.save_pretrained(tmp_path / "base")
+    untied.load_state_dict(tied.state_dict())
+    a, b = factors((97, 32))
+    table = torch.randn(97, 32)
+    tensors = {
+        "embedding": {
+            f"base_model.model.{EMBEDDING}.lora_embedding_A": b.T.contiguous(),
+            f"base_model.model.{EMBEDDING}.lora_embedding_B": a.T.contiguous(),
+        },
+        "head": {
+            "base_model.model.lm_head.lora_A.weight": a,
+            "base_model.model.lm_head.lora_B.weight": b,
+        },
+        "saved embedding": {f"base_model.model.{EMBEDDING}.weight": table},
+    }[changed]
+    write_adapter(tmp_path / "adapter", {Q: factors(SHAPES[Q])}, tensors=tensors)
+    ours = load(open_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter"))
+    with torch.no_grad():
+        q_a, q_b = factors(SHAPES[Q])
+        untied.get_parameter(f"{Q}.weight").add_(2 * (q_b @ q_a))
+        name = "lm_head.weight" if changed == "head" else f"{EMBEDDING}.weight"
+        weight = untied.get_parameter(name)
+        weight.copy_(table if changed == "saved embedding" else weight + 2 * (b @ a))
+        ids = torch.arange(12)[None]
+        assert_same_logits(ours(ids), untied(input_ids=ids).logits)
+
+
+@pytest.mark.parametrize("prefix", ["", "model.", "_orig_mod.base_model.model._orig_mod.model."])
+def test_names_may_leave_out_the_prefix_of_the_base_model(
+    base: Path, tmp_path: Path, prefix: str
+) -> None:
+    a, b = factors(SHAPES[Q])
+    expected = stored(base, f"{Q}.weight") + 2 * (b @ a)
+    module = Q.removeprefix("model.")
+    tensors = {f"{prefix}{module}.lora_A.weight": a, f"{prefix}{module}.lora_B.weight": b}
+    write_adapter(tmp_path / "adapter", {}, tensors=tensors)
+    torch.testing.assert_close(merged(base, tmp_path / "adapter", f"{Q}.weight"), expected)
+    names = load_file(base / "model.safetensors").items()
+    bare = {name.removeprefix("model."): tensor for name, tensor in names}
+    save_file(bare, base / "model.safetensors")
+    torch.testing.assert_close(merged(base, tmp_path / "adapter", f"{module}.weight"), expected)
+
+
 def test_embeddings_and_whole_modules_are_read_from_the_adapter(base: Path, tmp_path: Path) -> None:
     a, b = factors((32, 97))
     head, table = torch.randn(97, 32), torch.randn(97, 32)
@@ -184,7 +243,30 @@ def test_an_adapter_for_another_model_is_refused(base: Path, tmp_path: Path) -> 
     assert f"{UP}.weight has shape (64, 48), not (48, 32)" in refused(base, tmp_path / "adapter")
 
 
+def test_a_resized_vocabulary_and_a_new_module_are_explained(base: Path, tmp_path: Path) -> None:
+    tensors = {
+        f"base_model.model.{EMBEDDING}.weight": torch.randn(99, 32),
+        "base_model.model.lm_head.weight": torch.randn(99, 32),
+    }
+    write_adapter(tmp_path / "adapter", {}, tensors=tensors)
+    assert "call resize_token_embeddings(99)" in refused(base, tmp_path / "adapter")
+    tensors = {"base_model.model.score.weight": torch.randn(3, 32)}
+    write_adapter(tmp_path / "adapter", {Q: factors(SHAPES[Q])}, tensors=tensors)
+    assert "It trains modules that the checkpoint lacks" in refused(base, tmp_path / "adapter")
+
+
+def test_the_folders_of_named_adapters_are_named(base: Path, tmp_path: Path) -> None:
+    (tmp_path / "adapters").mkdir()
+    for name in ("first", "second"):
+        write_adapter(tmp_path / "adapters" / name, {Q: factors(SHAPES[Q])})
+    assert "Pass one of its folders: first, second." in refused(base, tmp_path / "adapters")
+
+
 MAGNITUDE = {f"base_model.model.{Q}.lora_magnitude_vector.weight": torch.ones(32)}
+
+CONVOLUTION = {
+    f"base_model.model.{UP}.lora_{factor}.weight": torch.ones(4, 4, 1) for factor in ("A", "B")
+}
 
 
 @pytest.mark.parametrize(
@@ -195,6 +277,8 @@ MAGNITUDE = {f"base_model.model.{Q}.lora_magnitude_vector.weight": torch.ones(32
         ({"init_lora_weights": "pissa"}, "'pissa'"),
         ({"lora_alpha": "8"}, "lora_alpha"),
         ({"tensors": MAGNITUDE}, "lora_magnitude_vector"),
+        ({"tensors": CONVOLUTION}, "LoRA of a convolution"),
+        ({"method_of_tomorrow": {"rank": 3}}, "method_of_tomorrow"),
     ],
 )
 def test_another_kind_of_adapter_is_refused(

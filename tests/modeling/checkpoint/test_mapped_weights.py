@@ -181,6 +181,43 @@ def test_a_tower_that_no_table_names_is_unexpected() -> None:
         mapped(stored, TOWERS, {NORM: (2,)})
 
 
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("k_scale", "attn.v_scale", "q_proj.input_scale", "q_proj.input_zero_point"),
+        *("q_proj.weight.absmax", "q_proj.weight.nested_quant_map", "q_proj.SCB"),
+        "q_proj.weight.quant_state.bitsandbytes__nf4",
+    ],
+)
+def test_what_a_quantizer_left_next_to_floats_is_ignored(name: str) -> None:
+    stored = {"model.norm.weight": torch.ones(2), f"model.layers.0.{name}": torch.ones(1)}
+
+    weights, _ = mapped(stored, TOWERS, {NORM: (2,)})
+
+    assert weights.rows(NORM, 0, 2).tolist() == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("q_proj.weight_scale", "Restore its quantization_config"),
+        ("q_proj.qweight", "Restore its quantization_config"),
+        ("q_proj.weight_fake_quant.scale", "Convert it to plain weights"),
+        ("k_bmm_quantizer._amax", "Convert it to plain weights"),
+        ("q_proj.lora_A.default.weight", r"Save merge_and_unload\(\)"),
+        ("q_proj.base_layer.weight", r"Save merge_and_unload\(\)"),
+        ("q_proj.weight_mask", r"torch\.nn\.utils\.prune\.remove"),
+        ("q_proj.parametrizations.weight.original0", "remove_parametrizations"),
+        ("q_proj.nothing", "do not belong together"),
+    ],
+)
+def test_the_message_about_a_leftover_says_what_to_do(name: str, advice: str) -> None:
+    stored = {"model.norm.weight": torch.ones(2), f"model.layers.0.{name}": torch.ones(1)}
+
+    with pytest.raises(WeightError, match=advice):
+        mapped(stored, TOWERS, {NORM: (2,)})
+
+
 # --- experts ------------------------------------------------------------------------------------
 
 N, R, E = 3, 4, 5
