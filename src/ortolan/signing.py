@@ -53,8 +53,8 @@ def sign(path: Path, key: Path, *, password: str | None = None) -> Path:
 
     Raises:
         BundleError: the bundle is damaged.
-        OSError: the signature cannot be written; an earlier one stays.
-        SignatureError: the key cannot be read, or is of another type.
+        SignatureError: the key cannot be read, or is of another type; or the signature cannot be
+            written, and an earlier one stays.
     """
     bundle = open_bundle(path, full_check=True)
     signature = bundle.path / SIGNATURE
@@ -64,20 +64,17 @@ def sign(path: Path, key: Path, *, password: str | None = None) -> Path:
     kept = {signed.path for signed in bundles} | _files(bundles)
     others = {signature, *(file for signed in bundles for file in signed.path.iterdir())} - kept
     hashed = hashing.Config().set_ignored_paths(paths=others, ignore_git_paths=False)
-    # the library declares a text and needs bytes
-    secret = None if password is None else password.encode()
-    with tempfile.TemporaryDirectory() as folder:
-        aside = Path(folder, SIGNATURE)
-        try:
-            signer = signing.Config().use_elliptic_key_signer(private_key=key, password=secret)
-            signer.set_hashing_config(hashed).sign(bundle.path, aside)
-        except Exception as error:  # the library does not check the type of a key
-            raise SignatureError(
-                f"{key} cannot sign: {_line(error)}. Pass a private key of an elliptic curve in "
-                "PEM."
-            ) from error
-        with files.replaced(signature) as file:
-            file.write(aside.read_bytes())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            aside = Path(folder, SIGNATURE)
+            _sign(bundle.path, aside, hashed, key, password)
+            with files.replaced(signature) as file:
+                file.write(aside.read_bytes())
+    except OSError as error:
+        raise SignatureError(
+            f"{signature} cannot be written: {error.strerror}. Check the disk and the permissions "
+            "of the folder."
+        ) from error
     return signature
 
 
@@ -109,6 +106,20 @@ def check(path: Path, key: Path) -> None:
     if missing := sorted(files_of_all - {bundle.path / name for name in _signed(signature)}):
         name = missing[0].relative_to(bundle.path).as_posix()
         raise SignatureError(f"{path}: {name} is not signed. Get the bundle again.")
+
+
+def _sign(
+    folder: Path, signature: Path, hashed: hashing.Config, key: Path, password: str | None
+) -> None:
+    # the library declares a text and needs bytes
+    secret = None if password is None else password.encode()
+    try:
+        signer = signing.Config().use_elliptic_key_signer(private_key=key, password=secret)
+        signer.set_hashing_config(hashed).sign(folder, signature)
+    except Exception as error:  # the library does not check the type of a key
+        raise SignatureError(
+            f"{key} cannot sign: {_line(error)}. Pass a private key of an elliptic curve in PEM."
+        ) from error
 
 
 def _files(bundles: Iterable[Bundle]) -> set[Path]:

@@ -163,7 +163,7 @@ def test_a_failure_leaves_the_old_signature(
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(files.NewFile, "write", full)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(SignatureError, match=r"cannot be written: No space left"):
         sign(signed, keys[0])
     check(signed, keys[1])
 

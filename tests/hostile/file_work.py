@@ -1,6 +1,7 @@
 """All work of Ortolan that writes permanent files, and checks of the result."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -9,6 +10,7 @@ from typing import Any, Literal
 import numpy as np
 import pytest
 import torch
+from tests.cli.test_sign import write_keys
 from tests.export import tiny_models
 from tests.modeling.training.recipes import LANGUAGE_MODEL, write_recipe
 from tests.runtime import packed_bundles, tiny_adapters, tiny_bundle, tiny_decoder
@@ -32,6 +34,7 @@ from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.pack import write as packing
 from ortolan.runtime.verification.certificate_files import read_certificate
+from ortolan.signing import SignatureError, check, sign
 
 Version = Literal["old", "new"]
 
@@ -177,6 +180,24 @@ def _pack(folder: Path) -> Work:
     return Work(write=write, state=state)
 
 
+def _signature(folder: Path) -> Work:
+    keys = {version: write_keys(folder, version) for version in VERSIONS}
+
+    def write(place: Path, version: Version) -> None:
+        if version == "old":
+            tiny_decoder.write_bundle(place / "bundle")
+        sign(place / "bundle", keys[version][0])
+
+    def state(place: Path) -> State:
+        for version in VERSIONS:
+            with suppress(SignatureError):
+                check(place / "bundle", keys[version][1])
+                return version
+        return None
+
+    return Work(write=write, state=state)
+
+
 _no_model: Any = SimpleNamespace(forget=lambda: None)
 
 LENGTHS = {"old": 9000, "new": 5000}
@@ -314,6 +335,7 @@ WORKS: dict[str, Callable[[Path], Work]] = {
     "export in chosen bits": _auto,
     "adapter": _adapter,
     "pack": _pack,
+    "signature": _signature,
     "conversation": _conversation,
     "history of chats": _history,
     "session": _session,
