@@ -90,7 +90,8 @@ class Chat:
         requested_choice = of_prompt.pop("tool_choice", None)
         if self._manifest.features is None:
             check_only_text(messages)
-        prompt = self.template.prompt(messages, **of_prompt)
+        most = self._manifest.context_length
+        prompt = self.template.prompt(messages, **of_prompt, max_tokens=most)
         media = media_of(messages)
         tools = of_prompt.get("tools") or ()
         choice = check_choice(requested_choice, tools)

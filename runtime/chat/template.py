@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ortolan.runtime.chat.control_tokens import encode, replaced, user_spans
@@ -92,6 +92,7 @@ class ChatTemplate:
         variables: Mapping[str, Any] | None = None,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        max_tokens: int | None = None,
     ) -> Prompt:
         """Render messages to a prompt.
 
@@ -107,8 +108,10 @@ class ChatTemplate:
             continue_final_message: end inside the last message, an answer, so that the model
                 continues its content, or its reasoning if it has no content yet. Overrides
                 `add_generation_prompt`.
+            max_tokens: see `Tokenizer.check_length`; `None` for no limit.
 
         Raises:
+            ContextLengthError: the prompt is far too long.
             ChatError: messages or tools are invalid; the template rejects or ignores them; or they
                 contain a control token and the template splits their texts.
             ChatTemplateError: the template is invalid or exceeds its limits.
@@ -136,8 +139,9 @@ class ChatTemplate:
             tag = f"{Marks.absent_from([*_strings(data), *_strings(extra), self.source]).start} "
             continues = _tagged(data["messages"], tag)
         constants = {**self._special_tokens, "add_generation_prompt": add_generation_prompt}
+        encoded = partial(self._encoded, constants, tag=tag, max_tokens=max_tokens)
         _check_keys(data, list(self.control.values()))
-        return replace(self._fit(constants, {**data, **extra}, tag), continues=continues)
+        return replace(self._fit(encoded, {**data, **extra}), continues=continues)
 
     @cached_property
     def end_of_turn(self) -> int | None:
@@ -174,7 +178,7 @@ class ChatTemplate:
         name = "tool_use" if data["tools"] and "tool_use" in self._templates else "default"
         return self._templates[name]
 
-    def _fit(self, constants: Mapping[str, Any], data: dict[str, Any], tag: str) -> Prompt:
+    def _fit(self, encoded: Callable[[dict[str, Any]], Prompt], data: dict[str, Any]) -> Prompt:
         """Render messages in the first form that the template accepts.
 
         Case 1: unchanged.
@@ -187,12 +191,19 @@ class ChatTemplate:
         errors: list[ChatError | ChatTemplateError] = []
         for form in [messages, *(form for form in (joined, with_json) if form != messages)]:
             try:
-                return self._encoded(constants, {**data, "messages": form}, tag)
+                return encoded({**data, "messages": form})
             except (PartsError, ChatTemplateError) as error:
                 errors.append(error)
         raise errors[0]
 
-    def _encoded(self, constants: Mapping[str, Any], data: dict[str, Any], tag: str) -> Prompt:
+    def _encoded(
+        self,
+        constants: Mapping[str, Any],
+        data: dict[str, Any],
+        *,
+        tag: str,
+        max_tokens: int | None,
+    ) -> Prompt:
         """Render and encode up to the tag, without control tokens in the user's texts."""
         now = datetime.now()
 
@@ -201,6 +212,8 @@ class ChatTemplate:
             return self._template(data).render({**constants, **data}, functions=functions, now=now)
 
         text, strings = render(data), [*_strings(data)]
+        if max_tokens is not None:
+            self.tokenizer.check_length(text, max_tokens)
         _check_shown(data, text, render)
         marks = Marks.absent_from([*strings, self.source, text])
         try:

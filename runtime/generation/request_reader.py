@@ -191,7 +191,13 @@ class RequestReader:
             prompt = read_parts(cast("Sequence[Part]", prompt), self._tokenizer, self._manifest)
         if isinstance(prompt, MediaPrompt):
             return self._placed(prompt)
-        ids = read_ids(prompt, self._tokenizer, vocab_size=vocab_size, what="prompt")
+        ids = read_ids(
+            prompt,
+            self._tokenizer,
+            vocab_size=vocab_size,
+            what="prompt",
+            max_tokens=self._manifest.context_length,
+        )
         if ids:
             return ids, ()
         if self._manifest.tokens.bos is None:

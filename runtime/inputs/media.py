@@ -51,7 +51,9 @@ def read_parts(
     features = manifest.features
     placeholder = "" if features is None else wrapped(tokenizer.text_of(features.token), features)
     texts = (part if isinstance(part, str) else placeholder for part in read)
-    return MediaPrompt(tokenizer.encode("".join(texts)), media)
+    text = "".join(texts)
+    tokenizer.check_length(text, manifest.context_length)
+    return MediaPrompt(tokenizer.encode(text), media)
 
 
 def check_media(media: Sequence[Medium], manifest: Manifest) -> None:

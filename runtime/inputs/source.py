@@ -180,6 +180,8 @@ class SourceReader:
         if self._tokenizer is None:
             raise no_tokenizer("text")
         most = self.max_tokens if truncate else None
+        if not truncate:
+            self._tokenizer.check_length(value, self.max_tokens)
         ids, spans = self._tokenizer.encode_spans(value, max_tokens=most)
         if not any(spans):
             raise _no_tokens(value)
@@ -264,6 +266,7 @@ class SourceReader:
         if truncate:
             ids = self._tokenizer.encode_start(text, max_tokens=self.max_tokens)
         else:
+            self._tokenizer.check_length(text, self.max_tokens)
             ids = self._tokenizer.encode(text)
         if len(ids) <= self._added:
             raise _no_tokens(text)
@@ -274,6 +277,9 @@ class SourceReader:
             raise no_tokenizer("pairs of texts")
         source = self._manifest.source
         most = self.max_tokens if truncate else None
+        if not truncate:
+            for text in texts:
+                self._tokenizer.check_length(text, self.max_tokens)
         if self._types == 1:
             has_types = not (isinstance(source, TextSource) and source.pairs)
             return self._tokenizer.encode_pair(*texts, max_tokens=most, has_types=has_types)

@@ -171,12 +171,13 @@ def _byte_alphabet() -> dict[str, int]:
     return letters | {chr(0x100 + place): byte for place, byte in enumerate(rest)}
 
 
-_ALPHABET = _byte_alphabet()
+BYTE_ALPHABET = _byte_alphabet()
+"""Letters that spell bytes in byte-level tokenizers, with their bytes."""
 
 
 def _spelled_bytes(text: str) -> bytes:
     """Return the bytes that a token spells; any other character means literal text."""
     try:
-        return bytes([_ALPHABET[letter] for letter in text])
+        return bytes([BYTE_ALPHABET[letter] for letter in text])
     except KeyError:
         return text.encode()

@@ -6,16 +6,19 @@ The only module that imports the `tokenizers` library, whose panics become error
 from collections.abc import Iterable, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
 from operator import index
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import tokenizers
 
-from ortolan.runtime.errors import TokenizerError, shown
+from ortolan.runtime.errors import ContextLengthError, TokenizerError, shown
 from ortolan.runtime.inputs.ids import checked_ids
 from ortolan.runtime.inputs.token_stream import TokenStream, open_stream, token_bytes
-from ortolan.runtime.inputs.tokenizer_file import Outline, read_outline
+from ortolan.runtime.inputs.tokenizer_file import Outline, components_of, read_outline
+from ortolan.runtime.inputs.unlocked import TokenSize, Unlocked, token_size
 
 if TYPE_CHECKING:
     from ortolan.runtime.bundle.bundle import Bundle
@@ -72,7 +75,8 @@ class Tokenizer:
 
     def __init__(self, library: tokenizers.Tokenizer, outline: Outline, vocab_size: int) -> None:
         """Wrap a loaded tokenizer; use `from_bytes` instead."""
-        self._library = library
+        self._library: Any = Unlocked(library)
+        self._outline = outline
         self._decoder = outline.decoder
         self.vocab_size = vocab_size
         self._added = library.get_added_tokens_decoder()
@@ -112,6 +116,25 @@ class Tokenizer:
             )
         return cls(library, outline, own_size if model_vocab_size is None else model_vocab_size)
 
+    @cached_property
+    def _token_size(self) -> TokenSize:
+        components = chain(
+            components_of(self._outline.normalizer), components_of(self._outline.pre_tokenizer)
+        )
+        return token_size(self._library, components)
+
+    def check_length(self, text: str, max_tokens: int) -> None:
+        """Reject a text that surely has more tokens, so that it need not be encoded.
+
+        Raises:
+            ContextLengthError: it has.
+        """
+        if len(text) > max_tokens and self._token_size.exceeds(text, max_tokens):
+            raise ContextLengthError(
+                f"A text of {len(text)} characters has more tokens than the limit of {max_tokens}. "
+                "Shorten it."
+            )
+
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the token ids of a text.
 
@@ -126,7 +149,9 @@ class Tokenizer:
         """
         self._check_text(text)
         with _ENCODING:
-            encoding = self._library.encode(text, add_special_tokens=add_special_tokens)
+            encoding = self._library.encode(
+                text, add_special_tokens=add_special_tokens, has_offsets=False
+            )
         return self._in_vocabulary(encoding.ids)
 
     def encode_with_offsets(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
@@ -234,7 +259,8 @@ class Tokenizer:
             )
         encoding = self._library.encode(text, add_special_tokens=False)
         encoding.truncate(room)
-        return self._library.post_process(encoding)
+        started: tokenizers.Encoding = self._library.post_process(encoding)
+        return started
 
     def encode_pair(
         self,
@@ -524,16 +550,33 @@ _DECODING = _LibraryErrors("The tokenizer cannot decode these ids", "Check the b
 
 
 def read_ids(
-    prompt: Any, tokenizer: Tokenizer | None, *, vocab_size: int, what: str, fewest: int = 0
+    prompt: Any,
+    tokenizer: Tokenizer | None,
+    *,
+    vocab_size: int,
+    what: str,
+    fewest: int = 0,
+    max_tokens: int | None = None,
 ) -> list[int]:
-    """Return the ids of a text, or checked ids. Other arguments are those of `checked_ids`.
+    """Return the ids of a text, or checked ids.
+
+    Args:
+        prompt: a text or ids.
+        tokenizer: reads the text.
+        vocab_size: see `checked_ids`.
+        what: see `checked_ids`.
+        fewest: see `checked_ids`.
+        max_tokens: see `Tokenizer.check_length`; `None` for no limit.
 
     Raises:
+        ContextLengthError: the text is far too long.
         TokenizerError: the tokenizer cannot read the text, or there is none.
     """
     if isinstance(prompt, str):
         if tokenizer is None:
             raise no_tokenizer(what)
+        if max_tokens is not None:
+            tokenizer.check_length(prompt, max_tokens)
         prompt = tokenizer.encode(prompt)
     return checked_ids(prompt, vocab_size=vocab_size, what=what, fewest=fewest)
 

@@ -14,7 +14,7 @@ import msgspec
 from ortolan.runtime.errors import TokenizerError
 from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
 
-__all__ = ["Outline", "read_outline"]
+__all__ = ["Outline", "components_of", "read_outline"]
 
 # fmt: off
 _KNOWN = frozenset([
@@ -84,7 +84,7 @@ def _check_growth(action: str, *parts: Any) -> None:
     """Multiply the factors of all components of some parts (cases 1 and 2)."""
     growth = 1.0
     for part in parts:
-        for component in _components(part):
+        for component in components_of(part):
             growth *= _factor(component)
             if growth > MAX_TEXT_GROWTH:
                 raise TokenizerError(
@@ -93,7 +93,7 @@ def _check_growth(action: str, *parts: Any) -> None:
                 )
 
 
-def _components(part: Any) -> Iterator[dict[str, Any]]:
+def components_of(part: Any) -> Iterator[dict[str, Any]]:
     """Yield every component of a part."""
     waiting = [] if part is None else [part]
     while waiting:

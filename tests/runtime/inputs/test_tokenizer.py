@@ -173,7 +173,7 @@ def test_an_interrupt_is_not_swallowed(monkeypatch: pytest.MonkeyPatch) -> None:
     tokenizer = Tokenizer.from_bytes(saved(library("words")))
 
     class Interrupted:
-        def encode(self, text: str, *, add_special_tokens: bool) -> None:
+        def encode(self, text: str, **_: bool) -> None:
             raise KeyboardInterrupt
 
     monkeypatch.setattr(tokenizer, "_library", Interrupted())

@@ -1,5 +1,6 @@
 """`/tokenize`, `/detokenize` and `/tokenizer_info`, as clients of llama.cpp and vLLM send them."""
 
+import asyncio
 from typing import Any
 
 import msgspec
@@ -63,7 +64,8 @@ async def tokenize(call: Call, body: TokenizeBody) -> Answer:
         )
     if body.messages is not None:
         served.expect("decoder", what="chat")
-        prompt = served.model.chat_template.prompt(
+        prompt = await asyncio.to_thread(
+            served.model.chat_template.prompt,
             body.messages,
             tools=body.tools,
             variables=body.chat_template_kwargs,
@@ -76,14 +78,16 @@ async def tokenize(call: Call, body: TokenizeBody) -> Answer:
         if body.add_special_tokens is not None:
             is_special = body.add_special_tokens
         text = body.content if body.prompt is None else body.prompt
-        ids = _tokenizer(served).encode(text, add_special_tokens=is_special)
+        encode = _tokenizer(served).encode
+        ids = await asyncio.to_thread(encode, text, add_special_tokens=is_special)
     return Tokens(tokens=ids, count=len(ids), max_model_len=served.model.manifest.context_length)
 
 
 async def detokenize(call: Call, body: DetokenizeBody) -> Answer:
     """Turn token ids into text."""
     served = await call.model(body.model)
-    text = _tokenizer(served).decode(body.tokens, skip_special_tokens=False)
+    decode = _tokenizer(served).decode
+    text = await asyncio.to_thread(decode, body.tokens, skip_special_tokens=False)
     return Content(content=text, prompt=text)
 
 

@@ -1,0 +1,127 @@
+"""The `tokenizers` library without the interpreter's lock, and how many tokens a text needs.
+
+`encode` and `decode` of the library hold the lock: 4 MB of text stopped all threads of a server for
+14 s. Their forms for a batch free it, and are used for texts that take more than about a
+millisecond.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tokenizers
+
+from ortolan.runtime.inputs.token_stream import BYTE_ALPHABET
+
+__all__ = ["TokenSize", "Unlocked", "token_size"]
+
+LONG = 1024
+"""Characters or tokens from which a text is worth a call without the lock."""
+
+
+class Unlocked:
+    """A tokenizer of the library that frees the interpreter's lock while it works on long texts.
+
+    Args:
+        library: has all other methods.
+    """
+
+    def __init__(self, library: tokenizers.Tokenizer) -> None:
+        self._library = library
+        # found without `__getattr__`: called for each token
+        self.id_to_token = library.id_to_token
+
+    def encode(
+        self, text: str, *, add_special_tokens: bool = True, has_offsets: bool = True
+    ) -> tokenizers.Encoding:
+        """Encode a text. Without offsets, a long one takes half the time."""
+        if len(text) < LONG:
+            return self._library.encode(text, add_special_tokens=add_special_tokens)
+        library = self._library
+        encode = library.encode_batch if has_offsets else library.encode_batch_fast
+        return encode([text], add_special_tokens=add_special_tokens)[0]
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool) -> str:
+        """Decode ids."""
+        if len(ids) < LONG:
+            text: str = self._library.decode(ids, skip_special_tokens=skip_special_tokens)
+            return text
+        (text,) = self._library.decode_batch([ids], skip_special_tokens=skip_special_tokens)
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._library, name)
+
+
+@dataclass(frozen=True, slots=True)
+class TokenSize:
+    """How much of a text one token stands for.
+
+    Attributes:
+        most: characters at most; infinity without a bound.
+        dropped: characters that become no tokens.
+    """
+
+    most: float
+    dropped: Collection[str] = ()
+
+    def exceeds(self, text: str, max_tokens: int) -> bool:
+        """Whether a text surely has more tokens."""
+        fitting = max_tokens * self.most
+        # counting is slower than the length
+        return len(text) > fitting and len(text) - sum(map(text.count, self.dropped)) > fitting
+
+
+_SHRINKS: dict[str, float] = {
+    # composed characters have at most four code points (Unicode Standard Annex 15)
+    "NFC": 4.0,
+    "NFKC": 4.0,
+    **dict.fromkeys(
+        [
+            *("NFD", "NFKD", "Lowercase", "Prepend", "ByteLevel", "Digits", "Metaspace"),
+            *("UnicodeScripts", "FixedLength", "Sequence"),
+        ],
+        1.0,
+    ),
+}
+"""Factors by which components may shorten a text; others can make all of it vanish."""
+
+
+def token_size(library: tokenizers.Tokenizer, components: Iterable[dict[str, Any]]) -> TokenSize:
+    """Return how much of a text one token of a tokenizer stands for.
+
+    Args:
+        library: the tokenizer.
+        components: of its normalizer and pre-tokenizer.
+    """
+    components, model = list(components), library.model
+    vocabulary = library.get_vocab(with_added_tokens=True)
+    most = math.prod(map(_shrinks, components), start=float(max(map(len, vocabulary), default=1)))
+    added = library.get_added_tokens_decoder().values()
+    takes_white_space = any(token.lstrip or token.rstrip for token in added)
+    # other models turn long words into one unknown token
+    if takes_white_space or not isinstance(model, tokenizers.models.BPE):
+        return TokenSize(math.inf)
+    if any(component["type"] == "ByteLevel" for component in components):
+        missing = [byte for letter, byte in BYTE_ALPHABET.items() if letter not in vocabulary]
+        # without the first byte of a character, the others remain
+        missing = [byte for byte in missing if byte < 0xC0]
+        are_controls = all(byte < 0x20 or byte == 0x7F for byte in missing)
+        return TokenSize(most if are_controls else math.inf, [*map(chr, missing)])
+    has_bytes = model.byte_fallback and all(f"<0x{n:02X}>" in vocabulary for n in range(256))
+    is_unknown_counted = model.unk_token is not None and not model.fuse_unk
+    return TokenSize(most if has_bytes or is_unknown_counted else math.inf)
+
+
+def _shrinks(component: dict[str, Any]) -> float:
+    match component:
+        case {"type": "Replace", "content": str(content), "pattern": {"String": str(pattern)}} if (
+            content
+        ):
+            return max(1.0, len(pattern) / len(content))
+        case {"type": "Split" | "Punctuation", "behavior": str(behavior)}:
+            return math.inf if behavior == "Removed" else 1.0
+        case {"type": str(kind)}:
+            return _SHRINKS.get(kind, math.inf)
+    return math.inf
