@@ -110,11 +110,14 @@ class LearnedPositions:
     Attributes:
         offset: rows before the first position. Some published tables have them: two in BART, one
             more than the padding id in RoBERTa.
+        padding: id that an encoder does not count, wherever it stands, so that it has the row
+            before the first position, which is that of its id; None where every id counts.
         published: table of the checkpoint that is interpolated to the patches of the image; None
             where the checkpoint has this table.
     """
 
     offset: int = 0
+    padding: int | None = None
     published: SquareTable | None = None
 
     def __post_init__(self) -> None:
@@ -132,12 +135,15 @@ class SinusoidalPositions:
         layout: `interleaved` alternates sine and cosine, as in the paper; `halves` has all sines
             before all cosines, as in Marian.
         offset: the row of the first token.
+        padding: id that an encoder does not count, wherever it stands, and that has no vector of a
+            position; None where every id counts.
         endpoint: the last pair of channels has 10000 times the shortest wavelength, as in
             tensor2tensor; else the pair after it would.
     """
 
     layout: Literal["interleaved", "halves"] = "interleaved"
     offset: int = 0
+    padding: int | None = None
     endpoint: bool = False
 
 
@@ -403,3 +409,14 @@ Positions = (
     | RotaryPositions
     | RelativePositions
 )
+
+
+def added_table(positions: Positions) -> TablePositions | None:
+    """The table whose rows are added to the embedding or concatenated with it, if there is one."""
+    match positions:
+        case LearnedPositions() | SinusoidalPositions():
+            return positions
+        case ConcatenatedPositions(table=table) | RelativeBiasPositions(absolute=table):
+            return table
+        case _:
+            return None

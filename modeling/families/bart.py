@@ -123,7 +123,8 @@ class BartFormat:
         positions = self.positions
         if isinstance(positions, SinusoidalPositions) and positions.offset:
             # The first position is the one after the number of the padding token.
-            positions = replace(positions, offset=hf.get("pad_token_id", int, 1) + 1)
+            padding = hf.get("pad_token_id", int, 1)
+            positions = replace(positions, offset=padding + 1, padding=padding)
         stack: dict[str, Any] = {
             "model_type": hf.get("model_type", str),
             "hidden_size": width,

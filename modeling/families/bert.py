@@ -186,8 +186,8 @@ class BertFormat:
         hf.skip("task_type_vocab_size", "directionality", "pooler_fc_size", "pooler_type")
         hf.skip("pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head")
         # The rows up to that of the padding id are for padding.
-        offset = hf.get("pad_token_id", int, 1) + 1 if self.after_padding else 0
-        config = read_encoder(hf, offset=offset, head=self._head(hf))
+        padding = hf.get("pad_token_id", int, 1) if self.after_padding else None
+        config = read_encoder(hf, padding=padding, head=self._head(hf))
         norm = config.blocks[0].norm
         return replace(
             config,
@@ -222,18 +222,21 @@ def _norm(hf: ConfigReader) -> NormConfig:
 def read_encoder(
     hf: ConfigReader,
     *,
-    offset: int = 0,
+    padding: int | None = None,
     head: Head | None = None,
     activation: str = "gelu",
     tied: bool = True,
 ) -> EncoderConfig:
-    """A bidirectional, post-norm encoder with learned positions after `offset` rows.
+    """A bidirectional, post-norm encoder with learned positions.
+
+    Positions are numbered from the `padding` id on, which has none itself.
 
     Raises:
         ConfigError: positions of another kind, or widths that do not fit.
     """
     hf.skip("hidden_dropout_prob", "attention_probs_dropout_prob", "classifier_dropout")
     hf.refuse("is_decoder")
+    offset = 0 if padding is None else padding + 1
     if tied:
         # Untied, transformers takes the bias of the logits from elsewhere, too.
         hf.require("tie_word_embeddings")
@@ -258,7 +261,7 @@ def read_encoder(
         input=TokenInput(vocab_size=hf.size("vocab_size"), types=hf.get("type_vocab_size", int, 2)),
         hidden_size=width,
         context_length=rows - offset,
-        positions=LearnedPositions(offset=offset),
+        positions=LearnedPositions(offset=offset, padding=padding),
         embedding_norm=block.norm,
         blocks=(block,) * hf.size("num_hidden_layers", most=MAX_LAYERS),
         final_norm=None,

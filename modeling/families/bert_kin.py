@@ -165,14 +165,16 @@ def _mpnet(hf: ConfigReader) -> EncoderConfig:
             "This checkpoint cannot be loaded faithfully."
         )
     # The rows of the padding id and below are for padding.
-    config = bert.read_encoder(hf, offset=2)
+    config = bert.read_encoder(hf, padding=1)
     language_model = LanguageModelHead(
         tied=True, bias=True, activation="gelu", norm=config.blocks[0].norm
     )
     return replace(
         config,
         input=TokenInput(vocab_size=hf.size("vocab_size")),
-        positions=RelativeBiasPositions(buckets=BUCKETS, absolute=LearnedPositions(offset=2)),
+        positions=RelativeBiasPositions(
+            buckets=BUCKETS, absolute=LearnedPositions(offset=2, padding=1)
+        ),
         head=read_head(hf, "MPNet", language_model, activation="tanh"),
     )
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from ortolan.modeling.config import (
     AlibiPositions,
     ConcatenatedPositions,
+    EncoderConfig,
     GridPositions,
     LearnedPositions,
     RelativeBiasPositions,
@@ -20,6 +21,7 @@ from ortolan.modeling.config import (
     RotaryPositions,
     StackConfig,
 )
+from ortolan.modeling.config.positions import added_table
 from ortolan.modeling.layers.block import Block
 from ortolan.modeling.layers.embeddings import (
     TokenFeatures,
@@ -194,15 +196,16 @@ class Stack(TransformerModel):
         """Rows of the position table, learned or fixed; None without a table."""
         if isinstance(self.config.positions, GridPositions):
             return None  # added by the encoder, which knows the grid
+        source = added_table(self.config.positions)
         if self.position_embedding is not None:
-            match self.config.positions:
-                case LearnedPositions(offset=offset) if offset:
-                    positions = positions + offset
-                case ConcatenatedPositions(table=LearnedPositions(offset=offset)) if offset:
-                    positions = positions + offset
-                case RelativeBiasPositions(absolute=LearnedPositions(offset=offset)) if offset:
-                    positions = positions + offset
+            if isinstance(source, LearnedPositions) and source.offset:
+                positions = positions + source.offset
             learned: Tensor = self.position_embedding(positions)
             return learned
         table = self._buffers.get("position_table")
-        return None if table is None else F.embedding(positions, table)
+        if table is None:
+            return None
+        if isinstance(self.config, EncoderConfig) and source and source.padding is not None:
+            vectors = F.embedding(positions.clamp(min=0), table)
+            return torch.where((positions >= 0)[..., None], vectors, 0.0)
+        return F.embedding(positions, table)

@@ -26,6 +26,7 @@ from ortolan.modeling.config import (
     TokenInput,
     WaveInput,
 )
+from ortolan.modeling.config.positions import added_table
 from ortolan.modeling.layers.attention import CrossAttention
 from ortolan.modeling.layers.cache import (
     CrossCache,
@@ -364,7 +365,14 @@ class EncoderModel(Stack):
             added = self.position_embedding(grid)
         length = self._length(inputs)
         positions = torch.arange(length, device=inputs.device)[None]
-        x_BTE = self.embed(inputs, positions, added)
+        source = added_table(self.config.positions)
+        if source is None or source.padding is None:
+            rows = positions
+        else:
+            # in float32, which counts exactly, since more kernels do it
+            counted = (inputs != source.padding).float()
+            rows = (counted.cumsum(1) * counted - 1).long()
+        x_BTE = self.embed(inputs, rows, added)
         if self.registers is not None:
             x_BTE, length = self.registers(x_BTE), length + self.config.registers
             positions = torch.arange(length, device=inputs.device)[None]

@@ -11,8 +11,8 @@ from tests.tiny.encoders import CLIP_VISION, DEIT, DINOV2, DINOV2_REGISTERS, DIN
 from torch import Tensor
 from transformers import PreTrainedModel
 
-PAD = 1
-"""Never an id of a text here: some models of transformers take it for padding wherever it is."""
+PAD, OTHER_PAD = 1, 4
+"""The id of padding. It is in texts too, where some models do not count it."""
 
 BERT: dict[str, Any] = {
     "model_type": "bert",
@@ -336,7 +336,7 @@ SEQ2SEQ = {
     },
     "m2m_100-padding": EncoderCase(
         "M2M100ForConditionalGeneration",
-        BART | {"model_type": "m2m_100", "pad_token_id": 4, "scale_embedding": True},
+        BART | {"model_type": "m2m_100", "pad_token_id": OTHER_PAD, "scale_embedding": True},
     ),
     "t5": t5_case(T5),
     "t5-published-buckets": t5_case(
@@ -362,10 +362,11 @@ class Ragged:
 
 
 def ragged(*lengths: int, seed: int = 0, pad: int = PAD) -> Ragged:
-    """Texts of these lengths, without the ids that some model takes for padding."""
+    """Texts of these lengths, some of whose ids are those of padding."""
     generator = torch.Generator().manual_seed(seed)
     shape = (len(lengths), max(lengths))
     ids = torch.randint(5, VOCABULARY, shape, generator=generator)
+    ids[:, 2::6], ids[:, 5::8] = PAD, OTHER_PAD
     mask = torch.arange(shape[1]) < torch.tensor(lengths)[:, None]
     return Ragged(torch.where(mask, ids, pad), torch.tensor(lengths), mask.long())
 

@@ -215,7 +215,7 @@ FACTS: dict[str, dict[str, object]] = {
         "decoder.head_scale": 512**-0.5,
         "decoder.blocks.0.dense.kind": "mlp",
     },
-    "roberta-base": {"context_length": 512, "positions": LearnedPositions(offset=2)},
+    "roberta-base": {"context_length": 512, "positions": LearnedPositions(offset=2, padding=1)},
     "vit-base-patch16-224": {"context_length": 197, "blocks.0.placement": "pre"},
     SST2: {
         "head": ClassifierHead(labels=("NEGATIVE", "POSITIVE"), pooling="first", activation="relu")

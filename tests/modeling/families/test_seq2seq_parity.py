@@ -15,7 +15,7 @@ from ortolan.modeling.layers.cache import CrossCache, empty_cache
 
 SOURCES = ragged(13, 1, 7, 20)
 
-TARGETS = ragged(18, 18, 18, 18, seed=1).ids.clamp(max=80)
+TARGETS = ragged(18, 18, 18, 18, seed=1).ids.clamp(5, 80)
 
 CHUNKS = (6, 1, 4)
 """How the first tokens of one text enter the cache; steps of one token follow."""
