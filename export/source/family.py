@@ -28,6 +28,7 @@ from ortolan.export.source.preprocessing import image_source, processed_size
 from ortolan.export.source.special_tokens import special_tokens
 from ortolan.export.source.speech_tokens import speech_tokens
 from ortolan.export.source.tiles import WRAPPINGS, tiles_of
+from ortolan.export.source.token_types import has_types
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
 from ortolan.export.trace.decoder import cache_states, trace_decoder
 from ortolan.export.trace.encoder import token_types, trace_encoder
@@ -239,6 +240,8 @@ def _describe(
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
+    limited = _typed(limited, companions)
+    sides = sides_of(limited)
     # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
     library = tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size))
     padding = _padding(config, library, companions)
@@ -399,7 +402,7 @@ def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
     """The context that a model was made for, if its positions reach further."""
     longest = default_context(config)
     match config:
-        case EncoderConfig(head=EmbeddingHead(), context_length=most):
+        case EncoderConfig(input=TokenInput(), context_length=most):
             most = longest or most
             return min(max_tokens(folder) or most, most)
         case _:
@@ -416,6 +419,16 @@ def _padding(
             return padding_id(tokenizer, None if file is None else file.parent, own)
         case _:
             return None
+
+
+def _typed(config: C, companions: Mapping[str, Path]) -> C:
+    """The same config, if the tokenizer gives types; else one that does not read them."""
+    match config:
+        case EncoderConfig(input=TokenInput(types=types) as tokens) if types > 1:
+            file = companions.get(TOKENIZER)
+            if file is not None and not has_types(file.parent, config.model_type):
+                return replace(config, input=replace(tokens, reads_types=False))
+    return config
 
 
 def _takes(
@@ -451,7 +464,7 @@ def _takes(
 def _reads_pairs(encoder: EncoderConfig) -> bool:
     """Whether it classifies texts without regard to token types."""
     is_for_pairs = isinstance(encoder.head, ClassifierHead) and encoder.head.reads_pairs
-    return is_for_pairs and isinstance(encoder.input, TokenInput) and encoder.input.types <= 1
+    return is_for_pairs and isinstance(encoder.input, TokenInput) and token_types(encoder) <= 1
 
 
 def _has_symbols(sides: Sides) -> bool:

@@ -88,7 +88,9 @@ def trace_encoder(config: EncoderConfig, *, dtype: torch.dtype) -> ir.Model:
 def token_types(config: EncoderConfig) -> int:
     """Number of token types that the graph reads: only some heads read pairs of texts."""
     match config:
-        case EncoderConfig(input=TokenInput(types=types), head=ClassifierHead(reads_pairs=True)):
+        case EncoderConfig(
+            input=TokenInput(types=types, reads_types=True), head=ClassifierHead(reads_pairs=True)
+        ):
             return max(types, 1)
         case _:
             return 1

@@ -26,6 +26,7 @@ from ortolan.modeling.checkpoint.sentence_head import (
     DENSE_WEIGHTS,
     MODULES,
     WithProjections,
+    cross_encoder_values,
     dense_folders,
     read_sentence_head,
     write_sentence_head,
@@ -33,6 +34,7 @@ from ortolan.modeling.checkpoint.sentence_head import (
 from ortolan.modeling.checkpoint.weight_norm import WeightNormed
 from ortolan.modeling.config import (
     AlibiPositions,
+    ClassifierHead,
     ConvolutionalPositions,
     DecoderConfig,
     DynamicNTKScaling,
@@ -126,6 +128,9 @@ def read_config(
     checkpoint = open_checkpoint(source)
     config = config_from_hf(checkpoint.values, ModelConfig, accept_unknown=accept_unknown)
     match config:
+        case EncoderConfig(head=ClassifierHead()):
+            values = checkpoint.values | cross_encoder_values(checkpoint.folder)
+            config = config_from_hf(values, ModelConfig, accept_unknown=accept_unknown)
         case EncoderConfig(head=None | LanguageModelHead(), hidden_size=width):
             # Some configs keep the class of the model that the embedding was trained from.
             embedding = read_sentence_head(checkpoint.folder, width)

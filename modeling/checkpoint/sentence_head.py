@@ -36,6 +36,9 @@ MAX_TOKENIZER_BYTES = 256 << 20
 
 MAX_SIDE_BYTES = 1 << 20
 
+BY_TASK = ("query_length", "document_length", "query_expansion")
+"""Keys of a Transformer that let queries and documents have other limits."""
+
 MAX_TOKENS = 1 << 24
 """Larger than any published context."""
 
@@ -125,20 +128,53 @@ def sentence_files(folder: Path) -> list[Path]:
 
 
 def max_tokens(folder: Path) -> int | None:
-    """Maximum number of tokens of a text; None if unspecified.
+    """Maximum number of tokens of a text, also where transformers truncates; None if unspecified.
 
     Raises:
         CheckpointError: a file cannot be read.
-        ConfigError: the value is not a number.
+        ConfigError: the value is not a number, or texts have several limits.
     """
-    if not (folder / MODULES).is_file():
-        return None
-    length = _reader(folder, TRANSFORMER).size("max_seq_length", None)
-    if length is not None:
-        return length
+    if (folder / MODULES).is_file():
+        reader = _reader(folder, TRANSFORMER)
+        called = reader.get("processing_kwargs", dict, {})
+        by_task = [key for key in BY_TASK if reader.get(key, object, None) is not None]
+        length = reader.size("max_seq_length", None)
+        match called:
+            case {"text": {"max_length": int(own), **others}, **more} if not others and not more:
+                length = own
+            case dict() if called or by_task:
+                raise ConfigError(
+                    f"{TRANSFORMER}: Ortolan reads one limit, max_seq_length, for all texts (got "
+                    f"{', '.join(by_task) or f'processing_kwargs {called!r:.80}'}). This "
+                    "checkpoint cannot be loaded faithfully."
+                )
+        if length is not None and length >= 1:
+            return length
     # transformers writes 1e30 for "no limit".
     limit = _reader(folder, TOKENIZER_CONFIG).get("model_max_length", float, None)
     return int(limit) if limit is not None and 1 <= limit < MAX_TOKENS else None
+
+
+def cross_encoder_values(folder: Path) -> dict[str, object]:
+    """What sentence-transformers keeps next to the config of a cross-encoder, as keys of a config.
+
+    Raises:
+        CheckpointError: a file cannot be read.
+        ConfigError: the cross-encoder does more than classify the unchanged pair.
+    """
+    reader = _reader(folder, PROMPTS)
+    if reader.get("model_type", str, "") != "CrossEncoder":
+        return {}
+    default = reader.get("default_prompt_name", str, None)
+    kinds = [kind for kind, _ in _listed(folder)]
+    if default is not None or kinds not in ([], ["Transformer"]):
+        raise ConfigError(
+            f"{PROMPTS}, {MODULES}: a cross-encoder must be a Transformer without a default prompt "
+            f"(got {kinds!r:.80} and {default!r:.40}). This checkpoint cannot be loaded faithfully."
+        )
+    _check_case(folder, _reader(folder, TRANSFORMER))
+    function = reader.get("activation_fn", str, None)
+    return {} if function is None else {"sentence_transformers": {"activation_fn": function}}
 
 
 def read_prompts(folder: Path) -> Prompts:
@@ -192,17 +228,26 @@ class WithProjections:
         return source.read(theirs, start, stop, axis=axis)
 
 
+def _listed(folder: Path) -> list[tuple[str, object]]:
+    """The kind and the path of every module, in order; empty without the file."""
+    file = folder / MODULES
+    value = read_json_value(file, MAX_MODULES_BYTES) if file.is_file() else []
+    listed = value if isinstance(value, list) else [value]
+    entries = [entry if isinstance(entry, dict) else {} for entry in listed]
+    types = [(str(entry.get("type")), entry.get("path")) for entry in entries]
+    return [
+        (kind.rpartition(".")[2] if kind.startswith(PACKAGE) else kind, path)
+        for kind, path in types
+    ]
+
+
 def _modules(folder: Path) -> list[Module]:
     """Modules in order, without Dropout; empty without the file."""
     file = folder / MODULES
     if not file.is_file():
         return []
-    value = read_json_value(file, MAX_MODULES_BYTES)
-    listed = value if isinstance(value, list) else []
-    entries = [entry if isinstance(entry, dict) else {} for entry in listed]
-    types = [str(entry.get("type")) for entry in entries]
-    kinds = [kind.rpartition(".")[2] if kind.startswith(PACKAGE) else kind for kind in types]
-    paths = [entry.get("path") for entry in entries]
+    listed = _listed(folder)
+    kinds = [kind for kind, _ in listed]
     shape = [kind for kind in kinds if kind not in ("Dense", "Dropout")]
     if (
         kinds[:2] != ["Transformer", "Pooling"]
@@ -215,7 +260,7 @@ def _modules(folder: Path) -> list[Module]:
         )
     return [
         Module(kind, _checked_path(file, path) if kind in ("Pooling", "Dense") else "")
-        for kind, path in zip(kinds, paths, strict=True)
+        for kind, path in listed
         if kind != "Dropout"
     ]
 
@@ -258,6 +303,11 @@ def _check_transformer(folder: Path) -> None:
             f"{TRANSFORMER}: Ortolan supports feature-extraction of the last_hidden_state (got "
             f"{task!r:.40} of {output!r:.40}). This checkpoint cannot be loaded faithfully."
         )
+    _check_case(folder, reader)
+
+
+def _check_case(folder: Path, reader: ConfigReader) -> None:
+    """Raise ConfigError if texts are lowercased by something else than the tokenizer."""
     if reader.get("do_lower_case", bool, False) and not _lowers(folder):
         raise ConfigError(
             f"{TRANSFORMER}: do_lower_case is true, but the normalizer of {TOKENIZER} keeps case. "

@@ -18,12 +18,14 @@ class TokenInput:
     Attributes:
         vocab_size: number of ids.
         types: number of types; 0 without them.
+        reads_types: whether texts come with types; otherwise every token has the first one.
         padded: every text is filled with padding up to the context, and the padding is read like
             other tokens (Zhai et al. 2023, "SigLIP").
     """
 
     vocab_size: int
     types: int = 0
+    reads_types: bool = True
     padded: bool = False
 
     def __post_init__(self) -> None:

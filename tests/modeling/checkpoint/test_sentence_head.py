@@ -219,6 +219,7 @@ def test_a_projection_of_another_shape_is_an_error(tmp_path: Path) -> None:
     [
         ({}, None),
         ({"sentence_bert_config.json": {"max_seq_length": 30}}, 30),
+        ({"sentence_bert_config.json": {"processing_kwargs": {"text": {"max_length": 25}}}}, 25),
         ({"tokenizer_config.json": {"model_max_length": 20}}, 20),
         ({"tokenizer_config.json": {"model_max_length": 1e30}}, None),
         (
@@ -235,9 +236,28 @@ def test_a_folder_states_the_maximum_length(
 ) -> None:
     for name, values in files.items():
         (tmp_path / name).write_text(json.dumps(values))
-    assert max_tokens(tmp_path) is None
+    own = files.get("tokenizer_config.json", {}).get("model_max_length")
+    assert max_tokens(tmp_path) == (20 if own == 20 else None)
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     assert max_tokens(tmp_path) == expected
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"query_length": 32},
+        {"document_length": 180},
+        {"processing_kwargs": {"text": {"max_length": 25, "padding": "max_length"}}},
+        {"processing_kwargs": {"common": {"add_special_tokens": False}}},
+    ],
+)
+def test_several_limits_and_other_ways_to_call_a_tokenizer_are_rejected(
+    values: dict[str, Any], tmp_path: Path
+) -> None:
+    (tmp_path / "modules.json").write_text(json.dumps(ALL))
+    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=f"one limit.*{next(iter(values))}"):
+        max_tokens(tmp_path)
 
 
 def test_prompts_are_read(tmp_path: Path) -> None:

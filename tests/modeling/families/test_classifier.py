@@ -1,13 +1,15 @@
 """What a published classifier says of its labels, read as transformers reads it."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.modeling.tiny_encoders import ENCODERS, IMAGES, EncoderCase
+from tests.modeling.tiny_encoders import BERT, ENCODERS, IMAGES, EncoderCase
 from transformers import BertConfig
 
-from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.checkpoint.folder import config_from_hf, read_config
 from ortolan.modeling.config import ClassifierHead, EncoderConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import published_config
@@ -152,3 +154,43 @@ def test_a_single_label_for_tokens_is_rejected() -> None:
 def test_three_logits_for_an_answer_are_rejected() -> None:
     with pytest.raises(ConfigError, match="two labels"):
         read_span_head(ConfigReader({"num_labels": 3}))
+
+
+CROSS_ENCODER = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
+
+
+def write_cross_encoder(folder: Path, modules: list[str], **values: Any) -> None:
+    EncoderCase(
+        "BertForSequenceClassification",
+        BERT | {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}},
+    ).write(folder)
+    entries = [{"type": f"sentence_transformers.base.modules.{kind}"} for kind in modules]
+    (folder / "modules.json").write_text(json.dumps(entries))
+    kept = CROSS_ENCODER | values
+    (folder / "config_sentence_transformers.json").write_text(json.dumps(kept))
+
+
+@pytest.mark.parametrize(("name", "scores"), [("Identity", "none"), ("Sigmoid", "sigmoid")])
+def test_a_cross_encoder_keeps_its_function_next_to_the_config(
+    name: str, scores: str, tmp_path: Path
+) -> None:
+    kind = f"torch.nn.modules.linear.{name}"
+    write_cross_encoder(tmp_path, ["transformer.Transformer"], activation_fn=kind)
+    head = read_config(tmp_path, EncoderConfig).head
+    assert isinstance(head, ClassifierHead)
+    assert head.scores == scores
+
+
+@pytest.mark.parametrize(
+    ("modules", "values"),
+    [
+        (["transformer.Transformer", "dense.Dense"], {}),
+        (["transformer.Transformer"], {"default_prompt_name": "q", "prompts": {"q": "query: "}}),
+    ],
+)
+def test_a_cross_encoder_that_does_more_is_rejected(
+    modules: list[str], values: dict[str, Any], tmp_path: Path
+) -> None:
+    write_cross_encoder(tmp_path, modules, **values)
+    with pytest.raises(ConfigError, match="a cross-encoder must be a Transformer"):
+        read_config(tmp_path, EncoderConfig)
