@@ -263,6 +263,9 @@ MAX_AUDIO_WINDOW = 1 << 16
 MAX_AUDIO_BINS = 1024
 """Mel frequencies of a spectrogram. Whisper has 80 or 128."""
 
+MAX_OPENING = 64
+"""Tokens before the text of a transcription. Whisper has 3."""
+
 MAX_LANGUAGES = 1000
 """Languages that a bundle transcribes. Whisper has 100."""
 

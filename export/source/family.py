@@ -26,7 +26,7 @@ from ortolan.export.source.padding import padding_id
 from ortolan.export.source.patches import patch_source, size_notes
 from ortolan.export.source.preprocessing import image_source, processed_size
 from ortolan.export.source.special_tokens import special_tokens
-from ortolan.export.source.speech_tokens import speech_tokens
+from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
 from ortolan.export.source.tiles import WRAPPINGS, tiles_of
 from ortolan.export.source.token_types import has_types
 from ortolan.export.trace.attention_maps import map_names, trace_attention_maps
@@ -78,7 +78,7 @@ from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import DecoderModel, EncoderModel
 from ortolan.modeling.weights import ModuleWeights, Weights
 from ortolan.runtime.bundle.kinds import ENCODER, MAPS_ROLE, OUTPUTS, STEPPED
-from ortolan.runtime.bundle.manifest import Graph, Output, State, StateType, Tokens
+from ortolan.runtime.bundle.manifest import Graph, Output, Speech, State, StateType, Tokens
 from ortolan.runtime.bundle.parts import Features
 from ortolan.runtime.bundle.sources import Source, TextSource
 from ortolan.runtime.inputs.tokenizer import Tokenizer
@@ -240,15 +240,14 @@ def _describe(
     companions = companions_of(
         checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
     )
-    limited = _typed(limited, companions)
-    sides = sides_of(limited)
+    sides = sides_of(limited := _typed(limited, companions))
     # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
     library = tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size))
     padding = _padding(config, library, companions)
     symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
     takes = _takes(sides, folder, config.model_type, padding=padding)
-    computed = _computed(sides)
-    module = _skeleton(limited, computed)
+    speech = speech_tokens(folder, takes, vocab_size=sides.vocab_size)
+    module = _skeleton(limited, computed := _computed(sides))
     return Exportable(
         kind=sides.kind,
         model_type=config.model_type,
@@ -268,13 +267,13 @@ def _describe(
         sha256=cache(sha256),
         folder=folder,
         companions=companions,
-        tokens=special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
+        tokens=_special(config, sides, folder, takes, speech)
         if has_vocabulary
         else Tokens(pad=symbols.blank),
         tokenizer=library,
         takes=takes,
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols.texts),
-        speech=speech_tokens(folder, takes, vocab_size=sides.vocab_size),
+        speech=speech,
     )
 
 
@@ -388,6 +387,18 @@ def _tokens(config: ModelConfig) -> Tokens:
         pad=config.pad_token_id,
         start=config.decoder_start_token_id if isinstance(config, EncoderDecoderConfig) else None,
     )
+
+
+def _special(
+    config: ModelConfig,
+    sides: Sides,
+    folder: Path | None,
+    takes: Source | None,
+    speech: Speech | None,
+) -> Tokens:
+    tokens = special_tokens(_tokens(config), folder, vocab_size=sides.vocab_size)
+    opening = opening_tokens(folder, takes, speech, vocab_size=sides.vocab_size)
+    return msgspec.structs.replace(tokens, opening=opening or msgspec.UNSET)
 
 
 def _states(sides: Sides, dtype: StateType) -> Iterable[State]:

@@ -5,6 +5,7 @@ from pathlib import Path
 import msgspec
 
 from ortolan.export.errors import OptionError
+from ortolan.export.source.languages import LANGUAGES
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
 from ortolan.runtime.bundle.manifest import Speech
 from ortolan.runtime.bundle.sources import AudioSource, Source
@@ -18,6 +19,9 @@ class _Generation(msgspec.Struct):
     task_to_id: dict[str, int] = {}
     max_initial_timestamp_index: int | None = None
     is_multilingual: bool = True
+    language: str | None = None
+    task: str | None = None
+    forced_decoder_ids: tuple[tuple[int, int | None], ...] | None = None
 
 
 def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int) -> Speech | None:
@@ -31,18 +35,9 @@ def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int
     Raises:
         OptionError: the file cannot be read, or a token is outside the vocabulary.
     """
-    if folder is None or not isinstance(source, AudioSource):
+    generation = _generation(folder, source)
+    if generation is None or not isinstance(source, AudioSource):
         return None
-    path = folder / GENERATION_CONFIG
-    if not path.is_file():
-        return None
-    try:
-        generation = msgspec.json.decode(path.read_bytes(), type=_Generation)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise OptionError(
-            f"{path}: expected a JSON object with no_timestamps_token_id, got {error}. Correct or "
-            "remove it."
-        ) from error
     last_before_times = generation.no_timestamps_token_id
     if last_before_times is None:
         return None
@@ -60,11 +55,95 @@ def speech_tokens(folder: Path | None, source: Source | None, *, vocab_size: int
     )
 
 
+def opening_tokens(
+    folder: Path | None, source: Source | None, speech: Speech | None, *, vocab_size: int
+) -> tuple[int | None, ...]:
+    """The tokens after the start where a caller names neither a language nor a task.
+
+    As in transformers, `language` and `task` come before `forced_decoder_ids`, which config.json
+    may hold as well. Empty if the language is recognized and the task is the usual one.
+
+    Args:
+        folder: of the checkpoint's files, if any.
+        source: what the encoder reads.
+        speech: tokens of the model.
+        vocab_size: every token is below it.
+
+    Returns:
+        Ids; None stands for the recognized language.
+
+    Raises:
+        OptionError: a file cannot be read, or a language, a task or a place is unknown.
+    """
+    generation = _generation(folder, source)
+    if generation is None or folder is None:
+        return ()
+    if generation.language is None and generation.task is None:
+        forced = generation.forced_decoder_ids
+        if forced is None:
+            forced = _decoded(folder / "config.json").forced_decoder_ids or ()
+        if [place for place, _ in forced] != [*range(1, len(forced) + 1)]:
+            raise OptionError(
+                f"{GENERATION_CONFIG}: forced_decoder_ids must be at the places 1, 2, ... (got "
+                f"{forced!r:.80}). Correct or remove them."
+            )
+        opening = [token for _, token in forced]
+    else:
+        opening = _named_opening(generation)
+    if speech is not None and opening[-1:] == [speech.no_timestamps]:
+        opening.pop()  # the caller decides about times
+    if speech is None or not speech.languages:
+        opening = [token for token in opening if token is not None]
+    if None in opening[1:]:
+        raise OptionError(
+            f"{GENERATION_CONFIG}: only the first of forced_decoder_ids may be null, for the "
+            "language. Correct or remove them."
+        )
+    _check(vocab_size, tuple(token for token in opening if token is not None))
+    is_usual = speech is not None and opening == [None, speech.tasks.get("transcribe")]
+    return () if is_usual else tuple(opening)
+
+
+def _named_opening(generation: _Generation) -> list[int | None]:
+    """The tokens of the `language` and the `task` of a generation_config.json."""
+    named = generation.language
+    code = None if named is None else LANGUAGES.get(named.lower(), named.lower().strip("<|>"))
+    language = None if code is None else generation.lang_to_id.get(f"<|{code}|>")
+    name = generation.task or "transcribe"
+    task = generation.task_to_id.get(name)
+    if (named is not None and language is None) or task is None:
+        raise OptionError(
+            f"{GENERATION_CONFIG}: language and task must be in lang_to_id and task_to_id (got "
+            f"{named!r:.40} and {name!r:.40}). Correct or remove them."
+        )
+    return [language, task]
+
+
+def _generation(folder: Path | None, source: Source | None) -> _Generation | None:
+    """The file of a model that hears; None without one."""
+    if folder is None or not isinstance(source, AudioSource):
+        return None
+    path = folder / GENERATION_CONFIG
+    if not path.is_file():
+        path = folder / "config.json"
+    return _decoded(path)
+
+
+def _decoded(path: Path) -> _Generation:
+    try:
+        return msgspec.json.decode(path.read_bytes(), type=_Generation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OptionError(
+            f"{path}: expected a JSON object with no_timestamps_token_id, got {error}. Correct or "
+            "remove it."
+        ) from error
+
+
 def _check(vocab_size: int, ids: tuple[int, ...]) -> None:
     outside = [token for token in ids if not 0 <= token < vocab_size]
     if outside:
         raise OptionError(
             f"{GENERATION_CONFIG}: tokens of languages, tasks and times must be from 0 to "
-            f"{vocab_size - 1} (got {outside[:5]}). Correct lang_to_id, task_to_id or "
-            "no_timestamps_token_id."
+            f"{vocab_size - 1} (got {outside[:5]}). Correct lang_to_id, task_to_id, "
+            "forced_decoder_ids or no_timestamps_token_id."
         )

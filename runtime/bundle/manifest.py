@@ -165,6 +165,8 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         forced_last: generated last when the length limit is reached.
         suppressed: never generated.
         suppressed_first: never generated first; left out if there are none.
+        opening: follow `start` in a transcription that names neither a language nor a task, where
+            `None` is the recognized language; left out if these are the language and `transcribe`.
     """
 
     bos: TokenId | None = None
@@ -175,6 +177,10 @@ class Tokens(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     forced_last: TokenId | None = None
     suppressed: Suppressed = ()
     suppressed_first: Suppressed | msgspec.UnsetType = msgspec.UNSET
+    opening: (
+        Annotated[tuple[TokenId | None, ...], Meta(max_length=limits.MAX_OPENING)]
+        | msgspec.UnsetType
+    ) = msgspec.UNSET
 
 
 class Output(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

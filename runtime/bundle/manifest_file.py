@@ -334,6 +334,7 @@ def _check_tokens(manifest: Manifest) -> None:
     if isinstance(manifest.source, TextSource):
         named.append(("source.padding", [manifest.source.filler]))
     named.append(("suppressed_first", [*(tokens.suppressed_first or ())]))
+    named.append(("opening", [*(tokens.opening or ())]))
     for name, ids in (*named, ("eos", tokens.eos), ("suppressed", tokens.suppressed)):
         for token in ids:
             if token is not None and token >= manifest.vocab_size:

@@ -134,7 +134,7 @@ class Transcriber:
         }
         has_times = checked_flag("timestamps", options.get("timestamps", True))
         self._times = self._speech if has_times else None
-        self._opening = _opening(self._speech, options)
+        self._opening = _opening(self._speech, manifest.tokens.opening or (), options)
 
     def whole(self, sounds: Sequence[Sound]) -> list[Transcript]:
         """Transcribe whole sounds; see `Seq2Seq.transcribe`."""
@@ -273,8 +273,10 @@ def _pace(source: AudioSource | WaveSource, options: TranscribeOptions) -> float
     return pace
 
 
-def _opening(speech: Speech | None, options: TranscribeOptions) -> Opening:
-    """The tokens before the text.
+def _opening(
+    speech: Speech | None, usual: Sequence[int | None], options: TranscribeOptions
+) -> Opening:
+    """The tokens before the text: the `usual` ones where no language or task is named.
 
     Raises:
         InputError: the model does not know the language or the task.
@@ -290,6 +292,8 @@ def _opening(speech: Speech | None, options: TranscribeOptions) -> Opening:
         raise InputError("translate: this model was not trained to translate. Leave it out.")
     known = [*languages.values()] if language is None else [languages[language]]
     parts = [tuple(known), (tasks[task],) if task in tasks else ()]
+    if usual and language is None and not translate:
+        parts = [tuple(known) if token is None else (token,) for token in usual]
     if speech is not None and not options.get("timestamps", True):
         parts.append((speech.no_timestamps,))
     return tuple(part for part in parts if part)

@@ -13,6 +13,7 @@ from transformers import WhisperFeatureExtractor
 
 from ortolan.export.errors import OptionError
 from ortolan.export.source.audio_preprocessing import audio_source
+from ortolan.export.source.speech_tokens import opening_tokens, speech_tokens
 from ortolan.modeling.config import AudioInput
 from ortolan.runtime.bundle.sources import AudioSource
 from ortolan.runtime.inputs.audio import mel_filters, read_chunks
@@ -128,3 +129,64 @@ def test_a_damaged_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / "preprocessor_config.json").write_text("{")
     with pytest.raises(OptionError, match="cannot be read"):
         audio_source(INPUT, tmp_path)
+
+
+EN, DE, TRANSCRIBE, TRANSLATE, NO_TIMES = range(10, 15)
+MODERN: dict[str, Any] = {
+    "lang_to_id": {"<|en|>": EN, "<|de|>": DE},
+    "task_to_id": {"transcribe": TRANSCRIBE, "translate": TRANSLATE},
+    "no_timestamps_token_id": NO_TIMES,
+}
+HEARD = AudioSource(rate=16_000, window=400, hop=160, bins=20, frames=50, vectors=25)
+
+
+def opening(folder: Path, generation: dict[str, Any], **config: Any) -> tuple[int | None, ...]:
+    (folder / "generation_config.json").write_text(json.dumps(generation))
+    (folder / "config.json").write_text(json.dumps(config))
+    speech = speech_tokens(folder, HEARD, vocab_size=64)
+    return opening_tokens(folder, HEARD, speech, vocab_size=64)
+
+
+FORCED = [[1, DE], [2, TRANSLATE], [3, NO_TIMES]]
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected"),
+    [
+        (MODERN, ()),
+        (MODERN | {"forced_decoder_ids": [[1, None], [2, TRANSCRIBE]]}, ()),
+        (MODERN | {"forced_decoder_ids": FORCED}, (DE, TRANSLATE)),
+        ({"forced_decoder_ids": FORCED}, (DE, TRANSLATE, NO_TIMES)),
+        (MODERN | {"forced_decoder_ids": [[1, None], [2, TRANSLATE]]}, (None, TRANSLATE)),
+        ({"forced_decoder_ids": [[1, None], [2, TRANSLATE]]}, (TRANSLATE,)),
+        (MODERN | {"language": "German", "forced_decoder_ids": FORCED}, (DE, TRANSCRIBE)),
+        (MODERN | {"task": "translate", "forced_decoder_ids": FORCED}, (None, TRANSLATE)),
+        (MODERN | {"task": "transcribe"}, ()),
+    ],
+)
+def test_the_tokens_that_a_checkpoint_forces_open_a_transcription(
+    generation: dict[str, Any], expected: tuple[int | None, ...], tmp_path: Path
+) -> None:
+    assert opening(tmp_path, generation) == expected
+    # config.json counts where the other file forces nothing
+    told = "forced_decoder_ids" in generation or "task" in generation
+    other = opening(tmp_path, generation, forced_decoder_ids=[[1, EN]])
+    assert other == (expected if told else (EN,))
+
+
+@pytest.mark.parametrize(
+    ("generation", "message"),
+    [
+        ({"forced_decoder_ids": [[2, DE]]}, "places 1, 2"),
+        ({"forced_decoder_ids": [[1, DE], [2, None]]}, "only the first"),
+        ({"forced_decoder_ids": [[1, 64]]}, "from 0 to 63"),
+        ({"language": "klingon"}, "klingon"),
+        ({"task": "sing"}, "sing"),
+        ({"language": ["en", "de"]}, "language"),
+    ],
+)
+def test_other_tokens_and_names_are_rejected(
+    generation: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    with pytest.raises(OptionError, match=message):
+        opening(tmp_path, MODERN | generation)

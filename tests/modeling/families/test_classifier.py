@@ -156,7 +156,11 @@ def test_three_logits_for_an_answer_are_rejected() -> None:
         read_span_head(ConfigReader({"num_labels": 3}))
 
 
-CROSS_ENCODER = {"model_type": "CrossEncoder", "prompts": {}, "default_prompt_name": None}
+CROSS_ENCODER: dict[str, Any] = {
+    "model_type": "CrossEncoder",
+    "prompts": {},
+    "default_prompt_name": None,
+}
 
 
 def write_cross_encoder(folder: Path, modules: list[str], **values: Any) -> None:

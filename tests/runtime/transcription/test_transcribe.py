@@ -11,10 +11,14 @@ import soundfile
 import torch
 from numpy.typing import NDArray
 from tests.runtime.transcription.tiny_whisper import (
+    DE,
     EN,
+    EOS,
     FIRST_TIME,
+    NO_TIMES,
     RATE,
     TRANSCRIBE,
+    TRANSLATE,
     VECTORS,
     WINDOW,
     sound,
@@ -98,6 +102,41 @@ def test_segments_are_those_of_transformers(
     assert rows(found.segments) == expected(saved, samples, **options)
     assert len(found.segments) > 1
     assert found.language in (("en", "de") if language is None else (language,))
+
+
+FORCED = [[1, EN], [2, TRANSLATE], [3, NO_TIMES]]
+
+FORMS: dict[str, dict[str, Any]] = {
+    "forced": {"forced_decoder_ids": FORCED},
+    "a forced language": {"forced_decoder_ids": [[1, DE]]},
+    "a forced task": {"forced_decoder_ids": [[1, None], [2, TRANSLATE]]},
+    "the usual tokens": {"forced_decoder_ids": [[1, None], [2, TRANSCRIBE]]},
+    "names": {"language": "German", "task": "translate"},
+    "a code": {"language": "<|de|>"},
+    "a task": {"task": "translate", "forced_decoder_ids": FORCED},
+    "one language": {"is_multilingual": False, "forced_decoder_ids": [[1, NO_TIMES]]}
+    | {"lang_to_id": None, "task_to_id": None},
+    "an old file": {"forced_decoder_ids": FORCED}
+    | dict.fromkeys(("lang_to_id", "task_to_id", "no_timestamps_token_id", "is_multilingual")),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMS)
+def test_what_a_checkpoint_forces_is_that_of_transformers(form: str, tmp_path: Path) -> None:
+    reference = write_whisper(tmp_path / "source", **FORMS[form])
+    ortolan.export(tmp_path / "source", tmp_path / "bundle", options=QUICK)
+    model = ortolan.load(tmp_path / "bundle", Seq2Seq, threads=1)
+    samples = sound(1.0)
+    if form != "an old file":
+        found = rows(model.transcribe(samples).segments)
+        assert found == expected((tmp_path, reference), samples)
+        return
+    with torch.inference_mode():
+        tokens = reference.generate(features(tmp_path, samples))[0].tolist()
+    (segment,) = model.transcribe(samples).segments
+    written = tokens[tokens.index(NO_TIMES) + 1 :] if NO_TIMES in tokens[:5] else tokens
+    assert list(segment.tokens) == [token for token in written if token != EOS]
 
 
 def test_the_tests_see_the_language_the_task_and_the_sound(model: Seq2Seq) -> None:
