@@ -9,6 +9,7 @@ import torch
 from ortolan.export.errors import OptionError, not_among
 from ortolan.export.options import (
     DEFAULTS,
+    GROUP_SIZES,
     METHODS,
     Attention,
     Auto,
@@ -25,6 +26,7 @@ from ortolan.export.options import (
     Precision,
     PrecisionName,
     PrefillPrecision,
+    Proof,
 )
 from ortolan.export.scheme import Scheme
 from ortolan.runtime.bundle.kinds import (
@@ -298,6 +300,8 @@ def resolve(
             exclude=weights.exclude,
             calibration_sequences=weights.calibration_sequences,
         )
+    if not isinstance(weights, str | Int8 | Int4):
+        raise not_among("precision", weights, get_args(PrecisionName))
     name = weights if isinstance(weights, str) else weights.name
     _check_choices(name, device, options)
     quantization = None if isinstance(weights, str) else _quantization(kind, weights, device)
@@ -404,6 +408,8 @@ def _group_size(device: Device, value: GroupSize | None, default: GroupSize) -> 
     largest = MAX_GROUP_SIZE[device]
     if value is None:
         return min(largest, default)
+    if value not in GROUP_SIZES:
+        raise not_among("group_size", value, GROUP_SIZES)
     if value > largest:
         raise OptionError(
             f"group_size must be at most {largest} (got {value}): {device} has no kernel for "
@@ -423,6 +429,7 @@ def _check_choices(precision: PrecisionName, device: Device, options: ExportOpti
         ("attention", options.attention, get_args(Attention)),
         ("prefill_precision", options.prefill_precision, (None, *get_args(PrefillPrecision))),
         ("cache", options.cache, get_args(Cache)),
+        ("proof", options.proof, get_args(Proof)),
     ):
         if value not in choices:
             raise not_among(name, value, choices)

@@ -35,6 +35,7 @@ class State(ABC):
     Attributes:
         layers: attention of each layer that had keys in this forward pass, by its number.
         takes_one: the module asked for its tokens one by one.
+        recalled: shape for one sequence of each recalled tensor, by name.
     """
 
     @staticmethod
@@ -137,7 +138,6 @@ class State(ABC):
         """
         return x
 
-    @abstractmethod
     def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """A tensor `(B, *shape)` that the previous step kept; zeros at the start of a sequence.
 
@@ -145,13 +145,38 @@ class State(ABC):
             name: any name, the same at every step.
             shape: shape for one sequence.
             like: a tensor `(B, ...)` that sets batch size, dtype and device.
+
+        Raises:
+            ConfigError: it was already kept in this forward pass, or has another shape.
         """
+        if name in self._kept_now:
+            raise ConfigError(
+                f"recall: state {name!r} was already kept in this forward pass; recall returns "
+                "what the previous step kept. Call recall once, before the loop over the tokens, "
+                "and keep once, after it. Layers need states with different names."
+            )
+        if self.recalled.setdefault(name, tuple(shape)) != tuple(shape):
+            raise ConfigError(
+                f"recall: state {name!r} has the shape {self.recalled[name]} for one sequence "
+                f"(got {tuple(shape)}). Use another name for another state."
+            )
+        return self._recall(name, tuple(shape), like)
 
-    @abstractmethod
     def keep(self, name: str, value: Tensor) -> None:
-        """Keep a tensor `(B, *shape)` for the next step; see `recall`."""
+        """Keep a tensor `(B, *shape)` for the next step; see `recall`.
 
-    @abstractmethod
+        Raises:
+            ConfigError: it was recalled with another shape.
+        """
+        shape = self.recalled.get(name)
+        if shape is not None and tuple(value.shape[1:]) != shape:
+            raise ConfigError(
+                f"keep: state {name!r} was recalled as (batch, {', '.join(map(str, shape))}) (got "
+                f"{tuple(value.shape)}). Keep one tensor of that shape, not one for each token."
+            )
+        self._kept_now.add(name)
+        self._keep(name, value)
+
     def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Vectors of all tokens so far, for attention whose scores are not dot products.
 
@@ -162,7 +187,17 @@ class State(ABC):
         Returns:
             `(B, T, E)`, and a mask, bool `(B, S, T)` or `(1, S, T)`: True at the new token and at
             those before it. The other vectors are undefined.
+
+        Raises:
+            ConfigError: it was already extended in this forward pass.
         """
+        if name in self._extended_now:
+            raise ConfigError(
+                f"extend: state {name!r} was already extended in this forward pass. Use another "
+                "name, such as one with the number of the layer."
+            )
+        self._extended_now.add(name)
+        return self._extend(name, x)
 
     def tokens(self, x: Tensor) -> Sequence[Tensor]:
         """The new tokens of `(B, S, ...)` one by one, `(B, ...)` each.
@@ -225,6 +260,21 @@ class State(ABC):
         self.layers: dict[int, AttentionConfig] = {}
         self.takes_one = False
         self._widths: dict[int, tuple[int, int]] = {}  # of keys and values
+        self.recalled: dict[str, tuple[int, ...]] = {}
+        self._kept_now: set[str] = set()
+        self._extended_now: set[str] = set()
+
+    @abstractmethod
+    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        """See `recall`."""
+
+    @abstractmethod
+    def _keep(self, name: str, value: Tensor) -> None:
+        """See `keep`."""
+
+    @abstractmethod
+    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        """See `extend`."""
 
     @abstractmethod
     def _attend(
@@ -267,15 +317,15 @@ class WholeState(State):
         """0, 1, ... `(1, S)`."""
         return torch.arange(ids.shape[1], device=ids.device)[None]
 
-    def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Zeros: nothing comes before a whole sequence."""
         return like.new_zeros(like.shape[0], *shape)
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def _keep(self, name: str, value: Tensor) -> None:
         """Record the shape only: a whole sequence has no next step."""
         self.kept[name] = tuple(value.shape)
 
-    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """All tokens are new."""
         self.extended[name] = tuple(x.shape)
         return x, torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device).tril()
@@ -353,15 +403,21 @@ class CachedState(State):
         self.has_selected = True
         return x if self._rows is None else ops.select(x, self._rows)
 
-    def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """The tensor that the previous step kept."""
-        return self._memory[name]
+        before = self._memory[name]
+        if tuple(before.shape[1:]) != shape:
+            raise ConfigError(
+                f"recall: state {name!r} was kept as {tuple(before.shape[1:])} for one sequence "
+                f"(now {shape}). Its shape must not depend on the number of tokens."
+            )
+        return before
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def _keep(self, name: str, value: Tensor) -> None:
         """Keep a tensor for the next step."""
         self.kept[name] = value
 
-    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """The buffer with the new tokens written at their positions."""
         before_BCE = self._sequences[name]
         positions_BS = self._step.positions(x.shape[1])

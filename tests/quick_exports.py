@@ -101,10 +101,10 @@ def _alone(path: Path) -> Iterator[None]:
 _CHECKED: dict[type, bool] = {}
 
 
-def _check_once(module: nn.Module, *, context: int, takes_one: bool) -> bool:
+def _check_once(module: nn.Module, **facts: Any) -> bool:
     """Check a user's own module once per class."""
     if type(module) not in _CHECKED:
-        _CHECKED[type(module)] = check_locality(module, context=context, takes_one=takes_one)
+        _CHECKED[type(module)] = check_locality(module, **facts)
     return _CHECKED[type(module)]
 
 

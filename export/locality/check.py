@@ -1,19 +1,19 @@
 """Refuses a module that reads anything without its state that a step of the bundle does not see."""
 
-import linecache
 from collections.abc import Iterator
 from pathlib import Path
 from traceback import FrameSummary
 
 import sympy
-from torch import fx, nn
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.export import ExportedProgram
 
-from ortolan.export.locality.flow import Fault, Flow, Kind, Sizes
+from ortolan.export.locality.flow import Fault, Flow, Kind, Sizes, is_random_operator
 from ortolan.export.locality.spans import name_of
-from ortolan.export.locality.stub import PLACE, cut_graph, is_of_library
-from ortolan.export.trace.module import twin_of
+from ortolan.export.locality.stub import cut_graph
+from ortolan.export.trace.lines import is_of_library, line_of_node
+from ortolan.export.trace.module import twin_of, untraceable
 from ortolan.modeling.errors import ConfigError
 
 ROWS = 2
@@ -45,7 +45,9 @@ _ADVICE: dict[Kind, tuple[str, str]] = {
 }
 
 
-def check_locality(module: nn.Module, *, context: int, takes_one: bool) -> bool:
+def check_locality(
+    module: nn.Module, *, context: int, takes_one: bool, is_random: bool = False
+) -> bool:
     """Refuse a module that reads other tokens or rows without its state.
 
     1. Trace the module with every call of its state cut out of the graph.
@@ -57,6 +59,7 @@ def check_locality(module: nn.Module, *, context: int, takes_one: bool) -> bool:
         module: its parameters are on `meta`, its buffers have their values.
         context: tokens that have to fit.
         takes_one: whether it reads its tokens one by one.
+        is_random: whether two calls computed different logits.
 
     Returns:
         Whether it joins tokens with a recalled state, which only the probes can confirm.
@@ -71,11 +74,9 @@ def check_locality(module: nn.Module, *, context: int, takes_one: bool) -> bool:
         except ConfigError:
             raise
         except Exception as error:
-            raise ConfigError(
-                f"{name}: torch.export cannot trace forward: "
-                f"{str(error).strip().partition(chr(10))[0][:200]}. Use tensor operations whose "
-                "shapes follow from those of the ids."
-            ) from error
+            raise untraceable(name, "torch.export", error) from error
+    if is_random:
+        raise _random_refusal(name, program)
     _check_branches(name, program, context)
     buffers = dict(module.named_buffers())
     joins = False
@@ -97,19 +98,20 @@ def _longest(program: ExportedProgram) -> int:
 def _refusal(name: str, fault: Fault) -> ConfigError:
     problem, advice = _ADVICE[fault.kind]
     return ConfigError(
-        f"{name}: {name_of(fault.node.target)}{_place(fault.node)} {problem} between calls of the "
-        f"state. {advice}."
+        f"{name}: {name_of(fault.node.target)}{line_of_node(fault.node)} {problem} between calls "
+        f"of the state. {advice}."
     )
 
 
-def _place(node: fx.Node) -> str:
-    """The line of the user's code that a node comes from."""
-    place = (node.meta.get("custom") or {}).get(PLACE)
-    if place is None:
-        return ""
-    file, line, function = place
-    code = linecache.getline(file, line).strip()
-    return f" in `{code}` ({Path(file).name}, line {line}, in {function})"
+def _random_refusal(name: str, program: ExportedProgram) -> ConfigError:
+    """The error for a module whose calls are random, with the operator if the graph has one."""
+    node = next((node for node in program.graph.nodes if is_random_operator(node.target)), None)
+    operator = "" if node is None else f": {name_of(node.target)}{line_of_node(node)}"
+    return ConfigError(
+        f"{name}: the same ids give other logits in every call; forward is random{operator}. Leave "
+        "noise out, and use dropout only while training: nn.Dropout, or "
+        "F.dropout(x, p, training=self.training)."
+    )
 
 
 def _check_branches(name: str, program: ExportedProgram, context: int) -> None:

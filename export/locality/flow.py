@@ -28,6 +28,8 @@ from ortolan.export.locality.spans import (
     values_in,
 )
 from ortolan.export.locality.stub import CALLS
+from ortolan.export.trace.lines import line_of_node
+from ortolan.modeling.errors import ConfigError
 
 FOLDED = 1 << 22
 """Largest number of elements of a constant that is computed."""
@@ -125,7 +127,13 @@ class Flow:
             return unknown(shape)
         if len(clear) < len(values):
             return joined(clear, shape) if clear else unknown(shape)
-        out = apply(node.target, arguments, shape)
+        try:
+            out = apply(node.target, arguments, shape)
+        except (IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"the export cannot follow {name_of(node.target)}{line_of_node(node)} from token "
+                "to token. Compute the same with other operators."
+            ) from error
         if isinstance(out, list):
             return [self._settled(node, value, values) for value in out]
         return self._settled(node, out, values)
@@ -181,7 +189,7 @@ class Flow:
         target = node.target
         if not isinstance(target, torch._ops.OpOverload):
             return None
-        if torch.Tag.nondeterministic_seeded in target.tags:
+        if is_random_operator(target):
             return None
         if any(value.known is None for value in values_in(arguments)):
             return None
@@ -256,8 +264,25 @@ class Flow:
         while True:
             bad = next((n for n in node.all_input_nodes if self._is_bad(n, kind)), None)
             if bad is None:
-                return node
+                return self._counter(node) if kind == "places" else node
             node = bad
+
+    def _counter(self, node: fx.Node) -> fx.Node:
+        """The first operator of what differs by place, such as `arange`, where it joins tokens."""
+        while True:
+            loose = next((n for n in node.all_input_nodes if self._is_loose(n)), None)
+            if loose is None:
+                return node
+            node = loose
+
+    def _is_loose(self, node: fx.Node) -> bool:
+        """Whether an operator's numbers come from no token, and differ along an axis of tokens."""
+        value = self._values.get(node)
+        if node.op != "call_function" or not isinstance(value, Value):
+            return False
+        if value.tokens is not None or value.places is None:
+            return False
+        return self._sizes.tokens in value.places.first.shape
 
     def _is_bad(self, node: fx.Node, kind: Kind) -> bool:
         value = self._values.get(node)
@@ -280,6 +305,11 @@ class Flow:
             bool((entries.reshape(-1, size) == order).all())
             or bool((entries.reshape(size, -1) == order[:, None]).all())
         )
+
+
+def is_random_operator(target: Any) -> bool:
+    """Whether an operator draws random numbers."""
+    return torch.Tag.nondeterministic_seeded in getattr(target, "tags", ())
 
 
 def _has_place(span: Span) -> bool:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from ortolan.export.locality.stub import CALLS, CutState
+from ortolan.export.trace.module import apart
 from ortolan.modeling.errors import ConfigError
 
 WORK = 1 << 35
@@ -42,14 +43,14 @@ class _FixedState(CutState):
         """From 0 on."""
         return torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
 
-    def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Zeros, as at the start of a sequence."""
         return like.new_zeros(like.shape[0], *shape)
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def _keep(self, name: str, value: Tensor) -> None:
         """Record nothing: what is kept comes from many tokens."""
 
-    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Random vectors of the new tokens alone, visible to themselves and later ones."""
         seen = torch.ones(1, x.shape[1], x.shape[1], dtype=torch.bool, device=x.device)
         return self._output("extend", [x], x), seen.tril()
@@ -100,7 +101,7 @@ def _taken(module: nn.Module, weights: dict[str, Tensor], ids: Tensor) -> list[T
     device = next((weight.device for weight in weights.values()), torch.device("cpu"))
     state = _FixedState()
     with torch.no_grad():
-        logits: Tensor = functional_call(module, weights, (ids.to(device), state))
+        logits: Tensor = functional_call(apart(module), weights, (ids.to(device), state))
     return [*state.taken, logits]
 
 
@@ -119,7 +120,7 @@ def _compare(
         old, new = (part[:1].index_select(1, places).float() for part in (old, new))
         if not torch.allclose(old, new, rtol=0, atol=CLOSE * max(1.0, float(old.abs().max()))):
             raise ConfigError(
-                f"{type(module).__name__}: changing other {others} changes the numbers of a token, "
-                "although its state is the same. Let only the state look at them; the graph does "
-                "not show the operator."
+                f"{type(module).__name__}: a token changes when other {others} change, although "
+                "its state is the same. Only the state may look at them; the graph does not show "
+                "which operator does."
             )

@@ -77,7 +77,7 @@ def _aligned(value: Value, shape: Shape) -> Value | None:
         ends = list(range(count, span.first.dim()))
         span = reduced(span, ends, keeps=False) if ends else span
         more = [1] * (count - span.first.dim())
-        return span.map(lambda part: part.reshape(*part.shape, *more))
+        return span.map(lambda part: part.reshape([*part.shape, *more]))
 
     return changed(value, shape, align)
 

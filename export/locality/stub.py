@@ -6,36 +6,23 @@ Shape letters: B batch, S new tokens, T tokens so far.
 import contextlib
 import io
 import logging
-import sys
 import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
-from functools import cache
-from pathlib import Path
-from types import FrameType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
-from torch.fx.traceback import annotate, preserve_node_meta
-from torch.overrides import TorchFunctionMode
+from torch.fx.traceback import preserve_node_meta
 
-from ortolan import modeling
+from ortolan.export.trace.lines import Annotated
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.ops import Heads, Rotary
 from ortolan.modeling.state import State
 
 PAST = 5
 """Tokens before the new ones, so that T differs from S."""
-
-PLACE = "place"
-"""Key of a node's annotation: file, line and function of the user's code."""
-
-_LIBRARIES = [
-    *(Path(str(package.__file__)).parent.resolve() for package in (torch, modeling)),
-    Path(__file__).parents[1].resolve(),
-]
 
 _LIBRARY = torch.library.Library("ortolan", "FRAGMENT")  # type: ignore[no-untyped-call]
 _LIBRARY.define(  # type: ignore[no-untyped-call]
@@ -144,15 +131,15 @@ class StubState(CutState):
         """Any positions."""
         return state_call([ids], ids.shape, torch.int64, "positions")
 
-    def recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
         """Any numbers for each row."""
         return state_call([like], [like.shape[0], *shape], like.dtype, f"recall {name}")
 
-    def keep(self, name: str, value: Tensor) -> None:
+    def _keep(self, name: str, value: Tensor) -> None:
         """An end of the graph."""
         self.ends.append(state_call([value], [1], value.dtype, f"keep {name}"))
 
-    def extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
         """Any vectors `(B, T, E)`, and which of them each token may see `(B, S, T)`."""
         rows, tokens, width = x.shape
         so_far = tokens + PAST
@@ -161,26 +148,6 @@ class StubState(CutState):
 
     def _output(self, call: str, inputs: Sequence[Tensor], like: Tensor) -> Tensor:
         return state_call(inputs, like.shape, like.dtype, call)
-
-
-class _Annotated(TorchFunctionMode):
-    """Annotates every node with the user's line; torch itself keeps only the lines of `forward`."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        frame: FrameType | None = sys._getframe(1)
-        while frame is not None and is_of_library(frame.f_code.co_filename):
-            frame = frame.f_back
-        if frame is None:
-            return func(*args, **(kwargs or {}))
-        with annotate({PLACE: (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)}):
-            return func(*args, **(kwargs or {}))
-
-
-@cache
-def is_of_library(file: str) -> bool:
-    """Whether a file belongs to torch or Ortolan, not to a user."""
-    path = Path(file).resolve()
-    return any(path.is_relative_to(root) for root in _LIBRARIES)
 
 
 class _Entry(nn.Module):
@@ -192,7 +159,7 @@ class _Entry(nn.Module):
 
     def forward(self, ids: Tensor) -> list[Tensor]:
         state = StubState()
-        with _Annotated():
+        with Annotated():
             logits = self.model(ids, state)
         return [state_call([logits], [1], logits.dtype, "logits"), *state.ends]
 

@@ -31,7 +31,7 @@ from ortolan.export.locality.spans import (
 def over_axes(operator: Any, arguments: Arguments, shape: Shape) -> Value:
     """Sums, softmax, sorting and the like: every number depends on all along some axes."""
     value, *others = values_in(arguments)
-    axes = axes_of(arguments["dim"], len(value.shape))
+    axes = axes_of(arguments.get("dim"), len(value.shape))
     keeps = len(shape) == len(value.shape)
     out = changed(value, shape, lambda span: reduced(span, axes, keeps=keeps))
     return joined([out, *others], shape) if others else out

@@ -16,6 +16,7 @@ from ortolan.export.passes.norm_before_transpose import NormBeforeTranspose
 from ortolan.export.passes.pack_projections import PackProjections
 from ortolan.export.passes.pick_early import PickEarly
 from ortolan.export.passes.rotary_into_attention import RotaryIntoAttention
+from ortolan.export.passes.select_booleans import SelectBooleans
 from ortolan.export.passes.transpose_weights import TransposeWeights
 
 
@@ -35,6 +36,7 @@ def simplify(model: ir.Model, *, tables: Mapping[str, Tensor], context_length: i
     return ir.passes.Sequential(
         FoldConstants(tables),
         FoldOffsets(),
+        SelectBooleans(),
         FuseNorm(),
         FuseGelu(),
         DropReshapes(),

@@ -5,10 +5,11 @@ from contextlib import contextmanager
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from typing import get_args
 
 from torch import nn
 
-from ortolan.export.errors import OptionError
+from ortolan.export.errors import OptionError, not_among
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import Via
 from ortolan.export.source.architecture import (
@@ -175,10 +176,13 @@ def way_of(checkpoint: Checkpoint, via: Via | None) -> Via:
 
     Raises:
         ConfigError: neither a family nor transformers has its type.
+        OptionError: there is no such way.
     """
-    if via is not None:
-        return via
-    return "family" if _has_family(checkpoint) else "transformers"
+    if via is None:
+        return "family" if _has_family(checkpoint) else "transformers"
+    if via not in get_args(Via):
+        raise not_among("via", via, get_args(Via))
+    return via
 
 
 @contextmanager

@@ -282,7 +282,7 @@ def module_sha256(module: torch.nn.Module) -> str:
     digest = new_sha256(repr(getattr(module, "config", module)).encode())
     for name, parameter in module.named_parameters():
         digest.update(name.encode())
-        values = parameter.detach().cpu().contiguous()
+        values = parameter.detach().cpu().contiguous().reshape(-1)  # a scalar has no bytes
         digest.update(values.view(torch.uint8).numpy().data)  # numpy has no bfloat16
     return digest.hexdigest()
 

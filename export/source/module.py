@@ -16,13 +16,21 @@ from torch import Tensor, nn
 
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
+from ortolan.export.locality.calls import check_calls
 from ortolan.export.locality.check import FEW, check_locality
 from ortolan.export.locality.perturbation import check_perturbed
+from ortolan.export.locality.steps import check_steps
 from ortolan.export.passes.simplify import simplify
 from ortolan.export.source.companions import companions_of, tokenizer_of
 from ortolan.export.source.family import module_sha256
 from ortolan.export.source.special_tokens import GENERATION_CONFIG, special_tokens
-from ortolan.export.trace.module import Carried, find_carried, loose_tensors, trace_module
+from ortolan.export.trace.module import (
+    Carried,
+    apart,
+    find_carried,
+    loose_tensors,
+    trace_module,
+)
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.state import CachedState, State
@@ -85,7 +93,14 @@ def open_module(
         ),
         tokenizer=path,
     )
-    return replace(opened, is_own=True, check=partial(_check, module, opened))
+    empty = opened.module
+    return replace(
+        opened,
+        is_own=True,
+        check=partial(_check, module, opened),
+        # Inputs run in turns: attributes that one sets must not reach another.
+        forward=lambda source, ids: _forward(apart(empty), source, ids),
+    )
 
 
 def folder_or_file(tokenizer: str | Path | None) -> tuple[Path | None, Path | None]:
@@ -95,17 +110,19 @@ def folder_or_file(tokenizer: str | Path | None) -> tuple[Path | None, Path | No
 
 
 def _check(live: nn.Module, opened: Exportable) -> None:
-    """Refuse a module that reads other tokens without its state.
+    """Refuse a module that reads other tokens, or remembers anything, without its state.
 
     Raises:
-        ConfigError: see `check_locality` and `check_perturbed`.
+        ConfigError: see `check_calls`, `check_locality`, `check_steps` and `check_perturbed`.
     """
-    context, empty = opened.context_length, opened.module
-    joins = check_locality(empty, context=context, takes_one=opened.takes_one)
+    context, empty, vocab_size = opened.context_length, opened.module, opened.vocab_size
+    is_random = check_calls(live, vocab_size=vocab_size, context=context)
+    joins = check_locality(empty, context=context, takes_one=opened.takes_one, is_random=is_random)
+    check_steps(live, find_carried(empty), vocab_size=vocab_size, context=context)
     check_perturbed(
         live,
         empty,
-        vocab_size=opened.vocab_size,
+        vocab_size=vocab_size,
         context=min(context, FEW) if opened.takes_one else context,
         joins=joins or opened.takes_one,
     )
@@ -185,7 +202,7 @@ def _cached(module: nn.Module, carried: Carried, ids: Tensor) -> Sequence[LayerC
         torch.tensor([[tokens - 1]]),
         {name: torch.zeros(1, tokens, width) for name, width in carried.extended.items()},
     )
-    module(ids[None], state)
+    apart(module)(ids[None], state)
     return [state.presents[layer] for layer in carried.layers]
 
 

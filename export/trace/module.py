@@ -4,6 +4,7 @@ Shape letters: B batch, S new tokens, R requested positions, V vocabulary.
 """
 
 import copy
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,20 +12,38 @@ from typing import Any, Literal
 import onnx_ir as ir
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
+from torch.fx.traceback import preserve_node_meta
 
 from ortolan.export.trace.decoder import seen_of
+from ortolan.export.trace.lines import (
+    Annotated,
+    causes,
+    first_line,
+    line_of_error,
+    line_of_node,
+    node_in,
+)
 from ortolan.export.trace.program import Entry, Signature, trace_entry
 from ortolan.modeling.config import AttentionConfig
 from ortolan.modeling.errors import ConfigError, ModelingError
 from ortolan.modeling.layers.cache import LayerCache, StepLengths
 from ortolan.modeling.layers.ops import select
 from ortolan.modeling.state import CachedState, WholeState
+from ortolan.modeling.state import State as ModuleState
 from ortolan.runtime.bundle.interface import LOGITS, PAST, PRESENT, STEP_INPUTS, state_names
 from ortolan.runtime.bundle.manifest import State, StateType
 
-TOKENS = 3
-"""Tokens of the forward that shows what a module carries."""
+ROWS, TOKENS = 1, 3
+"""Rows and tokens of the forward that shows what a module carries."""
+
+NESTED = 4
+"""Depth to which lists and dictionaries in attributes are searched for tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +94,66 @@ class Carried:
         return (*caches, *extended, *kept)
 
 
+class _ObservedState(WholeState):
+    """A state that checks the axes of what a module passes to it."""
+
+    def attend(
+        self,
+        layer: int,
+        query: Tensor,
+        key: Tensor | None = None,
+        value: Tensor | None = None,
+        **options: Any,
+    ) -> Tensor:
+        """Check queries, keys and values."""
+        for kind, x in (("queries", query), ("keys", key), ("values", value)):
+            if x is not None:
+                call = f"attend: the {kind} of layer {layer}"
+                _check_axes(call, x, ("batch", "heads", "tokens", "channels"))
+        return super().attend(layer, query, key, value, **options)
+
+    def convolve(self, name: str, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        """Check the channels."""
+        _check_axes(f"convolve: x of {name!r}", x, ("batch", "channels", "tokens"))
+        return super().convolve(name, x, weight, bias)
+
+    def tokens(self, x: Tensor) -> Sequence[Tensor]:
+        """Check the vectors."""
+        _check_axes("tokens: x", x, ("batch", "tokens"))
+        return super().tokens(x)
+
+    def _recall(self, name: str, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        _check_axes(f"recall: like of {name!r}", like, ("batch",))
+        return super()._recall(name, shape, like)
+
+    def _keep(self, name: str, value: Tensor) -> None:
+        _check_axes(f"keep: the value of {name!r}", value, ("batch",))
+        super()._keep(name, value)
+
+    def _extend(self, name: str, x: Tensor) -> tuple[Tensor, Tensor]:
+        _check_axes(f"extend: x of {name!r}", x, ("batch", "tokens", "channels"))
+        return super()._extend(name, x)
+
+
+def _check_axes(call: str, x: Tensor, axes: Sequence[str]) -> None:
+    """Refuse a tensor whose rows or tokens lie on another axis.
+
+    Raises:
+        ConfigError: they do.
+    """
+    sizes = {"batch": ROWS, "tokens": TOKENS}
+    is_open = axes[-1] in sizes and len(axes) < 3  # further axes may follow
+    has_axes = x.dim() >= len(axes) if is_open else x.dim() == len(axes)
+    if not has_axes or any(
+        size != sizes.get(axis, size) for size, axis in zip(x.shape, axes, strict=False)
+    ):
+        listed = ", ".join((*axes, "...") if is_open else axes)
+        raise ConfigError(
+            f"{call} must be ({listed}) (got {tuple(x.shape)} for {ROWS} row of {TOKENS} tokens). "
+            "Swap axes before the call."
+        )
+
+
 class _ModuleGraph(Entry):
     """A module's step, with the inputs and outputs of a decoder's graph."""
 
@@ -101,7 +180,8 @@ class _ModuleGraph(Entry):
             logit_positions,
             extended,
         )
-        logits = self.model(input_ids, state)
+        with Annotated():
+            logits = self.model(input_ids, state)
         if not state.has_selected:
             logits = select(logits, logit_positions)
         return (
@@ -121,18 +201,27 @@ def find_carried(module: nn.Module) -> Carried:
     Raises:
         ConfigError: it does not compute logits from ids and a state.
     """
+    name = type(module).__name__
     with FakeTensorMode(allow_non_fake_inputs=True):
-        twin, state = twin_of(module, None), WholeState()
-        logits = _call(twin, torch.zeros(1, TOKENS, dtype=torch.int64), state)
-    if not isinstance(logits, Tensor) or logits.shape[:-1] != (1, TOKENS):
+        twin, state = twin_of(module, None), _ObservedState()
+        logits = _call(twin, torch.zeros(ROWS, TOKENS, dtype=torch.int64), state)
+    if not isinstance(logits, Tensor) or logits.shape[:-1] != (ROWS, TOKENS):
         got = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
         raise ConfigError(
-            f"module: expected logits of shape (1, {TOKENS}, V) for {TOKENS} ids, got {got}. "
-            "Return one tensor (B, S, V) from forward."
+            f"{name}: expected logits of shape ({ROWS}, {TOKENS}, V) for {TOKENS} ids, got {got}. "
+            "Return one tensor (B, S, V) from forward, with the logits of every token."
+        )
+    for one, (has, lacks) in {
+        **dict.fromkeys(state.recalled.keys() - state.kept.keys(), ("recalled", "kept")),
+        **dict.fromkeys(state.kept.keys() - state.recalled.keys(), ("kept", "recalled")),
+    }.items():
+        raise ConfigError(
+            f"{name}: state {one!r} is {has} but never {lacks} in a forward pass. Call both "
+            "state.recall and state.keep, or neither."
         )
     if not state.layers and not state.kept and not state.extended:
         raise ConfigError(
-            "module: forward uses no attention or state, so a step cannot continue what it "
+            f"{name}: forward uses no attention or state, so a step cannot continue what it "
             "computes from other tokens. Call state.attend, state.keep or state.extend."
         )
     return Carried(
@@ -172,12 +261,42 @@ def trace_module(
         entry = _ModuleGraph(twin_of(module, dtype), carried)
         io = _signature(carried, dtype, sequence)
         try:
-            return trace_entry(entry, io, tied)
+            with preserve_node_meta():
+                return trace_entry(entry, io, tied)
         except torch.onnx.errors.OnnxExporterError as error:
-            raise ConfigError(
-                f"module: torch.onnx.export cannot trace forward: {_first_line(error)}. Use tensor "
-                "operations whose shapes follow from those of the ids."
-            ) from error
+            raise _untraceable(type(module).__name__, error) from error
+
+
+def _untraceable(name: str, error: Exception) -> ConfigError:
+    """The error for a module that torch cannot trace: its operator, and the user's line."""
+    node, *_, root = node_in(error), *causes(error)
+    if isinstance(root, ConfigError):
+        return root
+    if node is not None:
+        operator = str(node.target).removesuffix(".default")
+        return ConfigError(
+            f"{name}: torch.onnx.export has no ONNX operator for {operator}{line_of_node(node)}. "
+            "Compute the same with other operators."
+        )
+    return untraceable(name, "torch.onnx.export", root)
+
+
+def untraceable(name: str, tracer: str, error: BaseException) -> ConfigError:
+    """The error for a forward that raised while it was traced, with the user's line."""
+    reads_numbers = isinstance(
+        error,
+        (DataDependentOutputException, DynamicOutputShapeException, GuardOnDataDependentSymNode),
+    )
+    if reads_numbers:
+        return ConfigError(
+            f"{name}: forward reads numbers of a tensor{line_of_error(error)}. A graph has no "
+            "branch on them and no size from them: use torch.where, and operators whose shapes "
+            "follow from those of the ids."
+        )
+    return ConfigError(
+        f"{name}: {tracer} cannot trace forward: {type(error).__name__}: {first_line(error)}"
+        f"{line_of_error(error)}. Use tensor operations whose shapes follow from those of the ids."
+    )
 
 
 def _signature(carried: Carried, dtype: torch.dtype, sequence: int | None) -> Signature:
@@ -241,9 +360,27 @@ def twin_of(module: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
 
 
 def loose_tensors(module: nn.Module) -> Iterator[Tensor]:
-    """Tensors that are plain attributes: constants, or what a forward left, such as a loss."""
+    """Tensors in plain attributes: constants, or what a forward left, such as a loss."""
     for part in module.modules():
-        yield from (value for value in vars(part).values() if isinstance(value, Tensor))
+        for name, value in vars(part).items():
+            if name not in ("_parameters", "_buffers", "_modules"):
+                yield from _tensors_in(value)
+
+
+def _tensors_in(value: object, depth: int = 0) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif depth < NESTED and isinstance(value, (list, tuple, dict, set, deque, ModuleState)):
+        parts = vars(value) if isinstance(value, ModuleState) else value
+        for part in parts.values() if isinstance(parts, dict) else parts:
+            yield from _tensors_in(part, depth + 1)
+
+
+def apart(module: nn.Module) -> nn.Module:
+    """Copy a module without its tensors, so that attributes set by a call stay in the copy."""
+    memo: dict[int, Any] = {id(tensor): tensor for tensor in loose_tensors(module)}
+    memo |= {id(tensor): tensor for tensor in (*module.parameters(), *module.buffers())}
+    return copy.deepcopy(module, memo)
 
 
 def _call(module: nn.Module, ids: Tensor, state: WholeState) -> object:
@@ -253,11 +390,4 @@ def _call(module: nn.Module, ids: Tensor, state: WholeState) -> object:
     except ModelingError:
         raise
     except Exception as error:
-        raise ConfigError(
-            f"module: forward(ids, state) of {TOKENS} ids raised {type(error).__name__}: "
-            f"{_first_line(error)}. Call it once with State.whole()."
-        ) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200]
+        raise untraceable(type(module).__name__, "a forward of 3 ids", error) from error

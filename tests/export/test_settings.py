@@ -10,6 +10,7 @@ SPLIT = ExportOptions(graphs="split")
 FLOAT = ExportOptions(graphs="split", prefill_precision="float")
 PREFILL = ExportOptions(graphs="split", prefill_precision="int8")
 CACHE = ExportOptions(cache="int8")
+OTHER = cast(Any, "other")
 
 
 def quantization(kind: str = "decoder", **choices: Any) -> Quantization:
@@ -206,6 +207,9 @@ def test_auto_multiplies_integers_in_prefill_where_asked() -> None:
             "auto .* 0.5",
         ),
         ("decoder", {"precision": Auto(target_size=9), "options": PREFILL}, "auto .* prefill"),
+        ("decoder", {"options": ExportOptions(proof=OTHER)}, "proof must be quick or full"),
+        ("decoder", {"precision": None}, "precision must be fp32, .* or int4 .got None"),
+        ("decoder", {"precision": Int8(group_size=OTHER)}, "group_size must be 32, .* or 256"),
     ],
 )
 def test_contradictions_are_rejected(kind: str, choices: dict[str, Any], words: str) -> None:

@@ -1,5 +1,7 @@
 """`State` for modules written by users: against PyTorch, and steps against whole sequences."""
 
+from collections.abc import Callable
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -121,6 +123,53 @@ def test_heads_that_do_not_match_are_an_error(
 ) -> None:
     with pytest.raises(ConfigError, match=message):
         State.whole().attend(0, *(torch.zeros(shape) for shape in shapes))
+
+
+def in_loop(state: State, x: Tensor) -> None:
+    for token in state.tokens(x):
+        state.keep("sum", state.recall("sum", (D,), x) + token)
+
+
+def of_every_token(state: State, x: Tensor) -> None:
+    state.keep("sum", state.recall("sum", (D,), x)[:, None] + x)
+
+
+def under_one_name(state: State, x: Tensor) -> None:
+    for _ in range(2):
+        state.convolve("taps", x.transpose(1, 2), torch.ones(D, 3))
+
+
+def of_two_shapes(state: State, x: Tensor) -> None:
+    state.recall("sum", (D,), x)
+    state.recall("sum", (D, D), x)
+
+
+def extended_twice(state: State, x: Tensor) -> None:
+    state.extend("keys", x)
+    state.extend("keys", x)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize(
+    ("use", "message"),
+    [
+        (in_loop, "recall: state 'sum' was already kept .* once, before the loop"),
+        (under_one_name, "recall: state 'taps' was already kept .* different names"),
+        (of_every_token, r"recalled as \(batch, 16\) \(got \(2, 9, 16\)\)"),
+        (of_two_shapes, "Use another name"),
+        (extended_twice, "extend: state 'keys' was already extended"),
+    ],
+)
+def test_a_state_used_twice_in_a_forward_pass_is_an_error(
+    use: Callable[[State, Tensor], None], message: str, *, grad: bool
+) -> None:
+    x = torch.ones(B, S, D)
+    step = StepLengths(torch.tensor([S - 1] * B), torch.tensor(S))
+    memory = {"sum": torch.zeros(B, D), "taps": torch.zeros(B, D, 2)}
+    cached = CachedState(step, {}, memory, sequences={"keys": torch.zeros(B, S, D)})
+    for state in (State.whole(), cached):
+        with pytest.raises(ConfigError, match=message), torch.set_grad_enabled(grad):
+            use(state, x)
 
 
 def test_missing_or_repeated_keys_are_an_error() -> None:

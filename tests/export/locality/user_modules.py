@@ -322,6 +322,12 @@ DISHONEST: dict[str, tuple[Change, str]] = {
         lambda ids, x: x + (ids == 7).any(1)[:, None, None],
         "any in `.*` .* reads other tokens",
     ),
+    "whether token 7 is anywhere": (
+        lambda ids, x: x * torch.where((ids == 7).any(), 2.0, 1.0),
+        "any in `.*` .* mixes the rows",
+    ),
+    "the largest of all": (lambda ids, x: x / x.max(), "max in `.*` .* mixes the rows"),
+    "the largest so far": (lambda ids, x: x.cummax(1).values, "cummax in `.*` .* reads other"),
     "a mean over the batch": (
         lambda ids, x: x + x.mean(0, keepdim=True),
         "mean in `.*` .* mixes the rows of a batch",
@@ -338,7 +344,7 @@ DISHONEST: dict[str, tuple[Change, str]] = {
     "the last token for all": (lambda ids, x: x + x[:, -1:], "reads other tokens"),
     "places counted from 0": (
         lambda ids, x: x + torch.arange(x.shape[1])[:, None] / 99,
-        "place in the chunk",
+        "arange in .* place in the chunk",
     ),
     "the token before, in place": (_written, "reads other tokens"),
     "attention of its own": (_own_attention, "in _own_attention"),

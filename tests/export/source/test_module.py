@@ -151,7 +151,7 @@ class Careless(Forgetful):
 
     def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
         x = super().forward(ids, state)
-        state.keep("sum", x.sum(1))
+        state.keep("sum", state.recall("sum", (4,), x) + x.sum(1))
         return x + x.mean(1, keepdim=True)
 
 
@@ -162,12 +162,51 @@ class Broken(Forgetful):
         return super().forward(ids, state) @ torch.zeros(3, 3)
 
 
+class RowsSecond(Forgetful):
+    """Passes tokens before rows."""
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x = super().forward(ids, state).transpose(0, 1)[:, None]
+        return state.attend(0, x, x, x)[:, 0].transpose(0, 1)
+
+
+class HeadsThird(Forgetful):
+    """Passes heads after tokens."""
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x = super().forward(ids, state).reshape(*ids.shape, 2, 2)
+        return state.attend(0, x, x, x).flatten(2)
+
+
+class Undecided(Forgetful):
+    """Branches on the ids."""
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x = super().forward(ids, state)
+        return x if ids[0, 0] == 5 else 2 * x
+
+
+class NeverKept(Forgetful):
+    """Recalls without keeping."""
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x = super().forward(ids, state)
+        return x + state.recall("sum", (4,), x)[:, None]
+
+
 @pytest.mark.parametrize(
     ("module", "message"),
     [
+        (RowsSecond, r"attend: the queries of layer 0 must be \(batch, heads, .* \(3, 1, 1, 4\)"),
+        (HeadsThird, r"attend: the queries of layer 0 .* Swap axes"),
+        (
+            Undecided,
+            r"reads numbers of a tensor in `return x if .*` \(test_module.py, line .*where",
+        ),
+        (NeverKept, "state 'sum' is recalled but never kept"),
         (Forgetful, "state.attend"),
         (Pooled, r"expected logits of shape \(1, 3, V\)"),
-        (Broken, "RuntimeError"),
+        (Broken, r"RuntimeError: .* in `return .* @ torch.zeros.*` \(test_module.py, line \d+"),
     ],
 )
 def test_a_module_that_cannot_be_continued_is_an_error(module: Any, message: str) -> None:
@@ -179,6 +218,39 @@ def test_a_module_whose_steps_compute_something_else_is_refused(tmp_path: Path) 
     with pytest.raises(ConfigError, match=r"mean in `return x .*\(test_module.py, line \d+"):
         ortolan.export(Careless(), tmp_path / "bundle")
     assert not (tmp_path / "bundle").exists()
+
+
+class Rare(Forgetful):
+    """Uses an operator that ONNX lacks, a scalar parameter, and a choice between booleans."""
+
+    def __init__(self, *, has_maximum: bool) -> None:
+        super().__init__()
+        self.has_maximum, self.scale = has_maximum, nn.Parameter(torch.tensor(0.4))
+
+    def forward(self, ids: Tensor, state: ortolan.State) -> Tensor:
+        x = super().forward(ids, state)
+        x = x + self.scale * state.attend(0, *[x[:, None]] * 3)[:, 0]
+        x = torch.where(torch.where(x > 0, x < 1, True), x, -x)
+        return x.cummax(-1).values if self.has_maximum else x
+
+
+def test_scalar_parameters_and_chosen_booleans_are_exported(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    module = Rare(has_maximum=False).eval()
+    ids = [1, 3, 0, 2, 2, 3]
+    ortolan.export(module, tmp_path / "bundle")
+    logits = ortolan.load(tmp_path / "bundle", ortolan.Decoder).logits(ids)
+    want = module(torch.tensor([ids]), ortolan.State.whole())[0]
+    np.testing.assert_allclose(logits, want.detach(), rtol=1e-5, atol=1e-6)
+
+
+def test_an_operator_without_onnx_is_named_with_its_line(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as refused:
+        ortolan.export(Rare(has_maximum=True), tmp_path / "bundle")
+    message = str(refused.value)
+    assert "aten.cummax in `return x.cummax(-1).values if" in message
+    assert "(test_module.py, line" in message
+    assert "\x1b" not in message
 
 
 class Differential(nn.Module):

@@ -1,0 +1,99 @@
+"""The lines of a user's code that nodes of a graph, and errors, come from."""
+
+import linecache
+import re
+import sys
+import traceback
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.traceback import annotate
+from torch.overrides import TorchFunctionMode
+
+from ortolan import modeling
+
+PLACE = "place"
+"""Key of a node's annotation: file, line and function of the user's code."""
+
+_LIBRARIES = [
+    *(Path(str(package.__file__)).parent.resolve() for package in (torch, modeling)),
+    Path(__file__).parents[1].resolve(),
+]
+
+_COLORS = re.compile(r"\x1b\[[0-9;]*m")
+
+
+class Annotated(TorchFunctionMode):
+    """Annotates every node with the user's line; torch itself keeps only the lines of `forward`."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Call the function, under an annotation if a user's line calls it."""
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and is_of_library(frame.f_code.co_filename):
+            frame = frame.f_back
+        if frame is None:
+            return func(*args, **(kwargs or {}))
+        with annotate({PLACE: (frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name)}):
+            return func(*args, **(kwargs or {}))
+
+
+@cache
+def is_of_library(file: str) -> bool:
+    """Whether a file belongs to Python, torch or Ortolan, not to a user."""
+    if file.startswith("<"):
+        return True
+    path = Path(file).resolve()
+    return any(path.is_relative_to(root) for root in _LIBRARIES)
+
+
+def line_of_node(node: fx.Node) -> str:
+    """The user's line that a node comes from: " in `x.mean(1)` (model.py, line 7, in f)"."""
+    place = (node.meta.get("custom") or {}).get(PLACE)
+    return "" if place is None else _described(*place)
+
+
+def line_of_error(error: BaseException) -> str:
+    """The user's line that raised an error; empty if none did."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not is_of_library(frame.filename)
+    ]
+    return (
+        _described(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else ""
+    )
+
+
+def first_line(error: BaseException) -> str:
+    """The first line of an error's message, without the colors of a terminal."""
+    return _COLORS.sub("", str(error)).strip().partition("\n")[0][:200]
+
+
+def causes(error: BaseException) -> Iterator[BaseException]:
+    """An error, and those that it was raised from."""
+    while True:
+        yield error
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            return
+        error = cause
+
+
+def node_in(error: BaseException) -> fx.Node | None:
+    """The node that torch was translating when an error was raised."""
+    for cause in causes(error):
+        for frame, _ in traceback.walk_tb(cause.__traceback__):
+            node = frame.f_locals.get("node")
+            if isinstance(node, fx.Node):
+                return node
+    return None
+
+
+def _described(file: str, line: int, function: str) -> str:
+    code = linecache.getline(file, line).strip()
+    return f" in `{code}` ({Path(file).name}, line {line}, in {function})"
