@@ -14,6 +14,7 @@ from ortolan.modeling.checkpoint.packed.integers import Rows
 from ortolan.modeling.checkpoint.packed.layout import (
     Values,
     block_size,
+    matrix,
     one_of,
     optional_bool,
     unread_of,
@@ -108,7 +109,7 @@ def compressed(values: Values, source: TensorSource) -> Iterator[tuple[str, Rows
             yield stem, _packed(stem, _scheme_of(groups, stem.removesuffix(WEIGHT)), source)
         elif name.endswith(WEIGHT) and f"{name}_scale" in shapes:
             scheme = _scheme_of(groups, name.removesuffix(WEIGHT))
-            yield name, _scaled(name, _matrix(name, shape), scheme, shapes)
+            yield name, _scaled(name, matrix(name, shape), scheme, shapes)
 
 
 def _packed(stem: str, scheme: Scheme, source: TensorSource) -> Rows:
@@ -116,7 +117,7 @@ def _packed(stem: str, scheme: Scheme, source: TensorSource) -> Rows:
     bits = one_of("num_bits", scheme.bits, (2, 4, 8))
     strategy = one_of("strategy", scheme.strategy, ("tensor", "channel", "group"))
     shapes = source.shapes()
-    rows, inputs = source.read(f"{stem}_shape", 0, 2).tolist()
+    rows, inputs = matrix(stem, source.read(f"{stem}_shape", 0, 2).tolist())
     index, zero = f"{stem}_g_idx", f"{stem}_zero_point"
     zeros: Literal["packed", "signed"] | None = None
     if zero in shapes:
@@ -151,12 +152,6 @@ def _scaled(name: str, shape: tuple[int, int], scheme: Scheme, shapes: Shapes) -
     )
 
 
-def _matrix(name: str, shape: tuple[int, ...]) -> tuple[int, int]:
-    if len(shape) != 2:
-        raise unsupported(name, "a matrix", f"shape {shape}")
-    return shape[0], shape[1]
-
-
 def _groups(values: Values) -> list[Group]:
     groups = values.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -164,11 +159,14 @@ def _groups(values: Values) -> list[Group]:
     found = []
     one_of("format", values.get("format"), FORMATS)
     for name, group in groups.items():
-        if not isinstance(group, dict):
-            raise unsupported(f"config_groups.{name}", "an object", group)
+        match group:
+            case {"weights": dict() | None, "targets": [*targets]}:
+                pass
+            case _:
+                raise unsupported(f"config_groups.{name}", "targets and weights", group)
         one_of(f"config_groups.{name}.format", group.get("format"), FORMATS)
         if group.get("weights") is not None:
-            found.append(Group(tuple(group.get("targets") or ()), _scheme(group["weights"])))
+            found.append(Group(tuple(map(str, targets)), _scheme(group["weights"])))
     if not found:
         raise unsupported("config_groups", "groups of weights", groups)
     return found

@@ -109,6 +109,18 @@ def block_size(key: str, value: object) -> tuple[int, int]:
     raise unsupported(key, "two positive integers", value)
 
 
+def matrix(name: str, shape: Sequence[int]) -> tuple[int, int]:
+    """The shape of a matrix.
+
+    Raises:
+        CheckpointError: the tensor is something else.
+    """
+    match tuple(shape):
+        case int(rows), int(columns) if rows > 0 and columns > 0:
+            return rows, columns
+    raise unsupported(name, "a matrix", f"shape {tuple(shape)}")
+
+
 def unread_of(weight: str, shapes: Shapes) -> tuple[str, ...]:
     """Names of the stored tensors that describe the inputs of a weight."""
     layer = weight.removesuffix(".weight")

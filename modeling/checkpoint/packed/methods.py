@@ -20,6 +20,7 @@ from ortolan.modeling.checkpoint.packed.layout import (
     Values,
     block_size,
     blocks,
+    matrix,
     one_of,
     optional_bool,
     unread_of,
@@ -244,10 +245,7 @@ def _matrices(source: TensorSource, suffix: str) -> Iterator[tuple[str, tuple[in
     """Names and shapes of the tensors whose names have a suffix, which must be matrices."""
     for name, shape in source.shapes().items():
         if name.endswith(suffix):
-            if len(shape) != 2:
-                raise unsupported(name, "a matrix", f"shape {shape}")
-            rows, columns = shape
-            yield name, (rows, columns)
+            yield name, matrix(name, shape)
 
 
 METHODS: Mapping[str, Callable[[Values, TensorSource], Found]] = {
