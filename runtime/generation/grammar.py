@@ -11,6 +11,7 @@ while the grammar is read, and their states multiply. `_check_size` bounds those
 """
 
 import json
+import math
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ from ortolan.runtime.limits import (
     MAX_GRAMMAR_BYTES,
     MAX_GRAMMAR_CONJUNCTIONS,
     MAX_GRAMMAR_MULTIPLES,
+    MAX_GRAMMAR_STATES,
 )
 from ortolan.runtime.machine.exit_guard import native_call
 
@@ -66,6 +68,10 @@ _ESCAPE = re.compile(r"\\u00([0-7][0-9a-fA-F])")
 _REGEXES = re.compile(r'"(?:pattern|patternProperties|format)"')
 _MERGING = re.compile(r'"(?:allOf|\$ref)"')
 _MULTIPLE = re.compile(r'"multipleOf"\s*:\s*([0-9.eE+-]+)')
+_TERMINAL = re.compile(r'/(?:[^/\\\n]|\\.)+/|"(?:[^"\\\n]|\\.)*"')
+_REGEX_PART = re.compile(
+    r"\\.|\[(?:\\.|[^\]\\])*\]|\{([0-9]{1,9})(?:,([0-9]{0,9}))?\}|.", re.DOTALL
+)
 _LITERAL = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 
 
@@ -391,11 +397,36 @@ def _check_size(text: Any) -> None:
             f"A grammar must have at most {MAX_GRAMMAR_CONJUNCTIONS} patterns that can hold at the "
             f"same time (`allOf`, `$ref`, `&`; got {combined})."
         )
+    product = math.prod(sorted(map(_states, _TERMINAL.findall(text)))[-1 - combined :])
+    if "&" in _LITERAL.sub("", text) and product > MAX_GRAMMAR_STATES:
+        raise GrammarError(
+            f"Patterns joined by & must have at most {MAX_GRAMMAR_STATES} states together, the "
+            f"product of their lengths (got {product:.1e}). Shorten their repetitions."
+        )
     states = sum(_remainders(multiple) for multiple in _MULTIPLE.findall(plain))
     if states > MAX_GRAMMAR_MULTIPLES:
         raise GrammarError(
             f"The values of multipleOf in a grammar must add up to at most {MAX_GRAMMAR_MULTIPLES}."
         )
+
+
+def _states(pattern: str) -> int:
+    """Number of states of a pattern: its length with repetitions written out."""
+    sums, last = [0], 0
+    for part in _REGEX_PART.finditer(pattern):
+        if part[0] == "(":
+            sums.append(0)
+        elif part[0] == ")" and len(sums) > 1:
+            last = sums.pop()
+            sums[-1] += last
+        elif part[1]:
+            count = int(part[2] or part[1])
+            sums[-1] += last * (count - 1)
+            last *= count
+        else:
+            last = 1
+            sums[-1] += 1
+    return max(sum(sums), 1)
 
 
 def _remainders(multiple: str) -> int:

@@ -41,6 +41,13 @@ _EIGHT_BITS = frozenset({"1", "L", "LA", "P", "PA", "RGB", "RGBA", "RGBX", "CMYK
 """Modes whose values have 8 bits. Pillow clips those of other modes at 255."""
 
 
+_PIXEL_BYTES = {"WEBP": 16}
+"""Bytes that decoding needs for a pixel, if not 4: WebP keeps two frames and a copy."""
+
+STRIP_PIXELS = 1 << 20
+"""Pixels to convert at a time, so that an image is not held several times."""
+
+
 def read_pixels(image: Any, source: ImageSource) -> NDArray[np.float32]:
     """Read an image, convert it, give it the size of an encoder, and normalize its values.
 
@@ -94,8 +101,10 @@ def resized(
     module, size = _pillow(), (width, height)
     resample = module.Resampling[source.resample.upper()]
     if isinstance(source, ImageSource) and source.rounding == "none":
-        channels = np.moveaxis(values_HWC.astype(np.float32), -1, 0)
-        floats = [module.fromarray(np.ascontiguousarray(each)) for each in channels]
+        floats = (
+            module.fromarray(values_HWC[..., channel].astype(np.float32))
+            for channel in range(values_HWC.shape[2])
+        )  # one at a time, since each has the size of the whole image
         return np.stack([np.asarray(each.resize(size, resample)) for each in floats], -1)
     image = _from_array(values_HWC.astype(np.uint8, copy=False)).resize(size, resample)
     return np.asarray(image, np.uint8).reshape(height, width, -1)
@@ -128,6 +137,18 @@ def _check_size(width: int, height: int, name: str) -> None:
         raise InputError(
             f"{name} has {width} by {height} pixels, more than {limits.MAX_IMAGE_PIXELS}. "
             "Make it smaller first."
+        )
+
+
+def _check_memory(image: "Pillow.Image", name: str) -> None:
+    """Check the memory that decoding needs, before it starts."""
+    row_bytes = image.width * _PIXEL_BYTES.get(image.format or "", 4) + 16
+    size = image.height * row_bytes
+    if size > limits.MAX_IMAGE_MEMORY:
+        raise InputError(
+            f"{name} is {image.format} with {image.width} by {image.height} pixels, and decoding "
+            f"it would need {size >> 20} MiB (at most {limits.MAX_IMAGE_MEMORY >> 20}). Make it "
+            "smaller first."
         )
 
 
@@ -191,7 +212,10 @@ def _decode(data: bytes, name: str) -> "Pillow.Image":
             warnings.simplefilter("ignore")
             opened = module.open(io.BytesIO(data), formats=FORMATS)
             _check_size(opened.width, opened.height, name)
-            image: Pillow.Image = ImageOps.exif_transpose(opened)
+            _check_memory(opened, name)
+            opened.load()
+            ImageOps.exif_transpose(opened, in_place=True)
+            image: Pillow.Image = opened
     except InputError:
         raise
     except module.DecompressionBombError as error:
@@ -216,18 +240,23 @@ def _converted(image: "Pillow.Image", source: ImageSource | PatchSource) -> NDAr
             "it to RGB or gray first."
         )
     mode = _MODES[source.channels]
+    is_mixed = source.background == "white" and image.has_transparency_data
+    values_HWC = np.empty((image.height, image.width, source.channels), np.uint8)
+    rows = max(1, STRIP_PIXELS // image.width)
     try:
-        if source.background == "white" and image.has_transparency_data:
-            image = image.convert("RGBA")
-            white = _pillow().new("RGBA", image.size, "white")
-            image = _pillow().alpha_composite(white, image)
-        values = np.asarray(image if image.mode == mode else image.convert(mode), np.uint8)
+        for top in range(0, image.height, rows):
+            strip = image.crop((0, top, image.width, min(top + rows, image.height)))
+            if is_mixed:
+                white = _pillow().new("RGBA", strip.size, "white")
+                strip = _pillow().alpha_composite(white, strip.convert("RGBA"))
+            values = np.asarray(strip if strip.mode == mode else strip.convert(mode), np.uint8)
+            values_HWC[top : top + rows] = values if values.ndim == 3 else values[..., None]
     except ValueError as error:
         raise InputError(
             f"The image cannot be converted from the mode {image.mode!r}: {str(error)[:200]}. "
             "Convert it to RGB first."
         ) from error
-    return values[..., None] if values.ndim == 2 else values
+    return values_HWC
 
 
 def _has_small_integers(image: "Pillow.Image") -> bool:

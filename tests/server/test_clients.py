@@ -1,16 +1,26 @@
-"""Clients from PyPI run unchanged: the programs in examples/clients against a live server.
+"""Clients from PyPI and npm run unchanged: the programs in examples/clients against a live server.
 
-Installs the clients in environments of their own, so it needs a package index or its cache.
+Installs the clients in environments of their own, so it needs the registries or their caches.
 """
 
+import functools
+import http.server
+import json
 import os
+import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
 
+import numpy as np
 import pytest
+from tests.hosts.node_package import installed_package
 from tests.runtime import tiny_encoder
 from tests.runtime.chat.tiny_chat import chat_model
 from tests.server.live import LiveServer, live_server
@@ -42,8 +52,22 @@ PROGRAMS = {
     "pydantic_ai_tools": ["weather: city=", "is_warm=", "streamed: "],
     "langchain_chat": ["answer: ", "streamed: ", "call: Weather {", "structured: city="],
     "instructor_model": ["person: name=", "is_author="],
+    "litellm_chat": ["answer: ", "streamed: ", "call: get_weather {", "then: "],
+    "cohere_rerank": ["document: 'k l', score=1.000"],
 }
 """Programs, and what they print."""
+
+REQUIREMENTS = {
+    "instructor_model": "requirements-instructor.txt",
+    "litellm_chat": "requirements-litellm.txt",
+    "cohere_rerank": "requirements-litellm.txt",
+}
+"""Those of programs that need other versions."""
+
+ENCODES = ("openai_embeddings", "cohere_rerank")
+"""Programs that need an encoder."""
+
+PAGE_ORIGIN = "http://127.0.0.1:8099"
 
 
 @cache
@@ -76,6 +100,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
     settings = Settings(
         bundles={"tiny": model.bundle.path, "embedder": embedder.path},
         keys=frozenset({"sk-test"}),
+        origins=(PAGE_ORIGIN,),
         load={"threads": 1},
         serve={"slots": 2, "queue": 2},
     )
@@ -104,10 +129,9 @@ def run(server: LiveServer, *command: str | Path, **variables: str) -> str:
 
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_a_client_runs_unchanged(program: str, server: LiveServer, environments: Path) -> None:
-    own = program.startswith("instructor")
-    requirements = "requirements-instructor.txt" if own else "requirements.txt"
+    requirements = REQUIREMENTS.get(program, "requirements.txt")
     python = installed(requirements, environments) / "python"
-    model = "embedder" if program == "openai_embeddings" else "tiny"
+    model = "embedder" if program in ENCODES else "tiny"
     output = run(server, python, CLIENTS / f"{program}.py", model)
     for text in PROGRAMS[program]:
         assert text in output
@@ -127,3 +151,107 @@ def test_llm_runs_with_a_file_of_models(
     arguments = ["-m", "ortolan", "--key", "sk-test", "Name a color.", "-o", "max_tokens", "32"]
     for more in ([], ["--no-stream"], ["--schema", "is_warm bool"]):
         assert run(server, program, *arguments, *more, LLM_USER_PATH=str(tmp_path)).strip()
+
+
+@pytest.fixture(scope="module")
+def node_clients(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the programs for Node and browsers, and what they need."""
+    if shutil.which("npm") is None:
+        pytest.skip("no Node. Install node 20 or newer, with npm")
+    folder = tmp_path_factory.mktemp("node") / "clients"
+    shutil.copytree(CLIENTS, folder, ignore=shutil.ignore_patterns("node_modules"))
+    install = ["npm", "ci", "--ignore-scripts", "--no-audit", "--no-fund"]
+    subprocess.run(install, cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_the_ai_sdk_runs_unchanged(server: LiveServer, node_clients: Path) -> None:
+    output = run(server, "node", node_clients / "ai_sdk_tools.mjs", "tiny")
+    for text in ("answer: ", "streamed: ", 'object: {"city":"', "tools: sunny in ", "ids: true"):
+        assert text in output
+
+
+@contextmanager
+def served_files(folder: Path) -> Iterator[str]:
+    """Serve a folder as another origin; yields it."""
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    address = PAGE_ORIGIN.removeprefix("http://").split(":")
+    with http.server.ThreadingHTTPServer((address[0], int(address[1])), handler) as files:
+        thread = threading.Thread(target=files.serve_forever)
+        thread.start()
+        try:
+            yield PAGE_ORIGIN
+        finally:
+            files.shutdown()
+            thread.join()
+
+
+def test_a_page_of_another_origin_uses_openais_client(
+    server: LiveServer, node_clients: Path
+) -> None:
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        pytest.skip("no Chromium. Run `make software-gpu`, which installs Debian's")
+    query = {"server": f"{server.url}/v1", "key": "sk-test", "model": "tiny"}
+    driver = Path(__file__).parent / "open_page.mjs"
+    with served_files(node_clients) as origin:
+        done = subprocess.run(
+            ["node", driver, chromium, f"{origin}/openai_page.html?{urlencode(query)}"],
+            cwd=installed_package(),
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "error" not in done.stdout, done.stdout + done.stderr
+    for text in ("answer: ", "streamed: ", "response: ", "input: Name a city.", "models: tiny,"):
+        assert text in done.stdout
+
+
+def test_lm_eval_measures_the_likelihoods_of_the_model(
+    server: LiveServer, environments: Path, tmp_path: Path
+) -> None:
+    model = next(served.model for served in server.models.loaded if served.name == "tiny")
+    shutil.copytree(CLIENTS / "lm_eval", tmp_path / "tasks")
+    program = installed("requirements-lm-eval.txt", environments) / "lm_eval"
+    arguments = {"model": "tiny", "tokenizer_backend": "remote", "num_concurrent": 2}
+    settings = Settings(bundles={"tiny": model.bundle.path}, load={"threads": 1})
+    with live_server(settings) as alone:  # lm-eval asks for the tokenizer of the only model
+        arguments["base_url"] = f"{alone.url}/v1/completions"
+        command = [program, "--model", "local-completions", "--log_samples", "--include_path", "."]
+        command += ["--model_args", ",".join(f"{k}={v}" for k, v in arguments.items())]
+        command += ["--tasks", "likelihood,continued", "--output_path", tmp_path / "out"]
+        done = subprocess.run(
+            [*map(str, command)],
+            cwd=tmp_path / "tasks",
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    assert done.returncode == 0, done.stderr[-3000:]
+    samples = {
+        kind: [
+            json.loads(line)
+            for path in (tmp_path / "out").rglob(f"samples_{kind}_*.jsonl")
+            for line in path.read_text().splitlines()
+        ]
+        for kind in ("likelihood", "continued")
+    }
+    assert [len(each) for each in samples.values()] == [4, 4]
+    for sample in samples["likelihood"]:
+        measured = float(sample["resps"][0][0][0])
+        assert measured == pytest.approx(likelihood(model, sample["doc"]), abs=1e-4)
+    for sample in samples["continued"]:
+        text = model.generate(sample["doc"]["text"], max_new_tokens=16, stop=["\n"]).text
+        assert sample["resps"][0][0] == text
+
+
+def likelihood(model: Any, document: dict[str, str]) -> float:
+    """The log-likelihood of a target after its text, from logits."""
+    text = document["text"].rstrip()  # lm-eval moves trailing spaces to the target
+    whole = model.tokenizer.encode(document["text"] + document["target"])
+    start = len(model.tokenizer.encode(text))
+    logits_LV = np.asarray(model.logits(whole), np.float64)
+    logits_LV -= logits_LV.max(axis=-1, keepdims=True)
+    logprobs_LV = logits_LV - np.log(np.exp(logits_LV).sum(axis=-1, keepdims=True))
+    return float(sum(logprobs_LV[at - 1, whole[at]] for at in range(start, len(whole))))

@@ -21,6 +21,14 @@ def strings(*patterns: str) -> dict[str, Any]:
     return {"allOf": [{"type": "string", "pattern": pattern} for pattern in patterns]}
 
 
+def conjunction(pattern: str, *counts: int) -> str:
+    """A grammar of text that repeats in all of these lengths."""
+    terms = " & ".join(
+        f"/{pattern.format(*[count] * pattern.count('{{{}}}'))}/" for count in counts
+    )
+    return f"start: T\nT: {terms}"
+
+
 @pytest.mark.parametrize(
     ("schema", "words"),
     [
@@ -57,6 +65,14 @@ def test_an_invalid_schema_is_rejected(schema: Any, words: str) -> None:
         (Grammar.lark, "start: foo", 'unknown name: "foo"'),
         (Grammar.lark, "start: " + "(" * 9_000 + '"a"' + ")" * 9_000, "nested"),
         (Grammar.lark, "start: T\nT: " + " & ".join(["/a*/"] * 30), "at most 16"),
+        (Grammar.lark, conjunction("([a-z]{{{}}})*", 2, 3, 5, 7, 11, 13, 17), "100000 states"),
+        (Grammar.lark, conjunction("(([a-z]{{{}}}){{{}}})*", 41, 43), "100000 states"),
+        (Grammar.lark, "A: /(.{400})*/\nB: /(.{401})*/\nstart: T\nT: A & B", "100000 states"),
+        (
+            Grammar.lark,
+            "start: T\nT: " + " & ".join(f"/({'a' * n})*/" for n in (400, 401)),
+            "100000",
+        ),
     ],
 )
 def test_an_invalid_grammar_is_rejected(
@@ -64,6 +80,13 @@ def test_an_invalid_grammar_is_rejected(
 ) -> None:
     with pytest.raises(GrammarError, match=words):
         make(text)
+
+
+@pytest.mark.parametrize(
+    "pattern", ["[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}", r"[\w.]{1,64}@[a-z.]{1,255}"]
+)
+def test_patterns_of_ordinary_length_are_joined(pattern: str) -> None:
+    Grammar.lark(f"start: T\nT: /{pattern}/ & /.{{5,100}}/")
 
 
 def test_an_ampersand_in_text_is_not_a_conjunction() -> None:

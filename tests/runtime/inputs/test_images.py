@@ -19,6 +19,7 @@ from ortolan.distribution import pip_install
 from ortolan.runtime import limits
 from ortolan.runtime.bundle.sources import Fit
 from ortolan.runtime.errors import InputError, MissingExtraError
+from ortolan.runtime.inputs import images
 from ortolan.runtime.inputs.images import read_pixels
 
 SOURCE = msgspec.structs.replace(IMAGE, height=6, width=8)
@@ -264,3 +265,25 @@ def test_without_pillow_arrays_are_read_and_files_name_the_extra(
     for image in (b"x", picture(7, 8), picture(channels=1)):
         with pytest.raises(MissingExtraError, match=re.escape(pip_install("vision"))):
             read_pixels(image, SOURCE)
+
+
+@pytest.mark.parametrize("background", [None, "white"])
+@pytest.mark.parametrize("mode", ["RGB", "RGBA", "L", "P", "CMYK"])
+def test_strips_are_converted_as_the_whole_image(
+    monkeypatch: pytest.MonkeyPatch, mode: str, background: Any
+) -> None:
+    image = Image.fromarray(picture(channels=4 if mode == "RGBA" else 3)).convert(mode)
+    data = contents(image, "TIFF" if mode == "CMYK" else "PNG")
+    source = msgspec.structs.replace(SOURCE, background=background)
+    whole = read_pixels(data, source)
+    monkeypatch.setattr(images, "STRIP_PIXELS", 16)  # two of six rows
+    np.testing.assert_array_equal(read_pixels(data, source), whole)
+
+
+def test_an_image_that_needs_too_much_memory_is_refused_before_decoding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "decoding it would need" in refusal(png(1, limits.MAX_IMAGE_PIXELS))
+    monkeypatch.setattr(limits, "MAX_IMAGE_MEMORY", 6 * (8 * 16 + 16) - 1)
+    assert "decoding it would need" in refusal(contents(PICTURE, "WEBP"))
+    read_pixels(contents(PICTURE, "PNG"), SOURCE)
