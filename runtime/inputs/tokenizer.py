@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import chain
 from operator import index
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import tokenizers
 
@@ -32,6 +32,8 @@ __all__ = [
     "open_tokenizer",
     "read_ids",
 ]
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,10 @@ class Tokenizer:
         self._added = library.get_added_tokens_decoder()
         special = [token.content for token in self._added.values() if token.special]
         self._special = frozenset(special)
+        unknown = outline.model.unk_token
+        self._unknown = (
+            library.token_to_id(unknown) if isinstance(unknown, str) else outline.model.unk_id
+        )
 
     @classmethod
     def from_bytes(cls, data: bytes, *, model_vocab_size: int | None = None) -> "Tokenizer":
@@ -180,26 +186,21 @@ class Tokenizer:
         Raises:
             TokenizerError: as for `encode_start`.
         """
-        self._check_text(text)
         with _ENCODING:
-            encoding = self._library.encode(text)
-            if max_tokens is not None and len(encoding.ids) > max_tokens:
-                encoding = self._start(text, max_tokens)
+            bare, encoding = self._start(text, max_tokens)
+            # those of `encoding` are trimmed twice
+            places = _placed(bare.offsets, [not flag for flag in encoding.special_tokens_mask])
         ids = self._in_vocabulary(encoding.ids)
-        rows = zip(
-            ids, encoding.tokens, encoding.offsets, encoding.special_tokens_mask, strict=True
-        )
+        rows = zip(ids, encoding.tokens, places, strict=True)
         return ids, [
-            None if is_special else self._span(text, token, entry, *offsets)
-            for token, entry, offsets, is_special in rows
+            None if place is None else self._span(text, token, entry, *place)
+            for token, entry, place in rows
         ]
 
     def _span(self, text: str, token: int, entry: str, start: int, end: int) -> "TokenSpan":
-        model: Any = self._library.model
-        unknown = getattr(model, "unk_token", None)
-        if unknown is not None and token == self._library.token_to_id(unknown):
+        if token == self._unknown:
             continues = False
-        elif getattr(model, "continuing_subword_prefix", None):
+        elif getattr(self._library.model, "continuing_subword_prefix", None):
             # the prefix makes an entry longer than its characters
             continues = len(entry) != end - start
         else:
@@ -243,24 +244,25 @@ class Tokenizer:
         Raises:
             TokenizerError: as for `encode`, or `max_tokens` leaves no room for the text.
         """
-        ids = self.encode(text)
-        if len(ids) <= max_tokens:
-            return ids
         with _ENCODING:
-            start: list[int] = self._start(text, max_tokens).ids
-            return start
+            return self._in_vocabulary(self._start(text, max_tokens)[1].ids)
 
-    def _start(self, text: str, max_tokens: int) -> tokenizers.Encoding:
-        """The encoding of the start of a text, special tokens included."""
-        room = max_tokens - len(self.encode(""))
-        if room < 1:
-            raise TokenizerError(
-                f"{max_tokens} tokens leave no room for text between the special tokens."
-            )
-        encoding = self._library.encode(text, add_special_tokens=False)
-        encoding.truncate(room)
-        started: tokenizers.Encoding = self._library.post_process(encoding)
-        return started
+    def _start(
+        self, text: str, max_tokens: int | None
+    ) -> tuple[tokenizers.Encoding, tokenizers.Encoding]:
+        """The encoding of the start of a text that fits, without and with special tokens."""
+        self._check_text(text)
+        bare = self._library.encode(text, add_special_tokens=False)
+        encoding = self._library.post_process(bare)
+        if max_tokens is not None and len(encoding.ids) > max_tokens:
+            room = max_tokens - len(self.encode(""))
+            if room < 1:
+                raise TokenizerError(
+                    f"{max_tokens} tokens leave no room for text between the special tokens."
+                )
+            bare.truncate(room)
+            encoding = self._library.post_process(bare)
+        return bare, encoding
 
     def encode_pair(
         self,
@@ -350,12 +352,9 @@ class Tokenizer:
             PairWindow(
                 ids=self._in_vocabulary(window.ids),
                 types=window.type_ids,
-                words=[
-                    _word(window, token) if sequence == 1 else None
-                    for token, sequence in enumerate(window.sequence_ids)
-                ],
+                words=_placed(_words(part), [sequence == 1 for sequence in window.sequence_ids]),
             )
-            for window in windows
+            for part, window in zip(parts, windows, strict=True)
         ]
 
     def labels(self, ids: Iterable[int]) -> list[str]:
@@ -467,12 +466,19 @@ class Tokenizer:
         return plain
 
 
-def _word(encoding: tokenizers.Encoding, token: int) -> tuple[int, int]:
-    """Start and end of the word of a token of the second text; those of the token without words."""
-    word = encoding.word_ids[token]
-    span = None if word is None else encoding.word_to_chars(word, 1)
-    start, end = span or encoding.offsets[token]
-    return start, end
+def _words(encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
+    """Start and end of the word of each token of a text; those of the token without words."""
+    spans: dict[int | None, Any] = {
+        word: encoding.word_to_chars(word) for word in {*encoding.word_ids} - {None}
+    }
+    rows = zip(encoding.word_ids, encoding.offsets, strict=True)
+    return [spans.get(word) or place for word, place in rows]
+
+
+def _placed(values: Iterable[T], flags: Iterable[bool]) -> list[T | None]:
+    """Values in the places with a flag, in order; None in the others."""
+    rest = iter(values)
+    return [next(rest) if flag else None for flag in flags]
 
 
 def _shortened(first: int, second: int, most: int) -> tuple[int, int]:

@@ -30,6 +30,8 @@ _KNOWN = frozenset([
 class _Model(msgspec.Struct, frozen=True):
     type: Any = None
     continuing_subword_prefix: Any = None
+    unk_token: Any = None
+    unk_id: Any = None
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):

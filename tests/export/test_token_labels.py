@@ -62,7 +62,7 @@ def save(folder: Path, kind: str, *, outside: float = 0.0) -> None:
     ).save_pretrained(folder)
 
 
-@pytest.fixture(scope="module", params=["wordpiece", "byte_level"])
+@pytest.fixture(scope="module", params=["wordpiece", "byte_level", "metaspace", "sentencepiece"])
 def folders(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("tokens")
     save(folder / "source", request.param)
