@@ -62,6 +62,10 @@ NO_KEYS = ConfigKeys(read=(), ignored=(), accepted=())
 """Config keys of a model without a config.json."""
 
 
+Companion = Path | bytes
+"""A file to copy into a bundle, or the content of one that Ortolan completes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exportable:
     """A model to export.
@@ -82,7 +86,7 @@ class Exportable:
         tables: computed tensors, by the names of initializers.
         sha256: hashes everything that decides what the model computes; reads all weights.
         folder: of the checkpoint; None for a live module.
-        companions: files to copy into the bundle, by name.
+        companions: files for the bundle, by name.
         tokens: special ids; none for an encoder of images.
         tokenizer: None where the model takes only ids, or images.
         takes: input of the encoder; None for a decoder-only model.
@@ -123,7 +127,7 @@ class Exportable:
     tables: Mapping[str, Tensor]
     sha256: Callable[[], str]
     folder: Path | None
-    companions: Mapping[str, Path]
+    companions: Mapping[str, Companion]
     tokens: Tokens
     tokenizer: Tokenizer | None
     takes: Source | None
@@ -170,3 +174,8 @@ class Exportable:
     def sides(self) -> ModelKind:
         """Whether it has an encoder, a decoder, or both."""
         return KINDS[self.kind]
+
+
+def content_of(companion: Companion) -> bytes:
+    """The content of a file for a bundle."""
+    return companion if isinstance(companion, bytes) else companion.read_bytes()

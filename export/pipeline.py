@@ -403,8 +403,11 @@ def _write_files(job: Job, chosen: Chosen | None = None) -> tuple[Stored, Witnes
             attach_bodies(proto)
         file = job.folder / plan.graph_files[role].file
         files.write(file, proto.SerializeToString(deterministic=True))
-    for name, path in model.companions.items():
-        files.copy(path, job.folder / name)
+    for name, companion in model.companions.items():
+        if isinstance(companion, bytes):
+            files.write(job.folder / name, companion)
+        else:
+            files.copy(companion, job.folder / name)
     return stored, witness
 
 

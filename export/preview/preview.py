@@ -8,7 +8,7 @@ from torch import nn
 from ortolan.export.advice import context_notes, risks, width_of
 from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
+from ortolan.export.exportable import Exportable, content_of
 from ortolan.export.inputs.calibration import own_calibration, own_name
 from ortolan.export.options import Int4, Via
 from ortolan.export.preview.cost import Cost, costs
@@ -149,7 +149,7 @@ def _missing(model: Exportable, calibration: Path | None) -> dict[str, str]:
     if model.sides.has_encoder:  # nothing to chat with
         missing.pop(TEMPLATE, None)
     settings = model.companions.get(TOKENIZER_CONFIG)
-    if settings is not None and b'"chat_template"' in settings.read_bytes():
+    if settings is not None and b'"chat_template"' in content_of(settings):
         missing.pop(TEMPLATE, None)
     name = own_name(model)
     if name is not None and calibration is None:

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ortolan.export.errors import ExportError, OptionError
-from ortolan.export.exportable import Exportable
+from ortolan.export.exportable import Companion, Exportable, content_of
 from ortolan.export.inputs.tensors import calls, reads_types
 from ortolan.export.options import Cache, Device
 from ortolan.export.progress import Progress, silent
@@ -199,8 +199,8 @@ def _surroundings(model: Exportable, reference: Logits | Vectors, probes: int) -
     )
 
 
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
+def _sha256(file: Companion) -> str:
+    return hashlib.sha256(content_of(file)).hexdigest()
 
 
 def _pixels(source: Source | None) -> tuple[float, ...]:

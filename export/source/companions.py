@@ -1,42 +1,48 @@
-"""Files that go into a bundle unchanged: the tokenizer and its companions."""
+"""Files of a checkpoint that go into a bundle: the tokenizer and its companions."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Companion, content_of
 from ortolan.export.source.special_tokens import GENERATION_CONFIG
+from ortolan.export.source.token_files import token_files
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 TOKENIZER = "tokenizer.json"
 
 COMPANIONS = (TOKENIZER, "chat_template.jinja", GENERATION_CONFIG, "tokenizer_config.json")
-"""Files that a bundle copies from a checkpoint; an encoder's copies only the tokenizer."""
+"""Files that a bundle has from a checkpoint; an encoder's has only the tokenizer."""
 
 
 def companions_of(
     source: Path | Checkpoint | None,
     tokenizer: str | Path | None,
     *,
+    vocab_size: int,
     has_vocabulary: bool,
     has_decoder: bool,
-) -> dict[str, Path]:
-    """Files to copy into the bundle, by name.
+) -> dict[str, Companion]:
+    """Files for the bundle, by name. Tokens that other files declare are in tokenizer.json.
 
     Args:
         source: the checkpoint, or the folder with the files, if any.
         tokenizer: a tokenizer.json, or a folder with one, to use instead.
+        vocab_size: exclusive upper bound of token ids.
         has_vocabulary: whether the model reads or writes tokens.
         has_decoder: whether it writes them.
 
     Raises:
-        OptionError: the tokenizer does not exist, or the model has no vocabulary.
+        OptionError: the tokenizer does not exist, the model has no vocabulary, or a file next to
+            the tokenizer is damaged or cannot be honored.
         CheckpointError: the checkpoint has a tokenizer of an unknown kind.
     """
     names = COMPANIONS if has_decoder else (TOKENIZER,) if has_vocabulary else ()
     files = _files(source, [name for name in names if tokenizer is None or name != TOKENIZER])
     if tokenizer is None:
-        return files
+        folder = source.folder if isinstance(source, Checkpoint) else source
+        return _completed(files, folder, names, vocab_size)
     if TOKENIZER not in names:
         raise OptionError(
             f"tokenizer: an encoder of images or sounds has none (got {tokenizer}). Leave it out."
@@ -45,19 +51,29 @@ def companions_of(
     files |= _files(path, names) if path.is_dir() else {TOKENIZER: path}
     if not files.get(TOKENIZER, path).is_file():
         raise OptionError(f"{tokenizer}: expected a tokenizer.json, got no such file.")
-    return files
+    return _completed(files, path, names, vocab_size) if path.is_dir() else {**files}
 
 
-def tokenizer_of(companions: Mapping[str, Path], vocab_size: int) -> Tokenizer | None:
+def tokenizer_of(companions: Mapping[str, Companion], vocab_size: int) -> Tokenizer | None:
     """Load the tokenizer as the runtime will, so that a bad one fails at export.
 
     Raises:
         TokenizerError: it is damaged, or has ids from `vocab_size` on.
     """
-    path = companions.get(TOKENIZER)
-    if path is None:
+    companion = companions.get(TOKENIZER)
+    if companion is None:
         return None
-    return Tokenizer.from_bytes(path.read_bytes(), model_vocab_size=vocab_size)
+    return Tokenizer.from_bytes(content_of(companion), model_vocab_size=vocab_size)
+
+
+def _completed(
+    files: Mapping[str, Path], folder: Path | None, names: Sequence[str], vocab_size: int
+) -> dict[str, Companion]:
+    if folder is None or TOKENIZER not in files:
+        return {**files}
+    found = token_files(folder, files[TOKENIZER].read_bytes(), vocab_size=vocab_size)
+    merged: dict[str, Companion] = {**files, **found.changed}
+    return {name: merged[name] for name in names if name in merged and name not in found.dropped}
 
 
 def _files(source: Path | Checkpoint | None, names: Sequence[str]) -> dict[str, Path]:

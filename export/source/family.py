@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
+from ortolan.export.exportable import Companion, Exportable
 from ortolan.export.source.audio_preprocessing import audio_source, chunked_source, wave_source
 from ortolan.export.source.companions import TOKENIZER, companions_of, tokenizer_of
 from ortolan.export.source.ctc_symbols import NO_SYMBOLS, ctc_symbols
@@ -237,13 +237,10 @@ def _describe(
     sides = sides_of(limited)
     has_vocabulary = sides.media is None or sides.decoder is not None
     folder = None if checkpoint is None else checkpoint.folder
-    companions = companions_of(
-        checkpoint, tokenizer, has_vocabulary=has_vocabulary, has_decoder=sides.decoder is not None
-    )
-    sides = sides_of(limited := _typed(limited, companions))
-    # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
-    library = tokenizer_of(companions, min(sides.vocab_size, sides.source_vocab_size))
-    padding = _padding(config, library, companions)
+    companions, library = _text_files(checkpoint, tokenizer, sides, has_vocabulary=has_vocabulary)
+    files = _folder_of(folder, tokenizer) if TOKENIZER in companions else None
+    sides = sides_of(limited := _typed(limited, files))
+    padding = _padding(config, library, files)
     symbols = ctc_symbols(folder, sides.vocab_size) if _has_symbols(sides) else NO_SYMBOLS
     takes = _takes(sides, folder, config.model_type, padding=padding)
     speech = speech_tokens(folder, takes, vocab_size=sides.vocab_size)
@@ -275,6 +272,31 @@ def _describe(
         gives=None if sides.decoder or not sides.encoder else _gives(sides.encoder, symbols.texts),
         speech=speech,
     )
+
+
+def _text_files(
+    checkpoint: Checkpoint | None,
+    tokenizer: str | Path | None,
+    sides: Sides,
+    *,
+    has_vocabulary: bool,
+) -> tuple[dict[str, Companion], Tokenizer | None]:
+    # One tokenizer serves both sides of an encoder-decoder: its ids must fit the smaller.
+    fewest = min(sides.vocab_size, sides.source_vocab_size)
+    companions = companions_of(
+        checkpoint,
+        tokenizer,
+        vocab_size=fewest,
+        has_vocabulary=has_vocabulary,
+        has_decoder=sides.decoder is not None,
+    )
+    return companions, tokenizer_of(companions, fewest)
+
+
+def _folder_of(folder: Path | None, tokenizer: str | Path | None) -> Path | None:
+    """The folder of the tokenizer's files."""
+    path = folder if tokenizer is None else Path(tokenizer)
+    return path.parent if path is not None and path.is_file() else path
 
 
 def module_sha256(module: torch.nn.Module) -> str:
@@ -420,24 +442,20 @@ def _max_tokens(config: ModelConfig, folder: Path) -> int | None:
             return longest
 
 
-def _padding(
-    config: ModelConfig, tokenizer: Tokenizer | None, companions: Mapping[str, Path]
-) -> int | None:
+def _padding(config: ModelConfig, tokenizer: Tokenizer | None, folder: Path | None) -> int | None:
     """Id of the padding that an encoder reads like other tokens; None if it does not."""
     match config:
         case EncoderConfig(input=TokenInput(padded=True), pad_token_id=own):
-            file = companions.get(TOKENIZER)
-            return padding_id(tokenizer, None if file is None else file.parent, own)
+            return padding_id(tokenizer, folder, own)
         case _:
             return None
 
 
-def _typed(config: C, companions: Mapping[str, Path]) -> C:
+def _typed(config: C, folder: Path | None) -> C:
     """The same config, if the tokenizer gives types; else one that does not read them."""
     match config:
         case EncoderConfig(input=TokenInput(types=types) as tokens) if types > 1:
-            file = companions.get(TOKENIZER)
-            if file is not None and not has_types(file.parent, config.model_type):
+            if folder is not None and not has_types(folder, config.model_type):
                 return replace(config, input=replace(tokens, reads_types=False))
     return config
 

@@ -140,7 +140,13 @@ def open_empty(
         tokenizer: used instead of the one in its folder.
     """
     carried = find_carried(module)
-    companions = companions_of(described.folder, tokenizer, has_vocabulary=True, has_decoder=True)
+    companions = companions_of(
+        described.folder,
+        tokenizer,
+        vocab_size=carried.vocab_size,
+        has_vocabulary=True,
+        has_decoder=True,
+    )
     generation = companions.get(GENERATION_CONFIG)
     return Exportable(
         kind="decoder",
@@ -164,7 +170,9 @@ def open_empty(
         folder=described.folder,
         companions=companions,
         tokens=special_tokens(
-            described.tokens, generation and generation.parent, vocab_size=carried.vocab_size
+            described.tokens,
+            generation.parent if isinstance(generation, Path) else None,
+            vocab_size=carried.vocab_size,
         ),
         tokenizer=tokenizer_of(companions, carried.vocab_size),
         takes=None,

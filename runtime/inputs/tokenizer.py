@@ -244,6 +244,9 @@ class Tokenizer:
         Raises:
             TokenizerError: as for `encode`, or `max_tokens` leaves no room for the text.
         """
+        ids = self.encode(text)
+        if len(ids) <= max_tokens:
+            return ids
         with _ENCODING:
             return self._in_vocabulary(self._start(text, max_tokens)[1].ids)
 
@@ -468,9 +471,8 @@ class Tokenizer:
 
 def _words(encoding: tokenizers.Encoding) -> list[tuple[int, int]]:
     """Start and end of the word of each token of a text; those of the token without words."""
-    spans: dict[int | None, Any] = {
-        word: encoding.word_to_chars(word) for word in {*encoding.word_ids} - {None}
-    }
+    words = {word for word in encoding.word_ids if word is not None}
+    spans: dict[int | None, Any] = {word: encoding.word_to_chars(word) for word in words}
     rows = zip(encoding.word_ids, encoding.offsets, strict=True)
     return [spans.get(word) or place for word, place in rows]
 

@@ -18,7 +18,7 @@ from weakref import finalize
 from torch import nn
 
 from ortolan.export.errors import OptionError
-from ortolan.export.source import ctc_symbols
+from ortolan.export.source import ctc_symbols, token_files
 from ortolan.export.source.companions import COMPANIONS
 from ortolan.export.source.transformers.original import changes_of, listed, published_class
 from ortolan.files import described
@@ -30,6 +30,7 @@ ARCHITECTURES = "architectures"
 
 FILES = (
     *COMPANIONS,
+    *token_files.FILES,
     *ctc_symbols.FILES,
     "preprocessor_config.json",
     "processor_config.json",

@@ -140,6 +140,7 @@ def test_a_live_language_model_of_transformers_computes_the_same(tmp_path: Path)
 def test_a_live_model_takes_the_tokenizer_of_its_local_folder(checkpoint: Path) -> None:
     model = opened(transformers.AutoModelForCausalLM.from_pretrained(checkpoint))
     copy = model.companions["tokenizer.json"]
+    assert isinstance(copy, Path)
     assert copy.parent != checkpoint
     assert copy.read_bytes() == (checkpoint / "tokenizer.json").read_bytes()
     del model

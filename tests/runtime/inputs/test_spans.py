@@ -1,5 +1,8 @@
 """Characters of tokens, compared with what one call of the library returns."""
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -10,7 +13,7 @@ from tokenizers import processors
 from ortolan.runtime.inputs.tokenizer import Tokenizer
 
 # With add_prefix_space the library keeps the space before the first token of each window.
-AROUND = {
+AROUND: dict[str, Callable[..., Any]] = {
     "template": lambda first, last: processors.TemplateProcessing(
         single="<s> $A </s>",
         pair="<s> $A </s> $B:1 </s>:1",
@@ -28,8 +31,7 @@ TEXTS = st.lists(st.sampled_from([*" \n<,", *" ".join(CORPUS).split()])).map(" "
 def around(kind: str, name: str) -> Library:
     changed = Library.from_str(library(kind).to_str())
     changed.add_special_tokens(["<s>", "</s>"])
-    first, last = (changed.token_to_id(text) for text in ("<s>", "</s>"))
-    changed.post_processor = AROUND[name](first, last)
+    changed.post_processor = AROUND[name](*(changed.get_vocab()[text] for text in ("<s>", "</s>")))
     return changed
 
 
@@ -86,7 +88,8 @@ def test_an_unknown_unigram_token_begins_a_word() -> None:
 
     ids, spans = tokenizer.encode_spans(text)
 
-    unknown = ids.index(unigram.token_to_id("<unk>"))
-    span = spans[unknown]
+    unknown = unigram.token_to_id("<unk>")
+    assert unknown is not None
+    span = spans[ids.index(unknown)]
     assert span is not None
     assert (text[span.start : span.end], span.continues_word) == ("\N{SNOWMAN}", False)

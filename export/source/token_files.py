@@ -1,0 +1,263 @@
+"""What the files next to tokenizer.json say about tokens and chat templates.
+
+Precedence, order and defaults are those of transformers 5, which reads tokenizer_config.json, and
+the older special_tokens_map.json and added_tokens.json. The result fills two files of a bundle:
+tokenizer.json gets every token, and tokenizer_config.json every name of a token.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from ortolan.export.errors import OptionError
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+TOKENIZER, CONFIG = "tokenizer.json", "tokenizer_config.json"
+
+SPECIAL, ADDED = "special_tokens_map.json", "added_tokens.json"
+
+TEMPLATE, PROCESSOR_TEMPLATE = "chat_template.jinja", "chat_template.json"
+
+TEMPLATES = "additional_chat_templates"
+"""Folder of further templates by name, such as tool_use.jinja."""
+
+PROPERTIES = ("content", "single_word", "lstrip", "rstrip", "normalized", "special")
+
+FILES = (CONFIG, SPECIAL, ADDED, TEMPLATE, PROCESSOR_TEMPLATE)
+
+PROCESSORS = ("processor_config.json", "preprocessor_config.json")
+
+NAMES = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
+"""Names that every tokenizer has; those of a model end in `_token` too."""
+
+DECODER, EXTRA, OLD_EXTRA = (
+    "added_tokens_decoder",
+    "extra_special_tokens",
+    "additional_special_tokens",
+)
+
+REFUSED: Mapping[str, tuple[object, ...]] = {
+    "split_special_tokens": (None, False),
+    "fast_tokenizer_files": (None, [], [TOKENIZER]),
+}
+"""Keys that change how text is read in a way that a bundle does not have, with values that do not.
+"""
+
+Objects = dict[str, Any]
+
+
+class _Outline(msgspec.Struct):
+    """The part of tokenizer.json that is read."""
+
+    added_tokens: list[Objects] = []
+
+
+@dataclass(frozen=True, kw_only=True)
+class TokenFiles:
+    """Contents of files that a bundle needs instead of those of the checkpoint.
+
+    Attributes:
+        changed: contents by name.
+        dropped: names of files whose contents went into others.
+    """
+
+    changed: Mapping[str, bytes]
+    dropped: frozenset[str] = frozenset()
+
+
+def token_files(folder: Path, tokenizer: bytes, *, vocab_size: int | None = None) -> TokenFiles:
+    """Read the files next to a tokenizer.json.
+
+    Args:
+        folder: of the files.
+        tokenizer: content of the tokenizer.json.
+        vocab_size: of the model.
+
+    Raises:
+        OptionError: a file is damaged, or asks for something that a bundle does not have.
+        TokenizerError: tokenizer.json is damaged.
+    """
+    config = _read(folder / CONFIG)
+    for key, values in REFUSED.items():
+        if config.get(key) not in values:
+            raise OptionError(
+                f"{folder / CONFIG}: {key} must be {values[-1]!r} (got {config[key]!r:.80}). "
+                "Bundles do not have it. Remove it, or pass a tokenizer saved without it."
+            )
+    changed: dict[str, bytes] = {}
+    try:
+        declared = _declared(folder, config, tokenizer)
+    except (TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
+        raise OptionError(
+            f"{folder}: the tokens in {CONFIG}, {SPECIAL} or {ADDED} cannot be read: "
+            f"{str(error)[:200]}. Save the tokenizer again."
+        ) from error
+    if declared.tokens:
+        changed[TOKENIZER] = _completed(folder, tokenizer, declared, vocab_size)
+    merged = dict(config)
+    for name, text in declared.names.items():
+        if _content(config.get(name)) != text:
+            merged[name] = text
+    templates, dropped = _templates(folder, config)
+    if isinstance(templates, dict):
+        merged["chat_template"] = [
+            {"name": name, "template": text} for name, text in templates.items()
+        ]
+    elif templates is not None:
+        changed[TEMPLATE] = templates.encode()
+    if merged != config:
+        changed[CONFIG] = msgspec.json.format(msgspec.json.encode(merged), indent=2)
+    return TokenFiles(changed=changed, dropped=dropped)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Declared:
+    """Tokens that files declare.
+
+    Attributes:
+        tokens: to add to tokenizer.json, in order.
+        numbers: ids that files state, by text.
+        names: texts by name, such as `bos_token`.
+    """
+
+    tokens: list[AddedToken]
+    numbers: Mapping[str, int]
+    names: dict[str, str]
+
+
+def _declared(folder: Path, config: Objects, tokenizer: bytes) -> _Declared:
+    """Tokens of all files. Later files are for checkpoints of transformers 4 and older."""
+    rows = msgspec.json.decode(tokenizer, type=_Outline).added_tokens
+    own = {int(row["id"]): _token({**row, "id": None}) for row in rows}
+    values = {name: value for name, value in config.items() if _is_name(name, value)}
+    extra = config.get(EXTRA) or config.get(OLD_EXTRA) or []
+    stated: dict[str, int] = {}
+    if DECODER in config:
+        known = {int(number): _token(row) for number, row in config[DECODER].items()}
+        stated = {str(token): number for number, token in known.items()}
+    else:
+        older = _read(folder / SPECIAL)
+        values |= {n: _as_special(v) for n, v in older.items() if _is_name(n, v)}
+        values |= extra if isinstance(extra, dict) else {}
+        more = older.get(EXTRA) or ([] if extra else older.get(OLD_EXTRA)) or []
+        values |= more if isinstance(more, dict) else {}
+        extra = [*_listed(extra), *(_as_special(row) for row in _listed(more) if row not in extra)]
+        special = {str(_token(value)) for value in (*values.values(), *extra)}
+        stated = {text: int(number) for text, number in _read(folder / ADDED).items()}
+        known = {
+            number: AddedToken(text, normalized=text not in special, special=text in special)
+            for text, number in stated.items()
+        } | own
+    values |= extra if isinstance(extra, dict) else {}
+    by_text = {str(token): token for token in known.values()}
+    named = {name: _token(values[name]) for name in (*NAMES, *values) if name in values}
+    named = {name: by_text.get(str(token), token) for name, token in named.items()}
+    present = {repr(token) for token in own.values()}
+    tokens = [token for _, token in sorted(known.items()) if repr(token) not in present]
+    texts = {str(token) for token in (*own.values(), *tokens)}
+    for token in (*named.values(), *map(_token, _listed(extra))):
+        if str(token) not in texts:
+            texts.add(str(token))
+            tokens.append(token)
+    names = {name: str(token) for name, token in named.items()}
+    for token in tokens:
+        token.special = token.special or str(token) in names.values()
+    return _Declared(tokens=tokens, numbers=stated, names=names)
+
+
+def _completed(
+    folder: Path, tokenizer: bytes, declared: _Declared, vocab_size: int | None
+) -> bytes:
+    """A tokenizer.json with the tokens that other files declare.
+
+    A new token gets the next free id, as in transformers, whatever id a file states.
+    """
+    Tokenizer.from_bytes(tokenizer)  # its checks
+    library = Library.from_buffer(tokenizer)
+    new = {str(token) for token in declared.tokens if library.token_to_id(str(token)) is None}
+    library.add_tokens(declared.tokens)
+    for text in sorted(new):
+        number = library.token_to_id(text)
+        stated = declared.numbers.get(text, number)
+        if number != stated:
+            raise OptionError(
+                f"{folder}: {text!r:.80} must have the id {stated} according to {CONFIG} or "
+                f"{ADDED}, but the next free id of {TOKENIZER} is {number}. Save the tokenizer "
+                "again."
+            )
+        if vocab_size is not None and number is not None and number >= vocab_size:
+            raise OptionError(
+                f"{folder}: {CONFIG}, {SPECIAL} or {ADDED} adds the token {text!r:.80} with the id "
+                f"{number}, but the model has {vocab_size} tokens. Resize its embeddings, or "
+                "remove the token from these files."
+            )
+    return library.to_str(pretty=True).encode()
+
+
+def _templates(folder: Path, config: Objects) -> tuple[str | dict[str, str] | None, frozenset[str]]:
+    """Chat templates that replace those in the files that a bundle copies; None without.
+
+    Also returns the files to leave out, whose content is among them.
+    """
+    own = folder / TEMPLATE
+    further = sorted((folder / TEMPLATES).glob("*.jinja"))
+    if further:
+        named = {"default": _text(own)} if own.is_file() else {}
+        named |= {path.name.removesuffix(".jinja"): _text(path) for path in further}
+        return named, frozenset([TEMPLATE])
+    path = folder / PROCESSOR_TEMPLATE
+    has_processor = any((folder / name).is_file() for name in PROCESSORS)
+    if not path.is_file() or (config.get("chat_template") and not has_processor):
+        return None, frozenset()
+    source = _read(path).get("chat_template")
+    if not isinstance(source, str):
+        raise OptionError(f"{path}: chat_template must be a text. Correct or remove the file.")
+    return source, frozenset()
+
+
+def _is_name(name: str, value: object) -> bool:
+    """Whether a key names a token; others, such as add_bos_token, are settings."""
+    return name.endswith("_token") and (isinstance(value, str) or _content(value) is not None)
+
+
+def _content(value: object) -> str | None:
+    content = value.get("content") if isinstance(value, dict) else value
+    return content if isinstance(content, str) else None
+
+
+def _token(value: Any) -> AddedToken:
+    """A token as files write it: its text, or its text with properties."""
+    if isinstance(value, str):
+        return AddedToken(value, special=True)
+    return AddedToken(**{key: value[key] for key in PROPERTIES if key in value})
+
+
+def _as_special(value: Any) -> Any:
+    return {**value, "special": True} if isinstance(value, dict) else value
+
+
+def _listed(values: Any) -> list[Any]:
+    return values if isinstance(values, list) else []
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"{path}: expected a text in UTF-8, got {error}. Correct it.") from error
+
+
+def _read(path: Path) -> Objects:
+    """A JSON object; an empty one if there is no file."""
+    try:
+        data = path.read_bytes() if path.is_file() else b"{}"
+        return msgspec.json.decode(data, type=Objects)
+    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise OptionError(
+            f"{path}: expected a JSON object, got {str(error)[:200]}. Copy it again, or remove it."
+        ) from error

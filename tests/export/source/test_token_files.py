@@ -1,0 +1,254 @@
+"""Tokenizers saved by transformers and edited as fine-tuners do, compared with its loader."""
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from tests.runtime.tiny_tokenizers import CORPUS, KINDS
+from tokenizers import AddedToken
+from transformers import (
+    AutoTokenizer,
+    BertTokenizer,
+    GPT2Tokenizer,
+    PreTrainedTokenizerFast,
+    Qwen2Tokenizer,
+    RobertaTokenizer,
+)
+
+from ortolan.export.errors import OptionError
+from ortolan.export.exportable import Companion, content_of
+from ortolan.export.source.companions import companions_of, tokenizer_of
+from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.chat.template import ChatTemplate
+from ortolan.runtime.chat.template_file import read_chat_template
+from ortolan.runtime.inputs.tokenizer import Tokenizer
+
+TEMPLATE = (
+    "{{ bos_token }}{% for m in messages %}<|user|>{{ m.content }}{{ eos_token }}"
+    "{{ sep_token }}{{ pad_token }}{{ user_token }}{% endfor %}"
+)
+TEXTS = (
+    *CORPUS,
+    "a<|user|>hello <|im_end|> <tool>x</tool>",
+    "<s>[CLS] [MASK]  <|endoftext|></s> <pad>[PAD]<extra>",
+)
+Save = Callable[[Path], None]
+
+
+def library(kind: str) -> Any:
+    tokenizer = KINDS[kind]()
+    tokenizer.add_special_tokens(["<s>", "</s>", "<|endoftext|>"])
+    return tokenizer
+
+
+def fast(kind: str, **named: Any) -> Any:
+    auto: Any = PreTrainedTokenizerFast
+    return auto(tokenizer_object=library(kind), **named)
+
+
+def base(kind: str = "byte_level", **named: Any) -> Any:
+    tokenizer = fast(kind, **({"bos_token": "<s>", "eos_token": "</s>"} | named))
+    tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+def vocabulary(kind: str) -> dict[str, Any]:
+    model = json.loads(KINDS[kind]().to_str())["model"]
+    merges = [tuple(pair) for pair in model.get("merges", [])]
+    return {"vocab": model["vocab"]} | ({"merges": merges} if merges else {})
+
+
+def edited(change: Callable[[Any], Any], kind: str = "byte_level") -> Save:
+    """Change a tokenizer before it is saved."""
+
+    def save(folder: Path) -> None:
+        tokenizer = base(kind)
+        change(tokenizer)
+        tokenizer.save_pretrained(folder)
+
+    return save
+
+
+def files(kind: str = "byte_level", *, drop: tuple[str, ...] = (), **contents: Any) -> Save:
+    """Change files after the tokenizer was saved; keys of the config are merged."""
+
+    def save(folder: Path) -> None:
+        base(kind).save_pretrained(folder)
+        path = folder / "tokenizer_config.json"
+        config = json.loads(path.read_text())
+        for key in drop:
+            config.pop(key, None)
+        path.write_text(json.dumps(config | contents.pop("config", {})))
+        for name, content in contents.items():
+            file = folder / name.replace("__", "/")
+            file.parent.mkdir(exist_ok=True)
+            text = content if isinstance(content, str) else json.dumps(content)
+            file.with_suffix(".jinja" if isinstance(content, str) else ".json").write_text(text)
+
+    return save
+
+
+def saved(make: Callable[[], Any]) -> Save:
+    def save(folder: Path) -> None:
+        tokenizer = make()
+        tokenizer.chat_template = TEMPLATE
+        tokenizer.save_pretrained(folder)
+
+    return save
+
+
+def added(content: str, **properties: Any) -> dict[str, Any]:
+    plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
+    return {"content": content, **plain, "special": True, **properties}
+
+
+N = len(base())
+"""Size of the vocabulary, hence the id of the next token."""
+
+ENDS = {"bos_token", "eos_token"}
+CASES: dict[str, Save] = {
+    # edits before saving
+    "special tokens added": edited(
+        lambda t: t.add_special_tokens({"pad_token": "<pad>", "sep_token": "<|im_end|>"})
+    ),
+    "plain tokens added": edited(lambda t: t.add_tokens(["<|user|>", "hello"])),
+    "tokens that strip spaces": edited(
+        lambda t: t.add_tokens([AddedToken("<|im_end|>", lstrip=True, rstrip=True, special=True)])
+    ),
+    "a token of a single word": edited(
+        lambda t: t.add_tokens([AddedToken("fox", single_word=True, normalized=True)])
+    ),
+    "eos replaced": edited(lambda t: setattr(t, "eos_token", "<|endoftext|>")),
+    "bos replaced by a new token": edited(
+        lambda t: t.add_special_tokens({"bos_token": "<|user|>"})
+    ),
+    "pad is eos": edited(lambda t: setattr(t, "pad_token", t.eos_token)),
+    "extra tokens as a list": edited(
+        lambda t: t.add_special_tokens({"extra_special_tokens": ["<|user|>", "<extra>"]})
+    ),
+    "extra tokens by name": saved(
+        lambda: base(extra_special_tokens={"user_token": "<|user|>", "end_token": "<|im_end|>"})
+    ),
+    "pad added to pieces": edited(
+        lambda t: t.add_special_tokens({"pad_token": "<pad>"}), "sentencepiece"
+    ),
+    "tokens added to Unigram": edited(lambda t: t.add_tokens(["<|user|>", "日本"]), "metaspace"),
+    "tokens added to WordPiece": edited(
+        lambda t: t.add_tokens(["<|user|>", "[mask]"]), "wordpiece"
+    ),
+    "several templates": edited(
+        lambda t: setattr(t, "chat_template", {"default": TEMPLATE, "tool_use": "tools"})
+    ),
+    # classes of models
+    "GPT-2": saved(lambda: GPT2Tokenizer(**vocabulary("byte_level"), pad_token="<pad>")),
+    "Qwen2": saved(lambda: Qwen2Tokenizer(**vocabulary("byte_level"))),
+    "RoBERTa": saved(lambda: RobertaTokenizer(**vocabulary("byte_level"))),
+    "RoBERTa with spaces": saved(
+        lambda: RobertaTokenizer(**vocabulary("byte_level"), add_prefix_space=True)
+    ),
+    "BERT": saved(lambda: BertTokenizer(**vocabulary("wordpiece"))),
+    "BERT with cases": saved(lambda: BertTokenizer(**vocabulary("wordpiece"), do_lower_case=False)),
+    # files that transformers 4 wrote, and edits of files
+    "added_tokens_decoder": files(
+        config={
+            "added_tokens_decoder": {str(N): added("<|user|>"), str(N + 1): added("<|im_end|>")}
+        }
+    ),
+    "added_tokens_decoder makes a token special": files(
+        config={"added_tokens_decoder": {"400": added("<tool>", normalized=True)}}
+    ),
+    "added_tokens.json": files(
+        added_tokens={"<|user|>": N, "<|im_end|>": N + 1}, config={"sep_token": "<|im_end|>"}
+    ),
+    "special_tokens_map.json alone": files(
+        drop=("bos_token", "eos_token"),
+        special_tokens_map={"bos_token": "<s>", "eos_token": added("</s>"), "pad_token": "<pad>"},
+    ),
+    "special_tokens_map.json contradicts the config": files(
+        special_tokens_map={"bos_token": "<|endoftext|>", "additional_special_tokens": ["<extra>"]}
+    ),
+    "special_tokens_map.json does not count": files(
+        config={"added_tokens_decoder": {}},
+        special_tokens_map={"bos_token": "<|endoftext|>", "pad_token": "<pad>"},
+    ),
+    "additional_special_tokens": files(
+        config={
+            "additional_special_tokens": ["<|user|>", {"__type": "AddedToken", **added("<extra>")}]
+        }
+    ),
+    "tokens with a type": files(
+        config={"bos_token": {"__type": "AddedToken", **added("<|user|>", lstrip=True)}}
+    ),
+    "names of one model": files(config={"user_token": "<|user|>", "add_bos_token": True}),
+    "extra tokens by name in a file": files(
+        config={"extra_special_tokens": {"user_token": "<|user|>"}},
+        special_tokens_map={"extra_special_tokens": ["<extra>"]},
+    ),
+    "extra tokens with properties": files(
+        config={"extra_special_tokens": [{"__type": "AddedToken", **added("<extra>", rstrip=True)}]}
+    ),
+    "pad from special_tokens_map.json for Unigram": files(
+        "metaspace", special_tokens_map={"pad_token": "<pad>", "cls_token": "[CLS]"}
+    ),
+    "template in the config": files(
+        config={"chat_template": "{{ eos_token }}{{ messages[0].content }}"}
+    ),
+    "templates in a folder": files(additional_chat_templates__rag="{{ documents }}"),
+}
+REFUSED: dict[str, tuple[Save, str]] = {
+    "other ids": (files(added_tokens={"<|user|>": N + 7}), "must have the id"),
+    "beyond the model": (
+        files(added_tokens={f"<{n}>": N + n for n in range(99)}),
+        "Resize its embeddings",
+    ),
+    "split special tokens": (files(config={"split_special_tokens": True}), "split_special_tokens"),
+    "versions": (files(config={"fast_tokenizer_files": ["tokenizer.4.json"]}), "fast_tokenizer"),
+    "no token": (files(config={"added_tokens_decoder": {"5": 6}}), "cannot be read"),
+    "no ids": (files(added_tokens={"<|user|>": "x"}), "cannot be read"),
+}
+
+
+def chat_template(companions: Mapping[str, Companion], tokenizer: Tokenizer) -> ChatTemplate:
+    """The template of a bundle with these files."""
+    names = [SimpleNamespace(name=name) for name in companions]
+    bundle: Any = SimpleNamespace(
+        manifest=SimpleNamespace(files=names, tokens=Tokens(bos=None, eos=(), pad=None)),
+        read=lambda name: content_of(companions[name]),
+    )
+    source, special = read_chat_template(bundle, tokenizer)
+    return ChatTemplate(source, tokenizer, special)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_ids_texts_and_prompts_are_those_of_transformers(name: str, tmp_path: Path) -> None:
+    CASES[name](tmp_path)
+    auto: Any = AutoTokenizer
+    reference = auto.from_pretrained(tmp_path)
+
+    companions = companions_of(
+        tmp_path, None, vocab_size=1000, has_vocabulary=True, has_decoder=True
+    )
+    tokenizer = tokenizer_of(companions, 1000)
+
+    assert tokenizer is not None
+    for text in TEXTS:
+        ids = reference(text)["input_ids"]
+        assert tokenizer.encode(text) == ids
+        for skip in (True, False):
+            decoded = reference.decode(ids, skip_special_tokens=skip)
+            assert tokenizer.decode(ids, skip_special_tokens=skip) == decoded
+    template = chat_template(companions, tokenizer)
+    messages = [{"role": "user", "content": "hello"}]
+    expected = reference.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert template.prompt(messages).ids == expected
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_files_that_cannot_be_honored_are_refused(name: str, tmp_path: Path) -> None:
+    save, words = REFUSED[name]
+    save(tmp_path)
+    with pytest.raises(OptionError, match=words):
+        companions_of(tmp_path, None, vocab_size=N + 50, has_vocabulary=True, has_decoder=True)
