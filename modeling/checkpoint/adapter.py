@@ -22,7 +22,17 @@ from ortolan.modeling.checkpoint.safetensors import Safetensors
 from ortolan.modeling.checkpoint.text_tower import PartTensors, TextTensors, text_name
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families import FAMILIES
-from ortolan.modeling.weights import Coded, CodedRows, CodeFormat, Shapes, name_template, targets
+from ortolan.modeling.weights import HEAD as OUR_HEAD
+from ortolan.modeling.weights import (
+    Coded,
+    CodedRows,
+    CodeFormat,
+    Shapes,
+    Table,
+    Turned,
+    name_template,
+    targets,
+)
 
 WEIGHTS = ("adapter_model.safetensors", "adapter_model.bin")
 
@@ -32,6 +42,7 @@ ROWS_AT_ONCE = 4096
 """Rows of two tensors in memory at once while they are compared."""
 
 HEAD = "lm_head.weight"
+"""Name of the head in most formats of language models."""
 
 LANGUAGE_MODELS = ("ForCausalLM", "LMHeadModel")
 """Suffixes of transformers' classes of causal language models."""
@@ -96,13 +107,11 @@ class Adapted:
         config = read_adapter_config(folder)
         self._own = _tensors(folder)
         model_type = str(values.get("model_type"))
-        self._products, self._replaced = _placed(
-            config, self._own.shapes(), base.shapes(), model_type
-        )
-        table = _table(base.shapes(), values)
-        self.is_untied = table is not None and not self.changed.isdisjoint({HEAD, table})
-        needs_head = self.is_untied and HEAD not in base.shapes()
-        self._base = WithHead(base, table) if needs_head and table else base
+        self._products, self._replaced = _placed(config, self._own.shapes(), base, model_type)
+        table, head = _table(base.shapes(), values), _head(model_type)
+        self.is_untied = table is not None and not self.changed.isdisjoint({head, table})
+        needs_head = self.is_untied and head not in base.shapes()
+        self._base = WithHead(base, table, head) if needs_head and table else base
         self._check()
 
     @property
@@ -170,6 +179,11 @@ class Adapted:
             return rows
         return rows.float() + product.scale * self._added(product, start, stop, axis)
 
+    def has_outputs_first(self, name: str) -> bool:
+        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
+        is_own = name in self._replaced
+        return not is_own and isinstance(self._base, Turned) and self._base.has_outputs_first(name)
+
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a tensor's codes; None if it has none, or the adapter changes it."""
         if name in self._products or name in self._replaced:
@@ -232,15 +246,16 @@ class Adapted:
 class WithHead(PartTensors):
     """Tensors of a language model whose head is its embedding, with the head as a further one."""
 
-    def __init__(self, whole: FileTensors, table: str) -> None:
+    def __init__(self, whole: FileTensors, table: str, head: str) -> None:
         """Name the embedding as the head, too.
 
         Args:
             whole: tensors of the checkpoint.
             table: name of the embedding.
+            head: name of the head.
         """
         super().__init__(whole, lambda name: name)
-        self._names[HEAD] = table
+        self._names[head] = table
 
 
 class Names:
@@ -273,12 +288,13 @@ def _tensors(folder: Path) -> FileTensors:
 
 
 def _placed(
-    values: Mapping[str, object], shapes: Shapes, base: Shapes, model_type: str
+    values: Mapping[str, object], shapes: Shapes, base: FileTensors, model_type: str
 ) -> tuple[dict[str, Product], dict[str, str]]:
     """Low-rank updates by the matrix they change, and tensors that replace others."""
     products: dict[str, Product] = {}
     replaced: dict[str, str] = {}
-    names = Names(base)
+    stored = base.shapes()
+    names = Names(stored)
     for name in shapes:
         own = name.removeprefix(PREFIX)
         place = text_name(own) or own
@@ -297,34 +313,46 @@ def _placed(
         if {len(shapes[name]), len(shapes[second])} != {2}:
             raise CheckpointError(f"{name}: LoRA of a convolution is not supported. {MERGE}")
         weight = names.find(f"{place.removesuffix(end)}.weight")
-        shape = (shapes[second][0], shapes[name][1])
-        products[weight] = Product(
-            name,
-            second,
-            _scale(values, own.removesuffix(end), shapes[name][0]),
-            FACTORS[end] or _is_transposed(weight, shape, base.get(weight), model_type),
-        )
+        outputs, inputs = shapes[second][0], shapes[name][1]
+        if FACTORS[end]:
+            is_transposed = True
+        elif outputs != inputs:
+            is_transposed = stored.get(weight) == (inputs, outputs)
+        else:
+            is_turned = (
+                weight in stored and isinstance(base, Turned) and base.has_outputs_first(weight)
+            )
+            is_transposed = _is_transposed(weight, model_type) and not is_turned
+        scale = _scale(values, own.removesuffix(end), shapes[name][0])
+        products[weight] = Product(name, second, scale, is_transposed)
     return products, replaced
 
 
-def _is_transposed(
-    name: str, shape: tuple[int, int], stored: tuple[int, ...] | None, model_type: str
-) -> bool:
-    """Whether a checkpoint stores a matrix `(outputs, inputs)` as `(inputs, outputs)`.
+def _is_transposed(name: str, model_type: str) -> bool:
+    """Whether a family stores a matrix as `(inputs, outputs)`.
 
     The flag `fan_in_fan_out` does not tell: PEFT stores that of the last module alone.
     """
-    if shape[0] != shape[1]:
-        return stored == shape[::-1]
-    family = FAMILIES.get(model_type)
-    if family is None or callable(family.weights):
-        return False
-    place = name_template(name)[0]
+    table, place = _names_of(model_type), name_template(name)[0]
     return any(
         target.transposed
-        for entry in (place, f"{family.base_model_prefix}.{place}")
-        for target in targets(family.weights, entry)
+        for entry in table
+        if entry == place or entry.endswith(f".{place}")
+        for target in targets(table, entry)
     )
+
+
+def _head(model_type: str) -> str:
+    """Name of the head of a causal language model."""
+    table = _names_of(model_type)
+    heads = (name for name in table if any(t.name == OUR_HEAD for t in targets(table, name)))
+    return next(heads, HEAD)
+
+
+def _names_of(model_type: str) -> Table:
+    """The table of a family; empty without one, or if it depends on more of the config."""
+    family = FAMILIES.get(model_type)
+    return {} if family is None or callable(family.weights) else family.weights
 
 
 def _table(base: Shapes, values: Mapping[str, object]) -> str | None:
@@ -350,6 +378,8 @@ def _advice(misfits: Sequence[tuple[str, tuple[int, ...], tuple[int, ...] | None
         )
     if all(stored is None and not name_template(name)[1] for name, _, stored in misfits):
         return f"It trains modules that the checkpoint lacks, or ties to others. {MERGE}"
+    if all(stored is None and text_name(name) is None for name, _, stored in misfits):
+        return f"It also adapts the encoder of images or sounds. {MERGE}"
     return "Pass the checkpoint that it was trained on."
 
 

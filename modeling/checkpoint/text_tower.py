@@ -14,7 +14,7 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
-from ortolan.modeling.weights import Coded, CodedRows, CodeFormat
+from ortolan.modeling.weights import Coded, CodedRows, CodeFormat, Turned
 
 Values = Mapping[str, object]
 
@@ -209,6 +209,11 @@ class PartTensors:
     def read(self, name: str, start: int, stop: int, *, axis: int = 0) -> Tensor:
         """Slice `[start:stop]` of a tensor along `axis`."""
         return self._whole.read(self._names[name], start, stop, axis=axis)
+
+    def has_outputs_first(self, name: str) -> bool:
+        """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
+        whole = self._whole
+        return isinstance(whole, Turned) and whole.has_outputs_first(self._names[name])
 
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a tensor's codes; None if it has none that kernels support."""

@@ -1,5 +1,6 @@
 """Low-bit checkpoints: tensors equal their dequantized codes."""
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -139,6 +140,20 @@ def test_layers_published_transposed_are_read_with_outputs_first(name: str, tmp_
     ids = random_text(12)
     with torch.inference_mode():
         assert_same_logits(load(tmp_path)(ids), reference_logits(reference, ids))
+    # an adapter of a square matrix and of another one
+    adapter, tensors = tmp_path / "adapter", dict[str, Tensor]()
+    for module, outputs in (("attn.c_proj", 64), ("attn.c_attn", 192)):
+        a, b = torch.randn(2, 64), torch.randn(outputs, 2)
+        place = f"transformer.h.0.{module}"
+        tensors |= {f"{place}.lora_A.weight": a, f"{place}.lora_B.weight": b}
+        reference.get_parameter(f"{place}.weight").data += (b @ a).T
+    adapter.mkdir()
+    save_file(tensors, adapter / "adapter_model.safetensors")
+    config = {"peft_type": "LORA", "lora_alpha": 2, "init_lora_weights": True}
+    (adapter / "adapter_config.json").write_text(json.dumps(config))
+    with torch.inference_mode():
+        adapted = load(open_checkpoint(tmp_path, adapter=adapter))
+        assert_same_logits(adapted(ids), reference_logits(reference, ids))
 
 
 def test_mxfp4_experts_follow_the_published_format(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.tiny_encoders import BART, BERT, T5, THREE_LABELS, EncoderCase
+from tests.modeling.tiny_encoders import BART, BERT, T5, THREE_LABELS, VIT, EncoderCase
 from tests.modeling.tiny_models import GPT2, LLAMA, assert_same_logits, random_text
 from torch import Tensor, nn
 from transformers import PreTrainedModel
@@ -27,6 +27,20 @@ GPT = EncoderCase("GPT2LMHeadModel", GPT2)
 UNTIED_GPT = EncoderCase("GPT2LMHeadModel", GPT2 | {"tie_word_embeddings": False})
 EXPERTS = {"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}
 MIXTRAL = EncoderCase("MixtralForCausalLM", LLAMA | EXPERTS)
+BIOGPT = EncoderCase(
+    "BioGptForCausalLM",
+    {k: v for k, v in LLAMA.items() if "key_value" not in k} | {"model_type": "biogpt"},
+)
+LLAVA = EncoderCase(
+    "LlavaForConditionalGeneration",
+    {
+        "model_type": "llava",
+        "text_config": LLAMA | TIED,
+        "vision_config": VIT | {"model_type": "clip_vision_model", "projection_dim": 32},
+        "image_token_index": 90,
+        **TIED,
+    },
+)
 CLASSIFIER = EncoderCase("BertForSequenceClassification", BERT | THREE_LABELS)
 MASKED = EncoderCase("BertForMaskedLM", BERT)
 BARE = EncoderCase("BertModel", BERT)
@@ -113,6 +127,14 @@ CASES = {
         TIED_LLM, {"target_modules": ["q_proj", "embed_tokens"], "ensure_weight_tying": True}
     ),
     "scaled embedding, tied": Case(GEMMA, {"target_modules": ["q_proj", "embed_tokens"]}),
+    "head by another name, tied": Case(BIOGPT, {"target_modules": ["q_proj", "output_projection"]}),
+    "embedding of a head by another name": Case(BIOGPT, {"target_modules": ["embed_tokens"]}),
+    "towers of images": Case(
+        LLAVA, {"target_modules": ATTENTION}, "also adapts the encoder of images"
+    ),
+    "language model of LLaVA, tied": Case(
+        LLAVA, {"target_modules": r".*language_model.*(q_proj|embed_tokens)"}
+    ),
     "more tokens": Case(
         LLM, {"target_modules": ATTENTION}, r"resize_token_embeddings\(105\)", tokens=105
     ),
