@@ -1,5 +1,6 @@
-"""Bodies of forms with files (multipart/form-data, RFC 7578)."""
+"""Bodies of forms with files (multipart/form-data, RFC 7578), and the parts of JSON bodies."""
 
+import re
 from typing import Any
 
 from python_multipart.exceptions import FormParserError
@@ -9,11 +10,36 @@ from starlette.requests import Request
 
 from ortolan.server.errors import ApiError
 
-__all__ = ["FORM", "form_fields"]
+__all__ = ["FORM", "check_parts", "form_fields"]
 
 FORM = "multipart/form-data"
 
 MAX_FIELDS = 32
+
+MAX_PARTS = 100_000
+"""Lists and objects of a JSON body. A million take a second, in which no other request is answered.
+"""
+
+# possessive and without a necessary end: it takes each byte once
+_STRING = re.compile(rb'"(?:[^"\\]++|\\.?)*+"?', re.DOTALL)
+
+
+def check_parts(data: bytes) -> None:
+    """Check how many lists and objects a JSON body has, before it is decoded.
+
+    Raises:
+        ApiError: more than `MAX_PARTS`.
+    """
+    if _opened(data) > MAX_PARTS and _opened(_STRING.sub(b"", data)) > MAX_PARTS:
+        raise ApiError(
+            status=400,
+            message=f"The body may have at most {MAX_PARTS} lists and objects. Send several.",
+            code="invalid-json",
+        )
+
+
+def _opened(data: bytes) -> int:
+    return data.count(b"[") + data.count(b"{")
 
 
 async def form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ortolan.server.call import Call
 from ortolan.server.endpoints import JSON, Answer, Endpoint, Text
 from ortolan.server.errors import ApiError, api_error, error_body
 from ortolan.server.events import KEEP_ALIVE, EventStream, event
-from ortolan.server.forms import FORM, form_fields
+from ortolan.server.forms import FORM, check_parts, form_fields
 from ortolan.server.models import Models
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
@@ -150,6 +150,7 @@ class EndpointApp:
             return msgspec.convert(fields, self._endpoint.body, strict=False)
         if self._settings.log_prompts:
             call.body = data
+        check_parts(data)
         try:
             return self._decoder.decode(data)
         except UnicodeDecodeError as error:

@@ -1,5 +1,6 @@
 """Fields that several bodies share, and the options that they become."""
 
+import asyncio
 import re
 import secrets
 from collections.abc import Callable, Collection, Mapping
@@ -245,10 +246,10 @@ def fitted(submit: Callable[[int | None], list[C]], limit: int | None) -> list[C
     return submit(None)
 
 
-def grammar_of(
+async def grammar_of(
     form: ResponseFormat | None, outputs: StructuredOutputs | None = None
 ) -> Grammar | None:
-    """The grammar of a response format or of vLLM's structured outputs.
+    """The grammar of a response format or of vLLM's structured outputs, checked in a thread.
 
     Raises:
         ApiError: there is no schema, or there are several formats.
@@ -256,9 +257,14 @@ def grammar_of(
         MissingExtraError: llguidance is not installed.
     """
     if outputs is not None:
-        return _structured(outputs, has_form=form is not None and form.type != "text")
+        has_form = form is not None and form.type != "text"
+        return await asyncio.to_thread(_structured, outputs, has_form=has_form)
     if form is None or form.type == "text":
         return None
+    return await asyncio.to_thread(_formatted, form)
+
+
+def _formatted(form: ResponseFormat) -> Grammar:
     if form.type == "json_object":
         return Grammar.json_schema(form.schema or {"type": "object"})
     if form.json_schema is None or form.json_schema.schema is None:

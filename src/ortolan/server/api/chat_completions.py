@@ -148,7 +148,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
     """Answer a conversation."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
-    options = _options(body, served)
+    options = await _options(body, served)
     count = 1 if body.n is None else body.n
     limit = options.pop("max_new_tokens")
     tickets: list[ChatTicket] = await call.submit(
@@ -182,7 +182,7 @@ async def create(call: Call, body: ChatBody) -> Answer:
     )
 
 
-def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
+async def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
     options = options_of(body, served.model.recommended_sampling, choices=body.n)
     limit = checked_limit("max_tokens", body.max_tokens)
     if body.max_completion_tokens is not None:
@@ -197,7 +197,7 @@ def _options(body: ChatBody, served: ServedModel) -> dict[str, Any]:
         "max_new_tokens": limit,
         "tools": tools or None,
         "tool_choice": choice if tools or choice != "none" else None,
-        "grammar": grammar_of(body.response_format, body.structured_outputs),
+        "grammar": await grammar_of(body.response_format, body.structured_outputs),
         "logprobs": _top(body),
         "variables": variables or None,
         "documents": body.documents,

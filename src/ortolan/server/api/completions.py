@@ -76,7 +76,7 @@ async def create(call: Call, body: CompletionBody) -> Answer:
         served.expect("decoder", what="echo a prompt")
     options = {
         **options_of(body, served.model.recommended_sampling, choices=body.n),
-        "grammar": grammar_of(None, body.structured_outputs),
+        "grammar": await grammar_of(None, body.structured_outputs),
         "logprobs": body.logprobs,
         "prompt_logprobs": _prompt_logprobs(body),
     }

@@ -111,7 +111,9 @@ def read_tools(body: ResponseBody) -> list[Tool]:
     return tools
 
 
-def chat_options(body: ResponseBody, served: ServedModel, tools: list[Tool]) -> dict[str, Any]:
+async def chat_options(
+    body: ResponseBody, served: ServedModel, tools: list[Tool]
+) -> dict[str, Any]:
     """Options of the chat request.
 
     Raises:
@@ -129,7 +131,7 @@ def chat_options(body: ResponseBody, served: ServedModel, tools: list[Tool]) -> 
         "max_new_tokens": checked_limit("max_output_tokens", body.max_output_tokens),
         "tools": [_function(tool) for tool in offered] or None,
         "tool_choice": choice if offered or choice != "none" else None,
-        "grammar": _grammar(body.text),
+        "grammar": await _grammar(body.text),
         "logprobs": _logprobs(body),
         "variables": variables or None,
     }
@@ -174,7 +176,7 @@ def _function(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-def _grammar(text: TextSettings | None) -> Any:
+async def _grammar(text: TextSettings | None) -> Any:
     if text is None or text.format is None:
         return None
     form = text.format
@@ -186,7 +188,7 @@ def _grammar(text: TextSettings | None) -> Any:
             param=f"text.format.{missing}",
         )
     schema = JsonSchema(name=form.name or "", schema=form.schema)
-    return grammar_of(ResponseFormat(type=form.type, json_schema=schema))
+    return await grammar_of(ResponseFormat(type=form.type, json_schema=schema))
 
 
 def _logprobs(body: ResponseBody) -> int | None:

@@ -106,7 +106,7 @@ async def start(call: Call, body: ResponseBody, stores: Sequence[Store]) -> Gene
     served.expect("decoder", what="chat")
     items = read_items(body.input, body.previous_response_id, stores)
     tools = read_tools(body)
-    options = chat_options(body, served, tools)
+    options = await chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
     limit = options.pop("max_new_tokens")
     tickets: list[ChatTicket] = await call.submit(

@@ -16,6 +16,7 @@ from ortolan.server.api.responses.create import start
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Socket
 from ortolan.server.errors import ApiError
+from ortolan.server.forms import check_parts
 from ortolan.server.store import Store
 
 __all__ = ["SOCKET"]
@@ -68,6 +69,7 @@ async def respond(call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
 
 
 def _decode(data: bytes) -> CreateMessage:
+    check_parts(data)
     try:
         return _decoder.decode(data)
     except UnicodeDecodeError as error:
