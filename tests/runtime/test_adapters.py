@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 from tests.runtime import packed_bundles
 from tests.runtime.chat.tiny_chat import TEMPLATE
+from tests.runtime.serving.faults import failing
 from tests.runtime.tiny_adapters import merged, random_factors, write_adapter
 from tests.runtime.tiny_decoder import (
     VOCABULARY,
@@ -127,13 +128,14 @@ def test_rows_of_different_adapters_in_one_batch_equal_each_alone_to_the_bit(
             service.submit(prompt, adapter=NAMES[number % 4], **options).completion()
             for number, prompt in enumerate(prompts)
         ]
-    with model.serve(slots=8) as service:
-        tickets = [
-            service.submit(prompt, adapter=NAMES[number % 4], **options)
-            for number, prompt in enumerate(prompts)
-        ]
-        together = [ticket.completion() for ticket in tickets]
-    assert list(map(outcome, together)) == list(map(outcome, alone))
+    for fails in (lambda _: False, lambda call: call % 37 == 3):
+        with model.serve(slots=8) as service, failing(fails):
+            tickets = [
+                service.submit(prompt, adapter=NAMES[number % 4], **options)
+                for number, prompt in enumerate(prompts)
+            ]
+            together = [ticket.completion() for ticket in tickets]
+        assert list(map(outcome, together)) == list(map(outcome, alone))
     different = {
         str(model.generate([IDS[:9]], adapter=name, **options)[0].logprobs) for name in NAMES
     }
