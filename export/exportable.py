@@ -46,7 +46,7 @@ Returns logits `(S, V)`, states `(T, E)`, labels `(L,)` or an embedding `(E,)`.
 """
 
 Original = Callable[[Tensor | None, Tensor | None, Tensor], Tensor]
-"""Runs the live model that was given on an input of `Forward`.
+"""Runs the live model that was given, or a user's reference, on an input of `Forward`.
 
 The last argument is the output of `Forward`, which must be the same but for rounding."""
 
@@ -91,7 +91,8 @@ class Exportable:
         tokenizer: None where the model takes only ids, or images.
         takes: input of the encoder; None for a decoder-only model.
         gives: output of an encoder-only model; None for other kinds.
-        original: the live model that this was read from; its outputs are the reference.
+        original: the live model that this was read from, or a user's reference; its outputs are the
+            reference of the certificate.
         cached: computes the KV cache of a decoder-only model, in the order of `states`.
         takes_one: the decoder reads its tokens one by one (docs/adr/0026).
         takes_one_on: devices where it does, for want of a kernel over many tokens.

@@ -47,6 +47,7 @@ from ortolan.export.quantize.schemes import assign_schemes
 from ortolan.export.quantize.stored import stored_schemes
 from ortolan.export.settings import CACHE_SEQUENCES, Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
+from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
@@ -79,6 +80,7 @@ def export(
     calibration: str | Path | None = None,
     max_context: int | None = None,
     options: ExportOptions = DEFAULTS,
+    reference: Reference | None = None,
     force: bool = False,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
@@ -97,6 +99,9 @@ def export(
         max_context: longest context in tokens; by default the model's own, or the longest that
             shares one set of rotary frequencies.
         options: advanced settings; see `ExportOptions`.
+        reference: the model that your own module was ported from, to compare with: a module, or a
+            function, from ids `(1, S)` to the logits of every token (see
+            `export.source.reference`).
         force: replace a bundle at `out`.
         progress: called as each step advances.
         warn: called before any work, with each way in which the bundle will differ from the trained
@@ -106,16 +111,7 @@ def export(
         OrtolanError: see `export.errors`, and `modeling.errors` for the source.
     """
     return_large_memory()
-    model = open_exportable(
-        source,
-        tokenizer=options.tokenizer,
-        max_context=max_context,
-        accept_unknown=options.accept_unknown,
-        adapter=options.adapter,
-        via=options.via,
-        text_only=options.text_only,
-        mtp=options.mtp,
-    )
+    model = _opened(source, max_context, options, reference)
     plan = _plan(model, precision, device, options)
     if warn is not None:
         expected = () if options.allow_poor else risks(model, plan)
@@ -130,6 +126,23 @@ def export(
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
     return open_bundle(out, trust=True)
+
+
+def _opened(
+    source: Source, max_context: int | None, options: ExportOptions, reference: Reference | None
+) -> Exportable:
+    """Open the source, and the model to compare it with."""
+    model = open_exportable(
+        source,
+        tokenizer=options.tokenizer,
+        max_context=max_context,
+        accept_unknown=options.accept_unknown,
+        adapter=options.adapter,
+        via=options.via,
+        text_only=options.text_only,
+        mtp=options.mtp,
+    )
+    return model if reference is None else with_reference(model, reference)
 
 
 def _plan(model: Exportable, precision: Precision, device: Device, options: ExportOptions) -> Plan:

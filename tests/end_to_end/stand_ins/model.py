@@ -71,4 +71,5 @@ class GPT(nn.Module):
         x = parts["drop"](parts["wte"](idx) + parts["wpe"](torch.arange(idx.shape[1])))
         for block in parts["h"]:  # type: ignore[attr-defined]
             x = block(x)
-        return self.lm_head(parts["ln_f"](x)[:, [-1]]), None
+        x = parts["ln_f"](x)
+        return self.lm_head(x[:, [-1]] if targets is None else x), None
