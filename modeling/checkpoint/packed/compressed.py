@@ -17,7 +17,6 @@ from ortolan.modeling.checkpoint.packed.layout import (
     matrix,
     one_of,
     optional_bool,
-    unread_of,
     unsupported,
 )
 from ortolan.modeling.weights import Shapes, TensorSource
@@ -132,7 +131,7 @@ def _packed(stem: str, scheme: Scheme, source: TensorSource) -> Rows:
         ordered=scheme.ordered,
         whole=strategy == "tensor",
         zeros=zeros,
-        unread=(f"{stem}_shape", *unread_of(stem, shapes)),
+        unread=(f"{stem}_shape",),
     )
 
 
@@ -148,7 +147,6 @@ def _scaled(name: str, shape: tuple[int, int], scheme: Scheme, shapes: Shapes) -
         dtypes=(torch.int8,) if scheme.kind == "int" else (torch.float8_e4m3fn,),
         zero=zero if zero in shapes or not scheme.symmetric else None,
         symmetric=scheme.symmetric,
-        unread=unread_of(name, shapes),
     )
 
 

@@ -6,7 +6,7 @@ from typing import NamedTuple, TypeVar
 import torch
 
 from ortolan.modeling.errors import CheckpointError
-from ortolan.modeling.weights import Shapes, TensorSource
+from ortolan.modeling.weights import TensorSource
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 """Types of unquantized weights and of scales."""
@@ -17,9 +17,6 @@ Values = Mapping[str, object]
 """Values of a quantization config."""
 
 T = TypeVar("T")
-
-IDLE = ("input_scale", "activation_scale", "input_zero_point", "output_scale")
-"""Tensors that describe the quantization of inputs, which stay floats here."""
 
 
 class Part(NamedTuple):
@@ -119,12 +116,6 @@ def matrix(name: str, shape: Sequence[int]) -> tuple[int, int]:
         case int(rows), int(columns) if rows > 0 and columns > 0:
             return rows, columns
     raise unsupported(name, "a matrix", f"shape {tuple(shape)}")
-
-
-def unread_of(weight: str, shapes: Shapes) -> tuple[str, ...]:
-    """Names of the stored tensors that describe the inputs of a weight."""
-    layer = weight.removesuffix(".weight")
-    return tuple(f"{layer}.{kind}" for kind in IDLE if f"{layer}.{kind}" in shapes)
 
 
 def blocks(size: int, block: int) -> int:

@@ -23,7 +23,6 @@ from ortolan.modeling.checkpoint.packed.layout import (
     matrix,
     one_of,
     optional_bool,
-    unread_of,
     unsupported,
 )
 from ortolan.modeling.errors import CheckpointError
@@ -190,10 +189,7 @@ def _fp8(values: Values, source: TensorSource) -> Found:
                     declared,
                 )
             block = (shape[0] // grid[0], shape[1] // grid[1])
-        yield (
-            name,
-            Scaled(name, scale, shape, block or shape, EIGHT_BITS, unread=unread_of(name, shapes)),
-        )
+        yield name, Scaled(name, scale, shape, block or shape, EIGHT_BITS)
 
 
 def _mxfp4(values: Values, source: TensorSource) -> Found:
