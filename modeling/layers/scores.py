@@ -40,7 +40,11 @@ class Relative(NamedTuple):
         if self.rows is None or self.buckets is None:
             raise TypeError("a bias table needs the bucket of every distance")
         by_distance_MH = table(self.buckets)
-        added = F.embedding(self.rows, by_distance_MH).permute(0, 3, 1, 2)
+        added = F.embedding(self.rows, by_distance_MH)
+        if table.embedding_dim == 1:  # torch.export cannot permute an axis of one head
+            added = added.squeeze(-1)[:, None]
+        else:
+            added = added.permute(0, 3, 1, 2)
         return Relative(bias=add(self.bias, added), reach=self.reach)
 
 
