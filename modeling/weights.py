@@ -104,7 +104,8 @@ Table = Mapping[str, Entry]
 """From published names (`{}` for the layer) to ours; None drops a tensor on purpose.
 
 A second `{}` is the number of an expert that is stored on its own. A name that ends in `*` matches
-every name with that prefix, to drop it or to replace the prefix.
+every name with that prefix, to drop it or to replace the prefix. Any other name with a string is a
+second name of that tensor.
 """
 
 

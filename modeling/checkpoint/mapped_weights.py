@@ -135,7 +135,7 @@ def map_weights(
         WeightError: names weights that are missing, unexpected or of the wrong shape.
     """
     published = source.shapes()
-    names = _table_names(published, table, base_model_prefix)
+    names = _with_originals(_table_names(published, table, base_model_prefix), table, tied)
     claimed: set[str] = set()
     mapped: dict[str, Sequence[Readable]] = {}
     problems = []
@@ -234,6 +234,23 @@ def _table_names(published: Shapes, table: Table, prefix: str) -> dict[str, str]
         f"{prefix}.{place}" if bare and _entry(table, place) is None else place: name
         for place, name in places.items()
     }
+
+
+def _with_originals(
+    names: Mapping[str, str], table: Table, tied: Mapping[str, str]
+) -> dict[str, str]:
+    """Names, in which a shared tensor that is stored only as a copy is the original as well."""
+    found = dict(names)
+    for place, name in names.items():
+        entry = _entry(table, place)
+        if entry is not None and isinstance(original := table[entry], str):
+            found.setdefault(original, name)
+        for copy in targets(table, entry or place):
+            shared = copy._replace(name=tied.get(copy.name, ""))
+            for key in table:
+                if shared in targets(table, key):
+                    found.setdefault(key, name)
+    return found
 
 
 def _renamed_prefix(name: str, table: Table) -> str | None:

@@ -39,7 +39,10 @@ def _weights(config: EncoderConfig | EncoderDecoderConfig) -> dict[str, Entry]:
         side = _side("encoder", config.blocks[0], config.positions)
         ours = {name: Target(target.name.removeprefix("encoder.")) for name, target in side.items()}
         # The embedding has two names, and a full model has a decoder.
-        others: dict[str, Entry] = {"encoder.embed_tokens.weight": None, "decoder.*": None}
+        others: dict[str, Entry] = {
+            "encoder.embed_tokens.weight": "shared.weight",
+            "decoder.*": None,
+        }
         return {"shared.weight": Target("embedding.weight"), **ours, **others}
     return {
         "shared.weight": Target("shared.weight"),

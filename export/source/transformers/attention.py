@@ -189,7 +189,24 @@ def make_mask(*, mask_function: Callable[..., Tensor], **_: Any) -> Mask:
             for position in {0, last // 3, last // 2, last - 1, last} & set(range(last + 1)):
                 expected = (keys > position - window) & (keys <= position)
                 if not torch.equal(seen(position), expected):
-                    return Mask(problem="its mask is another one")
+                    return Mask(problem=_problem(seen, last))
         except (IndexError, RuntimeError):  # the mask reads tensors of this step
             return Mask(problem="its mask depends on the tokens")
     return Mask(window=None if window > last else window)
+
+
+def _problem(seen: Callable[[int], Tensor], last: int) -> str:
+    """Why a mask is none that a state knows: chunks, if the first ones have one length."""
+    first, beyond = 0, last
+    while beyond - first > 1:  # the first position that does not see all before it
+        middle = (first + beyond) // 2
+        if int(seen(middle).sum()) == middle + 1:
+            first = middle
+        else:
+            beyond = middle
+    if int(seen(beyond).sum()) != 1:
+        return "its mask is another one"
+    return (
+        f"it is in chunks of {beyond} tokens. Within one it can be exported: pass --max-context "
+        f"{beyond}, or less"
+    )

@@ -229,6 +229,40 @@ def test_a_copy_of_a_tied_embedding_must_equal_it(tmp_path: Path) -> None:
         load(folder)
 
 
+COPIES = {
+    "t5": (SEQ2SEQ["t5"], "shared", ("encoder.embed_tokens", "decoder.embed_tokens")),
+    "t5, one side": (SEQ2SEQ["t5"], "shared", ("decoder.embed_tokens",)),
+    "t5-encoder": (ENCODERS["t5-encoder"], "shared", ("encoder.embed_tokens",)),
+    "bart": (SEQ2SEQ["bart"], "model.shared", ("model.encoder.embed_tokens",)),
+    "llama": (
+        EncoderCase("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+        "model.embed_tokens",
+        ("lm_head",),
+    ),
+}
+"""A shared tensor, and the other names under which alone a checkpoint may store it."""
+
+
+@pytest.mark.parametrize("name", COPIES)
+def test_a_shared_tensor_may_be_stored_under_its_other_names_alone(
+    name: str, tmp_path: Path
+) -> None:
+    case, original, copies = COPIES[name]
+    case.write(tmp_path)
+    expected = load(tmp_path, TransformerModel).state_dict()
+
+    def rename(tensors: dict[str, torch.Tensor]) -> None:
+        values = tensors.pop(f"{original}.weight")
+        tensors.update({f"{copy}.weight": values.clone() for copy in copies})
+
+    edit(tmp_path, rename)
+    loaded = load(tmp_path, TransformerModel).state_dict()
+    assert loaded.keys() == expected.keys()
+    assert all(torch.equal(values, expected[name]) for name, values in loaded.items())
+    theirs = case.read(tmp_path).get_input_embeddings().weight
+    assert any(torch.equal(values, theirs) for values in loaded.values())
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_nothing_stays_mapped(source: Path) -> None:
     module = load(source)
