@@ -11,7 +11,7 @@ from types import FrameType
 from typing import Any
 
 import torch
-from torch import fx
+from torch import fx, nn
 from torch.fx.traceback import annotate
 from torch.overrides import TorchFunctionMode
 
@@ -20,8 +20,10 @@ from ortolan import modeling
 PLACE = "place"
 """Key of a node's annotation: file, line and function of the user's code."""
 
+_MODELING = Path(str(modeling.__file__)).parent.resolve()
+
 _LIBRARIES = [
-    *(Path(str(package.__file__)).parent.resolve() for package in (torch, modeling)),
+    *(Path(str(torch.__file__)).parent.resolve(), _MODELING),
     Path(__file__).parents[1].resolve(),
 ]
 
@@ -67,6 +69,21 @@ def line_of_error(error: BaseException) -> str:
     return (
         _described(frames[-1].filename, frames[-1].lineno or 0, frames[-1].name) if frames else ""
     )
+
+
+def line_of_model(error: BaseException) -> str:
+    """The line of Ortolan's modules that raised an error, with the name of the module."""
+    where, names = "", dict[int, str]()
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        file, module = Path(frame.f_code.co_filename), frame.f_locals.get("self")
+        if isinstance(module, nn.Module):
+            for name, part in module.named_modules():
+                names.setdefault(id(part), name)
+        if file.resolve().is_relative_to(_MODELING):
+            name = names.get(id(module), "")
+            where = f" in {name}" if name else ""
+            where += _described(str(file), line, frame.f_code.co_name)
+    return where
 
 
 def first_line(error: BaseException) -> str:

@@ -17,10 +17,12 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from ortolan.export.trace.lines import causes, first_line, line_of_model
 from ortolan.export.trace.repeat import UnlikeBlocksError, repeat
 from ortolan.export.trace.shorten import mark, shorten
 from ortolan.export.values import share_initializer
 from ortolan.modeling.config import ModelConfig
+from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.models.model import TransformerModel
 from ortolan.modeling.models.transformer import build
 
@@ -77,9 +79,12 @@ def trace(
     Returns:
         A graph whose initializers have the names of the model's parameters and tables, and no
         data.
+
+    Raises:
+        ConfigError: torch cannot trace a model of these sizes.
     """
     short, blocks = shorten(config)
-    with FakeTensorMode():
+    with _explained(config.model_type), FakeTensorMode():
         whole = signature(config)
         if blocks.repeat:
             model = model_in(short, dtype)
@@ -91,6 +96,20 @@ def trace(
                 return traced
         model = model_in(config, dtype)
         return trace_entry(entry(model), whole, model.tied)
+
+
+@contextlib.contextmanager
+def _explained(model_type: str) -> Iterator[None]:
+    """Name the module and the line that torch cannot trace, in one sentence."""
+    try:
+        yield
+    except torch.onnx.errors.OnnxExporterError as error:
+        *_, root = causes(error)
+        raise ConfigError(
+            f"{model_type}: PyTorch {torch.__version__} cannot trace this model: "
+            f"{type(root).__name__}: {first_line(root)}{line_of_model(root)}. Its sizes may be "
+            "unusual. Try another version of PyTorch or, for a language model, --via transformers."
+        ) from error
 
 
 def trace_entry(entry: Entry, io: Signature, tied: Mapping[str, str]) -> ir.Model:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import onnx_ir as ir
 import torch
 from torch import Tensor
 
@@ -26,7 +27,7 @@ from ortolan.export.source.transformers.weights import convert_weights, load_buf
 from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 from ortolan.modeling.errors import ConfigError
-from ortolan.runtime.bundle.manifest import Tokens
+from ortolan.runtime.bundle.manifest import Graph, Tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig, PreTrainedModel
@@ -75,8 +76,14 @@ def open_transformers(
     with _explained(described.model_type):
         adapter = TransformersModule(traced, context)
         opened = open_empty(adapter, InterleavedWeights(weights), described, tokenizer=tokenizer)
+
+    def trace(role: str, graph: Graph, dtype: torch.dtype) -> ir.Model:
+        with _explained(described.model_type):
+            return opened.trace(role, graph, dtype)
+
     return replace(
         opened,
+        trace=trace,
         module=reference,
         forward=lambda _, ids: _forward(reference, ids),
         keys=keys,
