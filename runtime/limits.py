@@ -283,6 +283,12 @@ MAX_MAP_TOKENS = 1024
 MAX_TEXT_GROWTH = 256
 """Factor by which a tokenizer may lengthen text. Unicode tables of published ones reach 33."""
 
+MAX_TOKENIZER_BYTES = 64 << 20
+"""Bytes of a tokenizer.json: Gemma's have 33 MB. Loading needs up to 30 times as much memory."""
+
+MAX_UNIGRAM_BYTES = 4 << 20
+"""Bytes of all pieces of a Unigram model: XLM-R's have 2 MB, and each takes about 300 bytes."""
+
 MAX_POST_PROCESSOR_BYTES = 16 << 10
 """Bytes of a post-processor. Published ones have 2 kB; the tokens they add grow quadratically."""
 

@@ -12,7 +12,12 @@ from typing import Any
 import msgspec
 
 from ortolan.runtime.errors import TokenizerError
-from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
+from ortolan.runtime.limits import (
+    MAX_POST_PROCESSOR_BYTES,
+    MAX_TEXT_GROWTH,
+    MAX_TOKENIZER_BYTES,
+    MAX_UNIGRAM_BYTES,
+)
 
 __all__ = ["Outline", "components_of", "read_outline"]
 
@@ -32,6 +37,7 @@ class _Model(msgspec.Struct, frozen=True):
     continuing_subword_prefix: Any = None
     unk_token: Any = None
     unk_id: Any = None
+    vocab: msgspec.Raw = msgspec.Raw(b"null")
 
 
 class Outline(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,12 +60,19 @@ def read_outline(data: bytes) -> Outline:
         factors is bounded, once for encoding and once for decoding.
     Case 2: components of unknown type have an unknown factor and are refused.
     Case 3: a post-processor adds tokens; its description is bounded, since a short one adds few.
-    Case 4: a BPE model cuts off `continuing_subword_prefix` by bytes. Half a character aborts the
+    Case 4: the library keeps a tree of the pieces of a Unigram model, about 300 bytes for each byte
+        of them; their size is bounded.
+    Case 5: a BPE model cuts off `continuing_subword_prefix` by bytes. Half a character aborts the
         process, and language models do not need the prefix, so it is refused.
 
     Raises:
-        TokenizerError: not JSON, or beyond a bound.
+        TokenizerError: not JSON, or beyond a bound, that of the whole file included.
     """
+    if len(data) > MAX_TOKENIZER_BYTES:
+        raise TokenizerError(
+            f"tokenizer.json may have at most {MAX_TOKENIZER_BYTES} bytes (got {len(data)}). Remove "
+            "unused tokens."
+        )
     try:
         outline = msgspec.json.decode(data, type=Outline)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
@@ -74,12 +87,29 @@ def read_outline(data: bytes) -> Outline:
             f"tokenizer.json: the post_processor may have at most {MAX_POST_PROCESSOR_BYTES} bytes "
             f"(got {size}). Remove unused parts."
         )
+    _check_pieces(outline.model)
     if outline.model.continuing_subword_prefix and outline.model.type in (None, "BPE"):
         raise TokenizerError(
             "tokenizer.json: a BPE model may not have a continuing_subword_prefix (got "
             f"{outline.model.continuing_subword_prefix!r}). Train the tokenizer without it."
         )
     return outline
+
+
+def _check_pieces(model: _Model) -> None:
+    """Bound the pieces of a Unigram model (case 4). Others do not grow more than 30-fold."""
+    if not bytes(model.vocab).startswith(b"["):
+        return
+    try:
+        pieces = msgspec.json.decode(model.vocab, type=list[tuple[str, float]])
+    except msgspec.DecodeError:
+        return  # the library says what is wrong
+    size = sum(len(piece.encode()) for piece, _ in pieces)
+    if size > MAX_UNIGRAM_BYTES:
+        raise TokenizerError(
+            f"tokenizer.json: the pieces of a Unigram model may have at most {MAX_UNIGRAM_BYTES} "
+            f"bytes (got {size}). Train the tokenizer with a smaller vocabulary."
+        )
 
 
 def _check_growth(action: str, *parts: Any) -> None:

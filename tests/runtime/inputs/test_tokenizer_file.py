@@ -8,7 +8,9 @@ from hypothesis import strategies as st
 from tests.runtime.tiny_tokenizers import library, saved
 
 from ortolan.runtime.errors import TokenizerError
+from ortolan.runtime.inputs import tokenizer_file
 from ortolan.runtime.inputs.tokenizer import Tokenizer
+from ortolan.runtime.inputs.tokenizer_file import read_outline
 from ortolan.runtime.limits import MAX_POST_PROCESSOR_BYTES, MAX_TEXT_GROWTH
 
 DOUBLING = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
@@ -149,3 +151,14 @@ def test_an_altered_file_loads_or_is_refused(data: st.DataObject) -> None:
         tokenizer.encode("Hello é")
     except TokenizerError:
         pass
+
+
+def test_the_memory_of_a_vocabulary_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = saved(library("words"), model={"type": "Unigram", "unk_id": 0, "vocab": [["ab", -1.0]]})
+    read_outline(data)
+    monkeypatch.setattr(tokenizer_file, "MAX_UNIGRAM_BYTES", 1)
+    with pytest.raises(TokenizerError, match=r"at most 1 bytes \(got 2\)"):
+        read_outline(data)
+    monkeypatch.setattr(tokenizer_file, "MAX_TOKENIZER_BYTES", len(data) - 1)
+    with pytest.raises(TokenizerError, match=f"got {len(data)}"):
+        read_outline(data)
