@@ -70,8 +70,8 @@ def read_outline(data: bytes) -> Outline:
     """
     if len(data) > MAX_TOKENIZER_BYTES:
         raise TokenizerError(
-            f"tokenizer.json may have at most {MAX_TOKENIZER_BYTES} bytes (got {len(data)}). Remove "
-            "unused tokens."
+            f"tokenizer.json may have at most {MAX_TOKENIZER_BYTES} bytes (got {len(data)}). "
+            "Remove unused tokens."
         )
     try:
         outline = msgspec.json.decode(data, type=Outline)
