@@ -140,7 +140,7 @@ def test_importing_all_of_a_room_keeps_the_others_out(package: str) -> None:
     assert done.stdout.split() == []
 
 
-@pytest.mark.parametrize(("package", "most"), [("modeling", 18), ("runtime", 12)])
+@pytest.mark.parametrize(("package", "most"), [("modeling", 20), ("runtime", 12)])
 def test_no_chain_of_imports_is_longer_than_this(package: str, most: int) -> None:
     graph = grimp.build_graph("ortolan", exclude_type_checking_imports=True, cache_dir=None)
     modules = {name for name in graph.modules if name.startswith(f"ortolan.{package}.")}

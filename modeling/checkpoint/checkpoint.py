@@ -1,7 +1,8 @@
 """A checkpoint as published: a folder, a folder of the Hugging Face cache, or a GGUF file.
 
-All of them provide the values of a config and tensors by published names. Nothing here depends on
-the families Ortolan implements.
+All of them provide the values of a config and tensors by published names. Only the merging of
+adapters asks the families Ortolan implements: which square weights they store transposed, and what
+their head is called.
 """
 
 from collections.abc import Callable, Mapping
