@@ -1,6 +1,7 @@
 """Programs that write where their argument says print help instead of writing to `--help`."""
 
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,8 @@ def test_help_is_printed_and_nothing_written(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("sys.argv", ["program", "--help"])
     monkeypatch.syspath_prepend(SCRIPTS)
+    if isinstance(program, str):  # an earlier test may have imported it
+        monkeypatch.delitem(sys.modules, program, raising=False)
     run = runpy.run_path if isinstance(program, Path) else runpy.run_module
     with pytest.raises(SystemExit) as ended:
         run(str(program), run_name="__main__")
