@@ -113,7 +113,7 @@ def closure() -> Callable[[Any, Tensor, State], Tensor]:
         (replaced_buffer, r"reads self\.counted and changes it"),
         (changed_buffer, r"reads self\.counted and changes it"),
         (stored_tensor, r"reads self\.loose and changes it"),
-        (training_norm, r"reads self\.normed\.(running_mean|num_batches_tracked) and changes it"),
+        (training_norm, r"reads self\.normed\.\w+ and changes it"),
         (of_class, r"every call changes Remembering\.shared"),
         (of_file, r"every call changes .*test_memory\.COUNT"),
         (stored_state, r"the state of an earlier call from self\.kept"),
