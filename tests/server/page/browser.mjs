@@ -166,6 +166,114 @@ const cases = {
     return { html, fences, copied, thinking, isOpen, missing, halves, bands };
   },
 
+  async markdown() {
+    const page = await ready(undefined, { width: 1000, height: 1300 });
+    await browser.defaultBrowserContext().overridePermissions(new URL(served.url).origin, ["clipboard-read", "clipboard-sanitized-write"]);
+    const shown = () => page.$eval(".turn:last-of-type .content", (content) => {
+      const copy = content.cloneNode(true);
+      for (const token of copy.querySelectorAll(".token")) token.replaceWith(token.textContent);
+      copy.normalize();
+      return copy.innerHTML;
+    });
+    const all = [];
+    for (const question of ["sample by 1", "sample by 7", "sample whole", "sample"]) {
+      await answered(page, question);
+      all.push(await shown());
+    }
+    await page.click(".turn:last-of-type .copy");
+    const copied = await page.evaluate(() => navigator.clipboard.readText());
+    const cell = await page.$(".turn:last-of-type td code .token");
+    await cell.hover();
+    const hints = [await hint(page)];
+    await picture(page, "markdown");
+    await page.focus(".turn:last-of-type .token");
+    await page.keyboard.press("End");
+    for (let count = 0; count < 2; count++) await page.keyboard.press("ArrowLeft");
+    hints.push(await hint(page));
+    const before = results.requests.length;
+    await answered(page, "attacks");
+    const attacks = await page.evaluate(() => ({
+      hacked: window.hacked ?? 0,
+      elements: document.querySelectorAll(".turn:last-of-type :is(img, script, svg, iframe, style, form, h1, .content button)").length,
+      links: [...document.querySelectorAll(".turn:last-of-type .content a")].map(({ href, rel, target }) => [href, rel, target]),
+      events: [...document.querySelectorAll(".turn *")].flatMap((element) => element.getAttributeNames()).filter((name) => name.startsWith("on") || name === "style"),
+    }));
+    return { all, copied, hints, attacks, requests: results.requests.length - before };
+  },
+
+  async nodes() {
+    const page = await ready();
+    await page.evaluate(() => {
+      window.counts = [];
+      new MutationObserver((records) => window.counts.push(records.filter(({ target }) => target.closest?.(".content")).reduce((sum, { removedNodes }) => sum + removedNodes.length, 0)))
+        .observe(document.getElementById("log"), { childList: true, subtree: true });
+    });
+    await answered(page, "sample by 7");
+    return page.evaluate(() => window.counts.reduce((sum, count) => sum + count, 0));
+  },
+
+  async reload() {
+    const page = await ready();
+    const reloaded = async () => {
+      await page.reload();
+      await page.waitForSelector("#model:not(:disabled)");
+    };
+    const state = async () => ({
+      turns: await text(page, ".question"),
+      html: await page.$$eval(".content", (all) => all.map(({ innerHTML }) => innerHTML.replace(/ (tabindex|aria-describedby)="[^"]*"/g, ""))),
+      figures: await text(page, ".turn .figures"),
+      notes: await visible(page, ".note"),
+      values: await page.$$eval("#model, #system, #temperature, #limit, #prompt", (all) => all.map(({ value }) => value)),
+      isShaded: await page.$eval("#log", ({ className }) => className),
+    });
+    await page.select("#model", "int4");
+    await page.type("#system", "Be brief.");
+    await page.type("#temperature", "0.5");
+    await page.click("#shade");
+    await answered(page, "thinking");
+    await answered(page, "sample");
+    await page.type("#prompt", "A draft");
+    const states = [await state()];
+    await reloaded();
+    states.push(await state());
+    await (await page.$(".content td .token")).hover();
+    const shown = await hint(page);
+    await page.$eval("#prompt", (prompt) => (prompt.value = ""));
+    await ask(page, "slow");
+    await page.waitForFunction(() => document.querySelectorAll(".turn:last-of-type .token").length > 3);
+    await reloaded();
+    const cut = { notes: await visible(page, ".note"), busy: (await text(page, "[aria-busy=true]")).length, content: (await text(page, ".content")).at(-1) };
+    await answered(page, "fences");
+    const following = JSON.parse(seen.fences.body);
+    const fill = () => page.evaluate(() => {
+      for (let size = 2 ** 22; size >= 1; size /= 2) {
+        try {
+          for (let count = 0; count < 8; count++) sessionStorage.setItem(`filler${size}-${count}`, "x".repeat(size));
+        } catch { /* full */ }
+      }
+    });
+    await fill();
+    await answered(page, "sample by 7");
+    const texts = await text(page, ".content");
+    await reloaded();
+    const tight = { isSame: String(await text(page, ".content")) === String(texts), tokens: (await page.$$(".turn:not(:last-of-type) .token")).length };
+    await page.evaluate(() => sessionStorage.removeItem("ortolan-chat"));
+    await fill();
+    await answered(page, "fences");
+    const full = await text(page, "#status");
+    await reloaded();
+    const lost = await text(page, ".question");
+    await page.evaluate(() => Object.keys(sessionStorage).filter((name) => name.startsWith("filler")).forEach((name) => sessionStorage.removeItem(name)));
+    await answered(page, "fences");
+    await page.click("#new");
+    await reloaded();
+    const left = await text(page, ".question");
+    await page.evaluate(() => sessionStorage.setItem("ortolan-chat", '{"turns": 1}'));
+    await page.evaluate(() => addEventListener("pagehide", () => sessionStorage.setItem("ortolan-chat", '{"turns": 1}')));
+    await reloaded();
+    return { states, shown, cut, following, tight, full, lost, left, broken: await text(page, ".question") };
+  },
+
   async errors() {
     const page = await ready();
     const errors = {};
@@ -209,7 +317,7 @@ const cases = {
     const answer = await answered(page, "Hello.");
     await page.reload();
     await page.waitForSelector("#model:not(:disabled)");
-    return { cancelled, answer, stored: await page.evaluate(() => [sessionStorage.length, localStorage.length]) };
+    return { cancelled, answer, kept: await page.evaluate(() => sessionStorage.getItem("ortolan-chat")), stored: await page.evaluate(() => [sessionStorage.length, localStorage.length]) };
   },
 
   async models() {
@@ -247,6 +355,9 @@ const cases = {
     const box = await page.$eval("#hint", (element) => element.getBoundingClientRect().toJSON());
     widths.push(await overflow(page));
     await picture(page, "narrow");
+    await answered(page, "sample");
+    widths.push(await overflow(page));
+    await picture(page, "narrow-markdown");
     const before = await visible(page, "#settings");
     await page.click("#toggle");
     await page.type("#temperature", "0.5");

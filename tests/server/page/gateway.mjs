@@ -3,6 +3,7 @@
  * its scripts.
  */
 
+import { readFileSync } from "node:fs";
 import { createServer, request } from "node:http";
 import { setTimeout as sleep } from "node:timers/promises";
 
@@ -16,6 +17,11 @@ const chunk = (delta, tokens, finish = null) => ({
 });
 
 const words = (texts) => texts.map((text) => chunk({ content: text }, [token(text)]));
+
+const [SAMPLE, ATTACKS] = ["sample.md", "attacks.txt"].map((name) => readFileSync(new URL(name, import.meta.url), "utf-8"));
+
+/** A text in tokens of so many characters. */
+const cut = (text, size) => words(Array.from({ length: Math.ceil([...text].length / size) }, (_, index) => [...text].slice(index * size, (index + 1) * size).join("")));
 
 /** Bytes of the bird emoji in two tokens. */
 const bird = [[240, 159], [144, 166]].map((bytes) => ({ ...token("?"), bytes }));
@@ -37,6 +43,11 @@ const STREAMS = {
     chunk({ content: "." }, [token(".", -3, [token(" ", -0.1), token("!", -4)])]),
   ],
   long: words(["a".repeat(600), "\n```\n", "b".repeat(600), "\n```\n"]),
+  sample: words(SAMPLE.split(/(?<=\s)/)),
+  "sample by 1": cut(SAMPLE, 1),
+  "sample by 7": cut(SAMPLE, 7),
+  "sample whole": [chunk({ content: SAMPLE })],
+  attacks: cut(ATTACKS, 3),
   broken: [...words(["Half an"]), "close"],
   failing: [...words(["Half an"]), { error: { message: `It broke: ${HTML}`, code: "bug" } }],
 };

@@ -82,7 +82,8 @@ def test_the_page_shows_what_the_server_answers(
         "/v1/chat/completions", json={**body, "stream": False, "stream_options": None}
     ).json()
     (choice,) = answer["choices"]
-    assert live["answer"]["content"] == [choice["message"]["content"]]
+    following = json.loads(results["seen"]["And?"]["body"])["messages"]
+    assert following[2]["content"] == choice["message"]["content"]
     tokens = choice["logprobs"]["content"]
     assert len(tokens) == 12
     assert live["answer"]["note"] == ["Stopped at the maximum of 12 tokens."]
@@ -117,7 +118,7 @@ def test_stop_ends_the_request_and_keeps_the_text(results: dict[str, Any]) -> No
     assert len(stop["content"][0]) < 1000
     assert results["seen"]["slow"]["written"] == "part"
     question, answer, _ = stop["following"]
-    assert (question["content"], answer["content"]) == ("slow", stop["content"][0])
+    assert (question["content"], answer["content"].strip()) == ("slow", stop["content"][0].strip())
 
 
 @pytest.mark.slow
@@ -139,7 +140,7 @@ def test_html_stays_text(results: dict[str, Any]) -> None:
     html = results["text"]["html"]
     assert html["hacked"] == results["errors"]["hacked"] == 0
     assert html["elements"] == 0
-    assert html["blocks"] == [["DIV", "", f"{HTML}\n"], ["PRE", "html", f"{HTML}\n"]]
+    assert html["blocks"] == [["P", "", HTML], ["PRE", "html", f"{HTML}\n"]]
     assert html["reasoning"] == [HTML]
     assert html["calls"] == [f'{HTML}({{"city": "{HTML}"}})']
     assert results["errors"]["errors"]["failing"][1] == f"It broke: {HTML}"
@@ -148,11 +149,66 @@ def test_html_stays_text(results: dict[str, Any]) -> None:
 @pytest.mark.slow
 def test_fences_become_boxes(results: dict[str, Any]) -> None:
     assert results["text"]["fences"] == [
-        ["DIV", "", "See:\n"],
+        ["P", "", "See:"],
         ["PRE", "python", "if x:\n  ```y\n"],
-        *(["DIV", "", line] for line in ("Done ```.\n", "1\n", "\n", "2")),
+        *(["P", "", text] for text in ("Done ```.\n1", "2")),
     ]
     assert "```python\nif x:" in results["text"]["copied"]
+
+
+@pytest.mark.slow
+def test_markdown_becomes_the_same_elements_in_any_pieces(results: dict[str, Any]) -> None:
+    markdown = results["markdown"]
+    first, *others = markdown["all"]
+    assert others == [first] * 3
+    assert '<td data-align="center"><code>x | y</code></td>' in first
+    assert "<li><p>Danube</p><ul><li><p>flows east</p></li>" in first
+    assert markdown["copied"] == (DRIVER.parent / "sample.md").read_text(encoding="utf-8")
+    in_code, late = markdown["hints"]
+    assert in_code[0]["text"] == "`x␣"
+    assert late[0]["isChosen"]
+
+
+@pytest.mark.slow
+def test_markdown_runs_no_script_and_loads_nothing(results: dict[str, Any]) -> None:
+    markdown = results["markdown"]
+    attacks = markdown["attacks"]
+    assert (attacks["hacked"], attacks["elements"], attacks["events"]) == (0, 0, [])
+    assert markdown["requests"] == 1  # the question
+    assert attacks["links"]
+    for address, rel, target in attacks["links"]:
+        assert address.startswith("https://example.org/")
+        assert (rel, target) == ("noopener noreferrer", "_blank")
+
+
+@pytest.mark.slow
+def test_a_stream_replaces_only_what_changes(results: dict[str, Any]) -> None:
+    assert results["nodes"] < 300  # nodes taken out over 130 tokens; all of them would be thousands
+
+
+@pytest.mark.slow
+def test_a_reload_keeps_the_conversation(results: dict[str, Any]) -> None:
+    reload = results["reload"]
+    before, after = reload["states"]
+    assert after == before
+    assert before["turns"] == ["thinking", "sample"]
+    assert before["values"] == ["int4", "A draft", "Be brief.", "0.5", ""]
+    assert reload["shown"][0]["share"] == "60.7 %"
+    assert reload["cut"]["notes"] == ["Stopped."]
+    assert reload["cut"]["busy"] == 0
+    assert reload["cut"]["content"].startswith("word0 word1")
+    following = reload["following"]
+    assert following["model"] == "int4"
+    assert [message["role"] for message in following["messages"]] == [
+        *("system", *("user", "assistant") * 3, "user")
+    ]
+    assert following["messages"][2]["reasoning_content"] == "Hm."
+    assert following["messages"][6]["content"].startswith("word0 word1")
+    assert reload["tight"] == {"isSame": True, "tokens": 0}  # text goes before earlier probabilities
+    assert reload["full"] == [
+        "A reload will lose this conversation: the browser has no room for it."
+    ]
+    assert reload["lost"] == reload["left"] == reload["broken"] == []
 
 
 @pytest.mark.slow
@@ -193,7 +249,9 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(results: dict[str, Any]) -> None
     key = results["key"]
     assert key["cancelled"] == ["The server needs a key"]
     assert key["answer"]["content"][0]
-    assert key["stored"] == [1, 0]
+    assert key["stored"] == [2, 0]  # the key, and the conversation without it
+    assert key["kept"]
+    assert KEY not in key["kept"]
 
 
 @pytest.mark.slow
@@ -234,5 +292,6 @@ def test_no_request_leaves_the_server_and_no_rule_is_broken(
     assert all(path.startswith("/llm/") for path in paths)
     assert all(problem.startswith("Failed to load") for problem in results["problems"])
     assert results["pictures"] == [
-        *("empty", "error", "hover", "key", "narrow", "narrow-settings", "streaming")
+        *("empty", "error", "hover", "key", "markdown", "narrow", "narrow-markdown"),
+        *("narrow-settings", "streaming"),
     ]

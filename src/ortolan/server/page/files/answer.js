@@ -11,7 +11,7 @@ export class Answer {
     this.element = template.content.firstElementChild.cloneNode(true);
     this.fields = Object.entries(FIELDS).map(([name, selector]) => {
       const root = this.element.querySelector(selector);
-      return { name, root, text: "", writer: blockWriter(root) };
+      return { name, root, text: "", parts: [], writer: blockWriter(root) };
     });
     this.calls = [];
     this.count = 0;
@@ -26,6 +26,28 @@ export class Answer {
     return { role: "assistant", content: "", ...Object.fromEntries(texts), ...calls };
   }
 
+  /** Return an answer from its record. One that a reload cut is marked as stopped. */
+  static restored(template, { parts, calls, figures, note, isRunning }) {
+    const answer = new Answer(template);
+    for (const field of answer.fields) if (parts[field.name]?.length) answer.write(field, parts[field.name]);
+    calls.forEach((call, index) => answer.addCall({ index, ...call }));
+    answer.end(isRunning ? "Stopped." : note);
+    answer.element.querySelector(".figures").textContent = figures;
+    return answer;
+  }
+
+  /** What `restored` needs. */
+  get record() {
+    const [figures, note] = [".figures", ".note"].map((name) => this.element.querySelector(name).textContent);
+    return {
+      parts: Object.fromEntries(this.fields.map(({ name, parts }) => [name, parts])),
+      calls: this.calls,
+      figures,
+      note,
+      isRunning: this.element.getAttribute("aria-busy") === "true",
+    };
+  }
+
   /** Add a chunk of the stream. */
   add(chunk) {
     this.usage = chunk.usage ?? this.usage;
@@ -36,7 +58,7 @@ export class Answer {
     this.finish = finish ?? this.finish;
     this.last = performance.now();
     const texts = this.fields.filter(({ name }) => delta[name]);
-    for (const field of texts) this.write(field, delta[field.name], tokens);
+    for (const field of texts) this.write(field, alignTokens(delta[field.name], tokens));
     for (const call of delta.tool_calls ?? []) this.addCall(call);
     if (texts.length === 0 && !delta.tool_calls) return;
     this.count += Math.max(tokens.length, 1);
@@ -44,10 +66,11 @@ export class Answer {
     this.firstCount ??= this.count;
   }
 
-  write(field, text, tokens) {
+  write(field, parts) {
     if (!field.text) this.toggleReasoning(field.root);
-    field.text += text;
-    for (const part of alignTokens(text, tokens)) field.writer.write(part);
+    field.text += parts.map(({ text }) => text).join("");
+    field.parts.push(...parts);
+    field.writer.write(parts);
   }
 
   /** Reasoning is open until the answer begins; after that, the reader decides. */

@@ -3,10 +3,12 @@
 import { Answer } from "./answer.js";
 import { ApiError, listModels, streamChat, useKey } from "./api.js";
 import { showModel } from "./certificate.js";
+import { load, save } from "./history.js";
 import { showHints } from "./tokens.js";
 
 const ALTERNATIVES = 5;
 const MAX_RETRIES = 5;
+const SETTINGS = ["system", "temperature", "limit", "prompt"]; // with the question that is not sent yet
 
 /** Headlines of errors by their code, else by their status. */
 const HEADLINES = {
@@ -23,7 +25,8 @@ const at = (id) => document.getElementById(id);
 const log = at("log");
 
 let models = [];
-let turns = []; // { question, element, answer: message or null }
+let turns = []; // { question, element, answer: message or null, view: Answer, failure: headline of an error }
+let wanted = ""; // name of the model to choose
 let running = null; // AbortController of the answer that is being generated
 
 const chosen = () => models.find(({ id }) => id === at("model").value);
@@ -41,9 +44,10 @@ async function connect() {
   const options = models.map(({ id, kind }) => new Option(kind === "decoder" ? id : `${id} (${kind})`, id));
   models.forEach(({ kind }, index) => (options[index].disabled = kind !== "decoder"));
   at("model").replaceChildren(...options);
-  const first = models.findIndex(({ kind }) => kind === "decoder");
-  at("model").selectedIndex = first;
-  at("model").disabled = first < 0;
+  const decoders = models.filter(({ kind }) => kind === "decoder");
+  const first = decoders.find(({ id }) => id === wanted) ?? decoders[0];
+  at("model").selectedIndex = models.indexOf(first);
+  at("model").disabled = !first;
   showModel(chosen());
   update();
 }
@@ -78,11 +82,15 @@ async function send() {
   if (!question || running || !chosen()) return;
   if (turns.at(-1)?.answer === null) turns.pop().element.remove(); // it failed
   at("prompt").value = "";
+  turns.push(newTurn(question));
+  await answerLast();
+}
+
+function newTurn(question) {
   const element = at("turn-template").content.firstElementChild.cloneNode(true);
   element.querySelector(".question").textContent = question;
   log.append(element);
-  turns.push({ question, element, answer: null });
-  await answerLast();
+  return { question, element, answer: null };
 }
 
 /** Answer the last question, again if it has an answer. */
@@ -97,6 +105,8 @@ async function answerLast() {
   const model = chosen();
   const body = request(model);
   const answer = new Answer(at("answer-template"));
+  Object.assign(turn, { view: answer, failure: "" });
+  keep();
   try {
     at("status").textContent = model.loaded ? "Waiting for the first token" : `Loading ${model.id}`;
     await withKey(() => patiently(() => stream(body, answer, turn, signal), signal));
@@ -106,12 +116,12 @@ async function answerLast() {
     const isStop = signal.aborted;
     answer.end(isStop ? "Stopped." : "");
     if (isStop && answer.message === null) turn.element.append(answer.element);
-    if (!isStop) showError(turn.element, error, answerLast);
+    if (!isStop) turn.failure = showError(turn.element, error, answerLast);
   }
   if (turns.at(-1) !== turn) return; // a new chat began meanwhile
   turn.answer = answer.message;
-  at("status").textContent = "";
   running = null;
+  at("status").textContent = keep() ? "" : "A reload will lose this conversation: the browser has no room for it.";
   update();
   follow();
 }
@@ -192,6 +202,7 @@ function showError(root, error, again) {
   });
   root.append(element);
   follow();
+  return headline;
 }
 
 function removeErrors() {
@@ -204,8 +215,46 @@ function newChat() {
   for (const { element } of turns) element.remove();
   turns = [];
   at("status").textContent = "";
+  keep();
   update();
   at("prompt").focus();
+}
+
+/** Store the conversation and the settings for a reload; whether there is room. The key is not among them. */
+function keep() {
+  const settings = Object.fromEntries(SETTINGS.map((id) => [id, at(id).value]));
+  const records = turns.map(({ question, view, failure }) => {
+    const { note, ...record } = view.record;
+    return { question, ...record, note: failure || note };
+  });
+  return save({ model: wanted, settings, isShaded: at("shade").checked, turns: records });
+}
+
+/** Stop first: browsers report requests that a reload ends as failures of the network. */
+function leave() {
+  running?.abort();
+  keep();
+}
+
+/** Show what a reload has kept. */
+function restore() {
+  const chat = load();
+  if (!Array.isArray(chat?.turns)) return;
+  wanted = chat.model;
+  for (const id of SETTINGS) at(id).value = chat.settings[id];
+  at("shade").checked = chat.isShaded;
+  shade();
+  for (const { question, ...record } of chat.turns) {
+    const view = Answer.restored(at("answer-template"), record);
+    const turn = { ...newTurn(question), view, answer: view.message, failure: "" };
+    turn.element.append(view.element);
+    turns.push(turn);
+  }
+  follow();
+}
+
+function shade() {
+  log.classList.toggle("shaded", at("shade").checked);
 }
 
 function follow() {
@@ -251,12 +300,16 @@ log.addEventListener("click", ({ target }) => {
   navigator.clipboard.writeText(answer.content);
 });
 at("new").addEventListener("click", newChat);
-at("model").addEventListener("change", () => showModel(chosen()));
+at("model").addEventListener("change", () => {
+  wanted = at("model").value;
+  showModel(chosen());
+});
 at("toggle").addEventListener("click", () => {
   const isOpen = document.body.classList.toggle("with-settings");
   at("toggle").setAttribute("aria-expanded", isOpen);
 });
-at("shade").addEventListener("change", () => log.classList.toggle("shaded", at("shade").checked));
+at("shade").addEventListener("change", shade);
+for (const kind of ["beforeunload", "pagehide"]) addEventListener(kind, leave);
 at("key-cancel").addEventListener("click", () => at("key-dialog").close(""));
 at("key-dialog").querySelector("form").addEventListener("submit", (event) => {
   event.preventDefault();
@@ -264,4 +317,6 @@ at("key-dialog").querySelector("form").addEventListener("submit", (event) => {
 });
 
 showHints(log, at("hint"));
+restore();
+update();
 connect();

@@ -1,0 +1,122 @@
+"""The Markdown of answers on the chat page, in Node, compared with markdown-it."""
+
+import html
+import json
+import random
+import re
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+FILES = Path(__file__).parents[3] / "src" / "ortolan" / "server" / "page" / "files"
+SAMPLE = (HERE / "sample.md").read_text(encoding="utf-8")
+BARE = "https://example.org/bare"
+ATTACKS = (HERE / "attacks.txt").read_text(encoding="utf-8")
+
+PIECES = (
+    *("a", "b ", "foo", "é", "🐦", " ", "  ", "    ", "\n", "\n", "\n", "\n\n", "[", "]", "!", "."),
+    *("*", "**", "_", "__", "***", "~~", "`", "``", "```\n", "&lt;", "> ", "- ", "* ", "1. "),
+    *("2) ", "10. ", "# ", "## ", "---", "===", "|", "| a | b |\n|---|:-:|\n", "[x](mailto:y@z)"),
+    *("\\*", "\t"),
+)
+"""What random texts consist of."""
+
+
+def random_texts(count: int) -> list[str]:
+    chance = random.Random(0)
+    texts = ("".join(chance.choices(PIECES, k=chance.randint(1, 14))) for _ in range(count))
+    return [text for text in texts if not re.search(r"!\[x|~~~|```.*\S|\t", text)]
+
+
+def on_the_page(texts: list[str]) -> list[dict[str, Any]]:
+    """HTML of texts as the page shows them, and whether pieces and positions are right."""
+    if shutil.which("node") is None:
+        pytest.skip("no Node. Install node 20 or newer")
+    command = ["node", str(HERE / "markdown.mjs"), str(FILES)]
+    body = json.dumps(texts)
+    done = subprocess.run(command, input=body, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    results: list[dict[str, Any]] = json.loads(done.stdout)
+    return results
+
+
+def plain(text: str) -> str:
+    """HTML without what differs on purpose: attributes, paragraphs, levels of headings, space."""
+    for pattern, to in (
+        (r"<br />|</?p>|</?div[^>]*>|</hr>", "\n"),
+        (r"<pre><code[^>]*>", "<pre>"),
+        (r"</code></pre>", "</pre>"),
+        (r"<(\w+)( [^<>]*)?>", r"<\1>"),
+    ):
+        text = re.sub(pattern, to, text)
+    text = re.sub(r"&(#\d+|\w+);", lambda match: html.unescape(match[0]).replace("<", "("), text)
+    text = re.sub(r"\s+", " ", text)
+    blocks = "ul|ol|li|blockquote|pre|table|thead|tbody|tr|td|th|h[1-6]|hr"
+    return re.sub(rf"\s*(</?(?:{blocks})>)\s*", r"\1", text).strip()
+
+
+def test_markdown_is_read_as_by_the_reference() -> None:
+    reference = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": False})
+    reference.enable(["table", "strikethrough"])
+    texts = [SAMPLE.replace("![", "[").replace(BARE, f"<{BARE}>"), *random_texts(1000)]
+    for text, result in zip(texts, on_the_page(texts), strict=True):
+        rendered = reference.render(text)
+        for level in (4, 3, 2, 1):  # the page has headings of its own above
+            rendered = rendered.replace(f"h{level}>", f"h{level + 2}>")
+        assert plain(result["html"]) == plain(rendered), text
+
+
+def test_pieces_of_a_text_become_the_same_elements_with_positions_in_the_source() -> None:
+    texts = [SAMPLE, ATTACKS, *random_texts(300)]
+    for text, result in zip(texts, on_the_page(texts), strict=True):
+        assert result["is_same"], text
+        assert result["misplaced"] == [], text
+
+
+def test_elements_of_a_sample() -> None:
+    (result,) = on_the_page([SAMPLE])
+    rel = 'rel="noopener noreferrer" target="_blank"'
+    for part in (
+        "<h3>Rivers of <em>Europe</em></h3>",
+        "<strong>long</strong>, some are <em>short</em>, and <code>a|b</code> is <s>not</s>",
+        f'<a href="https://example.org/rivers?a=1&#38;b=2" {rel}>more</a>',
+        f'<a href="https://example.org" {rel}>https://example.org</a>',
+        f'<a href="https://example.org/bare" {rel}>https://example.org/bare</a>.',
+        "<strong><s>old</s> bridges</strong>",
+        '<pre tabindex="0" data-language="python"><div>bridges',
+        "<blockquote><p>A quote\nof two lines</p></blockquote>",
+        '<th data-align="right">Length</th>',
+        '<td data-align="center"><code>x | y</code></td>',
+        '<td data-align="left">Loire</td><td data-align="right"></td>',
+        "<hr></hr>",
+        f'A picture: <a href="https://example.org/rhine.png" {rel}>the Rhine</a>.',
+        "Escapes: *plain*, 2 &#60; 3, &#60;b&#62;.",
+    ):
+        assert part in result["html"]
+
+
+def test_deep_and_unclosed_marks_stay_bounded() -> None:
+    texts = [
+        *("> " * 900 + "a", "- " * 900 + "a", "*a " * 900 + "a* " * 900),
+        *("[" * 2000, "a* " * 2000, "`a``" * 2000, "[a](" * 2000),
+    ]
+    for result in on_the_page(texts):
+        runs = re.findall(r"(?:<(?!/)[^<>]*>)+", result["html"])
+        assert max(run.count("<") for run in runs) <= 64
+
+
+def test_attacks_become_text_and_harmless_links() -> None:
+    (result,) = on_the_page([ATTACKS])
+    tags = set(re.findall(r"<(\w+)", result["html"]))
+    shown = ("p", "a", "pre", "div", "table", "thead", "tbody", "tr", "th", "td", "code", "strong")
+    assert tags <= set(shown)
+    assert set(re.findall(r' ([\w-]+)="', result["html"])) <= {
+        *("href", "rel", "target", "tabindex", "data-language", "class")
+    }
+    links = re.findall(r'href="([^"]*)"', result["html"])
+    assert links
+    assert all(link.startswith("https://example.org/") for link in links)
