@@ -23,6 +23,25 @@ def test_the_document_names_every_endpoint(client: httpx2.Client) -> None:
 def test_paths_and_methods_that_do_not_exist(client: httpx2.Client) -> None:
     assert client.get("/v1/nothing").status_code == 404
     assert client.post("/v1/nothing").json()["error"]["code"] == "no-such-path"
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("GET", "/models", "Add /v1 to the base URL."),
+        ("GET", "/models/fp32", "Add /v1 to the base URL."),
+        ("POST", "/chat/completions", "Add /v1 to the base URL."),
+        ("POST", "/v1/v1/embeddings", "Remove one /v1 from it."),
+        ("POST", "/v1/tokenize", "Remove one /v1 from it."),
+        ("GET", "/nothing", "There is no such path. /openapi.json lists all paths."),
+    ],
+)
+def test_a_wrong_base_url_is_named(
+    client: httpx2.Client, method: str, path: str, advice: str
+) -> None:
+    response = client.request(method, path)
+    assert response.status_code == 404
+    assert advice in response.json()["error"]["message"]
     response = client.get("/v1/chat/completions")
     assert response.status_code == 405
     assert response.headers["allow"] == "POST"

@@ -10,7 +10,7 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Route, WebSocketRoute
+from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from ortolan.server.access_log import AccessLog
@@ -105,11 +105,25 @@ def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
     return [log, *([cross_origin] if settings.origins else []), guard]
 
 
-async def _http_error(_: Request, error: Exception) -> Response:
+def _near_path(request: Request) -> str:
+    """What to change if only the base URL is wrong, which clients extend with or without /v1."""
+    root = request.scope.get("root_path", "")
+    path = request.scope["path"].removeprefix(root)
+    for near, advice in (
+        (f"/v1{path}", " Add /v1 to the base URL."),
+        (path.removeprefix("/v1"), " Remove one /v1 from it."),
+    ):
+        scope = {**request.scope, "path": f"{root}{near}"}
+        if any(route.matches(scope)[0] is not Match.NONE for route in request.app.routes):
+            return advice
+    return ""
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
     """Errors of the router: no such path, or no such method."""
     status: Any = getattr(error, "status_code", 500)
     message = {
-        404: "There is no such path. /openapi.json lists all paths.",
+        404: f"There is no such path.{_near_path(request)} /openapi.json lists all paths.",
         405: "The path does not support this method. /openapi.json lists what it does.",
     }.get(status, str(error))
     headers = getattr(error, "headers", None) or {}

@@ -204,7 +204,7 @@ def test_a_reload_keeps_the_conversation(results: dict[str, Any]) -> None:
     ]
     assert following["messages"][2]["reasoning_content"] == "Hm."
     assert following["messages"][6]["content"].startswith("word0 word1")
-    assert reload["tight"] == {"isSame": True, "tokens": 0}  # text goes before earlier probabilities
+    assert reload["tight"] == {"isSame": True, "tokens": 0}  # text comes first
     assert reload["full"] == [
         "A reload will lose this conversation: the browser has no room for it."
     ]
