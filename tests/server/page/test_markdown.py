@@ -32,16 +32,25 @@ def random_texts(count: int) -> list[str]:
     return [text for text in texts if not re.search(r"!\[x|~~~|```.*\S|\t", text)]
 
 
-def on_the_page(texts: list[str]) -> list[dict[str, Any]]:
-    """HTML of texts as the page shows them, and whether pieces and positions are right."""
+RANDOM = random_texts(700)
+LINKED = SAMPLE.replace("![", "[").replace(BARE, f"<{BARE}>")
+DEEP = [
+    *("> " * 900 + "a", "- " * 900 + "a", "*a " * 900 + "a* " * 900),
+    *("[" * 2000, "a* " * 2000, "`a``" * 2000, "[a](" * 2000),
+]
+
+
+@pytest.fixture(scope="module")
+def shown() -> dict[str, dict[str, Any]]:
+    """By text, its HTML on the page, and whether pieces and positions are right."""
+    texts = [SAMPLE, LINKED, ATTACKS, *DEEP, *RANDOM]
     if shutil.which("node") is None:
         pytest.skip("no Node. Install node 20 or newer")
     command = ["node", str(HERE / "markdown.mjs"), str(FILES)]
     body = json.dumps(texts)
     done = subprocess.run(command, input=body, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
-    results: list[dict[str, Any]] = json.loads(done.stdout)
-    return results
+    return dict(zip(texts, json.loads(done.stdout), strict=True))
 
 
 def plain(text: str) -> str:
@@ -59,26 +68,25 @@ def plain(text: str) -> str:
     return re.sub(rf"\s*(</?(?:{blocks})>)\s*", r"\1", text).strip()
 
 
-def test_markdown_is_read_as_by_the_reference() -> None:
+def test_markdown_is_read_as_by_the_reference(shown: dict[str, Any]) -> None:
     reference = pytest.importorskip("markdown_it").MarkdownIt("commonmark", {"html": False})
     reference.enable(["table", "strikethrough"])
-    texts = [SAMPLE.replace("![", "[").replace(BARE, f"<{BARE}>"), *random_texts(1000)]
-    for text, result in zip(texts, on_the_page(texts), strict=True):
+    for text in [LINKED, *RANDOM]:
         rendered = reference.render(text)
         for level in (4, 3, 2, 1):  # the page has headings of its own above
             rendered = rendered.replace(f"h{level}>", f"h{level + 2}>")
-        assert plain(result["html"]) == plain(rendered), text
+        assert plain(shown[text]["html"]) == plain(rendered), text
 
 
-def test_pieces_of_a_text_become_the_same_elements_with_positions_in_the_source() -> None:
-    texts = [SAMPLE, ATTACKS, *random_texts(300)]
-    for text, result in zip(texts, on_the_page(texts), strict=True):
+def test_pieces_of_a_text_become_the_same_elements_with_positions_in_the_source(
+    shown: dict[str, Any],
+) -> None:
+    for text, result in shown.items():
         assert result["is_same"], text
         assert result["misplaced"] == [], text
 
 
-def test_elements_of_a_sample() -> None:
-    (result,) = on_the_page([SAMPLE])
+def test_elements_of_a_sample(shown: dict[str, Any]) -> None:
     rel = 'rel="noopener noreferrer" target="_blank"'
     for part in (
         "<h3>Rivers of <em>Europe</em></h3>",
@@ -96,24 +104,20 @@ def test_elements_of_a_sample() -> None:
         f'A picture: <a href="https://example.org/rhine.png" {rel}>the Rhine</a>.',
         "Escapes: *plain*, 2 &#60; 3, &#60;b&#62;.",
     ):
-        assert part in result["html"]
+        assert part in shown[SAMPLE]["html"]
 
 
-def test_deep_and_unclosed_marks_stay_bounded() -> None:
-    texts = [
-        *("> " * 900 + "a", "- " * 900 + "a", "*a " * 900 + "a* " * 900),
-        *("[" * 2000, "a* " * 2000, "`a``" * 2000, "[a](" * 2000),
-    ]
-    for result in on_the_page(texts):
-        runs = re.findall(r"(?:<(?!/)[^<>]*>)+", result["html"])
+def test_deep_and_unclosed_marks_stay_bounded(shown: dict[str, Any]) -> None:
+    for text in DEEP:
+        runs = re.findall(r"(?:<(?!/)[^<>]*>)+", shown[text]["html"])
         assert max(run.count("<") for run in runs) <= 64
 
 
-def test_attacks_become_text_and_harmless_links() -> None:
-    (result,) = on_the_page([ATTACKS])
+def test_attacks_become_text_and_harmless_links(shown: dict[str, Any]) -> None:
+    result = shown[ATTACKS]
     tags = set(re.findall(r"<(\w+)", result["html"]))
-    shown = ("p", "a", "pre", "div", "table", "thead", "tbody", "tr", "th", "td", "code", "strong")
-    assert tags <= set(shown)
+    usual = ("p", "a", "pre", "div", "table", "thead", "tbody", "tr", "th", "td", "code", "strong")
+    assert tags <= set(usual)
     assert set(re.findall(r' ([\w-]+)="', result["html"])) <= {
         *("href", "rel", "target", "tabindex", "data-language", "class")
     }
