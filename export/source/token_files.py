@@ -48,13 +48,27 @@ REFUSED: Mapping[str, tuple[object, ...]] = {
 """Keys that change how text is read in a way that a bundle does not have, with values that do not.
 """
 
+PLAIN = ("PreTrainedTokenizer", "PreTrainedTokenizerFast", "PythonBackend", "TokenizersBackend")
+"""Classes that read a tokenizer.json as it is; others build parts of it from the config."""
+
+BERT: Mapping[str, str] = {
+    "do_lower_case": "lowercase",
+    "strip_accents": "strip_accents",
+    "tokenize_chinese_chars": "handle_chinese_chars",
+}
+"""Fields of a BertNormalizer by key of the config."""
+
+PREFIX = "add_prefix_space"
+
 Objects = dict[str, Any]
 
 
 class _Outline(msgspec.Struct):
-    """The part of tokenizer.json that is read."""
+    """The parts of tokenizer.json that are read."""
 
     added_tokens: list[Objects] = []
+    normalizer: Any = None
+    pre_tokenizer: Any = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,8 +105,15 @@ def token_files(folder: Path, tokenizer: bytes, *, vocab_size: int | None = None
             )
     changed: dict[str, bytes] = {}
     try:
-        declared = _declared(folder, config, tokenizer)
-    except (TypeError, ValueError, AttributeError, msgspec.ValidationError) as error:
+        outline = msgspec.json.decode(tokenizer, type=_Outline)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return TokenFiles(changed={})  # reported where it is loaded
+    normalized = _normalized(folder, config, tokenizer, outline)
+    if normalized is not None:
+        changed[TOKENIZER] = tokenizer = normalized
+    try:
+        declared = _declared(folder, config, outline)
+    except (TypeError, ValueError, AttributeError, LookupError) as error:
         raise OptionError(
             f"{folder}: the tokens in {CONFIG}, {SPECIAL} or {ADDED} cannot be read: "
             f"{str(error)[:200]}. Save the tokenizer again."
@@ -130,10 +151,9 @@ class _Declared:
     names: dict[str, str]
 
 
-def _declared(folder: Path, config: Objects, tokenizer: bytes) -> _Declared:
+def _declared(folder: Path, config: Objects, outline: _Outline) -> _Declared:
     """Tokens of all files. Later files are for checkpoints of transformers 4 and older."""
-    rows = msgspec.json.decode(tokenizer, type=_Outline).added_tokens
-    own = {int(row["id"]): _token({**row, "id": None}) for row in rows}
+    own = {int(row["id"]): _token(row) for row in outline.added_tokens}
     values = {name: value for name, value in config.items() if _is_name(name, value)}
     extra = config.get(EXTRA) or config.get(OLD_EXTRA) or []
     stated: dict[str, int] = {}
@@ -168,6 +188,35 @@ def _declared(folder: Path, config: Objects, tokenizer: bytes) -> _Declared:
     for token in tokens:
         token.special = token.special or str(token) in names.values()
     return _Declared(tokens=tokens, numbers=stated, names=names)
+
+
+def _normalized(folder: Path, config: Objects, tokenizer: bytes, outline: _Outline) -> bytes | None:
+    """The tokenizer.json with the normalizer that the config describes; None if it has that."""
+    if config.get("tokenizer_class") in PLAIN:
+        return None
+    for part in _parts(outline.pre_tokenizer):
+        wanted = config.get(PREFIX)
+        if part.get("type") == "ByteLevel" and wanted not in (None, part.get(PREFIX)):
+            raise OptionError(
+                f"{folder}: {PREFIX} is {wanted!r:.80} in {CONFIG} and {part.get(PREFIX)!r:.80} in "
+                f"{TOKENIZER}. Load the tokenizer with transformers and save it again."
+            )
+    normalizer = outline.normalizer
+    if not isinstance(normalizer, dict) or normalizer.get("type") != "BertNormalizer":
+        return None
+    fields = {field: config[key] for key, field in BERT.items() if key in config}
+    if normalizer | fields == normalizer:
+        return None
+    content = msgspec.json.decode(tokenizer)
+    return msgspec.json.encode({**content, "normalizer": normalizer | fields})
+
+
+def _parts(component: Any) -> list[Objects]:
+    """A pre-tokenizer's parts."""
+    if not isinstance(component, dict):
+        return []
+    parts = _listed(component.get("pretokenizers")) or [component]
+    return [part for part in parts if isinstance(part, dict)]
 
 
 def _completed(

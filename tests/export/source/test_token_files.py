@@ -100,6 +100,17 @@ def saved(make: Callable[[], Any]) -> Save:
     return save
 
 
+def saved_with(make: Any, kind: str, **config: Any) -> Save:
+    """Change keys of the config after a tokenizer was saved."""
+
+    def save(folder: Path) -> None:
+        saved(lambda: make(**vocabulary(kind)))(folder)
+        path = folder / "tokenizer_config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+    return save
+
+
 def added(content: str, **properties: Any) -> dict[str, Any]:
     plain = dict.fromkeys(("lstrip", "normalized", "rstrip", "single_word"), False)
     return {"content": content, **plain, "special": True, **properties}
@@ -198,6 +209,10 @@ CASES: dict[str, Save] = {
     ),
     "templates in a folder": files(additional_chat_templates__rag="{{ documents }}"),
 }
+CASES |= {
+    f"BERT with {key}": saved_with(BertTokenizer, "wordpiece", **{key: False})
+    for key in ("do_lower_case", "strip_accents", "tokenize_chinese_chars")
+}
 REFUSED: dict[str, tuple[Save, str]] = {
     "other ids": (files(added_tokens={"<|user|>": N + 7}), "must have the id"),
     "beyond the model": (
@@ -206,6 +221,7 @@ REFUSED: dict[str, tuple[Save, str]] = {
     ),
     "split special tokens": (files(config={"split_special_tokens": True}), "split_special_tokens"),
     "versions": (files(config={"fast_tokenizer_files": ["tokenizer.4.json"]}), "fast_tokenizer"),
+    "spaces": (saved_with(GPT2Tokenizer, "byte_level", add_prefix_space=True), "add_prefix_space"),
     "no token": (files(config={"added_tokens_decoder": {"5": 6}}), "cannot be read"),
     "no ids": (files(added_tokens={"<|user|>": "x"}), "cannot be read"),
 }
