@@ -268,8 +268,7 @@ const cases = {
     await page.click("#new");
     await reloaded();
     const left = await text(page, ".question");
-    await page.evaluate(() => sessionStorage.setItem("ortolan-chat", '{"turns": 1}'));
-    await page.evaluate(() => addEventListener("pagehide", () => sessionStorage.setItem("ortolan-chat", '{"turns": 1}')));
+    await page.evaluate(() => addEventListener("pagehide", () => sessionStorage.setItem("ortolan-chat", '{"settings": {}, "turns": [{"question": "?"}]}')));
     await reloaded();
     return { states, shown, cut, following, tight, full, lost, left, broken: await text(page, ".question") };
   },

@@ -239,9 +239,9 @@ function leave() {
 /** Show what a reload has kept. */
 function restore() {
   const chat = load();
-  if (!Array.isArray(chat?.turns)) return;
+  if (!chat) return;
   wanted = chat.model;
-  for (const id of SETTINGS) at(id).value = chat.settings[id];
+  for (const id of SETTINGS) at(id).value = chat.settings[id] ?? "";
   at("shade").checked = chat.isShaded;
   shade();
   for (const { question, ...record } of chat.turns) {
@@ -317,6 +317,10 @@ at("key-dialog").querySelector("form").addEventListener("submit", (event) => {
 });
 
 showHints(log, at("hint"));
-restore();
+try {
+  restore();
+} catch {
+  newChat(); // another version of the page has stored it
+}
 update();
 connect();
