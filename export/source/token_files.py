@@ -5,8 +5,9 @@ the older special_tokens_map.json and added_tokens.json. The result fills two fi
 tokenizer.json gets every token, and tokenizer_config.json every name of a token.
 """
 
+import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,8 @@ BERT: Mapping[str, str] = {
 PREFIX = "add_prefix_space"
 
 Objects = dict[str, Any]
+
+_log = logging.getLogger("ortolan.export")
 
 
 class _Outline(msgspec.Struct):
@@ -224,12 +227,18 @@ def _completed(
 ) -> bytes:
     """A tokenizer.json with the tokens that other files declare.
 
-    A new token gets the next free id, as in transformers, whatever id a file states.
+    A new token gets the next free id, as in transformers, whatever id a file states. Padding that
+    the model does not have is left out: it is never read nor written.
     """
     Tokenizer.from_bytes(tokenizer)  # its checks
     library = Library.from_buffer(tokenizer)
     new = {str(token) for token in declared.tokens if library.token_to_id(str(token)) is None}
     library.add_tokens(declared.tokens)
+    pad = _pad_beyond(library, declared, new, vocab_size)
+    if pad is not None:
+        _log.warning("The padding %r is left out: the model has no row for it.", pad)
+        others = [token for token in declared.tokens if str(token) != pad]
+        return _completed(folder, tokenizer, replace(declared, tokens=others), vocab_size)
     for text in sorted(new):
         number = library.token_to_id(text)
         stated = declared.numbers.get(text, number)
@@ -246,6 +255,15 @@ def _completed(
                 "remove the token from these files."
             )
     return library.to_str(pretty=True).encode()
+
+
+def _pad_beyond(
+    library: Library, declared: _Declared, new: set[str], vocab_size: int | None
+) -> str | None:
+    """The one new token that the model does not have, if it is named as padding alone."""
+    beyond = [text for text in new if (library.token_to_id(text) or 0) >= (vocab_size or 2**63)]
+    names = {name for name, text in declared.names.items() if text in beyond}
+    return beyond[0] if len(beyond) == 1 and names == {"pad_token"} else None
 
 
 def _templates(folder: Path, config: Objects) -> tuple[str | dict[str, str] | None, frozenset[str]]:

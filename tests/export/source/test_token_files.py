@@ -262,6 +262,32 @@ def test_ids_texts_and_prompts_are_those_of_transformers(name: str, tmp_path: Pa
     assert template.prompt(messages).ids == expected
 
 
+@pytest.mark.parametrize("file", ["special_tokens_map", "added_tokens", "config"])
+def test_padding_without_a_row_in_the_model_is_left_out(
+    file: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    decoder = {"added_tokens_decoder": {str(N): added("[PAD]")}, "pad_token": "[PAD]"}
+    contents: dict[str, Any] = {
+        "special_tokens_map": {"special_tokens_map": {"pad_token": "[PAD]"}},
+        "added_tokens": {"added_tokens": {"[PAD]": N}, "config": {"pad_token": "[PAD]"}},
+        "config": {"config": decoder},
+    }
+    files(**contents[file])(tmp_path)
+
+    companions = companions_of(tmp_path, None, vocab_size=N, has_vocabulary=True, has_decoder=True)
+    tokenizer = tokenizer_of(companions, N)
+
+    assert tokenizer is not None
+    assert max(tokenizer.encode("a [PAD] b </s>")) < N
+    assert "'[PAD]' is left out" in caplog.text
+
+
+def test_further_tokens_without_a_row_are_refused_with_the_padding(tmp_path: Path) -> None:
+    files(added_tokens={"<|user|>": N}, special_tokens_map={"pad_token": "[PAD]"})(tmp_path)
+    with pytest.raises(OptionError, match=r"<\|user\|>.*Resize its embeddings"):
+        companions_of(tmp_path, None, vocab_size=N, has_vocabulary=True, has_decoder=True)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_files_that_cannot_be_honored_are_refused(name: str, tmp_path: Path) -> None:
     save, words = REFUSED[name]
