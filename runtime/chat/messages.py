@@ -157,6 +157,8 @@ def _message(value: Any, where: str) -> dict[str, Any]:
     role = fields.pop("role", None)
     if not _is_one_of(role, ROLES):
         raise ChatError(f"{where}.role: expected {', '.join(ROLES)}, got {shown(role)}.")
+    if fields.get("tool_calls") == []:  # as vLLM writes it into every answer
+        del fields["tool_calls"]
     if role == "assistant" and "reasoning" in fields:  # as vLLM and OpenRouter call it
         fields.setdefault("reasoning_content", fields.pop("reasoning"))
     _check_fields(fields, ("content", *_FIELDS[role]), where)

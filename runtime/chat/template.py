@@ -214,7 +214,7 @@ class ChatTemplate:
         text, strings = render(data), [*_strings(data)]
         if max_tokens is not None:
             self.tokenizer.check_length(text, max_tokens)
-        _check_shown(data, text, render)
+        _check_shown(data, text, render, self.source)
         marks = Marks.absent_from([*strings, self.source, text])
         try:
             again = unmarked(render(marked(data, marks)), marks)
@@ -230,7 +230,7 @@ class ChatTemplate:
 
 
 def _check_shown(
-    data: Mapping[str, Any], text: str, render: Callable[[Mapping[str, Any]], str]
+    data: Mapping[str, Any], text: str, render: Callable[[Mapping[str, Any]], str], source: str
 ) -> None:
     """Check that the model sees instructions and results; templates know some roles only.
 
@@ -238,22 +238,39 @@ def _check_shown(
         ChatError: the template drops the text of a system or tool message.
     """
     messages = data["messages"]
-    for number, message in enumerate(messages):
-        content = message["content"]
-        texts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
-        is_chat = message["role"] in ("user", "assistant")
-        if is_chat or all(one.strip() in text for one in texts):
-            continue
-        emptied = [*messages[:number], {**message, "content": ""}, *messages[number + 1 :]]
+    everything = "\0".join([source, *_strings(data)])
+    unclear = [
+        number
+        for number, message in enumerate(messages)
+        if message["role"] not in ("user", "assistant")
+        and any(text.count(one) < everything.count(one) for one in _texts(message) if one)
+    ]
+
+    def rendered(contents: Mapping[int, str]) -> str | None:
+        changed = [
+            {**message, "content": contents[number]} if number in contents else message
+            for number, message in enumerate(messages)
+        ]
         try:
-            is_dropped = render({**data, "messages": emptied}) == text
+            return render({**data, "messages": changed})
         except (ChatError, ChatTemplateError):
-            continue  # the template checks the text, so it reads it
-        if is_dropped:
+            return None  # the template checks the text, so it reads it
+
+    probes = {number: f"({number}) {_PROBE}" for number in unclear}
+    probed = (rendered(probes) if probes else None) or ""
+    for number, probe in probes.items():
+        if probe not in probed and rendered({number: ""}) == text:
             raise ChatError(
-                f"The chat template drops messages[{number}], of the role {message['role']}, so "
-                "the model would not see it. Leave it out, or move it to the start."
+                f"The chat template drops messages[{number}], of the role "
+                f"{messages[number]['role']}, so the model would not see it. Leave it out, or "
+                "move it to the start."
             )
+
+
+def _texts(message: Mapping[str, Any]) -> list[str]:
+    content = message["content"]
+    texts = [content] if isinstance(content, str) else [p.get("text", "") for p in content]
+    return [text.strip() for text in texts]
 
 
 def _refuse(message: Any) -> None:

@@ -11,6 +11,7 @@ from starlette.datastructures import QueryParams
 from starlette.responses import Response
 
 from ortolan.runtime.errors import shown
+from ortolan.server.body_decoder import BodyDecoder
 from ortolan.server.call import Call
 from ortolan.server.endpoints import JSON, Answer, Endpoint, Text
 from ortolan.server.errors import ApiError, api_error, error_body
@@ -62,7 +63,7 @@ class EndpointApp:
         self._models = models
         self._store = store
         self._settings = settings
-        self._decoder = None if endpoint.body is None else msgspec.json.Decoder(endpoint.body)
+        self._decoder = None if endpoint.body is None else BodyDecoder(endpoint.body)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
@@ -151,10 +152,7 @@ class EndpointApp:
         if self._settings.log_prompts:
             call.body = data
         check_parts(data)
-        try:
-            return self._decoder.decode(data)
-        except UnicodeDecodeError as error:
-            raise msgspec.DecodeError(f"{error}") from error
+        return self._decoder.decode(data)
 
 
 async def finished(

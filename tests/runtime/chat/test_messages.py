@@ -96,7 +96,8 @@ def call(**changes: Any) -> list[dict[str, Any]]:
         (call(type="code"), "type: .* 'code'"),
         (call(type=ARRAY), r"type: .* array\("),
         (call(id="<|im_end|>"), "id: .*im_end"),
-        ([{"role": "assistant", "tool_calls": []}], "tool_calls: .* list of 0"),
+        ([{"role": "assistant", "tool_calls": []}], "content: expected text, got none"),
+        ([{"role": "assistant", "tool_calls": {}}], "tool_calls: .* a dict"),
     ],
 )
 def test_an_invalid_message_is_rejected_with_its_place(messages: Any, place: str) -> None:
@@ -135,3 +136,8 @@ def test_endless_data_and_keys_other_than_text_are_rejected(value: Any, message:
         value.append(value)
     with pytest.raises(ChatError, match=message):
         plain(value, "here")
+
+
+def test_an_answer_without_calls_may_say_so() -> None:
+    answer = {"role": "assistant", "content": "a"}
+    assert check_messages([{**answer, "tool_calls": []}]) == check_messages([answer])

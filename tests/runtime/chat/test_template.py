@@ -9,6 +9,7 @@ from tests.runtime.chat.families import ADDED, FAMILIES, SPECIAL, library, ours,
 
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.errors import ChatError, ChatTemplateError
+from ortolan.runtime.jinja.template import Template
 
 Messages = list[dict[str, Any]]
 
@@ -351,15 +352,37 @@ def test_a_developer_is_the_system_unless_the_template_knows_the_role(
     assert prompt.text == f"{roles}:Be terse."
 
 
+@pytest.mark.parametrize("text", ["Be terse.", "e"])  # also part of what the user says
 @pytest.mark.parametrize("role", ["system", "developer", "tool"])
-def test_a_template_that_drops_a_message_is_an_error(role: str) -> None:
+def test_a_template_that_drops_a_message_is_an_error(role: str, text: str) -> None:
     template = ChatTemplate(
         "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
         ours("qwen2").tokenizer,
         {},
     )
     with pytest.raises(ChatError, match=r"drops messages\[1\], of the role (system|tool)"):
-        template.prompt([USER, {"role": role, "content": "Be terse."}])
+        template.prompt([USER, {"role": role, "content": text}])
+
+
+def test_repeated_results_are_seen_in_one_more_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
+    template = ChatTemplate(
+        "{% set a='ok' %}{% for m in messages %}{{ m.content }}{% endfor %}",
+        ours("qwen2").tokenizer,
+        {},
+    )
+    contents: list[list[str]] = []
+    render = Template.render
+
+    def counting(self: Template, data: Any, **options: Any) -> str:
+        contents.append([message["content"] for message in data["messages"]])
+        return render(self, data, **options)
+
+    monkeypatch.setattr(Template, "render", counting)
+    template.prompt([USER, *({"role": "tool", "content": "ok o"} for _ in range(9))])
+    expected = len(contents) + 1
+    contents.clear()
+    template.prompt([USER, *({"role": "tool", "content": "ok"} for _ in range(9))])
+    assert len(contents) == expected
 
 
 def test_a_template_may_change_a_message() -> None:

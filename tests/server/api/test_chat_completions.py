@@ -208,6 +208,10 @@ def test_only_allowed_tools_are_called(client: httpx2.Client) -> None:
         {"use_beam_search": False, "length_penalty": 1.0, "include_stop_str_in_output": False},
         {"priority": 0, "request_id": "a", "add_special_tokens": False},
         {"stop": [f"s{n}" for n in range(17)]},
+        {"guided_json": None, "functions": None, "chat_template": None, "lora_path": None},
+        {"repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "grammar": "", "bad_words": []},
+        {"structured_outputs": {"regex": "a+", "grammar": None, "disable_fallback": False}},
+        {"seed": 1.0, "n": 1.0, "top_k": 5.0, "stop_token_ids": [1.0]},
     ],
 )
 def test_defaults_of_other_servers_are_accepted(

@@ -13,6 +13,7 @@ import msgspec
 
 from ortolan.server.api.responses.body import ResponseBody
 from ortolan.server.api.responses.create import start
+from ortolan.server.body_decoder import BodyDecoder
 from ortolan.server.call import Call
 from ortolan.server.endpoints import Socket
 from ortolan.server.errors import ApiError
@@ -47,7 +48,7 @@ class _Reference(msgspec.Struct, kw_only=True):
     previous_response_id: str | None = None
 
 
-_decoder = msgspec.json.Decoder(CreateMessage)
+_decoder = BodyDecoder(CreateMessage)
 
 
 async def respond(call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
@@ -70,10 +71,7 @@ async def respond(call: Call, data: bytes) -> AsyncGenerator[bytes, None]:
 
 def _decode(data: bytes) -> CreateMessage:
     check_parts(data)
-    try:
-        return _decoder.decode(data)
-    except UnicodeDecodeError as error:
-        raise msgspec.DecodeError(f"{error}") from error
+    return _decoder.decode(data)
 
 
 def _stores(call: Call, body: CreateMessage) -> Sequence[Store]:
