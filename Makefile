@@ -4,6 +4,7 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
+DOCS := .venv/.docs
 SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
 ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves_old_or_new_files
@@ -28,8 +29,13 @@ demo: $(INSTALLED)
 	$(BIN)/ortolan bench $(BUNDLE) -p 128 -n 128 -r 3
 
 # The documentation site, in build/docs: open build/docs/index.html. Needs no network.
-docs: $(INSTALLED)
+docs: $(DOCS)
 	$(BIN)/python scripts/build_docs.py
+
+$(DOCS): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -c constraints.txt -e '.[docs]'
+	touch $@
 
 # Speed and KL of Ortolan and the installed peers on a small model with random weights, in build/bench.
 # Name peers to install them: make bench PRECISION=int4 PEERS=ortolan,onnxruntime-genai,openvino-genai

@@ -1,10 +1,9 @@
 """Warnings before an export, and advice after it on coming closer to the trained model."""
 
 from ortolan.export.exportable import Exportable
-from ortolan.export.inputs.calibration import can_read
 from ortolan.export.options import GROUP_SIZES
 from ortolan.export.quantize.schemes import NARROW
-from ortolan.export.settings import Plan
+from ortolan.export.settings import Plan, Quantization
 
 UNCALIBRATED_WIDTH = 1024
 """Width below which uncalibrated 4-bit weights are usually poor; models of 384 and 576 are."""
@@ -49,7 +48,8 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
     if method != "gptq" and width < UNCALIBRATED_WIDTH:
         warnings.append(
             f"4 bits by {method} are usually poor in a model {width} wide, and a poor bundle is "
-            "deleted. Leave out --method and --effort to calibrate."
+            f"deleted. {_calibrating(quantization, 'Leave out')}, choose --precision int8, or keep "
+            "a poor bundle with --allow-poor."
         )
     if quantization.narrow_group is None and group > min(GROUP_SIZES) and width < NARROW:
         warnings.append(
@@ -57,6 +57,13 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
             f"--group-size {min(GROUP_SIZES)}, or leave it out."
         )
     return tuple(warnings)
+
+
+def _calibrating(quantization: Quantization, leave_out: str) -> str:
+    """How to calibrate, from the options that prevent it; `leave_out` as the sentence needs it."""
+    if quantization.scheme.bits == 8:
+        return "--method gptq"
+    return f"{leave_out} {' and '.join(quantization.options)} to calibrate"
 
 
 def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
@@ -70,8 +77,10 @@ def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
         is_sized = plan.auto.target_size is not None
         return ("a larger --target-size" if is_sized else "a smaller --max-kl",)
     advice = []
-    if quantization.method != "gptq" and can_read(model):
-        advice.append("--method gptq with --calibration FILE")
+    if quantization.method != "gptq":
+        advice.append(_calibrating(quantization, "leaving out"))
+    elif not quantization.is_guided:
+        advice.append("--effort best")
     if quantization.head.bits < 8:
         advice.append("--head-bits 8")
     has_small_groups = (

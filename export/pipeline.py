@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from ortolan import files
 from ortolan.export.advice import advise, context_notes, risks
 from ortolan.export.derived import DerivedWeights, recipes_of
+from ortolan.export.duration import core_flops, seconds_of
 from ortolan.export.errors import OptionError, ParityError
 from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.calibration import (
@@ -35,7 +36,7 @@ from ortolan.export.output import staged_bundle, write_manifest
 from ortolan.export.passes import tidy
 from ortolan.export.passes.lower import lower
 from ortolan.export.passes.portable_bodies import attach_bodies
-from ortolan.export.progress import Progress, silent
+from ortolan.export.progress import ESTIMATE, Progress, silent
 from ortolan.export.proof.certificate import bound, certify, describe_failure, passed, thresholds
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.probes import inputs_of, make_probes, text_of
@@ -120,8 +121,12 @@ def export(
     model.check()
     data = _calibration(model, plan, calibration)
     inputs = _calibration_inputs(model, plan, data)
+    report = progress or silent
+    if progress is not None and plan.auto is None:
+        writes = plan.calibrates and data is None
+        expected_s = seconds_of(model, plan.quantization, writes=writes, flops=core_flops())
+        report(ESTIMATE, 0, round(expected_s))
     with staged_bundle(Path(out).absolute(), force=force) as folder:
-        report = progress or silent
         model = _with_parts(folder, model, plan, precision, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)

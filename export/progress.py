@@ -2,6 +2,9 @@
 
 from typing import Protocol
 
+ESTIMATE = "estimate"
+"""Step that tells how long the whole work will take; `--precision auto` has none."""
+
 
 class Progress(Protocol):
     """Called as each step advances."""
@@ -10,7 +13,8 @@ class Progress(Protocol):
         """Report progress.
 
         Args:
-            step: its name. Steps may take turns, as calibrating and writing weights do.
+            step: its name. Steps may take turns, as calibrating and writing weights do. `ESTIMATE`
+                comes first, with the seconds that the export is expected to take as `total`.
             done: work done in it.
             total: all of its work, in the same unit.
             what: the part in work, such as the name of a weight.

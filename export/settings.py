@@ -110,17 +110,25 @@ class Work(NamedTuple):
     Attributes:
         method: how codes are found.
         sequences: inputs to calibrate on.
-        sweeps: of `refine`.
+        is_guided: whether gradients weigh the tokens (`quantize.guide`).
     """
 
     method: Method
     sequences: int
-    sweeps: int
+    is_guided: bool
 
 
 EFFORTS: Mapping[Literal[4, 8], Mapping[Effort, Work]] = {
-    4: {"quick": Work("rtn", 32, 1), "normal": Work("gptq", 32, 1), "best": Work("gptq", 64, 3)},
-    8: {"quick": Work("rtn", 32, 1), "normal": Work("rtn", 32, 1), "best": Work("gptq", 64, 1)},
+    4: {
+        "quick": Work("rtn", 16, False),
+        "normal": Work("gptq", 16, False),
+        "best": Work("gptq", 32, True),
+    },
+    8: {
+        "quick": Work("rtn", 16, False),
+        "normal": Work("rtn", 16, False),
+        "best": Work("gptq", 32, True),
+    },
 }
 """By the bits of the weights (docs/adr/0039)."""
 
@@ -135,12 +143,13 @@ class Quantization:
         scheme: format of the products in blocks.
         head: format of the head and the embedding, which may share a table.
         method: how codes are found.
+        options: of the command line that chose another method than calibration.
         narrow_group: group size of block rows shorter than `schemes.NARROW`; None for that of
             `scheme`.
         shrink_groups: use smaller groups where the last one of a row would be mostly padding.
         exclude: patterns of weights that stay floats (`fnmatch`).
         calibration_sequences: see `Int8`.
-        sweeps: of `refine`.
+        is_guided: whether gradients weigh the tokens of calibration inputs (`quantize.guide`).
         reuse_head_bits: largest width in which codes of a stored head are reused.
         reuse: which low-bit weights of the checkpoint are copied instead of rounded again; `plain`
             leaves out those with a minimum per group, which need more nodes.
@@ -149,11 +158,12 @@ class Quantization:
     scheme: Scheme
     head: Scheme
     method: Method
+    options: tuple[str, ...] = ()
     narrow_group: GroupSize | None = None
     shrink_groups: bool = False
     exclude: tuple[str, ...] = ()
     calibration_sequences: int = CACHE_SEQUENCES
-    sweeps: int = 1
+    is_guided: bool = False
     reuse_head_bits: int = 4
     reuse: Reuse = "all"
 
@@ -372,6 +382,8 @@ def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantizati
     method = weights.method or work.method
     if method not in METHODS:
         raise not_among("method", method, METHODS)
+    chosen = [] if weights.method is None else [f"--method {method}"]
+    chosen += ["--effort quick"] if weights.effort == "quick" else []
     head_bits = weights.head_bits
     if head_bits is None:
         # A decoder reads its head for every token; an encoder gains no speed by fewer bits.
@@ -392,11 +404,12 @@ def _quantization(kind: str, weights: Int8 | Int4, device: Device) -> Quantizati
         scheme=scheme,
         head=replace(scheme, bits=head_bits, group=_group_size(device, head_group, GROUP_SIZE)),
         method=method,
+        options=tuple(chosen),
         narrow_group=NARROW_GROUP_SIZE if is_default and weights.bits == 4 else None,
         shrink_groups=is_default,
         exclude=tuple(weights.exclude),
         calibration_sequences=sequences,
-        sweeps=work.sweeps,
+        is_guided=work.is_guided,
         reuse_head_bits=HEAD_BITS if weights.head_bits is None else head_bits,
         # A user who sets a method wants its codes.
         reuse="all" if weights.method is None else "none",

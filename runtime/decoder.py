@@ -83,6 +83,12 @@ class Decoder(ChatModel, Model):
             )
         )  # by tokenizer
 
+    def close(self) -> None:
+        """Free the memory of the model. Later calls raise InputError; close services first."""
+        super().close()
+        if self._encoder is not None:
+            self._encoder.close()
+
     # a list of texts is a batch, a list of texts and images is one prompt
     @overload
     def generate(

@@ -1,6 +1,6 @@
 """`Model`: the base of `Decoder`, `Seq2Seq` and `Encoder`."""
 
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
@@ -12,6 +12,11 @@ __all__ = ["Model"]
 
 class Model:
     """A loaded bundle. Threads may share it.
+
+    Its memory is free when nothing refers to it any more, or after `with`, which calls `close`:
+
+        with load("bundle/") as model:
+            print(model.generate("def main(").text)
 
     Methods accept one input or a batch. A list or tuple is a batch, even an empty one, unless it is
     a list of integers, which is one sequence of token ids, like an array. A batch returns a list.
@@ -29,6 +34,20 @@ class Model:
         self.bundle = bundle
         self.tokenizer = open_tokenizer(bundle)
         self._engine = engine
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Free the memory of the model. Later calls raise InputError; close services first."""
+        self._engine.close()
+
+    def __repr__(self) -> str:
+        """`<Decoder of "build/pythonic": fp32, context 512, on cpu>`."""
+        return f"<{type(self).__name__} of {self.bundle.described}, on {self.device}>"
 
     @property
     def manifest(self) -> Manifest:

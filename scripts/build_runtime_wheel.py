@@ -44,6 +44,9 @@ dependencies = {dependencies}
 [project.scripts]
 ortolan = "ortolan.cli:main"
 
+[project.entry-points.pyinstaller40]
+hook-dirs = "ortolan.freezing:hook_folders"
+
 [tool.setuptools.packages.find]
 where = ["src"]
 

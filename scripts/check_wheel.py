@@ -24,6 +24,7 @@ def expected_files(root: Path, rooms: Iterable[str] = ROOMS) -> set[str]:
     files = {"ortolan/py.typed"}
     data = ("export/coverage.json", "runtime/graph/vocabulary.json")
     files |= {f"ortolan/{name}" for name in data if name.split("/")[0] in rooms}
+    files.add("ortolan/freezing/rthooks.dat")
     files |= {f"ortolan/{path.relative_to(package)}" for path in package.rglob("*.py")}
     page = package / "server" / "page" / "files"
     files |= {f"ortolan/{path.relative_to(package)}" for path in page.rglob("*.*")}

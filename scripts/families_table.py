@@ -55,8 +55,6 @@ TYPES: dict[Via, tuple[str, ...]] = {
 CONTEXT = 96
 """Context length of bundles through transformers; some configs have none."""
 
-NOTE_LENGTH = 160
-
 
 def tiny_values(model_type: str, way: Via) -> dict[str, Any]:
     """The config of a tiny model; for a causal language model, the same for both ways."""
@@ -86,7 +84,7 @@ def measure(model_type: str, way: Via) -> Row:
             comparison = compare(model, folder / "bundle")
         except Exception as failure:  # any error is a reason why the type is not supported
             traceback.print_exc()
-            note = f"{type(failure).__name__}: {' '.join(str(failure).split())}"[:NOTE_LENGTH]
+            note = f"{type(failure).__name__}: {' '.join(str(failure).split())}"
         else:
             kind, tokens_equal = comparison.kind, comparison.tokens_equal
             note = _part(model) if way == "transformers" else ""

@@ -1,5 +1,6 @@
 """The layout of the repository: links, wheel, import directions, sizes, pins."""
 
+import ast
 import functools
 import os
 import shutil
@@ -17,6 +18,7 @@ from packaging.requirements import Requirement
 import check_sizes
 import check_wheel
 import ortolan
+from ortolan import distribution, freezing
 
 ROOT = Path(__file__).parents[1]
 ROOMS = ("modeling", "export", "runtime")
@@ -207,3 +209,22 @@ def test_version_is_the_same_everywhere() -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     assert project["version"] == ortolan.__version__
     assert f"## [{ortolan.__version__}]" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_a_frozen_program_has_no_links_to_miss(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert distribution.missing_rooms(tmp_path) == ["runtime"]
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    assert distribution.missing_rooms(tmp_path) == []
+    assert not distribution.is_runtime_only(tmp_path)  # modules are importable
+
+
+def test_pyinstaller_finds_the_hooks() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    points = project["project"]["entry-points"]["pyinstaller40"]
+    assert points == {"hook-dirs": "ortolan.freezing:hook_folders"}
+    (folder,) = map(Path, freezing.hook_folders())
+    assert (folder / "hook-ortolan.py").is_file()
+    (name,) = ast.literal_eval((folder / "rthooks.dat").read_text())["ortolan"]
+    assert (folder / "rthooks" / name).is_file()

@@ -11,8 +11,8 @@ from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable, content_of
 from ortolan.export.inputs.calibration import own_calibration, own_name
 from ortolan.export.options import Int4, Via
+from ortolan.export.parameters import count
 from ortolan.export.preview.cost import Cost, costs
-from ortolan.export.preview.parameters import count
 from ortolan.export.settings import resolve
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
@@ -123,7 +123,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
         missing=_missing(model, calibration),
         risks=risks(
             model,
-            resolve(model.kind, precision=Int4(method="rtn"), takes_one=model.takes_one),
+            resolve(model.kind, precision=Int4(effort="quick"), takes_one=model.takes_one),
         ),
         notes=(*model.notes, *context_notes(model)),
     )

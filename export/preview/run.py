@@ -17,9 +17,9 @@ from numpy.typing import NDArray
 from torch import nn
 
 from ortolan.export.exportable import Exportable
+from ortolan.export.parameters import is_matrix, weights_of
 from ortolan.export.passes.nodes import CONTRIB
 from ortolan.export.passes.quantize_weights import ACCURACY_LEVELS
-from ortolan.export.preview.parameters import is_matrix, weights_of
 from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.scheme import Scheme
 from ortolan.export.settings import Quantization

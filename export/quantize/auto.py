@@ -216,8 +216,7 @@ def _candidates(
         for name in choice.keys() - stored.keys():
             schemes.setdefault(name, []).append(choice[name])
     unique = {name: tuple(dict.fromkeys(choices)) for name, choices in schemes.items()}
-    fit = partial(fit_with_loss, sweeps=quantization.sweeps)
-    for weight in in_schemes(model, unique, inputs, fit, progress=progress):
+    for weight in in_schemes(model, unique, inputs, fit_with_loss, progress=progress):
         candidates.add(weight)
     return candidates
 

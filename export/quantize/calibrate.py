@@ -11,7 +11,6 @@ Shape letters: S tokens of a text, K columns of a weight.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from functools import partial
 from itertools import chain
 from operator import is_
 from types import MappingProxyType
@@ -55,20 +54,16 @@ def calibrated_weights(
     plan: Mapping[str, Scheme],
     inputs: Inputs,
     *,
-    sweeps: int = 1,
     importance: Importance = ALL_EQUAL,
     progress: Progress = silent,
 ) -> Iterator[QuantizedWeight]:
     """Every weight of a plan by GPTQ, except embeddings (`rtn`) and experts (`hqq`).
 
-    `sweeps` is that of `refine`.
-
     Yields:
         Each weight once; read its parts before the next weight.
     """
     schemes = {name: (scheme,) for name, scheme in plan.items()}
-    fit = partial(_fit, sweeps=sweeps)
-    return in_schemes(model, schemes, inputs, fit, importance=importance, progress=progress)
+    return in_schemes(model, schemes, inputs, _fit, importance=importance, progress=progress)
 
 
 Fit = Callable[[Tensor, gptq.Factor, Scheme], Part]
@@ -181,9 +176,9 @@ def _parts(
         return_free_memory()
 
 
-def _fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme, *, sweeps: int) -> Part:
+def _fit(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
     """Codes of rows by GPTQ, refined."""
-    codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor, sweeps=sweeps)
+    codes = refine(weight, gptq.round_columns(weight, factor, scheme), factor)
     return Part(rows=weight, codes=codes)
 
 

@@ -124,11 +124,11 @@ class Candidates:
             yield Part(rows=values.float(), codes=codes)
 
 
-def fit_with_loss(weight: Tensor, factor: gptq.Factor, scheme: Scheme, *, sweeps: int = 1) -> Part:
+def fit_with_loss(weight: Tensor, factor: gptq.Factor, scheme: Scheme) -> Part:
     """Codes of rows by GPTQ, with their loss; 8 bits leave nothing to refine."""
     codes = gptq.round_columns(weight, factor, scheme)
     if scheme.bits == 4:
-        codes = refine(weight, codes, factor, sweeps=sweeps)
+        codes = refine(weight, codes, factor)
     loss = gptq.output_loss(weight - dequantize(codes), factor)
     return Part(rows=weight, codes=codes, loss=loss)
 

@@ -28,13 +28,12 @@ def find_codes(
         yield from round_weights(model.weights, rest, quantization.method)
     elif rest:
         weighting = ALL_EQUAL
-        if is_affordable(model, sum(map(len, inputs.ids)), rest):
+        if quantization.is_guided and is_affordable(model, sum(map(len, inputs.ids)), rest):
             weighting = importance(model, inputs, progress)
         yield from calibrated_weights(
             model,
             rest,
             inputs,
-            sweeps=quantization.sweeps,
             importance=weighting,
             progress=progress,
         )

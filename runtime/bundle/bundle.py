@@ -25,7 +25,7 @@ Progress = Callable[[int], None]
 _ADVICE = "The bundle is incomplete or was changed: copy it again, or export it again."
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Bundle:
     """An opened bundle.
 
@@ -40,6 +40,17 @@ class Bundle:
     manifest: Manifest
     graphs: Mapping[str, GraphSummary]
     kept: Mapping[str, bytes] | None = None
+
+    def __repr__(self) -> str:
+        """`<Bundle build/pythonic: decoder, fp32, 22.1 MB, context 512>`."""
+        total = sum(file.size for file in self.manifest.files)
+        return f"<Bundle {self.described}, {self.manifest.kind}, {total / 1e6:.1f} MB>"
+
+    @property
+    def described(self) -> str:
+        """Folder, precision and context in a few words."""
+        manifest = self.manifest
+        return f"{self.path}: {manifest.precision}, context {manifest.context_length}"
 
     def keeping(self, *, weights: bool = False) -> "Bundle":
         """Return the same bundle with its files in memory, independent of the folder.

@@ -77,6 +77,7 @@ class Engine:
         lock: held while a GPU is tried.
         longest_call: result of `runner.longest_call` on a GPU.
         is_stranded: whether this process is a fork of the one that created the engine.
+        is_closed: whether `close` was called.
     """
 
     def __init__(
@@ -89,7 +90,7 @@ class Engine:
         adapters: "Adapters | None" = None,
         open_head: "Callable[[], Engine] | None" = None,
     ) -> None:
-        self.is_stranded = False
+        self.is_stranded = self.is_closed = False
         self.manifest = bundle.manifest
         self.adapters, self.adapter = adapters, 0
         works = partial(obstacle, precision=bundle.manifest.precision)
@@ -241,6 +242,7 @@ class Engine:
 
     def ort_session(self, new_tokens: int, *, rows_per_source: int = 1) -> Any:
         """Return the onnxruntime session for this number of new tokens per row."""
+        self.check_process()
         is_decode = new_tokens < self._prefill_from and rows_per_source == 1
         return self._decode if is_decode else self._prefill
 
@@ -377,13 +379,24 @@ class Engine:
         """Sessions whose destructors would wait for threads; see `fork_guard`."""
         return list(self._sessions.values())
 
+    def close(self) -> None:
+        """Free the sessions, once the last call that runs has ended."""
+        with self._lock:
+            self.is_closed = True
+            if self._head is not None:
+                self._head.close()
+            self._sessions, self._prefill, self._decode = {}, None, None
+
     def check_process(self) -> None:
-        """Check that this process created the engine.
+        """Check that this process created the engine, and did not close it.
 
         Raises:
             ForkedError: it is a fork of the process that did.
+            InputError: it is closed.
         """
         check_process(self)
+        if self.is_closed:
+            raise InputError("This model is closed. Load the bundle again.")
 
 
 def _one_source(inputs: Mapping[str, NDArray[Any]], index: int) -> dict[str, NDArray[Any]]:

@@ -23,8 +23,8 @@ def python_process(
     """
     path = os.pathsep.join(entry or os.getcwd() for entry in sys.path)
     with subprocess.Popen(
-        # -P: never import from the working directory
-        [sys.executable, "-P", *arguments],
+        # -P: never import from the working directory; a frozen program would not know the option
+        [sys.executable, *([] if hasattr(sys, "frozen") else ["-P"]), *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=stderr,

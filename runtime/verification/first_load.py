@@ -15,6 +15,7 @@ from typing import Literal
 import msgspec
 
 from ortolan.errors import OrtolanError
+from ortolan.freezing import CHILD, starts_no_child
 from ortolan.runtime import errors, limits
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.kinds import ON_DEMAND
@@ -29,7 +30,7 @@ from ortolan.runtime.verification.verified import is_verified
 
 __all__ = ["Answer", "Task", "Trial", "first_load", "try_load"]
 
-_CHILD = ("-m", "ortolan.runtime.verification.first_load_child")
+_CHILD = ("-m", CHILD)
 
 _ERRORS = {
     error.__name__: error
@@ -126,7 +127,7 @@ def first_load(bundle: Bundle, *, device: str = "auto", packed: Packed | None = 
     """
     if is_verified(bundle, onnxruntime=onnxruntime_version()):
         return False
-    if getattr(sys, "frozen", False) or not sys.executable:
+    if starts_no_child() or not sys.executable:
         raise FirstLoadError(
             "A first load needs a Python interpreter to start, and this program has none. Pass "
             "isolate=False, or run `ortolan verify` on the bundle first."

@@ -1,6 +1,8 @@
 """The distribution that is installed: `ortolan`, or `ortolan-runtime`, which only runs bundles."""
 
 import os
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 __all__ = ["LEFT_OUT", "is_runtime_only", "missing_rooms", "pip_install"]
@@ -16,11 +18,15 @@ def is_runtime_only(folder: Path = _FOLDER) -> bool:
 
     A checkout without symbolic links has files in their place, so it is not mistaken for one.
     """
+    if hasattr(sys, "frozen"):  # modules are in an archive
+        return not any(find_spec(f"ortolan.{name}") for name in LEFT_OUT)
     return not any(os.path.lexists(folder / name) for name in LEFT_OUT)
 
 
 def missing_rooms(folder: Path = _FOLDER) -> list[str]:
     """Return the folders that a package `ortolan` should contain but does not."""
+    if hasattr(sys, "frozen"):  # whoever froze it chose the modules
+        return []
     needed = ("runtime",) if is_runtime_only(folder) else (*LEFT_OUT, "runtime")
     return [name for name in needed if not (folder / name).is_dir()]
 

@@ -5,10 +5,12 @@ import re
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
 from ortolan.cli.progress import Reporter, State, bar, draw, erase, event, line, progress
+from ortolan.export.progress import ESTIMATE
 
 AT_WORK = State(
     command="export",
@@ -50,6 +52,25 @@ def test_a_line_says_what_is_in_work_and_how_long_it_takes() -> None:
     assert line(UNKNOWN) == "verify: load, 3 min so far"
 
 
+@pytest.mark.parametrize(
+    ("elapsed_s", "said"), [(30.0, "30 s of about 4 min"), (300.0, "5 min so far")]
+)
+def test_a_line_says_how_long_the_command_will_take_until_it_took_longer(
+    elapsed_s: float, said: str
+) -> None:
+    state = replace(UNKNOWN, elapsed_s=elapsed_s, expected_s=240.0)
+    assert line(state) == f"verify: load, {said}"
+    assert bar(state) == f"load         {said.removesuffix(' so far')}"
+
+
+def test_the_estimate_of_an_export_is_that_of_the_whole_command(shown: list[State]) -> None:
+    with Reporter("export", shown.append, first=0, seconds=0.01) as steps:
+        steps(ESTIMATE, 0, 240)
+        steps("trace", 1, 2)
+        wait_for(lambda: bool(shown) and shown[-1].step == "trace")
+    assert shown[-1].expected_s == pytest.approx(240, abs=30)
+
+
 def test_an_event_is_an_object_of_json() -> None:
     assert json.loads(event(AT_WORK)) == {
         "event": "progress",
@@ -59,6 +80,7 @@ def test_an_event_is_an_object_of_json() -> None:
         "fraction": 0.25,
         "remaining_s": 90.0,
         "elapsed_s": 30.0,
+        "expected_s": None,
         "memory_bytes": 1_200_000_000,
     }
     assert json.loads(event(UNKNOWN))["what"] is None

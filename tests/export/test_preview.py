@@ -12,11 +12,12 @@ from tests.export import tiny_models, tiny_tiles
 from tests.export.conftest import Exported
 
 import ortolan
+from ortolan.export.advice import advise
+from ortolan.export.duration import REFERENCE_FLOPS, core_flops
 from ortolan.export.errors import OptionError
 from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
 from ortolan.export.options import Precision
 from ortolan.export.preview import run as run_preview
-from ortolan.export.preview.cost import REFERENCE_FLOPS
 from ortolan.export.preview.preview import Preview, preview
 from ortolan.export.preview.run import (
     CHANNEL_SECONDS,
@@ -26,8 +27,9 @@ from ortolan.export.preview.run import (
     Pace,
     measure_pace,
 )
+from ortolan.export.progress import ESTIMATE
 from ortolan.export.scheme import Scheme
-from ortolan.export.settings import EFFORTS
+from ortolan.export.settings import EFFORTS, resolve
 from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, WeightError
 
@@ -119,11 +121,13 @@ def test_time_counts_the_text_that_is_written_and_the_gradients_that_guide(
         return preview(folder).precisions[name].seconds
 
     monkeypatch.setattr("ortolan.export.preview.cost.core_flops", lambda: REFERENCE_FLOPS)
-    monkeypatch.setattr("ortolan.export.preview.cost.physical_cores", lambda: 1)
+    monkeypatch.setattr("ortolan.export.duration.physical_cores", lambda: 1)
+    guided = EFFORTS[4]["normal"]._replace(is_guided=True)
+    monkeypatch.setitem(EFFORTS, 4, {**EFFORTS[4], "normal": guided})
     tokens = EFFORTS[4]["normal"].sequences * SEQUENCE_LENGTH
     second = 1e9 / preview(folder).parameters / tokens
-    monkeypatch.setattr("ortolan.export.preview.cost.WRITE_NS", 10 * second)
-    monkeypatch.setattr("ortolan.export.preview.cost.GUIDE_NS", 100 * second)
+    monkeypatch.setattr("ortolan.export.duration.WRITE_NS", 10 * second)
+    monkeypatch.setattr("ortolan.export.duration.GUIDE_NS", 100 * second)
     quick, whole = seconds("int8"), seconds("int4")
     (folder / "calibration.txt").write_text("a text")
     given = seconds("int4")
@@ -141,8 +145,6 @@ def test_a_slower_core_takes_longer(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_speed_of_a_core_is_that_of_products() -> None:
-    from ortolan.export.preview.cost import core_flops
-
     assert 1e8 < core_flops() < 1e13
 
 
@@ -150,9 +152,10 @@ def test_probable_refusals_are_known_before_any_work(
     checkpoint: Path, about: Preview, tmp_path: Path
 ) -> None:
     assert "4 bits by rtn are usually poor" in about.risks[0]
+    assert "Leave out --effort quick to calibrate" in about.risks[0]
     told: list[str] = []
     refused = ortolan.ExportOptions(max_kl=0.0)
-    for precision in ("int4", ortolan.Int4(method="rtn", group_size=128)):
+    for precision in ("int4", ortolan.Int4(method="rtn", effort="quick", group_size=128)):
         with pytest.raises(ortolan.OrtolanError):
             ortolan.export(
                 checkpoint,
@@ -166,6 +169,34 @@ def test_probable_refusals_are_known_before_any_work(
         "4 bits by rtn",
         "4 bits in groups of 128",
     ]
+    assert "Leave out --method rtn and --effort quick to calibrate" in told[0]
+    assert "keep a poor bundle with --allow-poor" in told[0]
+
+
+@pytest.mark.parametrize(
+    ("precision", "first"),
+    [
+        (ortolan.Int4(effort="quick"), "leaving out --effort quick to calibrate"),
+        (ortolan.Int4(method="hqq", effort="best"), "leaving out --method hqq to calibrate"),
+        (ortolan.Int4(), "--effort best"),
+        (ortolan.Int4(effort="best"), "--head-bits 8"),
+        (ortolan.Int8(), "--method gptq"),
+    ],
+)
+def test_first_advice_is_more_effort(precision: Precision, first: str, checkpoint: Path) -> None:
+    model = open_exportable(checkpoint, tokenizer=None, max_context=None)
+    assert advise(model, resolve(model.kind, precision=precision))[0] == first
+
+
+def test_an_export_says_first_how_long_it_will_take(checkpoint: Path, tmp_path: Path) -> None:
+    steps: list[tuple[str, int]] = []
+    ortolan.export(
+        checkpoint,
+        tmp_path / "out",
+        progress=lambda step, _, total, __="": steps.append((step, total)),
+    )
+    assert steps[0][0] == ESTIMATE
+    assert 0 < steps[0][1] < 3600
 
 
 def test_unknown_keys_are_listed_and_not_an_error(folder: Path) -> None:

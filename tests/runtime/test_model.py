@@ -39,6 +39,17 @@ def test_a_loaded_model_describes_itself(tiny: TinyDecoder, model: Decoder) -> N
     assert model.bundle.path == tiny.path
     assert model.manifest is model.bundle.manifest
     assert isinstance(model.tokenizer, Tokenizer)
+    described = f"{tiny.path}: fp32, context {CONTEXT}"
+    assert repr(model) == f"<Decoder of {described}, on cpu>"
+    assert repr(model.bundle).startswith(f"<Bundle {described}, decoder, ")
+
+
+def test_a_model_is_closed_after_with(tiny: TinyDecoder) -> None:
+    with load(tiny.path, trust=True) as model:
+        model.generate([BOS], max_new_tokens=1)
+    for call in (model.logits, model.generate, model.stream, lambda _: model.session()):
+        with pytest.raises(InputError, match=r"^This model is closed\. Load the bundle again\.$"):
+            call([BOS])
 
 
 # --- logits -----------------------------------------------------------------------------------

@@ -114,6 +114,13 @@ at("form").onsubmit = (event) => {
   });
 };
 
+// Enter sends, Shift+Enter starts a new line; an input method's Enter chooses a word.
+at("prompt").onkeydown = (event) => {
+  if (event.key !== "Enter" || event.shiftKey || event.isComposing) return;
+  event.preventDefault();
+  if (!at("send").disabled) at("form").requestSubmit();
+};
+
 at("stop").onclick = () => worker.postMessage({ kind: "stop" });
 at("files").onchange = (event) => load({ files: [...event.target.files] });
 at("verify").onclick = () => {

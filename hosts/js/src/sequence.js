@@ -6,7 +6,7 @@
  * (it does where no kernel of attention fits); on WebGPU it stays on the GPU.
  */
 
-import { check, failure } from "./checks.js";
+import { check, failure, forBrowsers } from "./checks.js";
 import { DeviceError, InputError, NumericError } from "./errors.js";
 import { checkHeap, withHeap } from "./heap.js";
 
@@ -48,7 +48,8 @@ export async function openModel(ort, device, manifest, contents, folder) {
     }
     model.session = await withHeap(() => ort.InferenceSession.create(graph, options));
   } catch (cause) {
-    throw failure(cause, DeviceError, `${file} cannot be opened on ${device}`);
+    const advice = forBrowsers(manifest, device);
+    throw failure(cause, DeviceError, `${file} cannot be opened on ${device}`, advice);
   } finally {
     manifest.weights.forEach((name) => contents.delete(name));
   }
@@ -94,7 +95,7 @@ export class Sequence {
 
   /** Append tokens; returns the logits of the last one. `onRow` gets those of every token. */
   async append(ids, { onRow, signal } = {}) {
-    const { chunk, device } = this.#model;
+    const { chunk, device, manifest } = this.#model;
     let logits;
     for (let start = 0; start < ids.length; start += chunk) {
       signal?.throwIfAborted();
@@ -104,7 +105,8 @@ export class Sequence {
       try {
         rows = await this.#call(part, onRow ? 0 : part.length - 1);
       } catch (cause) {
-        throw failure(cause, DeviceError, `${device} failed after ${before} tokens`);
+        const advice = forBrowsers(manifest, device);
+        throw failure(cause, DeviceError, `${device} failed after ${before} tokens`, advice);
       }
       rows.forEach((row, index) => onRow?.(row, before + index));
       logits = rows.at(-1);

@@ -327,6 +327,14 @@ test("damaged weights fail verification", async () => {
   assert.equal((await model.verify()).verdict, "FAIL");
 });
 
+test("a bundle for the CPU says how to export one for browsers", async () => {
+  const files = ortolan.folderFiles(cases.bundles[0].bundle);
+  const create = () => Promise.reject(new Error("no kernel"));
+  const ort = { ...web, InferenceSession: { create } };
+  const message = /no kernel.*exported for cpu.*--device web/;
+  await assert.rejects(ortolan.load(files, { ort }), { name: "DeviceError", message });
+});
+
 test("unknown devices are errors", async () => {
   const files = ortolan.folderFiles(cases.bundles[0].bundle);
   for (const device of ["tpu", "webgpu"]) {

@@ -92,7 +92,7 @@ def _choice(literal: Any) -> click.Choice[str]:
     "--effort",
     type=_choice(choices.Effort),
     help="Time to spend on low-bit weights: quick rounds each weight alone, normal calibrates "
-    "int4, best calibrates on more data. Default: normal.",
+    "int4, best calibrates on more data, guided by gradients. Default: normal.",
 )
 @click.option("--adapter", type=_path, help="Folder of a PEFT LoRA adapter to merge.")
 @click.option("--force", is_flag=True, help="Replace an existing bundle at OUT.")

@@ -22,6 +22,9 @@ DRAW_S = 0.5
 
 BAR_COLUMNS = 24
 
+ESTIMATE = "estimate"
+"""Step whose total is the expected seconds of the whole command; see `ortolan.export.progress`."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -34,6 +37,7 @@ class State:
         fraction: done of the step, 0 to 1; `None` if its length is unknown.
         remaining_s: estimate for the rest of the step, or `None`.
         elapsed_s: since the command began.
+        expected_s: estimate for the whole command when it began, or `None`.
         memory: resident bytes of this process, or `None`.
     """
 
@@ -44,6 +48,7 @@ class State:
     remaining_s: float | None
     elapsed_s: float
     memory: int | None
+    expected_s: float | None = None
 
 
 def progress(command: str, *, as_json: bool = False) -> "Reporter":
@@ -101,6 +106,7 @@ class Reporter:
         self._first, self._seconds = first, seconds
         self._lock = threading.Lock()
         self._step, self._what, self._done, self._total = "starting", "", 0, 0
+        self._expected_s: float | None = None
         self._began = time.monotonic()
         # Steps may take turns: a weight is calibrated, then written.
         self._begins: dict[str, float] = {}
@@ -111,6 +117,8 @@ class Reporter:
     def __call__(self, step: str, done: int, total: int, what: str = "") -> None:
         """Record that `done` of `total` units of a step are done, and `what` is in work."""
         with self._lock:
+            if step == ESTIMATE:
+                self._expected_s = time.monotonic() - self._began + total
             self._begins.setdefault(step, time.monotonic())
             self._step, self._what, self._done, self._total = step, what, done, total
 
@@ -149,6 +157,7 @@ class Reporter:
             remaining_s=(now - began) * (total - done) / done if is_known else None,
             elapsed_s=now - self._began,
             memory=used_memory(),
+            expected_s=self._expected_s,
         )
 
     def _run(self) -> None:
@@ -159,15 +168,26 @@ class Reporter:
 
 
 def line(state: State) -> str:
-    """`export: calibrate, 25%, about 90 s left of this step, 30 s so far, 1.2 GB, blocks.0.up`."""
+    """Describe the state in one line.
+
+    export: calibrate, 25%, about 90 s left of this step, 30 s of about 3 min, 1.2 GB, blocks.0.up
+    """
     parts = [f"{state.command}: {state.step}"]
     if state.fraction is not None and state.remaining_s is not None:
         left = duration(state.remaining_s)
         parts.append(f"{state.fraction:.0%}, about {left} left of this step")
-    parts.append(f"{duration(state.elapsed_s)} so far")
+    parts.append(_elapsed(state, so_far=" so far"))
     parts += [size(state.memory)] if state.memory else []
     parts += [state.what] if state.what else []
     return ", ".join(parts)
+
+
+def _elapsed(state: State, so_far: str = "") -> str:
+    """`30 s of about 3 min`, until the estimate has passed."""
+    elapsed = duration(state.elapsed_s)
+    if state.expected_s is None or state.elapsed_s > state.expected_s:
+        return elapsed + so_far
+    return f"{elapsed} of about {duration(state.expected_s)}"
 
 
 def event(state: State) -> str:
@@ -181,6 +201,7 @@ def event(state: State) -> str:
             "fraction": None if state.fraction is None else round(state.fraction, 4),
             "remaining_s": None if state.remaining_s is None else round(state.remaining_s, 1),
             "elapsed_s": round(state.elapsed_s, 1),
+            "expected_s": None if state.expected_s is None else round(state.expected_s, 1),
             "memory_bytes": state.memory,
         }
     )
@@ -192,7 +213,7 @@ def bar(state: State) -> str:
     if state.fraction is not None:
         full = int(state.fraction * BAR_COLUMNS)
         parts.append(f"{'#' * full}{'-' * (BAR_COLUMNS - full)} {state.fraction:4.0%}")
-    figures = [duration(state.elapsed_s)]
+    figures = [_elapsed(state)]
     figures += [] if state.remaining_s is None else [f"{duration(state.remaining_s)} left"]
     figures += [size(state.memory)] if state.memory else []
     return "  ".join([*parts, ", ".join(figures), *([state.what] if state.what else [])])

@@ -12,6 +12,7 @@ from onnx import TensorProto, helper
 from tests.runtime import packed_bundles, tiny_decoder, tiny_encoder
 from tests.runtime.damaged_bundles import edit_json, put, reseal
 
+from ortolan import freezing
 from ortolan.cli.inspect import command
 from ortolan.runtime import (
     BundleFileError,
@@ -212,6 +213,20 @@ def test_a_frozen_program_is_told_what_to_do(
     monkeypatch.setattr(sys, "frozen", True, raising=False)
     with pytest.raises(FirstLoadError, match="isolate=False, or run `ortolan verify`"):
         first_load(bundle)
+
+
+def test_a_frozen_program_with_the_hook_starts_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "frozen", True, raising=False)
+    monkeypatch.setattr(freezing, "_watchers", [])
+    monkeypatch.setattr(sys, "argv", ["program", "-m", "another.module"])
+    freezing.become_child_if_asked()  # returns: the program goes on
+    assert not freezing.starts_no_child()
+    started: list[str] = []
+    monkeypatch.setattr("runpy.run_module", lambda name, **_: started.append(name))
+    monkeypatch.setattr(sys, "argv", ["program", "-m", freezing.CHILD, "{}"])
+    with pytest.raises(SystemExit):
+        freezing.become_child_if_asked()
+    assert (started, sys.argv) == ([freezing.CHILD], ["program", "{}"])
 
 
 # --- trials -------------------------------------------------------------------------------------

@@ -1,0 +1,86 @@
+"""How long an export will take on this machine, as busy as it is now."""
+
+import time
+from collections.abc import Mapping
+
+import torch
+
+from ortolan.export.exportable import Exportable
+from ortolan.export.inputs.calibration import SEQUENCE_LENGTH
+from ortolan.export.options import Method
+from ortolan.export.parameters import count, is_matrix, weights_of
+from ortolan.export.quantize.guide import is_affordable
+from ortolan.export.settings import Quantization
+from ortolan.runtime.engine.threads import physical_cores
+
+START_S = 14.0
+"""Seconds of an export without its weights: start, traces, first use of each kernel."""
+
+WEIGHT_NS: Mapping[Method | None, float] = {None: 155.0, "rtn": 65.0, "hqq": 100.0, "gptq": 300.0}
+"""Nanoseconds per weight on one core, with reference and verification; see `seconds_of`."""
+
+CALIBRATE_NS, GUIDE_NS, WRITE_NS = 0.04, 0.12, 0.04
+"""Nanoseconds per weight and token for what `gptq` needs: the inputs of every product, the
+gradients that guide it, and a draft that writes the calibration text."""
+
+MOST_CORES = 4
+"""Cores that an export can use; more do not help."""
+
+REFERENCE_FLOPS = 95e9
+"""Float32 operations per second of the core of these measurements, by `core_flops`."""
+
+SAMPLE_S = 0.3
+"""Seconds that a core is measured for, long enough to take turns with other programs."""
+
+
+def seconds_of(
+    model: Exportable, quantization: Quantization | None, *, writes: bool, flops: float
+) -> float:
+    """Estimate the seconds of an export.
+
+    From measurements of models of up to 8B parameters on two cores, scaled by the number and speed
+    of the cores. Includes synthetic calibration text and the gradients that guide `gptq`. A model
+    that generates slowly, or a slow disk, takes longer.
+
+    Args:
+        model: to export.
+        quantization: of its weights; None for floats.
+        writes: whether the model writes its calibration text.
+        flops: `core_flops`.
+    """
+    weight_ns = _weight_ns(model, quantization, writes) * count(model.module)
+    part_ns = WEIGHT_NS[None if quantization is None else "rtn"]
+    weight_ns += sum(part_ns * count(part.module) for part in model.parts.values())
+    whole = START_S + 1e-9 * weight_ns / min(physical_cores(), MOST_CORES)
+    return round(REFERENCE_FLOPS / flops * whole, 1)
+
+
+def core_flops() -> float:
+    """Float32 operations per second of a core, in `SAMPLE_S` seconds.
+
+    All threads of PyTorch compute and the clock of the wall counts, so that other programs on a
+    busy machine slow the sample down as they will the export.
+    """
+    size = 512
+    matrix = torch.ones(size, size)
+    torch.mm(matrix, matrix)
+    began, products, passed = time.perf_counter(), 0, 0.0
+    while passed < SAMPLE_S:
+        torch.mm(matrix, matrix)
+        products += 1
+        passed = time.perf_counter() - began
+    return 2 * size**3 * products / passed / torch.get_num_threads()
+
+
+def _weight_ns(model: Exportable, quantization: Quantization | None, writes: bool) -> float:
+    """Nanoseconds per weight on one core, with everything that grows with the weights."""
+    if quantization is None or quantization.method != "gptq":
+        return WEIGHT_NS[None if quantization is None else quantization.method]
+    tokens = quantization.calibration_sequences * min(SEQUENCE_LENGTH, model.context_length)
+    products = [
+        n for n, owner, weight in weights_of(model.module) if is_matrix(model, owner, weight)
+    ]
+    guides = quantization.is_guided and is_affordable(model, tokens, products)
+    writes = writes and model.sides.has_decoder
+    of_token = CALIBRATE_NS + GUIDE_NS * guides + WRITE_NS * writes
+    return WEIGHT_NS[quantization.method] + of_token * tokens
