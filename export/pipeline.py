@@ -122,11 +122,11 @@ def export(
     data = _calibration(model, plan, calibration)
     inputs = _calibration_inputs(model, plan, data)
     report = progress or silent
-    if progress is not None and plan.auto is None:
-        writes = plan.calibrates and data is None
-        expected_s = seconds_of(model, plan.quantization, writes=writes, flops=core_flops())
-        report(ESTIMATE, 0, round(expected_s))
     with staged_bundle(Path(out).absolute(), force=force) as folder:
+        if progress is not None and plan.auto is None:
+            writes = plan.calibrates and data is None
+            expected_s = seconds_of(model, plan.quantization, writes=writes, flops=core_flops())
+            report(ESTIMATE, 0, round(expected_s))
         model = _with_parts(folder, model, plan, precision, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)

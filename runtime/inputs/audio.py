@@ -287,7 +287,8 @@ def _scaled_blocks(sound_NC: NDArray[Any], scale: float) -> Iterator[NDArray[np.
     for start in range(0, len(sound_NC), BLOCK):
         # a huge double becomes infinite, which is rejected with a better message
         with np.errstate(over="ignore"):
-            yield mono((sound_NC[start : start + BLOCK] * scale).astype(np.float32))
+            block_NC = (sound_NC[start : start + BLOCK] * scale).astype(np.float32)
+        yield mono(block_NC)
 
 
 def _checked_rate(rate: object) -> int:

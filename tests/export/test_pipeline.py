@@ -158,8 +158,8 @@ def test_progress_names_every_step_in_order(checkpoint: Path, tmp_path: Path) ->
         progress=lambda step, done, total, what="": told.append((step, done, total)),
     )
     steps = list(dict.fromkeys(step for step, _, _ in told))
-    assert steps == ["trace", "reference", "weights", "verify"]
-    for step in steps:
+    assert steps == ["estimate", "trace", "reference", "weights", "verify"]
+    for step in steps[1:]:
         done = [(done, total) for name, done, total in told if name == step]
         assert done == sorted(done)
         assert done[-1][0] == done[-1][1]
