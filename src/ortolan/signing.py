@@ -65,11 +65,9 @@ def sign(path: Path, key: Path, *, password: str | None = None) -> Path:
     others = {signature, *(file for signed in bundles for file in signed.path.iterdir())} - kept
     hashed = hashing.Config().set_ignored_paths(paths=others, ignore_git_paths=False)
     try:
-        with tempfile.TemporaryDirectory() as folder:
-            aside = Path(folder, SIGNATURE)
-            _sign(bundle.path, aside, hashed, key, password)
-            with files.replaced(signature) as file:
-                file.write(aside.read_bytes())
+        content = files.completed(_sign, bundle.path, hashed, key, password)
+        with files.replaced(signature) as file:
+            file.write(content)
     except OSError as error:
         raise SignatureError(
             f"{signature} cannot be written: {error.strerror}. Check the disk and the permissions "
@@ -108,14 +106,18 @@ def check(path: Path, key: Path) -> None:
         raise SignatureError(f"{path}: {name} is not signed. Get the bundle again.")
 
 
-def _sign(
-    folder: Path, signature: Path, hashed: hashing.Config, key: Path, password: str | None
-) -> None:
+def _sign(folder: Path, hashed: hashing.Config, key: Path, password: str | None) -> bytes:
+    """The signature of a folder."""
     # the library declares a text and needs bytes
     secret = None if password is None else password.encode()
     try:
         signer = signing.Config().use_elliptic_key_signer(private_key=key, password=secret)
-        signer.set_hashing_config(hashed).sign(folder, signature)
+        with tempfile.TemporaryDirectory() as aside:
+            signature = Path(aside, SIGNATURE)
+            signer.set_hashing_config(hashed).sign(folder, signature)
+            return signature.read_bytes()
+    except InterruptedError:
+        raise
     except Exception as error:  # the library does not check the type of a key
         raise SignatureError(
             f"{key} cannot sign: {_line(error)}. Pass a private key of an elliptic curve in PEM."
