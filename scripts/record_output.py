@@ -38,7 +38,7 @@ PROGRAMS = {
 }
 """Commands of documents, and what runs them."""
 
-_PROGRESS = re.compile(r"\w+: .* so far(, .*)?")
+_PROGRESS = re.compile(r"\w+: .* (so far|of about \d.*)(, .*)?")
 """Lines on stderr of a command that takes long."""
 
 Execute = Callable[[list[str], Path], str]
