@@ -108,6 +108,8 @@ VALID: dict[str, tuple[Group, tuple[Group, ...]]] = {
 }
 """By path: required fields, and optional groups."""
 
+VALID |= dict.fromkeys(("/rerank", "/v2/rerank"), VALID["/v1/rerank"])
+
 
 def valid_body(path: str, random: Random) -> dict[str, Any]:
     """A body that the server accepts."""
