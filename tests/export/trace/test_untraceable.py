@@ -40,6 +40,7 @@ def with_heads(heads: int) -> EncoderDecoderConfig:
     return kinds.seq2seq_config(RelativeBiasPositions(buckets=8, max_distance=16), block, depth=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("heads", [1, 3])
 def test_a_model_with_an_odd_number_of_heads_is_traced(heads: int) -> None:
     graph = trace_graph(
