@@ -1,4 +1,4 @@
-"""What the files next to tokenizer.json say about tokens and chat templates.
+"""Tokens and chat templates in the files next to tokenizer.json.
 
 Precedence, order and defaults are those of transformers 5, which reads tokenizer_config.json, and
 the older special_tokens_map.json and added_tokens.json. The result fills two files of a bundle:

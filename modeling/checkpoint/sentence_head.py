@@ -156,7 +156,7 @@ def max_tokens(folder: Path) -> int | None:
 
 
 def cross_encoder_values(folder: Path) -> dict[str, object]:
-    """What sentence-transformers keeps next to the config of a cross-encoder, as keys of a config.
+    """Settings of a cross-encoder from the files of sentence-transformers, as keys of a config.
 
     Raises:
         CheckpointError: a file cannot be read.

@@ -198,7 +198,7 @@ def _read_file(path: Path) -> bytes:
 # --- lengths that headers state -----------------------------------------------------------------
 
 Length = tuple[io.BytesIO | None, int | None]
-"""What to decode if not the file as it is, and the samples that its header states."""
+"""The bytes to decode if they differ from the file, and the samples that its header states."""
 
 
 def _flac(data: bytes, name: str) -> Length:

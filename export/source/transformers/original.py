@@ -124,7 +124,7 @@ class _Original:
         self._images = images
 
     def __call__(self, source: Tensor | None, ids: Tensor | None, expected: Tensor) -> Tensor:
-        """What the live model computes for an input.
+        """Return the output of the live model for an input.
 
         Raises:
             ConfigError: it is not what its config and weights say, which is `expected`.

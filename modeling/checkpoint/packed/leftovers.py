@@ -32,7 +32,7 @@ ADVICE = {
         "torch.nn.utils.parametrize.remove_parametrizations, and save it again."
     ),
 }
-"""What to do about unexpected tensors, by a pattern of their names."""
+"""Advice about unexpected tensors, by a pattern of their names."""
 
 
 def is_idle(name: str) -> bool:
@@ -41,5 +41,5 @@ def is_idle(name: str) -> bool:
 
 
 def advice(problem: str) -> str | None:
-    """What to do about an unexpected tensor; None if no pattern matches its name."""
+    """Return advice about an unexpected tensor; None if no pattern matches its name."""
     return next((text for pattern, text in ADVICE.items() if re.search(pattern, problem)), None)

@@ -1,4 +1,4 @@
-"""What frozen applications need. PyInstaller finds the hooks in this folder by an entry point."""
+"""Hooks for frozen applications. PyInstaller finds this folder by an entry point."""
 
 import runpy
 import sys

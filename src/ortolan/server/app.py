@@ -106,7 +106,7 @@ def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:
 
 
 def _near_path(request: Request) -> str:
-    """What to change if only the base URL is wrong, which clients extend with or without /v1."""
+    """Advice if only the base URL is wrong, which clients extend with or without /v1."""
     root = request.scope.get("root_path", "")
     path = request.scope["path"].removeprefix(root)
     for near, advice in (

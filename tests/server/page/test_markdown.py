@@ -23,7 +23,7 @@ PIECES = (
     *("2) ", "10. ", "# ", "## ", "---", "===", "|", "| a | b |\n|---|:-:|\n", "[x](mailto:y@z)"),
     *("\\*", "\t"),
 )
-"""What random texts consist of."""
+"""Pieces of random texts."""
 
 
 def random_texts(count: int) -> list[str]:
