@@ -211,6 +211,8 @@ def test_a_choice_applies_to_conversations_and_services(models: dict[str, Decode
         served = service.chat([USER], **drawn(2, tool_choice="required")).reply()
     assert [call.name for call in served.tool_calls] == [call.name for call in alone.tool_calls]
     assert served.tool_calls[0].id != alone.tool_calls[0].id
+    two = model.chat([USER], n=2, **drawn(2, tool_choice="required"))
+    assert len({reply.tool_calls[0].id for reply in two}) == 2
     stream = model.chat_stream([USER], **drawn(2, tool_choice="required"))
     pieces: list[Piece] = list(stream)
     assert [piece.tool_call for piece in pieces] == [*stream.reply.tool_calls]
