@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from sentence_transformers import CrossEncoder, SentenceTransformer
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
 
 import ortolan
@@ -78,6 +77,8 @@ def cross_encoder(
     """A reranker as sentence-transformers saves it."""
 
     def write(folder: Path) -> Any:
+        from sentence_transformers import CrossEncoder
+
         save(folder / "plain", architecture, library(), **values or {})
         CrossEncoder(str(folder / "plain"), **options).save_pretrained(str(folder / "saved"))
         return CrossEncoder(str(folder / "saved"))
@@ -209,6 +210,7 @@ EMBEDDERS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 def embedder(folder: Path, architecture: str, values: dict[str, Any], options: Any) -> Any:
+    from sentence_transformers import SentenceTransformer
     from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
 
     library = tokenizer(model_max_length=50)
