@@ -1,0 +1,17 @@
+"""Errors of the Hub."""
+
+from ortolan.errors import OrtolanError
+
+__all__ = ["HubError", "RepositoryError"]
+
+
+class HubError(OrtolanError):
+    """The Hub cannot be reached, refuses a request, or its library is not installed."""
+
+    code = "hub"
+
+
+class RepositoryError(HubError):
+    """A repository is missing, or has not the files that were expected."""
+
+    code = "repository"

@@ -1,0 +1,111 @@
+"""Fetches what a name stands for: a checkpoint, an adapter or a bundle."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+from ortolan.hub.client import Listing, Progress, download, list_files
+from ortolan.hub.errors import RepositoryError
+from ortolan.hub.name import Name
+from ortolan.hub.selection import (
+    MANIFEST,
+    adapter_files,
+    bundle_folders,
+    describing_files,
+    files_of_bundle,
+    gguf_files,
+    weight_files,
+)
+
+__all__ = ["fetch_adapter", "fetch_bundle", "fetch_checkpoint", "kind_of", "origin_of"]
+
+MAX_DESCRIBING_BYTES = 512 << 20
+"""Bytes of configs, tokenizers and templates together; far more than any checkpoint has."""
+
+_SNAPSHOT = re.compile(r"models--(?P<owner>[\w.-]+?)--(?P<name>[\w.-]+)", re.ASCII)
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+
+
+def kind_of(listing: Listing) -> Literal["bundle", "checkpoint"]:
+    """What a repository holds under the name that was asked for."""
+    folders = bundle_folders(listing.sizes)
+    part = listing.name.part
+    return "bundle" if folders and (part is None or part in folders) else "checkpoint"
+
+
+def fetch_checkpoint(
+    source: Name | Listing,
+    *,
+    check: Callable[[Path], None] | None = None,
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a checkpoint: its configs and tokenizer, then its weights; or one GGUF file.
+
+    Code is never fetched, and pickles only where there are no safetensors.
+
+    Args:
+        source: a name, or the listing of its repository.
+        check: called with the folder before the weights are fetched; raises to refuse them.
+        progress: called as bytes arrive.
+
+    Returns:
+        A folder in the cache, or the GGUF file.
+
+    Raises:
+        HubError: see `client`.
+        RepositoryError: the repository holds no such checkpoint.
+    """
+    listing = source if isinstance(source, Listing) else list_files(source)
+    names = listing.sizes.keys()
+    is_gguf = "config.json" not in names or listing.name.part is not None
+    if is_gguf and (chosen := gguf_files(names, listing.name)):
+        return download(listing, chosen, progress=progress) / chosen[0]
+    if listing.name.part is not None:
+        raise RepositoryError(f"{listing.name}: no GGUF file, and no folder with {MANIFEST}.")
+    describing = describing_files(names)
+    if "config.json" not in describing:
+        raise RepositoryError(f"{listing.name} is not a checkpoint: it has no config.json.")
+    if (size := sum(listing.sizes[file] for file in describing)) > MAX_DESCRIBING_BYTES:
+        raise RepositoryError(
+            f"{listing.name} has {size / 1e6:.0f} MB of configs, over "
+            f"{MAX_DESCRIBING_BYTES / 1e6:.0f}. Do not trust this repository."
+        )
+    folder = download(listing, describing, progress=progress)
+    if check is not None:
+        check(folder)
+    weights = weight_files(names, folder, listing.name)
+    return download(listing, [*describing, *weights], progress=progress)
+
+
+def fetch_adapter(name: Name, *, progress: Progress | None = None) -> Path:
+    """Fetch a PEFT adapter, and return its folder in the cache.
+
+    Raises:
+        HubError: see `client`.
+        RepositoryError: the repository holds no adapter.
+    """
+    listing = list_files(name)
+    return download(listing, adapter_files(listing.sizes, name), progress=progress)
+
+
+def fetch_bundle(source: Name | Listing, *, progress: Progress | None = None) -> Path:
+    """Fetch a bundle, and return its folder in the cache, whose files are links.
+
+    Raises:
+        HubError: see `client`.
+        RepositoryError: the repository holds no such bundle.
+    """
+    listing = source if isinstance(source, Listing) else list_files(source)
+    chosen = files_of_bundle(listing.sizes, listing.name)
+    manifest = min((file for file in chosen if file.endswith(MANIFEST)), key=len)
+    return (download(listing, chosen, progress=progress) / manifest).parent
+
+
+def origin_of(path: Path) -> str | None:
+    """`org/name@commit` of a folder or file in the cache of the Hub; `None` elsewhere."""
+    for folder in (path, *path.parents):
+        match = _SNAPSHOT.fullmatch(folder.parent.parent.name)
+        if match and folder.parent.name == "snapshots" and _COMMIT.fullmatch(folder.name):
+            return f"{match['owner']}/{match['name']}@{folder.name}"
+    return None

@@ -1,0 +1,194 @@
+"""Which files of a repository are needed: pure functions of their names."""
+
+import json
+import re
+from collections.abc import Collection
+from pathlib import Path, PurePosixPath
+
+from ortolan.hub.errors import RepositoryError
+from ortolan.hub.name import Name
+
+__all__ = [
+    "MANIFEST",
+    "adapter_files",
+    "bundle_folders",
+    "describing_files",
+    "files_of_bundle",
+    "gguf_files",
+    "weight_files",
+]
+
+MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
+
+_DESCRIBING = (".json", ".jinja", ".txt", ".tsv")
+"""Suffixes of configs, tokenizers, templates, processors and calibration texts."""
+
+_MODULE = re.compile(r"\d+_\w+/config\.json|additional_chat_templates/[\w.-]+\.jinja", re.ASCII)
+"""Files in folders that belong to a checkpoint: modules of sentence-transformers, templates."""
+
+_MODULE_WEIGHTS = re.compile(r"\d+_\w+/(?:model\.safetensors|pytorch_model\.bin)", re.ASCII)
+
+_WEIGHTS = ("model.safetensors", "pytorch_model.bin")
+_ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
+"""In the order in which they are read; a pickle is fetched only where there is nothing else."""
+
+_INDEX = ".index.json"
+
+_BUNDLE = (".json", ".jinja", ".onnx", ".bin", ".npz", ".sig")
+
+_SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def describing_files(names: Collection[str]) -> list[str]:
+    """Files that say what a checkpoint is: everything that is read but weights."""
+    return sorted(
+        name
+        for name in names
+        if ("/" not in name and name.endswith(_DESCRIBING)) or _MODULE.fullmatch(name)
+    )
+
+
+def weight_files(names: Collection[str], folder: Path, name: Name) -> list[str]:
+    """The weights of a checkpoint in Hugging Face format.
+
+    Args:
+        names: all files of the repository.
+        folder: has the files of `describing_files`, so also the index of shards.
+        name: of the repository.
+
+    Raises:
+        RepositoryError: there are none, or the index names files that are not there.
+    """
+    modules = {file for file in names if _MODULE_WEIGHTS.fullmatch(file)}
+    modules -= {file for file in modules if file.endswith(".bin") and _safe(file) in modules}
+    for single in _WEIGHTS:
+        if single in names:
+            return sorted({single, *modules})
+        if single + _INDEX in names:
+            shards = _shards(folder / (single + _INDEX))
+            if missing := sorted(shards - set(names)):
+                raise RepositoryError(
+                    f"{name}: {single}{_INDEX} names {missing[0]!r:.80}, which is not in the "
+                    "repository. Ask its owner."
+                )
+            return sorted(shards | modules)
+    raise RepositoryError(
+        f"{name} has neither {_WEIGHTS[0]} nor {_WEIGHTS[1]}, whole or in shards"
+        f"{_other_weights(names)}."
+    )
+
+
+def adapter_files(names: Collection[str], name: Name) -> list[str]:
+    """The files of a PEFT adapter.
+
+    Raises:
+        RepositoryError: it is none.
+    """
+    weights = next((file for file in _ADAPTER if file in names), None)
+    if weights is None or "adapter_config.json" not in names:
+        raise RepositoryError(
+            f"{name} is not a PEFT adapter: it needs adapter_config.json and {_ADAPTER[0]}."
+        )
+    return ["adapter_config.json", weights]
+
+
+def gguf_files(names: Collection[str], name: Name) -> list[str]:
+    """The GGUF file of a name, or none if the repository has no GGUF file.
+
+    Raises:
+        RepositoryError: several fit, or none; or it is split.
+    """
+    found = sorted(
+        file for file in names if file.endswith(".gguf") and "mmproj" not in file.lower()
+    )
+    if not found:
+        return []
+    fitting = [file for file in found if name.part is None or _has_type(file, name.part)]
+    if len(fitting) == 1 and not _SPLIT.search(_stem(fitting[0])):
+        return fitting
+    if fitting and all(_SPLIT.search(_stem(file)) for file in fitting):
+        raise RepositoryError(
+            f"{name} is split into {len(fitting)} GGUF files. Join them with llama-gguf-split, "
+            "and pass the file."
+        )
+    types = ", ".join(_stem(file).rsplit("/", 1)[-1] for file in found)
+    raise RepositoryError(
+        f"{name}: {len(fitting) or 'no'} GGUF files fit. Name one as {name.repository}:TYPE, such "
+        f"as Q4_K_M. There are {types:.400}."
+    )
+
+
+def bundle_folders(names: Collection[str]) -> list[str]:
+    """The folders of a repository that hold a bundle; "" is the repository itself."""
+    folders = [_parent(name) for name in names if PurePosixPath(name).name == MANIFEST]
+    found = {folder for folder in folders if _within(folder, CERTIFICATE) in names}
+    # a bundle in a bundle belongs to it
+    return sorted(folder for folder in found if not _inside_one_of(folder, found))
+
+
+def files_of_bundle(names: Collection[str], name: Name) -> list[str]:
+    """The files of the bundle that a name means.
+
+    Raises:
+        RepositoryError: the repository has no such bundle, or has several.
+    """
+    folders = bundle_folders(names)
+    chosen = [folder for folder in folders if name.part is None or folder == name.part]
+    if len(chosen) != 1:
+        named = ", ".join(f"{name.repository}:{folder}" for folder in folders if folder)
+        raise RepositoryError(
+            f"{name} is {'not a bundle' if not chosen else f'{len(chosen)} bundles'}. "
+            + (f"Name one of {named:.400}." if named else "It has no manifest.json.")
+        )
+    start = f"{chosen[0]}/" if chosen[0] else ""
+    others = [f"{folder}/" for folder in folders if folder and folder != chosen[0]]
+    return sorted(
+        file
+        for file in names
+        if file.startswith(start)
+        and file.endswith(_BUNDLE)
+        and not (chosen[0] == "" and file.startswith(tuple(others)))
+    )
+
+
+def _shards(index: Path) -> set[str]:
+    """Files that an index names."""
+    try:
+        entries = json.loads(index.read_bytes())["weight_map"]
+        return {str(file) for file in entries.values()}
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise RepositoryError(f"{index}: not an index of weights. Ask its owner.") from error
+
+
+def _other_weights(names: Collection[str]) -> str:
+    found = sorted(file for file in names if file.endswith((".safetensors", ".gguf", ".onnx")))
+    return f"; there are {', '.join(found):.200}" if found else ""
+
+
+def _safe(pickle: str) -> str:
+    return f"{_parent(pickle)}/{_WEIGHTS[0]}"
+
+
+def _has_type(file: str, part: str) -> bool:
+    """Whether a GGUF file has a type in its name, between other characters than letters."""
+    text = re.escape(part.lower())
+    return re.search(rf"(?<![a-z0-9]){text}(?![a-z0-9_])", _stem(file).lower()) is not None
+
+
+def _stem(file: str) -> str:
+    return file.removesuffix(".gguf")
+
+
+def _parent(name: str) -> str:
+    folder = str(PurePosixPath(name).parent)
+    return "" if folder == "." else folder
+
+
+def _within(folder: str, name: str) -> str:
+    return f"{folder}/{name}" if folder else name
+
+
+def _inside_one_of(folder: str, others: set[str]) -> bool:
+    """Whether a folder is inside a bundle."""
+    parents = {str(parent) for parent in PurePosixPath(folder).parents} - {"."}
+    return bool(folder) and not parents.isdisjoint(others)
