@@ -62,7 +62,8 @@ def library(name: object) -> ModuleType:
         HubError: it is not installed; the message is for a user who may have meant a path.
     """
     try:
-        import huggingface_hub
+        import huggingface_hub.constants
+        import huggingface_hub.errors
     except ModuleNotFoundError as error:
         raise HubError(
             f"{name}: no such file or folder. If it is a name on the Hugging Face Hub, run: "
