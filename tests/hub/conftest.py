@@ -1,0 +1,3 @@
+"""The local hub."""
+
+from tests.hub.library import hub as hub
