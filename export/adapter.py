@@ -20,6 +20,8 @@ from ortolan.export.proof.certificate import certify, passed, thresholds
 from ortolan.export.proof.probes import make_probes, text_of
 from ortolan.export.proof.replay import replay
 from ortolan.export.source import open_exportable
+from ortolan.export.source.names import located, located_adapter
+from ortolan.hub.name import parsed
 from ortolan.modeling.checkpoint.adapter import Adapted, LowRank
 from ortolan.modeling.checkpoint.adapter_config import read_adapter_config
 from ortolan.modeling.checkpoint.checkpoint import Source, open_checkpoint
@@ -67,10 +69,10 @@ def export_adapter(
     """Convert a PEFT adapter for a bundle, and prove that both compute what PyTorch computes.
 
     Args:
-        source: folder of the adapter.
+        source: folder of the adapter, or its name on the Hugging Face Hub.
         out: folder to write.
         bundle: exported from the checkpoint that the adapter was trained on, for the CPU.
-        checkpoint: that checkpoint; by default the one that the adapter names, if it is a folder.
+        checkpoint: that checkpoint; by default the one that the adapter names.
         force: replace an adapter at `out`.
         progress: called as each step advances.
 
@@ -83,9 +85,12 @@ def export_adapter(
         OutputError: the target is taken or not writable.
         ParityError: the bundle with the adapter disagrees with PyTorch.
     """
-    folder, base, target = Path(source), open_bundle(bundle), Path(out).absolute()
+    folder = located_adapter(source, progress=progress)
+    base, target = open_bundle(bundle), Path(out).absolute()
     if base.manifest.kind != "decoder":
         raise wrong_kind(base.manifest, what="adapter", expected="a decoder")
+    checkpoint = _base(folder) if checkpoint is None else checkpoint
+    checkpoint = located(checkpoint, progress=progress)
     model, adapter, updates = _open(folder, base, checkpoint)
     updated, blob = write_factors(_factors(updates, base, folder))
     with staged_adapter(target, force=force) as place:
@@ -111,19 +116,22 @@ def export_adapter(
     return open_adapter(target)
 
 
+def _base(folder: Path) -> str:
+    """The checkpoint that an adapter was trained on: a folder, or a name on the Hub."""
+    named = read_adapter_config(folder).get("base_model_name_or_path")
+    if not isinstance(named, str) or not (Path(named).is_dir() or parsed(named)):
+        raise OptionError(
+            f"{folder}: the adapter was trained on {named!r:.200}, which is not a folder here. "
+            "Pass that checkpoint: --checkpoint."
+        )
+    return named
+
+
 def _open(
-    folder: Path, base: Bundle, checkpoint: Source | None
+    folder: Path, base: Bundle, checkpoint: Source
 ) -> tuple[Exportable, Adapted, dict[str, LowRank]]:
     """The adapted model, the adapter, and its updates of the model's weights."""
-    values = read_adapter_config(folder)
-    if checkpoint is None:
-        named = values.get("base_model_name_or_path")
-        if not isinstance(named, str) or not Path(named).is_dir():
-            raise OptionError(
-                f"{folder}: the adapter was trained on {named!r:.200}, which is not a folder here. "
-                "Pass the folder of that checkpoint: --checkpoint."
-            )
-        checkpoint = named
+    read_adapter_config(folder)  # report its problems first
     expected = base.manifest.provenance.source_sha256
     got = open_checkpoint(checkpoint).sha256()
     if got != expected:

@@ -112,6 +112,7 @@ class Exportable:
         comparison: how an encoder of images compares them with texts; None if it does not.
         texts: the encoder of the texts, which becomes a bundle in the bundle.
         notes: warnings before the export.
+        repository: `org/name@commit` of a checkpoint in the cache of the Hugging Face Hub.
     """
 
     kind: str
@@ -152,6 +153,7 @@ class Exportable:
     comparison: Comparison | None = None
     texts: "Exportable | None" = None
     notes: tuple[str, ...] = ()
+    repository: str | None = None
 
     @property
     def parts(self) -> Mapping[str, "Exportable"]:

@@ -79,6 +79,7 @@ def describe(
             ignored_keys=model.keys.ignored,
             left_out=model.left_out,
             calibrated_on=stored.calibrated_on,
+            repository=model.repository or msgspec.UNSET,
         ),
         prefill_precision="int8" if plan.has_int8_prefill else None,
         quantized=stored.quantized,

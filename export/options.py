@@ -126,7 +126,7 @@ class ExportOptions:
             effect, since its reference ignores them as well.
         via: open the checkpoint with one of our families or with transformers; None for a family
             where there is one.
-        adapter: a PEFT folder to merge into the checkpoint.
+        adapter: a PEFT adapter to merge into the checkpoint: its folder, or its name on the Hub.
         text_only: leave out the encoder of the images that a language model reads.
     """
 

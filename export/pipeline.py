@@ -48,11 +48,13 @@ from ortolan.export.quantize.schemes import assign_schemes
 from ortolan.export.quantize.stored import stored_schemes
 from ortolan.export.settings import CACHE_SEQUENCES, Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
+from ortolan.export.source.names import located, located_adapter
 from ortolan.export.source.reference import Reference, with_reference
 from ortolan.export.weights.blob import bind
 from ortolan.export.weights.int8_cache import MARGIN, with_int8_cache
 from ortolan.export.weights.store import Stored, store
 from ortolan.export.windows import with_windows
+from ortolan.hub.fetch import origin_of
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.kinds import BOTH_WAYS, DECODER, PREFILL
@@ -82,6 +84,7 @@ def export(
     max_context: int | None = None,
     options: ExportOptions = DEFAULTS,
     reference: Reference | None = None,
+    revision: str | None = None,
     force: bool = False,
     progress: Progress | None = None,
     warn: Callable[[str], None] | None = None,
@@ -89,29 +92,29 @@ def export(
     """Export a model, and prove that the bundle computes what PyTorch computes.
 
     Args:
-        source: a checkpoint (see `open_checkpoint`), or a live model: of `ortolan.modeling`, of
-            transformers, or your own module.
+        source: a checkpoint (see `open_checkpoint`), its name on the Hugging Face Hub, or a live
+            model: of `ortolan.modeling`, of transformers, or your own module.
         out: folder of the bundle.
         precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`.
         device: target device.
-        calibration: file to calibrate and measure quality with. By default the checkpoint's own
-            (`own_calibration`); without one, the model writes its calibration data
-            (`inputs.synthetic`).
+        calibration: file to calibrate and measure quality with; by default the checkpoint's own
+            (`own_calibration`), or else what the model writes (`inputs.synthetic`).
         max_context: longest context in tokens; by default the model's own, or the longest that
             shares one set of rotary frequencies.
         options: advanced settings; see `ExportOptions`.
         reference: the model that your own module was ported from, to compare with: a module, or a
             function, from ids `(1, S)` to the logits of every token (see
             `export.source.reference`).
+        revision: branch, tag or commit of a name.
         force: replace a bundle at `out`.
         progress: called as each step advances.
-        warn: called before any work, with each way in which the bundle will differ from the trained
-            model and each reason to expect a poor one.
+        warn: called before any work with each way in which the bundle will differ from the model.
 
     Raises:
         OrtolanError: see `export.errors`, and `modeling.errors` for the source.
     """
     return_large_memory()
+    source = located(source, revision=revision, via=options.via, progress=progress)
     model = _opened(source, max_context, options, reference)
     plan = _plan(model, precision, device, options)
     if warn is not None:
@@ -142,11 +145,13 @@ def _opened(
         tokenizer=options.tokenizer,
         max_context=max_context,
         accept_unknown=options.accept_unknown,
-        adapter=options.adapter,
+        adapter=None if options.adapter is None else located_adapter(options.adapter),
         via=options.via,
         text_only=options.text_only,
         mtp=options.mtp,
     )
+    if isinstance(source, str | Path):
+        model = replace(model, repository=origin_of(Path(source).absolute()))
     return model if reference is None else with_reference(model, reference)
 
 

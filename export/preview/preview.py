@@ -13,10 +13,12 @@ from ortolan.export.inputs.calibration import own_calibration, own_name
 from ortolan.export.options import Int4, Via
 from ortolan.export.parameters import count
 from ortolan.export.preview.cost import Cost, costs
+from ortolan.export.progress import Progress
 from ortolan.export.settings import resolve
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
 from ortolan.export.source.ctc_symbols import VOCABULARY
+from ortolan.export.source.names import located
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.runtime.bundle.sources import WaveSource
 from ortolan.runtime.chat.template_file import TEMPLATE, TOKENIZER_CONFIG
@@ -84,8 +86,14 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...] = ()
 
 
-def preview(source: Source, *, via: Via | None = None) -> Preview:
-    """Inspect a checkpoint without reading its weights.
+def preview(
+    source: Source,
+    *,
+    revision: str | None = None,
+    via: Via | None = None,
+    progress: Progress | None = None,
+) -> Preview:
+    """Inspect a checkpoint without reading its weights; see `ortolan.export` for the arguments.
 
     Raises:
         OptionError: the source is a live model.
@@ -93,7 +101,7 @@ def preview(source: Source, *, via: Via | None = None) -> Preview:
     """
     if isinstance(source, nn.Module):
         raise OptionError("A preview needs a checkpoint, not a live model. Export the model.")
-    checkpoint = open_checkpoint(source)
+    checkpoint = open_checkpoint(located(source, revision=revision, via=via, progress=progress))
     way = way_of(checkpoint, via)
     unknown = unknown_keys_of(checkpoint, via)
     model = open_exportable(

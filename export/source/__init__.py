@@ -231,6 +231,12 @@ def _has_family(checkpoint: Checkpoint) -> bool:
         )
     if not knows(model_type):
         others = f" or a causal language model of transformers {version('transformers')}"
+        if "auto_map" in checkpoint.values:
+            raise ConfigError(
+                f"{unknown_family(model_type, or_else=others)}. The checkpoint needs the code in "
+                "its own repository (auto_map), which Ortolan neither fetches nor runs. Where you "
+                "trust that code, load the model yourself and export the module from Python."
+            )
         raise ConfigError(
             f"{unknown_family(model_type, or_else=others)}. `ortolan families` lists what was "
             "tried. Try a newer transformers, or export the module itself from Python."

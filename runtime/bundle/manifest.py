@@ -258,6 +258,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ignored_keys: keys of the checkpoint's config that do not affect the model.
         left_out: parts of the checkpoint for other inputs than text, which are not in the bundle.
         calibrated_on: description of the calibration data; `None` without calibration.
+        repository: `org/name@commit` of a checkpoint of the Hugging Face Hub.
     """
 
     source_sha256: Sha256
@@ -267,6 +268,7 @@ class Provenance(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     ignored_keys: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     left_out: Annotated[tuple[Label, ...], Meta(max_length=limits.MAX_CONFIG_KEYS)] = ()
     calibrated_on: Label | None = None
+    repository: Label | msgspec.UnsetType = msgspec.UNSET
 
 
 class SessionSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

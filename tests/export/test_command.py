@@ -74,6 +74,10 @@ def run(*arguments: str) -> Any:
             {"options": ExportOptions(accept_unknown=("a", "rope_scaling.b"))},
         ),
         (
+            "--revision v1 --adapter org/adapter",
+            {"revision": "v1", "options": ExportOptions(adapter="org/adapter")},
+        ),
+        (
             "--max-context 7 --calibration notes.txt --force",
             {"max_context": 7, "calibration": Path("notes.txt"), "force": True},
         ),
@@ -85,7 +89,7 @@ def test_every_option_reaches_the_export(
     done = run(*arguments.split())
     assert isinstance(done.exception, CalledError)
     assert {name: called[name] for name in expected} == expected
-    assert (called["source"], called["out"]) == (Path("in"), Path("out"))
+    assert (called["source"], called["out"]) == ("in", Path("out"))
 
 
 @pytest.mark.parametrize(

@@ -13,20 +13,22 @@ _path = click.Path(path_type=Path)
 
 
 @click.command()
-@click.argument("source", type=_path)
+@click.argument("source", type=options.model_path)
 @click.argument("out", type=_path)
 @click.option("--bundle", type=_path, required=True, help="Bundle that will use the adapter.")
 @click.option(
     "--checkpoint",
-    type=_path,
-    help="Checkpoint that BUNDLE was exported from. Default: the folder that the adapter names.",
+    type=options.model_path,
+    help="Checkpoint that BUNDLE was exported from. Default: the one that the adapter names.",
 )
 @click.option("--force", is_flag=True, help="Replace an existing adapter at OUT.")
 @options.as_json
 def command(
-    source: Path, out: Path, bundle: Path, checkpoint: Path | None, force: bool, as_json: bool
+    source: str, out: Path, bundle: Path, checkpoint: str | None, force: bool, as_json: bool
 ) -> None:
     """Convert the PEFT LoRA adapter SOURCE to the folder OUT, for one bundle.
+
+    SOURCE and the checkpoint are folders, or names on the Hugging Face Hub (`org/name@revision`).
 
     A model loaded with OUT computes requests with and without the adapter in one batch. OUT is
     written only if the bundle computes with it what PyTorch computes with the merged weights.

@@ -50,7 +50,7 @@ def _choice(literal: Any) -> click.Choice[str]:
 
 
 @click.command(cls=LongCommand)
-@click.argument("source", type=_path)
+@click.argument("source", type=options.model_path)
 @click.argument("out", type=_path)
 @click.option(
     "--precision",
@@ -94,7 +94,11 @@ def _choice(literal: Any) -> click.Choice[str]:
     help="Time to spend on low-bit weights: quick rounds each weight alone, normal calibrates "
     "int4, best calibrates on more data, guided by gradients. Default: normal.",
 )
-@click.option("--adapter", type=_path, help="Folder of a PEFT LoRA adapter to merge.")
+@click.option(
+    "--adapter",
+    type=options.model_path,
+    help="PEFT LoRA adapter to merge: its folder, or its name on the Hugging Face Hub.",
+)
 @click.option("--force", is_flag=True, help="Replace an existing bundle at OUT.")
 @options.as_json
 @_low_bit(
@@ -181,6 +185,7 @@ def _choice(literal: Any) -> click.Choice[str]:
     "texts.",
 )
 @_proof("--allow-poor", is_flag=True, help="Keep a bundle that is far from the trained model.")
+@_reading("--revision", metavar="REV", help="Branch, tag or commit of a name on the Hub.")
 @_reading("--tokenizer", type=_path, help="A tokenizer.json. Default: the checkpoint's own.")
 @_reading(
     "--text-only",
@@ -200,9 +205,10 @@ def _choice(literal: Any) -> click.Choice[str]:
     help="Ignore an unknown key of config.json; repeatable.",
 )
 def command(
-    source: Path,
+    source: str,
     out: Path,
     *,
+    revision: str | None,
     as_json: bool,
     precision: str,
     layout: str,
@@ -212,7 +218,8 @@ def command(
     """Export the checkpoint SOURCE to the bundle OUT and prove its parity.
 
     SOURCE is a folder in Hugging Face format (config.json with safetensors or
-    pytorch_model.bin), a folder of the Hugging Face cache, or a GGUF file. OUT is written only if
+    pytorch_model.bin), a GGUF file, or a name on the Hugging Face Hub: org/name, org/name@revision,
+    or org/name:Q4_K_M for one of several GGUF files. OUT is written only if
     the bundle computes what PyTorch computes and rounded weights stay close to the trained ones.
     A bf16 bundle is proved on its device, by `ortolan verify`.
     """
@@ -234,6 +241,7 @@ def command(
             folder,
             precision=weights,
             options=settings,
+            revision=revision,
             force=force,
             progress=steps,
             warn=lambda text: click.echo(f"ortolan: warning: {text}", err=True),

@@ -15,6 +15,13 @@ if TYPE_CHECKING:
 
 bundle = click.argument("bundle", type=click.Path(path_type=Path))
 
+model_path = click.Path(path_type=str)
+"""Type of a path, or of a name on the Hugging Face Hub."""
+
+revision = click.option(
+    "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hugging Face Hub."
+)
+
 device = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda."
 )

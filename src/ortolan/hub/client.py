@@ -116,7 +116,7 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
         The folder of the commit in the cache; its files are links to the cache.
 
     Raises:
-        HubError: a file cannot be fetched, or does not fit on the disk. What has arrived is kept.
+        HubError: a file cannot be fetched, or does not fit on the disk. Complete files are kept.
     """
     name = listing.name
     hub = library(name)
@@ -177,7 +177,7 @@ def translated(name: Name) -> Iterator[None]:
     except (errors.HTTPError, errors.LocalEntryNotFoundError) as error:
         raise HubError(
             f"{name}: lost the connection to {hub.constants.ENDPOINT} "
-            f"({type(error).__name__}). Run the command again; what has arrived is kept."
+            f"({type(error).__name__}). Run the command again; complete files are kept."
         ) from error
     except OSError as error:
         problem = files.described(error) if error.errno else " ".join(f"{error}".split())
