@@ -122,8 +122,8 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
     hub = library(name)
     cache = Path(hub.constants.HF_HUB_CACHE)
     missing = [file for file in names if not _is_cached(hub, listing, file)]
-    _check_disk(cache, sum(listing.sizes[file] for file in missing), name)
-    total = sum(listing.sizes[file] for file in names)
+    total = sum(listing.sizes[file] for file in missing)
+    _check_disk(cache, total, name)
     with translated(name):
         folder = hub.snapshot_download(
             name.repository,
@@ -259,13 +259,14 @@ def _outage(error: Exception) -> str | None:
 
 def _nearest(hub: ModuleType, repository: str) -> str:
     """Names close to one that does not exist, as an addition to a sentence."""
+    owner, own = repository.split("/")
     try:
-        found = [
-            entry.id for entry in hub.HfApi().list_models(search=repository.split("/")[1], limit=20)
-        ]
+        searches = ({"search": own}, {"author": owner})
+        models = [model for by in searches for model in hub.HfApi().list_models(**by, limit=100)]
     except (OSError, hub.errors.HTTPError):
         return ""  # an endpoint without search
-    near = difflib.get_close_matches(repository, found, n=_NEAR, cutoff=0.4)
+    names = {model.id for model in models}
+    near = difflib.get_close_matches(repository, names, n=_NEAR)
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 

@@ -36,6 +36,9 @@ _INDEX = ".index.json"
 
 _BUNDLE = (".json", ".jinja", ".onnx", ".bin", ".npz", ".sig")
 
+PARTS = ("vision", "sound", "text", "mtp")
+"""Folders of a bundle that hold bundles; see `ortolan.runtime.bundle.parts`."""
+
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
 
@@ -122,8 +125,8 @@ def bundle_folders(names: Collection[str]) -> list[str]:
     """The folders of a repository that hold a bundle; "" is the repository itself."""
     folders = [_parent(name) for name in names if PurePosixPath(name).name == MANIFEST]
     found = {folder for folder in folders if _within(folder, CERTIFICATE) in names}
-    # a bundle in a bundle belongs to it
-    return sorted(folder for folder in found if not _inside_one_of(folder, found))
+    parts = {_within(folder, part) for folder in found for part in PARTS}
+    return sorted(found - parts)
 
 
 def files_of_bundle(names: Collection[str], name: Name) -> list[str]:
@@ -186,9 +189,3 @@ def _parent(name: str) -> str:
 
 def _within(folder: str, name: str) -> str:
     return f"{folder}/{name}" if folder else name
-
-
-def _inside_one_of(folder: str, others: set[str]) -> bool:
-    """Whether a folder is inside a bundle."""
-    parents = {str(parent) for parent in PurePosixPath(folder).parents} - {"."}
-    return bool(folder) and not parents.isdisjoint(others)

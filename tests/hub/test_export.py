@@ -1,0 +1,114 @@
+"""Commands that take a checkpoint or an adapter by its name."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import checkpoint as checkpoint
+from tests.cli.conftest import error_line, run_here
+from tests.hub.server import Hub, Repository
+
+import ortolan
+from ortolan.modeling import ConfigError
+from ortolan.runtime import load
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def repository_of(folder: Path, **changes: bytes) -> Repository:
+    return Repository(contents(folder) | {"README.md": b"# A model", "run.py": b""} | changes)
+
+
+def test_an_export_by_name_is_that_of_the_folder_and_knows_its_commit(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    hub.repositories["org/model"] = repository_of(checkpoint)
+    commit = hub.repositories["org/model"].refs["refs/heads/main"]
+    steps = set[str]()
+    by_name = ortolan.export(
+        "org/model", tmp_path / "name", progress=lambda step, *_, **__: steps.add(step)
+    )
+    by_path = ortolan.export(checkpoint, tmp_path / "path")
+    assert by_name.manifest.provenance.repository == f"org/model@{commit}"
+    assert "repository" not in (tmp_path / "path" / "manifest.json").read_text()
+    ours, theirs = contents(tmp_path / "name"), contents(tmp_path / "path")
+    assert ours.pop("manifest.json") != theirs.pop("manifest.json")
+    assert ours == theirs
+    assert by_name.manifest.provenance.source_sha256 == by_path.manifest.provenance.source_sha256
+    assert "fetch" in steps
+    assert load(tmp_path / "name").generate("ab", max_new_tokens=4).timings.new_tokens
+
+
+def test_a_revision_is_exported(hub: Hub, checkpoint: Path, tmp_path: Path) -> None:
+    repository = hub.repositories["org/model"] = Repository({"config.json": b"{}"})
+    commit = repository.commit(contents(checkpoint), "refs/heads/dev")
+    done = run_here("export", "org/model", tmp_path / "out", "--revision", "dev", "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    provenance = json.loads((tmp_path / "out" / "manifest.json").read_text())["provenance"]
+    assert provenance["repository"] == f"org/model@{commit}"
+    assert "org/model has no revision v9" in error_line("export", "org/model@v9", tmp_path / "b")
+    assert not (tmp_path / "b").exists()
+
+
+@pytest.mark.slow
+def test_an_export_by_name_in_a_process_of_its_own(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    hub.repositories["org/model"] = repository_of(checkpoint)
+    arguments = [sys.executable, "-m", "ortolan", "export", "org/model", f"{tmp_path}/out"]
+    environment = os.environ | hub.environment | {"PYTHONPATH": "src"}
+    done = subprocess.run(arguments, env=environment, capture_output=True, check=False)
+    assert done.returncode == 0, done.stderr.decode()
+    assert load(tmp_path / "out").generate("ab", max_new_tokens=4).timings.new_tokens
+
+
+def test_code_of_a_repository_is_neither_fetched_nor_run(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {"model_type": "own_llama", "auto_map": {"AutoModelForCausalLM": "own.Own"}}
+    own = {"config.json": json.dumps(config).encode(), "own.py": b"raise SystemExit('ran')"}
+    hub.repositories["org/own"] = Repository(contents(checkpoint) | own)
+    with pytest.raises(ConfigError, match=r"own_llama.*needs the code in its own repository"):
+        ortolan.export("org/own", tmp_path / "out")
+    assert not hub.seen("own.py")
+    assert not hub.seen("/cdn/")  # nor weights
+
+
+def test_a_family_needs_no_code_of_the_repository(
+    hub: Hub, checkpoint: Path, tmp_path: Path
+) -> None:
+    config = json.loads((checkpoint / "config.json").read_text())
+    config |= {"auto_map": {"AutoModelForCausalLM": "own.Own"}}
+    own = {"config.json": json.dumps(config).encode(), "own.py": b"raise SystemExit('ran')"}
+    hub.repositories["org/own"] = Repository(contents(checkpoint) | own)
+    assert ortolan.export("org/own", tmp_path / "out").manifest.kind == "decoder"
+    assert not hub.seen("own.py")
+
+
+MISSING: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
+    "export": lambda folder: ("export", "org/modell", folder / "out"),
+    "merged adapter": lambda folder: (
+        "export",
+        folder / "model",
+        folder / "out",
+        "--adapter",
+        "org/modell",
+    ),
+}
+
+
+@pytest.mark.parametrize("command", MISSING)
+def test_a_name_that_is_neither_a_path_nor_a_repository_says_both(
+    command: str, hub: Hub, tmp_path: Path
+) -> None:
+    hub.repositories["org/model"] = Repository({"config.json": b"{}"})
+    line = error_line(*MISSING[command](tmp_path))
+    assert "org/modell: no such file or folder, and no repository org/modell on" in line
+    assert "did you mean org/model?" in line
