@@ -58,55 +58,73 @@ class Repository:
         """
         parent = parent or self.refs.get(ref) or self.refs.get("refs/heads/main", "")
         files = {**self.commits.get(parent, {}), **changes}
-        kept = {path: data for path, data in files.items() if data is not None}
-        sha = hashlib.sha1(repr((len(self.commits), parent, sorted(kept.items()))).encode())
-        self.commits[sha.hexdigest()] = kept
-        self.refs[ref] = sha.hexdigest()
-        return sha.hexdigest()
+        commit = {path: data for path, data in files.items() if data is not None}
+        identity = repr((len(self.commits), parent, sorted(commit.items())))
+        sha = hashlib.sha1(identity.encode()).hexdigest()
+        self.commits[sha] = commit
+        self.refs[ref] = sha
+        return sha
 
     def resolve(self, revision: str) -> str | None:
         """Hash of the commit that a branch, a tag, a whole ref or a hash names."""
         names = (revision, f"refs/heads/{revision}", f"refs/tags/{revision}")
-        found = next((self.refs[name] for name in names if name in self.refs), revision)
-        return found if found in self.commits else None
+        sha = next((self.refs[name] for name in names if name in self.refs), revision)
+        return sha if sha in self.commits else None
 
 
 def is_lfs(path: str, size: int) -> bool:
     return path.endswith(LFS_SUFFIXES) or size > LFS_BYTES
 
 
+def etag(data: bytes, lfs: bool) -> str:
+    """Identity of contents: SHA-256 in LFS, git's hash otherwise."""
+    if lfs:
+        return hashlib.sha256(data).hexdigest()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data).hexdigest()
+
+
 def entry(path: str, data: bytes) -> dict[str, Json]:
     """A file as listings of a tree have it."""
-    blob, lfs = data, {}
+    described = {"type": "file", "path": path, "size": len(data), "oid": etag(data, lfs=False)}
     if is_lfs(path, len(data)):
-        sha256 = hashlib.sha256(data).hexdigest()
+        sha256 = etag(data, lfs=True)
         version = "version https://git-lfs.github.com/spec/v1"
-        blob = f"{version}\noid sha256:{sha256}\nsize {len(data)}\n".encode()
-        lfs = {"lfs": {"oid": sha256, "size": len(data), "pointerSize": len(blob)}}
-    oid = hashlib.sha1(b"blob %d\0" % len(blob) + blob).hexdigest()
-    return {"type": "file", "path": path, "size": len(data), "oid": oid, **lfs}
+        pointer = f"{version}\noid sha256:{sha256}\nsize {len(data)}\n".encode()
+        described["oid"] = etag(pointer, lfs=False)
+        described["lfs"] = {"oid": sha256, "size": len(data), "pointerSize": len(pointer)}
+    return described
 
 
-def etag(described: Mapping[str, Json]) -> str:
-    """Identity of the contents: SHA-256 in LFS, git's hash otherwise."""
-    return str(described.get("lfs", described)["oid"])
-
-
-def sibling(path: str, data: bytes, blobs: bool) -> dict[str, Json]:
+def sibling(path: str, data: bytes) -> dict[str, Json]:
     """A file as the description of a repository has it."""
-    if not blobs:
-        return {"rfilename": path}
-    described = entry(path, data)
-    found = {"rfilename": path, "size": len(data), "blobId": described["oid"]}
-    if "lfs" in described:
-        found["lfs"] = {**described["lfs"], "sha256": described["lfs"]["oid"]}
-    return found
+    listed = entry(path, data)
+    described = {"rfilename": path, "size": len(data), "blobId": listed["oid"]}
+    if "lfs" in listed:
+        described["lfs"] = {**listed["lfs"], "sha256": listed["lfs"]["oid"]}
+    return described
+
+
+def describe(name: str, repository: Repository, sha: str, blobs: bool) -> dict[str, Json]:
+    """A repository at a commit; with sizes and hashes of its files if `blobs`."""
+    files = repository.commits[sha].items()
+    return {
+        "id": name,
+        "author": name.split("/")[0],
+        "sha": sha,
+        "private": repository.private,
+        "gated": "manual" if repository.gated else False,
+        "downloads": 0,
+        "tags": [],
+        "lastModified": "2026-01-01T00:00:00.000Z",
+        "siblings": [sibling(*file) if blobs else {"rfilename": file[0]} for file in files],
+        **repository.card,
+    }
 
 
 def tree(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[str, Json]]:
     """Entries of a folder, sorted; those of its folders too where recursive."""
     start = f"{folder}/" if folder else ""
-    found = {}
+    entries = {}
     for path, data in files.items():
         if not path.startswith(start):
             continue
@@ -114,9 +132,9 @@ def tree(files: Mapping[str, bytes], folder: str, recursive: bool) -> list[dict[
         for depth in range(1, len(parts)):
             name = start + "/".join(parts[:depth])
             oid = hashlib.sha1(name.encode()).hexdigest()
-            found[name] = {"type": "directory", "path": name, "size": 0, "oid": oid}
+            entries[name] = {"type": "directory", "path": name, "size": 0, "oid": oid}
             if not recursive:
                 break
         if recursive or len(parts) == 1:
-            found[path] = entry(path, data)
-    return [found[path] for path in sorted(found)]
+            entries[path] = entry(path, data)
+    return [entries[path] for path in sorted(entries)]

@@ -15,13 +15,14 @@ from typing import Any, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
 from tests.hub import answers
-from tests.hub.answers import TOKEN, USER, RefusalError, Reply, Request
+from tests.hub.answers import TOKEN, USER
+from tests.hub.messages import RefusalError, Reply, Request
 from tests.hub.repository import Repository
 
 __all__ = ["TOKEN", "USER", "Hub", "Repository", "Request", "live_hub"]
 
 CHUNK = 65_536
-"""Bytes per write, so that what was sent before a client hung up is counted."""
+"""Bytes per write: how exactly `sent` counts when a client hangs up."""
 
 T = TypeVar("T")
 
@@ -35,7 +36,7 @@ class Hub(ThreadingHTTPServer):
     Attributes:
         repositories: by name.
         requests: received so far, in order.
-        statuses: HTTP errors to answer with.
+        statuses: HTTP errors to reply with.
         retry_after: seconds, sent with those errors.
         cuts: bytes of a file to send before the connection is closed.
         page_size: entries per page of a listing.
@@ -106,7 +107,7 @@ class Hub(ThreadingHTTPServer):
             return faults[keys[0]].pop(0) if keys else None
 
     def reply(self, request: Request) -> Reply:
-        """What a request is answered with."""
+        """The reply to a request, or an error on purpose."""
         status = self.fault(self.statuses, request)
         if status is not None:
             headers = {"Retry-After": str(self.retry_after)}
@@ -118,7 +119,7 @@ class Hub(ThreadingHTTPServer):
             return refusal.reply()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep what went wrong here; clients may hang up."""
+        """Keep failures of this server. Clients may hang up."""
         error = sys.exception()
         if error is not None and not isinstance(error, ConnectionError):
             self.failures.append(error)
@@ -135,7 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
         query = parse_qs(parts.query, keep_blank_values=True)
         headers = {name.lower(): value for name, value in self.headers.items()}
         port = self.client_address[1]
-        request = Request(self.command, parts.path, query, headers, self.read_body(), port)
+        body = self.rfile.read(int(headers.get("content-length", 0)))
+        request = Request(self.command, parts.path, query, headers, body, port)
         self.server.requests.append(request)
         reply = self.server.reply(request)
         request.status = reply.status
@@ -158,16 +160,6 @@ class _Handler(BaseHTTPRequestHandler):
             chunk = body[start : start + CHUNK]
             request.sent += len(chunk)  # first, so that a client that has it all finds it counted
             self.wfile.write(chunk)
-
-    def read_body(self) -> bytes:
-        if self.headers.get("Transfer-Encoding") != "chunked":
-            return self.rfile.read(int(self.headers.get("Content-Length", 0)))
-        chunks = []
-        while size := int(self.rfile.readline(), 16):
-            chunks.append(self.rfile.read(size))
-            self.rfile.readline()
-        self.rfile.readline()
-        return b"".join(chunks)
 
     def log_message(self, format: str, *args: Any) -> None:
         """Write nothing."""

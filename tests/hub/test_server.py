@@ -7,7 +7,15 @@ from pathlib import Path
 
 import huggingface_hub
 import pytest
-from huggingface_hub import HfApi, constants, errors, hf_hub_download, snapshot_download
+from huggingface_hub import (
+    HfApi,
+    constants,
+    errors,
+    hf_hub_download,
+    list_models,
+    scan_cache_dir,
+    snapshot_download,
+)
 from tests.hub.server import TOKEN, Hub, Repository
 
 WEIGHTS = os.urandom(300_000)
@@ -48,10 +56,15 @@ def test_description_and_tree_tell_sizes_and_hashes_of_lfs_files(hub: Hub) -> No
     }
     assert sizes["config.json"] == (len(SHARDED["config.json"]), None)
     assert sizes["model-00001-of-00002.safetensors"] == (len(WEIGHTS), len(WEIGHTS))
+    top = [item.path for item in HfApi().list_repo_tree("org/model")]
+    assert top == [*sorted(set(SHARDED) - {"onnx/model.onnx"}), "onnx"]
     hub.page_size = 2
     paths = [item.path for item in HfApi().list_repo_tree("org/model", recursive=True)]
     assert paths == sorted([*SHARDED, "onnx"])
-    assert len(hub.seen("/tree/")) == 3
+    assert len(hub.seen("/tree/")) == 1 + 3
+    assert [item.path for item in HfApi().list_repo_tree("org/model", "onnx")] == [
+        "onnx/model.onnx"
+    ]
 
 
 def test_revisions_are_branches_tags_hashes_and_pull_requests(hub: Hub) -> None:
@@ -66,8 +79,6 @@ def test_revisions_are_branches_tags_hashes_and_pull_requests(hub: Hub) -> None:
         "refs/pr/1": b"third",
     }.items():
         assert Path(hf_hub_download("org/model", "a", revision=revision)).read_bytes() == data
-    refs = HfApi().list_repo_refs("org/model", include_pull_requests=True)
-    assert [tag.target_commit for tag in refs.tags] == [first]
 
 
 def test_cut_download_resumes_where_it_was_cut(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,6 +92,24 @@ def test_cut_download_resumes_where_it_was_cut(hub: Hub, monkeypatch: pytest.Mon
         (None, 100_000),
         ("bytes=100000-", 200_000),
     ]
+
+
+@pytest.mark.parametrize(
+    ("requested", "status", "body", "sent"),
+    [
+        ("bytes=3-5", 206, b"345", "bytes 3-5/10"),
+        ("bytes=8-20", 206, b"89", "bytes 8-9/10"),
+        ("bytes=10-", 416, None, "bytes */10"),
+    ],
+)
+def test_ranges_are_of_the_whole_file(
+    hub: Hub, requested: str, status: int, body: bytes | None, sent: str
+) -> None:
+    hub.repositories["org/model"] = Repository({"a.onnx": b"0123456789"})
+    url = huggingface_hub.hf_hub_url("org/model", "a.onnx")
+    reply = huggingface_hub.get_session().get(url, headers={"Range": requested})
+    assert (reply.status_code, reply.headers["Content-Range"]) == (status, sent)
+    assert body is None or reply.content == body
 
 
 @pytest.mark.parametrize(
@@ -150,17 +179,17 @@ def test_hostile_names_are_listed_as_they_are(hub: Hub, name: str) -> None:
 
 
 def test_search_matches_all_words_author_and_tags(hub: Hub) -> None:
-    for name in ("org/Tiny-Chat", "org/tiny-base", "other/tiny-chat"):
+    for name in ("org/Tiny-Chat", "org/tiny-base", "organ/tiny-chat", "other/tiny-chat"):
         hub.repositories[name] = Repository(card={"tags": [name[-4:].lower()]})
     hub.repositories["me/tiny-chat"] = Repository(private=True)
-    api = HfApi()
-    assert {m.id for m in api.list_models(search="tiny chat")} == {
+    assert {m.id for m in list_models(search="tiny chat")} == {
         "org/Tiny-Chat",
+        "organ/tiny-chat",
         "other/tiny-chat",
     }
-    assert [m.id for m in api.list_models(search="chat", author="org")] == ["org/Tiny-Chat"]
-    assert [m.id for m in api.list_models(filter="base")] == ["org/tiny-base"]
-    assert "me/tiny-chat" in {m.id for m in api.list_models(search="tiny", token=TOKEN)}
+    assert [m.id for m in list_models(search="chat", author="org")] == ["org/Tiny-Chat"]
+    assert [m.id for m in list_models(filter="base")] == ["org/tiny-base"]
+    assert "me/tiny-chat" in {m.id for m in list_models(search="tiny", token=TOKEN)}
 
 
 def test_uploaded_folder_downloads_with_the_same_bytes(hub: Hub, tmp_path: Path) -> None:
@@ -172,14 +201,25 @@ def test_uploaded_folder_downloads_with_the_same_bytes(hub: Hub, tmp_path: Path)
     repo = api.create_repo("bundle", private=True, exist_ok=True).repo_id
     assert api.create_repo("bundle", exist_ok=True).repo_id == repo == "me/bundle"
     done = api.upload_folder(repo_id=repo, folder_path=folder)
-    found = snapshot_download(repo, token=TOKEN)
-    assert Path(found).name == done.oid
-    downloaded = contents(found)
+    snapshot = snapshot_download(repo, token=TOKEN)
+    assert Path(snapshot).name == done.oid
+    downloaded = contents(snapshot)
     assert downloaded.pop(".gitattributes")  # every new repository has one
     assert downloaded == contents(str(folder))
     assert len(hub.seen("PUT /lfs/")) == 3
     assert api.upload_folder(repo_id=repo, folder_path=folder).oid == done.oid
     assert len(hub.seen("PUT /lfs/")) == 3
+
+
+def test_commit_on_a_branch_adds_and_deletes(hub: Hub) -> None:
+    repository = hub.repositories["me/model"] = Repository({"a": b"x", "b/c": b"", "b/d": b""})
+    repository.commit({}, "refs/heads/dev")
+    api = HfApi(token=TOKEN)
+    adding = huggingface_hub.CommitOperationAdd("e", b"y")
+    deleting = [huggingface_hub.CommitOperationDelete(path) for path in ("a", "b/")]
+    api.create_commit("me/model", [adding, *deleting], commit_message="change", revision="dev")
+    assert api.list_repo_files("me/model", revision="dev") == ["e"]
+    assert len(api.list_repo_files("me/model")) == 3
 
 
 def test_commit_as_pull_request_leaves_main_as_it_is(hub: Hub) -> None:
@@ -221,6 +261,7 @@ def test_offline_with_a_warm_cache_connects_to_nothing(
     hub.requests.clear()
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     assert snapshot_download("org/model") == warm
+    assert [cached.repo_id for cached in scan_cache_dir().repos] == ["org/model"]
     with pytest.raises(errors.LocalEntryNotFoundError):
         snapshot_download("org/other")
     assert hub.requests == []
