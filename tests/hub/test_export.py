@@ -93,13 +93,13 @@ def test_a_family_needs_no_code_of_the_repository(
 
 
 MISSING: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
-    "export": lambda folder: ("export", "org/modell", folder / "out"),
+    "export": lambda folder: ("export", "org/modelx", folder / "out"),
     "merged adapter": lambda folder: (
         "export",
         folder / "model",
         folder / "out",
         "--adapter",
-        "org/modell",
+        "org/modelx",
     ),
 }
 
@@ -110,5 +110,5 @@ def test_a_name_that_is_neither_a_path_nor_a_repository_says_both(
 ) -> None:
     hub.repositories["org/model"] = Repository({"config.json": b"{}"})
     line = error_line(*MISSING[command](tmp_path))
-    assert "org/modell: no such file or folder, and no repository org/modell on" in line
+    assert "org/modelx: no such file or folder, and no repository org/modelx on" in line
     assert "did you mean org/model?" in line

@@ -225,9 +225,9 @@ def test_a_misspelt_name_names_its_neighbours(hub: Hub) -> None:
     hub.repositories["org/tiny-model"] = Repository(files("config.json"))
     hub.repositories["org/other"] = Repository(files("config.json"))
     refused(
-        Name(repository="org/tiny-modell"),
+        Name(repository="org/tiny-modelx"),
         RepositoryError,
-        "org/tiny-modell: no such file or folder, and no repository",
+        "org/tiny-modelx: no such file or folder, and no repository",
         "did you mean org/tiny-model?",
         "hf auth login",
     )
