@@ -29,8 +29,8 @@ def pytest_collection_finish() -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Keep tests out of the user's state folder."""
-    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+    """Keep tests out of the user's state folder and cache."""
+    for name in ("XDG_STATE_HOME", "XDG_CACHE_HOME", "LOCALAPPDATA"):
         os.environ[name] = str(tmp_path_factory.mktemp("state"))
 
 

@@ -246,11 +246,11 @@ def temporary_folder(path: Path) -> Iterator[Path]:
 
 def sync(path: Path) -> None:
     """Wait until a file, or the names in a folder, are on disk."""
-    is_folder = path.is_dir()
-    if is_folder and os.name == "nt":
+    is_windows = os.name == "nt"
+    if is_windows and path.is_dir():
         return  # Windows cannot open a folder
-    # Windows only syncs files that are open for writing
-    descriptor = completed(os.open, path, os.O_RDONLY if is_folder else os.O_RDWR)
+    # Windows only syncs files that are open for writing; others need not be writable
+    descriptor = completed(os.open, path, os.O_RDWR if is_windows else os.O_RDONLY)
     try:
         completed(os.fsync, descriptor)
     finally:

@@ -20,7 +20,7 @@ import errno
 import hashlib
 import os
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +31,17 @@ try:
 except ImportError:  # Windows: no lock against two processes with one target
     fcntl = None  # type: ignore[assignment]
 
-__all__ = ["BusyError", "Place", "exchange", "placed", "settle", "staged"]
+__all__ = [
+    "BusyError",
+    "Place",
+    "built",
+    "commit",
+    "exchange",
+    "locked",
+    "placed",
+    "settle",
+    "staged",
+]
 
 _HERE, _EXCHANGE = -100, 2
 """AT_FDCWD and RENAME_EXCHANGE of renameat2(2)."""
@@ -73,11 +83,36 @@ def staged(place: Place) -> Iterator[Path]:
         BusyError: another process is writing there.
         OSError: the target cannot be written, or is not a folder.
     """
-    with _locked(place.sibling("lock")):
+    with locked(place):
         settle(place)
-        with _built(place.sibling("new")) as folder:
+        with built(place) as folder:
             yield folder
-            _commit(folder, place)
+            commit(folder, place)
+
+
+@contextlib.contextmanager
+def locked(place: Place, *, waiting: Callable[[], None] | None = None) -> Iterator[None]:
+    """Keep other processes out. The operating system releases a dead process's lock.
+
+    Args:
+        place: what only this process may write.
+        waiting: called before this process waits for another one that holds the lock.
+
+    Raises:
+        BusyError: another process holds the lock, and `waiting` is `None`.
+        OSError: the folder around the target cannot be written.
+    """
+    if fcntl is None:
+        yield
+        return
+    lock = place.sibling("lock")
+    descriptor = _hold(lock, waiting)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(OSError):  # a leftover lock file is harmless
+            files.remove(lock)
+        os.close(descriptor)
 
 
 @contextlib.contextmanager
@@ -100,7 +135,7 @@ def placed(folder: Path, *, index: str, owned: Collection[str] = ()) -> Iterator
     """
     files.make_folders(folder)
     place = Place(folder / index, index)
-    with _locked(place.sibling("lock")), _built(place.sibling("new")) as new:
+    with locked(place), built(place) as new:
         yield new
         _place(new, folder, index, owned)
 
@@ -142,8 +177,13 @@ def exchange(one: Path, other: Path) -> bool:
 
 
 @contextlib.contextmanager
-def _built(folder: Path) -> Iterator[Path]:
-    """Create an empty folder, and remove whatever is there at the end."""
+def built(place: Place) -> Iterator[Path]:
+    """Create an empty folder next to a target, and remove whatever is there at the end.
+
+    Args:
+        place: must be locked.
+    """
+    folder = place.sibling("new")
     files.remove_folder(folder)
     files.make_folder(folder)
     try:
@@ -153,8 +193,13 @@ def _built(folder: Path) -> Iterator[Path]:
             files.remove_folder(folder)
 
 
-def _commit(new: Path, place: Place) -> None:
-    """Sync everything, then swap the names."""
+def commit(new: Path, place: Place) -> None:
+    """Sync everything in a folder, then give it the name of the target.
+
+    Args:
+        new: the folder that `built` yields, or a folder in it.
+        place: must be locked.
+    """
     _check_folder(place.target)
     _sync(new)
     if not place.target.exists():
@@ -244,35 +289,27 @@ def _sync(folder: Path) -> None:
         files.sync(path)
 
 
-@contextlib.contextmanager
-def _locked(lock: Path) -> Iterator[None]:
-    """Keep other processes out. The operating system releases a dead process's lock."""
-    if fcntl is None:
-        yield
-        return
-    descriptor = _hold(lock)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(OSError):  # a leftover lock file is harmless
-            files.remove(lock)
-        os.close(descriptor)
-
-
-def _hold(lock: Path) -> int:
+def _hold(lock: Path, waiting: Callable[[], None] | None) -> int:
     """Lock a file and return its descriptor."""
     while True:
         descriptor = files.completed(os.open, lock, _LOCK, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            _flock(descriptor, waiting)
             if os.path.samestat(os.fstat(descriptor), lock.stat()):
                 return descriptor
         except FileNotFoundError:
             pass  # the previous holder has just removed it
-        except BlockingIOError as error:
-            os.close(descriptor)
-            raise BusyError from error
         except BaseException:
             os.close(descriptor)
             raise
         os.close(descriptor)
+
+
+def _flock(descriptor: int, waiting: Callable[[], None] | None) -> None:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        if waiting is None:
+            raise BusyError from error
+        waiting()
+        fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -23,6 +23,7 @@ COMMANDS = {
     "answer": "Find the answer to a question in a text.",
     "attention": "Draw what each token attends to.",
     "bench": "Measure the speed of prefill and decoding.",
+    "cache": "List or remove bundles that are kept for the next start.",
     "card": "Write the model card of a repository of bundles.",
     "chat": "Chat with a model.",
     "classify": "Classify texts or images.",
