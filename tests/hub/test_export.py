@@ -8,11 +8,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from msgspec import UNSET
 from tests.cli.conftest import checkpoint as checkpoint
 from tests.cli.conftest import error_line, run_here
+from tests.export.test_adapter import Base, converted, write_adapter
+from tests.export.test_stored_codes import PRODUCTS, write_model
 from tests.hub.server import Hub, Repository
 
 import ortolan
+from ortolan.export.options import ExportOptions
 from ortolan.modeling import ConfigError
 from ortolan.runtime import load
 
@@ -66,6 +70,42 @@ def test_an_export_by_name_in_a_process_of_its_own(
     done = subprocess.run(arguments, env=environment, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
     assert load(tmp_path / "out").generate("ab", max_new_tokens=4).timings.new_tokens
+
+
+@pytest.mark.slow
+def test_an_adapter_is_converted_by_name_with_the_checkpoint_that_it_names(
+    hub: Hub, tmp_path: Path
+) -> None:
+    base = Base(tmp_path, "llama")
+    named = {"base_model_name_or_path": "org/model"}
+    adapter = write_adapter(tmp_path / "peft", base.model, base.targets, **named)
+    hub.repositories["org/model"] = repository_of(base.checkpoint)
+    hub.repositories["org/lora"] = repository_of(adapter)
+    done = run_here("adapter", "org/lora", tmp_path / "out", "--bundle", base.bundle(), "--json")
+    assert done.returncode == 0, done.stderr.decode()
+    expected = converted(base, adapter, tmp_path / "expected")
+    assert contents(tmp_path / "out") == contents(expected)
+    ortolan.export("org/model", tmp_path / "one", options=ExportOptions(adapter="org/lora"))
+    ortolan.export("org/model", tmp_path / "two", options=ExportOptions(adapter=adapter))
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+
+
+@pytest.mark.slow
+def test_a_gguf_file_is_exported_by_its_type(hub: Hub, tmp_path: Path) -> None:
+    kinds = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in PRODUCTS}
+    for name, own in {"Q4_0": kinds, "f32": {}}.items():
+        (tmp_path / name).mkdir()
+        write_model(tmp_path / name, own)
+    data = {name: (tmp_path / name / "model.gguf").read_bytes() for name in ("Q4_0", "f32")}
+    files = {f"tiny-{name}.gguf": content for name, content in data.items()}
+    hub.repositories["org/tiny-gguf"] = Repository(files | {"README.md": b"#"})
+    bundle = ortolan.export("org/tiny-gguf:q4_0", tmp_path / "out")
+    expected = ortolan.export(tmp_path / "Q4_0" / "model.gguf", tmp_path / "expected")
+    assert (tmp_path / "out" / bundle.manifest.weights[0]).read_bytes() == (
+        tmp_path / "expected" / expected.manifest.weights[0]
+    ).read_bytes()
+    assert bundle.manifest.provenance.repository is not UNSET
+    assert "2 GGUF files fit" in error_line("export", "org/tiny-gguf", tmp_path / "none")
 
 
 def test_code_of_a_repository_is_neither_fetched_nor_run(
