@@ -77,8 +77,9 @@ def test_an_adapter_is_converted_by_name_with_the_checkpoint_that_it_names(
     hub: Hub, tmp_path: Path
 ) -> None:
     base = Base(tmp_path, "llama")
-    named = {"base_model_name_or_path": "org/model"}
-    adapter = write_adapter(tmp_path / "peft", base.model, base.targets, **named)
+    adapter = write_adapter(
+        tmp_path / "peft", base.model, base.targets, base_model_name_or_path="org/model"
+    )
     hub.repositories["org/model"] = repository_of(base.checkpoint)
     hub.repositories["org/lora"] = repository_of(adapter)
     done = run_here("adapter", "org/lora", tmp_path / "out", "--bundle", base.bundle(), "--json")
