@@ -1,13 +1,16 @@
-"""`load`: from the folder of a bundle to a model that is ready to use."""
+"""`load`: from a bundle, in a folder or on the Hub, to a model that is ready to use."""
 
 import os
 from collections.abc import Callable, Mapping
 from functools import cache, partial
-from typing import Any, Literal, TypedDict, TypeVar, Unpack, overload
+from pathlib import Path
+from typing import Any, Literal, TypedDict, TypeVar, Unpack, cast, overload
 
+from ortolan.hub.name import name_of
 from ortolan.runtime import limits
 from ortolan.runtime.arguments import checked_flag, refuse_unknown
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.fetched import fetched, is_fetched
 from ortolan.runtime.bundle.folder import (
     open_bundle,
     open_head,
@@ -48,14 +51,16 @@ class LoadOptions(TypedDict, total=False):
             and ignores what `ortolan pack` prepared.
         isolate: load an untrusted bundle in a subprocess first, with limits on memory and time,
             unless `ortolan verify` has passed here on the same files. A crash or hang of
-            onnxruntime becomes an error. `False` by default, since it costs about one more load.
+            onnxruntime becomes an error. It costs about one more load, so the default is `True`
+            only for bundles that were fetched from the Hugging Face Hub.
         full_check: hash all weights before use; `False` by default.
         adapters: folders made by `ortolan adapter`, by the names that requests choose them by; for
             a decoder on the CPU. Requests without an adapter get the same results, to the bit, as
             without this option. The last bits of those with one may depend on which others are
             loaded.
         trust: accept custom operators in a bundle that was not made by this user on this machine;
-            `False` by default.
+            `False` by default. A bundle with custom operators is never loaded by name.
+        revision: branch, tag or commit, for a bundle that is loaded by name.
     """
 
     device: str
@@ -65,6 +70,7 @@ class LoadOptions(TypedDict, total=False):
     full_check: bool
     adapters: Mapping[str, str | os.PathLike[str]]
     trust: bool
+    revision: str | None
 
 
 @overload
@@ -75,7 +81,6 @@ def load(path: str | os.PathLike[str], kind: type[M], **options: Unpack[LoadOpti
 def load(path: str | os.PathLike[str], **options: Unpack[LoadOptions]) -> Any: ...
 
 
-@retry_if_replaced
 def load(
     path: str | os.PathLike[str],
     kind: type[Model] | None = None,
@@ -85,14 +90,20 @@ def load(
 
         model = load("bundle/")
         decoder = load("bundle/", Decoder, threads=4)  # type checkers know the result
+        model = load("org/name")                       # on the Hugging Face Hub
+        model = load("org/name:int4@v1")               # folder int4 of tag v1
 
     Weights are mapped, not copied. Replace the files of a bundle in use, but never change them in
     place: an overwritten file changes results, and a truncated one crashes the process. Weights
     prepared by `ortolan pack` are used if they fit; otherwise the logger `ortolan.runtime` warns
     and says why.
 
+    A bundle on the Hub is fetched once, into the cache that `ortolan cache` manages, and every hash
+    is checked before it is used. That needs the package `huggingface_hub` (extra `hub`), whose
+    settings apply: with `HF_HUB_OFFLINE=1`, what is in the cache is loaded without a connection.
+
     Args:
-        path: folder of the bundle.
+        path: folder of the bundle, or its name on the Hub. A path that exists is always a path.
         kind: `Decoder`, `Seq2Seq` or `Encoder`, to reject other kinds; `None` accepts all.
         **options: see `LoadOptions`.
 
@@ -103,18 +114,28 @@ def load(
         AdapterError: an adapter is missing, damaged, or made for another bundle.
         BundleError: the bundle is missing, damaged or unsafe.
         BundleKindError: the bundle is of another kind.
+        CacheError: a fetched bundle cannot be kept.
         DeviceError: the device does not exist, or the bundle was made for another.
         FirstLoadError: with `isolate`, loading crashed or exceeded its limits.
+        HubError: the Hub refuses or cannot be reached, or `huggingface_hub` is not installed.
         InputError: an argument is invalid.
         MemoryPlanError: there is not enough free memory.
         MissingExtraError: onnxruntime is not installed.
+        RepositoryError: the repository holds no such bundle.
     """
     refuse_unknown("load", options, LoadOptions.__optional_keys__)
+    _check_kind_argument(kind)
+    name = name_of(path, options.get("revision"))
+    return _load(path if name is None else fetched(name), kind, options)
+
+
+@retry_if_replaced
+def _load(path: str | os.PathLike[str], kind: type[Model] | None, options: LoadOptions) -> Model:
+    """Load the bundle in a folder."""
     full_check = checked_flag("full_check", options.get("full_check", False))
-    isolate = checked_flag("isolate", options.get("isolate", False))
+    isolate = checked_flag("isolate", options.get("isolate", is_fetched(Path(path))))
     is_copied = _is_copied(options.get("weights", "map"))
     trust = checked_flag("trust", options.get("trust", False))
-    _check_kind_argument(kind)
     # a copy hashes every file anyway
     bundle = open_bundle(path, full_check=full_check and not is_copied, trust=trust)
     model = kind or _MODELS[bundle.manifest.kind]
@@ -135,7 +156,7 @@ def load(
     engine = Engine(
         bundle, device=device, threads=threads, packed=packed, adapters=adapters, open_head=head
     )
-    return _with_part(model, bundle, engine, options)
+    return _with_part(model, bundle, engine, {**options, "isolate": isolate})
 
 
 def _with_part(model: type[Model], bundle: Bundle, engine: Engine, options: LoadOptions) -> Model:
@@ -156,7 +177,7 @@ def _load_part(bundle: Bundle, name: str, options: LoadOptions) -> Encoder:
     """Load an encoder in the folder of a bundle with the same options."""
     own: LoadOptions = {**options}
     own.pop("adapters", None)
-    return load(bundle.path / name, Encoder, **own)
+    return cast("Encoder", _load(bundle.path / name, Encoder, own))
 
 
 def _check_kind_argument(kind: type[Model] | None) -> None:

@@ -1,7 +1,8 @@
 """Opens plain files of a folder, and nothing else.
 
 An untrusted bundle may contain links to the user's files, a pipe that blocks, or a device.
-Hard links are rejected because onnxruntime accepts them.
+Hard links are rejected because onnxruntime accepts them; but the cache of Ortolan has its own, to
+files of the Hub's cache.
 """
 
 import os
@@ -9,6 +10,7 @@ import stat
 from pathlib import Path
 from typing import BinaryIO
 
+from ortolan.cache import cache_folder
 from ortolan.runtime.errors import BundleFileError
 
 __all__ = ["open_plain"]
@@ -60,6 +62,7 @@ def _open(folder: Path, name: str) -> int:
         # check before opening: merely opening a device can have an effect
         before = os.stat(target, dir_fd=parent, follow_symlinks=False)
         _check_plain(name, before)
+        _check_links(folder, name, before)
         descriptor = os.open(target, _FLAGS, dir_fd=parent)
     finally:
         if parent is not None:
@@ -67,6 +70,7 @@ def _open(folder: Path, name: str) -> int:
     try:
         after = os.fstat(descriptor)
         _check_plain(name, after)
+        _check_links(folder, name, after)
         if (before.st_dev, before.st_ino) != (after.st_dev, after.st_ino):
             raise BundleFileError(
                 f"{name} was replaced while it was opened. "
@@ -85,7 +89,10 @@ def _check_plain(name: str, status: os.stat_result) -> None:
             f"{name} is {kind}, not a plain file. "
             "Copy the bundle with its links followed (cp -rL), or export it again."
         )
-    if status.st_nlink != 1:
+
+
+def _check_links(folder: Path, name: str, status: os.stat_result) -> None:
+    if status.st_nlink != 1 and not folder.resolve().is_relative_to(cache_folder().resolve()):
         raise BundleFileError(
             f"{name} has {status.st_nlink} hard links. "
             "Copy the bundle (cp -r) instead of linking its files."

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 from typing import BinaryIO
 
 import click
 
 from ortolan.cli import options
 from ortolan.cli.inputs import decoded
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import loading
 
@@ -33,7 +33,7 @@ from ortolan.cli.progress import loading
 @options.threads
 @options.as_json
 def command(
-    bundle: Path,
+    bundle: str,
     question: str,
     context: BinaryIO,
     allow_none: bool,
@@ -49,7 +49,7 @@ def command(
 
     text = decoded(context.read(), "context")
     with loading("answer", as_json=as_json) as steps:
-        model = load(bundle, Encoder, device=device, threads=threads)
+        model = load(bundle_of(bundle, steps), Encoder, device=device, threads=threads)
         steps("answer", 0, 1)
         answer = model.answer(question, text, allow_none=allow_none)
     if as_json:

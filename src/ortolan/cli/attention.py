@@ -6,6 +6,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.extras import extra
+from ortolan.cli.models import opened_bundle
 from ortolan.cli.progress import loading
 
 
@@ -42,7 +43,7 @@ def _numbers(
 )
 @options.threads
 def command(
-    bundle: Path,
+    bundle: str,
     text: str,
     out: Path,
     target: str | None,
@@ -61,12 +62,11 @@ def command(
     with extra("plot", command="attention"):
         from ortolan.cli.attention_over_image import draw_over, gazes
         from ortolan.cli.attention_picture import choose, draw
-    from ortolan.runtime import open_bundle
     from ortolan.runtime.attention_maps import attention_maps
     from ortolan.runtime.bundle.sources import ImageSource
 
     with loading("attention") as steps:
-        opened = open_bundle(bundle)
+        opened = opened_bundle(bundle, steps)
         source = opened.manifest.source
         if over_image and not isinstance(source, ImageSource):
             raise click.UsageError("--over-image is for bundles that read images. Leave it out.")

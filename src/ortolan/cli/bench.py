@@ -1,12 +1,12 @@
 """`ortolan bench BUNDLE`."""
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from ortolan.cli import options
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import Row, print_json, print_table, size
 from ortolan.cli.progress import progress
 
@@ -59,7 +59,7 @@ _Length = click.IntRange(min=0)
 @options.threads
 @options.as_json
 def command(
-    bundle: Path,
+    bundle: str,
     prompts: tuple[int, ...],
     news: tuple[int, ...],
     depths: tuple[int, ...],
@@ -80,7 +80,7 @@ def command(
 
     with progress("bench", as_json=as_json) as steps:
         steps("load", 0, 1)
-        model = load(bundle, Decoder, device=device, threads=threads)
+        model = load(bundle_of(bundle, steps), Decoder, device=device, threads=threads)
         result = measure(
             model,
             cases(prompts, news, depths),

@@ -11,6 +11,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.inputs import read_inputs
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import loading
 
@@ -48,7 +49,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @options.threads
 @options.as_json
 def command(
-    bundle: Path,
+    bundle: str,
     inputs: tuple[str, ...],
     images: tuple[Path, ...],
     top: int | None,
@@ -75,7 +76,7 @@ def command(
     if not inputs and not images:
         raise click.UsageError("Pass a FILE_OR_TEXT, or --image.")
     with loading("classify", as_json=as_json) as steps:
-        model = load(bundle, Encoder, device=device, threads=threads)
+        model = load(bundle_of(bundle, steps), Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs, images)
         steps("classify", 0, len(items))
         if model.manifest.output_kind.name == "token_labels":

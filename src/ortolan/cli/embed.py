@@ -6,6 +6,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.inputs import read_inputs
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import print_json
 from ortolan.cli.progress import loading
 
@@ -28,7 +29,7 @@ from ortolan.cli.progress import loading
 @options.threads
 @options.as_json
 def command(
-    bundle: Path,
+    bundle: str,
     inputs: tuple[str, ...],
     images: tuple[Path, ...],
     texts: tuple[str, ...],
@@ -47,7 +48,7 @@ def command(
     if not inputs and not images and not texts:
         raise click.UsageError("Pass a TEXT, or --image or --text.")
     with loading("embed", as_json=as_json) as steps:
-        model = load(bundle, Encoder, device=device, threads=threads)
+        model = load(bundle_of(bundle, steps), Encoder, device=device, threads=threads)
         items = read_inputs(model.manifest, inputs, images)
         steps("embed", 0, len(items) + len(texts))
         parts = [(model, items)] if items else []

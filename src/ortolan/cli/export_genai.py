@@ -6,6 +6,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.extras import extra
+from ortolan.cli.models import opened_bundle
 from ortolan.cli.output import print_json, print_table, size
 from ortolan.cli.progress import progress
 
@@ -15,7 +16,7 @@ from ortolan.cli.progress import progress
 @click.argument("out", type=click.Path(path_type=Path))
 @click.option("--force", is_flag=True, help="Replace such a folder at OUT.")
 @options.as_json
-def command(bundle: Path, out: Path, force: bool, as_json: bool) -> None:
+def command(bundle: str, out: Path, force: bool, as_json: bool) -> None:
     """Convert BUNDLE to the folder OUT, which onnxruntime-genai loads.
 
     BUNDLE must be a decoder for the CPU with fused attention in one graph. Before OUT is written,
@@ -24,10 +25,9 @@ def command(bundle: Path, out: Path, force: bool, as_json: bool) -> None:
     """
     with extra("export", command="export-genai"):
         from ortolan.export.layouts.genai import convert
-    from ortolan.runtime import open_bundle
 
-    opened = open_bundle(bundle, full_check=True)
     with progress("export-genai", as_json=as_json) as steps:
+        opened = opened_bundle(bundle, steps, full_check=True)
         steps("convert", 0, 1)
         folder = convert(opened, out, force=force)
     total = sum(path.stat().st_size for path in folder.iterdir())

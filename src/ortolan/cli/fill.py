@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import click
 
 from ortolan.cli import options
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import loading
 
@@ -26,7 +26,7 @@ from ortolan.cli.progress import loading
 @options.threads
 @options.as_json
 def command(
-    bundle: Path, text: str, top: int, device: str, threads: int | None, as_json: bool
+    bundle: str, text: str, top: int, device: str, threads: int | None, as_json: bool
 ) -> None:
     """Fill the blanks of TEXT, which BUNDLE writes as [MASK], <mask> or <|mask|>.
 
@@ -35,7 +35,7 @@ def command(
     from ortolan.runtime import Encoder, load
 
     with loading("fill", as_json=as_json) as steps:
-        model = load(bundle, Encoder, device=device, threads=threads)
+        model = load(bundle_of(bundle, steps), Encoder, device=device, threads=threads)
         steps("fill", 0, 1)
         filling = model.fill(text, top=top)
     if as_json:

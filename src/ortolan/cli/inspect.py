@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ortolan.cli import options
+from ortolan.cli.models import bundle_in
 from ortolan.cli.output import Row, print_json, print_table, quality_rows, size
 from ortolan.cli.preview import print_preview
 from ortolan.cli.progress import loading
@@ -23,7 +23,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 
 
 @click.command()
-@click.argument("path", type=click.Path(path_type=Path))
+@click.argument("path", type=options.model_path)
 @click.option(
     "--context", type=click.IntRange(min=1), help="Context to plan memory for, in tokens."
 )
@@ -48,7 +48,7 @@ if TYPE_CHECKING:  # the runtime is imported when the command runs
 @options.isolate
 @options.as_json
 def command(
-    path: Path,
+    path: str,
     context: int | None,
     batch: int | None,
     device: str | None,
@@ -65,14 +65,15 @@ def command(
     Checkpoint: how it would be exported, and for each precision the size of the bundle, the memory
     and time of the export, and the memory and speed of a decoder on this machine.
     """
-    # a manifest that is a broken link is still that of a bundle
-    if os.path.lexists(path / "manifest.json") or not path.exists():
+    with loading("inspect", as_json=as_json) as steps:
+        bundle = bundle_in(path, steps)
+    if bundle is not None:
         if via is not None:
             raise click.ClickException(f"--via is for checkpoints, and {path} is not one.")
         if operators is not None:
-            _write_operators(path, operators, as_json=as_json)
+            _write_operators(bundle, operators, as_json=as_json)
             return
-        _describe_bundle(path, context, batch or 1, device, isolate=isolate, as_json=as_json)
+        _describe_bundle(bundle, context, batch or 1, device, isolate=isolate, as_json=as_json)
         return
     for_bundles = {"--context": context, "--batch": batch, "--device": device}
     for option, value in {**for_bundles, "--operators": operators}.items():

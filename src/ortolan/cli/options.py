@@ -13,10 +13,14 @@ from ortolan.cli.help import section
 if TYPE_CHECKING:
     from ortolan.runtime import Decoder, Sampling, Seq2Seq
 
-bundle = click.argument("bundle", type=click.Path(path_type=Path))
-
 model_path = click.Path(path_type=str)
 """Type of a path, or of a name on the Hugging Face Hub."""
+
+bundle = click.argument("bundle", type=model_path)
+"""A bundle: its folder, or its name on the Hugging Face Hub; see `ortolan.cli.models`."""
+
+bundle_folder = click.argument("bundle", type=click.Path(path_type=Path))
+"""A bundle on this machine, for commands that change or convert it."""
 
 revision = click.option(
     "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hugging Face Hub."

@@ -1,10 +1,9 @@
 """`ortolan pack BUNDLE`."""
 
-from pathlib import Path
-
 import click
 
 from ortolan.cli import options
+from ortolan.cli.models import opened_bundle
 from ortolan.cli.output import print_json, print_table, size
 from ortolan.cli.progress import progress
 
@@ -12,7 +11,7 @@ from ortolan.cli.progress import progress
 @click.command()
 @options.bundle
 @options.as_json
-def command(bundle: Path, as_json: bool) -> None:
+def command(bundle: str, as_json: bool) -> None:
     """Prepare the weights of BUNDLE for this processor, to load it faster and in less memory.
 
     onnxruntime rearranges weights for the processor whenever it loads a bundle. `pack` does it
@@ -22,12 +21,12 @@ def command(bundle: Path, as_json: bool) -> None:
     """
     import msgspec
 
-    from ortolan.runtime import open_bundle
     from ortolan.runtime.pack.write import pack
 
     with progress("pack", as_json=as_json) as steps:
+        opened = opened_bundle(bundle, steps)
         steps("weights", 0, 1)
-        report = pack(open_bundle(bundle))
+        report = pack(opened)
     if as_json:
         print_json(msgspec.to_builtins(report))
         return

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortolan.cli.extras import extra
 from ortolan.cli.output import print_json, print_table, size
-from ortolan.cli.progress import duration
+from ortolan.cli.progress import duration, progress
 
 if TYPE_CHECKING:  # PyTorch is imported when the command runs
     from collections.abc import Mapping
@@ -20,7 +19,7 @@ if TYPE_CHECKING:  # PyTorch is imported when the command runs
 _WAYS = {"family": "by its family", "transformers": "as transformers computes it"}
 
 
-def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
+def print_preview(path: str, *, via: Any, as_json: bool) -> None:
     """Print how a checkpoint would be exported, and the cost."""
     import msgspec
 
@@ -28,7 +27,8 @@ def print_preview(path: Path, *, via: Any, as_json: bool) -> None:
         from ortolan.export.preview.preview import preview
         from ortolan.export.preview.run import PROMPT_TOKENS
 
-    about = preview(path, via=via)
+    with progress("inspect", as_json=as_json) as steps:
+        about = preview(path, via=via, progress=steps)
     if as_json:
         print_json(msgspec.to_builtins(about))
         return

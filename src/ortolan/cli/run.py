@@ -27,7 +27,7 @@ _seq2seq = section("Encoder-decoder models")
 
 
 @click.command(cls=LongCommand)
-@options.bundle
+@options.bundle_folder
 @click.argument("prompt", default="-")
 @options.max_new_tokens
 @options.sampling(from_model=False)

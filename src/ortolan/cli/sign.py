@@ -9,7 +9,7 @@ from ortolan.cli.extras import extra
 
 
 @click.command()
-@options.bundle
+@options.bundle_folder
 @click.option(
     "--key",
     type=click.Path(path_type=Path),

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from ortolan.cli import options
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import print_json
 from ortolan.cli.progress import loading
 
@@ -43,7 +44,7 @@ BLOCK = 1 << 16
 @options.threads
 @options.as_json
 def command(
-    bundle: Path,
+    bundle: str,
     sound: str,
     language: str | None,
     translate: bool,
@@ -66,7 +67,7 @@ def command(
     if sound != "-" and rate is not None:
         raise click.UsageError("--rate is for -: a file states its own. Leave it out.")
     with loading("transcribe", as_json=as_json) as steps:
-        model = _load(bundle, device=device, threads=threads)
+        model = _load(bundle_of(bundle, steps), device=device, threads=threads)
         _check_options(model, sound, language=language, translate=translate)
         steps("transcribe", 0, 1)
         if sound != "-":

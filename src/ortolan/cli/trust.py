@@ -8,7 +8,7 @@ from ortolan.cli import options
 
 
 @click.command()
-@options.bundle
+@options.bundle_folder
 def command(bundle: Path) -> None:
     """Trust BUNDLE for your user on this machine although it uses custom operators.
 

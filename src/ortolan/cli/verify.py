@@ -6,6 +6,7 @@ import click
 
 from ortolan.cli import options
 from ortolan.cli.extras import extra
+from ortolan.cli.models import bundle_of
 from ortolan.cli.output import print_json, print_table
 from ortolan.cli.progress import progress
 
@@ -27,7 +28,7 @@ from ortolan.cli.progress import progress
 @options.isolate
 @options.as_json
 def command(
-    bundle: Path,
+    bundle: str,
     adapter: Path | None,
     key: Path | None,
     device: str,
@@ -51,13 +52,12 @@ def command(
 
     from ortolan.runtime import open_bundle, verify
 
-    if key is not None:
-        with extra("sign", command="verify --key"):
-            from ortolan.signing import check
-        check(bundle, key)
     with progress("verify", as_json=as_json) as steps:
+        path = bundle_of(bundle, steps)
+        if key is not None:
+            _check_signature(path, key)
         report = verify(
-            bundle,
+            path,
             adapter=adapter,
             device=device,
             threads=threads,
@@ -65,7 +65,7 @@ def command(
             progress=lambda done, total: steps("verify", done, total),
         )
     if as_json:
-        own = open_bundle(bundle).manifest.quality if adapter is None else None
+        own = open_bundle(path).manifest.quality if adapter is None else None
         quality = own or report.quality
         print_json({**msgspec.to_builtins(report), "quality": msgspec.to_builtins(quality)})
         return int(report.verdict == "FAIL")
@@ -85,3 +85,9 @@ def command(
         ]
     )
     return int(report.verdict == "FAIL")
+
+
+def _check_signature(bundle: Path, key: Path) -> None:
+    with extra("sign", command="verify --key"):
+        from ortolan.signing import check
+    check(bundle, key)

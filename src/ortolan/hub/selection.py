@@ -11,6 +11,7 @@ from ortolan.hub.name import Name
 __all__ = [
     "MANIFEST",
     "adapter_files",
+    "bundle_folder",
     "bundle_folders",
     "describing_files",
     "files_of_bundle",
@@ -38,6 +39,9 @@ _BUNDLE = (".json", ".jinja", ".onnx", ".bin", ".npz", ".sig")
 
 PARTS = ("vision", "sound", "text", "mtp")
 """Folders of a bundle that hold bundles; see `ortolan.runtime.bundle.parts`."""
+
+_PACKED = "packed-"
+"""Start of folders that only the machine that made them can use; see `ortolan pack`."""
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -129,28 +133,46 @@ def bundle_folders(names: Collection[str]) -> list[str]:
     return sorted(found - parts)
 
 
+def bundle_folder(names: Collection[str], name: Name) -> str:
+    """The folder of the bundle that a name means; "" is the repository itself.
+
+    Raises:
+        RepositoryError: the repository has no such bundle, or has several.
+    """
+    folders = bundle_folders(names)
+    wanted = name.part or ""
+    if wanted in folders:
+        return wanted
+    if name.part is None and len(folders) == 1:
+        return folders[0]
+    if folders:
+        what = "not a bundle" if name.part else f"{len(folders)} bundles"
+        each = ", ".join(f"{name.repository}:{folder}".rstrip(":") for folder in folders)
+        raise RepositoryError(f"{name} is {what}. Name one of {each:.400}.")
+    if "config.json" in names or any(file.endswith(".gguf") for file in names):
+        raise RepositoryError(
+            f"{name} is a checkpoint, not a bundle. Talk to it with `ortolan chat {name}`, or make "
+            f"a bundle of it with `ortolan export {name} BUNDLE`."
+        )
+    raise RepositoryError(f"{name} is not a bundle. It has no {MANIFEST}.")
+
+
 def files_of_bundle(names: Collection[str], name: Name) -> list[str]:
     """The files of the bundle that a name means.
 
     Raises:
         RepositoryError: the repository has no such bundle, or has several.
     """
-    folders = bundle_folders(names)
-    chosen = [folder for folder in folders if name.part is None or folder == name.part]
-    if len(chosen) != 1:
-        named = ", ".join(f"{name.repository}:{folder}" for folder in folders if folder)
-        raise RepositoryError(
-            f"{name} is {'not a bundle' if not chosen else f'{len(chosen)} bundles'}. "
-            + (f"Name one of {named:.400}." if named else "It has no manifest.json.")
-        )
-    start = f"{chosen[0]}/" if chosen[0] else ""
-    others = [f"{folder}/" for folder in folders if folder and folder != chosen[0]]
+    folder = bundle_folder(names, name)
+    start = f"{folder}/" if folder else ""
+    others = tuple(f"{other}/" for other in bundle_folders(names) if other not in ("", folder))
     return sorted(
         file
         for file in names
         if file.startswith(start)
         and file.endswith(_BUNDLE)
-        and not (chosen[0] == "" and file.startswith(tuple(others)))
+        and not file.removeprefix(start).startswith(_PACKED)
+        and not (file.startswith(others) and not start.startswith(others))
     )
 
 

@@ -15,7 +15,7 @@ from ortolan.errors import OrtolanError
 
 
 @click.command(cls=LongCommand)
-@options.bundle
+@options.bundle_folder
 @click.option("--system", metavar="TEXT", help="System message. Default: the template's.")
 @options.max_new_tokens
 @options.sampling(from_model=True)

@@ -1,0 +1,63 @@
+"""What a command line calls a model: a path, or a name on the Hugging Face Hub."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ortolan.cli.progress import Reporter
+from ortolan.hub.client import Listing, list_files
+from ortolan.hub.fetch import kind_of
+from ortolan.hub.name import name_of
+
+if TYPE_CHECKING:  # the runtime is imported when a command runs
+    from ortolan.runtime import Bundle
+
+
+def bundle_of(model: str | Listing, steps: Reporter) -> Path:
+    """Return the folder of a bundle; that of a name is fetched first.
+
+    Args:
+        model: a path, a name with `:part` or `@revision`, or the listing of a repository.
+        steps: shows what is fetched, then that the bundle is loaded.
+
+    Raises:
+        BundleError: a fetched bundle is damaged or not trusted.
+        CacheError: the cache cannot be written.
+        HubError: the Hub refuses or cannot be reached, or has no such bundle.
+    """
+    source = model if isinstance(model, Listing) else name_of(model)
+    if source is None:
+        return Path(f"{model}")
+    from ortolan.runtime.bundle.fetched import fetched
+
+    steps("fetch", 0, 1)
+    folder = fetched(source, progress=steps, waiting=lambda: steps("wait", 0, 1))
+    steps("load", 0, 1)
+    return folder
+
+
+def bundle_in(model: str, steps: Reporter) -> Path | None:
+    """Return the folder of a bundle as `bundle_of` does; `None` for a checkpoint."""
+    name = name_of(model)
+    if name is not None:
+        listing = list_files(name)
+        return bundle_of(listing, steps) if kind_of(listing) == "bundle" else None
+    folder = Path(model)
+    # a manifest that is a broken link is still that of a bundle
+    is_bundle = os.path.lexists(folder / "manifest.json") or not folder.exists()
+    return folder if is_bundle else None
+
+
+def opened_bundle(model: str, steps: Reporter, *, full_check: bool = False) -> "Bundle":
+    """Open a bundle for a command that computes with it; see `bundle_of`.
+
+    One that was fetched is loaded in a subprocess first, as `ortolan.load` does.
+    """
+    from ortolan.runtime import open_bundle
+    from ortolan.runtime.bundle.fetched import is_fetched
+    from ortolan.runtime.verification.first_load import first_load
+
+    bundle = open_bundle(bundle_of(model, steps), full_check=full_check)
+    if is_fetched(bundle.path):
+        first_load(bundle)
+    return bundle
