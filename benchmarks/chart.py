@@ -1,6 +1,7 @@
 """Charts of measurements."""
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate, product
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
+from matplotlib.transforms import Bbox
 
 from report import Speed
 
@@ -15,8 +17,9 @@ FIRST, OTHER = "#1f6f8b", "#b8c4ca"  # the peer that the others are compared wit
 BAR_INCHES = 0.36
 FRAME_INCHES = 1.1
 WIDTH_INCHES = 4.6
-FRONTIER_INCHES = (9, 6)
+FRONTIER_INCHES = (8, 5)
 LENGTHS_INCHES = (11, 8)
+LABEL_OFFSETS = (3, -4, 12, -13, 21, -22)  # points above or below
 OURS = ("ortolan", "bundle")
 SPEED = "tokens per second"
 
@@ -122,7 +125,8 @@ def draw_frontier(
     """Write a picture of quality against size, or another cost, for every way to shrink a model.
 
     Args:
-        rows: rows of a table. A line joins those of one tool; Ortolan's are colored.
+        rows: rows of a table; Ortolan's are colored. A line joins those of one tool that are
+            better than all its cheaper ones.
         path: the file.
         of: key of the quality in a row, and its label.
         title: title of the picture.
@@ -135,31 +139,28 @@ def draw_frontier(
         return
     figure = Figure(figsize=FRONTIER_INCHES, layout="constrained")
     axes = figure.subplots()
+    axes.set_yscale("log")
+    axes.margins(x=0.08, y=0.08)
     tools = list(dict.fromkeys(row["tool"] for row in small))
     own = [tool for tool in tools if tool.startswith(OURS)]
     others = [tool for tool in tools if tool not in own]
+    labels = []
     for tool in tools:
         points = sorted((row for row in small if row["tool"] == tool), key=itemgetter(cost))
-        sizes = [row[cost] / unit for row in points]
         place = (own if tool in own else others).index(tool)
         colors, markers = (SHADES, ("o",)) if tool in own else (GREYS, MARKERS)
         color = colors[place % len(colors)]
         marker = markers[place % len(markers)]
-        axes.plot(sizes, [row[key] for row in points], color=color, marker=marker, label=tool)
-        for size, row in zip(sizes, points, strict=True):
-            axes.annotate(
-                row["label"],
-                (size, row[key]),
-                xytext=(4, 3),
-                textcoords="offset points",
-                fontsize="xx-small",
-                color=color,
-            )
-    axes.set_yscale("log")
+        lowest = accumulate((row[key] for row in points), min)
+        best = [row for row, low in zip(points, lowest, strict=True) if row[key] == low]
+        axes.plot([row[cost] / unit for row in best], [row[key] for row in best], color=color)
+        at = [(row[cost] / unit, row[key]) for row in points]
+        axes.scatter(*zip(*at, strict=True), color=color, marker=marker, label=tool, zorder=2)
+        labels += [(row["label"], xy, color) for row, xy in zip(points, at, strict=True)]
+    _label(axes, labels)
     for named in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
-        named(FuncFormatter(lambda value, _: f"{value:.1g}"))
+        named(FuncFormatter(_decimal))
     axes.tick_params(axis="y", which="both", labelsize="x-small")
-    axes.margins(x=0.08)
     axes.set_xlabel(axis)
     axes.set_ylabel(name)
     axes.set_title(title, fontsize="small")
@@ -167,6 +168,36 @@ def draw_frontier(
     axes.grid(visible=True, which="both", alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
+
+
+def _decimal(value: float, _: int | None) -> str:
+    """A tick of a logarithmic axis, or nothing where the next one would touch it."""
+    text = f"{value:.1g}"
+    return text if text[-1] in "1235" else ""
+
+
+def _label(axes: Axes, labels: Sequence[tuple[str, tuple[float, float], str]]) -> None:
+    """Write labels next to their points, without overlaps where there is room.
+
+    Args:
+        axes: with all points.
+        labels: text, point and color.
+    """
+    axes.figure.canvas.draw()
+    at = [axes.transData.transform(xy) for _, xy, _ in labels]
+    taken = [Bbox.from_extents(x - 4, y - 4, x + 4, y + 4) for x, y in at]
+    for text, xy, color in labels:
+        label = axes.annotate(
+            text, xy, xytext=(5, 3), textcoords="offset points", fontsize="x-small", color=color
+        )
+        for up, is_right in product(LABEL_OFFSETS, (True, False)):
+            label.xyann = (5 if is_right else -5, up)
+            label.set_horizontalalignment("left" if is_right else "right")
+            label.set_verticalalignment("baseline" if up > 0 else "top")
+            box = label.get_window_extent()
+            if box.x0 > axes.bbox.x0 and not any(box.overlaps(other) for other in taken):
+                break
+        taken.append(box)
 
 
 def draw_lengths(
