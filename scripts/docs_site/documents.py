@@ -6,7 +6,7 @@ hold. On the site, a folder stands for its index page, and a source file gets a 
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatch
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, relpath
@@ -71,8 +71,9 @@ def stage(root: Path, out: Path) -> None:
         source = document.relative_to(root).as_posix()
         text = relinked(document.read_text(encoding="utf-8"), source, pages, root=root, out=out)
         _write(out / pages[source], text)
+    order = _linked(root / "docs" / "README.md", root)
     for folder, entries in folders.items():
-        _write_index(out, folder, entries, order=(root / "README.md").read_text(encoding="utf-8"))
+        _write_index(out, folder, entries, order=order)
 
 
 def page(document: Path | PurePosixPath) -> str:
@@ -150,10 +151,17 @@ def _copied(path: str, *, root: Path, out: Path) -> str | None:
     return f"{path}.md"
 
 
-def _write_index(out: Path, folder: str, entries: Iterable[str], *, order: str) -> None:
+def _linked(document: Path, root: Path) -> list[str]:
+    """Paths in the repository that a document links to, in order."""
+    folder = document.parent.relative_to(root).as_posix()
+    targets = _LINK.findall(document.read_text(encoding="utf-8"))
+    return [normpath(f"{folder}/{target}") for _, _, target, _ in targets]
+
+
+def _write_index(out: Path, folder: str, entries: Iterable[str], *, order: Sequence[str]) -> None:
     """Write the index of a folder, or add its pages to the one that it has.
 
-    Pages come in the order in which the README names them last, then by name.
+    Pages in `order` come first, as they come there; the others follow by name.
     """
     inside = sorted(
         (relpath(entry, folder) for entry in entries),
@@ -172,9 +180,9 @@ def _write_index(out: Path, folder: str, entries: Iterable[str], *, order: str) 
     _write(index, text + toctree(inside))
 
 
-def _position(order: str, place: str) -> int:
-    found = order.rfind(place.removesuffix("/index.md"))
-    return len(order) if found < 0 else found
+def _position(order: Sequence[str], place: str) -> int:
+    document = place.removesuffix("/index.md")
+    return order.index(document) if document in order else len(order)
 
 
 def _heading(folder: str, name: str) -> str:

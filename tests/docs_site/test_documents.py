@@ -11,8 +11,8 @@ from docs_site.documents import stage, summary
 def repository(tmp_path: Path) -> Path:
     root = tmp_path / "repository"
     files = {
-        "README.md": "# Top\n\n"
-        "[Second](docs/guides/second.md), [first](docs/guides/first.md#part).\n",
+        "README.md": "# Top\n\n[First](docs/guides/first.md#part).\n",
+        "docs/README.md": "# All\n\n[Second](guides/second.md), [first](guides/first.md#part).\n",
         "docs/guides/first.md": "# First\n\nOne sentence. Another.\n\n## Part\n",
         "docs/guides/second.md": "# Second\n\n"
         "[Up](../../README.md), [all guides](../guides), [a model](../../models/small), "
@@ -44,7 +44,7 @@ def test_links_lead_to_pages_of_documents_folders_and_source_files(pages: Path) 
     assert "[all guides](index.md)" in text
     assert "[a model](../../models/small/index.md)" in text
     assert "[code](../../tool.py.md)" in text
-    assert "[first](docs/guides/first.md#part)" in (pages / "index.md").read_text()
+    assert "[First](docs/guides/first.md#part)" in (pages / "index.md").read_text()
     assert "print('```')" in (pages / "tool.py.md").read_text()
 
 
@@ -68,7 +68,7 @@ def test_a_link_to_nothing_is_an_error(repository: Path, tmp_path: Path) -> None
         stage(repository, tmp_path / "pages")
 
 
-def test_an_index_lists_pages_in_the_order_of_the_readme(pages: Path) -> None:
+def test_an_index_lists_pages_in_the_order_of_the_documentation(pages: Path) -> None:
     text = (pages / "docs/guides/index.md").read_text()
     listed = [line for line in text.splitlines() if line.startswith("* ")]
     assert listed == [
