@@ -2,7 +2,8 @@
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import GROUP_SIZES
-from ortolan.export.quantize.schemes import NARROW
+from ortolan.export.parameters import is_matrix, weights_of
+from ortolan.export.quantize.schemes import NARROW, is_block, scheme_of, stored_scheme
 from ortolan.export.settings import Plan, Quantization
 
 UNCALIBRATED_WIDTH = 1024
@@ -43,6 +44,8 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
     quantization, width = plan.quantization, width_of(model)
     if quantization is None or plan.auto or quantization.scheme.bits > 4 or width is None:
         return ()
+    if model.is_quantized and _keeps_blocks(model, quantization):
+        return ()
     warnings = []
     method, group = quantization.method, quantization.scheme.group
     if method != "gptq" and width < UNCALIBRATED_WIDTH:
@@ -57,6 +60,16 @@ def risks(model: Exportable, plan: Plan) -> tuple[str, ...]:
             f"--group-size {min(GROUP_SIZES)}, or leave it out."
         )
     return tuple(warnings)
+
+
+def _keeps_blocks(model: Exportable, quantization: Quantization) -> bool:
+    """Whether every product in blocks keeps the codes of the source."""
+    return all(
+        stored_scheme(model.weights, name)
+        == scheme_of(name, weight.shape[-1], quantization, model.weights)
+        for name, owner, weight in weights_of(model.module)
+        if is_block(name) and is_matrix(model, owner, weight)
+    )
 
 
 def _calibrating(quantization: Quantization, leave_out: str) -> str:
@@ -76,6 +89,8 @@ def advise(model: Exportable, plan: Plan) -> tuple[str, ...]:
             return ("--prefill-precision float",)
         is_sized = plan.auto.target_size is not None
         return ("a larger --target-size" if is_sized else "a smaller --max-kl",)
+    if model.is_quantized and plan.precision == "int8" and quantization.method == "rtn":
+        return ("--precision fp32",)  # other methods would round the codes of the source again
     advice = []
     if quantization.method != "gptq":
         advice.append(_calibrating(quantization, "leaving out"))

@@ -83,6 +83,7 @@ class Exportable:
         states: of the decoder, for a type of activations.
         maps: names of the attention maps, in the order of the layers.
         weights: of the module.
+        is_quantized: the source stores weights in fewer than 16 bits.
         tables: computed tensors, by the names of initializers.
         sha256: hashes everything that decides what the model computes; reads all weights.
         folder: of the checkpoint; None for a live module.
@@ -134,6 +135,7 @@ class Exportable:
     tokenizer: Tokenizer | None
     takes: Source | None
     gives: Output | None
+    is_quantized: bool = False
     original: Original | None = None
     cached: Cached | None = None
     takes_one: bool = False

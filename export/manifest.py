@@ -9,6 +9,7 @@ import torch
 
 from ortolan import __version__
 from ortolan.export.exportable import Exportable
+from ortolan.export.options import PrecisionName
 from ortolan.export.output import describe_files
 from ortolan.export.settings import Plan
 from ortolan.export.weights.store import Stored
@@ -59,7 +60,7 @@ def describe(
     manifest = Manifest(
         schema=SCHEMA,
         kind=plan.kind,
-        precision=plan.precision,
+        precision=_precision(plan, stored),
         attention=plan.options.attention,
         devices=plan.devices,
         context_length=model.context_length,
@@ -117,6 +118,12 @@ def _cache(manifest: Manifest, graphs: Iterable[GraphSummary]) -> CacheType | No
     # the functions of portable attention scatter too
     scatters = any(not _SCATTERING.isdisjoint(graph.operators) for graph in graphs)
     return "slots" if scatters or manifest.attention == "portable" else "grows"
+
+
+def _precision(plan: Plan, stored: Stored) -> PrecisionName:
+    """Precision of the plan, or `int4` where codes of the source stayed in 4 bits."""
+    has_4_bits = any(weight.bits == 4 for weight in stored.quantized)
+    return "int4" if has_4_bits and plan.precision == "int8" else plan.precision
 
 
 def _states(model: Exportable, plan: Plan) -> tuple[State, ...]:

@@ -45,7 +45,7 @@ from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.auto import Chosen, choose
 from ortolan.export.quantize.find import find_codes
 from ortolan.export.quantize.schemes import assign_schemes
-from ortolan.export.quantize.stored import stored_schemes
+from ortolan.export.quantize.stored import default_precision, stored_schemes
 from ortolan.export.settings import CACHE_SEQUENCES, Plan, draft_of, resolve
 from ortolan.export.source import Source, open_exportable
 from ortolan.export.source.names import located, located_adapter
@@ -78,7 +78,7 @@ def export(
     source: Source,
     out: str | Path,
     *,
-    precision: Precision = "fp32",
+    precision: Precision | None = None,
     device: Device = "cpu",
     calibration: str | Path | None = None,
     max_context: int | None = None,
@@ -95,16 +95,16 @@ def export(
         source: a checkpoint (see `open_checkpoint`), its name on the Hugging Face Hub, or a live
             model: of `ortolan.modeling`, of transformers, or your own module.
         out: folder of the bundle.
-        precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`.
+        precision: of the weights: a name, or an `Int8`, `Int4` or `Auto`. By default int8 for a
+            quantized checkpoint, whose codes are kept, and fp32 for others.
         device: target device.
         calibration: file to calibrate and measure quality with; by default the checkpoint's own
             (`own_calibration`), or else what the model writes (`inputs.synthetic`).
         max_context: longest context in tokens; by default the model's own, or the longest that
             shares one set of rotary frequencies.
         options: advanced settings; see `ExportOptions`.
-        reference: the model that your own module was ported from, to compare with: a module, or a
-            function, from ids `(1, S)` to the logits of every token (see
-            `export.source.reference`).
+        reference: the model that your own module was ported from: a module, or a function from ids
+            `(1, S)` to the logits of every token (see `export.source.reference`).
         revision: branch, tag or commit of a name.
         force: replace a bundle at `out`.
         progress: called as each step advances.
@@ -130,7 +130,7 @@ def export(
             writes = plan.calibrates and data is None
             expected_s = seconds_of(model, plan.quantization, writes=writes, flops=core_flops())
             report(ESTIMATE, 0, round(expected_s))
-        model = _with_parts(folder, model, plan, precision, report)
+        model = _with_parts(folder, model, plan, report)
         job = Job(folder=folder, model=model, plan=plan, data=data, inputs=inputs, progress=report)
         _build(job)
     return open_bundle(out, trust=True)
@@ -155,7 +155,9 @@ def _opened(
     return model if reference is None else with_reference(model, reference)
 
 
-def _plan(model: Exportable, precision: Precision, device: Device, options: ExportOptions) -> Plan:
+def _plan(
+    model: Exportable, precision: Precision | None, device: Device, options: ExportOptions
+) -> Plan:
     """Resolve the settings, with what the device means for this model."""
     if options.attention_maps and device in model.takes_one_on:
         raise OptionError(f"attention_maps of this recurrent network needs the cpu (got {device}).")
@@ -166,7 +168,7 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
     features = model.features
     return resolve(
         model.kind,
-        precision=precision,
+        precision=default_precision(model) if precision is None else precision,
         device=device,
         options=options,
         takes_one=takes_one,
@@ -174,25 +176,23 @@ def _plan(model: Exportable, precision: Precision, device: Device, options: Expo
     )
 
 
-def _plan_of_part(model: Exportable, plan: Plan, precision: Precision) -> Plan:
+def _plan_of_part(model: Exportable, plan: Plan) -> Plan:
     """Settings of a bundle in a bundle: as those of the whole, with at least 8 bits."""
     rounds = plan.precision in ("int8", "int4")
     kept = ("attention", "allow_cpu_nodes", "allow_poor", "proof")
     options = ExportOptions(**{name: getattr(plan.options, name) for name in kept})
-    return _plan(model, "int8" if rounds else precision, plan.device, options)
+    return _plan(model, "int8" if rounds else plan.precision, plan.device, options)
 
 
 P = TypeVar("P", Features | None, HiddenStates | None, Comparison | None)
 
 
-def _with_parts(
-    folder: Path, model: Exportable, plan: Plan, precision: Precision, progress: Progress
-) -> Exportable:
+def _with_parts(folder: Path, model: Exportable, plan: Plan, progress: Progress) -> Exportable:
     """Export the encoder or the head that a model has; return the model bound to it."""
     bound: dict[str, str] = {}
     for name, part in model.parts.items():
         files.make_folder(folder / name)
-        own = _plan_of_part(part, plan, precision)
+        own = _plan_of_part(part, plan)
         job = Job(
             folder=folder / name,
             model=part,

@@ -173,6 +173,15 @@ class Coded(Protocol):
 
 
 @runtime_checkable
+class Quantizable(Protocol):
+    """Tensors of files, some of which may be stored in low-bit form."""
+
+    def is_quantized(self) -> bool:
+        """Whether any tensor is stored in fewer than 16 bits per value."""
+        ...
+
+
+@runtime_checkable
 class Turned(Protocol):
     """Tensors of which some were quantized with their outputs first, whatever the format says."""
 

@@ -10,10 +10,11 @@ from ortolan.export.coverage import Row, read_coverage
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable, content_of
 from ortolan.export.inputs.calibration import own_calibration, own_name
-from ortolan.export.options import Int4, Via
+from ortolan.export.options import Int4, PrecisionName, Via
 from ortolan.export.parameters import count
 from ortolan.export.preview.cost import Cost, costs
 from ortolan.export.progress import Progress
+from ortolan.export.quantize.stored import default_precision
 from ortolan.export.settings import resolve
 from ortolan.export.source import Source, open_exportable, unknown_keys_of, way_of
 from ortolan.export.source.companions import COMPANIONS, TOKENIZER
@@ -57,6 +58,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         weight_bytes: size of the checkpoint's weight files.
         cache_bytes_per_token: size of the KV cache in fp32.
         precisions: cost of each precision.
+        default: the precision of an export unless one is chosen.
+        is_quantized: the checkpoint stores weights in fewer than 16 bits.
         unknown_keys: config keys that make an export fail unless they are accepted by name.
         ignored_keys: config keys without an effect on the outputs.
         left_out: parts of the checkpoint for other inputs than text.
@@ -78,6 +81,8 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     weight_bytes: int
     cache_bytes_per_token: int
     precisions: dict[str, Cost]
+    default: PrecisionName
+    is_quantized: bool
     unknown_keys: tuple[str, ...]
     ignored_keys: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -125,6 +130,8 @@ def preview(
             state.unit_bytes for state in model.states("float32") if state.update == "append"
         ),
         precisions=costs(model),
+        default=default_precision(model),
+        is_quantized=model.is_quantized,
         unknown_keys=unknown,
         ignored_keys=model.keys.ignored,
         left_out=model.left_out,

@@ -3,11 +3,22 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 
+from ortolan.export.exportable import Exportable
+from ortolan.export.options import PrecisionName
 from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.rounding import Part, QuantizedWeight
 from ortolan.export.quantize.schemes import stored_scheme
 from ortolan.export.scheme import Scheme
 from ortolan.modeling.weights import READ_ELEMENTS, Coded, Weights
+
+
+def default_precision(model: Exportable) -> PrecisionName:
+    """The precision that an export uses unless one is chosen.
+
+    `int8` for a quantized source: its codes are kept, even those of 4 bits, and weights that it
+    stores in another form are rounded to 8 bits. `fp32` for any other.
+    """
+    return "int8" if model.is_quantized else "fp32"
 
 
 def stored_schemes(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:

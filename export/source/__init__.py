@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -141,9 +142,10 @@ def _open_checkpoint(
         checkpoint = checkpoint.of_text()
         if not is_causal_class(checkpoint.values):
             check_architecture(checkpoint.values, None)
-    return open_published(
+    model = open_published(
         checkpoint, tokenizer=tokenizer, max_context=max_context, accept_unknown=accept_unknown
     )
+    return replace(model, is_quantized=checkpoint.is_quantized)
 
 
 def _of_kind(config: ModelConfig, checkpoint: Checkpoint) -> Callable[..., Exportable]:

@@ -27,6 +27,7 @@ from ortolan.modeling.weights import (
     Coded,
     CodedRows,
     CodeFormat,
+    Quantizable,
     Shapes,
     Table,
     Turned,
@@ -183,6 +184,10 @@ class Adapted:
         """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
         is_own = name in self._replaced
         return not is_own and isinstance(self._base, Turned) and self._base.has_outputs_first(name)
+
+    def is_quantized(self) -> bool:
+        """Whether any tensor is stored in fewer than 16 bits per value."""
+        return isinstance(self._base, Quantizable) and self._base.is_quantized()
 
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a tensor's codes; None if it has none, or the adapter changes it."""

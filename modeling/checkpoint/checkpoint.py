@@ -36,6 +36,7 @@ from ortolan.modeling.checkpoint.text_tower import (
     text_values,
 )
 from ortolan.modeling.errors import CheckpointError
+from ortolan.modeling.weights import Quantizable
 
 CONFIG, GENERATION = "config.json", "generation_config.json"
 
@@ -83,6 +84,11 @@ class Checkpoint:
             CheckpointError: the files are absent, torn, or cannot be read without running code.
         """
         return self.open_tensors()
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is stored in fewer than 16 bits."""
+        return isinstance(self.tensors, Quantizable) and self.tensors.is_quantized()
 
     @property
     def left_out(self) -> tuple[str, ...]:

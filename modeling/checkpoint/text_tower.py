@@ -14,7 +14,7 @@ from torch import Tensor
 from ortolan.modeling.checkpoint.packed.unpacked import FileTensors
 from ortolan.modeling.errors import CheckpointError
 from ortolan.modeling.families.reader import FEATURE_PARTS, ROTARY_SECTIONS
-from ortolan.modeling.weights import Coded, CodedRows, CodeFormat, Turned
+from ortolan.modeling.weights import Coded, CodedRows, CodeFormat, Quantizable, Turned
 
 Values = Mapping[str, object]
 
@@ -214,6 +214,10 @@ class PartTensors:
         """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
         whole = self._whole
         return isinstance(whole, Turned) and whole.has_outputs_first(self._names[name])
+
+    def is_quantized(self) -> bool:
+        """Whether any tensor is stored in fewer than 16 bits per value."""
+        return isinstance(self._whole, Quantizable) and self._whole.is_quantized()
 
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a tensor's codes; None if it has none that kernels support."""

@@ -34,7 +34,7 @@ def run(*arguments: str) -> Any:
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ("", {"precision": "fp32", "device": "cpu", "force": False, "options": ExportOptions()}),
+        ("", {"precision": None, "device": "cpu", "force": False, "options": ExportOptions()}),
         ("--precision fp16 --device cuda", {"precision": "fp16", "device": "cuda"}),
         ("--precision int4", {"precision": Int4()}),
         (
@@ -95,9 +95,9 @@ def test_every_option_reaches_the_export(
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--method rtn", ("--method", "fp32")),
+        ("--method rtn", ("--method", "--precision int4")),
         ("--precision fp16 --asymmetric --group-size 32", ("--group-size", "--asymmetric", "fp16")),
-        ("--calibration-sequences 8", ("--calibration-sequences", "fp32")),
+        ("--precision fp32 --calibration-sequences 8", ("--calibration-sequences", "fp32")),
         ("--precision int8 --head-bits 4", ("head", "int8")),
         ("--target-size 9", ("--target-size", "auto")),
         ("--precision auto --max-kl 1 --head-bits 4", ("--head-bits", "auto")),

@@ -104,7 +104,6 @@ def test_experts_of_mxfp4_are_exact_in_eight_bits(tmp_path: Path) -> None:
     bundle = ortolan.export(
         tmp_path / "source",
         tmp_path / "bundle",
-        precision="int8",
         options=ExportOptions(max_kl=10.0),
     )
     stored = {tensor.name: tensor for tensor in bundle.manifest.quantized}

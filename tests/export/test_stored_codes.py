@@ -1,5 +1,6 @@
 """Bundles from low-bit checkpoints, whose codes are copied."""
 
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,12 +13,18 @@ from tests.modeling.checkpoint.packed_files import METHODS, WIDE, write_packed
 from tests.modeling.tiny_models import reference_model
 from torch import Tensor
 
+from ortolan.cli import main
+from ortolan.cli.preview import print_preview
+from ortolan.export.advice import advise
 from ortolan.export.options import ExportOptions, HeadBits, Int4, Int8
 from ortolan.export.pipeline import export
+from ortolan.export.preview.preview import preview
 from ortolan.export.quantize.schemes import scheme_of
+from ortolan.export.quantize.stored import default_precision
 from ortolan.export.settings import resolve
 from ortolan.export.source import open_exportable
 from ortolan.runtime.bundle.bundle import Bundle
+from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.verification.certificate_files import read_certificate
 
 pytestmark = pytest.mark.slow
@@ -67,6 +74,41 @@ def test_who_names_a_method_gets_its_codes(tmp_path: Path) -> None:
     precision = Int4(method="rtn", group_size=32, asymmetric=True)
     bundle = export(tmp_path / "source", tmp_path / "out", precision=precision, options=options)
     assert {weight.method for weight in bundle.manifest.quantized} == {"rtn"}
+
+
+KEPT_4, KEPT_8, ROUNDED = (4, "kept"), (8, "kept"), (8, "rtn")
+
+
+def counts(bundle: Bundle) -> Counter[tuple[int, str]]:
+    """Number of low-bit weights by bits and method."""
+    return Counter((weight.bits, weight.method) for weight in bundle.manifest.quantized)
+
+
+@pytest.mark.parametrize(
+    ("name", "precision", "expected"),
+    [
+        ("gptq-4", "int4", {KEPT_4: 10, ROUNDED: 2}),
+        ("awq", "int4", {KEPT_4: 10, ROUNDED: 2}),
+        ("gptq-8", "int8", {KEPT_8: 10, ROUNDED: 2}),
+        # Codes in groups of 16 have no kernel.
+        ("gptq-dynamic", "int4", {KEPT_4: 4, ROUNDED: 8}),
+        ("gptq-2", "int8", {ROUNDED: 12}),
+        ("fp8-blocks", "int8", {ROUNDED: 12}),
+        ("nf4", "int8", {ROUNDED: 12}),
+    ],
+)
+def test_a_packed_checkpoint_keeps_its_codes_and_gets_8_bits_elsewhere(
+    name: str, precision: str, expected: dict[tuple[int, str], int], tmp_path: Path
+) -> None:
+    write_packed(tmp_path / "source", METHODS[name])
+    bundle = export(tmp_path / "source", tmp_path / "bundle")
+    assert counts(bundle) == expected
+    assert bundle.manifest.precision == precision
+    assert bundle.manifest.provenance.calibrated_on is None
+    measured = read_certificate(bundle).measured
+    assert measured is not None
+    assert measured.mean_kl is not None
+    assert measured.mean_kl < 0.05
 
 
 PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "ffn_down")
@@ -138,6 +180,82 @@ def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
     assert measured is not None
     assert measured.mean_kl is not None
     assert measured.mean_kl < 0.02
+
+
+def write_mixture(folder: Path, kinds: dict[str, str]) -> Path:
+    """A GGUF file in which these kinds replace those of a mixture of 4 to 8 bits."""
+    mixed = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in PRODUCTS}
+    mixed |= {"blk.0.attn_v.weight": "Q5_0", "blk.1.ffn_down.weight": "Q8_0"}
+    return write_model(folder, mixed | {"token_embd.weight": "Q8_0"} | kinds, turns=True)
+
+
+def test_a_mixed_gguf_file_keeps_every_code_by_default(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, out = write_mixture(tmp_path, {"output.weight": "F16"}), tmp_path / "bundle"
+    monkeypatch.setattr("sys.argv", ["ortolan", "export", str(file), str(out)])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    # Queries, keys and values of the first layer are one product, which has no common format.
+    assert counts(open_bundle(out)) == {KEPT_4: 8, KEPT_8: 2, ROUNDED: 2}
+    printed = capsys.readouterr().out
+    assert ", int4)" in printed
+    assert "8 in 4 bits by kept" in printed
+    assert "2 in 8 bits by rtn" in printed
+    precise = export(file, out, precision="fp32", force=True)
+    assert (precise.manifest.precision, precise.manifest.quantized) == ("fp32", ())
+
+
+@pytest.mark.parametrize(
+    ("kind", "precision"), [("F16", "fp32"), ("BF16", "fp32"), ("Q8_0", "int8"), ("Q5_1", "int8")]
+)
+def test_a_gguf_file_of_one_format_decides_the_precision(
+    kind: str, precision: str, tmp_path: Path
+) -> None:
+    file = write_model(tmp_path, {f"blk.0.{part}.weight": kind for part in PRODUCTS})
+    model = open_exportable(file, tokenizer=None, max_context=None)
+    assert default_precision(model) == precision
+    about = preview(file)
+    assert (about.default, about.is_quantized) == (precision, precision == "int8")
+
+
+@pytest.mark.parametrize("name", ["gptq-4", None])
+def test_an_inspection_names_the_default(
+    name: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name is None:
+        reference_model(WIDE).save_pretrained(tmp_path)
+    else:
+        write_packed(tmp_path, METHODS[name])
+    print_preview(tmp_path, via=None, as_json=False)
+    (row,) = [line for line in capsys.readouterr().out.splitlines() if "(default" in line]
+    assert row.split()[0] == ("fp32" if name is None else "int8")
+    assert ("keeps the 4-bit and 8-bit codes" in row) == (name is not None)
+
+
+def test_kept_codes_are_no_risk_and_advice_does_not_round_them_again(tmp_path: Path) -> None:
+    kinds = {f"blk.{i}.{part}.weight": "Q4_0" for i in (0, 1) for part in PRODUCTS}
+    for name, values, are_risky in (
+        ("kept", kinds, False),
+        ("one more", kinds | {"blk.0.ffn_down.weight": "Q8_0"}, True),
+        ("floats", {}, True),
+    ):
+        (tmp_path / name).mkdir()
+        about = preview(write_model(tmp_path / name, values))
+        assert bool(about.risks) == are_risky, name
+    model = open_exportable(tmp_path / "kept/model.gguf", tokenizer=None, max_context=None)
+    plan = resolve(model.kind, precision=default_precision(model))
+    assert advise(model, plan) == ("--precision fp32",)
+
+
+def test_graphs_without_minimums_round_them_to_8_bits_by_default(tmp_path: Path) -> None:
+    kinds = {"blk.0.ffn_down.weight": "Q4_1"}
+    file = write_model(tmp_path, kinds, model_type="qwen2")
+    options = ExportOptions(attention="portable")
+    bundle = export(file, tmp_path / "bundle", options=options)
+    assert {bits for bits, _ in counts(bundle)} == {8}
+    assert bundle.manifest.precision == "int8"
 
 
 def test_portable_graphs_have_no_minimums(tmp_path: Path) -> None:

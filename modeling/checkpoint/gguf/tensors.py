@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from ortolan.modeling.checkpoint.gguf.architectures import Architecture
-from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, dequantize, read_codes
+from ortolan.modeling.checkpoint.gguf.blocks import CODE_FORMATS, FLOATS, dequantize, read_codes
 from ortolan.modeling.checkpoint.gguf.header import Header
 from ortolan.modeling.checkpoint.gguf.names import FALCON_ONE_NORM, FALCON_TWO_NORMS, Names
 from ortolan.modeling.weights import (
@@ -106,6 +106,10 @@ class GgufTensors:
         else:
             rows = self._rows(placed, start, stop)
         return (rows.T if placed.transposed else rows).contiguous()
+
+    def is_quantized(self) -> bool:
+        """Whether any tensor is stored in fewer than 16 bits per value."""
+        return any(stored.format.name not in FLOATS for stored in self._header.tensors.values())
 
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a matrix whose codes kernels can use unchanged; None for others."""

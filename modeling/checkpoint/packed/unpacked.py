@@ -79,6 +79,10 @@ class Unpacked:
         """Whether a matrix is `(outputs, inputs)` even where the published one is transposed."""
         return self._outputs_first and name in self._packings
 
+    def is_quantized(self) -> bool:
+        """Whether any tensor is stored in fewer than 16 bits per value."""
+        return bool(self._packings)
+
     def code_format(self, name: str) -> CodeFormat | None:
         """Format of a tensor's codes; None if it has none that kernels support."""
         packing = self._packings.get(name)

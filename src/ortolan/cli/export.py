@@ -55,10 +55,9 @@ def _choice(literal: Any) -> click.Choice[str]:
 @click.option(
     "--precision",
     type=click.Choice([*get_args(choices.PrecisionName), "auto"]),
-    default="fp32",
-    show_default=True,
     help="Precision of the weights. auto chooses 4 or 8 bits for each weight, within --max-kl or "
-    "--target-size. fp32 runs on cpu only, bf16 on cuda only.",
+    "--target-size. fp32 runs on cpu only, bf16 on cuda only. Default: fp32; a quantized SOURCE "
+    "keeps its 4-bit and 8-bit codes, and its other weights get 8 bits.",
 )
 @click.option(
     "--device",
@@ -210,7 +209,7 @@ def command(
     *,
     revision: str | None,
     as_json: bool,
-    precision: str,
+    precision: str | None,
     layout: str,
     force: bool,
     **values: Any,
@@ -310,8 +309,8 @@ def _encoder(folder: Path, *more: str) -> str:
     return f"{', '.join((part.takes, *more))} ({size(total)})"
 
 
-def _precision(name: str, values: dict[str, Any]) -> choices.Precision:
-    """Build the precision from its options, which are removed from `values`.
+def _precision(name: str | None, values: dict[str, Any]) -> choices.Precision | None:
+    """Build the precision from its options, which are removed from `values`; None for the default.
 
     Raises:
         OptionError: an option belongs to another precision.
@@ -323,11 +322,13 @@ def _precision(name: str, values: dict[str, Any]) -> choices.Precision:
         own[key] = int(own[key])
     if name == "int8" and own.get("head_bits") == 8:
         del own["head_bits"]  # the only value that int8 has
-    kind = _PRECISIONS.get(name)
+    kind = None if name is None else _PRECISIONS.get(name)
     allowed = {field.name for field in fields(kind)} if kind else set()
     if wrong := sorted(own.keys() - allowed):
         flags = ", ".join(f"--{key.replace('_', '-')}" for key in wrong)
         uses = "auto" if wrong == ["target_size"] else "int4"
+        if name is None:
+            raise OptionError(f"{flags} needs a precision. Add --precision {uses}.")
         raise OptionError(f"{flags} cannot be used with --precision {name}. Use {uses}.")
     if "target_size" in own:
         own["target_size"] = int(own["target_size"] * 1e6)

@@ -50,7 +50,10 @@ def print_preview(path: str, *, via: Any, as_json: bool) -> None:
         ]
     )
     print("\nestimated export; --precision auto takes longer")
-    print_table([(f"  {name}", _cost(cost)) for name, cost in about.precisions.items()])
+    costs = [(name, _cost(cost)) for name, cost in about.precisions.items()]
+    print_table(
+        [(f"  {name}", cost + _default(about) * (name == about.default)) for name, cost in costs]
+    )
     runs = {name: cost.run for name, cost in about.precisions.items() if cost.run is not None}
     if runs:
         print(f"\npredicted speed on this machine, with a prompt of {PROMPT_TOKENS} tokens")
@@ -94,6 +97,11 @@ def _run(run: Run) -> str:
         f"{memory}, first token after {run.first_token_seconds:.2f} s, "
         f"{run.tokens_per_second:.1f} tokens/s"
     )
+
+
+def _default(about: Preview) -> str:
+    kept = ": keeps the 4-bit and 8-bit codes, and rounds other weights to 8 bits"
+    return f" (default{kept if about.is_quantized else ''})"
 
 
 def _cost(cost: Cost) -> str:

@@ -14,8 +14,8 @@ from tests.modeling.tiny_models import GPT2, LLAMA, assert_same_logits, referenc
 from torch import Tensor
 
 from ortolan.modeling import load
+from ortolan.modeling.checkpoint.adapter import Adapted
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
-from ortolan.modeling.weights import Coded
 
 Q = "model.layers.0.self_attn.q_proj"
 UP = "model.layers.1.mlp.up_proj"
@@ -223,10 +223,11 @@ def test_weights_that_an_adapter_changes_have_no_codes(tmp_path: Path) -> None:
     write_packed(tmp_path / "base", METHODS["gptq-4"])
     write_adapter(tmp_path / "adapter", {Q: factors((64, 64))})
     source = open_checkpoint(tmp_path / "base", adapter=tmp_path / "adapter").tensors
-    assert isinstance(source, Coded)
+    assert isinstance(source, Adapted)
     assert source.code_format(f"{Q}.weight") is None
     other = "model.layers.1.self_attn.q_proj.weight"
     assert source.code_format(other) is not None
+    assert source.is_quantized()
     assert source.codes(other, 3, 5).values.shape == (2, 64)
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.modeling.checkpoint.packed_files import GROUP, METHODS, write_packed
+from tests.modeling.checkpoint.packed_files import GROUP, METHODS, WIDE, write_packed
 from tests.modeling.checkpoint.refusals import edit, reconfigure, refused, reshape
 from tests.modeling.mxfp4_files import save_gpt_oss
 from tests.modeling.tiny_models import (
@@ -27,6 +27,7 @@ from ortolan.modeling.checkpoint.folder import open_weights, read_config
 from ortolan.modeling.checkpoint.packed.floats import dequantize_mxfp4
 from ortolan.modeling.checkpoint.packed.unpacked import Unpacked
 from ortolan.modeling.checkpoint.safetensors import Safetensors
+from ortolan.modeling.checkpoint.text_tower import PartTensors
 from ortolan.modeling.weights import Coded, CodeFormat
 
 DOWN = "model.layers.1.mlp.down_proj.weight"
@@ -64,7 +65,10 @@ def both(target: str) -> dict[str, Any]:
 @pytest.mark.parametrize("name", METHODS)
 def test_every_tensor_equals_its_dequantized_codes(name: str, tmp_path: Path) -> None:
     expected = write_packed(tmp_path, METHODS[name])
-    source = open_checkpoint(tmp_path).tensors
+    checkpoint = open_checkpoint(tmp_path)
+    assert checkpoint.is_quantized
+    source = checkpoint.tensors
+    assert PartTensors(source, str).is_quantized()
     assert source.shapes() == {tensor: tuple(value.shape) for tensor, value in expected.items()}
     for tensor, value in expected.items():
         read = source.read(tensor, 0, value.shape[0])
@@ -108,6 +112,12 @@ def test_codes_of_joined_projections_are_concatenated(name: str, tmp_path: Path)
     values = (codes.values.float() - codes.zeros.float()[:, groups]) * codes.scales[:, groups]
     torch.testing.assert_close(values, rows[50:110])
     assert weights.code_format("embedding.weight") is None
+
+
+def test_a_config_alone_does_not_make_weights_quantized(tmp_path: Path) -> None:
+    reference_model(WIDE).save_pretrained(tmp_path)
+    reconfigure(tmp_path, quantization_config={"quant_method": "fp8"})
+    assert not open_checkpoint(tmp_path).is_quantized
 
 
 def test_a_packed_model_equals_its_dequantized_one(tmp_path: Path) -> None:
