@@ -1,6 +1,6 @@
 """The charts of a stored result, drawn from its JSON alone."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from statistics import median
 
@@ -14,11 +14,8 @@ COSTS = {
 }
 """Figures of `cost.py` in seconds, and their names."""
 
-QUALITIES = {
-    "mean_kl": "mean KL to float32, nats",
-    "lost_cosine": "1 - mean cosine to float32",
-}
-"""Qualities of `quality.py` and `embedding_quality.py`, and their labels."""
+QUALITY = ("mean_kl", "mean KL to float32, nats")
+"""Quality of `quality.py`, and its label."""
 
 
 def draw_result(document: Document, path: Path) -> None:
@@ -46,13 +43,11 @@ def _speeds(document: Document, path: Path) -> None:
 
 
 def _frontier(document: Document, path: Path) -> None:
-    rows, text = document["settings"], document["text"]
-    source = text["source"] if isinstance(text, Mapping) else text
-    title = f"{document['checkpoint']}, {source}"
-    quality = next(item for item in QUALITIES.items() if item[0] in rows[0])
-    draw_frontier(rows, path, of=quality, title=title)
+    rows = document["settings"]
+    title = f"{document['checkpoint']}, {document['text']['source']}"
+    draw_frontier(rows, path, of=QUALITY, title=title)
     timed = path.with_name(f"{path.stem}-time{path.suffix}")
-    draw_frontier(rows, timed, of=quality, title=title, over=TIME)
+    draw_frontier(rows, timed, of=QUALITY, title=title, over=TIME)
 
 
 def _lengths(document: Document, path: Path) -> None:

@@ -27,13 +27,13 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 import msgspec  # noqa: E402 - the paths come first
 import torch  # noqa: E402
 import transformers  # noqa: E402
+from tests.family_checks import compare, save_tiny  # noqa: E402
 from tests.tiny import FAMILY_CONFIGS  # noqa: E402
 from tests.tiny.transformers_types import TYPES as CAUSAL_TYPES  # noqa: E402
 from tests.tiny.transformers_types import tiny_config  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 
 import ortolan  # noqa: E402
-from family_checks import compare, save_tiny  # noqa: E402
 from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
 from ortolan.export.options import Via  # noqa: E402
 from ortolan.modeling.families import FAMILIES  # noqa: E402

@@ -7,7 +7,6 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-import embedding_quality
 import quality
 import settings
 import texts
@@ -84,8 +83,7 @@ def test_settings_are_distinct_and_return_logits() -> None:
     assert len(set(folders)) == len(folders)
     assert {setting.precision for setting in SETTINGS} == {*PRECISIONS, "int8", "auto"}
     assert not any(setting.peer.last_logits_only for setting in SETTINGS)
-    assert all(s.peer.worker.endswith("_encoder") for s in embedding_quality.SETTINGS)
-    for setting in (*SETTINGS, *embedding_quality.SETTINGS):
+    for setting in SETTINGS:
         assert setting.peer.command(setting.precision, random=False)
 
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from tests.family_checks import compare, save_tiny
 from tests.tiny import FAMILY_CONFIGS, OWN_FORMATS
 
 import families_table
 import ortolan
-from family_checks import compare, save_tiny
 from ortolan.cli.families import command
 from ortolan.export.coverage import BOUND, Coverage, Row, decode, encode, read_coverage
 from ortolan.modeling.families import FAMILIES

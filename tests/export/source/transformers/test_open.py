@@ -7,10 +7,10 @@ import onnx
 import pytest
 import torch
 from tests.export.source.transformers.tiny import tiny_model
+from tests.family_checks import compare
 from transformers import PreTrainedModel
 
 import ortolan
-from family_checks import compare
 from ortolan.export.errors import OptionError
 from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions
