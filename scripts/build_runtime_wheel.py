@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).parents[1]
 README = ROOT / "scripts" / "ortolan-runtime.md"
 LEFT_OUT = ("modeling", "export")
-EXTRAS = ("audio", "chat", "grammar", "plot", "ray", "serve", "vision", "webgpu")
+EXTRAS = ("audio", "chat", "grammar", "hub", "plot", "ray", "serve", "vision", "webgpu")
 """Extras of `ortolan` that need neither PyTorch nor another build of onnxruntime."""
 
 _PYPROJECT = """\

@@ -2,7 +2,7 @@
 
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,6 +20,8 @@ from ortolan.runtime.errors import BundleError, BundleFileError, BundleNotFoundE
 from ortolan.runtime.graph.rules import read as read_graph
 
 __all__ = [
+    "SIGNATURE",
+    "files_of",
     "open_bundle",
     "open_head",
     "open_media",
@@ -31,6 +33,9 @@ __all__ = [
 F = TypeVar("F", bound=Callable[..., Any])
 
 StrPath = str | os.PathLike[str]
+
+SIGNATURE = "model.sig"
+"""Name of the file with the signature of a bundle; see `ortolan.signing`."""
 
 _TRIES = 10
 
@@ -189,6 +194,15 @@ def open_parts(
         name: opener(bundle, full_check=full_check, trust=trust)
         for name, opener in openers.items()
         if opener is not None
+    }
+
+
+def files_of(bundles: Iterable[Bundle]) -> set[Path]:
+    """All files of bundles: their manifests, and what these list."""
+    return {
+        bundle.path / name
+        for bundle in bundles
+        for name in (NAME, *(file.name for file in bundle.manifest.files))
     }
 
 

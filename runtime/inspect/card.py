@@ -12,7 +12,7 @@ from ortolan.runtime.bundle.sources import AudioSource, ImageSource, PatchSource
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.verification.certificate_files import read_certificate
 
-__all__ = ["model_card"]
+__all__ = ["model_card", "use_of"]
 
 _TASKS: Mapping[str, tuple[str, str]] = {
     "decoder": ("text-generation", "image-text-to-text"),
@@ -30,18 +30,18 @@ _TASKS: Mapping[str, tuple[str, str]] = {
 """The Hub's name of the task, for text and for images, by kind of bundle or of its output."""
 
 _USES: Mapping[str, str] = {
-    "text-generation": 'run {folder} "Once upon a time"',
-    "translation": 'run {folder} "A text to translate"',
-    "image-text-to-text": 'run {folder} --image photo.jpg "What is this?"',
-    "automatic-speech-recognition": "transcribe {folder} talk.mp3",
-    "text-classification": 'classify {folder} "A text"',
-    "image-classification": "classify {folder} photo.jpg",
-    "token-classification": 'classify {folder} "A text"',
-    "fill-mask": 'fill {folder} "A text with a [MASK]"',
-    "question-answering": 'answer {folder} "A question" --context text.txt',
-    "feature-extraction": 'embed {folder} "A text"',
-    "image-feature-extraction": "embed {folder} photo.jpg",
-    "zero-shot-image-classification": 'classify {folder} photo.jpg --labels "a cat,a dog"',
+    "text-generation": 'run {model} "Once upon a time"',
+    "translation": 'run {model} "A text to translate"',
+    "image-text-to-text": 'run {model} --image photo.jpg "What is this?"',
+    "automatic-speech-recognition": "transcribe {model} talk.mp3",
+    "text-classification": 'classify {model} "A text"',
+    "image-classification": "classify {model} photo.jpg",
+    "token-classification": 'classify {model} "A text"',
+    "fill-mask": 'fill {model} "A text with a [MASK]"',
+    "question-answering": 'answer {model} "A question" --context text.txt',
+    "feature-extraction": 'embed {model} "A text"',
+    "image-feature-extraction": "embed {model} photo.jpg",
+    "zero-shot-image-classification": 'classify {model} photo.jpg --labels "a cat,a dog"',
 }
 """Command to try, by task."""
 
@@ -49,6 +49,7 @@ _USES: Mapping[str, str] = {
 def model_card(
     bundles: Sequence[Bundle],
     *,
+    folders: Sequence[str] | None = None,
     base_model: str | None = None,
     license_id: str | None = None,
     repository: str | None = None,
@@ -56,8 +57,10 @@ def model_card(
     """Markdown with YAML metadata, for a repository with a folder per bundle.
 
     Args:
-        bundles: of one checkpoint, in folders of different names.
-        base_model: repository of the checkpoint.
+        bundles: of one checkpoint.
+        folders: of the bundles in the repository, "" for the repository itself. By default they
+            have the names that they have here.
+        base_model: repository of the checkpoint; by default the one that it was fetched from.
         license_id: identifier of its license, such as `apache-2.0`.
         repository: name of the repository that gets the card.
 
@@ -65,8 +68,10 @@ def model_card(
         InputError: the bundles are of different checkpoints, or their folders have one name.
         BundleError: a certificate cannot be read.
     """
-    folders = [bundle.path.resolve().name for bundle in bundles]
+    if folders is None:
+        folders = [bundle.path.resolve().name for bundle in bundles]
     first = bundles[0].manifest
+    base_model = base_model or _repository(first)
     sources = {bundle.manifest.provenance.source_sha256 for bundle in bundles}
     if len(sources) > 1:
         raise InputError(
@@ -88,7 +93,7 @@ def model_card(
         "## Use",
         _commands(first, folders[0], repository),
         "## Made from",
-        "\n".join(f"* {line}" for line in _origin(bundles)),
+        "\n".join(f"* {line}" for line in _origin(bundles, folders)),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -141,7 +146,7 @@ def _row(bundle: Bundle, folder: str) -> tuple[str, ...]:
     quality = manifest.quality.summary if manifest.quality else "not measured"
     device = measured.device_summary if measured else manifest.unverified or "not measured"
     precision = f"{manifest.precision} on {', '.join(manifest.devices)}"
-    return f"`{folder}`", precision, f"{total / 1e6:,.1f}", quality, device
+    return f"`{folder or '.'}`", precision, f"{total / 1e6:,.1f}", quality, device
 
 
 def _table(rows: Sequence[tuple[str, ...]]) -> str:
@@ -150,36 +155,57 @@ def _table(rows: Sequence[tuple[str, ...]]) -> str:
     return "\n".join(f"| {' | '.join(_plain(cell) for cell in line)} |" for line in lines)
 
 
-def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
-    lines = ['pip install "ortolan-runtime"']
-    if repository is not None:
-        lines.append(f'hf download {repository} --include "{folder}/*" --local-dir .')
-    lines.append(f"ortolan verify {folder}")
+def _repository(manifest: Manifest) -> str | None:
+    """`org/name` of the checkpoint, if it is known."""
+    origin = manifest.provenance.repository
+    return origin.partition("@")[0] if isinstance(origin, str) else None
+
+
+def use_of(manifest: Manifest, model: str) -> str | None:
+    """A command that uses a bundle, called `model`, for its task; `None` if there is none."""
     has_symbols = manifest.output is not None and bool(manifest.output.labels)
     can_read = (
         manifest.tokenizer is not None
         or isinstance(manifest.source, ImageSource | PatchSource)
         or has_symbols
     )
+    use = _USES.get(_task(manifest))
     gives_states = manifest.output is not None and manifest.output.kind == "states"
-    if (use := _USES.get(_task(manifest))) and can_read and not gives_states:
-        lines.append(f"ortolan {use.format(folder=folder)}")
+    return f"ortolan {use.format(model=model)}" if use and can_read and not gives_states else None
+
+
+def _commands(manifest: Manifest, folder: str, repository: str | None) -> str:
+    model = folder
+    lines = ['pip install "ortolan-runtime"']
+    if repository is not None and manifest.foreign_operators:
+        here = repository.rpartition("/")[2]
+        model = f"{here}/{folder}".rstrip("/")
+        lines.append(f"hf download {repository} --local-dir {here}")
+        lines.append(f"ortolan trust {model}")
+    elif repository is not None:
+        model = f"{repository}:{folder}".rstrip(":")
+        lines = ['pip install "ortolan-runtime[hub]"']
+    lines.append(f"ortolan verify {model}")
+    if use := use_of(manifest, model):
+        lines.append(use)
     body = "\n".join(lines)
     return f"```sh\n{body}\n```"
 
 
-def _origin(bundles: Sequence[Bundle]) -> Iterator[str]:
+def _origin(bundles: Sequence[Bundle], folders: Sequence[str]) -> Iterator[str]:
     first = bundles[0].manifest.provenance
-    yield f"checkpoint: SHA-256 `{first.source_sha256}`"
+    origin = f"`{_plain(first.repository)}`, " if isinstance(first.repository, str) else ""
+    yield f"checkpoint: {origin}SHA-256 `{first.source_sha256}`"
     versions = ", ".join(f"{name} {version}" for name, version in first.versions.items())
     yield f"exported with {_plain(versions)}"
-    for bundle in bundles:
+    for bundle, folder in zip(bundles, folders, strict=True):
+        what = f"`{folder}` " if folder else ""
         data = bundle.manifest.provenance.calibrated_on
         if data is not None:
-            yield f"`{bundle.path.resolve().name}` calibrated on {_plain(data)}"
+            yield f"{what}calibrated on {_plain(data)}"
         if bundle.manifest.provenance.left_out:
             left_out = ", ".join(bundle.manifest.provenance.left_out)
-            yield f"`{bundle.path.resolve().name}` leaves out {_plain(left_out)}"
+            yield f"{what}leaves out {_plain(left_out)}"
 
 
 def _plain(text: str) -> str:

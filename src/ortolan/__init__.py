@@ -3,7 +3,7 @@
     import ortolan
 
     bundle = ortolan.export("checkpoint/", "bundle/")  # needs ortolan[export]
-    model = ortolan.load("bundle/")                    # needs ortolan[cpu]
+    model = ortolan.load("bundle/")                    # needs ortolan[cpu]; or a name on the Hub
     print(model.generate("def main(", max_new_tokens=64).text)
     ortolan.load("translator/").generate("I live in Paris.", beams=4)
     ortolan.load("classifier/").classify(["a text", "another"])
@@ -20,8 +20,10 @@ from ortolan.errors import OrtolanError, RuntimeOnlyError
 
 if TYPE_CHECKING:
     from ortolan import modeling, runtime
+    from ortolan.cache import CacheError
     from ortolan.export.options import Auto, ExportOptions, Int4, Int8
     from ortolan.export.pipeline import export
+    from ortolan.hub.errors import HubError, RepositoryError
     from ortolan.modeling.state import State
     from ortolan.runtime import (
         BundleError,
@@ -58,6 +60,7 @@ __all__ = [
     "AdapterError",
     "Auto",
     "BundleError",
+    "CacheError",
     "ChatError",
     "ChatTemplateError",
     "ChatTicket",
@@ -69,6 +72,7 @@ __all__ = [
     "Encoder",
     "ExportOptions",
     "Grammar",
+    "HubError",
     "InputError",
     "Int4",
     "Int8",
@@ -80,6 +84,7 @@ __all__ = [
     "PromptLookup",
     "QueueFullError",
     "Reply",
+    "RepositoryError",
     "RuntimeOnlyError",
     "Sampling",
     "SamplingError",
@@ -102,9 +107,12 @@ __version__ = "0.1.0"
 _ROOMS = ("modeling", "export", "runtime")
 _ELSEWHERE = {
     "Auto": "ortolan.export.options",
+    "CacheError": "ortolan.cache",
     "ExportOptions": "ortolan.export.options",
+    "HubError": "ortolan.hub.errors",
     "Int4": "ortolan.export.options",
     "Int8": "ortolan.export.options",
+    "RepositoryError": "ortolan.hub.errors",
     "State": "ortolan.modeling.state",
 }
 if _missing := missing_rooms():

@@ -9,16 +9,13 @@ Needs `ortolan[sign]`. Source: https://github.com/ossf/model-signing-spec
 import base64
 import json
 import tempfile
-from collections.abc import Iterable
 from pathlib import Path
 
 from ortolan import files
 from ortolan.distribution import pip_install
 from ortolan.errors import OrtolanError
 from ortolan.runtime import open_bundle
-from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_parts
-from ortolan.runtime.bundle.manifest import NAME
+from ortolan.runtime.bundle.folder import SIGNATURE, files_of, open_parts
 from ortolan.runtime.errors import MissingExtraError
 
 try:
@@ -29,9 +26,6 @@ except ImportError as error:
     ) from error
 
 __all__ = ["SIGNATURE", "SignatureError", "check", "sign"]
-
-SIGNATURE = "model.sig"
-"""Name of the signature's file."""
 
 
 class SignatureError(OrtolanError):
@@ -61,7 +55,7 @@ def sign(path: Path, key: Path, *, password: str | None = None) -> Path:
     if signature.is_symlink():
         raise SignatureError(f"{signature} is a link. Remove it, and sign again.")
     bundles = [bundle, *open_parts(bundle, full_check=True).values()]
-    kept = {signed.path for signed in bundles} | _files(bundles)
+    kept = {signed.path for signed in bundles} | files_of(bundles)
     others = {signature, *(file for signed in bundles for file in signed.path.iterdir())} - kept
     hashed = hashing.Config().set_ignored_paths(paths=others, ignore_git_paths=False)
     try:
@@ -94,13 +88,13 @@ def check(path: Path, key: Path) -> None:
         raise SignatureError(f"{path} has no {SIGNATURE}. Sign it with `ortolan sign`.")
     try:
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=key)
-        verifier.set_ignore_unsigned_files(True).verify(bundle.path, signature)
+        verifier.set_ignore_unsignedfiles_of(True).verify(bundle.path, signature)
     except Exception as error:  # a damaged signature fails anywhere in the library
         raise SignatureError(
             f"{path}: its signature does not verify with {key}: {_line(error)}. Get both again "
             "from the signer."
         ) from error
-    files_of_all = _files([bundle, *open_parts(bundle).values()])
+    files_of_all = files_of([bundle, *open_parts(bundle).values()])
     if missing := sorted(files_of_all - {bundle.path / name for name in _signed(signature)}):
         name = missing[0].relative_to(bundle.path).as_posix()
         raise SignatureError(f"{path}: {name} is not signed. Get the bundle again.")
@@ -122,15 +116,6 @@ def _sign(folder: Path, hashed: hashing.Config, key: Path, password: str | None)
         raise SignatureError(
             f"{key} cannot sign: {_line(error)}. Pass a private key of an elliptic curve in PEM."
         ) from error
-
-
-def _files(bundles: Iterable[Bundle]) -> set[Path]:
-    """All files of bundles."""
-    return {
-        bundle.path / name
-        for bundle in bundles
-        for name in (NAME, *(file.name for file in bundle.manifest.files))
-    }
 
 
 def _signed(signature: Path) -> set[str]:

@@ -61,15 +61,15 @@ def test_the_text_has_the_figures_of_every_bundle(ortolan: Run, bundle: Path, in
         assert manifest.quality is not None
         assert manifest.quality.summary in row
         assert " PASS" in row
-    assert f'hf download me/model --include "{int4.name}/*" --local-dir .' in text
-    assert f"ortolan verify {int4.name}\n" in text
+    assert f"ortolan verify me/model:{int4.name}\n" in text
+    assert f'ortolan run me/model:{int4.name} "' in text
     assert open_bundle(int4).manifest.provenance.source_sha256 in text
 
 
 def test_a_card_without_names_says_less(bundle: Path) -> None:
     text = model_card([open_bundle(bundle)])
     assert {"base_model", "base_model_relation", "license"}.isdisjoint(metadata(text))
-    assert "hf download" not in text
+    assert f"ortolan verify {bundle.name}\n" in text
 
 
 def test_names_in_a_bundle_cannot_form_markdown(bundle: Path) -> None:
@@ -110,7 +110,7 @@ def test_commands_of_cards_parse(use: str, tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.chdir(tmp_path)
     for file in ("text.txt", "photo.jpg", "talk.mp3"):
         Path(file).touch()
-    name, *words = shlex.split(use.format(folder="bundle"))
+    name, *words = shlex.split(use.format(model="bundle"))
     command = cli.get_command(click.Context(cli), name)
     assert command is not None
     with command.make_context(name, words) as context:

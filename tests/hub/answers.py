@@ -164,6 +164,15 @@ def validate_yaml(call: Call) -> Reply:
     return in_json({"errors": [], "warnings": []})
 
 
+def branch(call: Call) -> Reply:
+    call.need_write(call.parts["repo"])
+    ref = f"refs/heads/{call.parts['name']}"
+    if ref in call.repository.refs:
+        raise RefusalError(409, "", f"Reference already exists: {ref}")
+    call.repository.refs[ref] = call.sha
+    return in_json({})
+
+
 def preupload(call: Call) -> Reply:
     call.need_write(call.parts["repo"])
     answers = []
@@ -226,6 +235,7 @@ ROUTES: dict[str, Callable[[Call], Reply]] = {
     "GET /api/models": search,
     f"GET {API}/tree/{REVISION}(?:/(?P<folder>.+))?": list_tree,
     f"GET {API}(?:/revision/{REVISION})?": info,
+    f"POST {API}/branch/(?P<name>[^/]+)": branch,
     f"POST {API}/preupload/{REVISION}": preupload,
     f"POST {API}/commit/{REVISION}": commit,
     "POST /api/repos/create": create,

@@ -36,6 +36,7 @@ COMMANDS = {
     "fill": "Fill the blanks of a text.",
     "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",
+    "publish": "Publish bundles on the Hugging Face Hub.",
     "run": "Continue a prompt, or translate a text.",
     "serve": "Serve bundles over HTTP to clients of OpenAI's API.",
     "sign": "Sign a bundle with a private key.",

@@ -4,11 +4,13 @@ from pathlib import Path
 
 import click
 
+from ortolan.cli import options
+
 
 @click.command()
 @click.argument("bundles", type=click.Path(path_type=Path), nargs=-1, required=True)
-@click.option("--base-model", metavar="REPO", help="Repository of the checkpoint on the Hub.")
-@click.option("--license", "license_id", metavar="ID", help="License, such as apache-2.0.")
+@options.base_model
+@options.license_id
 @click.option("--repo", metavar="REPO", help="Repository of the bundles, for its commands.")
 @click.option("--out", type=click.Path(path_type=Path), help="File to write. Default: stdout.")
 @click.option("--force", is_flag=True, help="Replace OUT.")
@@ -22,8 +24,8 @@ def command(
 ) -> None:
     """Write the model card of a repository with BUNDLES for the Hugging Face Hub.
 
-    A repository has the card as README.md, and a folder for each bundle, so that `hf download
-    REPO --include "int4/*"` gets one of them.
+    A repository has the card as README.md, and a folder for each bundle, such as int4, so that
+    REPO:int4 is the name of one. `ortolan publish` does all of that.
     """
     from ortolan import files
     from ortolan.runtime import open_bundle

@@ -26,6 +26,16 @@ revision = click.option(
     "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hugging Face Hub."
 )
 
+base_model = click.option(
+    "--base-model",
+    metavar="REPO",
+    help="Repository of the checkpoint on the Hub. Default: the one it was fetched from.",
+)
+
+license_id = click.option(
+    "--license", "license_id", metavar="ID", help="License, such as apache-2.0."
+)
+
 device = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda."
 )

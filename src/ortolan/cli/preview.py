@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ortolan.cli.extras import extra
@@ -19,7 +20,7 @@ if TYPE_CHECKING:  # PyTorch is imported when the command runs
 _WAYS = {"family": "by its family", "transformers": "as transformers computes it"}
 
 
-def print_preview(path: str, *, via: Any, as_json: bool) -> None:
+def print_preview(path: str | Path, *, via: Any, as_json: bool) -> None:
     """Print how a checkpoint would be exported, and the cost."""
     import msgspec
 

@@ -21,7 +21,7 @@ from ortolan.distribution import pip_install
 from ortolan.hub.errors import HubError, RepositoryError
 from ortolan.hub.name import Name
 
-__all__ = ["Listing", "Progress", "download", "library", "list_files", "translated"]
+__all__ = ["Listing", "Progress", "download", "hide_bars", "library", "list_files", "translated"]
 
 Progress = Callable[[str, int, int], None]
 """Called with the name of a step, and how many of how many units are done."""
@@ -59,17 +59,30 @@ def library(name: object) -> ModuleType:
     """Import `huggingface_hub`.
 
     Raises:
-        HubError: it is not installed; the message is for a user who may have meant a path.
+        HubError: it is not installed, or is too old. The message is for a user who may have meant a
+            path.
     """
     try:
         import huggingface_hub.constants
         import huggingface_hub.errors
-    except ModuleNotFoundError as error:
+        import huggingface_hub.utils
+        from huggingface_hub import get_cached_repo_tree  # noqa: F401 - version 2 has it
+    except ImportError as error:
+        # tokenizers installs it too, in any version
         raise HubError(
             f"{name}: no such file or folder. If it is a name on the Hugging Face Hub, run: "
             f"{pip_install('hub')}"
         ) from error
     return huggingface_hub
+
+
+def hide_bars(name: object) -> None:
+    """Draw no progress bars in this process.
+
+    Raises:
+        HubError: see `library`.
+    """
+    library(name).utils.disable_progress_bars()
 
 
 def list_files(name: Name) -> Listing:
@@ -141,8 +154,12 @@ def download(listing: Listing, names: Collection[str], *, progress: Progress | N
 
 
 @contextmanager
-def translated(name: Name) -> Iterator[None]:
+def translated(name: Name, *, doing: str = "fetch") -> Iterator[None]:
     """Turn errors of the library into errors that say what to do.
+
+    Args:
+        name: of the repository.
+        doing: what is done with it.
 
     Raises:
         HubError: the Hub refuses or cannot be reached, or a file cannot be written.
@@ -182,7 +199,7 @@ def translated(name: Name) -> Iterator[None]:
     except OSError as error:
         problem = files.described(error) if error.errno else " ".join(f"{error}".split())
         raise HubError(
-            f"Cannot fetch {name} to {hub.constants.HF_HUB_CACHE}: {problem:.300}"
+            f"Cannot {doing} {name} (HF_HOME: {hub.constants.HF_HOME}): {problem:.300}"
         ) from error
 
 

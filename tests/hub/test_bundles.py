@@ -12,7 +12,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.hub.library import hub as hub
 from tests.hub.library import point_library_at
 from tests.hub.server import Hub, Repository
 from tests.runtime import tiny_encoder
@@ -34,7 +33,7 @@ from ortolan.runtime.bundle import fetched as module
 from ortolan.runtime.bundle.fetched import fetched, is_fetched
 from ortolan.runtime.bundle.manifest_file import decode, encode
 
-SOURCE = Path(__file__).parents[3] / "src"
+SOURCE = Path(__file__).parents[2] / "src"
 
 PROMPT = [*range(20)]
 
@@ -363,3 +362,16 @@ def test_placing_keeps_the_bytes_of_the_hub(tmp_path: Path) -> None:
     module._place(tmp_path / "link", tmp_path / "new" / "file")
     assert (tmp_path / "new" / "file").read_bytes() == b"bytes"
     assert not (tmp_path / "new" / "file").is_symlink()
+
+
+def test_an_older_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    import huggingface_hub
+
+    monkeypatch.delitem(vars(huggingface_hub), "get_cached_repo_tree", raising=False)
+    monkeypatch.setattr(huggingface_hub, "__getattr__", _no_attribute)
+    with pytest.raises(HubError, match=r"no/thing: no such file or folder. .*\[hub\]"):
+        load("no/thing")
+
+
+def _no_attribute(name: str) -> None:
+    raise AttributeError(name)
