@@ -88,14 +88,14 @@ def check(path: Path, key: Path) -> None:
         raise SignatureError(f"{path} has no {SIGNATURE}. Sign it with `ortolan sign`.")
     try:
         verifier = verifying.Config().use_elliptic_key_verifier(public_key=key)
-        verifier.set_ignore_unsignedfiles_of(True).verify(bundle.path, signature)
+        verifier.set_ignore_unsigned_files(True).verify(bundle.path, signature)
     except Exception as error:  # a damaged signature fails anywhere in the library
         raise SignatureError(
             f"{path}: its signature does not verify with {key}: {_line(error)}. Get both again "
             "from the signer."
         ) from error
-    files_of_all = files_of([bundle, *open_parts(bundle).values()])
-    if missing := sorted(files_of_all - {bundle.path / name for name in _signed(signature)}):
+    all_files = files_of([bundle, *open_parts(bundle).values()])
+    if missing := sorted(all_files - {bundle.path / name for name in _signed(signature)}):
         name = missing[0].relative_to(bundle.path).as_posix()
         raise SignatureError(f"{path}: {name} is not signed. Get the bundle again.")
 
