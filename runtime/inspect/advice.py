@@ -25,6 +25,9 @@ SCALE_BYTES = 4
 
 _FLOATS = ("fp32", "fp16", "bf16")
 
+_MINIMUMS = ".minimums"
+"""End of the name of what a product adds per group; part of its codes, and always floats."""
+
 
 class Advice(msgspec.Struct, frozen=True, kw_only=True):
     """One thing to do or to know.
@@ -102,9 +105,10 @@ def _about_bytes(facts: Facts, length: float) -> Iterator[Advice | None]:
             at_most=now / after,
         )
 
-    floats = [matrix for matrix in matrices if matrix.format in _FLOATS]
+    weights = [matrix for matrix in matrices if not matrix.name.endswith(_MINIMUMS)]
+    floats = [matrix for matrix in weights if matrix.format in _FLOATS]
     formats = _formats(floats)
-    if len(floats) == len(matrices):
+    if len(floats) == len(weights):
         finding = f"weights in {formats}"
         yield shorter("float weights", floats, _quantized, finding, "Export with --precision int4")
     else:

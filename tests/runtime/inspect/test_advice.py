@@ -1,5 +1,7 @@
 """Each rule where it applies and where it just does not, with bounds computed by hand."""
 
+from dataclasses import replace
+
 import pytest
 
 from ortolan.runtime.inspect.advice import Facts, advise
@@ -155,6 +157,7 @@ def test_advice_names_the_finding_and_bounds_the_speedup(
     [
         facts(INT4, HEAD, share=0.5),
         facts(INT4, HEAD, share=0.79),
+        facts(INT4, HEAD, replace(FLOAT, name="weight.minimums")),
         facts(matrix("int4", group=64, inputs=576)),
         facts(INT4, matrix("int8", group=32, is_head=True)),  # an export chooses these groups
         facts(FLOAT, FLOAT_HEAD, other=200_000_000),  # too small a gain
