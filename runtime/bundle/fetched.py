@@ -5,6 +5,7 @@ cache of Ortolan, as further names of the same bytes where the file system allow
 checked once before it gets its place. It stays there, next to a note of where it is from.
 """
 
+import contextlib
 import json
 import os
 from collections.abc import Callable
@@ -71,13 +72,17 @@ def is_fetched(path: Path) -> bool:
 
 
 def _place(origin: Path, target: Path) -> None:
-    """Give a file of the Hub's cache another name, or copy it to another file system."""
+    """Give a file of the Hub's cache another name.
+
+    It is copied where links are impossible, and if another user owns it, who may change it later.
+    """
     files.make_folders(target.parent)
     blob = origin.resolve()
-    try:
-        os.link(blob, target)
-    except OSError:
-        files.copy(blob, target)
+    if os.name == "nt" or blob.stat().st_uid == os.geteuid():
+        with contextlib.suppress(OSError):
+            os.link(blob, target)
+            return
+    files.copy(blob, target)
 
 
 def _check(target: Path, listing: Listing, progress: Progress | None) -> None:

@@ -168,6 +168,16 @@ def test_files_on_another_file_system_are_copied(
     assert by_name("org/bundle") == tokens(load(bundles["int4"]))
 
 
+@pytest.mark.skipif(os.name == "nt", reason="files have no user there")
+def test_files_of_another_user_are_copied(
+    hub: Hub, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "geteuid", lambda: 12345)
+    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
+    folder = fetched_here("org/bundle")
+    assert all(path.stat().st_nlink == 1 for path in folder.rglob("*") if path.is_file())
+
+
 def test_a_hard_link_out_of_the_cache_is_still_refused(bundles: dict[str, Path]) -> None:
     folder = shutil.copytree(bundles["int4"], cache.cache_folder().parent / "bundle")
     os.link(folder / "manifest.json", folder / "again")

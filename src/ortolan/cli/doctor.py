@@ -23,6 +23,7 @@ EXTRAS = {
     "cpu": ("run bundles", ("onnxruntime",)),
     "export": ("export checkpoints", ("torch", "onnx", "onnx-ir", "onnxscript", "safetensors")),
     "grammar": ("constrain texts", ("llguidance", "onnxruntime")),
+    "hub": ("load models by name", ("huggingface_hub",)),
     "plot": ("draw attention", ("matplotlib", "onnxruntime")),
     "serve": ("serve over HTTP", ("jinja2", "onnxruntime", "starlette", "uvicorn")),
     "train": ("train recipes", ("torch", "safetensors", "matplotlib", "tqdm")),
