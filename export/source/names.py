@@ -1,15 +1,16 @@
 """Checkpoints and adapters by name on the Hugging Face Hub."""
 
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
 from ortolan.export.options import Via
 from ortolan.export.progress import Progress
 from ortolan.export.source import way_of
+from ortolan.hub.client import Listing
 from ortolan.hub.fetch import fetch_adapter, fetch_checkpoint
 from ortolan.hub.name import name_of
-from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 
 __all__ = ["located", "located_adapter"]
 
@@ -21,6 +22,7 @@ def located(
     *,
     revision: str | None = None,
     via: Via | None = None,
+    check: Callable[[Checkpoint], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> S | Path:
     """The path in the cache of what a name on the Hub means; any other source as it is.
@@ -28,9 +30,10 @@ def located(
     A repository whose model needs code of its own is refused before its weights are fetched.
 
     Args:
-        source: of an export.
+        source: of an export, or the listing of a repository.
         revision: branch, tag or commit, if it is not in the name.
         via: how the checkpoint will be opened.
+        check: called before the weights are fetched; raises to refuse them.
         progress: called as bytes arrive.
 
     Raises:
@@ -38,10 +41,16 @@ def located(
         HubError: the Hub refuses, or cannot be reached.
         RepositoryError: there is no such repository, or it is not a checkpoint.
     """
-    name = name_of(source, revision)
+    name = source if isinstance(source, Listing) else name_of(source, revision)
     if name is None:
         return source
-    return fetch_checkpoint(name, check=partial(_check, via=via), progress=progress)
+
+    def check_folder(folder: Path) -> None:
+        checkpoint = open_checkpoint(folder)
+        way_of(checkpoint, via)
+        check(checkpoint)
+
+    return fetch_checkpoint(name, check=check_folder, progress=progress)
 
 
 def located_adapter(source: str | Path, *, progress: Progress | None = None) -> Path:
@@ -53,7 +62,3 @@ def located_adapter(source: str | Path, *, progress: Progress | None = None) -> 
     """
     name = name_of(source)
     return Path(source) if name is None else fetch_adapter(name, progress=progress)
-
-
-def _check(folder: Path, *, via: Via | None) -> None:
-    way_of(open_checkpoint(folder), via)

@@ -19,7 +19,7 @@ from pathlib import Path
 from ortolan import files, staging
 from ortolan.errors import OrtolanError
 
-__all__ = ["CacheError", "Entry", "cache_folder", "entries", "kept", "key_of", "remove"]
+__all__ = ["CacheError", "Entry", "cache_folder", "entries", "find", "kept", "key_of", "remove"]
 
 _FOLDER = "bundles"
 
@@ -90,17 +90,27 @@ def kept(
     Raises:
         CacheError: the cache cannot be written.
     """
+    found = find(key)
+    if found is not None:
+        return found
     place = _place(key)
-    if not place.target.is_dir():
-        with _explained(key):
-            files.make_folders(place.target.parent, mode=0o700)
-            _remove_abandoned()
-            with staging.locked(place, waiting=waiting):
-                if not place.target.is_dir():
-                    _make(place, make)
-    with contextlib.suppress(OSError):  # a cache that this user may only read
-        os.utime(place.target)
+    with _explained(key):
+        files.make_folders(place.target.parent, mode=0o700)
+        _remove_abandoned()
+        with staging.locked(place, waiting=waiting):
+            if not place.target.is_dir():
+                _make(place, make)
     return place.target
+
+
+def find(key: str) -> Path | None:
+    """The folder of a key if it is there; this counts as its use."""
+    folder = _place(key).target
+    if not folder.is_dir():
+        return None
+    with contextlib.suppress(OSError):  # a cache that this user may only read
+        os.utime(folder)
+    return folder
 
 
 def entries() -> list[Entry]:

@@ -49,10 +49,8 @@ def test_version_names_onnxruntime(ortolan: Run, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("name", "command"),
     [
-        ("folder/config.json", "`ortolan export {path} BUNDLE`"),
         ("folder/genai_config.json", "`ortolan import-genai {path} BUNDLE`"),
         ("folder/notes.txt", "Check the path"),
-        ("model.gguf", "`ortolan export {path} BUNDLE`"),
         ("model.onnx", "Pass the folder"),
     ],
 )

@@ -22,6 +22,9 @@ bundle = click.argument("bundle", type=model_path)
 bundle_folder = click.argument("bundle", type=click.Path(path_type=Path))
 """A bundle on this machine, for commands that change or convert it."""
 
+model = click.argument("model", type=model_path)
+"""A bundle or a checkpoint: a path, or a name on the Hub; see `ortolan.cli.ready`."""
+
 revision = click.option(
     "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hugging Face Hub."
 )
@@ -35,6 +38,38 @@ base_model = click.option(
 license_id = click.option(
     "--license", "license_id", metavar="ID", help="License, such as apache-2.0."
 )
+
+PRECISIONS = ("fp32", "fp16", "int8", "int4")
+"""Precisions that `chat`, `run` and `serve` export a checkpoint to."""
+
+_of_checkpoint = section("Checkpoints and names")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointChoice:
+    """Options of a command line for checkpoints and names; `None` where they are left out."""
+
+    precision: str | None
+    revision: str | None
+
+
+def checkpoint(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add `--precision` and `--revision`; the command receives a `CheckpointChoice`."""
+
+    @wraps(command)
+    def with_choice(*, precision: str | None, revision: str | None, **values: Any) -> Any:
+        return command(**values, checkpoint=CheckpointChoice(precision, revision))
+
+    with_revision = _of_checkpoint(
+        "--revision", metavar="REV", help="Branch, tag or commit of a name on the Hub."
+    )(with_choice)
+    return _of_checkpoint(
+        "--precision",
+        type=click.Choice(PRECISIONS),
+        help="Precision to export a checkpoint to. Default: int8, which keeps the codes of a "
+        "quantized checkpoint.",
+    )(with_revision)
+
 
 device = click.option(
     "--device", default="auto", show_default=True, help="auto, cpu, webgpu or cuda."

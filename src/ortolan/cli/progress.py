@@ -133,6 +133,11 @@ class Reporter:
     ) -> None:
         self.close()
 
+    def note(self, text: str) -> None:
+        """Print a line that stays."""
+        self._clear()
+        print_line(text)
+
     def close(self) -> None:
         """Stop the thread. Further calls have no effect."""
         if not self._ended.is_set():

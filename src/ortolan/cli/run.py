@@ -1,4 +1,4 @@
-"""`ortolan run BUNDLE [PROMPT | -]`."""
+"""`ortolan run MODEL [PROMPT | -]`."""
 
 import sys
 from collections.abc import Iterable
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from ortolan.runtime import Completion, Grammar, TextStream
     from ortolan.runtime.generation.drafts import Draft
 
+_KINDS = ("decoder", "encoder-decoder")
+
 _FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 _constraint = section("Constraints")
 _adapters = section("Adapters")
@@ -27,7 +29,7 @@ _seq2seq = section("Encoder-decoder models")
 
 
 @click.command(cls=LongCommand)
-@options.bundle_folder
+@options.model
 @click.argument("prompt", default="-")
 @options.max_new_tokens
 @options.sampling(from_model=False)
@@ -41,6 +43,7 @@ _seq2seq = section("Encoder-decoder models")
 )
 @options.device
 @options.threads
+@options.checkpoint
 @options.as_json
 @_constraint("--regex", help="Generate text that matches this regular expression.")
 @_constraint("--lark", type=_FILE, help="Generate text of this Lark grammar.")
@@ -67,7 +70,7 @@ _seq2seq = section("Encoder-decoder models")
 @_seq2seq("--length-penalty", type=float, help="Above 0, a beam search favors longer texts.")
 @_seq2seq("--first", metavar="TOKEN", help="First new token, such as the target language.")
 def command(
-    bundle: Path,
+    model: str,
     prompt: str,
     max_new_tokens: int | None,
     sampling: options.SamplingChoice,
@@ -86,44 +89,56 @@ def command(
     length_penalty: float | None,
     device: str,
     threads: int | None,
+    checkpoint: options.CheckpointChoice,
     as_json: bool,
 ) -> None:
-    """Continue PROMPT, or standard input if it is - or missing.
+    """Continue PROMPT with MODEL, or standard input if it is - or missing.
+
+    MODEL is a bundle or a checkpoint: a folder, a .gguf file, or a name on the Hugging Face Hub. A
+    checkpoint is exported once, and kept for the next start (`ortolan cache`).
 
     An encoder-decoder generates a new text from it, such as a translation. Text streams to
     standard output; timings go to standard error.
     """
-    from ortolan.runtime import Decoder, InputError, load
+    from ortolan.cli.ready import ready
+    from ortolan.runtime import load
 
     text = read_stdin() if prompt == "-" else prompt
     adapters = _present(**{options.ADAPTER: adapter})
-    with loading("run", as_json=as_json):
-        model = load(bundle, device=device, threads=threads, adapters=adapters)
-    if (images or sounds) and not isinstance(model, Decoder):
-        raise InputError("--image and --audio are for decoders that read images or sounds.")
+    with loading("run", as_json=as_json) as steps:
+        bundle = ready(
+            model, steps, command="run", kinds=_KINDS, device=device, checkpoint=checkpoint
+        )
+        loaded = load(bundle, device=device, threads=threads, adapters=adapters)
     search = _present(beams=beams, n_best=n_best, length_penalty=length_penalty)
-    first_token = _present(first=first)
-    _check_kind(model, search | first_token)
+    _check_kind(loaded, search | _present(first=first), has_media=bool(images or sounds))
     request = {
         "max_new_tokens": max_new_tokens,
         "stop": stop,
-        "sampling": sampling.resolve(model),
+        "sampling": sampling.resolve(loaded),
         "grammar": _grammar(json_schema, regex, lark),
         **({"ignore_eos": True} if ignore_eos else {}),
-        **first_token,
         **({"adapter": options.ADAPTER} if adapters else {}),
-        **_present(draft=_draft(draft, device=device, threads=threads)),
+        **_present(first=first, draft=_draft(draft, device=device, threads=threads)),
     }
-    if model.manifest.source is not None:
+    if loaded.manifest.source is not None:
         text = text.removesuffix("\n")  # the end of a line is not part of a source
-    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
-    prompt_parts = [*media, text] if media else text
-    completion = _generate(model, prompt_parts, request, search, is_shown=not as_json)
+    parts = _prompt(text, images, sounds)
+    completion = _generate(loaded, parts, request, search, is_shown=not as_json)
     if as_json:
-        about = {"device": model.device, "device_reason": model.device_reason}
-        print_json({"prompt": text, **asdict(completion), **about})
+        print_json({"prompt": text, **asdict(completion), **_device(loaded)})
     else:
         _print_end(completion, is_streamed=not search)
+
+
+def _prompt(text: str, images: Iterable[Path], sounds: Iterable[Path]) -> Any:
+    """A text, or the parts of a prompt with images or sounds."""
+    media = [*({"image": path} for path in images), *({"audio": path} for path in sounds)]
+    return [*media, text] if media else text
+
+
+def _device(model: Any) -> dict[str, str]:
+    return {"device": model.device, "device_reason": model.device_reason}
 
 
 def _present(**values: Any) -> dict[str, Any]:
@@ -184,11 +199,13 @@ def _print_end(completion: "Completion", *, is_streamed: bool) -> None:
     )
 
 
-def _check_kind(model: Any, for_encoder_decoders: Iterable[str]) -> None:
+def _check_kind(model: Any, for_encoder_decoders: Iterable[str], *, has_media: bool) -> None:
     """Reject bundles that do not generate text, and options for other bundles."""
     from ortolan.runtime import Decoder, InputError, Seq2Seq
     from ortolan.runtime.bundle.manifest import wrong_kind
 
+    if has_media and not isinstance(model, Decoder):
+        raise InputError("--image and --audio are for decoders that read images or sounds.")
     if not isinstance(model, Decoder | Seq2Seq):
         raise wrong_kind(model.manifest, what="run", expected="a bundle that writes texts")
     if isinstance(model, Decoder):

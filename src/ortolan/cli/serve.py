@@ -1,14 +1,17 @@
-"""`ortolan serve BUNDLE...`."""
+"""`ortolan serve MODEL...`."""
 
 import logging
 import os
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
 
 from ortolan.cli import options
 from ortolan.cli.help import LongCommand, section
+from ortolan.cli.progress import progress
 from ortolan.errors import OrtolanError
 
 KEYS_VARIABLE = "ORTOLAN_API_KEY"
@@ -33,7 +36,7 @@ class UnprotectedError(OrtolanError):
 
 
 @click.command(cls=LongCommand)
-@click.argument("bundles", nargs=-1, required=True, metavar="[NAME=]BUNDLE...")
+@click.argument("models", nargs=-1, required=True, metavar="[NAME=]MODEL...")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
@@ -59,6 +62,7 @@ class UnprotectedError(OrtolanError):
 @options.device
 @options.threads
 @options.isolate
+@options.checkpoint
 @_service("--queue", default=64, show_default=True, help="Requests that may wait.")
 @_service("--chunk", type=int, help="Prompt tokens to compute between two decode steps.")
 @_service("--fast", is_flag=True, help="Faster for few clients, but not exact.")
@@ -105,7 +109,7 @@ class UnprotectedError(OrtolanError):
 )
 @_operation("--log-prompts", is_flag=True, help="Log request bodies and generated texts, too.")
 def command(
-    bundles: tuple[str, ...],
+    models: tuple[str, ...],
     host: str,
     port: int,
     key_file: Path | None,
@@ -119,6 +123,7 @@ def command(
     device: str,
     threads: int | None,
     isolate: bool,
+    checkpoint: options.CheckpointChoice,
     insecure: bool,
     allow_host: tuple[str, ...],
     allow_origin: tuple[str, ...],
@@ -127,9 +132,11 @@ def command(
     shutdown_timeout: float,
     log_prompts: bool,
 ) -> None:
-    """Serve bundles over HTTP to clients of OpenAI's API, and a chat page at /.
+    """Serve models over HTTP to clients of OpenAI's API, and a chat page at /.
 
-    The first bundle is loaded at once, the others when a request names them.
+    MODEL is a bundle or a checkpoint: a folder, a .gguf file, or a name on the Hugging Face Hub. A
+    checkpoint is exported once, and kept for the next start (`ortolan cache`). The first model is
+    loaded at once, the others when a request names them.
     """
     from ortolan.server import Settings
     from ortolan.server.run import run
@@ -139,13 +146,11 @@ def command(
     is_local = host in LOCAL_HOSTS
     if not (is_local or keys or insecure):
         raise UnprotectedError(host)
-    allowed = frozenset(map(str.lower, allow_host))
-    hosts = allowed | LOCAL_HOSTS if is_local or allowed else allowed
     settings = Settings(
-        bundles=_named(bundles, "BUNDLE"),
-        adapters=_named(adapters, "FOLDER"),
+        bundles=_bundles(models, device, checkpoint),
+        adapters=_adapters(adapters),
         keys=keys,
-        hosts=hosts,
+        hosts=_hosts(allow_host, is_local=is_local),
         origins=allow_origin,
         root_path=root_path,
         request_timeout_s=request_timeout,
@@ -165,13 +170,40 @@ def command(
     run(settings, host=host, port=port)
 
 
-def _named(texts: tuple[str, ...], what: str) -> dict[str, Path]:
-    """Folders by name: that before `=`, or the name of the folder."""
-    named: dict[str, Path] = {}
+def _hosts(names: tuple[str, ...], *, is_local: bool) -> frozenset[str]:
+    """Host names to answer to; none for any."""
+    from ortolan.server.security import LOCAL_HOSTS
+
+    allowed = frozenset(map(str.lower, names))
+    return allowed | LOCAL_HOSTS if is_local or allowed else allowed
+
+
+def _bundles(
+    models: tuple[str, ...], device: str, checkpoint: options.CheckpointChoice
+) -> dict[str, Path]:
+    """The bundles of models by name; checkpoints are exported first."""
+    from ortolan.cli.ready import ready, shown_name
+    from ortolan.runtime.bundle.kinds import KINDS
+
+    get = partial(ready, command="serve", kinds=tuple(KINDS), device=device, checkpoint=checkpoint)
+    named = _named(models, "MODEL", shown_name)
+    with progress("serve") as steps:
+        return {name: get(model, steps) for name, model in named.items()}
+
+
+def _adapters(texts: tuple[str, ...]) -> dict[str, Path]:
+    """Folders of adapters by name."""
+    named = _named(texts, "FOLDER", lambda folder: Path(folder).resolve().name)
+    return {name: Path(folder) for name, folder in named.items()}
+
+
+def _named(texts: tuple[str, ...], what: str, name_of: Callable[[str], str]) -> dict[str, str]:
+    """Models or folders by name: that before `=`, or their own."""
+    named: dict[str, str] = {}
     for text in texts:
-        name, equals, folder = text.partition("=")
-        path = Path(folder if equals else text)
-        name = name if equals else path.resolve().name
+        name, equals, rest = text.partition("=")
+        path = rest if equals else text
+        name = name if equals else name_of(path)
         if name in named:
             raise click.UsageError(f"Two models are called {name}. Write NAME={what}.")
         named[name] = path

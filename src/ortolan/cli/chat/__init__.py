@@ -1,4 +1,4 @@
-"""`ortolan chat BUNDLE`."""
+"""`ortolan chat MODEL`."""
 
 import sys
 from pathlib import Path
@@ -13,9 +13,11 @@ from ortolan.cli.help import LongCommand
 from ortolan.cli.progress import loading
 from ortolan.errors import OrtolanError
 
+_KINDS = ("decoder",)
+
 
 @click.command(cls=LongCommand)
-@options.bundle_folder
+@options.model
 @click.option("--system", metavar="TEXT", help="System message. Default: the template's.")
 @options.max_new_tokens
 @options.sampling(from_model=True)
@@ -31,8 +33,9 @@ from ortolan.errors import OrtolanError
 )
 @options.device
 @options.threads
+@options.checkpoint
 def command(
-    bundle: Path,
+    model: str,
     system: str | None,
     max_new_tokens: int | None,
     sampling: options.SamplingChoice,
@@ -41,21 +44,29 @@ def command(
     adapter: Path | None,
     device: str,
     threads: int | None,
+    checkpoint: options.CheckpointChoice,
 ) -> None:
-    """Chat with a model, in the format that it was trained on.
+    """Chat with MODEL, in the format that it was trained on.
+
+    MODEL is a bundle or a checkpoint: a folder, a .gguf file, or a name on the Hugging Face Hub. A
+    checkpoint is exported once, and kept for the next start (`ortolan cache`).
 
     Answers stream to standard output. Ctrl-C stops an answer, Ctrl-D leaves, /help lists commands.
     Questions may also come through a pipe, one per line.
     """
+    from ortolan.cli.ready import ready, shown_name
     from ortolan.runtime import Decoder, Sampling, load
 
     adapters = {} if adapter is None else {options.ADAPTER: adapter}
-    with loading("chat"):
-        model = load(bundle, Decoder, device=device, threads=threads, adapters=adapters)
+    with loading("chat") as steps:
+        bundle = ready(
+            model, steps, command="chat", kinds=_KINDS, device=device, checkpoint=checkpoint
+        )
+        decoder = load(bundle, Decoder, device=device, threads=threads, adapters=adapters)
     session = ChatSession(
-        model=model,
-        conversation=model.conversation(system=system),
-        sampling=sampling.resolve(model) or Sampling(),
+        model=decoder,
+        conversation=decoder.conversation(system=system),
+        sampling=sampling.resolve(decoder) or Sampling(),
         options={
             "max_new_tokens": max_new_tokens,
             "stop": stop,
@@ -64,7 +75,7 @@ def command(
         is_terminal=sys.stdin.isatty(),
     )
     if session.is_terminal:
-        tell(f"{bundle.resolve().name}: /help lists commands, Ctrl-D leaves.")
+        tell(f"{shown_name(model)}: /help lists commands, Ctrl-D leaves.")
     read = question_reader(keeps_history=history, tell=tell)
     while True:
         try:

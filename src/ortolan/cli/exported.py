@@ -1,0 +1,202 @@
+"""Exports a checkpoint into the cache, in a subprocess.
+
+So PyTorch and the export take no memory from the model that then runs. The subprocess holds the
+lock of the entry: if either process is killed, no half of a bundle is ever used.
+"""
+
+import importlib
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from ortolan.cache import cache_folder, find, kept
+from ortolan.cli.extras import extra
+from ortolan.cli.progress import ESTIMATE, Reporter, duration
+from ortolan.errors import OrtolanError
+from ortolan.hub.client import Listing, list_files
+from ortolan.hub.name import name_of
+
+if TYPE_CHECKING:  # PyTorch is imported in the subprocess
+    from ortolan.modeling.checkpoint.checkpoint import Checkpoint
+
+_TELL_S = 0.25
+"""Seconds between two reports of one step."""
+
+_TEMPLATES = ("chat_template.jinja", "chat_template.json")
+_TOKENIZER_CONFIG = "tokenizer_config.json"
+
+
+class PreparationError(OrtolanError):
+    """A checkpoint cannot be made ready for a command."""
+
+    code = "preparation"
+
+
+class Job(msgspec.Struct, frozen=True, kw_only=True):
+    """What to export.
+
+    Attributes:
+        command: that needs the bundle.
+        model: what the user typed.
+        source: a path, or a name.
+        commit: of a name.
+        key: of the cache.
+        precision: of the weights.
+        device: that the bundle runs on.
+        kinds: of bundle that the command can use.
+    """
+
+    command: str
+    model: str
+    source: str
+    commit: str | None
+    key: str
+    precision: str
+    device: str
+    kinds: tuple[str, ...]
+
+
+def exported(job: Job, steps: Reporter) -> Path:
+    """Export a checkpoint unless another process does, and return the folder of the bundle.
+
+    Raises:
+        PreparationError: the checkpoint cannot be exported, or is not for the command.
+        MissingPackageError: packages of the extra `export` are not installed.
+    """
+    with extra("export", command=job.command):
+        from ortolan.export.process import ProcessError, run_python
+
+    def on_line(line: str) -> None:
+        kind, *rest = json.loads(line)
+        match kind:
+            case "progress":
+                _show(job, steps, *rest)
+            case "note":
+                steps.note(f"ortolan: {rest[0]}")
+            case _:
+                raise PreparationError(rest[0])
+
+    steps("export", 0, 1)
+    try:
+        run_python("-m", __name__, msgspec.json.encode(job).decode(), on_line=on_line)
+    except ProcessError as error:
+        raise PreparationError(
+            f"The export of {job.model} ended: {error}. If it ran out of memory, close other "
+            f"programs. `ortolan --debug export {job.model} BUNDLE` shows more."
+        ) from error
+    folder = find(job.key)
+    if folder is None:
+        raise PreparationError(f"{job.key} was removed from the cache. Run the command again.")
+    return folder
+
+
+def _show(job: Job, steps: Reporter, step: str, done: int, total: int, what: str) -> None:
+    steps(step, done, total, what)
+    if step == ESTIMATE:
+        steps.note(
+            f"ortolan: exporting {job.model} to {job.precision}, once: about {duration(total)}; "
+            f"kept in {cache_folder()}"
+        )
+
+
+def _main(job: Job, tell: Callable[..., None]) -> None:
+    """The subprocess."""
+
+    def waiting() -> None:
+        tell("note", f"another process is exporting {job.model}; waiting for it")
+
+    try:
+        kept(job.key, lambda target: _export(job, target, tell), waiting=waiting)
+    except OrtolanError as error:
+        tell("error", f"{error}")
+
+
+def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
+    with extra("export", command=f"{job.command} with a checkpoint"):
+        pipeline = importlib.import_module("ortolan.export.pipeline")
+        opener = importlib.import_module("ortolan.export.source")
+        names = importlib.import_module("ortolan.export.source.names")
+        checkpoints = importlib.import_module("ortolan.modeling.checkpoint.checkpoint")
+    from ortolan.runtime.engine.providers import onnxruntime_version
+    from ortolan.runtime.verification.verified import remember, stamps
+
+    progress = _Progress(tell)
+    source = names.located(
+        _listing(job) or job.source,
+        check=lambda checkpoint: _check_template(job, checkpoint),
+        progress=progress,
+    )
+    _check_template(job, checkpoints.open_checkpoint(source))
+    _check_kind(job, opener.open_exportable(source, tokenizer=None, max_context=None).kind)
+    bundle = pipeline.export(
+        source,
+        target,
+        precision=job.precision,
+        device=job.device,
+        progress=progress,
+        warn=lambda text: tell("note", f"warning: {text}"),
+    )
+    # the export has proved it, so a server need not load it in a subprocess first
+    remember(bundle, stamps(bundle.path), onnxruntime=onnxruntime_version())
+
+
+def _listing(job: Job) -> Listing | None:
+    """The files of a name; by its branch, so that the cache of the Hub knows the branch later."""
+    name = name_of(job.source)
+    if name is None:
+        return None
+    listing = list_files(name)
+    if listing.commit != job.commit:
+        raise PreparationError(f"{job.model} has just changed. Run the command again.")
+    return listing
+
+
+def _check_template(job: Job, checkpoint: "Checkpoint") -> None:
+    """Refuse to chat with a checkpoint that has no chat template."""
+    if job.command != "chat" or any(checkpoint.companion(name) for name in _TEMPLATES):
+        return
+    config = checkpoint.companion(_TOKENIZER_CONFIG)
+    if config is None or "chat_template" not in json.loads(config.read_bytes()):
+        raise PreparationError(
+            f"{job.model} has no chat template, so it cannot chat. Continue a text with "
+            f"`ortolan run {job.model} TEXT`, or add its {_TEMPLATES[0]}."
+        )
+
+
+def _check_kind(job: Job, kind: str) -> None:
+    if kind not in job.kinds:
+        raise PreparationError(
+            f"{job.command} needs a model that writes text, and {job.model} is an {kind}. Make a "
+            f"bundle of it with `ortolan export {job.model} BUNDLE`, and see `ortolan --help` for "
+            "the commands that use it."
+        )
+
+
+class _Progress:
+    """Tells the parent of each step, and several times a second of its parts."""
+
+    def __init__(self, tell: Callable[..., None]) -> None:
+        self._tell, self._step, self._told = tell, "", 0.0
+
+    def __call__(self, step: str, done: int, total: int, what: str = "") -> None:
+        now = time.monotonic()
+        if step != self._step or done == total or now - self._told >= _TELL_S:
+            self._step, self._told = step, now
+            self._tell("progress", step, done, total, what)
+
+
+if __name__ == "__main__":
+    lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what libraries print is not for the parent
+
+    def tell_parent(*words: Any) -> None:
+        """Write a line; fails if the parent is gone, which ends the export."""
+        print(json.dumps(words), file=lines, flush=True)
+
+    _main(msgspec.json.decode(sys.argv[1], type=Job), tell_parent)
