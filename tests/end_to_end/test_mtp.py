@@ -1,5 +1,6 @@
 """The head that predicts further tokens, from a checkpoint to drafts."""
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.conftest import run_here
+from tests.export import tiny_models
 from tests.modeling.mtp_checkpoints import save_with_head, save_with_right_head
 from tests.modeling.tiny_models import LLAMA, reference_model
 from tests.tiny.mixtures import GLM4_MOE
@@ -16,7 +18,6 @@ from tests.tiny.modern import DEEPSEEK_V3
 
 import ortolan
 from ortolan import Decoder, ExportOptions, MtpHead, PromptLookup, Sampling, load
-from ortolan.cli import run as run_command
 from ortolan.errors import OrtolanError
 from ortolan.export.errors import LayoutError, OptionError
 from ortolan.export.layouts.genai import through_bundle
@@ -252,9 +253,19 @@ def test_a_bundle_without_a_head_refuses_to_draft_with_it(tmp_path: Path) -> Non
 
 def test_on_the_command_line(right: Exported, tmp_path: Path) -> None:
     checkpoint, bundle = str(right.checkpoint), str(tmp_path / "bundle")
-    assert run_here("export", checkpoint, bundle, "--mtp").returncode == 0
+    tokenizer = tmp_path / "tokenizer.json"
+    tiny_models.tokenizer().save(str(tokenizer))
+    done = run_here("export", checkpoint, bundle, "--mtp", "--tokenizer", tokenizer)
+    assert done.returncode == 0, done.stderr.decode()
     assert b"MtpHead()" in run_here("inspect", bundle).stdout
-    assert run_command._draft("mtp", device="cpu", threads=1) == MtpHead()
+    plain, drafted = (
+        json.loads(
+            run_here("run", bundle, "a b c", "--json", "-n", "8", "--ignore-eos", *more).stdout
+        )
+        for more in ((), ("--draft", "mtp"))
+    )
+    assert drafted["tokens"] == plain["tokens"]
+    assert drafted["timings"]["accepted_tokens"] > plain["timings"]["accepted_tokens"] == 0
 
 
 @pytest.mark.parametrize(

@@ -167,15 +167,10 @@ def test_pixels_are_those_of_transformers(
     encoder = models["whole"]._encoder
     assert encoder is not None
     processor, model = reference(checkpoints["whole"])
-    for mode in ("L", "LA", "RGB", "RGBA", "P", "1", "CMYK"):
+    for mode in ("L", "RGB", "RGBA"):  # what an array can be; files are read elsewhere
         image = Image.fromarray(picture(*size)).convert(mode)
         theirs = processor.image_processor(image, return_tensors="np")["pixel_values"][0]
-        given = image if mode not in ("L", "RGB", "RGBA") else np.asarray(image)
-        if isinstance(given, Image.Image):
-            given = np.asarray(image.convert("RGB"))
-            if mode == "LA":
-                continue
-        np.testing.assert_allclose(encoder.pixels(given), theirs, atol=1e-5)
+        np.testing.assert_allclose(encoder.pixels(np.asarray(image)), theirs, atol=1e-5)
     with torch.inference_mode():
         output: Any = model.get_image_features(torch.from_numpy(theirs)[None])
         features = output.pooler_output[0].numpy()

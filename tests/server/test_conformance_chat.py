@@ -194,8 +194,14 @@ def test_stop_tokens_outside_of_the_vocabulary_are_a_400(client: httpx2.Client, 
     assert str(token) in response.json()["error"]["message"]
 
 
-def test_stop_tokens_inside_of_it_are_accepted(client: httpx2.Client) -> None:
-    assert ask(client, stop_token_ids=[1])["choices"][0]["finish_reason"] in ("stop", "length")
+def test_a_stop_token_ends_the_answer(client: httpx2.Client) -> None:
+    whole = ask(client, temperature=0, ignore_eos=True)
+    assert whole["choices"][0]["finish_reason"] == "length"
+    content = whole["choices"][0]["message"]["content"]
+    tokens = client.post("/tokenize", json={"model": "fp32", "prompt": content})
+    cut = ask(client, temperature=0, stop_token_ids=tokens.json()["tokens"])
+    assert cut["choices"][0]["finish_reason"] == "stop"
+    assert cut["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
 
 
 def test_no_choice_of_a_tool_means_auto(client: httpx2.Client) -> None:

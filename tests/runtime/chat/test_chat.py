@@ -72,8 +72,8 @@ def test_an_answer_continues_from_where_it_was_cut(model: Decoder) -> None:
     assert prompt.text == f"<bos>u:Hi.<eos><bos>a:{cut.content}"
     rest = model.chat(messages, continue_final_message=True, max_new_tokens=7)
     assert rest.completion.tokens == model.generate(prompt.ids, max_new_tokens=7).tokens
-    if prompt.ids[-5:] == [*cut.completion.tokens]:
-        assert cut.content + rest.content == whole.content
+    assert prompt.ids[-5:] == [*cut.completion.tokens]
+    assert cut.content + rest.content == whole.content
 
 
 def test_a_call_that_is_cut_off_is_text(model: Decoder) -> None:

@@ -55,15 +55,6 @@ def test_the_cpu_column_equals_the_installed_registry(operator: str) -> None:
     assert KERNELS[operator].cpu == registered()[operator] & TYPES
 
 
-def test_cuda_has_no_float32_attention_with_a_cache() -> None:
-    assert KERNELS["com.microsoft::GroupQueryAttention"].cuda == {"float16", "bfloat16"}
-
-
-def test_cuda_computes_everything_of_bfloat16_in_float16() -> None:
-    for kernels in KERNELS.values():
-        assert "bfloat16" not in kernels.cuda or "float16" in kernels.cuda
-
-
 def test_columns_contain_only_types_of_the_table() -> None:
     for kernels in KERNELS.values():
         assert kernels.cpu | kernels.cuda <= TYPES
