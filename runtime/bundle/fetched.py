@@ -15,7 +15,7 @@ from ortolan import cache, files
 from ortolan.hub.client import Listing, Progress, list_files
 from ortolan.hub.fetch import fetch_bundle
 from ortolan.hub.name import Name
-from ortolan.hub.selection import bundle_folder, files_of_bundle
+from ortolan.hub.selection import bundle_folder
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.folder import open_bundle, open_parts
 from ortolan.runtime.errors import BundleError, UntrustedError
@@ -54,11 +54,9 @@ def fetched(
     key = cache.key_of(label, repository, folder, listing.commit)
 
     def make(target: Path) -> None:
-        origin = fetch_bundle(listing, progress=progress)
-        for file in files_of_bundle(listing.sizes, listing.name):
-            name = PurePosixPath(file).relative_to(folder)
+        for name, file in fetch_bundle(listing, progress=progress).items():
             if name != PurePosixPath(_NOTE):
-                _place(origin / name, target / name)
+                _place(file, target / name)
         _check(target, listing, progress)
         note = {"repository": repository, "folder": folder, "commit": listing.commit}
         files.write(target / _NOTE, json.dumps(note))

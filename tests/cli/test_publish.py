@@ -109,13 +109,13 @@ def test_a_second_commit_replaces_the_bundle_and_keeps_other_files(
     writer: Hub, bundles: dict[str, Path]
 ) -> None:
     published(bundles["fp32"], "me/model")
-    writer.repositories["me/model"].commit({"notes.md": b"mine", "README.md": b"# my own"})
+    writer.repositories["me/model"].commit({"config.json": b"{}", "README.md": b"# my own"})
     published(bundles["fp16"], "me/model", "--no-card")
-    assert head(writer, "me/model").keys() == {*listed(bundles["fp16"]), "README.md", "notes.md"}
+    assert head(writer, "me/model").keys() == {*listed(bundles["fp16"]), "README.md", "config.json"}
     assert head(writer, "me/model")["README.md"] == b"# my own"
     published(*bundles.values(), "me/model")
     own = {f"{name}/{file}" for name, path in bundles.items() for file in listed(path)}
-    assert head(writer, "me/model").keys() == {*own, "README.md", "notes.md"}
+    assert head(writer, "me/model").keys() == {*own, "README.md", "config.json"}
 
 
 def test_a_branch_is_made_and_loads_as_a_revision(writer: Hub, bundles: dict[str, Path]) -> None:

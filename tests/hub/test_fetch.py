@@ -124,26 +124,46 @@ BUNDLE = ("manifest.json", "certificate.json", "decoder.onnx", "weights-1.bin", 
 
 
 def in_folder(folder: str, *names: str) -> dict[str, bytes]:
-    return {f"{folder}/{name}": f"{folder} {name}".encode() for name in names}
+    """A bundle of these files, as its manifest lists them, in a folder."""
+    listed = [{"name": name} for name in names if name not in ("manifest.json", "model.sig")]
+    made = {name: f"{folder} {name}".encode() for name in names}
+    made["manifest.json"] = json.dumps({"files": listed}).encode()
+    return {f"{folder}/{name}".lstrip("/"): data for name, data in made.items()}
+
+
+def bundle(name: str) -> set[str]:
+    """Fetch a bundle and return its files, which are all that is in the cache of its folder."""
+    files = fetch_bundle(Name(repository="org/bundles", part=name or None))
+    (place,) = {str(file).removesuffix(str(path)) for path, file in files.items()}
+    assert fetched(Path(place)) == set(map(str, files))
+    return fetched(Path(place))
 
 
 def test_a_bundle_is_fetched_by_its_folder(hub: Hub) -> None:
-    whole = files("README.md", "setup.py") | in_folder("int4", *BUNDLE, "model.sig", "x.py")
+    whole = files("README.md", "setup.py") | in_folder("int4", *BUNDLE, "model.sig")
+    whole |= files("int4/x.py", "int4/weights-0.bin", "int4/packed-0/packed.bin", "int4/notes.json")
     whole |= in_folder("int8", *BUNDLE) | in_folder("int8/vision", *BUNDLE)
     hub.repositories["org/bundles"] = Repository(whole)
-    place = fetch_bundle(Name(repository="org/bundles", part="int4"))
-    assert place.name == "int4"
-    assert fetched(place) == {*BUNDLE, "model.sig"}
-    assert fetched(place.parent) == {f"int4/{name}" for name in (*BUNDLE, "model.sig")}
-    place = fetch_bundle(Name(repository="org/bundles", part="int8"))
-    assert fetched(place) == {*BUNDLE, *(f"vision/{name}" for name in BUNDLE)}
+    assert bundle("int4") == {*BUNDLE, "model.sig"}
+    assert bundle("int8") == {*BUNDLE, *(f"vision/{name}" for name in BUNDLE)}
     assert kind_of(list_files(Name(repository="org/bundles"))) == "bundle"
 
 
-def test_a_bundle_at_the_root_has_its_parts_but_not_other_bundles(hub: Hub) -> None:
-    whole = files(*BUNDLE) | in_folder("vision", *BUNDLE)
-    hub.repositories["org/bundle"] = Repository(whole | files("notes.md"))
-    assert fetched(fetch_bundle(Name(repository="org/bundle"))) == set(whole)
+def test_a_bundle_at_the_root_has_its_parts_but_neither_other_bundles_nor_a_checkpoint(
+    hub: Hub,
+) -> None:
+    whole = in_folder("", *BUNDLE) | in_folder("vision", *BUNDLE)
+    others = files("notes.md", "config.json", "pytorch_model.bin") | in_folder("int4", *BUNDLE)
+    hub.repositories["org/bundles"] = Repository(whole | others)
+    assert bundle("") == set(whole)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"files": 1}', '{"files": [1]}', '{"name": "x"}'])
+def test_what_is_no_manifest_is_named(text: str, hub: Hub) -> None:
+    whole = in_folder("int4", *BUNDLE) | {"int4/manifest.json": text.encode()}
+    hub.repositories["org/bundles"] = Repository(whole)
+    with pytest.raises(RepositoryError, match=r"int4/manifest\.json is not the manifest"):
+        bundle("int4")
 
 
 def test_parts_of_a_bundle_are_the_runtime_s() -> None:

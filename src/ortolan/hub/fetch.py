@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Literal
 
 from ortolan.hub.client import Listing, Progress, download, list_files
@@ -11,14 +11,23 @@ from ortolan.hub.name import Name
 from ortolan.hub.selection import (
     MANIFEST,
     adapter_files,
+    bundle_folder,
     bundle_folders,
     describing_files,
-    files_of_bundle,
     gguf_files,
+    listed_files,
+    manifests,
     weight_files,
 )
 
-__all__ = ["fetch_adapter", "fetch_bundle", "fetch_checkpoint", "kind_of", "origin_of"]
+__all__ = [
+    "fetch_adapter",
+    "fetch_bundle",
+    "fetch_checkpoint",
+    "files_of_bundle",
+    "kind_of",
+    "origin_of",
+]
 
 MAX_DESCRIBING_BYTES = 512 << 20
 """Bytes of configs, tokenizers and templates together; far more than any checkpoint has."""
@@ -89,17 +98,35 @@ def fetch_adapter(name: Name, *, progress: Progress | None = None) -> Path:
     return download(listing, adapter_files(listing.sizes, name), progress=progress)
 
 
-def fetch_bundle(source: Name | Listing, *, progress: Progress | None = None) -> Path:
-    """Fetch a bundle, and return its folder in the cache, whose files are links.
+def fetch_bundle(
+    source: Name | Listing, *, progress: Progress | None = None
+) -> dict[PurePosixPath, Path]:
+    """Fetch the files of a bundle and of the bundles in it.
+
+    Returns:
+        Files by their path in the bundle: links in the cache.
 
     Raises:
         HubError: see `client`.
         RepositoryError: the repository holds no such bundle.
     """
     listing = source if isinstance(source, Listing) else list_files(source)
-    chosen = files_of_bundle(listing.sizes, listing.name)
-    manifest = min((file for file in chosen if file.endswith(MANIFEST)), key=len)
-    return (download(listing, chosen, progress=progress) / manifest).parent
+    folder = bundle_folder(listing.sizes, listing.name)
+    files = files_of_bundle(listing, folder)
+    place = download(listing, files, progress=progress)
+    return {PurePosixPath(file).relative_to(folder): place / file for file in files}
+
+
+def files_of_bundle(listing: Listing, folder: str) -> list[str]:
+    """Paths of all files of the bundle in a folder. Its manifests are fetched.
+
+    Raises:
+        HubError: see `client`.
+        RepositoryError: a manifest is damaged.
+    """
+    index = manifests(listing.sizes, folder)
+    place = download(listing, index, progress=lambda *_: None)
+    return [file for manifest in index for file in listed_files(listing.sizes, place, manifest)]
 
 
 def origin_of(path: Path) -> str | None:

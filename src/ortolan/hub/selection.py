@@ -14,12 +14,13 @@ __all__ = [
     "bundle_folder",
     "bundle_folders",
     "describing_files",
-    "files_of_bundle",
     "gguf_files",
+    "listed_files",
+    "manifests",
     "weight_files",
 ]
 
-MANIFEST, CERTIFICATE = "manifest.json", "certificate.json"
+MANIFEST, CERTIFICATE, SIGNATURE = "manifest.json", "certificate.json", "model.sig"
 
 _DESCRIBING = (".json", ".jinja", ".txt", ".tsv")
 """Suffixes of configs, tokenizers, templates, processors and calibration texts."""
@@ -35,13 +36,8 @@ _ADAPTER = ("adapter_model.safetensors", "adapter_model.bin")
 
 _INDEX = ".index.json"
 
-_BUNDLE = (".json", ".jinja", ".onnx", ".bin", ".npz", ".sig")
-
 PARTS = ("vision", "sound", "text", "mtp")
 """Folders of a bundle that hold bundles; see `ortolan.runtime.bundle.parts`."""
-
-_PACKED = "packed-"
-"""Start of folders that only the machine that made them can use; see `ortolan pack`."""
 
 _SPLIT = re.compile(r"-\d{5}-of-\d{5}$")
 
@@ -157,23 +153,32 @@ def bundle_folder(names: Collection[str], name: Name) -> str:
     raise RepositoryError(f"{name} is not a bundle. It has no {MANIFEST}.")
 
 
-def files_of_bundle(names: Collection[str], name: Name) -> list[str]:
-    """The files of the bundle that a name means.
+def manifests(names: Collection[str], folder: str) -> list[str]:
+    """The manifests of the bundle in a folder: its own, and those of the bundles in it."""
+    inside = [_within(folder, part) for part in PARTS]
+    found = [_within(place, MANIFEST) for place in (folder, *inside)]
+    return [manifest for manifest in found if manifest in names]
+
+
+def listed_files(names: Collection[str], folder: Path, manifest: str) -> list[str]:
+    """The files of a bundle: its manifest, what that lists, and a signature.
+
+    Args:
+        names: all files of the repository.
+        folder: has the manifest.
+        manifest: its path in the repository.
 
     Raises:
-        RepositoryError: the repository has no such bundle, or has several.
+        RepositoryError: it is not a manifest.
     """
-    folder = bundle_folder(names, name)
-    start = f"{folder}/" if folder else ""
-    others = tuple(f"{other}/" for other in bundle_folders(names) if other not in ("", folder))
-    return sorted(
-        file
-        for file in names
-        if file.startswith(start)
-        and file.endswith(_BUNDLE)
-        and not file.removeprefix(start).startswith(_PACKED)
-        and not (file.startswith(others) and not start.startswith(others))
-    )
+    try:
+        files = json.loads((folder / manifest).read_bytes())["files"]
+        listed = [str(file["name"]) for file in files]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RepositoryError(f"{manifest} is not the manifest of a bundle.") from error
+    place = _parent(manifest)
+    own = {_within(place, name) for name in (MANIFEST, SIGNATURE, *listed)}
+    return sorted(own.intersection(names))
 
 
 def _shards(index: Path) -> set[str]:

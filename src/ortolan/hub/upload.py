@@ -1,15 +1,15 @@
 """Puts bundles into a repository of the Hugging Face Hub, in one commit."""
 
+import contextlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
-from typing import Any
 
-from ortolan.hub.client import library, translated
-from ortolan.hub.errors import HubError
+from ortolan.hub.client import Listing, library, list_files, translated
+from ortolan.hub.errors import HubError, RepositoryError
+from ortolan.hub.fetch import files_of_bundle
 from ortolan.hub.name import Name
-from ortolan.hub.selection import bundle_folders, files_of_bundle
+from ortolan.hub.selection import bundle_folders
 
 __all__ = ["Published", "upload"]
 
@@ -57,34 +57,31 @@ def upload(
         api.create_repo(repository, private=is_private or None, exist_ok=True)
         if name.revision is not None:
             api.create_branch(repository, branch=name.revision, exist_ok=True)
-        info = api.model_info(repository, revision=name.revision)
-        if is_private and info.private is False:
+        if is_private and api.model_info(repository).private is False:
             raise HubError(
                 f"{repository} exists and is public. Make it private on the Hub, or choose another "
                 "name."
             )
+        listing = list_files(name)
+        stale = _files_of_bundles(listing, folders) - contents.keys()
         done = api.create_commit(
             repository,
-            operations=_operations(hub, info, contents, folders),
+            operations=[
+                *(hub.CommitOperationAdd(path, content) for path, content in contents.items()),
+                *(hub.CommitOperationDelete(path) for path in sorted(stale)),
+            ],
             commit_message=_MESSAGE,
             revision=name.revision,
-            parent_commit=info.sha,
+            parent_commit=listing.commit,
         )
     branch = "" if name.revision is None else f"/tree/{name.revision}"
     return Published(url=f"{hub.constants.ENDPOINT}/{repository}{branch}", commit=done.oid)
 
 
-def _operations(
-    hub: ModuleType, info: Any, contents: Mapping[str, Path | bytes], folders: Iterable[str]
-) -> list[Any]:
-    """Additions, and deletions of what an earlier bundle in the same place has besides them."""
-    names = [entry.rfilename for entry in info.siblings or ()]
-    stale: set[str] = set()
-    for folder in set(folders).intersection(bundle_folders(names)):
-        stale.update(files_of_bundle(names, Name(repository=info.id, part=folder or None)))
-    additions = [
-        hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=content)
-        for path, content in contents.items()
-    ]
-    deletions = [hub.CommitOperationDelete(path) for path in sorted(stale - contents.keys())]
-    return [*additions, *deletions]
+def _files_of_bundles(listing: Listing, folders: Iterable[str]) -> set[str]:
+    """Files of the bundles that are in these folders; a damaged one stays as it is."""
+    found: set[str] = set()
+    for folder in set(folders).intersection(bundle_folders(listing.sizes)):
+        with contextlib.suppress(RepositoryError):
+            found.update(files_of_bundle(listing, folder))
+    return found
