@@ -30,6 +30,7 @@ from transformers import (
 )
 
 import ortolan
+from ortolan.export.options import PrecisionName
 from ortolan.export.preview.preview import preview
 from ortolan.runtime import Encoder, Transcript
 from ortolan.runtime.bundle.sources import WaveSource
@@ -286,13 +287,15 @@ def test_a_model_without_a_head_gives_vectors(tmp_path: Path) -> None:
 
 
 def test_low_bit_weights_are_verified(saved: Saved, tmp_path: Path) -> None:
-    divergences = []
-    for precision, bound in (("int8", None), ("int4", 5.0)):
+    divergences = list[float]()
+    cases: list[tuple[PrecisionName, float | None]] = [("int8", None), ("int4", 5.0)]
+    for precision, bound in cases:
         options, out = ortolan.ExportOptions(max_kl=bound), tmp_path / precision
         ortolan.export(saved[0] / "source", out, precision=precision, options=options)
         report = verify(out, isolate=False)
         assert report.verdict == "PASS"
-        divergences.append(report.quality.mean_kl)
+        assert report.quality is not None
+        divergences.append(report.quality.mean_kl or 0)
     assert 0 < 10 * divergences[0] < divergences[1]
 
 
