@@ -10,14 +10,16 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from tests.cli.conftest import Run, error_line, run_in_subprocess
+from tests.cli.conftest import Run, error_line, run_here, run_in_subprocess
 from tests.hub.library import hub as hub
 from tests.hub.server import Hub, Repository
+from tests.modeling.checkpoint.packed_files import METHODS, write_packed
 from tests.tiny.encoders import BERT
 
 from ortolan.cache import cache_folder
 from ortolan.cli.exported import Job, _main
 from ortolan.cli.ready import shown_name
+from ortolan.server import Settings
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
 
@@ -276,3 +278,30 @@ def test_bundle_of_the_cache_needs_no_first_load(
     run(ortolan, "run", chats, "ab", "-n", "1")
     bundle = open_bundle(cache_folder() / "bundles" / exports[0].key)
     assert is_verified(bundle, onnxruntime=onnxruntime_version())
+
+
+def test_server_names_a_model_as_its_user_does(
+    hub: Hub, chats: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    contents = {path.name: path.read_bytes() for path in chats.iterdir()}
+    hub.repositories["org/model"] = Repository(contents)
+    settings: list[Settings] = []
+    monkeypatch.setattr("ortolan.server.run.run", lambda chosen, **_: settings.append(chosen))
+    done = run_here("serve", chats, "org/model", f"own={chats}")
+    assert done.returncode == 0, done.stderr.decode()
+    bundles = {name: path.name for name, path in settings[0].bundles.items()}
+    first, second = (job.key for job in exports)
+    assert bundles == {"chats": first, "org/model": second, "own": first}
+    assert "Two models are called chats" in error_line("serve", chats, chats)
+
+
+def test_quantized_checkpoint_keeps_its_codes(
+    ortolan: Run, tmp_path: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_packed(tmp_path / "quantized", METHODS["gptq-4"])
+    monkeypatch.setattr("ortolan.server.run.run", lambda *_, **__: None)
+    said = run(ortolan, "serve", tmp_path / "quantized")
+    assert f"exporting {tmp_path / 'quantized'} with its own codes, once" in said
+    assert exports[0].precision == "int8"
+    listed = json.loads(ortolan("cache", "--json").stdout)["bundles"]
+    assert [entry["precision"] for entry in listed] == ["int4"]

@@ -76,7 +76,7 @@ def exported(job: Job, steps: Reporter) -> Path:
         kind, *rest = json.loads(line)
         match kind:
             case "progress":
-                _show(job, steps, *rest)
+                steps(*rest)
             case "note":
                 steps.note(f"ortolan: {rest[0]}")
             case _:
@@ -94,15 +94,6 @@ def exported(job: Job, steps: Reporter) -> Path:
     if folder is None:
         raise PreparationError(f"{job.key} was removed from the cache. Run the command again.")
     return folder
-
-
-def _show(job: Job, steps: Reporter, step: str, done: int, total: int, what: str) -> None:
-    steps(step, done, total, what)
-    if step == ESTIMATE:
-        steps.note(
-            f"ortolan: exporting {job.model} to {job.precision}, once: about {duration(total)}; "
-            f"kept in {cache_folder()}"
-        )
 
 
 def _main(job: Job, tell: Callable[..., None]) -> None:
@@ -126,14 +117,16 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
     from ortolan.runtime.engine.providers import onnxruntime_version
     from ortolan.runtime.verification.verified import remember, stamps
 
-    progress = _Progress(tell)
+    progress = _Progress(job, tell)
     source = names.located(
         _listing(job) or job.source,
         check=lambda checkpoint: _check_template(job, checkpoint),
         progress=progress,
     )
     _check_template(job, checkpoints.open_checkpoint(source))
-    _check_kind(job, opener.open_exportable(source, tokenizer=None, max_context=None).kind)
+    model = opener.open_exportable(source, tokenizer=None, max_context=None)
+    _check_kind(job, model.kind)
+    progress.keeps_codes = model.is_quantized and job.precision in ("int8", "int4")
     bundle = pipeline.export(
         source,
         target,
@@ -179,16 +172,28 @@ def _check_kind(job: Job, kind: str) -> None:
 
 
 class _Progress:
-    """Tells the parent of each step, and several times a second of its parts."""
+    """Tells the parent of each step, and several times a second of its parts.
 
-    def __init__(self, tell: Callable[..., None]) -> None:
-        self._tell, self._step, self._told = tell, "", 0.0
+    Attributes:
+        keeps_codes: whether weights that the checkpoint stores in low-bit form stay as they are.
+    """
+
+    def __init__(self, job: Job, tell: Callable[..., None]) -> None:
+        self.keeps_codes = False
+        self._job, self._tell, self._step, self._told = job, tell, "", 0.0
 
     def __call__(self, step: str, done: int, total: int, what: str = "") -> None:
         now = time.monotonic()
         if step != self._step or done == total or now - self._told >= _TELL_S:
             self._step, self._told = step, now
             self._tell("progress", step, done, total, what)
+        if step == ESTIMATE:
+            how = "with its own codes" if self.keeps_codes else f"to {self._job.precision}"
+            self._tell(
+                "note",
+                f"exporting {self._job.model} {how}, once: about {duration(total)}; kept in "
+                f"{cache_folder()}",
+            )
 
 
 if __name__ == "__main__":
