@@ -163,25 +163,6 @@ TRANSFORMERS = Peer(
     versions=("transformers", "torch"),
 )
 
-# It has no weights of 4 bits on processors.
-CTRANSLATE2 = Peer(
-    name="ctranslate2",
-    requirements=("ctranslate2==4.8.5", "transformers", "torch"),
-    convert={
-        "fp32": (
-            "{bin}/python",
-            "-m",
-            "workers.to_ctranslate2",
-            "{checkpoint}",
-            "{model}",
-            "float32",
-        )
-    },
-    options={"fp32": ("compute_type=float32",)},
-    worker="workers.ctranslate_generator",
-    versions=("ctranslate2",),
-)
-
 PEERS = (
     ORTOLAN,
     ORTOLAN_SPLIT,
@@ -189,6 +170,5 @@ PEERS = (
     GENAI_PRUNED,
     LLAMA_CPP,
     OPENVINO,
-    CTRANSLATE2,
     TRANSFORMERS,
 )

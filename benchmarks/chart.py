@@ -66,7 +66,6 @@ def draw_bars(
     *,
     title: str,
     unit: str,
-    digits: int = 0,
 ) -> None:
     """Write a picture of panels, each with one bar per name; Ortolan's are colored.
 
@@ -75,7 +74,6 @@ def draw_bars(
         path: the file.
         title: title of the picture.
         unit: of the values.
-        digits: of the printed values after the decimal point.
     """
     columns = min(len(panels), 2)
     rows = -(-len(panels) // columns)
@@ -89,7 +87,7 @@ def draw_bars(
     for axes, (label, values) in zip(grid.flat, panels.items(), strict=False):
         colors = [FIRST if name.startswith(OURS) else OTHER for name in values]
         names, heights = list(values), list(values.values())
-        panel(axes, names, heights, colors=colors, label=label, unit=unit, digits=digits)
+        panel(axes, names, heights, colors=colors, label=label, unit=unit)
     figure.savefig(path, dpi=150)
 
 
@@ -101,11 +99,10 @@ def panel(
     colors: Sequence[str],
     label: str,
     unit: str,
-    digits: int = 0,
 ) -> None:
     """Draw one bar per name, the first on top, with its value next to it."""
     drawn = axes.barh(range(len(names)), values, color=colors)
-    axes.bar_label(drawn, fmt=f"%.{digits}f", padding=3)
+    axes.bar_label(drawn, fmt="%.0f", padding=3)
     axes.set_yticks(range(len(names)), names)
     axes.set_ylim(len(names) - 0.4, -0.6)
     axes.set_xlim(0, 1.15 * max(values))  # room for the longest bar's value

@@ -66,82 +66,31 @@ _BLOCKS = _COMMON | {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kind:
-    """A kind of model, and the published orders of its costs.
-
-    Attributes:
-        config: values of a checkpoint's config.
-        total: operations for n tokens: width d, window w, a memory of N times M numbers.
-        token: operations for one more token.
-        sequential: operations that cannot run in parallel in training.
-        path: longest path of a signal between two tokens.
-        powers: powers of n in `total` and `token`.
-    """
-
-    config: Mapping[str, Any]
-    total: str
-    token: str
-    sequential: str = "n"
-    path: str = "n"
-    powers: tuple[int, int] = (1, 0)
-
-
-KINDS = {
-    "rnn": Kind(
-        config=_CELLS | {"cell": "rnn", "hidden_size": 384},
-        total="n d²",
-        token="d²",
-    ),
-    "lstm": Kind(
-        config=_CELLS | {"cell": "lstm", "hidden_size": 200},
-        total="n d²",
-        token="d²",
-    ),
-    "ntm": Kind(
-        config=_CELLS
-        | {
-            "cell": "lstm",
-            "num_hidden_layers": 1,
-            "hidden_size": 304,
-            "memory_slots": 128,
-            "memory_width": 20,
-        },
-        total="n (d² + N M)",
-        token="d² + N M",
-    ),
-    "transformer": Kind(
-        config=_BLOCKS,
-        total="n² d",
-        token="n d",
-        sequential="1",
-        path="1",
-        powers=(2, 1),
-    ),
-    "windowed": Kind(
-        config=_BLOCKS | {"model_type": "mistral", "sliding_window": WINDOW},
-        total="n w d",
-        token="w d",
-        sequential="1",
-        path="n / w",
-    ),
-    "gated-delta": Kind(
-        config=_BLOCKS
-        | {
-            "model_type": "qwen3_5_text",
-            "head_dim": 32,
-            "layer_types": ["linear_attention"] * 5,
-            "linear_num_key_heads": 4,
-            "linear_num_value_heads": 4,
-            "linear_key_head_dim": 32,
-            "linear_value_head_dim": 32,
-        },
-        total="n d²",
-        token="d²",
-    ),
+KINDS: dict[str, dict[str, Any]] = {
+    "rnn": _CELLS | {"cell": "rnn", "hidden_size": 384},
+    "lstm": _CELLS | {"cell": "lstm", "hidden_size": 200},
+    "ntm": _CELLS
+    | {
+        "cell": "lstm",
+        "num_hidden_layers": 1,
+        "hidden_size": 304,
+        "memory_slots": 128,
+        "memory_width": 20,
+    },
+    "transformer": _BLOCKS,
+    "windowed": _BLOCKS | {"model_type": "mistral", "sliding_window": WINDOW},
+    "gated-delta": _BLOCKS
+    | {
+        "model_type": "qwen3_5_text",
+        "head_dim": 32,
+        "layer_types": ["linear_attention"] * 5,
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 32,
+        "linear_value_head_dim": 32,
+    },
 }
-"""Vaswani et al. 2017, table 1, for layers of recurrence, attention and restricted attention;
-Graves et al. 2014 for a memory. Orders of n are for long texts."""
+"""Values of a checkpoint's config, by kind of model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,7 +149,7 @@ def _work(args: argparse.Namespace) -> None:
 
 
 def _config(kind: str, context: int) -> ModelConfig:
-    values = {**KINDS[kind].config, "max_position_embeddings": context}
+    values = {**KINDS[kind], "max_position_embeddings": context}
     return config_from_hf(values, ModelConfig)
 
 
@@ -331,40 +280,23 @@ def markdown(
         f"\nThe windowed transformer attends to the last {WINDOW} tokens. Its states hold at most "
         "1,023: the slack after which its rows move depends on the width of heads (docs/adr/0038)."
     ]
-    parts += ["\n## Growth\n", _growth(by_kind, weights)]
+    rows = [
+        [kind, f"{weights[kind] / 1e6:.2f}", *(_slope(of_kind, figure) for figure in COSTS)]
+        for kind, of_kind in by_kind.items()
+    ]
+    header = ["", "M weights", "training", "prompt", "token"]
+    parts += ["\n## Growth\n", report.table(header, rows)]
     parts += [
-        "\nExponents are slopes over the upper half of the lengths. Published orders are for long "
-        "texts: until attention outweighs the products of a layer, a transformer's total grows "
-        "linearly too. They also assume kernels that skip scores outside of the window; PyTorch "
-        "computes them on a CPU, so training the windowed transformer costs as much as the other."
+        "\nExponents are slopes over the upper half of the lengths. Training the windowed "
+        "transformer costs as much as the other, because PyTorch computes scores outside of the "
+        "window, too."
     ]
     return "\n".join(parts) + "\n"
 
 
-def _growth(by_kind: Mapping[str, Sequence[Point]], weights: Mapping[str, int]) -> str:
-    rows = []
-    for kind, of_kind in by_kind.items():
-        of = KINDS[kind]
-        slopes = [exponent(of_kind, figure) for figure in COSTS]
-        shown = ["-" if slope is None else f"{slope:.2f}" for slope in slopes]
-        total, token = (
-            f"{order} ({power})"
-            for order, power in zip((of.total, of.token), of.powers, strict=True)
-        )
-        rows.append(
-            [
-                kind,
-                f"{weights[kind] / 1e6:.2f}",
-                *shown[:2],
-                total,
-                shown[2],
-                token,
-                of.sequential,
-                of.path,
-            ]
-        )
-    header = "M weights,training,prompt,published,token,published,sequential,path"
-    return report.table(["", *header.split(",")], rows)
+def _slope(points: Sequence[Point], figure: str) -> str:
+    slope = exponent(points, figure)
+    return "-" if slope is None else f"{slope:.2f}"
 
 
 def _milliseconds(value: float | None) -> str:

@@ -107,105 +107,6 @@ SHAPES: Mapping[str, Mapping[str, Any]] = {
         "tie_word_embeddings": False,
         "vocab_size": 128256,
     },
-    # Width and depth of SmolLM2-135M, with the keys of another type.
-    "qwen2-135m": {
-        "model_type": "qwen2",
-        "hidden_size": 576,
-        "intermediate_size": 1536,
-        "max_position_embeddings": 8192,
-        "num_attention_heads": 9,
-        "num_hidden_layers": 30,
-        "num_key_value_heads": 3,
-        "use_sliding_window": False,
-        "vocab_size": 49152,
-    },
-    # GPT-2.
-    "gpt2-124m": {
-        "model_type": "gpt2",
-        "n_embd": 768,
-        "n_head": 12,
-        "n_layer": 12,
-        "n_positions": 1024,
-        "vocab_size": 50257,
-    },
-    # Qwen3-0.6B.
-    "qwen3-0.6b": {
-        "model_type": "qwen3",
-        "head_dim": 128,
-        "hidden_size": 1024,
-        "intermediate_size": 3072,
-        "max_position_embeddings": 40960,
-        "num_attention_heads": 16,
-        "num_hidden_layers": 28,
-        "num_key_value_heads": 8,
-        "rope_theta": 1000000.0,
-        "vocab_size": 151936,
-    },
-    # Gemma-3-270M: two thirds of the weights are its table of tokens.
-    "gemma3-270m": {
-        "model_type": "gemma3_text",
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 640,
-        "intermediate_size": 2048,
-        "max_position_embeddings": 32768,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 18,
-        "num_key_value_heads": 1,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 512,
-        "vocab_size": 262144,
-    },
-    # Gemma-3-1B.
-    "gemma3-1b": {
-        "model_type": "gemma3_text",
-        "head_dim": 256,
-        "hidden_activation": "gelu_pytorch_tanh",
-        "hidden_size": 1152,
-        "intermediate_size": 6912,
-        "max_position_embeddings": 32768,
-        "num_attention_heads": 4,
-        "num_hidden_layers": 26,
-        "num_key_value_heads": 1,
-        "query_pre_attn_scalar": 256,
-        "sliding_window": 512,
-        "vocab_size": 262144,
-    },
-    # Qwen3-30B-A3B; two layers take 3 GB.
-    "qwen3-30b-a3b": {
-        "model_type": "qwen3_moe",
-        "decoder_sparse_step": 1,
-        "head_dim": 128,
-        "hidden_size": 2048,
-        "intermediate_size": 6144,
-        "max_position_embeddings": 40960,
-        "moe_intermediate_size": 768,
-        "norm_topk_prob": True,
-        "num_attention_heads": 32,
-        "num_experts": 128,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 48,
-        "num_key_value_heads": 4,
-        "rope_theta": 1000000.0,
-        "vocab_size": 151936,
-    },
-    # Qwen3-30B-A3B at an eighth of the depth, a fourth of the width and a fourth of the experts.
-    "qwen3-moe-small": {
-        "model_type": "qwen3_moe",
-        "decoder_sparse_step": 1,
-        "head_dim": 64,
-        "hidden_size": 512,
-        "intermediate_size": 1536,
-        "max_position_embeddings": 8192,
-        "moe_intermediate_size": 192,
-        "norm_topk_prob": True,
-        "num_attention_heads": 8,
-        "num_experts": 32,
-        "num_experts_per_tok": 8,
-        "num_hidden_layers": 6,
-        "num_key_value_heads": 2,
-        "vocab_size": 32000,
-    },
 }
 
 STANDARD_DEVIATION = 0.02
@@ -214,52 +115,7 @@ MAX_TRAINED_VOCAB = 8000  # more merges take minutes and change nothing here
 SPECIAL_TOKENS = ("<s>", "</s>")
 
 
-def complete(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The whole config.json of a shape; transformers completes those of other types than Llama."""
-    if "model_type" not in config:
-        return {**LLAMA, **config}
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    ids = {key: LLAMA[key] for key in ("bos_token_id", "eos_token_id", "tie_word_embeddings")}
-    hf_config = AutoConfig.for_model(**{**ids, **config})
-    with torch.device("meta"):
-        model: Any = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
-    values: dict[str, Any] = hf_config.to_dict()
-    return values | {"architectures": [type(model).__name__], "torch_dtype": "bfloat16"}
-
-
 def tensor_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
-    """Names and shapes of the tensors of a checkpoint."""
-    if config["model_type"] == "llama":
-        return llama_shapes(config)
-    import torch
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    with torch.device("meta"):
-        hf_config = AutoConfig.for_model(**config)
-        model: Any = AutoModelForCausalLM.from_config(hf_config)  # type: ignore[no-untyped-call]
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, parameter in model.named_parameters():
-        shapes |= published_shapes(name, tuple(parameter.shape))
-    return shapes
-
-
-def published_shapes(name: str, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
-    """Stored tensors of a parameter; experts are stored one by one, gate and up separately."""
-    layer, is_expert, kind = name.rpartition(".experts.")
-    if not is_expert:
-        return {name: shape}
-    count, rows, columns = shape
-    parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}[kind]
-    return {
-        f"{layer}.experts.{expert}.{part}.weight": (rows // len(parts), columns)
-        for expert in range(count)
-        for part in parts
-    }
-
-
-def llama_shapes(config: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the tensors of a Llama checkpoint.
 
     Source: the state dict of transformers' LlamaForCausalLM. Matrices are (out, in).
@@ -305,7 +161,7 @@ def blocks(name: str, shape: tuple[int, ...], seed: int) -> Iterator[npt.NDArray
     size = math.prod(shape)
     for start in range(0, size, BLOCK):
         count = min(BLOCK, size - start)
-        if len(shape) == 1 and not name.endswith(".bias"):  # a norm
+        if len(shape) == 1:  # a norm
             yield bfloat16(np.ones(count, np.float32))
         else:
             drawn = random.standard_normal(count, np.float32)
@@ -373,9 +229,9 @@ def make_checkpoint(shape: str, out: Path, *, layers: int | None = None, seed: i
             f"{out}: contains a checkpoint already. Remove the folder or name another."
         )
     out.mkdir(parents=True, exist_ok=True)
-    config = complete(
-        dict(SHAPES[shape]) | ({} if layers is None else {"num_hidden_layers": layers})
-    )
+    config = {**LLAMA, **SHAPES[shape]}
+    if layers is not None:
+        config["num_hidden_layers"] = layers
     with (out / "model.safetensors").open("wb") as file:
         write_weights(file, tensor_shapes(config), seed)
     tokenizer = train_tokenizer(min(MAX_TRAINED_VOCAB, config["vocab_size"]))

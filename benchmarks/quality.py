@@ -9,9 +9,9 @@ Reads the beginnings of files that the checkpoint's recipe held out, as `bits_pe
 ortolan.modeling does, or windows spread evenly over the files of --text, and compares the logits of
 every setting with float32 in PyTorch. Prints a table and writes quality-NAME.json and .md, and
 pictures of quality against size and against the time of the export. Keeps rows that were measured
-earlier over the same text. Times and speeds compare only within a run.
+earlier over the same text. Times compare only within a run.
 
-settings.py lists the settings, texts.py reads the texts, and sizes.py counts bytes.
+settings.py lists the settings, and texts.py reads the texts.
 """
 
 import argparse
@@ -22,33 +22,24 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 import report
-import rounds
 import texts
 from catalog import TRANSFORMERS
 from divergence import Predictions, Quality
-from prepare import (
-    Checkpoint,
-    all_versions,
-    program,
-    say,
-    trained_checkpoint,
-)
+from prepare import Checkpoint, all_versions, program, say, trained_checkpoint
 from result_charts import draw_result
 from rounds import Program, Worker
 from script import add_folders, count, exit_status, names
 from settings import SETTINGS, Setting, chosen, standing
-from sizes import sizes_of
 from texts import Text, Window
 
-PROMPT_TOKENS = NEW_TOKENS = 128  # of a speed measurement
+WEIGHTS = ("*.bin", "*.onnx.data", "*.gguf", "*.safetensors")
 ROWS = 16  # compared at once, to stay in the processor's cache
 
 
@@ -99,25 +90,36 @@ def measure(
     return Quality.of(parts, text_bytes=text_bytes)
 
 
+def file_bytes(model: Path) -> int:
+    """Bytes of the weight files of a model, without tokenizers, graphs and notes.
+
+    Raises:
+        ValueError: the folder has no weight files.
+    """
+    files = [file for pattern in WEIGHTS for file in model.glob(pattern)]
+    files = [file for file in files if "tokenizer" not in file.name]
+    if not files:
+        raise ValueError(f"{model}: contains none of {', '.join(WEIGHTS)}.")
+    return sum(file.stat().st_size for file in files)
+
+
 def markdown(document: report.Document) -> str:
     """The measurement as text and a table, one row per setting."""
     text = document["text"]
     header = [
-        *("", "MB", "MB read per token", "mean KL", "p99 KL", "max KL"),
-        *("top-1 agreement", "bits per byte", "seconds to export", "decoded tokens/s"),
+        *("", "MB", "mean KL", "p99 KL", "max KL"),
+        *("top-1 agreement", "bits per byte", "seconds to export"),
     ]
     rows = [
         [
             f"{entry['tool']} {entry['label']}",
             f"{entry['file_bytes'] / 1e6:.1f}",
-            f"{entry['read_bytes'] / 1e6:.1f}",
             f"{entry['mean_kl']:.2g}",
             f"{entry['p99_kl']:.2g}",
             f"{entry['max_kl']:.2g}",
             f"{entry['top1_agreement']:.4f}",
             f"{entry['bits_per_byte']:.4f}",
             f"{entry['export_s']:.0f}" if "export_s" in entry else "",
-            f"{entry['decode_per_s']:.1f}" if "decode_per_s" in entry else "",
         ]
         for entry in document["settings"]
     ]
@@ -129,16 +131,9 @@ def markdown(document: report.Document) -> str:
             "millions of bytes of weight files, without tokenizers.",
             *([document["note"]] if document.get("note") else []),
             report.table(header, rows),
-            *(made_of(entry) for entry in document["settings"] if entry["formats"]),
             report.with_versions(document["versions"]),
         ]
     )
-
-
-def made_of(entry: Mapping[str, Any]) -> str:
-    """The formats of a row's weights."""
-    parts = [f"{size / 1e6:.1f} MB of {kind}" for kind, size in entry["formats"].items()]
-    return f"{entry['tool']} {entry['label']}: {', '.join(parts)}."
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -156,8 +151,6 @@ def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--tokens", type=count, default=20480, help="tokens of the recipe's files")
     parser.add_argument("--threads", type=count, default=2)
     add_folders(parser)
-    parser.add_argument("--speed", action="store_true", help="also measure decoding speed")
-    parser.add_argument("-r", "--rounds", type=count, default=7, help="rounds of --speed")
     return parser.parse_args(arguments)
 
 
@@ -198,18 +191,6 @@ def publish(document: report.Document, path: Path) -> None:
     draw_result(document, path.with_suffix(".png"))
 
 
-def with_speeds(
-    rows: Sequence[report.Document], programs: Sequence[Program], prompt: Sequence[int], turns: int
-) -> list[report.Document]:
-    """Add the decoding speeds of the programs, which alternate, to the rows."""
-    request = {"prompt": list(prompt), "new_tokens": NEW_TOKENS}
-    runs, loaded = rounds.measure(programs, [request], rounds=turns)
-    speeds = report.summarize(runs, loaded, new_tokens=NEW_TOKENS).speeds
-    return [
-        {**row, "decode_per_s": speed.decode_per_s} for row, speed in zip(rows, speeds, strict=True)
-    ]
-
-
 def compare(args: argparse.Namespace) -> None:
     """Measure every requested setting; print and write the result after each."""
     settings = [standing(folder) for folder in args.bundles or ()] or chosen(args.only, SETTINGS)
@@ -232,7 +213,6 @@ def compare(args: argparse.Namespace) -> None:
         "machine": report.machine(),
         "note": args.note,
     }
-    rows, programs = [], []
     for setting in settings:
         began = time.monotonic()
         running = started(setting, checkpoint, args)
@@ -241,17 +221,12 @@ def compare(args: argparse.Namespace) -> None:
         row = {
             **{"tool": setting.tool, "label": setting.label, "precision": setting.precision},
             **dataclasses.asdict(quality),
-            **dataclasses.asdict(sizes_of(running.model)),
+            "file_bytes": file_bytes(running.model),
             **({} if setting.bundle or args.reuse else {"export_s": round(converted_s, 1)}),
         }
         say(f"{setting.name}: {row['file_bytes'] / 1e6:.1f} MB, mean KL {quality.mean_kl:.2e}")
         used = {setting.tool: versions[setting.peer.name]}
         publish({**document, "versions": used, "settings": [row]}, path)
-        rows.append(row)
-        programs.append(running)
-    if args.speed:
-        rows = with_speeds(rows, programs, pieces[0].ids[:PROMPT_TOKENS], args.rounds)
-        publish({**document, "versions": {}, "settings": rows}, path)
     print(path.with_suffix(".md").read_text(encoding="utf-8"))
     say(f"wrote {path}, .md and .png")
 

@@ -30,23 +30,6 @@ class Speed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Footprint:
-    """Memory, disk space and load time of one peer.
-
-    Attributes:
-        peer: its name.
-        load_s: seconds to load the model, with its files in the page cache.
-        peak_bytes: peak resident memory of its process.
-        model_bytes: size of the model's files.
-    """
-
-    peer: str
-    load_s: float
-    peak_bytes: int | None
-    model_bytes: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Ratio:
     """Relative speed; above 1 is faster."""
 
@@ -97,7 +80,7 @@ class Results:
     """
 
     speeds: tuple[Speed, ...]
-    footprints: tuple[Footprint, ...]
+    footprints: tuple[Document, ...]
     comparisons: tuple[Comparison, ...]
     mean_kl: Mapping[str, float] = field(default_factory=dict)
 
@@ -140,15 +123,10 @@ def speed(runs: Sequence[Run], *, peer: str, prompt_tokens: int, new_tokens: int
     )
 
 
-def footprint(runs: Sequence[Run], peer: str, loaded: Loaded) -> Footprint:
-    """The needs of one peer over all of its runs."""
+def footprint(runs: Sequence[Run], peer: str, loaded: Loaded) -> Document:
+    """Seconds to load one peer, bytes of its model, and peak memory of all of its runs."""
     peaks = [run.peak_bytes for run in runs if run.peer == peer and run.peak_bytes is not None]
-    return Footprint(
-        peer=peer,
-        load_s=loaded.load_s,
-        peak_bytes=max(peaks, default=None),
-        model_bytes=loaded.model_bytes,
-    )
+    return {"peer": peer, **dataclasses.asdict(loaded), "peak_bytes": max(peaks, default=None)}
 
 
 def compare(runs: Sequence[Run], *, peer: str, other: str, prompt_tokens: int) -> Comparison:
@@ -239,12 +217,12 @@ def footprint_table(results: Results) -> str:
         ["", "load s", "peak MiB", "model MiB"],
         [
             [
-                footprint.peer,
-                f"{footprint.load_s:.2f}",
-                "" if footprint.peak_bytes is None else f"{footprint.peak_bytes / 2**20:.0f}",
-                f"{footprint.model_bytes / 2**20:.0f}",
+                needs["peer"],
+                f"{needs['load_s']:.2f}",
+                "" if needs["peak_bytes"] is None else f"{needs['peak_bytes'] / 2**20:.0f}",
+                f"{needs['model_bytes'] / 2**20:.0f}",
             ]
-            for footprint in results.footprints
+            for needs in results.footprints
         ],
     )
 

@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from statistics import median
 
 from chart import TIME, draw, draw_bars, draw_frontier, draw_lengths
 from report import Document, Speed
@@ -67,29 +66,10 @@ def _streams(document: Document, path: Path) -> None:
     draw_bars(panels, path, title=title, unit="tokens per second of all texts")
 
 
-def _sentences(document: Document, path: Path) -> None:
-    panels: dict[str, dict[str, float]] = {}
-    for row in document["rows"]:
-        panel = panels.setdefault(f"beams: {row['beams']}, sentences at once: {row['batch']}", {})
-        panel[row["peer"]] = row["sentences_per_s"]
-    title = f"{document['checkpoint']}, {document['threads']} threads"
-    draw_bars(panels, path, title=title, unit="sentences per second")
-
-
-def _encoding(document: Document, path: Path) -> None:
-    seconds = {
-        peer: median(run["seconds"] for run in document["runs"] if run["peer"] == peer)
-        for peer in document["model_bytes"]
-    }
-    draw_bars({"all texts": seconds}, path, title=path.stem, unit="seconds", digits=2)
-
-
 _BY_KEY: dict[str, Callable[[Document, Path], None]] = {
     "speeds": _speeds,
     "settings": _frontier,
     "points": _lengths,
     "streams": _streams,
-    "sentences": _sentences,
-    "model_bytes": _encoding,
 }
 """Functions that draw a result, by the key that only results of its kind have."""

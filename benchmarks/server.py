@@ -6,9 +6,7 @@
 Every stream completes a prompt of its own and reads it token by token. All stay loaded and
 alternate, in reverse order in every other round; a figure is the median of the rounds. `in process`
 submits to a service of this process; `http` asks `ortolan serve`, in a process of its own, over a
-new connection per request; `--url` adds servers that are running already. In process, all requests
-are there before the first is computed; over HTTP, they come one after the other. So `in process, as
-over HTTP` submits each when the server has answered as many requests that need no model.
+new connection per request; `--url` adds servers that are running already.
 
 Prints tokens per second over all streams, the time to the first token, the 99th percentile between
 two tokens, and the processor time that a token costs the program that computes it, which other load
@@ -17,7 +15,6 @@ changes least.
 
 import argparse
 import asyncio
-import itertools
 import json
 import math
 import os
@@ -84,40 +81,6 @@ def in_process(service: Service) -> Stream:
             yield text
 
     return stream
-
-
-def spaced(stream: Stream, delays_s: Sequence[float]) -> Stream:
-    """Streams that begin one after the other, after these times."""
-    delays = itertools.cycle(delays_s)
-
-    async def later(prompt: str, tokens: int) -> AsyncIterator[Any]:
-        await asyncio.sleep(next(delays))
-        async with aclosing(stream(prompt, tokens)) as pieces:  # type: ignore[type-var]
-            async for text in pieces:
-                yield text
-
-    return later
-
-
-async def arrivals(url: str, count: int, rounds: int = 15) -> list[float]:
-    """Times after which a server has answered requests that need no model, sent all at once."""
-    place = urlsplit(url)
-    head = f"GET /health HTTP/1.1\r\nHost: {place.netloc}\r\nConnection: close\r\n\r\n"
-
-    async def answered(start: float) -> float:
-        reader, writer = await asyncio.open_connection(place.hostname, place.port)
-        writer.write(head.encode())
-        await reader.readline()
-        seconds = time.perf_counter() - start
-        writer.close()
-        return seconds
-
-    found = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        found.append(sorted(await asyncio.gather(*(answered(start) for _ in range(count)))))
-        await asyncio.sleep(0.05)
-    return [median(times) for times in zip(*found, strict=True)]
 
 
 def over_http(url: str, model: str | None) -> Stream:
@@ -242,10 +205,6 @@ def measure(options: argparse.Namespace) -> None:
             def prompts(number: int, count: int = count) -> list[str]:
                 return [options.prompt.replace("{}", f"a{number}_{n}") for n in range(count)]
 
-            times = asyncio.run(arrivals(url, count))
-            programs["in process, as over HTTP"] = Program(
-                spaced(in_process(service), times), time.process_time
-            )
             found = asyncio.run(rounds(programs, prompts, options.new, options.rounds))
             print("\n".join(table(found, "in process", count)), flush=True)
 

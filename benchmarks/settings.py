@@ -8,15 +8,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatch
 from pathlib import Path
 
-from catalog import (
-    GENAI,
-    LLAMA_CPP,
-    OPENVINO,
-    OPTIMUM,
-    ORTOLAN,
-    Peer,
-    ortolan,
-)
+from catalog import GENAI, LLAMA_CPP, OPENVINO, OPTIMUM, ORTOLAN, Peer, ortolan
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,17 +85,12 @@ SETTINGS = (
     ours("", "int8", precision="int8"),
     ours("", "int4"),
     *(ours("effort", effort, "--effort", effort) for effort in ("quick", "normal", "best")),
-    *(
-        ours("calibration", f"{count} texts", "--calibration-sequences", str(count))
-        for count in (2, 4, 8, 16, 32, 64)
-    ),
     ours("auto", "KL 0.05", "--max-kl", "0.05", precision="auto"),
     ours("split", "int4", "--graphs", "split", "--prefill-precision", "int8"),
     *groups("rtn", "--method", "rtn", "--head-bits", "8"),
     *groups("hqq", "--method", "hqq", "--head-bits", "8"),
     *groups("gptq", "--method", "gptq", "--head-bits", "8"),
     *groups("gptq head 4", "--method", "gptq", "--head-bits", "4"),
-    *groups("gptq asymmetric", "--method", "gptq", "--head-bits", "8", "--asymmetric"),
     point("onnxruntime-genai", "int4", GENAI, *GENAI.convert["int4"]),
     *(gguf(kind) for kind in ("Q4_0", "Q4_1", "Q4_K_M", "Q5_K_M", "Q6_K", "Q8_0")),
     nncf("int4"),
@@ -112,8 +99,6 @@ SETTINGS = (
         for size in (32, 64)
         for form, arguments in (("sym", ("--sym",)), ("asym", ()))
     ),
-    nncf("g64 asym ratio 0.8", "--group-size", "64", "--ratio", "0.8"),
-    nncf("g64 asym all layers", "--group-size", "64", "--all-layers"),
 )
 
 

@@ -48,7 +48,6 @@ class Row:
         step_per_s: new tokens per second over all sequences, after the prefill.
         scaling: `step_per_s` relative to the fewest sequences.
         times: speedup of the first peer's steps.
-        same: tokens of the first sequence that are the same as with the fewest sequences.
     """
 
     peer: str
@@ -57,7 +56,6 @@ class Row:
     step_per_s: float
     scaling: float
     times: str
-    same: int
 
 
 def parse(arguments: Sequence[str] | None = None) -> argparse.Namespace:
@@ -147,21 +145,9 @@ def summarize(turns: Sequence[rounds.Turn], *, new_tokens: int, prompt_tokens: i
                     step_per_s=median(steps[peer, many, n] for n in numbers),
                     scaling=median(scaling),
                     times="" if peer == peers[0] else str(report.Ratio.of(ratios)),
-                    same=same_tokens(turns, peer, many, new_tokens),
                 )
             )
     return rows
-
-
-def same_tokens(turns: Sequence[rounds.Turn], peer: str, many: int, new_tokens: int) -> int:
-    """Length of the first sequence's prefix that equals its tokens with the fewest sequences."""
-    first = {
-        len(turn.request["streams"]): turn.answer["tokens"][0]
-        for turn in turns
-        if turn.peer == peer and turn.request["new_tokens"] == new_tokens
-    }
-    pairs = zip(first[min(first)], first[many], strict=True)
-    return next((index for index, (one, other) in enumerate(pairs) if one != other), new_tokens)
 
 
 def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
@@ -174,14 +160,13 @@ def markdown(rows: Sequence[Row], setting: Mapping[str, Any]) -> str:
             f"{setting['threads']} threads",
             f"{machine['processor']}, {machine['cores']} cores, {setting['rounds']} rounds. Tokens "
             "per second are over all sequences; `scaling` is relative to the fewest sequences, "
-            f"`times` is the speedup of {first} in steps, and `same` is the number of "
-            "tokens of the first sequence that are the same as with the fewest sequences.",
+            f"`times` is the speedup of {first} in steps.",
             report.table(
-                ["texts", "", "prompts/s", "steps/s", "scaling", f"{first}, times", "same"],
+                ["texts", "", "prompts/s", "steps/s", "scaling", f"{first}, times"],
                 [
                     [
                         *(f"{row.streams}", row.peer, f"{row.prompt_per_s:.0f}"),
-                        *(f"{row.step_per_s:.1f}", f"{row.scaling:.2f}", row.times, f"{row.same}"),
+                        *(f"{row.step_per_s:.1f}", f"{row.scaling:.2f}", row.times),
                     ]
                     for row in rows
                 ],

@@ -3,7 +3,6 @@
     python scripts/families_table.py                    # every type, by each way
     python scripts/families_table.py --way family       # by one way
     python scripts/families_table.py --only qwen2       # one type; repeatable
-    python scripts/families_table.py --missing          # types without a row that is supported
     python scripts/families_table.py --render           # only write docs/families.md
 
 A type takes a few seconds. Its result replaces the type's row in `export/coverage.json`, from which
@@ -185,7 +184,6 @@ def main() -> int:
     types = sorted({model_type for names in TYPES.values() for model_type in names})
     parser.add_argument("--only", action="append", choices=types, metavar="TYPE")
     parser.add_argument("--way", choices=TYPES, action="append")
-    parser.add_argument("--missing", action="store_true", help="only unsupported types")
     parser.add_argument("--render", action="store_true", help="only write docs/families.md")
     args = parser.parse_args()
     if args.render:
@@ -195,12 +193,9 @@ def main() -> int:
     logging: Any = transformers.utils.logging
     logging.disable_progress_bar()
     unsupported = 0
-    done = {(r.model_type, r.way) for r in read_rows() if r.supported}
     for way in args.way or TYPES:
         for model_type in TYPES[way]:
             if args.only and model_type not in args.only:
-                continue
-            if args.missing and (model_type, way) in done:
                 continue
             row = measure(model_type, way)
             merge(row)

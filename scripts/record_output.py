@@ -19,12 +19,19 @@ from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
 
-import gguf
 import numpy as np
+import torch
 from safetensors.numpy import save_file
-from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.modeling.checkpoint.gguf_files import (  # noqa: E402 - the path comes first
+    llama_metadata,
+    turned,
+    write_gguf,
+)
 
 STAND_INS = ROOT / "tests" / "end_to_end" / "stand_ins"
 """Packages that a guide uses and no test installs."""
@@ -61,38 +68,19 @@ def workspace(folder: Path) -> Path:
 
 def _write_gguf(file: Path) -> None:
     """Write models/pythonic in Q8_0, without its tokenizer, as llama.cpp's converter does."""
-    config = json.loads((ROOT / "models/pythonic/config.json").read_text())
-    file.parent.mkdir(parents=True)
-    writer = gguf.GGUFWriter(file, "llama")
-    writer.add_context_length(config["max_position_embeddings"])
-    writer.add_embedding_length(config["hidden_size"])
-    writer.add_block_count(config["num_hidden_layers"])
-    writer.add_feed_forward_length(config["intermediate_size"])
-    writer.add_head_count(config["num_attention_heads"])
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
-    writer.add_rope_freq_base(config["rope_theta"])
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, config["num_hidden_layers"])
-    heads = {"q_proj": config["num_attention_heads"], "k_proj": config["num_key_value_heads"]}
-    for name, tensor in load_file(ROOT / "models/pythonic/model.safetensors").items():
-        values = tensor.float().numpy()
+    model = LlamaForCausalLM.from_pretrained(ROOT / "models/pythonic", dtype=torch.float32)
+    config = model.config
+    heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
+    kinds = {}
+
+    def changed(name: str, tensor: torch.Tensor) -> torch.Tensor:
+        if tensor.ndim > 1:  # rows that are not whole blocks stay in 16 bits
+            kinds[name] = "F16" if tensor.shape[1] % 32 else "Q8_0"
         rotated = heads.get(name.split(".")[-2])
-        if rotated is not None:  # pairs of channels are adjacent in this format
-            halves = values.reshape(rotated, 2, -1, values.shape[1])
-            values = halves.swapaxes(1, 2).reshape(values.shape)
-        if values.ndim == 1:
-            kind = gguf.GGMLQuantizationType.F32
-        elif values.shape[1] % 32:  # no whole blocks
-            kind = gguf.GGMLQuantizationType.F16
-        else:
-            kind = gguf.GGMLQuantizationType.Q8_0
-        data = gguf.quants.quantize(values, kind)
-        published = names.get_name(name, (".weight",)) or name
-        writer.add_tensor(published, data, raw_dtype=kind)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+        return tensor if rotated is None else turned(tensor, rotated)
+
+    file.parent.mkdir(parents=True)
+    write_gguf(file, "llama", model, llama_metadata(model), change=changed, kinds=kinds)
 
 
 def _write_adapter(folder: Path) -> None:

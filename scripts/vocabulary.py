@@ -1,7 +1,6 @@
 """Write the allow-list of operators, `runtime/graph/vocabulary.json`, from real exports.
 
     python scripts/vocabulary.py                    # export everything, then write the list
-    python scripts/vocabulary.py --check            # exit status 1 if the list is out of date
     python scripts/vocabulary.py --graphs FOLDER    # keep the graphs, or reuse those in FOLDER
 
 Runs the exports of tests/export and, like scripts/families_table.py, one of each model type from
@@ -71,9 +70,8 @@ def encode(operators: dict[str, dict[str, Any]]) -> str:
 
 
 def main() -> int:
-    """Write the list, or compare it."""
+    """Write the list."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="compare without writing")
     parser.add_argument(
         "--graphs",
         type=Path,
@@ -87,10 +85,6 @@ def main() -> int:
         if not any(folder.glob("*.onnx")):
             export_all(folder)
         data = encode(collect(path.read_bytes() for path in folder.glob("*.onnx")))
-    if arguments.check:
-        is_same = data == DATA_FILE.read_text()
-        print("up to date" if is_same else "out of date: run scripts/vocabulary.py")
-        return 0 if is_same else 1
     DATA_FILE.write_text(data)
     return 0
 

@@ -18,31 +18,31 @@ BATCH = 512  # prompt tokens per call, the default of llama.cpp's programs
 
 
 class Context:
-    """A model, and a context with one growing sequence."""
+    """A model, and a context with one growing sequence, or with `slots` of them."""
 
-    def __init__(self, start: Start) -> None:
+    def __init__(self, start: Start, slots: int = 1) -> None:
         path = str(start.model / "model.gguf").encode()
         model = lib.llama_model_load_from_file(path, lib.llama_model_default_params())
         if not model:
             raise RuntimeError(f"{start.model}: cannot load the model. See the log above.")
         self._model = model
-        self._threads = start.threads
+        self._threads, self._slots = start.threads, slots
         self._size = 0
-        self._context: Any = None
+        self.context: Any = None
         self.vocab_size: int = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(model))
 
     def clear(self, size: int) -> None:
-        """Start a new sequence of at most `size` tokens."""
+        """Start over with sequences of at most `size` tokens."""
         if size <= self._size:
-            lib.llama_memory_clear(lib.llama_get_memory(self._context), True)
+            lib.llama_memory_clear(lib.llama_get_memory(self.context), True)
             return
-        if self._context is not None:
-            lib.llama_free(self._context)
+        if self.context is not None:
+            lib.llama_free(self.context)
         params = lib.llama_context_default_params()
-        params.n_ctx = size
+        params.n_ctx, params.n_seq_max = size * self._slots, self._slots
         params.n_batch = params.n_outputs_max = BATCH
         params.n_threads = params.n_threads_batch = self._threads
-        self._context = lib.llama_init_from_model(self._model, params)
+        self.context = lib.llama_init_from_model(self._model, params)
         self._size = size
 
     def append(self, ids: list[int], *, all_rows: bool) -> NDArray[np.float32]:
@@ -52,11 +52,11 @@ class Context:
         if all_rows:
             flags = (ctypes.c_int8 * len(ids))(*[1] * len(ids))
             batch.logits = flags
-        status = lib.llama_decode(self._context, batch)
+        status = lib.llama_decode(self.context, batch)
         if status != 0:
             raise RuntimeError(f"llama_decode failed with status {status}.")
         rows = len(ids) if all_rows else 1
-        logits = lib.llama_get_logits(self._context)
+        logits = lib.llama_get_logits(self.context)
         return np.ctypeslib.as_array(logits, (rows, self.vocab_size))
 
     def next(self, ids: list[int]) -> int:

@@ -9,28 +9,11 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float32]
-
-OUTER = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "lm_head": "output",
-}
-
-INNER = {
-    "input_layernorm": "attn_norm",
-    "mlp.down_proj": "ffn_down",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.v_proj": "attn_v",
-}
 
 HEADS = {  # config keys of the number of heads, for matrices with rotary positions
     "self_attn.q_proj": "num_attention_heads",
@@ -76,13 +59,12 @@ def tensors(checkpoint: Path) -> Iterator[Tensor]:
                 yield Tensor(path, 8 + length, name, entry)
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, layers: int) -> str:
     """llama.cpp's name of a tensor."""
-    stem = name.removesuffix(".weight")
-    if stem in OUTER:
-        return f"{OUTER[stem]}.weight"
-    _, _, layer, inner = stem.split(".", 3)
-    return f"blk.{layer}.{INNER[inner]}.weight"
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, layers)
+    found = names.get_name(name, (".weight",))
+    assert found is not None, name
+    return found
 
 
 def interleaved(rows: Array, heads: int) -> Array:

@@ -5,10 +5,6 @@
     worker:  {"tokens": [...], "prefill_s": 0.1, "decode_s": 1.7, "peak_bytes": 123456789}
     driver:  {"logits_of": [5, 17, 3], "path": "/tmp/logits.npy"}
     worker:  {"path": "/tmp/logits.npy"}
-    driver:  {"sources": ["One", "Two"], "batch": 1, "beams": 4, "new_tokens": 64}
-    worker:  {"outputs": ["Un", "Deux"], "seconds": 0.2, "peak_bytes": 123456789}
-    driver:  {"texts": [[5, 17], [8, 9]], "folder": "/tmp"}
-    worker:  {"path": "/tmp/vectors-4711.npy", "seconds": 0.2, "peak_bytes": 123456789}
     driver:  {"streams": [[5, 17], [8, 9]], "new_tokens": 128}
     worker:  {"tokens": [[...], [...]], "seconds": 1.7, "peak_bytes": 123456789}
 
@@ -67,17 +63,13 @@ class Engine:
     Attributes:
         generate: (prompt ids, number of new tokens) -> greedy generation, ignoring EOS.
         logits: ids -> logits after each id, `(len(ids), vocab)`.
-        translate: (texts, beams, limit of new tokens) -> the best translation of each text.
         together: (prompts, new tokens per prompt) -> greedy generation after all prompts at once,
             ignoring EOS.
-        encode: texts of one length -> vectors of their tokens, `(texts, tokens, width)`.
     """
 
     generate: Callable[[list[int], int], Generated] | None = None
     logits: Callable[[list[int]], NDArray[np.float32]] | None = None
-    translate: Callable[[list[str], int, int], list[str]] | None = None
     together: Callable[[list[list[int]], int], list[list[int]]] | None = None
-    encode: Callable[[list[list[int]]], NDArray[np.float32]] | None = None
 
 
 def serve(load: Callable[[Start], Engine]) -> None:
@@ -116,26 +108,11 @@ def answer(engine: Engine, request: Mapping[str, Any]) -> dict[str, Any]:
         case {"prompt": prompt, "new_tokens": new_tokens} if engine.generate:
             done = engine.generate(prompt, new_tokens)
             return {**dataclasses.asdict(done), "peak_bytes": peak_bytes()}
-        case {"sources": sources, "batch": batch, "beams": beams, "new_tokens": most} if (
-            engine.translate
-        ):
-            parts = [sources[at : at + batch] for at in range(0, len(sources), batch)]
-            begun = time.perf_counter()
-            outputs = [row for part in parts for row in engine.translate(part, beams, most)]
-            seconds = time.perf_counter() - begun
-            return {"outputs": outputs, "seconds": seconds, "peak_bytes": peak_bytes()}
         case {"streams": prompts, "new_tokens": new_tokens} if engine.together:
             begun = time.perf_counter()
             tokens = engine.together(prompts, new_tokens)
             seconds = time.perf_counter() - begun
             return {"tokens": tokens, "seconds": seconds, "peak_bytes": peak_bytes()}
-        case {"texts": texts, "folder": folder} if engine.encode:
-            begun = time.perf_counter()
-            vectors = engine.encode(texts)
-            seconds = time.perf_counter() - begun
-            path = f"{folder}/vectors-{os.getpid()}.npy"  # all workers get the same request
-            np.save(path, vectors.astype(np.float32))
-            return {"path": path, "seconds": seconds, "peak_bytes": peak_bytes()}
     raise ValueError(f"unsupported request: {sorted(request)}")
 
 

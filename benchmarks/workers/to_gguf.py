@@ -54,7 +54,8 @@ def write_float32(checkpoint: Path, path: Path) -> None:
     stored = list(tensors(checkpoint))
     for tensor in stored:
         size = 4 * math.prod(tensor.shape)
-        writer.add_tensor_info(gguf_name(tensor.name), tensor.shape, np.dtype(np.float32), size)
+        name = gguf_name(tensor.name, config["num_hidden_layers"])
+        writer.add_tensor_info(name, tensor.shape, np.dtype(np.float32), size)
     factors = rope_factors(config)
     if factors is not None:
         writer.add_tensor_info("rope_freqs.weight", factors.shape, factors.dtype, factors.nbytes)

@@ -26,9 +26,9 @@ def test_tensors_are_read_as_float32(tmp_path: Path, dtype: torch.dtype) -> None
 
 def test_every_weight_of_a_llama_has_a_distinct_name() -> None:
     names = tensor_shapes({**LLAMA, **SHAPES["tiny"]})
-    assert len({gguf_name(name) for name in names}) == len(names)
-    assert gguf_name("model.layers.5.mlp.down_proj.weight") == "blk.5.ffn_down.weight"
-    assert gguf_name("model.norm.weight") == "output_norm.weight"
+    assert len({gguf_name(name, 6) for name in names}) == len(names)
+    assert gguf_name("model.layers.5.mlp.down_proj.weight", 6) == "blk.5.ffn_down.weight"
+    assert gguf_name("model.norm.weight", 6) == "output_norm.weight"
 
 
 def test_interleaved_rows_pair_the_halves_of_a_head() -> None:

@@ -11,7 +11,7 @@ from catalog import ORTOLAN, TRANSFORMERS
 def test_peers_are_chosen_by_precision_and_by_name_in_the_order_named() -> None:
     assert {peer.name for peer in peers.chosen(None, "fp32")} == {
         *("ortolan", "onnxruntime-genai", "onnxruntime-genai-pruned"),
-        *("llama.cpp", "openvino-genai", "ctranslate2", "transformers"),
+        *("llama.cpp", "openvino-genai", "transformers"),
     }
     named = peers.chosen(["llama.cpp", "ortolan-split"], "int4")
     assert [peer.name for peer in named] == ["llama.cpp", "ortolan-split"]

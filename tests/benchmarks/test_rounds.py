@@ -104,5 +104,5 @@ def test_logits_are_a_row_for_each_id(tmp_path: Path) -> None:
 
 def test_unsupported_request_is_refused(tmp_path: Path) -> None:
     with Worker(program(tmp_path, "a")) as worker, pytest.raises(RuntimeError, match="status 1"):
-        worker.answer({"sources": ["one"], "batch": 1, "beams": 1, "new_tokens": 4})
+        worker.answer({"streams": [[7]], "new_tokens": 4})
     assert "unsupported request" in (tmp_path / "log").read_text()

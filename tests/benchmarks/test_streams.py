@@ -29,5 +29,4 @@ def test_step_time_excludes_the_first_token() -> None:
     assert [row.step_per_s for row in rows] == [10.0, 5.0, 20.0, 4.0]
     assert [row.prompt_per_s for row in rows] == [2.0, 2.0, 2.0, 8.0]
     assert [row.scaling for row in rows] == [1.0, 1.0, 2.0, 0.8]
-    assert [row.same for row in rows] == [11, 11, 3, 11]
     assert rows[3].times == "5.00 (5.00-5.00)"
