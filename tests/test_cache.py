@@ -1,5 +1,6 @@
 """The cache of bundles: one maker, whole entries, typed errors."""
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ortolan import staging
 from ortolan.cache import CacheError, cache_folder, entries, kept, key_of, remove
 
 KEY = "org--name-int8-0123456789abcdef"
@@ -161,6 +163,41 @@ def test_second_maker_waits_and_uses_what_the_first_made() -> None:
     second.join()
     assert calls == []
     assert (results[0] / "manifest.json").read_text() == "first"
+
+
+@pytest.mark.skipif(os.name == "nt", reason="no locks")
+def test_who_waited_for_a_maker_that_failed_makes_alone(folder: Path) -> None:
+    started, waits, makes, enough = (threading.Event() for _ in range(4))
+
+    def fail(_: Path) -> None:
+        started.set()
+        waits.wait(10)
+        raise ValueError
+
+    def slow(target: Path) -> None:
+        makes.set()
+        enough.wait(10)
+        maker()(target)
+
+    def first() -> None:
+        with contextlib.suppress(ValueError):
+            kept(KEY, fail)
+
+    def second() -> None:
+        kept(KEY, slow, waiting=waits.set)
+
+    threads = [threading.Thread(target=first), threading.Thread(target=second)]
+    threads[0].start()
+    assert started.wait(10)
+    threads[1].start()
+    assert makes.wait(10)
+    place = staging.Place(folder / KEY, index="manifest.json")
+    with pytest.raises(staging.BusyError), staging.locked(place):
+        pass
+    enough.set()
+    for thread in threads:
+        thread.join()
+    assert names(folder) == [KEY]
 
 
 KILLED = """\

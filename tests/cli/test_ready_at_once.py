@@ -1,5 +1,6 @@
 """First starts with a checkpoint that are killed, run at once, or find a full disk."""
 
+import contextlib
 import os
 import shutil
 import signal
@@ -98,3 +99,29 @@ def test_files_that_may_not_be_that_large_are_one_line(chats: Path) -> None:
     assert "File too large" in line
     assert entries() == []
     assert finish(start(chats))[0] == 0
+
+
+def test_the_export_ends_soon_after_its_parent_is_killed(chats: Path) -> None:
+    process = start(chats)
+    export = wait_for_export(process.pid)
+    process.kill()
+    finish(process)
+    until = time.monotonic() + 60
+    while export.exists() and time.monotonic() < until:
+        time.sleep(0.1)
+    assert not export.exists()
+    assert entries() == []
+
+
+def wait_for_export(parent: int) -> Path:
+    """The folder in /proc of the subprocess that exports."""
+    if sys.platform != "linux":
+        pytest.skip("needs /proc")
+    while True:
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                status = (folder / "stat").read_text().rpartition(")")[2].split()
+                command = (folder / "cmdline").read_text()
+                if int(status[1]) == parent and "ortolan.cli.exported" in command:
+                    return folder
+        time.sleep(0.05)

@@ -8,6 +8,7 @@ import importlib
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -27,6 +28,9 @@ if TYPE_CHECKING:  # PyTorch is imported in the subprocess
 
 _TELL_S = 0.25
 """Seconds between two reports of one step."""
+
+_WATCH_S = 0.5
+"""Seconds between two looks at the parent."""
 
 _TEMPLATES = ("chat_template.jinja", "chat_template.json")
 _TOKENIZER_CONFIG = "tokenizer_config.json"
@@ -50,6 +54,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
         precision: of the weights.
         device: that the bundle runs on.
         kinds: of bundle that the command can use.
+        parent: process that waits for the bundle.
     """
 
     command: str
@@ -60,6 +65,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     precision: str
     device: str
     kinds: tuple[str, ...]
+    parent: int
 
 
 def exported(job: Job, steps: Reporter) -> Path:
@@ -196,6 +202,18 @@ class _Progress:
             )
 
 
+def _end_with(parent: int) -> None:
+    """End this process soon after its parent, at any moment, as if both were killed."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(_WATCH_S)
+        os._exit(1)
+
+    if os.name != "nt":  # there, the parent stays the same when it ends
+        threading.Thread(target=watch, daemon=True).start()
+
+
 if __name__ == "__main__":
     lines = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what libraries print is not for the parent
@@ -204,4 +222,6 @@ if __name__ == "__main__":
         """Write a line; fails if the parent is gone, which ends the export."""
         print(json.dumps(words), file=lines, flush=True)
 
-    _main(msgspec.json.decode(sys.argv[1], type=Job), tell_parent)
+    chosen = msgspec.json.decode(sys.argv[1], type=Job)
+    _end_with(chosen.parent)
+    _main(chosen, tell_parent)

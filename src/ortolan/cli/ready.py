@@ -1,5 +1,6 @@
 """MODEL of `chat`, `run` and `serve`: a bundle, or a checkpoint that is exported once."""
 
+import os
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -83,6 +84,7 @@ def ready(
         precision=precision,
         device=target,
         kinds=kinds,
+        parent=os.getpid(),
     )
     folder = exported(job, steps)
     steps("load", 0, 1)
