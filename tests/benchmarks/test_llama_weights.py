@@ -7,8 +7,8 @@ from safetensors.torch import save_file
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from make_checkpoint import LLAMA, SHAPES, tensor_shapes
-from workers.llama_weights import gguf_name, interleaved, rope_factors, tensors
+from make_checkpoint import LLAMA, SHAPES
+from workers.llama_weights import interleaved, rope_factors, tensors
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32], ids=str)
@@ -22,13 +22,6 @@ def test_tensors_are_read_as_float32(tmp_path: Path, dtype: torch.dtype) -> None
     assert set(result) == set(written)
     for name, values in written.items():
         np.testing.assert_array_equal(result[name], values.float().numpy())
-
-
-def test_every_weight_of_a_llama_has_a_distinct_name() -> None:
-    names = tensor_shapes({**LLAMA, **SHAPES["tiny"]})
-    assert len({gguf_name(name, 6) for name in names}) == len(names)
-    assert gguf_name("model.layers.5.mlp.down_proj.weight", 6) == "blk.5.ffn_down.weight"
-    assert gguf_name("model.norm.weight", 6) == "output_norm.weight"
 
 
 def test_interleaved_rows_pair_the_halves_of_a_head() -> None:
@@ -46,9 +39,3 @@ def test_rope_factors_equal_transformers() -> None:
     factors = rope_factors(config)
     assert factors is not None
     np.testing.assert_allclose(plain / factors, scaled.numpy(), rtol=1e-6)
-
-
-def test_rope_without_scaling_has_no_factors_and_unknown_scaling_is_refused() -> None:
-    assert rope_factors({"rope_theta": 1e4, "rope_scaling": None}) is None
-    with pytest.raises(ValueError, match=r"must be llama3 or absent .got yarn"):
-        rope_factors({"rope_theta": 1e4, "rope_scaling": {"rope_type": "yarn"}})

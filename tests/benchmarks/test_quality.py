@@ -8,13 +8,9 @@ import torch
 from numpy.typing import NDArray
 
 import quality
-import settings
-import texts
 from catalog import PRECISIONS
 from divergence import Predictions, Quality
-from ortolan.modeling.training.evaluation import bits_per_byte
 from settings import SETTINGS
-from texts import Text
 
 P, V = 7, 11
 
@@ -46,36 +42,6 @@ def test_summary_counts_each_prediction_once() -> None:
     assert result.bits_per_byte == pytest.approx(nats / math.log(2) / 20)
 
 
-class Bigrams(torch.nn.Module):
-    """Logits that also depend on the position, so that they change with the windows."""
-
-    def forward(self, ids: torch.Tensor) -> torch.Tensor:
-        steps = torch.arange(ids.shape[1])[None, :, None]
-        return torch.sin(ids[:, :, None] + steps * torch.arange(V))
-
-
-def test_bits_per_byte_equals_the_trainer() -> None:
-    random = np.random.default_rng(0)
-    text = Text(
-        documents=tuple(tuple(random.integers(0, V, size).tolist()) for size in (30, 1, 8, 9)),
-        size_bytes=100,
-        source="drawn",
-        window=8,
-    )
-    module = Bigrams()
-    results = []
-    for piece in texts.cut(text):
-        rows = module(torch.tensor([piece.ids]))[0, -len(piece.targets) :].numpy()
-        results.append(Predictions.of(rows, rows, piece.targets))
-    expected = bits_per_byte(
-        module,  # type: ignore[arg-type]  # anything that gives logits will do
-        text.documents,
-        text.size_bytes,
-        window=8,
-    )
-    assert Quality.of(results, text_bytes=100).bits_per_byte == pytest.approx(expected, rel=1e-6)
-
-
 def test_settings_are_distinct_and_return_logits() -> None:
     names = [setting.name for setting in SETTINGS]
     assert len(set(names)) == len(names)
@@ -85,19 +51,6 @@ def test_settings_are_distinct_and_return_logits() -> None:
     assert not any(setting.peer.last_logits_only for setting in SETTINGS)
     for setting in SETTINGS:
         assert setting.peer.command(setting.precision, random=False)
-
-
-def test_settings_are_chosen_by_tool_or_pattern() -> None:
-    assert settings.chosen((), SETTINGS) == list(SETTINGS)
-    assert [setting.label for setting in settings.chosen(["ortolan"], SETTINGS)] == [
-        "fp32",
-        "int8",
-        "int4",
-    ]
-    result = settings.chosen(["llama.cpp Q4_?", "llama.cpp Q4_0"], SETTINGS)
-    assert [setting.label for setting in result] == ["Q4_0", "Q4_1"]
-    with pytest.raises(ValueError, match="nobody matches none of"):
-        settings.chosen(["nobody"], SETTINGS)
 
 
 def row(tool: str, label: str, size: int, kl: float = 0.02) -> dict[str, object]:

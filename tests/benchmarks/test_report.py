@@ -1,11 +1,10 @@
-import json
-from pathlib import Path
+from typing import Any
 
 import pytest
 
-import chart
 import report
-from rounds import Loaded, Run
+import streams
+from rounds import Loaded, Run, Turn
 
 LOADED = Loaded(load_s=1.5, model_bytes=2**20)
 
@@ -54,7 +53,7 @@ def test_speeds_are_medians_and_the_first_token_belongs_to_the_prefill() -> None
     assert result.decode_per_s == pytest.approx(6)
 
 
-def test_report_compares_the_first_peer_with_the_others_at_each_length(tmp_path: Path) -> None:
+def test_report_compares_the_first_peer_with_the_others_at_each_length() -> None:
     runs = [run(peer, 0, prompt_tokens=length) for length in (8, 32) for peer in "abc"]
     results = report.summarize(runs, {peer: LOADED for peer in "abc"}, new_tokens=4)
     assert [(row.peer, row.other, row.prompt_tokens) for row in results.comparisons] == [
@@ -62,28 +61,30 @@ def test_report_compares_the_first_peer_with_the_others_at_each_length(tmp_path:
         *(("a", "b", 32), ("a", "c", 32)),
     ]
     assert [row.prefill_per_s for row in results.speeds] == [8] * 3 + [32] * 3
-    # Peers of lower precision are not expected to generate the same tokens.
-    for exact, columns, last in ((True, 6, "| 4/4 |"), (False, 5, "| 1.00 (1.00-1.00) |")):
-        lines = report.speed_table(results, 8, new_tokens=4, exact=exact).splitlines()
-        assert [line.count("|") - 1 for line in lines] == [columns] * 5
-        assert lines[3].endswith(last)
 
-    setting = {
-        **{"checkpoint": "tiny", "precision": "int4", "threads": 2, "new_tokens": 4},
-        **{"rounds": 1, "starts": 2, "machine": {"processor": "CPU", "cores": 2}},
-        "versions": {"a": {"engine": "1.0"}, "b": {"engine": "1.0", "builder": "2"}},
-    }
-    text = report.markdown(results, setting)
-    assert text.startswith("# Speed of tiny, int4, 2 threads\n")
-    assert "2 starts with 1 round each." in text
-    assert text.count("| a |") == 3
-    assert "| c | 1.50 |  | 1 |" in text
-    assert text.endswith("With builder 2, engine 1.0.\n")
 
-    written = json.loads(json.dumps(report.document(results, runs)))
-    assert [entry["peer"] for entry in written["runs"]] == [*"abcabc"]
-    assert "tokens" not in written["runs"][0]
-    assert written["comparisons"][0]["prefill"]["median"] == 1
+def turn(peer: str, texts: int, new_tokens: int, seconds: float) -> Turn:
+    request: dict[str, Any] = {"streams": [[5, 6]] * texts, "new_tokens": new_tokens}
+    return Turn(peer=peer, round=0, request=request, answer={"seconds": seconds})
 
-    chart.draw(results.speeds, tmp_path / "chart.png", title="tiny", highlighted="a")
-    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+
+def test_step_time_excludes_the_first_token() -> None:
+    turns = [
+        turn("ours", 1, 1, 1.0),
+        turn("ours", 1, 11, 2.0),
+        turn("ours", 4, 1, 4.0),
+        turn("ours", 4, 11, 6.0),
+        turn("other", 1, 1, 1.0),
+        turn("other", 1, 11, 3.0),
+        turn("other", 4, 1, 1.0),
+        turn("other", 4, 11, 11.0),
+    ]
+    rows = streams.summarize(turns, new_tokens=11, prompt_tokens=2)
+    assert [(row.streams, row.peer) for row in rows] == [
+        *((1, "ours"), (1, "other")),
+        *((4, "ours"), (4, "other")),
+    ]
+    assert [row.step_per_s for row in rows] == [10.0, 5.0, 20.0, 4.0]
+    assert [row.prompt_per_s for row in rows] == [2.0, 2.0, 2.0, 8.0]
+    assert [row.scaling for row in rows] == [1.0, 1.0, 2.0, 0.8]
+    assert rows[3].times == "5.00 (5.00-5.00)"

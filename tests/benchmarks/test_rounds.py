@@ -73,14 +73,6 @@ def test_worker_reports_its_times_and_its_own_peak(tmp_path: Path) -> None:
     assert 2**20 < done.peak_bytes < 100 * 2**20
 
 
-def test_model_is_measured_on_disk(tmp_path: Path) -> None:
-    (tmp_path / "a" / "deeper").mkdir(parents=True)
-    (tmp_path / "a" / "config").write_bytes(b"12345")
-    (tmp_path / "a" / "deeper" / "weights").write_bytes(bytes(rounds.BLOCK + 1))
-    _, loaded = rounds.measure([program(tmp_path, "a")], [REQUEST], rounds=1)
-    assert loaded["a"].model_bytes == rounds.BLOCK + 6
-
-
 def test_worker_that_dies_is_reported_with_its_log(tmp_path: Path) -> None:
     with (
         Worker(program(tmp_path, "dies")) as worker,
@@ -100,9 +92,3 @@ def test_logits_are_a_row_for_each_id(tmp_path: Path) -> None:
         pytest.raises(RuntimeError, match=r"shape \(1, 2\) for 2 tokens"),
     ):
         worker.logits((4, 5), path)
-
-
-def test_unsupported_request_is_refused(tmp_path: Path) -> None:
-    with Worker(program(tmp_path, "a")) as worker, pytest.raises(RuntimeError, match="status 1"):
-        worker.answer({"streams": [[7]], "new_tokens": 4})
-    assert "unsupported request" in (tmp_path / "log").read_text()

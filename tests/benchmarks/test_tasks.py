@@ -47,11 +47,3 @@ def test_an_encoder_is_compared_with_both_others(
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines()[6:]]
     assert [row[0] for row in rows] == ["fp32", "onnxruntime fp32", tasks.REFERENCE]
     assert {row[-1] for row in rows} == {"1.00000"}
-
-
-def test_a_name_that_is_no_model_and_no_folder_is_an_error(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    with pytest.raises(SystemExit):
-        tasks.parse(["nobody"])
-    assert "nobody: name a folder with recipe.toml or one of" in capsys.readouterr().err
