@@ -1,3 +1,1 @@
-"""The local hub."""
-
-from tests.hub.library import hub as hub
+from tests.hub.server import hub as hub

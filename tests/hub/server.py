@@ -1,186 +1,197 @@
-"""A local server that speaks the Hugging Face Hub's API, with faults on demand.
+"""A local server of the Hugging Face Hub's API, with LFS files at another origin (localhost)."""
 
-As on the Hub, LFS files are redirected to another origin (here the same server under the name
-localhost), which gets no token; a missing or private repository answers 401 to a client without
-a token; and descriptions and listings of gated repositories are public.
-"""
-
-import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+import json
+import runpy
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from hashlib import sha256
+from http.client import HTTPException
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from typing import Any, TypeVar
-from urllib.parse import parse_qs, urlsplit
+from threading import Thread
+from typing import Any
+from urllib.parse import parse_qsl, unquote, urlsplit
 
-from tests.hub import answers
-from tests.hub.answers import TOKEN, USER
-from tests.hub.messages import RefusalError, Reply, Request
-from tests.hub.repository import Repository
+import pytest
+from huggingface_hub import constants, file_download, hf_api
+from huggingface_hub.utils import _http
 
-__all__ = ["TOKEN", "USER", "Hub", "Repository", "Request", "live_hub"]
-
-CHUNK = 65_536
-"""Bytes per write: how exactly `sent` counts when a client hangs up."""
-
-T = TypeVar("T")
+TOKEN = "hf_localtoken"  # reads private repositories, and writes to those named `me/...`
+LFS = (".bin", ".data", ".gguf", ".onnx", ".safetensors")
 
 
-class Hub(ThreadingHTTPServer):
-    """A running server.
+class Repository:
+    """Commits by ref, such as `refs/heads/main`; files of each commit, and those sent instead."""
 
-    A fault belongs to requests whose method and unquoted path contain its key, such as
-    "GET /cdn/" or "model.safetensors"; each value is used for one request.
+    def __init__(self, files: Mapping[str, bytes], private: bool = False, gated: bool = False):
+        self.private, self.gated, self.refs = private, gated, dict[str, str]()
+        self.commits, self.served = dict[str, dict[str, bytes]](), dict[str, bytes]()
+        self.commit(files)
 
-    Attributes:
-        repositories: by name.
-        requests: received so far, in order.
-        statuses: HTTP errors to reply with.
-        retry_after: seconds, sent with those errors.
-        cuts: bytes of a file to send before the connection is closed.
-        page_size: entries per page of a listing.
-        objects: LFS contents uploaded so far, by SHA-256.
-        sleeps: seconds of the waits that huggingface_hub skipped in this process.
-        failures: exceptions of this server itself.
-    """
+    def commit(self, changes: Mapping[str, bytes | None], ref: str = "refs/heads/main") -> str:
+        """Add a commit to a ref, new or not. None deletes a file."""
+        parent = self.refs.get(ref) or self.refs.get("refs/heads/main", "")
+        files = {**self.commits.get(parent, {}), **changes}
+        sha = self.refs[ref] = f"{len(self.commits):08x}" * 5
+        self.commits[sha] = {path: data for path, data in files.items() if data is not None}
+        return sha
 
-    daemon_threads = True
-    request_queue_size = 128
+
+class Request(BaseHTTPRequestHandler):
+    server: "Hub"
+
+    def do_GET(self) -> None:
+        hub, path = self.server, urlsplit(self.path).path
+        self.line, self.range = f"{self.command} {unquote(path)}", self.headers["Range"]
+        self.token = self.headers.get("Authorization", "").removeprefix("Bearer ") or None
+        self.sent, self.is_open = 0, self.token == TOKEN or path.startswith("/cdn/")
+        hub.requests.append(self)
+        try:
+            if status := self.fault(hub.statuses):
+                raise HTTPException(status, "")
+            parts = path.removeprefix("/cdn").split("/")[1:]
+            status, body, headers = self.answer(self.command, *map(unquote, parts))
+        except HTTPException as error:
+            status, code = error.args
+            body, headers = {}, {"X-Error-Code": code, "Retry-After": hub.retry_after}
+        data = body if isinstance(body, bytes) else json.dumps(body).encode()
+        self.send_response(status)
+        for name, value in {"Content-Length": len(data), **headers}.items():
+            self.send_header(name, f"{value}")
+        self.end_headers()
+        data = b"" if self.command == "HEAD" else data[: self.fault(hub.cuts) if data else None]
+        self.sent = len(data)
+        with suppress(ConnectionError):  # clients may hang up
+            self.wfile.write(data)
+
+    do_HEAD = do_POST = do_PUT = do_GET  # noqa: N815
+
+    def log_message(self, *_: object) -> None: ...
+
+    def fault(self, faults: dict[str, list[int]]) -> int | None:
+        queues = [queue for key, queue in faults.items() if queue and key in self.line]
+        return queues[0].pop(0) if queues else None
+
+    def find(self, repo: str, revision: str = "main") -> tuple[Repository, str]:
+        repository = self.server.repositories.get(repo)
+        if repository is None or (repository.private and not self.is_open):
+            raise HTTPException(404 if self.is_open else 401, "RepoNotFound")
+        names = (revision, f"refs/heads/{revision}", f"refs/tags/{revision}")
+        sha = next((sha for ref, sha in repository.refs.items() if ref in names), revision)
+        if sha not in repository.commits:
+            raise HTTPException(404, "RevisionNotFound")
+        return repository, sha
+
+    def answer(self, *parts: str) -> Any:
+        hub, body = self.server, self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        first, *rest = map(json.loads, body.splitlines() if self.command == "POST" else ["{}"])
+        match parts:
+            case "GET", "api", "models":
+                query = parse_qsl(urlsplit(self.path).query)
+                words = [word.lower() for key, word in query if key in ("search", "author")]
+                names = [n for n in hub.repositories if all(word in n.lower() for word in words)]
+                return 200, [{"id": n} for n in names if not hub.repositories[n].private], {}
+            case "GET", "api", "models", org, name, *action:
+                repository, sha = self.find(f"{org}/{name}", *action[1:])
+                contents = repository.commits[sha]
+                files = [dict[str, Any](type="file", path=p, rfilename=p) for p in contents]
+                if "tree" in action or "blobs=" in self.path:
+                    for file, data in zip(files, contents.values(), strict=True):
+                        file |= {"size": len(data), "oid": sha256(data).hexdigest()}
+                about = {"id": f"{org}/{name}", "sha": sha, "private": repository.private}
+                return 200, files if "tree" in action else {**about, "siblings": files}, {}
+            case _, org, name, "resolve", revision, *names:
+                return self.file(*self.find(f"{org}/{name}", revision), "/".join(names))
+            case "PUT", "lfs", oid:
+                hub.objects[oid] = body
+            case "POST", "api", "validate-yaml":
+                pass
+            case _ if not self.is_open or "me" not in (*parts, first.get("organization")):
+                raise HTTPException(403 if self.is_open else 401, "")
+            case "POST", "api", "repos", "create":
+                repo, private = f"me/{first['name']}", first.get("visibility") == "private"
+                status = 409 if repo in hub.repositories else 200
+                hub.repositories.setdefault(repo, Repository({}, private))
+                return status, {"url": f"{hub.url}/{repo}"}, {}
+            case "POST", "api", "models", org, name, "branch", branch:
+                repository, sha = self.find(f"{org}/{name}")
+                repository.refs.setdefault(f"refs/heads/{branch}", sha)
+            case ("POST", *_, "preupload", _) | ("POST", *_, "batch"):
+                for file in first.get("files") or first["objects"]:
+                    actions = {"upload": {"href": f"{hub.cdn}/lfs/{file.get('oid')}"}}
+                    file |= {"uploadMode": "lfs", "shouldIgnore": False, "actions": actions}
+            case "POST", "api", "models", org, name, "commit", branch:
+                repository, sha = self.find(f"{org}/{name}", branch)
+                changes = dict[str, bytes | None]()
+                for value in (line["value"] for line in rest):
+                    empty = b"" if "content" in value else None  # other files are in LFS
+                    changes[value["path"]] = hub.objects.get(value.get("oid"), empty)
+                oid = repository.commit(changes, f"refs/heads/{branch}")
+                return 200, {"commitOid": oid, "commitUrl": f"{hub.url}/me/{name}/commit/"}, {}
+            case _:
+                raise HTTPException(404, "")
+        return 200, first, {}
+
+    def file(self, repository: Repository, sha: str, path: str) -> Any:
+        if repository.gated:
+            raise HTTPException(403 if self.is_open else 401, "GatedRepo")
+        if path not in repository.commits[sha]:
+            raise HTTPException(404, "EntryNotFound")
+        data = repository.commits[sha][path]
+        etag, size = f'"{sha256(data).hexdigest()}"', len(data)
+        headers = {"X-Repo-Commit": sha, "ETag": etag, "X-Linked-Size": size}
+        if path.endswith(LFS) and not self.path.startswith("/cdn/"):
+            return 302, b"", {**headers, "Location": f"{self.server.cdn}/cdn{self.path}"}
+        data = repository.served.get(path, data) if self.command == "GET" else data
+        start = int((self.range or "bytes=0-").removeprefix("bytes=").removesuffix("-"))
+        headers["Content-Range"] = f"bytes {start}-{len(data) - 1}/{len(data)}"
+        return 206 if self.range else 200, data[start:], headers
+
+
+class Hub(HTTPServer):
+    """A server. Each of `statuses` and `cuts` is for one request with the key in its line."""
 
     def __init__(self, home: Path) -> None:
-        super().__init__(("127.0.0.1", 0), _Handler)
-        self.home = home
-        self.repositories: dict[str, Repository] = {}
-        self.requests: list[Request] = []
-        self.statuses: dict[str, list[int]] = {}
-        self.retry_after = 0
-        self.cuts: dict[str, list[int]] = {}
-        self.page_size = 1000
-        self.objects: dict[str, bytes] = {}
-        self.sleeps: list[float] = []
-        self.failures: list[BaseException] = []
-        self.lock = threading.Lock()
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_port}"
-
-    @property
-    def cdn(self) -> str:
-        """Another origin: clients must not send their token there."""
-        return f"http://localhost:{self.server_port}"
-
-    @property
-    def environment(self) -> dict[str, str]:
-        """Variables that make a process use this server, and folders of its own."""
-        return {
-            "HF_ENDPOINT": self.url,
-            "HF_HOME": str(self.home),
-            "HF_HUB_CACHE": str(self.home / "hub"),
-            "HF_ASSETS_CACHE": str(self.home / "assets"),
-            "HF_XET_CACHE": str(self.home / "xet"),
-            "HF_TOKEN_PATH": str(self.home / "token"),
-            **dict.fromkeys(("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"), ""),
-            **dict.fromkeys(("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"), "0"),
-            **dict.fromkeys(("HF_HUB_DISABLE_XET", "HF_HUB_DISABLE_TELEMETRY"), "1"),
-            "HF_HUB_DISABLE_UPDATE_CHECK": "1",
-            **dict.fromkeys(("NO_PROXY", "no_proxy"), "127.0.0.1,localhost"),
-        }
+        super().__init__(("127.0.0.1", 0), Request)
+        self.socket.listen(128)
+        hosts = ("127.0.0.1", "localhost")
+        self.url, self.cdn = (f"http://{host}:{self.server_port}" for host in hosts)
+        self.repositories, self.requests = dict[str, Repository](), list[Request]()
+        self.statuses, self.cuts = dict[str, list[int]](), dict[str, list[int]]()
+        self.home, self.retry_after, self.objects = home, 0, dict[str, bytes]()
+        self.sleeps = list[float]()
+        self.sleep = self.sleeps.append  # a hub stands in for the library's `time`
+        self.environment = {"HF_HOME": f"{home}", "HF_HUB_CACHE": f"{home}/hub", "HF_TOKEN": ""}
+        self.environment |= {"HF_ENDPOINT": self.url, "NO_PROXY": "127.0.0.1,localhost"}
+        self.environment |= {"HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1"}
 
     def seen(self, key: str = "") -> list[Request]:
-        """Requests whose method and path contain the key."""
         return [request for request in self.requests if key in request.line]
 
     def sent(self, key: str = "") -> int:
-        """Bytes of contents sent in reply to those requests."""
         return sum(request.sent for request in self.seen(key))
 
-    def connections(self, key: str = "") -> int:
-        """Number of connections that carried those requests."""
-        return len({request.port for request in self.seen(key)})
 
-    def fault(self, faults: dict[str, list[T]], request: Request) -> T | None:
-        """The next fault for a request."""
-        with self.lock:
-            keys = [key for key, queue in faults.items() if queue and key in request.line]
-            return faults[keys[0]].pop(0) if keys else None
-
-    def reply(self, request: Request) -> Reply:
-        """The reply to a request, or an error on purpose."""
-        status = self.fault(self.statuses, request)
-        if status is not None:
-            headers = {"Retry-After": str(self.retry_after)}
-            return RefusalError(status, "", f"HTTP {status} on purpose", headers).reply()
-        try:
-            with self.lock:
-                return answers.answer(self, request)
-        except RefusalError as refusal:
-            return refusal.reply()
-
-    def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep failures of this server. Clients may hang up."""
-        error = sys.exception()
-        if error is not None and not isinstance(error, ConnectionError):
-            self.failures.append(error)
+def point_library_at(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make huggingface_hub in this process use a server, and not wait before retries."""
+    _http.close_session()  # the next one reads the variables of proxies again
+    for name, value in hub.environment.items():
+        monkeypatch.setenv(name, value)
+    for name, value in runpy.run_path(constants.__file__, None, constants.__name__).items():
+        monkeypatch.setattr(constants, name, value)
+    monkeypatch.setattr(hf_api.api, "endpoint", hub.url)
+    monkeypatch.setattr(_http, "time", hub)
+    monkeypatch.setattr(file_download, "time", hub)
+    warnings.filterwarnings("ignore", "Use 'content=", DeprecationWarning)  # in uploads
 
 
-class _Handler(BaseHTTPRequestHandler):
-    """The requests of one connection."""
-
-    protocol_version = "HTTP/1.1"
-    server: Hub
-
-    def do_GET(self) -> None:
-        parts = urlsplit(self.path)
-        query = parse_qs(parts.query, keep_blank_values=True)
-        headers = {name.lower(): value for name, value in self.headers.items()}
-        port = self.client_address[1]
-        body = self.rfile.read(int(headers.get("content-length", 0)))
-        request = Request(self.command, parts.path, query, headers, body, port)
-        self.server.requests.append(request)
-        reply = self.server.reply(request)
-        request.status = reply.status
-        cut = None
-        if request.method == "GET" and reply.status in (200, 206):
-            cut = self.server.fault(self.server.cuts, request)
-        self.send_response(reply.status)
-        length = len(reply.body) if reply.length is None else reply.length
-        for name, value in {"Content-Length": str(length), **reply.headers}.items():
-            self.send_header(name, value)
-        self.end_headers()
-        if request.method != "HEAD":
-            self.send_body(request, reply.body[:cut])
-        self.close_connection = self.close_connection or cut is not None
-
-    do_HEAD = do_POST = do_PUT = do_DELETE = do_GET  # noqa: N815
-
-    def send_body(self, request: Request, body: bytes) -> None:
-        for start in range(0, len(body), CHUNK):
-            chunk = body[start : start + CHUNK]
-            request.sent += len(chunk)  # first, so that a client that has it all finds it counted
-            self.wfile.write(chunk)
-
-    def log_message(self, format: str, *args: Any) -> None:
-        """Write nothing."""
-
-
-@contextmanager
-def live_hub(home: Path) -> Iterator[Hub]:
-    """Run a server on a free port.
-
-    Args:
-        home: folder for the caches of its clients.
-
-    Yields:
-        The server, without repositories.
-    """
-    with Hub(home) as hub:
-        thread = threading.Thread(target=hub.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            hub.shutdown()
-            thread.join()
-    assert not hub.failures, hub.failures
+@pytest.fixture
+def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Hub]:
+    """A server without repositories that huggingface_hub uses, and an empty cache."""
+    with Hub(tmp_path / "hf") as hub:
+        Thread(target=hub.serve_forever, args=(0.01,), daemon=True).start()
+        point_library_at(hub, monkeypatch)
+        yield hub
+        _http.close_session()
+        hub.shutdown()
