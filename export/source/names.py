@@ -9,10 +9,10 @@ from ortolan.export.progress import Progress
 from ortolan.export.source import way_of
 from ortolan.hub.client import Listing
 from ortolan.hub.fetch import fetch_adapter, fetch_checkpoint
-from ortolan.hub.name import name_of
+from ortolan.hub.name import Name, name_of
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 
-__all__ = ["located", "located_adapter"]
+__all__ = ["fetched", "located", "located_adapter"]
 
 S = TypeVar("S")
 
@@ -22,16 +22,36 @@ def located(
     *,
     revision: str | None = None,
     via: Via | None = None,
-    check: Callable[[Checkpoint], None] = lambda _: None,
     progress: Progress | None = None,
 ) -> S | Path:
     """The path in the cache of what a name on the Hub means; any other source as it is.
 
+    Args:
+        source: of an export.
+        revision: branch, tag or commit, if it is not in the name.
+        via: how the checkpoint will be opened.
+        progress: called as bytes arrive.
+
+    Raises:
+        OrtolanError: see `fetched`.
+    """
+    name = name_of(source, revision)
+    return source if name is None else fetched(name, via=via, progress=progress)
+
+
+def fetched(
+    source: Name | Listing,
+    *,
+    via: Via | None = None,
+    check: Callable[[Checkpoint], None] = lambda _: None,
+    progress: Progress | None = None,
+) -> Path:
+    """Fetch a checkpoint, and return its path in the cache.
+
     A repository whose model needs code of its own is refused before its weights are fetched.
 
     Args:
-        source: of an export, or the listing of a repository.
-        revision: branch, tag or commit, if it is not in the name.
+        source: a name, or the listing of its repository.
         via: how the checkpoint will be opened.
         check: called before the weights are fetched; raises to refuse them.
         progress: called as bytes arrive.
@@ -41,16 +61,13 @@ def located(
         HubError: the Hub refuses, or cannot be reached.
         RepositoryError: there is no such repository, or it is not a checkpoint.
     """
-    name = source if isinstance(source, Listing) else name_of(source, revision)
-    if name is None:
-        return source
 
     def check_folder(folder: Path) -> None:
         checkpoint = open_checkpoint(folder)
         way_of(checkpoint, via)
         check(checkpoint)
 
-    return fetch_checkpoint(name, check=check_folder, progress=progress)
+    return fetch_checkpoint(source, check=check_folder, progress=progress)
 
 
 def located_adapter(source: str | Path, *, progress: Progress | None = None) -> Path:

@@ -32,7 +32,7 @@ def run_json(ortolan: Run, bundle: Path) -> Any:
 def test_without_arguments_there_are_commands_to_try(
     ortolan: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert "\n  ortolan export CHECKPOINT bundle" in ortolan().stdout.decode()
+    assert "\n  ortolan chat MODEL " in ortolan().stdout.decode()
     monkeypatch.setattr("ortolan.cli.is_runtime_only", lambda: True)
     shown = ortolan().stdout.decode()
     assert "\n  ortolan verify BUNDLE" in shown

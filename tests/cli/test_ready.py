@@ -170,8 +170,8 @@ def test_full_disk_is_one_line_and_leaves_nothing(
     done = ortolan("chat", chats, stdin=ASK)
     assert done.returncode == 2
     *_, line = done.stderr.decode().splitlines()
-    assert line.startswith("ortolan: Cannot export to ")
-    assert "No space left on device. Free some disk space" in line
+    assert line.startswith(f"ortolan: Cannot keep {exports[0].key} in {cache_folder()}: ")
+    assert "No space left on device. Free some disk space. Or set XDG_CACHE_HOME" in line
     assert kept() == []
 
 

@@ -50,9 +50,9 @@ COMMANDS = {
 _WELCOME = """\
 Three commands to try:
 
-  ortolan export CHECKPOINT bundle        a folder in Hugging Face format, or a .gguf file
-  ortolan run bundle "Once upon a time"   continue a text; `chat` holds a conversation
-  ortolan serve bundle                    OpenAI's API, and a page at http://127.0.0.1:8080
+  ortolan chat MODEL                      a name on the Hugging Face Hub, a folder or a .gguf file
+  ortolan serve MODEL                     OpenAI's API, and a page at http://127.0.0.1:8080
+  ortolan export MODEL bundle             make a bundle for other machines, with a precision
 
 `ortolan --help` lists all commands, `ortolan doctor` what this machine lacks."""
 

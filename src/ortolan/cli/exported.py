@@ -4,15 +4,15 @@ So PyTorch and the export take no memory from the model that then runs. The subp
 lock of the entry: if either process is killed, no half of a bundle is ever used.
 """
 
-import importlib
 import json
 import os
 import sys
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -24,6 +24,7 @@ from ortolan.hub.client import Listing, list_files
 from ortolan.hub.name import name_of
 
 if TYPE_CHECKING:  # PyTorch is imported in the subprocess
+    from ortolan.export.options import Device, PrecisionName
     from ortolan.modeling.checkpoint.checkpoint import Checkpoint
 
 _TELL_S = 0.25
@@ -116,31 +117,36 @@ def _main(job: Job, tell: Callable[..., None]) -> None:
 
 def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
     with extra("export", command=f"{job.command} with a checkpoint"):
-        pipeline = importlib.import_module("ortolan.export.pipeline")
-        opener = importlib.import_module("ortolan.export.source")
-        names = importlib.import_module("ortolan.export.source.names")
-        checkpoints = importlib.import_module("ortolan.modeling.checkpoint.checkpoint")
+        from ortolan.export.errors import OutputError
+        from ortolan.export.pipeline import export
+        from ortolan.export.source import open_exportable
+        from ortolan.export.source.names import fetched
+        from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
     from ortolan.runtime.engine.providers import onnxruntime_version
     from ortolan.runtime.verification.verified import remember, stamps
 
     progress = _Progress(job, tell)
-    source = names.located(
-        _listing(job) or job.source,
-        check=lambda checkpoint: _check_template(job, checkpoint),
-        progress=progress,
-    )
-    _check_template(job, checkpoints.open_checkpoint(source))
-    model = opener.open_exportable(source, tokenizer=None, max_context=None)
+    source, listing = Path(job.source), _listing(job)
+    if listing is not None:
+        check = partial(_check_template, job)
+        source = fetched(listing, check=check, progress=progress)
+    _check_template(job, open_checkpoint(source))
+    model = open_exportable(source, tokenizer=None, max_context=None)
     _check_kind(job, model.kind)
     progress.keeps_codes = model.is_quantized and job.precision in ("int8", "int4")
-    bundle = pipeline.export(
-        source,
-        target,
-        precision=job.precision,
-        device=job.device,
-        progress=progress,
-        warn=lambda text: tell("note", f"warning: {text}"),
-    )
+    try:
+        bundle = export(
+            source,
+            target,
+            precision=cast("PrecisionName", job.precision),
+            device=cast("Device", job.device),
+            progress=progress,
+            warn=lambda text: tell("note", f"warning: {text}"),
+        )
+    except OutputError as error:
+        if isinstance(error.__cause__, OSError):
+            raise error.__cause__ from None  # the cache says what to do
+        raise
     # the export has proved it, so a server need not load it in a subprocess first
     remember(bundle, stamps(bundle.path), onnxruntime=onnxruntime_version())
 
