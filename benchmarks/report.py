@@ -227,10 +227,6 @@ def footprint_table(results: Results) -> str:
     )
 
 
-def _counted(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
-
-
 def markdown(results: Results, setting: Mapping[str, Any]) -> str:
     """Results as text: the setting, a table per length, and a table of sizes.
 
@@ -241,8 +237,8 @@ def markdown(results: Results, setting: Mapping[str, Any]) -> str:
     machine = setting["machine"]
     parts = [
         f"# Speed of {setting['checkpoint']}, {setting['precision']}, {setting['threads']} threads",
-        f"{machine['processor']}, {machine['cores']} cores, {_counted(setting['starts'], 'start')} "
-        f"with {_counted(setting['rounds'], 'round')} each.",
+        f"{machine['processor']}, {machine['cores']} cores, starts: {setting['starts']}, "
+        f"rounds of each: {setting['rounds']}.",
     ]
     for length in dict.fromkeys(speed.prompt_tokens for speed in results.speeds):
         new_tokens = setting["new_tokens"]

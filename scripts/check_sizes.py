@@ -8,6 +8,7 @@ Prints one line per long file, which is a warning, and one per long function, wh
 a long file is better split by noun or left alone than compressed.
 """
 
+import argparse
 import ast
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,9 @@ def long_functions(path: Path) -> Iterator[str]:
 
 def main() -> int:
     """Check every file; return 1 if a function is too long."""
-    root = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parents[1]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("root", type=Path, nargs="?", default=Path(__file__).parents[1])
+    root = parser.parse_args().root
     warnings = [line for path in python_files(root) for line in long_files(path)]
     errors = [line for path in python_files(root) for line in long_functions(path)]
     for line in warnings + errors:

@@ -9,6 +9,7 @@ A wheel of `ortolan-runtime` must contain neither modeling nor export.
 Prints one line per problem; exit status 1 if there is any.
 """
 
+import argparse
 import stat
 import sys
 import zipfile
@@ -51,11 +52,11 @@ def problems(wheel: Path, root: Path) -> Iterator[str]:
 
 def main() -> int:
     """Check the wheel given on the command line."""
-    if len(sys.argv) not in (2, 3):
-        print("usage: check_wheel.py WHEEL [ROOT]", file=sys.stderr)
-        return 2
-    root = Path(sys.argv[2]) if len(sys.argv) == 3 else Path(__file__).parents[1]
-    lines = list(problems(Path(sys.argv[1]), root))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("wheel", type=Path)
+    parser.add_argument("root", type=Path, nargs="?", default=Path(__file__).parents[1])
+    args = parser.parse_args()
+    lines = list(problems(args.wheel, args.root))
     print(*lines, sep="\n", end="\n" if lines else "")
     return 1 if lines else 0
 
