@@ -276,20 +276,14 @@ def markdown(
         for kind, of_kind in by_kind.items()
     ]
     parts += ["\n## Memory of the state, kB\n", report.table(["", *map(str, lengths)], rows)]
-    parts += [
-        f"\nThe windowed transformer attends to the last {WINDOW} tokens. Its states hold at most "
-        "1,023: the slack after which its rows move depends on the width of heads (docs/adr/0038)."
-    ]
     rows = [
         [kind, f"{weights[kind] / 1e6:.2f}", *(_slope(of_kind, figure) for figure in COSTS)]
         for kind, of_kind in by_kind.items()
     ]
     header = ["", "M weights", "training", "prompt", "token"]
-    parts += ["\n## Growth\n", report.table(header, rows)]
     parts += [
-        "\nExponents are slopes over the upper half of the lengths. Training the windowed "
-        "transformer costs as much as the other, because PyTorch computes scores outside of the "
-        "window, too."
+        "\n## Growth: slopes over the upper half of the lengths\n",
+        report.table(header, rows),
     ]
     return "\n".join(parts) + "\n"
 

@@ -6,24 +6,19 @@
     python scripts/families_table.py --render           # only write docs/families.md
 
 A type takes a few seconds. Its result replaces the type's row in `export/coverage.json`, from which
-docs/families.md is written. Several processes can run at once. After a merge conflict in the two
-files, --render resolves it: the later row wins. Exit status 1 if a type is not supported.
+docs/families.md is written. Exit status 1 if a type is not supported.
 """
 
 import argparse
-import fcntl
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
-import msgspec  # noqa: E402 - the paths come first
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from tests.family_checks import compare, save_tiny  # noqa: E402
@@ -33,7 +28,7 @@ from tests.tiny.transformers_types import tiny_config  # noqa: E402
 from transformers import AutoConfig  # noqa: E402
 
 import ortolan  # noqa: E402
-from ortolan.export.coverage import BOUND, DATA, Coverage, Row, encode  # noqa: E402
+from ortolan.export.coverage import BOUND, DATA, Coverage, Row, decode, encode  # noqa: E402
 from ortolan.export.options import Via  # noqa: E402
 from ortolan.modeling.families import FAMILIES  # noqa: E402
 
@@ -106,28 +101,13 @@ def _part(model: Any) -> str:
     return f"the decoder alone ({type(model).__name__}); the encoder-decoder is not supported"
 
 
-@contextmanager
-def _locked() -> Iterator[None]:
-    """Let one process at a time write the data."""
-    with Path(__file__).open("rb") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 def merge(*rows: Row) -> None:
     """Replace older rows, and write the document."""
-    with _locked():
-        latest = {(row.model_type, row.way): row for row in (*read_rows(), *rows)}
-        coverage = Coverage(transformers=transformers.__version__, rows=tuple(latest.values()))
-        DATA_FILE.write_bytes(encode(coverage))
-        DOCUMENT.write_text(markdown(coverage))
-
-
-def read_rows() -> list[Row]:
-    """The rows of the data, one per line; merge markers between them are skipped."""
-    lines = DATA_FILE.read_text().splitlines() if DATA_FILE.exists() else []
-    rows = [line.strip().removesuffix(",") for line in lines if line.startswith("  {")]
-    return [msgspec.json.decode(row, type=Row) for row in rows]
+    old = decode(DATA_FILE.read_bytes()).rows if DATA_FILE.exists() else ()
+    latest = {(row.model_type, row.way): row for row in (*old, *rows)}
+    coverage = Coverage(transformers=transformers.__version__, rows=tuple(latest.values()))
+    DATA_FILE.write_bytes(encode(coverage))
+    DOCUMENT.write_text(markdown(coverage))
 
 
 HEAD = """# Model types
