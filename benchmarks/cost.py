@@ -153,9 +153,6 @@ def _config(kind: str, context: int) -> ModelConfig:
     return config_from_hf(values, ModelConfig)
 
 
-# --- measuring --------------------------------------------------------------------------------
-
-
 def measure(
     kind: str, model: nn.Module, lengths: Sequence[int], out: Path, *, limit: float
 ) -> list[Point]:
@@ -237,9 +234,6 @@ def repeated(work: Callable[[], None]) -> float:
         work()
         taken.append(time.perf_counter() - begun_at)
     return median(taken)
-
-
-# --- reporting --------------------------------------------------------------------------------
 
 
 def exponent(points: Sequence[Point], figure: str) -> float | None:
