@@ -134,7 +134,8 @@ def defined(path: Path) -> set[str]:
     return names
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+# The changelog also names what was removed since.
+@pytest.mark.parametrize("document", [name for name in DOCUMENTS if name != "CHANGELOG.md"])
 def test_files_and_functions_that_the_document_names_exist(document: str) -> None:
     text = (REPOSITORY / document).read_text()
     if "Superseded by" in text:
