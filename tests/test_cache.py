@@ -136,6 +136,13 @@ def test_a_file_in_the_way_of_the_cache_is_one_error(tmp_path: Path) -> None:
         kept(KEY, maker())
 
 
+@pytest.mark.skipif(os.name == "nt" or os.geteuid() == 0, reason="root may write anywhere")
+def test_cache_that_may_not_be_written_is_one_error(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(CacheError, match=r"Check the permissions\. Or set XDG_CACHE_HOME"):
+        kept(KEY, maker())
+
+
 @pytest.mark.skipif(os.name == "nt", reason="no locks")
 def test_second_maker_waits_and_uses_what_the_first_made() -> None:
     started, go, waits = threading.Event(), threading.Event(), threading.Event()
