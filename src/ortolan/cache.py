@@ -19,7 +19,17 @@ from pathlib import Path
 from ortolan import files, staging
 from ortolan.errors import OrtolanError
 
-__all__ = ["CacheError", "Entry", "cache_folder", "entries", "find", "kept", "key_of", "remove"]
+__all__ = [
+    "CacheError",
+    "Entry",
+    "cache_folder",
+    "entries",
+    "find",
+    "kept",
+    "key_of",
+    "remove",
+    "remove_abandoned",
+]
 
 _FOLDER = "bundles"
 
@@ -96,7 +106,7 @@ def kept(
     place = _place(key)
     with _explained(key):
         files.make_folders(place.target.parent, mode=0o700)
-        _remove_abandoned()
+        remove_abandoned()
         with staging.locked(place, waiting=waiting):
             if not place.target.is_dir():
                 _make(place, make)
@@ -134,7 +144,7 @@ def remove(key: str) -> None:
     """
     place = _place(key)
     with _explained(key):
-        _remove_abandoned()
+        remove_abandoned()
         if not place.target.is_dir():
             raise CacheError(f"{cache_folder()} has no {key}. See `ortolan cache list`.")
         try:
@@ -162,8 +172,8 @@ def _make(place: staging.Place, make: Callable[[Path], None]) -> None:
         staging.commit(folder, place)
 
 
-def _remove_abandoned() -> None:
-    """Remove what killed processes left of other entries."""
+def remove_abandoned() -> None:
+    """Remove what processes that were killed left of the entries that they were making."""
     for new in (cache_folder() / _FOLDER).glob(".*.new"):
         place = _place(new.name.removeprefix(".").removesuffix(".new"))
         with contextlib.suppress(staging.BusyError, OSError), staging.locked(place):

@@ -73,6 +73,13 @@ def test_remove_all_leaves_nothing(ortolan: Run, keys: list[str]) -> None:
     assert list((cache_folder() / "bundles").iterdir()) == []
 
 
+def test_remove_all_takes_what_killed_processes_left(ortolan: Run) -> None:
+    half = cache_folder() / "bundles" / ".half.new" / "half"
+    half.mkdir(parents=True)
+    assert b"removed 0 bundles" in ortolan("cache", "remove", "--all").stdout
+    assert list((cache_folder() / "bundles").iterdir()) == []
+
+
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [

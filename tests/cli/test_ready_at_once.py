@@ -113,6 +113,17 @@ def test_the_export_ends_soon_after_its_parent_is_killed(chats: Path) -> None:
     assert entries() == []
 
 
+def test_an_interrupted_first_start_leaves_nothing(chats: Path) -> None:
+    process = start(chats)
+    wait_for_export(process.pid)
+    until = time.monotonic() + 60
+    while not [*cache_folder().glob("bundles/.*.new")] and time.monotonic() < until:
+        time.sleep(0.05)
+    os.killpg(process.pid, signal.SIGINT)
+    assert finish(process)[0] == 130
+    assert os.listdir(cache_folder() / "bundles") == []
+
+
 def wait_for_export(parent: int) -> Path:
     """The folder in /proc of the subprocess that exports."""
     if sys.platform != "linux":

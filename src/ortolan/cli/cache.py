@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ortolan.cache import CacheError, Entry, cache_folder, entries, remove
+from ortolan.cache import CacheError, Entry, cache_folder, entries, remove, remove_abandoned
 from ortolan.cli import options
 from ortolan.cli.output import print_json, size
 
@@ -36,6 +36,7 @@ def command(action: str, names: tuple[str, ...], is_all: bool, as_json: bool) ->
     chosen = [entry for entry in found.values() if is_all or entry.key in names]
     for entry in chosen:
         remove(entry.key)
+    remove_abandoned()
     freed = sum(entry.size for entry in chosen)
     if as_json:
         print_json({"removed": [entry.key for entry in chosen], "bytes": freed})

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
-from ortolan.cache import cache_folder, find, kept
+from ortolan.cache import cache_folder, find, kept, remove_abandoned
 from ortolan.cli.extras import extra
 from ortolan.cli.progress import ESTIMATE, Reporter, duration
 from ortolan.errors import OrtolanError
@@ -97,6 +97,9 @@ def exported(job: Job, steps: Reporter) -> Path:
             f"The export of {job.model} ended: {error}. If it ran out of memory, close other "
             f"programs. `ortolan --debug export {job.model} BUNDLE` shows more."
         ) from error
+    except KeyboardInterrupt:
+        remove_abandoned()  # the subprocess was killed while it cleaned up
+        raise
     folder = find(job.key)
     if folder is None:
         raise PreparationError(f"{job.key} was removed from the cache. Run the command again.")
