@@ -42,7 +42,8 @@ def test_demo_of_a_fresh_clone_exports_verifies_writes_and_measures(tmp_path: Pa
 
 
 def test_chat_of_a_fresh_clone_answers_as_the_readme_shows(tmp_path: Path) -> None:
-    shown = re.search(r"^> (.*\n)(.*?)```$", (REPOSITORY / "README.md").read_text(), re.M | re.S)
+    readme = (REPOSITORY / "README.md").read_text()
+    shown = re.search(r"^> ([^\n]*\n)(.+?)^```$", readme, re.M | re.S)
     assert shown is not None
     question, answer = shown.groups()
     assert answer.split() == made("chat", tmp_path, question).split()[-len(answer.split()) :]
