@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.server.events import post_stream
+from tests.server.calls import chunks, post_ok, refusal
 
 from ortolan.runtime import Decoder, Sampling
 
@@ -27,16 +27,21 @@ TOOL = {
 }
 
 
+NOW = {"type": "function", "function": {"name": "now"}}
+USER = {"role": "user", "content": "What is the best book"}
+
+
 def ask(client: httpx2.Client, **body: Any) -> Any:
-    response = client.post(PATH, json={"model": "fp32", "messages": MESSAGES, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return post_ok(client, PATH, {"messages": MESSAGES, **body})
 
 
-def reject(client: httpx2.Client, status: int = 400, **body: Any) -> Any:
-    response = client.post(PATH, json={"model": "fp32", "messages": MESSAGES, **body})
-    assert response.status_code == status, response.text
-    return response.json()["error"]
+def content(client: httpx2.Client, **body: Any) -> str:
+    text: str = ask(client, **body)["choices"][0]["message"]["content"]
+    return text
+
+
+def stream(client: httpx2.Client, **body: Any) -> list[Any]:
+    return chunks(client, PATH, {"messages": MESSAGES, **body})
 
 
 @pytest.mark.parametrize("name", ["fp32", "int4"])
@@ -58,12 +63,22 @@ def test_answers_equal_those_of_the_model(
     for choice, reply in zip(answer["choices"], expected, strict=True):
         logprobs = reply.completion.logprobs
         assert logprobs is not None
-        content = choice["logprobs"]["content"]
-        assert [entry["logprob"] for entry in content] == [entry.logprob for entry in logprobs]
-        assert [len(entry["top_logprobs"]) for entry in content] == [3] * 24
-    assert answer["usage"]["completion_tokens"] == 48
-    assert answer["usage"]["prompt_tokens"] == expected[0].completion.timings.prompt_tokens
+        entries = choice["logprobs"]["content"]
+        assert [entry["logprob"] for entry in entries] == [entry.logprob for entry in logprobs]
+        assert [len(entry["top_logprobs"]) for entry in entries] == [3] * 24
+        data = b"".join(bytes(entry["bytes"]) for entry in entries)
+        text = data.decode(errors="replace").replace("<eos>", "")
+        assert text == choice["message"]["content"]
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1]
+    assert {choice["message"]["role"] for choice in answer["choices"]} == {"assistant"}
+    assert {choice["finish_reason"] for choice in answer["choices"]} == {"length"}
+    usage = answer["usage"]
+    assert usage["completion_tokens"] == 48
+    assert usage["prompt_tokens"] == expected[0].completion.timings.prompt_tokens
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 48
     assert answer["model"] == name
+    assert answer["id"].startswith("chatcmpl-")
+    assert answer["system_fingerprint"].startswith("fp_")
 
 
 def test_answers_are_greedy_unless_choices_must_differ(
@@ -79,57 +94,44 @@ def test_answers_are_greedy_unless_choices_must_differ(
 
 def test_streamed_pieces_join_to_the_answer(client: httpx2.Client) -> None:
     whole = ask(client, **SAMPLED, n=3)
-    events = post_stream(
-        client,
-        PATH,
-        {
-            "model": "fp32",
-            "messages": MESSAGES,
-            **SAMPLED,
-            "n": 3,
-            "stream_options": {"include_usage": True},
-        },
-    )
-    assert events[-1] == "[DONE]"
-    *chunks, last = events[:-1]
+    *events, last = stream(client, **SAMPLED, n=3, stream_options={"include_usage": True})
     assert last["choices"] == []
     usage = {**whole["usage"], "prompt_tokens_details": last["usage"]["prompt_tokens_details"]}
     assert last["usage"] == usage  # the second request may find its prompt in the cache
-    assert len({chunk["id"] for chunk in chunks}) == 1
+    assert len({event["id"] for event in events}) == 1
+    assert {event["usage"] for event in events} == {None}
+    assert "usage" not in stream(client, **SAMPLED)[-1]
     for index in range(3):
-        mine = [c["choices"][0] for c in chunks if c["choices"][0]["index"] == index]
-        assert mine[0]["delta"]["role"] == "assistant"
-        text = "".join(choice["delta"].get("content", "") for choice in mine)
+        first, *others = [c for e in events for c in e["choices"] if c["index"] == index]
+        assert first["delta"] == {"role": "assistant", "content": ""}
+        assert all("role" not in choice["delta"] for choice in others)
+        text = "".join(choice["delta"].get("content", "") for choice in others)
         assert text == whole["choices"][index]["message"]["content"]
-        assert [c["finish_reason"] for c in mine if c["finish_reason"]] == ["length"]
+        *reasons, last_reason = [choice["finish_reason"] for choice in others]
+        assert (set(reasons), last_reason, others[-1]["delta"]) == ({None}, "length", {})
 
 
 def test_streamed_logprobs_come_with_their_pieces(client: httpx2.Client) -> None:
     body = {**SAMPLED, "n": 2, "logprobs": True, "top_logprobs": 2}
     body |= {"ignore_eos": False, "min_tokens": 12, "logit_bias": {"96": 100}}  # EOS at the end
     whole = ask(client, **body)
-    events = post_stream(client, PATH, {"model": "fp32", "messages": MESSAGES, **body})
+    events = stream(client, **body)
     for index in range(2):
-        mine = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
+        mine = [e["choices"][0] for e in events if e["choices"][0]["index"] == index]
         parts = [choice["logprobs"]["content"] for choice in mine if choice["logprobs"]]
         assert len(parts) > 10
         expected = whole["choices"][index]["logprobs"]["content"]
         assert [entry for part in parts for entry in part] == expected
 
 
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_single_call_ends_the_answer(client: httpx2.Client, stream: bool) -> None:
-    body = {
-        "tools": [TOOL],
-        "tool_choice": "required",
-        "max_tokens": 300,
-        "ignore_eos": True,
-    }
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_single_call_ends_the_answer(client: httpx2.Client, streams: bool) -> None:
+    body = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 300, "ignore_eos": True}
     body |= {"temperature": 1.0, "seed": 1, "logprobs": True}
     several = ask(client, **body)["choices"][0]["message"]["tool_calls"]
     assert len(several) > 1  # the model cannot end, so it calls again and again
     body["parallel_tool_calls"] = False
-    if not stream:
+    if not streams:
         answer = ask(client, **body)
         (choice,) = answer["choices"]
         (call,) = choice["message"]["tool_calls"]
@@ -138,8 +140,7 @@ def test_a_single_call_ends_the_answer(client: httpx2.Client, stream: bool) -> N
         assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 300
         assert choice["finish_reason"] == "tool_calls"
         return
-    events = post_stream(client, PATH, {"model": "fp32", "messages": MESSAGES, **body})
-    choices = [event["choices"][0] for event in events[:-1]]
+    choices = [event["choices"][0] for event in stream(client, **body)]
     calls = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
     assert {part["index"] for part in calls} == {0}
     assert "".join(p["function"]["arguments"] for p in calls) == several[0]["function"]["arguments"]
@@ -154,10 +155,8 @@ def test_forced_tool_call(client: httpx2.Client) -> None:
     call = choice["message"]["tool_calls"][0]
     assert call["function"]["name"] == "f"
     assert isinstance(json.loads(call["function"]["arguments"])["x"], int)
-    events = post_stream(client, PATH, {"model": "fp32", "messages": MESSAGES, **body})
-    deltas = [
-        part for event in events[:-1] for part in event["choices"][0]["delta"].get("tool_calls", ())
-    ]
+    choices = [event["choices"][0] for event in stream(client, **body)]
+    deltas = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
     assert deltas[0]["id"] != call["id"]
     assert deltas[0]["function"]["name"] == "f"
     assert all("id" not in part and "name" not in part["function"] for part in deltas[1::2])
@@ -165,21 +164,10 @@ def test_forced_tool_call(client: httpx2.Client) -> None:
     assert "".join(first) == call["function"]["arguments"]
 
 
-def test_json_schema_forms_the_answer(client: httpx2.Client) -> None:
-    schema = TOOL["function"]["parameters"]  # type: ignore[index]
-    form = {"type": "json_schema", "json_schema": {"name": "point", "schema": schema}}
-    answer = ask(client, response_format=form, temperature=0.5, seed=3, max_tokens=200)
-    assert isinstance(json.loads(answer["choices"][0]["message"]["content"])["x"], int)
-
-
 def test_a_seed_makes_answers_repeatable_and_none_does_not(client: httpx2.Client) -> None:
-    def text(**more: Any) -> str:
-        answer = ask(client, **{**SAMPLED, **more})
-        content: str = answer["choices"][0]["message"]["content"]
-        return content
-
-    assert text() == text()
-    assert text(seed=None, temperature=2) != text(seed=None, temperature=2)
+    assert content(client, **SAMPLED) == content(client, **SAMPLED)
+    hot = {**SAMPLED, "seed": None, "temperature": 2}
+    assert content(client, **hot) != content(client, **hot)
 
 
 ALLOWED = {
@@ -211,6 +199,9 @@ def test_only_allowed_tools_are_called(client: httpx2.Client) -> None:
         {"guided_json": None, "functions": None, "chat_template": None, "lora_path": None},
         {"repeat_penalty": 1.0, "typical_p": 1, "mirostat": 0, "grammar": "", "bad_words": []},
         {"structured_outputs": {"regex": "a+", "grammar": None, "disable_fallback": False}},
+        {"no_stop_trim": False, "skip_special_tokens": True, "return_hidden_states": False},
+        {"include_reasoning": True, "separate_reasoning": True, "stream_reasoning": True},
+        {"continue_final_message": False, "ignore_eos": False},
         {"seed": 1.0, "n": 1.0, "top_k": 5.0, "stop_token_ids": [1.0]},
     ],
 )
@@ -228,25 +219,33 @@ def test_a_limit_beyond_the_context_ends_with_the_context(client: httpx2.Client)
         assert answer["usage"]["total_tokens"] == context
 
 
+def named(schema: Any) -> dict[str, Any]:
+    """A response format."""
+    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+    return {"response_format": form}
+
+
 @pytest.mark.parametrize(
-    ("outputs", "pattern"),
+    ("body", "pattern"),
     [
-        ({"regex": "yes|no"}, "yes|no"),
-        ({"choice": ["a.b", "c"]}, r"a\.b|c"),
-        ({"json": {"type": "boolean"}}, "true|false"),
+        ({"structured_outputs": {"regex": "yes|no"}}, "yes|no"),
+        ({"structured_outputs": {"choice": ["a.b", "c"]}}, r"a\.b|c"),
+        ({"structured_outputs": {"json": {"type": "boolean"}}}, "true|false"),
+        (named({"const": "foo"}), '"foo"'),
+        (named({"enum": [7]}), "7"),
+        (named(TOOL["function"]["parameters"]), r'\s*\{\s*"x"\s*:\s*-?\d+\s*\}\s*'),  # type: ignore[index]
+        ({"response_format": {"type": "json_object"}, "max_tokens": 8}, r"\s*(\{.*)?"),
+        ({"response_format": {"type": "text"}}, ".*"),
     ],
 )
-def test_structured_outputs_form_the_answer(
-    client: httpx2.Client, outputs: dict[str, Any], pattern: str
-) -> None:
-    answer = ask(client, structured_outputs=outputs, temperature=1, max_tokens=20)
-    assert re.fullmatch(pattern, answer["choices"][0]["message"]["content"])
+def test_formats_form_the_answer(client: httpx2.Client, body: dict[str, Any], pattern: str) -> None:
+    text = content(client, **{"temperature": 1, "seed": 3, "max_tokens": 200, **body})
+    assert re.fullmatch(pattern, text, re.DOTALL)
 
 
 def test_every_event_has_the_usage_so_far(client: httpx2.Client) -> None:
-    body = {"model": "fp32", "messages": MESSAGES, "max_tokens": 6, "ignore_eos": True}
     options = {"include_usage": True, "continuous_usage_stats": True}
-    *events, _ = post_stream(client, PATH, {**body, "stream_options": options})
+    events = stream(client, max_tokens=6, ignore_eos=True, stream_options=options)
     usages = [event["usage"] for event in events]
     counts = [usage["completion_tokens"] for usage in usages]
     assert counts == sorted(counts)
@@ -254,58 +253,146 @@ def test_every_event_has_the_usage_so_far(client: httpx2.Client) -> None:
     assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
 
 
+def test_parts_of_a_message_are_joined(client: httpx2.Client) -> None:
+    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " the best book"}]
+    whole = content(client, messages=[USER], seed=1)
+    assert content(client, messages=[{**USER, "content": parts}], seed=1) == whole
+
+
+def test_a_prefilled_answer_is_continued(client: httpx2.Client) -> None:
+    def answered(start: Any, **options: Any) -> Any:
+        messages = [USER, {"role": "assistant", "content": start}]
+        answer = ask(client, messages=messages, seed=1, max_tokens=8, **options)
+        return answer["choices"], answer["usage"]["prompt_tokens"]
+
+    parts = [{"type": "text", "text": "Per"}, {"type": "text", "text": "haps"}]
+    continued = answered("Perhaps", continue_final_message=True)
+    assert answered(parts, continue_final_message=True) == continued
+    assert answered("Perhaps")[1] > continued[1]
+
+
+def test_a_stop_token_ends_the_answer(client: httpx2.Client) -> None:
+    options = {"temperature": 0, "max_tokens": 8}
+    whole = ask(client, **options, ignore_eos=True)
+    text = whole["choices"][0]["message"]["content"]
+    tokens = post_ok(client, "/tokenize", {"prompt": text})["tokens"]
+    cut = ask(client, **options, stop_token_ids=tokens)
+    assert cut["choices"][0]["finish_reason"] == "stop"
+    assert cut["usage"]["completion_tokens"] < whole["usage"]["completion_tokens"]
+
+
+def test_no_choice_of_a_tool_means_auto(client: httpx2.Client) -> None:
+    options = {"seed": 1, "max_tokens": 8}
+    without = content(client, **options, tools=[NOW])
+    for choice in (None, "auto"):
+        assert content(client, **options, tools=[NOW], tool_choice=choice) == without
+    assert content(client, **options, tool_choice=None) == content(client, **options)
+
+
+def test_cached_tokens_are_counted(client: httpx2.Client) -> None:
+    body = {"messages": [{"role": "user", "content": "The cache holds whole blocks. " * 5}]}
+    body |= {"max_tokens": 8}
+    ask(client, **body)
+    usage = ask(client, **body)["usage"]
+    cached = usage["prompt_tokens_details"]["cached_tokens"]
+    assert 0 < cached < usage["prompt_tokens"]
+    last = stream(client, **body, stream_options={"include_usage": True})[-1]
+    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+
+
+def user(*parts: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi."}, *parts]}]}
+
+
+LONG = {"messages": [{"role": "user", "content": "What is the best book " * 200}]}
+FILE = {"type": "image_url", "image_url": {"url": "file:///x"}}
+IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+SOUND = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
+BROKEN_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
+NO_SCHEMA = {"type": "object", "properties": {"foo": "bar"}, "required": ["foo"]}
+SCHEMA = "response_format.json_schema.schema"
+
+
 @pytest.mark.parametrize(
-    ("body", "status", "param", "words"),
+    ("body", "param", "words"),
     [
-        ({"model": "gpt-4o"}, 404, "model", "fp32"),
-        ({"messages": []}, 400, None, "messages"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, 400, None, "messages[0].role"),
-        ({"temperature": -1}, 400, None, "temperature"),
-        ({"n": 0}, 400, None, "n must"),
-        ({"n": "2"}, 400, "n", "int"),
-        ({"top_logprobs": 2}, 400, "top_logprobs", "logprobs=true"),
-        ({"store": True}, 400, "store", "must not be True"),
-        ({"modalities": ["audio"]}, 400, "modalities[0]", "'audio', which is not supported"),
-        ({"prediction": {}}, 400, "prediction", "not supported"),
-        ({"tools": [TOOL], "tool_choice": ALLOWED | {"allowed_tools": {}}}, 400, "tool_choice", ""),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, 400, "structured_outputs", "one"),
-        (
-            {"response_format": {"type": "json_schema"}},
-            400,
-            "response_format.json_schema.schema",
-            "is",
-        ),
-        ({"stop": ["x"] * 65}, 400, None, "stop must be at most 64"),
-        ({"logit_bias": {"a": 1}}, 400, "logit_bias", "token ids"),
-        ({"stream_options": {"include": True}}, 400, "stream_options.include", "not supported"),
+        ({"messages": None}, "messages", "expected `array`, got `null`"),
+        ({"messages": "string"}, "messages", "expected `array`, got `str`"),
+        ({"messages": []}, None, "messages: expected a list of 1"),
+        ({"messages": [123]}, "messages[0]", "expected `object`"),
+        ({"messages": [{}]}, None, "messages[0].role: expected"),
+        ({"messages": [{"role": 123}]}, None, "got 123"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, None, "messages[0].role"),
+        ({"messages": [{"role": "system", "content": 123}]}, None, "messages[0].content"),
+        ({"messages": [{"role": "system", "content": "test"}, {}]}, None, "messages[1].role"),
+        ({"messages": [{"content": "hello"}]}, None, "messages[0].role"),
+        ({"messages": [{"role": "user"}]}, None, "messages[0].content"),
+        ({"messages": [BROKEN_CALL]}, None, "messages[0].tool_calls[0].function.arguments"),
+        (user(FILE), None, "messages[0].content[1].image_url.url"),
+        (user(IMAGE), None, "reads text only"),
+        (user(SOUND), None, "messages[0] has a part"),
+        (LONG, None, "exceed the context"),
+        ({**LONG, "stream": True}, None, "exceed the context"),
+        ({"temperature": -1}, None, "temperature"),
+        ({"n": 0}, None, "n must"),
+        ({"n": "2"}, "n", "int"),
+        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
+        ({"store": True}, "store", "must not be True"),
+        ({"modalities": ["audio"]}, "modalities[0]", "'audio', which is not supported"),
+        ({"prediction": {}}, "prediction", "not supported"),
+        ({"json_schema": {}}, "json_schema", "not supported"),
+        ({"grammar": {}}, "grammar", "not supported"),
+        ({"return_progress": {}}, "return_progress", "not supported"),
+        ({"timings_per_token": {}}, "timings_per_token", "not supported"),
+        ({"cache_salt": {}}, "cache_salt", "not supported"),
+        ({"tools": "now"}, "tools", "expected `array"),
+        ({"tools": [{"type": "function"}]}, None, "tools[0].function"),
+        ({"tool_choice": "required"}, None, "needs tools"),
+        ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, None, "got 'now'"),
+        ({"tools": [NOW], "tool_choice": "bogus"}, None, "got 'bogus'"),
+        ({"tools": [NOW], "tool_choice": {"type": "function"}}, None, "tool_choice must be"),
+        ({"tools": [NOW], "tool_choice": 3}, "tool_choice", "got `int`"),
+        ({"tools": [TOOL], "tool_choice": ALLOWED | {"allowed_tools": {}}}, "tool_choice", "among"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one"),
+        ({"response_format": {"type": "sound"}}, "response_format.type", "'sound'"),
+        ({"response_format": {"type": "json_schema"}}, SCHEMA, "missing"),
+        (named(None), SCHEMA, "missing"),
+        (named(123), SCHEMA, "got `int`"),
+        (named({"type": 123}), None, "type must be"),
+        (named({"type": "hiccup"}), None, "hiccup"),
+        (named(NO_SCHEMA), None, "schema must be"),
+        ({"stop": ["x"] * 65}, None, "stop must be at most 64"),
+        ({"stop_token_ids": [98765432]}, None, "got 98765432"),
+        ({"stop_token_ids": [-1]}, None, "got -1"),
+        ({"logit_bias": {"98765432": 1}}, None, "got 98765432"),
+        ({"logit_bias": {"not_an_id": 1}}, "logit_bias", "'not_an_id'"),
+        ({"logit_bias": {"1": "not_a_number"}}, "logit_bias[...]", "got `str`"),
+        ({"logit_bias": [1, 2]}, "logit_bias", "got `array`"),
+        ({"stream_options": {"include": True}}, "stream_options.include", "not supported"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
     ],
 )
 def test_wrong_bodies_name_the_field(
-    client: httpx2.Client, body: dict[str, Any], status: int, param: str | None, words: str
+    client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
 ) -> None:
-    error = reject(client, status, **body)
+    error = refusal(client, PATH, {"messages": MESSAGES, "max_tokens": 8, **body})
     assert words in error["message"]
     assert error["param"] == param
-    assert error["type"] == "invalid_request_error"
+    assert (error["code"] == "context-length") == ("context" in words)
 
 
-@pytest.mark.parametrize("body", ["", "[]", "{", '"x"', "null", "[" * 100_000, '{"n": 1e999}'])
-def test_bodies_that_are_no_object(client: httpx2.Client, body: str) -> None:
-    response = client.post(PATH, content=body, headers={"content-type": "application/json"})
-    assert response.status_code == 400, response.text
-    assert response.json()["error"]["message"]
+def test_an_unknown_model_is_a_404_that_names_the_others(client: httpx2.Client) -> None:
+    error = refusal(client, PATH, {"model": "gpt-4o", "messages": MESSAGES}, 404)
+    assert error["param"] == "model"
+    assert "fp32" in error["message"]
 
 
 @pytest.mark.parametrize(
-    "part",
+    "body",
     [
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}},
-        {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}},
+        *(b"", b"[]", b'["not", "an", "object"]', b"{", b"not json{{{", b'"x"', b"42", b"null"),
+        *(b"[" * 100_000, b'{"n": 1e999}', b'{"user": "\xff"}'),
     ],
 )
-def test_a_text_model_says_that_it_reads_only_text(client: httpx2.Client, part: Any) -> None:
-    messages = [{"role": "user", "content": [{"type": "text", "text": "Hi."}, part]}]
-    response = client.post(PATH, json={"model": "fp32", "messages": messages})
-    assert response.status_code == 400
-    assert "messages[0] has a part" in response.json()["error"]["message"]
-    assert "reads text only" in response.json()["error"]["message"]
+def test_a_body_that_is_no_object_is_a_400(client: httpx2.Client, body: bytes) -> None:
+    refusal(client, PATH, body)

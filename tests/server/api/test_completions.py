@@ -1,32 +1,48 @@
 """Completions: the same texts and log-probabilities as in this process, streamed or not."""
 
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, cast
 
 import httpx2
 import pytest
-from tests.server.events import post_stream
+from tests.server.calls import chunks, post_ok, refusal
 
 from ortolan.runtime import Decoder, Tokenizer, TokenLogprobs
 from ortolan.server.api.text_logprobs import TextLogprobsWriter
 
 PATH = "/v1/completions"
-PROMPT = "One two three."
+PROMPT = "I believe the meaning of life is"
+DEFAULTS = {"prompt": PROMPT, "max_tokens": 8, "ignore_eos": True}
 
 
 def ask(client: httpx2.Client, **body: Any) -> Any:
-    response = client.post(PATH, json={"model": "fp32", "temperature": 0, **body})
-    assert response.status_code == 200, response.text
-    return response.json()
+    return post_ok(client, PATH, {**DEFAULTS, **body})
+
+
+def text(client: httpx2.Client, **body: Any) -> str:
+    answer: str = ask(client, **body)["choices"][0]["text"]
+    return answer
+
+
+def stream(client: httpx2.Client, **body: Any) -> list[Any]:
+    return chunks(client, PATH, {**DEFAULTS, **body})
+
+
+def tokens_of(client: httpx2.Client, content: str, **more: Any) -> list[int]:
+    tokens: list[int] = post_ok(client, "/tokenize", {"content": content, **more})["tokens"]
+    return tokens
 
 
 def joined(events: list[Any], index: int) -> dict[str, Any]:
     """A streamed choice as a whole one."""
-    parts = [e["choices"][0] for e in events[:-1] if e["choices"][0]["index"] == index]
+    parts = [e["choices"][0] for e in events if e["choices"][0]["index"] == index]
     logprobs = [part["logprobs"] for part in parts if part["logprobs"] is not None]
+    *reasons, reason = [part["finish_reason"] for part in parts]
+    assert set(reasons) <= {None}
     return {
         "index": index,
         "text": "".join(part["text"] for part in parts),
-        "finish_reason": parts[-1]["finish_reason"],
+        "finish_reason": reason,
         "logprobs": {key: [x for each in logprobs for x in each[key]] for key in logprobs[0]}
         if logprobs
         else None,
@@ -39,29 +55,94 @@ def test_streamed_parts_join_to_the_choice(
     client: httpx2.Client, echo: bool, logprobs: int | None
 ) -> None:
     body = {"prompt": [PROMPT, "Four"], "n": 2, "max_tokens": 9, "temperature": 0.8, "seed": 3}
-    body |= {"echo": echo, "logprobs": logprobs, "ignore_eos": True}
-    whole = ask(client, **body)
-    events = post_stream(client, PATH, {"model": "fp32", **body})
-    assert [joined(events, index) for index in range(4)] == whole["choices"]
-    assert all(choice["text"].startswith(PROMPT) == echo for choice in whole["choices"][:2])
+    body |= {"echo": echo, "logprobs": logprobs, "stop": ["\n\n"]}
+    choices = ask(client, **body)["choices"]
+    events = stream(client, **body)
+    assert [joined(events, index) for index in range(4)] == choices
+    assert len({choice["text"] for choice in choices}) == 4
+    assert all(choice["text"].startswith(PROMPT) == echo for choice in choices[:2])
+    assert [choice["finish_reason"] for choice in choices] == ["length"] * 4
+
+
+def test_usage_counts_the_tokens(client: httpx2.Client) -> None:
+    usage = ask(client)["usage"]
+    assert usage["completion_tokens"] == 8
+    assert usage["prompt_tokens"] == len(tokens_of(client, PROMPT, add_special=True))
+    assert usage["total_tokens"] == usage["prompt_tokens"] + 8
+
+
+@pytest.mark.parametrize("with_usage", [False, True])
+def test_usage_ends_a_stream_if_it_is_requested(client: httpx2.Client, with_usage: bool) -> None:
+    *events, last = stream(client, stream_options={"include_usage": with_usage})
+    if not with_usage:
+        assert all("usage" not in event for event in [*events, last])
+        return
+    assert all(event["usage"] is None for event in events)
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+def test_a_seed_repeats_a_completion_alone_and_among_others(
+    client: httpx2.Client, temperature: float
+) -> None:
+    options = {"seed": 42, "temperature": temperature, "max_tokens": 24}
+    alone = text(client, **options)
+
+    def other(number: int) -> str:
+        return text(client, prompt=f"{number} other prompts", seed=number, temperature=1)
+
+    with ThreadPoolExecutor(8) as pool:
+        busy = [pool.submit(other, number) for number in range(5)]
+        among = [pool.submit(text, client, **options) for _ in range(3)]
+        assert [future.result() for future in among] == [alone] * 3
+        assert all(future.result() for future in busy)
+
+
+def test_other_seeds_give_other_completions(client: httpx2.Client) -> None:
+    assert len({text(client, seed=seed, temperature=1) for seed in range(4)}) == 4
+
+
+def test_a_cached_prompt_changes_nothing_but_the_count(client: httpx2.Client) -> None:
+    options = {"prompt": "Whole blocks are cached. " * 6, "seed": 42, "temperature": 1}
+    answers = [ask(client, **options) for _ in range(2)]
+    assert answers[0]["choices"] == answers[1]["choices"]
+    cached = [each["usage"]["prompt_tokens_details"]["cached_tokens"] for each in answers]
+    assert cached[0] == 0 < cached[1]
+
+
+def test_prompts_of_text_and_of_tokens_are_the_same(client: httpx2.Client) -> None:
+    tokens = tokens_of(client, PROMPT, add_special=True)
+    expected = text(client)
+    for prompt in (tokens, [tokens], [PROMPT]):
+        assert text(client, prompt=prompt) == expected
+    choices = ask(client, prompt=[tokens, PROMPT], n=2, temperature=0)["choices"]
+    assert [choice["text"] for choice in choices] == [expected] * 4
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("count", [0, 1, 5, 20])
+def test_logprobs_of_each_token(client: httpx2.Client, count: int) -> None:
+    logprobs = ask(client, logprobs=count, temperature=1, seed=2)["choices"][0]["logprobs"]
+    assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 8
+    assert all(value <= 0 for value in logprobs["token_logprobs"])
+    for top, token in zip(logprobs["top_logprobs"], logprobs["tokens"], strict=True):
+        assert max(count, 1) <= len(top) <= count + 1
+        assert token in top  # the chosen token is always among them
 
 
 def test_an_echo_scores_the_prompt(client: httpx2.Client, models: dict[str, Decoder]) -> None:
-    model = models["fp32"]
-    (choice,) = ask(client, prompt=PROMPT, echo=True, logprobs=2, max_tokens=0)["choices"]
-    expected = model.generate(PROMPT, max_new_tokens=0, prompt_logprobs=2).prompt_logprobs
+    (choice,) = ask(client, echo=True, logprobs=2, max_tokens=0)["choices"]
+    expected = models["fp32"].generate(PROMPT, max_new_tokens=0, prompt_logprobs=2).prompt_logprobs
     assert expected is not None
     logprobs = choice["logprobs"]
-    assert choice["text"] == PROMPT
-    assert choice["finish_reason"] == "length"
+    assert (choice["text"], choice["finish_reason"]) == (PROMPT, "length")
     assert logprobs["token_logprobs"] == [None, *(entry.logprob for entry in expected)]
     assert logprobs["top_logprobs"][0] is None
     assert all(2 <= len(top) <= 3 for top in logprobs["top_logprobs"][1:])  # with the token itself
 
 
 def test_offsets_are_places_in_the_text(client: httpx2.Client) -> None:
-    body = {"prompt": "Hm. 12", "echo": True, "logprobs": 0, "max_tokens": 6, "ignore_eos": True}
-    (choice,) = ask(client, **body)["choices"]
+    (choice,) = ask(client, prompt="Hm. 12", echo=True, logprobs=0, max_tokens=6)["choices"]
     tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
     assert len(tokens) == len(offsets) == 12
     for token, offset in zip(tokens, offsets, strict=True):
@@ -86,12 +167,8 @@ def test_offsets_count_characters_and_no_special_tokens() -> None:
     assert start.text_offset + rest.text_offset == [0, 0, 1, 1, 2]
 
 
-def test_scoring_token_ids_counts_no_new_tokens(
-    client: httpx2.Client, models: dict[str, Decoder]
-) -> None:
-    tokenizer = models["fp32"].tokenizer
-    assert tokenizer is not None
-    ids = tokenizer.encode(PROMPT)
+def test_scoring_token_ids_counts_no_new_tokens(client: httpx2.Client) -> None:
+    ids = tokens_of(client, PROMPT, add_special=True)
     answer = ask(client, prompt=[ids, ids[:3]], echo=True, logprobs=1, max_tokens=0)
     lengths = [len(choice["logprobs"]["token_logprobs"]) for choice in answer["choices"]]
     assert lengths == [len(ids), 3]
@@ -99,20 +176,85 @@ def test_scoring_token_ids_counts_no_new_tokens(
     assert answer["usage"]["prompt_tokens"] == len(ids) + 3
 
 
-def test_no_tokens_may_be_asked_for(client: httpx2.Client) -> None:
-    response = client.post(PATH, json={"model": "fp32", "prompt": PROMPT, "max_tokens": 0})
-    answer = response.json()
-    assert answer["choices"][0]["text"] == ""
-    assert answer["usage"]["completion_tokens"] == 0
-    response = client.post(PATH, json={"model": "fp32", "prompt": PROMPT, "max_tokens": -2})
-    assert response.json()["error"]["param"] == "max_tokens"
+def test_no_tokens_may_be_asked_for_and_the_default_is_16(client: httpx2.Client) -> None:
+    answer = ask(client, max_tokens=0)
+    assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("", 0)
+    assert ask(client, max_tokens=None)["usage"]["completion_tokens"] == 16
 
 
-@pytest.mark.parametrize("prompt", [[], [[]], "", [""], [1.5], {}, None, [["a"]], ["a", 1]])
-def test_wrong_prompts_are_client_errors(client: httpx2.Client, prompt: Any) -> None:
-    response = client.post(PATH, json={"model": "fp32", "prompt": prompt, "max_tokens": 1})
-    if response.status_code != 200:  # a tokenizer may add tokens to an empty text
-        assert response.status_code == 400, response.text
-        assert response.json()["error"]["message"]
-    else:
-        assert prompt in ("", [""])
+def test_a_stop_text_ends_a_stream_and_is_not_part_of_it(client: httpx2.Client) -> None:
+    whole = text(client, max_tokens=24)
+    stop = whole[9:12]
+    choice = joined(stream(client, max_tokens=24, stop=[stop, "never"]), 0)
+    assert choice["text"] == whole[: whole.index(stop)]
+    assert choice["finish_reason"] == "stop"
+
+
+def test_biased_tokens_do_not_appear(client: httpx2.Client) -> None:
+    options = {"max_tokens": 24, "logprobs": 0}
+    tokens = set(ask(client, **options)["choices"][0]["logprobs"]["tokens"])
+    bias = {str(token): -100 for token in tokens_of(client, "".join(sorted(tokens)))}
+    (choice,) = ask(client, **options, logit_bias=bias)["choices"]
+    assert tokens.isdisjoint(choice["logprobs"]["tokens"])
+
+
+def test_ignored_ends_do_not_end_a_completion(client: httpx2.Client) -> None:
+    likely_end = {"96": 100}
+    assert ask(client, ignore_eos=False, logit_bias=likely_end)["usage"]["completion_tokens"] == 1
+    assert ask(client, logit_bias=likely_end)["usage"]["completion_tokens"] == 8
+
+
+def test_options_of_gateways_that_change_nothing_are_accepted(client: httpx2.Client) -> None:
+    assert ask(
+        client,
+        echo=False,
+        ignore_eos=False,
+        no_stop_trim=False,
+        skip_special_tokens=True,
+        return_hidden_states=False,
+    )["choices"]
+
+
+@pytest.mark.parametrize("prompt", ["", [""]])
+def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_tokens(
+    client: httpx2.Client, prompt: Any
+) -> None:
+    assert ask(client, prompt=prompt)["usage"]["prompt_tokens"] == 1
+
+
+@pytest.mark.parametrize(
+    ("body", "param", "words"),
+    [
+        ({"prompt": None}, "prompt", "got `null`"),
+        ({"prompt": []}, "prompt", "empty list"),
+        ({"prompt": {}}, "prompt", "got `object`"),
+        ({"prompt": [1.5]}, "prompt[0]", "got `float`"),
+        ({"prompt": [["a"]]}, "prompt[0][0]", "got `str`"),
+        ({"prompt": [[["x"]]]}, "prompt[0][0]", "got `array`"),
+        ({"prompt": [[]]}, None, "single prompt"),
+        ({"prompt": ["a", 1]}, None, "list of token ids"),
+        ({"prompt": [1, 2, "text", 3]}, None, "got str at position 2"),
+        ({"prompt": [98765432]}, None, "got 98765432"),
+        ({"prompt": [-1]}, None, "got -1"),
+        ({"prompt": [[-1]]}, None, "got -1"),
+        ({"prompt": PROMPT * 100}, None, "exceed the context"),
+        ({"max_tokens": -2}, "max_tokens", "at least 0"),
+        ({"logprobs": 21}, None, "from 0 to 20"),
+        ({"logprobs": -1}, None, "from 0 to 20"),
+        ({"logprobs": 21, "stream": True}, None, "from 0 to 20"),
+        ({"logprobs": -1, "stream": True}, None, "from 0 to 20"),
+        ({"no_stop_trim": True}, "no_stop_trim", "not supported"),
+        ({"skip_special_tokens": False}, "skip_special_tokens", "not supported"),
+        ({"return_hidden_states": True}, "return_hidden_states", "not supported"),
+        ({"stream_options": {}}, "stream_options", "needs stream=true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
+        ({"stream_options": {"include_usage": None}}, "stream_options", "needs stream=true"),
+    ],
+)
+def test_wrong_bodies_name_the_field(
+    client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
+) -> None:
+    error = refusal(client, PATH, {**DEFAULTS, **body})
+    assert words in error["message"]
+    assert error["param"] == param
+    assert (error["code"] == "context-length") == ("context" in words)

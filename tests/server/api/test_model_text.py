@@ -7,7 +7,7 @@ import httpx2
 import pytest
 from tests.server.api.test_chat_completions import TOOL
 from tests.server.api.test_responses import FUNCTION
-from tests.server.events import post_stream
+from tests.server.calls import post_stream
 
 TEXTS = {
     "a call that is cut": '<tool_call>{"name": "f", "argu',

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.server.api.test_chat_completions import TOOL
-from tests.server.events import post_stream
+from tests.server.calls import post_stream
 
 from ortolan.runtime import Decoder, Sampling
 from ortolan.runtime.errors import NumericError
