@@ -39,5 +39,5 @@ def server(bundles: dict[str, Path]) -> Iterator[LiveServer]:
 
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[httpx2.Client]:
-    with httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client:
+    with server.client() as client:
         yield client

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Set
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
+import httpx2
 import uvicorn
 from tests.runtime.serving.holding import held as held_service
 from uvicorn.server import ServerState
@@ -38,6 +39,15 @@ class LiveServer:
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
+
+    def client(self, **options: Any) -> httpx2.Client:
+        """A client that no proxy of this machine's environment stands before."""
+        return httpx2.Client(**{"base_url": self.url, "timeout": 60, "trust_env": False, **options})
+
+    def call(self, method: str, path: str, **options: Any) -> httpx2.Response:
+        """The response to one request, on a connection of its own."""
+        with self.client() as client:
+            return client.request(method, path, **options)
 
 
 @contextmanager

@@ -33,7 +33,7 @@ def client(bundles: dict[str, Path], adapters: dict[str, Path]) -> Iterator[http
     settings = Settings(bundles=bundles, adapters=adapters, load={"threads": 1})
     with (
         live_server(settings) as server,
-        httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client,
+        server.client() as client,
     ):
         yield client
 

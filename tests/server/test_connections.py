@@ -4,6 +4,7 @@ import json
 import socket
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
@@ -15,6 +16,7 @@ from tests.server.live import LiveServer, held, live_server, stats, wait_until
 
 from ortolan.server import Settings, http
 
+PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "abc " * 8, "max_tokens": 180, "ignore_eos": True, "seed": 1}
 MESSAGES = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 150}
 
@@ -42,11 +44,7 @@ def test_a_client_that_leaves_stops_its_request_alone(
         f"Content-Length: {len(data)}\r\n\r\n"
     )
     answers: list[Any] = []
-    other = threading.Thread(
-        target=lambda: answers.append(
-            httpx2.post(f"{small.url}/v1/completions", json=LONG, timeout=60, trust_env=False)
-        )
-    )
+    other = threading.Thread(target=lambda: answers.append(small.call("POST", PATH, json=LONG)))
     with held(small) as commands:
         with socket.create_connection(("127.0.0.1", small.port)) as connection:
             connection.sendall(head.encode() + data)
@@ -61,18 +59,11 @@ def test_a_client_that_leaves_stops_its_request_alone(
 
 
 def test_a_full_queue_says_when_to_come_back(small: LiveServer) -> None:
-    url = f"{small.url}/v1/completions"
-    threads = [
-        threading.Thread(target=lambda: httpx2.post(url, json=LONG, timeout=60, trust_env=False))
-        for _ in range(4)
-    ]
-    with held(small):
-        for thread in threads:
-            thread.start()
+    with ThreadPoolExecutor(4) as threads, held(small):
+        for _ in range(4):
+            threads.submit(small.call, "POST", PATH, json=LONG)
         wait_until(lambda: stats(small).waiting + stats(small).running == 4)
-        response = httpx2.post(url, json=LONG, timeout=60, trust_env=False)
-    for thread in threads:
-        thread.join()
+        response = small.call("POST", PATH, json=LONG)
     assert response.status_code == 429
     assert response.json()["error"]["code"] == "queue-full"
     assert int(response.headers["retry-after-ms"]) > 0
@@ -80,8 +71,7 @@ def test_a_full_queue_says_when_to_come_back(small: LiveServer) -> None:
 
 
 def test_all_of_n_or_none(small: LiveServer) -> None:
-    url = f"{small.url}/v1/completions"
-    response = httpx2.post(url, json={**LONG, "n": 5}, timeout=60, trust_env=False)
+    response = small.call("POST", PATH, json={**LONG, "n": 5})
     assert response.status_code == 429
     wait_until(lambda: stats(small).running + stats(small).waiting == 0)
 
@@ -92,9 +82,7 @@ def test_time_is_limited(bundles: dict[str, Path]) -> None:
     )
     with live_server(settings) as server:
         with held(server):
-            response = httpx2.post(
-                f"{server.url}/v1/completions", json=LONG, timeout=60, trust_env=False
-            )
+            response = server.call("POST", PATH, json=LONG)
         wait_until(lambda: stats(server).running + stats(server).waiting == 0)
     assert response.status_code == 504
     assert response.headers["x-should-retry"] == "false"
@@ -121,9 +109,7 @@ def test_bundles_load_when_named_and_are_dropped_for_others(
         names = [m.name for m in server.models.loaded]
         assert names == ["fp32"]
         body = {**LONG, "model": "int4", "max_tokens": 3}
-        response = httpx2.post(
-            f"{server.url}/v1/completions", json=body, timeout=60, trust_env=False
-        )
+        response = server.call("POST", PATH, json=body)
         assert response.status_code == 200, response.text
         assert [m.name for m in server.models.loaded] == ["int4"]
     assert loads == [bundles["int4"]] * 2
@@ -144,15 +130,13 @@ def test_a_load_blocks_no_other_model_and_survives_its_client(
 
     with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
         monkeypatch.setattr(module, "load", slow)
-        url = f"{server.url}/v1/completions"
         body = {**LONG, "model": "int4", "max_tokens": 3}
         for _ in range(2):
             with pytest.raises(httpx2.ReadTimeout):
-                httpx2.post(url, json=body, timeout=0.3, trust_env=False)
-        other = {**body, "model": "fp32"}
-        assert httpx2.post(url, json=other, timeout=60, trust_env=False).status_code == 200
+                server.call("POST", PATH, json=body, timeout=0.3)
+        assert server.call("POST", PATH, json={**body, "model": "fp32"}).status_code == 200
         gate.set()
-        assert httpx2.post(url, json=body, timeout=30, trust_env=False).status_code == 200
+        assert server.call("POST", PATH, json=body, timeout=30).status_code == 200
         assert loads == [bundles["int4"]]
 
 
@@ -160,11 +144,11 @@ def test_a_stream_without_news_sends_comments(
     small: LiveServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http, "KEEP_ALIVE_S", 0.05)
-    url = f"{small.url}/v1/completions"
     body = {**LONG, "max_tokens": 5, "stream": True}
     with ExitStack() as stack:
+        client = stack.enter_context(small.client())
         with held(small):
-            stream = httpx2.stream("POST", url, json=body, timeout=30, trust_env=False)
+            stream = client.stream("POST", PATH, json=body)
             lines = stack.enter_context(stream).iter_lines()
             comments = [line for line in islice(lines, 8) if line == ": waiting"]
         rest = [line for line in lines if line]

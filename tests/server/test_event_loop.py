@@ -55,15 +55,13 @@ def test_others_are_answered_meanwhile(
     answers: list[httpx2.Response] = []
 
     def ask() -> None:
-        with httpx2.Client(base_url=server.url, timeout=60, trust_env=False) as client:
-            answers.append(client.post(path, json={"model": "fp32", **body}))
+        answers.append(server.call("POST", path, json={"model": "fp32", **body}))
 
     thread = threading.Thread(target=ask)
     thread.start()
     assert has_begun.wait(30)
     try:
-        with httpx2.Client(base_url=server.url, timeout=10, trust_env=False) as client:
-            assert client.get("/health").status_code == 200
+        assert server.call("GET", "/health", timeout=10).status_code == 200
     finally:
         may_go_on.set()
         thread.join(60)

@@ -153,18 +153,15 @@ def test_forwarded_headers_are_not_trusted(server: LiveServer) -> None:
         "X-Rewrite-URL": "/health",
         "X-HTTP-Method-Override": "OPTIONS",
     }
-    url = f"{server.url}/v1/models"
-    assert httpx2.get(url, headers=headers, timeout=60, trust_env=False).status_code == 401
+    assert server.call("GET", "/v1/models", headers=headers).status_code == 401
     evil = {**headers, "Host": "evil.example"}
-    assert httpx2.get(url, headers=evil, timeout=60, trust_env=False).status_code == 403
+    assert server.call("GET", "/v1/models", headers=evil).status_code == 403
 
 
 @pytest.mark.parametrize("name", ["key", "api_key", "api-key", "authorization", "token"])
 def test_a_key_in_the_url_or_in_a_cookie_is_none(server: LiveServer, name: str) -> None:
-    url = f"{server.url}/v1/models"
-    response = httpx2.get(
-        url, params={name: "sk-one"}, headers={"cookie": f"{name}=sk-one"}, trust_env=False
-    )
+    own: dict[str, Any] = {"params": {name: "sk-one"}, "headers": {"cookie": f"{name}=sk-one"}}
+    response = server.call("GET", "/v1/models", **own)
     assert response.status_code == 401
 
 
@@ -219,7 +216,7 @@ def test_idle_connections_end_and_do_not_keep_others_out(
     monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 1.0)
     with ExitStack() as stack:
         idle = [stack.enter_context(connected(server)) for _ in range(200)]
-        assert httpx2.get(f"{server.url}/health", timeout=60, trust_env=False).status_code == 200
+        assert server.call("GET", "/health").status_code == 200
         assert all(received(connection) == b"" for connection in idle)
 
 
@@ -234,11 +231,11 @@ def test_connections_are_limited(server: LiveServer, monkeypatch: pytest.MonkeyP
             assert time.monotonic() < until
             time.sleep(0.01)
         with pytest.raises(httpx2.TransportError):
-            httpx2.get(f"{server.url}/health", timeout=60, trust_env=False)
+            server.call("GET", "/health")
     while server.connections:
         assert time.monotonic() < until
         time.sleep(0.01)
-    assert httpx2.get(f"{server.url}/health", timeout=60, trust_env=False).status_code == 200
+    assert server.call("GET", "/health").status_code == 200
 
 
 @pytest.mark.slow

@@ -6,11 +6,11 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-import httpx2
 import pytest
 from tests.server.live import LiveServer, held, live_server, stats, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
@@ -103,9 +103,7 @@ def test_events_are_those_of_a_stream(server: LiveServer) -> None:
         events = turn(connection, TURN)
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     body = {name: value for name, value in TURN.items() if name != "type"}
-    stream = httpx2.post(
-        f"{server.url}{PATH}", json={**body, "stream": True}, headers=KEY, trust_env=False
-    )
+    stream = server.call("POST", PATH, json={**body, "stream": True}, headers=KEY)
     lines = [line[6:] for line in stream.text.splitlines() if line.startswith("data: {")]
     assert [event["type"] for event in events] == [json.loads(line)["type"] for line in lines]
     final, other = events[-1]["response"], json.loads(lines[-1])["response"]
@@ -127,7 +125,7 @@ def test_turns_continue_the_last_response_that_is_not_stored(server: LiveServer)
         assert turn(connection, third)[-1]["type"] == "response.incomplete"
     with opened(server) as connection:  # nothing of another connection
         assert error(connection, third) == (400, "previous_response_not_found")
-    response = httpx2.get(f"{server.url}{PATH}/{second['id']}", headers=KEY, trust_env=False)
+    response = server.call("GET", f"{PATH}/{second['id']}", headers=KEY)
     assert response.status_code == 404
 
 
@@ -316,20 +314,12 @@ def test_an_old_connection_ends_after_its_turn(
 
 def test_a_full_queue_says_when_to_come_back(server: LiveServer) -> None:
     with opened(server) as connection:
-        body = {"prompt": "abc", "max_tokens": 5}
-        url = f"{server.url}/v1/completions"
-        post = {"json": body, "headers": KEY, "timeout": 30, "trust_env": False}
-        others = [
-            threading.Thread(target=lambda: httpx2.post(url, **post))  # type: ignore[arg-type]
-            for _ in range(6)
-        ]
-        with held(server):
-            for thread in others:
-                thread.start()
+        post: dict[str, Any] = {"json": {"prompt": "abc", "max_tokens": 5}, "headers": KEY}
+        with ThreadPoolExecutor(6) as threads, held(server):
+            for _ in range(6):
+                threads.submit(server.call, "POST", "/v1/completions", **post)
             wait_until(lambda: stats(server).waiting + stats(server).running == 6)
             (event,) = turn(connection, TURN)
-        for thread in others:
-            thread.join()
     assert (event["status"], event["error"]["code"]) == (429, "queue-full")
     assert int(event["headers"]["retry-after-ms"]) > 0
 

@@ -290,8 +290,8 @@ def test_no_choice_of_a_tool_means_auto(client: httpx2.Client) -> None:
 
 
 def test_cached_tokens_are_counted(client: httpx2.Client) -> None:
-    body = {"messages": [{"role": "user", "content": "The cache holds whole blocks. " * 5}]}
-    body |= {"max_tokens": 8}
+    messages = [{"role": "user", "content": "The cache holds whole blocks. " * 5}]
+    body: dict[str, Any] = {"messages": messages, "max_tokens": 8}
     ask(client, **body)
     usage = ask(client, **body)["usage"]
     cached = usage["prompt_tokens_details"]["cached_tokens"]

@@ -11,6 +11,7 @@ import pytest
 import tokenizers
 from numpy.typing import NDArray
 from tests.runtime import tiny_encoder
+from tests.server.calls import post_ok, refusal
 from tests.server.live import live_server
 from tokenizers.processors import TemplateProcessing
 
@@ -20,6 +21,7 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 from ortolan.server import Settings
 
 TEXTS = ["a b c", "d", "e f g h", "a b"]
+QUERY = {"model": "embedder", "query": "a b", "documents": TEXTS}
 PROMPTS = TextSource(max_tokens=24, prompts={"query": "k ", "document": "l "})
 
 
@@ -40,16 +42,13 @@ def bundles(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def client(bundles: dict[str, Path]) -> Iterator[httpx2.Client]:
     with (
         live_server(Settings(bundles=bundles, load={"threads": 1})) as server,
-        httpx2.Client(base_url=server.url, timeout=30, trust_env=False) as client,
+        server.client() as client,
     ):
         yield client
 
 
 def embed(client: httpx2.Client, value: Any, **more: Any) -> Any:
-    body = {"model": "embedder", "input": value, **more}
-    response = client.post("/v1/embeddings", json=body)
-    assert response.status_code == 200, response.text
-    return response.json()
+    return post_ok(client, "/v1/embeddings", {"model": "embedder", "input": value, **more})
 
 
 def vectors(bundles: dict[str, Path], inputs: Any, **options: Any) -> NDArray[np.float32]:
@@ -94,16 +93,13 @@ def test_prompts_and_truncation(client: httpx2.Client, bundles: dict[str, Path])
 def test_wrong_inputs_are_client_errors(
     client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
 ) -> None:
-    response = client.post("/v1/embeddings", json={"model": "embedder", **body})
-    assert response.status_code == 400, response.text
-    assert words in response.json()["error"]["message"]
-    assert response.json()["error"]["param"] == param
+    error = refusal(client, "/v1/embeddings", {"model": "embedder", **body})
+    assert words in error["message"]
+    assert error["param"] == param
 
 
 def rerank(client: httpx2.Client, **body: Any) -> Any:
-    body = {"model": "embedder", "query": "a b", "documents": TEXTS, **body}
-    response = client.post("/v1/rerank", json=body)
-    return response.json() if response.status_code == 200 else response.json()["error"]
+    return post_ok(client, "/v1/rerank", {**QUERY, **body})
 
 
 @pytest.mark.parametrize("name", ["embedder", "prompted"])
@@ -141,7 +137,6 @@ def test_long_documents_of_a_cross_encoder_are_cut_on_request(client: httpx2.Cli
     scores = {r["index"]: r["relevance_score"] for r in answer["results"]}
     assert scores[0] == pytest.approx(scores[1])
     assert answer["usage"]["total_tokens"] <= 3 * 24
-    assert "limit is 24" in rerank(client, model="pairs", documents=documents)["message"]
 
 
 def test_top_documents_are_returned(client: httpx2.Client) -> None:
@@ -158,12 +153,13 @@ def test_top_documents_are_returned(client: httpx2.Client) -> None:
         ({"top_n": 0}, "top_n"),
         ({"model": "labels"}, "single label"),
         ({"model": "pairs", "query": "a " * 30}, "limit is 24"),
+        ({"model": "pairs", "documents": ["a " * 30]}, "limit is 24"),
         ({"model": "images"}, "images"),
         ({"documents": [{"title": "x"}]}, "title"),
     ],
 )
 def test_what_cannot_be_ranked(client: httpx2.Client, body: dict[str, Any], words: str) -> None:
-    assert words in rerank(client, **body)["message"]
+    assert words in refusal(client, "/v1/rerank", {**QUERY, **body})["message"]
 
 
 def test_metrics_of_encoders(client: httpx2.Client) -> None:

@@ -7,8 +7,9 @@ import httpx2
 import pytest
 from tests.server.api.test_chat_completions import TOOL
 from tests.server.api.test_responses import FUNCTION
-from tests.server.calls import post_stream
+from tests.server.calls import chunks, post_ok
 
+CHAT: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi."}], "tools": [TOOL]}
 TEXTS = {
     "a call that is cut": '<tool_call>{"name": "f", "argu',
     "a call that is no JSON": "<tool_call>{name: f}</tool_call>",
@@ -32,54 +33,38 @@ def written(request: pytest.FixtureRequest) -> dict[str, Any]:
 
 def test_chat_completions_keep_the_text(client: httpx2.Client, written: dict[str, Any]) -> None:
     form = {"type": "json_schema", "json_schema": {"name": "text", "schema": written}}
-    body: dict[str, Any] = {
-        "model": "fp32",
-        "messages": [{"role": "user", "content": "Hi."}],
-        "tools": [TOOL],
-    }
-    body |= {"response_format": form, "max_tokens": 240}
-    response = client.post("/v1/chat/completions", json=body)
-    assert response.status_code == 200, response.text
-    (choice,) = response.json()["choices"]
+    body = {**CHAT, "response_format": form, "max_tokens": 240}
+    (choice,) = post_ok(client, "/v1/chat/completions", body)["choices"]
     assert choice["finish_reason"] == "stop"
     message = choice["message"]
     assert "tool_calls" not in message
     if "think" not in written["const"]:
         assert json.loads(message["content"]) == written["const"]
-    events = post_stream(client, "/v1/chat/completions", body)
-    deltas = [event["choices"][0]["delta"] for event in events[:-1]]
+    events = chunks(client, "/v1/chat/completions", body)
+    deltas = [event["choices"][0]["delta"] for event in events]
     for field in ("content", "reasoning_content"):
         assert "".join(d.get(field, "") for d in deltas) == message.get(field, "")
 
 
 def test_responses_keep_the_text(client: httpx2.Client, written: dict[str, Any]) -> None:
     form = {"type": "json_schema", "name": "text", "schema": written}
-    body: dict[str, Any] = {"model": "fp32", "input": "Hi.", "tools": [FUNCTION]}
-    body |= {"text": {"format": form}, "max_output_tokens": 240}
-    response = client.post("/v1/responses", json=body)
-    assert response.status_code == 200, response.text
-    answer = response.json()
+    body: dict[str, Any] = {"input": "Hi.", "tools": [FUNCTION], "text": {"format": form}}
+    body |= {"max_output_tokens": 240}
+    answer = post_ok(client, "/v1/responses", body)
     assert answer["status"] == "completed"
     text = "".join(item["content"][0]["text"] for item in answer["output"])
     if "think" not in written["const"]:
         assert json.loads(text) == written["const"]
     assert "message" in [item["type"] for item in answer["output"]]
-    events = post_stream(client, "/v1/responses", body)
-    assert "".join(event["delta"] for event in events[:-1] if "delta" in event) == text
-    assert events[-2]["type"] == "response.completed"
+    events = chunks(client, "/v1/responses", body)
+    assert "".join(event["delta"] for event in events if "delta" in event) == text
+    assert events[-1]["type"] == "response.completed"
 
 
 def test_no_field_of_a_delta_is_null(client: httpx2.Client) -> None:
-    body: dict[str, Any] = {
-        "model": "fp32",
-        "messages": [{"role": "user", "content": "Hi."}],
-        "tools": [TOOL],
-    }
-    body |= {"tool_choice": "required", "parallel_tool_calls": False}
-    for event in post_stream(client, "/v1/chat/completions", body)[:-1]:
+    body = {**CHAT, "tool_choice": "required", "parallel_tool_calls": False}
+    for event in chunks(client, "/v1/chat/completions", body):
         (choice,) = event["choices"]
-        delta = choice["delta"]
-        assert "usage" not in event
-        assert None not in delta.values()
-        for call in delta.get("tool_calls", ()):
+        assert None not in choice["delta"].values()
+        for call in choice["delta"].get("tool_calls", ()):
             assert None not in (*call.values(), *call["function"].values())

@@ -6,7 +6,7 @@ from typing import Any
 import httpx2
 import pytest
 from tests.server.api.test_chat_completions import TOOL
-from tests.server.calls import post_stream
+from tests.server.calls import MODEL, chunks, post_ok, refusal
 
 from ortolan.runtime import Decoder, Sampling
 from ortolan.runtime.errors import NumericError
@@ -21,15 +21,12 @@ FUNCTION: dict[str, Any] = {"type": "function", **TOOL["function"]}  # type: ign
 INCLUDE: dict[str, Any] = {"include": ["message.output_text.logprobs"], "top_logprobs": 2}
 
 
-def ask(client: httpx2.Client, status: int = 200, **body: Any) -> Any:
-    response = client.post(PATH, json={"model": "fp32", "input": "Hi.", **body})
-    assert response.status_code == status, response.text
-    return response.json() if status == 200 else response.json()["error"]
+def ask(client: httpx2.Client, **body: Any) -> Any:
+    return post_ok(client, PATH, {"input": "Hi.", **body})
 
 
 def stream(client: httpx2.Client, **body: Any) -> list[Any]:
-    events = post_stream(client, PATH, {"model": "fp32", "input": "Hi.", **body})
-    assert events.pop() == "[DONE]"
+    events = chunks(client, PATH, {"input": "Hi.", **body})
     assert [event["sequence_number"] for event in events] == list(range(len(events)))
     return events
 
@@ -91,12 +88,8 @@ def test_events_come_in_order_and_join_to_the_response(
 
 
 def test_a_forced_call_and_its_events(client: httpx2.Client) -> None:
-    body: dict[str, Any] = {
-        "tools": [FUNCTION],
-        "tool_choice": {"type": "function", "name": "f"},
-        "seed": 4,
-    }
-    body |= {"temperature": 1.0}
+    body: dict[str, Any] = {"tools": [FUNCTION], "tool_choice": {"type": "function", "name": "f"}}
+    body |= {"seed": 4, "temperature": 1.0}
     answer = ask(client, **body)
     (item,) = answer["output"]
     assert item["type"] == "function_call"
@@ -110,12 +103,8 @@ def test_a_forced_call_and_its_events(client: httpx2.Client) -> None:
         *("function_call_arguments.done", "output_item.done", "completed"),
     ]
     assert events[2]["item"]["call_id"] != item["call_id"]
-    assert events[2]["item"] | {"id": 0, "call_id": ""} == item | {
-        "id": 0,
-        "call_id": "",
-        "arguments": "",
-        "status": "in_progress",
-    }
+    start = {**item, "arguments": "", "status": "in_progress"}
+    assert events[2]["item"] | {"id": 0, "call_id": ""} == start | {"id": 0, "call_id": ""}
     assert events[3]["delta"] == events[4]["arguments"] == item["arguments"]
 
 
@@ -193,14 +182,9 @@ def test_a_stored_response_continues(client: httpx2.Client) -> None:
     first = ask(client, store=True, **SAMPLED)
     assert client.get(f"{PATH}/{first['id']}").json() == first
     chained = ask(client, input="More.", previous_response_id=first["id"], **SAMPLED)
-    again = [
-        {"role": "user", "content": "Hi."},
-        *first["output"],
-        {"role": "user", "content": "More."},
-    ]
-    assert without_ids(chained["output"]) == without_ids(
-        ask(client, input=again, **SAMPLED)["output"]
-    )
+    greeting, more = ({"role": "user", "content": text} for text in ("Hi.", "More."))
+    again = ask(client, input=[greeting, *first["output"], more], **SAMPLED)
+    assert without_ids(chained["output"]) == without_ids(again["output"])
     assert chained["previous_response_id"] == first["id"]
     items = client.get(f"{PATH}/{first['id']}/input_items").json()
     (item,) = items["data"]
@@ -210,7 +194,7 @@ def test_a_stored_response_continues(client: httpx2.Client) -> None:
     assert client.delete(f"{PATH}/{first['id']}").json()["deleted"] is True
     assert client.get(f"{PATH}/{first['id']}").status_code == 404
     assert client.get(f"{PATH}/{first['id']}/input_items").status_code == 404
-    error = ask(client, 400, previous_response_id=first["id"])
+    error = refusal(client, PATH, {"input": "Hi.", "previous_response_id": first["id"]})
     assert error["code"] == "previous_response_not_found"
 
 
@@ -232,16 +216,16 @@ def test_a_stream_that_fails_says_so(
     assert error["error"]["code"] == last["response"]["error"]["code"] == NumericError.code
     assert last["type"] == "response.failed"
     assert last["response"]["status"] == "failed"
-    assert ask(client, 500, **SAMPLED)["message"] == "The logits are not finite."
+    failed = client.post(PATH, json={**MODEL, "input": "Hi.", **SAMPLED})
+    assert failed.status_code == 500
+    assert failed.json()["error"]["message"] == "The logits are not finite."
 
 
 def test_a_conversation_starts_from_a_compaction(
     client: httpx2.Client, models: dict[str, Decoder]
 ) -> None:
     items = [{"role": "user", "content": "Hi."}]
-    response = client.post(f"{PATH}/compact", json={"model": "fp32", "input": items})
-    assert response.status_code == 200, response.text
-    compacted = response.json()
+    compacted = post_ok(client, f"{PATH}/compact", {"input": items})
     (item,) = compacted["output"]
     reply = models["fp32"].chat([*items, {"role": "user", "content": REQUEST}], sampling=None)
     assert read_summary(item["encrypted_content"]) == reply.content
@@ -298,6 +282,6 @@ def test_a_conversation_starts_from_a_compaction(
 def test_wrong_bodies_name_the_field(
     client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
 ) -> None:
-    error = ask(client, 400, **body)
+    error = refusal(client, PATH, {"input": "Hi.", **body})
     assert words in error["message"]
     assert error["param"] == param
