@@ -3,8 +3,9 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator, Set
+from collections.abc import Callable, Iterator, Mapping, Set
 from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -17,7 +18,7 @@ from ortolan.server.models import Models
 from ortolan.server.run import uvicorn_config
 from ortolan.server.settings import Settings
 
-__all__ = ["LiveServer", "held", "live_server", "stats", "wait_until"]
+__all__ = ["LiveServer", "held", "live_server", "serving_fp32", "stats", "wait_until"]
 
 
 class LiveServer:
@@ -70,6 +71,14 @@ def live_server(settings: Settings) -> Iterator[LiveServer]:
         server.should_exit = True
         thread.join(60)
         assert not thread.is_alive()
+
+
+@contextmanager
+def serving_fp32(bundles: Mapping[str, Path], **settings: Any) -> Iterator[LiveServer]:
+    """Run a server of one model, on one thread."""
+    only = {"fp32": bundles["fp32"]}
+    with live_server(Settings(bundles=only, load={"threads": 1}, **settings)) as running:
+        yield running
 
 
 def stats(server: LiveServer) -> Any:

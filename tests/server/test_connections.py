@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.server.live import LiveServer, held, live_server, stats, wait_until
+from tests.server.live import LiveServer, held, live_server, serving_fp32, stats, wait_until
 
 from ortolan.server import Settings, http
 
@@ -23,10 +23,7 @@ MESSAGES = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 150}
 
 @pytest.fixture
 def small(bundles: dict[str, Path]) -> Iterator[LiveServer]:
-    settings = Settings(
-        bundles={"fp32": bundles["fp32"]}, load={"threads": 1}, serve={"slots": 2, "queue": 2}
-    )
-    with live_server(settings) as running:
+    with serving_fp32(bundles, serve={"slots": 2, "queue": 2}) as running:
         yield running
 
 
@@ -77,10 +74,7 @@ def test_all_of_n_or_none(small: LiveServer) -> None:
 
 
 def test_time_is_limited(bundles: dict[str, Path]) -> None:
-    settings = Settings(
-        bundles={"fp32": bundles["fp32"]}, load={"threads": 1}, request_timeout_s=0.3
-    )
-    with live_server(settings) as server:
+    with serving_fp32(bundles, request_timeout_s=0.3) as server:
         with held(server):
             response = server.call("POST", PATH, json=LONG)
         wait_until(lambda: stats(server).running + stats(server).waiting == 0)

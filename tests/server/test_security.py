@@ -10,9 +10,9 @@ from pathlib import Path
 
 import httpx2
 import pytest
-from tests.server.live import LiveServer, live_server, wait_until
+from tests.server.live import LiveServer, serving_fp32, wait_until
 
-from ortolan.server import Settings, connections
+from ortolan.server import connections
 from ortolan.server.security import LOCAL_HOSTS
 
 KEY = "sk-ünique"  # not ASCII on purpose
@@ -21,16 +21,14 @@ BODY = {"messages": [{"role": "user", "content": "Hi."}], "max_tokens": 2}
 
 @pytest.fixture(scope="module")
 def guarded(bundles: dict[str, Path]) -> Iterator[LiveServer]:
-    settings = Settings(
-        bundles={"fp32": bundles["fp32"]},
+    with serving_fp32(
+        bundles,
         keys=frozenset({"sk-other", KEY}),
         hosts=LOCAL_HOSTS,
         origins=("https://good.example",),
         max_body_bytes=10_000,
         body_timeout_s=0.5,
-        load={"threads": 1},
-    )
-    with live_server(settings) as running:
+    ) as running:
         yield running
 
 

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.server.live import LiveServer, held, live_server, stats, wait_until
+from tests.server.live import LiveServer, held, serving_fp32, stats, wait_until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
-from ortolan.server import Settings, http, web_socket
+from ortolan.server import http, web_socket
 from ortolan.server.api.responses.answer import Answer
 from ortolan.server.security import LOCAL_HOSTS
 
@@ -33,18 +33,16 @@ LONG = {**TURN, "max_output_tokens": 150}
 
 @pytest.fixture(scope="module")
 def server(bundles: dict[str, Path]) -> Iterator[LiveServer]:
-    settings = Settings(
-        bundles={"fp32": bundles["fp32"]},
+    with serving_fp32(
+        bundles,
         keys=frozenset({"sk-one"}),
         hosts=LOCAL_HOSTS,
         origins=("https://good.example",),
         max_body_bytes=10_000,
         body_timeout_s=0.4,
         write_timeout_s=0.5,
-        load={"threads": 1},
         serve={"slots": 2, "queue": 4},
-    )
-    with live_server(settings) as running:
+    ) as running:
         yield running
 
 
@@ -196,16 +194,11 @@ def test_a_much_larger_message_closes_the_connection(server: LiveServer) -> None
 
 def test_turns_run_one_after_the_other(server: LiveServer) -> None:
     with opened(server) as connection:
+        types = [event["type"] for event in turn(connection, TURN)]
         for _ in range(3):
             connection.send(json.dumps(TURN))
-        ids = [json.loads(connection.recv(timeout=30)) for _ in range(3 * len(turn_types(server)))]
-    created = [n for n, event in enumerate(ids) if event["type"] == "response.created"]
-    assert created == [0, len(ids) // 3, 2 * len(ids) // 3]
-
-
-def turn_types(server: LiveServer) -> list[str]:
-    with opened(server) as connection:
-        return [event["type"] for event in turn(connection, TURN)]
+        events = [json.loads(connection.recv(timeout=30)) for _ in range(3 * len(types))]
+    assert [event["type"] for event in events] == 3 * types
 
 
 def test_too_many_messages_close_the_connection(server: LiveServer) -> None:
@@ -344,9 +337,8 @@ def test_the_log_has_a_line_per_turn_and_one_per_connection(
 
 @pytest.mark.parametrize("length", [5, 150])
 def test_a_stop_finishes_the_running_turn(bundles: dict[str, Path], length: int) -> None:
-    settings = Settings(bundles={"fp32": bundles["fp32"]}, load={"threads": 1})
     with ExitStack() as stack:
-        with live_server(settings) as server:
+        with serving_fp32(bundles) as server:
             url = f"ws://127.0.0.1:{server.port}{PATH}"
             connection = stack.enter_context(connect(url, proxy=None))
             connection.send(json.dumps({**TURN, "max_output_tokens": length}))

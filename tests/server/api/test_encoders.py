@@ -102,6 +102,13 @@ def rerank(client: httpx2.Client, **body: Any) -> Any:
     return post_ok(client, "/v1/rerank", {**QUERY, **body})
 
 
+def scores_of(answer: Any) -> list[float]:
+    """The scores in the order of the documents; checks that the best comes first."""
+    scores = {each["index"]: each["relevance_score"] for each in answer["results"]}
+    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    return [scores[index] for index in range(len(scores))]
+
+
 @pytest.mark.parametrize("name", ["embedder", "prompted"])
 def test_reranking_by_embeddings(
     client: httpx2.Client, bundles: dict[str, Path], name: str
@@ -111,9 +118,7 @@ def test_reranking_by_embeddings(
     has_prompts = name == "prompted"
     query = vectors(bundles, "a b", name=name, prompt="query" if has_prompts else None)[0]
     documents = vectors(bundles, TEXTS, name=name, prompt="document" if has_prompts else None)
-    scores = {r["index"]: r["relevance_score"] for r in answer["results"]}
-    np.testing.assert_allclose([scores[n] for n in range(4)], documents @ query, rtol=1e-5)
-    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    np.testing.assert_allclose(scores_of(answer), documents @ query, rtol=1e-5)
     if not has_prompts:
         assert answer["results"][0]["index"] == 3
 
@@ -124,17 +129,15 @@ def test_reranking_by_a_cross_encoder(client: httpx2.Client, bundles: dict[str, 
     model = load(bundles["pairs"], Encoder)
     assert model.tokenizer is not None
     pairs = [model.tokenizer.encode_pair("a b", text) for text in TEXTS]
-    scores = {r["index"]: r["relevance_score"] for r in answer["results"]}
     expected = [each.score for each in model.classify(pairs)]
-    np.testing.assert_allclose([scores[n] for n in range(4)], expected, rtol=1e-5)
-    assert list(scores.values()) == sorted(scores.values(), reverse=True)
+    np.testing.assert_allclose(scores_of(answer), expected, rtol=1e-5)
     assert answer["usage"]["total_tokens"] == sum(map(len, pairs))
 
 
 def test_long_documents_of_a_cross_encoder_are_cut_on_request(client: httpx2.Client) -> None:
     documents = ["a " * 30, "a " * 40, "b"]
     answer = rerank(client, model="pairs", documents=documents, truncate=True)
-    scores = {r["index"]: r["relevance_score"] for r in answer["results"]}
+    scores = scores_of(answer)
     assert scores[0] == pytest.approx(scores[1])
     assert answer["usage"]["total_tokens"] <= 3 * 24
 

@@ -126,6 +126,8 @@ def test_many_transcriptions_do_not_block_other_models(
     ("fields", "status", "message"),
     [
         ({"language": "fr"}, 400, "language must be one of de, en"),
+        ({"model": "moonshine"}, 400, "the model knows one language"),
+        ({"model": "wav2vec2"}, 400, "language"),
         ({"data": b"RIFF"}, 400, "damaged, or no sound file"),
         ({"model": "embedder"}, 400, "expected a bundle that turns sounds into text"),
         (
@@ -182,9 +184,6 @@ def test_a_model_of_waves_transcribes_in_its_only_language(
 ) -> None:
     expected = ortolan.load(bundles["moonshine"], Seq2Seq).transcribe(wave(2.7))
     assert post(client, model="moonshine", language=None).json() == {"text": expected.text}
-    refused = post(client, model="moonshine")
-    assert refused.status_code == 400
-    assert "the model knows one language" in refused.text
 
 
 def test_a_model_with_ctc_gives_the_times_of_words(
@@ -199,9 +198,6 @@ def test_a_model_with_ctc_gives_the_times_of_words(
         {"word": word.text, "start": word.start, "end": word.end} for word in words
     ]
     assert answer["text"] == expected.text
-    refused = post(client, model="wav2vec2")
-    assert refused.status_code == 400
-    assert "language" in refused.text
 
 
 def test_a_chat_model_that_reads_sounds_transcribes(

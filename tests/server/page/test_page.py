@@ -12,9 +12,7 @@ from urllib.parse import urlsplit
 import httpx2
 import pytest
 from tests.hosts.node_package import installed_package
-from tests.server.live import LiveServer, live_server
-
-from ortolan.server import Settings
+from tests.server.live import LiveServer, serving_fp32
 
 DRIVER = Path(__file__).parent / "browser.mjs"
 FILES = Path(__file__).parents[3] / "src" / "ortolan" / "server" / "page" / "files"
@@ -45,10 +43,7 @@ def test_media_types(client: httpx2.Client, path: str, media_type: str) -> None:
 
 @pytest.fixture(scope="module")
 def keyed(bundles: dict[str, Path]) -> Iterator[LiveServer]:
-    settings = Settings(
-        bundles={"fp32": bundles["fp32"]}, keys=frozenset({KEY}), load={"threads": 1}
-    )
-    with live_server(settings) as running:
+    with serving_fp32(bundles, keys=frozenset({KEY})) as running:
         yield running
 
 
