@@ -20,11 +20,6 @@ def test_the_document_names_every_endpoint(client: httpx2.Client) -> None:
             })  # fmt: skip
 
 
-def test_paths_and_methods_that_do_not_exist(client: httpx2.Client) -> None:
-    assert client.get("/v1/nothing").status_code == 404
-    assert client.post("/v1/nothing").json()["error"]["code"] == "no-such-path"
-
-
 @pytest.mark.parametrize(
     ("method", "path", "advice"),
     [
@@ -33,6 +28,7 @@ def test_paths_and_methods_that_do_not_exist(client: httpx2.Client) -> None:
         ("POST", "/chat/completions", "Add /v1 to the base URL."),
         ("POST", "/v1/v1/embeddings", "Remove one /v1 from it."),
         ("POST", "/v1/tokenize", "Remove one /v1 from it."),
+        ("POST", "/v1/nothing", "There is no such path. /openapi.json lists all paths."),
         ("GET", "/nothing", "There is no such path. /openapi.json lists all paths."),
     ],
 )
@@ -41,7 +37,10 @@ def test_a_wrong_base_url_is_named(
 ) -> None:
     response = client.request(method, path)
     assert response.status_code == 404
+    assert response.json()["error"]["code"] == "no-such-path"
     assert advice in response.json()["error"]["message"]
+
+
+def test_a_wrong_method_names_the_right_one(client: httpx2.Client) -> None:
     response = client.get("/v1/chat/completions")
-    assert response.status_code == 405
-    assert response.headers["allow"] == "POST"
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
