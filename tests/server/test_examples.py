@@ -105,7 +105,7 @@ def test_the_service_of_kserve_runs_the_image() -> None:
     parsed = options([*entry[2:], *container["args"]])
     assert container["ports"][0]["containerPort"] == parsed["port"]
     assert container["env"][0]["name"] == serve.KEYS_VARIABLE
-    (bundle,) = parsed["bundles"]
+    (bundle,) = parsed["models"]
     mounts = {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]}
     assert bundle.partition("=")[2].startswith(mounts["models"])
     assert set(mounts) == {volume["name"] for volume in predictor["volumes"]}
