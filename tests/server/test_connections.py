@@ -57,10 +57,10 @@ def test_a_client_that_leaves_stops_its_request_alone(
 
 def test_a_full_queue_says_when_to_come_back(small: LiveServer) -> None:
     with ThreadPoolExecutor(4) as threads, held(small):
-        for _ in range(4):
-            threads.submit(small.call, "POST", PATH, json=LONG)
+        others = [threads.submit(small.call, "POST", PATH, json=LONG) for _ in range(4)]
         wait_until(lambda: stats(small).waiting + stats(small).running == 4)
         response = small.call("POST", PATH, json=LONG)
+    assert {other.result().status_code for other in others} == {200}
     assert response.status_code == 429
     assert response.json()["error"]["code"] == "queue-full"
     assert int(response.headers["retry-after-ms"]) > 0

@@ -309,10 +309,12 @@ def test_a_full_queue_says_when_to_come_back(server: LiveServer) -> None:
     with opened(server) as connection:
         post: dict[str, Any] = {"json": {"prompt": "abc", "max_tokens": 5}, "headers": KEY}
         with ThreadPoolExecutor(6) as threads, held(server):
-            for _ in range(6):
-                threads.submit(server.call, "POST", "/v1/completions", **post)
+            others = [
+                threads.submit(server.call, "POST", "/v1/completions", **post) for _ in range(6)
+            ]
             wait_until(lambda: stats(server).waiting + stats(server).running == 6)
             (event,) = turn(connection, TURN)
+        assert {other.result().status_code for other in others} == {200}
     assert (event["status"], event["error"]["code"]) == (429, "queue-full")
     assert int(event["headers"]["retry-after-ms"]) > 0
 
