@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from tests.modeling.tiny_encoders import PAD, pooled_output, reference_output
+from tests.modeling.tiny_encoders import pooled_output, reference_output
 from tests.modeling.tiny_models import reference_model
+from tests.tiny.encoders import PAD
 from transformers import GenerationMixin
 
 import ortolan

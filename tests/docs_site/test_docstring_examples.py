@@ -12,12 +12,13 @@ import pytest
 import soundfile
 from tests.export import tiny_qwen3_asr
 from tests.export.test_fill import write_tokenizer
-from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime import tiny_encoder, tiny_translators
 from tests.runtime.chat.tiny_chat import packed_chat_models
 from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 from tests.server.conftest import TEMPLATE
+from tests.tiny.encoders import BERT
 
 import ortolan
 from ortolan.runtime import loading

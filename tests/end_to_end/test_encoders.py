@@ -11,17 +11,10 @@ import pytest
 import torch
 import transformers
 from PIL import Image
-from tests.export.tiny_models import tokenizer
-from tests.modeling.tiny_encoders import (
-    BERT,
-    DISTILBERT,
-    MARIAN,
-    THREE_LABELS,
-    VIT,
-    EncoderCase,
-)
-from tests.modeling.tiny_models import GPT2
-from tokenizers import processors
+from tests.modeling.tiny_encoders import THREE_LABELS, EncoderCase
+from tests.tiny.decoders import GPT2
+from tests.tiny.encoders import BERT, DISTILBERT, MARIAN, VIT
+from tests.tiny.tokenizers import of_characters, with_ends
 
 import ortolan
 from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
@@ -82,11 +75,8 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded
         if name == "vit":
             image_processor().save_pretrained(checkpoint)
         else:
-            with_ends = tokenizer()
-            with_ends.post_processor = processors.TemplateProcessing(
-                single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-            )
-            with_ends.save(str(checkpoint / "tokenizer.json"))
+            tokenizer = with_ends(of_characters(), "<s> $A </s>")
+            tokenizer.save(str(checkpoint / "tokenizer.json"))
         if name == "sentences":
             write_sentence_head(checkpoint, EmbeddingHead(pooling=("mean",), normalised=True), 32)
         out = checkpoint / "bundle"
@@ -111,7 +101,7 @@ def encoder(path: Path) -> ortolan.Encoder:
 
 
 def ids_of(text: str) -> torch.Tensor:
-    return torch.tensor([[1, *tokenizer().encode(text).ids, 2]])
+    return torch.tensor([[1, *of_characters().encode(text).ids, 2]])
 
 
 def pixels_of(image: Image.Image) -> torch.Tensor:
@@ -190,7 +180,7 @@ def test_maps_of_a_translation_name_source_and_target(exported: Callable[[str], 
     ):
         for layer, shares in enumerate(expected):
             assert_close(maps.maps[name.format(layer)], shares[0])
-    five, six = map(tokenizer().id_to_token, (5, 6))
+    five, six = map(of_characters().id_to_token, (5, 6))
     assert maps.queries["decoder.0.cross"] == (five, six, "</s>")
     assert maps.queries["decoder.0.self"][1:] == (five, six)
     assert maps.keys["decoder.0.cross"] == maps.keys["encoder.0.self"]

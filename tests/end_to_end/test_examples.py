@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from tests.export.tiny_models import pair_tokenizer
-from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime.chat.tiny_chat import chat_model
+from tests.tiny.encoders import BERT
+from tests.tiny.tokenizers import of_pairs
 
 import ortolan
 import record_output
@@ -64,7 +65,7 @@ def tiny_encoder(folder: Path, architecture: str, **config: Any) -> Path:
     """A random BERT of the architecture, exported."""
     settings = BERT | {"vocab_size": 97, "num_hidden_layers": 1} | config
     EncoderCase(architecture, settings).reference().save_pretrained(folder)
-    pair_tokenizer().save(str(folder / "tokenizer.json"))
+    of_pairs().save(str(folder / "tokenizer.json"))
     if architecture == "BertModel":
         write_sentence_head(folder, EmbeddingHead(pooling=("mean",), normalised=True), 32)
     ortolan.export(folder, folder / "bundle")

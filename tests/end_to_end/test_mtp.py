@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 from tests.cli.conftest import run_here
-from tests.export import tiny_models
 from tests.modeling.mtp_checkpoints import save_with_head, save_with_right_head
 from tests.modeling.tiny_models import LLAMA, reference_model
 from tests.tiny.mixtures import GLM4_MOE
 from tests.tiny.modern import DEEPSEEK_V3
+from tests.tiny.tokenizers import of_characters
 
 import ortolan
 from ortolan import Decoder, ExportOptions, MtpHead, PromptLookup, Sampling, load
@@ -254,7 +254,7 @@ def test_a_bundle_without_a_head_refuses_to_draft_with_it(tmp_path: Path) -> Non
 def test_on_the_command_line(right: Exported, tmp_path: Path) -> None:
     checkpoint, bundle = str(right.checkpoint), str(tmp_path / "bundle")
     tokenizer = tmp_path / "tokenizer.json"
-    tiny_models.tokenizer().save(str(tokenizer))
+    of_characters().save(str(tokenizer))
     done = run_here("export", checkpoint, bundle, "--mtp", "--tokenizer", tokenizer)
     assert done.returncode == 0, done.stderr.decode()
     assert b"MtpHead()" in run_here("inspect", bundle).stdout

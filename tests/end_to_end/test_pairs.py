@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 import torch
 import transformers
-from tests.export.tiny_models import pair_tokenizer
-from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime.damaged_bundles import reseal
+from tests.tiny.encoders import BERT
+from tests.tiny.tokenizers import of_pairs
 
 import ortolan
 from ortolan.runtime import open_bundle
@@ -61,7 +62,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def export(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         CASES[name].reference().save_pretrained(folder)
-        pair_tokenizer().save(str(folder / "tokenizer.json"))
+        of_pairs().save(str(folder / "tokenizer.json"))
         ortolan.export(folder, folder / "bundle")
         return folder
 

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 import transformers
 from tests.cli.conftest import run_here
-from tests.export.tiny_models import pair_tokenizer
-from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.modeling.tiny_encoders import EncoderCase
+from tests.tiny.encoders import BERT
+from tests.tiny.tokenizers import of_pairs
 
 import ortolan
 from ortolan.runtime.errors import BundleKindError
@@ -42,7 +43,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path
     def export(name: str) -> Path:
         folder = tmp_path_factory.mktemp(name)
         classifier(NAMES[name]).reference().save_pretrained(folder)
-        pair_tokenizer().save(str(folder / "tokenizer.json"))
+        of_pairs().save(str(folder / "tokenizer.json"))
         ortolan.export(folder, folder / "bundle")
         return folder
 

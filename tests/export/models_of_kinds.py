@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.export import tiny_models
 from tests.modeling import kinds
-from tokenizers.processors import TemplateProcessing
+from tests.tiny.tokenizers import of_characters, with_ends
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.source import open_exportable
@@ -88,16 +88,12 @@ def source_of(config: Config, tokenizer: Path | None = None) -> Exportable:
 def write_plain_tokenizer(folder: Path) -> Path:
     """A tokenizer without special tokens around a text."""
     path = folder / "tokenizer.json"
-    tiny_models.tokenizer().save(str(path))
+    of_characters().save(str(path))
     return path
 
 
 def write_wrapping_tokenizer(folder: Path) -> Path:
     """A tokenizer that puts 1 before a text and 2 after it."""
     path = folder / "tokenizer.json"
-    made = tiny_models.tokenizer()
-    made.post_processor = TemplateProcessing(
-        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
-    )
-    made.save(str(path))
+    with_ends(of_characters(), "<s> $A </s>").save(str(path))
     return path

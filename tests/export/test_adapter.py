@@ -13,15 +13,8 @@ import pytest
 import torch
 from click.testing import CliRunner
 from safetensors.torch import load_file, save_file
-from tests.modeling.tiny_models import (
-    GPT2,
-    LLAMA,
-    QWEN2,
-    VOCABULARY,
-    random_text,
-    reference_logits,
-    reference_model,
-)
+from tests.modeling.tiny_models import LLAMA, QWEN2, random_text, reference_logits, reference_model
+from tests.tiny.decoders import GPT2, VOCABULARY
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

@@ -13,9 +13,10 @@ import pytest
 import torch
 import transformers
 from click.testing import CliRunner
-from tests.export.tiny_models import pair_tokenizer
-from tests.modeling.tiny_encoders import BERT, EncoderCase
+from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime.damaged_bundles import reseal
+from tests.tiny.encoders import BERT
+from tests.tiny.tokenizers import of_pairs
 from tokenizers import Tokenizer, pre_tokenizers
 from transformers.pipelines.document_question_answering import select_starts_ends
 
@@ -50,7 +51,7 @@ WORDS = ("def", "main", "(x)", ":", "return", "x", "import", "os", "for", "in", 
 
 def words_tokenizer() -> Tokenizer:
     """A token per letter, in words."""
-    tokenizer = pair_tokenizer()
+    tokenizer = of_pairs()
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     return tokenizer
 

@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.export.tiny_contrast import CASES, LABELS, PICTURES, Case, image_processor, picture, png
+from tests.export.tiny_contrast import CASES, LABELS, PICTURES, Case, image_processor
+from tests.tiny.media import picture, png
 
 from ortolan.runtime import ContextLengthError, Encoder, InputError
 from ortolan.runtime.encoding.comparison import logits_of
@@ -38,7 +39,7 @@ def test_embeddings_and_logits_are_those_of_transformers(each: Case) -> None:
     comparison = each.model.manifest.comparison
     assert comparison is not None
     logits_NL = logits_of(images_NW, texts_LW, comparison)
-    np.testing.assert_allclose(logits_NL, expected.logits_per_image, rtol=1e-4)
+    np.testing.assert_allclose(logits_NL, expected.logits_per_image, rtol=1e-4, atol=1e-6)
 
 
 def test_probabilities_and_their_order_are_those_of_transformers(each: Case) -> None:
@@ -73,7 +74,7 @@ def test_scores_are_those_of_the_pipeline_of_transformers(
             image_processor=processor.from_pretrained(str(made.checkpoint)),
         )
     template = "a picture: {}"
-    for image in (picture(3), np.random.default_rng(4).integers(0, 256, (13, 9, 3), np.uint8)):
+    for image in (picture(seed=3), np.random.default_rng(4).integers(0, 256, (13, 9, 3), np.uint8)):
         theirs = pipeline(
             Image.fromarray(image), candidate_labels=LABELS, hypothesis_template=template
         )
@@ -106,8 +107,8 @@ def test_labels_are_embedded_once(
 
 
 def test_a_single_label_of_clip_is_certain(case: Callable[[str], Case]) -> None:
-    assert case("clip").model.classify_as(picture(1), ["cat"])[0].scores == {"cat": 1.0}
-    assert 0 < case("siglip").model.classify_as(picture(1), ["cat"])[0].score < 1
+    assert case("clip").model.classify_as(picture(seed=1), ["cat"])[0].scores == {"cat": 1.0}
+    assert 0 < case("siglip").model.classify_as(picture(seed=1), ["cat"])[0].score < 1
 
 
 def test_nothing_is_computed_without_images(case: Callable[[str], Case]) -> None:
@@ -147,8 +148,8 @@ def test_a_label_that_is_too_long_is_refused_or_cut(case: Callable[[str], Case])
     model, label, kept = case("siglip").model, "z" * 50, "z" * 44
     with pytest.raises(ContextLengthError, match="tokens"):
         model.classify_as(PICTURES, [label, "a"])
-    (cut,) = model.classify_as(picture(1), [label, "a"], truncate=True)
-    (same,) = model.classify_as(picture(1), [kept], template="This is a photo of {}")
+    (cut,) = model.classify_as(picture(seed=1), [label, "a"], truncate=True)
+    (same,) = model.classify_as(picture(seed=1), [kept], template="This is a photo of {}")
     assert cut.scores[label] == pytest.approx(same.scores[kept])
 
 

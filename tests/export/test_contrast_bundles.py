@@ -12,9 +12,10 @@ import pytest
 from numpy.typing import NDArray
 from tests.cli.conftest import run_here
 from tests.export import tiny_contrast
-from tests.export.tiny_contrast import LABELS, PICTURES, Case, picture, png
+from tests.export.tiny_contrast import LABELS, PICTURES, Case
 from tests.runtime.damaged_bundles import damage, edit_json, put
 from tests.runtime.tiny_encoder import IMAGE, write_bundle
+from tests.tiny.media import picture, png
 
 import ortolan
 from ortolan.export.errors import OptionError
@@ -142,7 +143,7 @@ def test_an_encoder_of_images_alone_has_no_texts(tmp_path: Path) -> None:
     write_bundle(tmp_path / "images", image=IMAGE)
     model = ortolan.load(tmp_path / "images", Encoder, threads=1)
     with pytest.raises(BundleKindError, match="encoders of images and of texts"):
-        model.classify_as(picture(1), LABELS)
+        model.classify_as(picture(seed=1), LABELS)
     with pytest.raises(BundleKindError, match="an encoder of images with one of texts"):
         _ = model.texts
 

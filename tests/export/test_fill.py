@@ -7,12 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import tokenizers
 from click.testing import CliRunner
-from tests.modeling.tiny_encoders import BERT, DISTILBERT, ROBERTA, EncoderCase
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
-from tokenizers.processors import TemplateProcessing
+from tests.modeling.tiny_encoders import ROBERTA, EncoderCase
+from tests.tiny.encoders import BERT, DISTILBERT
+from tests.tiny.tokenizers import of_texts
 from transformers import pipeline
 
 import ortolan
@@ -30,14 +28,7 @@ CASES = {
 def write_tokenizer(folder: Path, mask: str) -> None:
     """Words `w5` to `w96`, and special tokens of which one is a blank."""
     special = ["[UNK]", "[PAD]", "[CLS]", "[SEP]", mask]
-    words = {name: place for place, name in enumerate([*special, *(f"w{n}" for n in range(5, 97))])}
-    tokenizer = tokenizers.Tokenizer(WordLevel(words, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_special_tokens(special)
-    tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
-    tokenizer.save(str(folder / "tokenizer.json"))
+    of_texts(special, 97).save(str(folder / "tokenizer.json"))
     names = {"mask_token": mask, "pad_token": "[PAD]", "unk_token": "[UNK]"}
     settings = {"tokenizer_class": "PreTrainedTokenizerFast", **names}
     (folder / "tokenizer_config.json").write_text(json.dumps(settings))

@@ -13,23 +13,17 @@ from numpy.typing import NDArray
 from tests.export import tiny_qwen3_vl
 from tests.runtime.damaged_bundles import edit_json, put
 from tests.tiny.encoders import QWEN3_5_VL
+from tests.tiny.media import NEW, answer_of, assert_same_every_way, greedy, picture, served
 
 import ortolan
 from ortolan.export.options import ExportOptions
-from ortolan.runtime import BundleError, Decoder, PromptLookup, verify
+from ortolan.runtime import BundleError, Decoder, verify
 from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.engine.shifts import Shift
 
 pytestmark = pytest.mark.slow
 
-NEW = 8
-
-
-def picture(height: int, width: int, seed: int = 0) -> NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (height, width, 3)).astype(np.uint8)
-
-
-TALL, WIDE, SMALL = picture(61, 19, 1), picture(17, 50, 2), picture(8, 8, 3)
+TALL, WIDE, SMALL = picture(61, 19), picture(17, 50), picture()
 
 AROUND = f"{tiny_qwen3_vl.START}{tiny_qwen3_vl.PAD}{tiny_qwen3_vl.END}"
 """An image in a text."""
@@ -87,16 +81,8 @@ def expected_tokens(model: Decoder, checkpoint: Path, prompts: Sequence[Any]) ->
         given = {"input_ids": torch.tensor([ids]), **seen}
         if images:
             given["mm_token_type_ids"] = (given["input_ids"] == features.token).int()
-        with torch.inference_mode():
-            tokens = reference.generate(
-                **given, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
-            )[0].tolist()
-        rows.append(tokens[len(ids) :])
+        rows.append(answer_of(reference, given))
     return rows
-
-
-def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
-    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
 
 
 def test_tokens_are_those_of_transformers(model: Decoder, checkpoint: Path) -> None:
@@ -107,25 +93,14 @@ def test_tokens_are_those_of_transformers(model: Decoder, checkpoint: Path) -> N
 
 def test_a_batch_a_service_and_drafts_give_the_same(model: Decoder) -> None:
     prompts = [*PROMPTS.values()]
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert [done.tokens for done in greedy(model, prompts)] == alone
-    assert [greedy(model, [p], draft=PromptLookup())[0].tokens for p in prompts] == alone
-    with model.serve(slots=3) as service:
-        tickets = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True) for prompt in prompts
-        ]
-        assert [ticket.completion().tokens for ticket in tickets] == alone
+    assert_same_every_way(model, prompts)
 
 
 def test_a_cached_prefix_keeps_its_positions(model: Decoder) -> None:
-    rest: list[Any] = [{"image": picture(40, 40, seed)} for seed in range(4, 12)]
+    rest: list[Any] = [{"image": picture(40, 40, seed=seed)} for seed in range(4, 12)]
     prompts = [[*rest, {"image": image}, "say"] for image in (TALL, WIDE, TALL)]
     alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    with model.serve(slots=1) as service:
-        done = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True).completion()
-            for prompt in prompts
-        ]
+    done = served(model, prompts, slots=1)
     assert [completion.tokens for completion in done] == alone
     assert [completion.timings.cached_tokens for completion in done] == [0, 128, 128]
 

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from tests.export import tiny_gemma3
 from tests.runtime.damaged_bundles import edit_json, put
+from tests.tiny.media import NEW, answer_of, assert_same_every_way, greedy, picture, served
 from transformers import Gemma3Processor, PreTrainedTokenizerFast
 
 import ortolan
@@ -32,10 +33,6 @@ from ortolan.runtime.inputs.medium import Medium
 
 pytestmark = pytest.mark.slow
 
-NEW = 8
-
-Pixels = NDArray[np.uint8]
-
 TEXTS: dict[str, dict[str, Any]] = {
     "whole": {},
     "windows": {
@@ -45,11 +42,6 @@ TEXTS: dict[str, dict[str, Any]] = {
 }
 """Language models whose states hold all tokens, or the last ones only: heads of 128 channels have
 the smallest steps."""
-
-
-def picture(height: int, width: int, channels: int = 3) -> Pixels:
-    generator = np.random.default_rng(1000 * height + width)
-    return generator.integers(0, 256, (height, width, channels)).astype(np.uint8)
 
 
 WIDE, TALL = picture(20, 30), picture(33, 9)
@@ -99,19 +91,7 @@ def expected(folder: Path, parts: Sequence[Any]) -> tuple[list[int], list[int]]:
     """Ids of a prompt and the tokens that transformers generates for it."""
     given = processed(folder, parts)
     ids: list[int] = given["input_ids"][0].tolist()
-    with torch.inference_mode():
-        tokens: list[int] = (
-            reference(folder)[1]
-            .generate(
-                **given, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
-            )[0]
-            .tolist()
-        )
-    return ids, tokens[len(ids) :]
-
-
-def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
-    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
+    return ids, answer_of(reference(folder)[1], given)
 
 
 def vectors_of(count: int) -> NDArray[np.float32]:
@@ -181,13 +161,7 @@ def test_pixels_are_those_of_transformers(
 def test_a_batch_a_stream_and_a_service_give_the_same(models: dict[str, Decoder]) -> None:
     model = models["windows"]
     prompts = [*PROMPTS.values()]
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert [done.tokens for done in greedy(model, prompts)] == alone
-    with model.serve(slots=2) as service:
-        tickets = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True) for prompt in prompts
-        ]
-        assert [ticket.completion().tokens for ticket in tickets] == alone
+    assert_same_every_way(model, prompts, drafts=False)
 
 
 @pytest.mark.parametrize("name", TEXTS)
@@ -198,11 +172,7 @@ def test_a_prefix_may_end_within_an_image(name: str, models: dict[str, Decoder])
         start = ["x" * before, {"image": WIDE}]
         prompts = [[*start, "what?"], [*start, "who?"], ["x" * before, {"image": TALL}, "who?"]]
         alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-        with model.serve(slots=1) as service:
-            done = [
-                service.submit(prompt, max_new_tokens=NEW, ignore_eos=True).completion()
-                for prompt in prompts
-            ]
+        done = served(model, prompts, slots=1)
         assert [completion.tokens for completion in done] == alone
         assert [completion.timings.cached_tokens for completion in done] in (
             [0, 128, 0],

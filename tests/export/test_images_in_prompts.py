@@ -1,7 +1,6 @@
 """Decoders that read images: bundles against transformers, and every way to compute a prompt."""
 
 import base64
-import io
 import shutil
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -11,10 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from numpy.typing import NDArray
-from PIL import Image
 from tests.export import tiny_llava, tiny_models
-from tests.runtime.damaged_bundles import damage, edit_json, put
+from tests.runtime.damaged_bundles import edit_json, put
+from tests.tiny.media import (
+    NEW,
+    Pixels,
+    answer_of,
+    assert_damage_is_found,
+    assert_same_every_way,
+    assert_verified,
+    greedy,
+    picture,
+    png,
+    served,
+)
+from tests.tiny.tokenizers import of_characters
 
 import ortolan
 from ortolan.export.errors import LayoutError
@@ -27,22 +37,12 @@ from ortolan.runtime import (
     ChatError,
     Decoder,
     InputError,
-    PromptLookup,
     Sampling,
     open_bundle,
     verify,
 )
 
-NEW = 10
-
-Pixels = NDArray[np.uint8]
-
-
-def picture(seed: int) -> Pixels:
-    return np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-
-
-FIRST, SECOND = picture(1), picture(2)
+FIRST, SECOND = picture(seed=1), picture(seed=2)
 
 PROMPTS: dict[str, list[Any]] = {
     "no image": ["what is this"],
@@ -106,20 +106,7 @@ def expected_tokens(
         std = np.array([0.26862954, 0.26130258, 0.27577711])
         pixels = (np.stack(images) / 255 - mean) / std
         given["pixel_values"] = torch.tensor(pixels.transpose(0, 3, 1, 2), dtype=torch.float32)
-    with torch.inference_mode():
-        tokens: list[int] = reference.generate(
-            **given,
-            **penalties,
-            max_new_tokens=NEW,
-            do_sample=False,
-            eos_token_id=None,
-            pad_token_id=0,
-        )[0].tolist()
-    return tokens[len(ids) :]
-
-
-def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
-    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
+    return answer_of(reference, given, **penalties)
 
 
 @pytest.mark.parametrize("name", PROMPTS)
@@ -139,37 +126,24 @@ def test_an_image_changes_the_answer(model: Decoder) -> None:
 
 def test_a_batch_a_stream_a_service_and_drafts_give_the_same(model: Decoder) -> None:
     prompts: list[Any] = [parts for name, parts in PROMPTS.items() if name != "no image"]
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert [done.tokens for done in greedy(model, prompts)] == alone
-    assert [greedy(model, prompt, draft=PromptLookup()).tokens for prompt in prompts] == alone
-    with model.serve(slots=3) as service:
-        tickets = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True) for prompt in prompts
-        ]
-        assert [ticket.completion().tokens for ticket in tickets] == alone
+    assert_same_every_way(model, prompts)
     with model.stream(prompts[0], max_new_tokens=NEW, ignore_eos=True) as stream:
         text = "".join(stream)
     assert text == stream.completion.text
 
 
 def test_a_prefix_cache_tells_images_apart(model: Decoder) -> None:
-    rest: list[Any] = [{"image": picture(seed)} for seed in range(3, 12)]  # more than a block
+    rest: list[Any] = [{"image": picture(seed=seed)} for seed in range(3, 12)]  # more than a block
     prompts = [[{"image": image}, *rest, "?"] for image in (FIRST, SECOND, FIRST)]
     alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
     assert alone[0] != alone[1]
-    with model.serve(slots=1) as service:
-        done = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True).completion()
-            for prompt in prompts
-        ]
+    done = served(model, prompts, slots=1)
     assert [completion.tokens for completion in done] == alone
     assert [completion.timings.cached_tokens for completion in done] == [0, 0, 128]
 
 
 def data_url(image: Pixels) -> str:
-    stream = io.BytesIO()
-    Image.fromarray(image).save(stream, "PNG")
-    return f"data:image/png;base64,{base64.b64encode(stream.getvalue()).decode()}"
+    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
 
 
 def question(part: dict[str, Any]) -> list[dict[str, Any]]:
@@ -270,7 +244,7 @@ def test_penalties_are_those_of_transformers(model: Decoder, reference: Any) -> 
 
 def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
     tokenizer = tmp_path / "tokenizer.json"
-    tiny_models.tokenizer().save(str(tokenizer))
+    of_characters().save(str(tokenizer))
     ortolan.export(
         tiny_models.decoder(tiny_models.llama()),
         tmp_path / "bundle",
@@ -282,28 +256,12 @@ def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
 
 
 def test_verification_covers_the_encoder(folder: Path) -> None:
-    report = verify(folder, isolate=False)
-    assert report.verdict == "PASS"
-    assert report.media is not None
-    assert report.media.verdict == "PASS"
+    assert_verified(folder)
 
 
 @pytest.mark.parametrize("part", ["vision", "."])
 def test_a_damaged_weight_is_found(part: str, copied: Path) -> None:
-    bundle = open_bundle(copied / part)
-    names = [tensor.name for graph in bundle.graphs.values() for tensor in graph.external]
-    weight = next(name for name in names if name.endswith(("projections.1.weight", "up.weight")))
-
-    def change(values: NDArray[Any]) -> None:
-        values[0] *= 1.5
-
-    damage(copied / part, weight, change)
-    if part == "vision":
-        with pytest.raises(BundleError, match="expected the encoder of images"):
-            verify(copied, isolate=False)
-        assert verify(copied / part, isolate=False).verdict == "FAIL"
-    else:
-        assert verify(copied, isolate=False).verdict == "FAIL"
+    assert_damage_is_found(copied, part, "projections.1.weight", "expected the encoder of images")
 
 
 def test_another_encoder_is_refused(copied: Path) -> None:

@@ -1,6 +1,5 @@
 """Decoders that read images in tiles: bundles against the processor and model of transformers."""
 
-import io
 import itertools
 import shutil
 from collections.abc import Sequence
@@ -10,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 import transformers
-from numpy.typing import NDArray
 from PIL import Image
 from tests.export import lfm2_vl_processor, tiny_tiles
 from tests.runtime.damaged_bundles import edit_json, put
+from tests.tiny.media import NEW, answer_of, assert_same_every_way, greedy, picture, png
 from transformers import Idefics3Processor, InternVLProcessor, PreTrainedTokenizerFast
 from transformers.models.got_ocr2.image_processing_pil_got_ocr2 import get_optimal_tiled_canvas
 
@@ -27,10 +25,6 @@ from ortolan.runtime.bundle.sources import ImageSource
 from ortolan.runtime.inputs.tiles import closest, cut
 
 pytestmark = pytest.mark.slow
-
-NEW = 8
-
-Pixels = NDArray[np.uint8]
 
 TYPES = ("idefics3", "internvl", "lfm2_vl", "smolvlm")
 
@@ -47,11 +41,6 @@ SIZES = [
     (120, 7),
 ]  # fmt: skip
 """Heights and widths of images."""
-
-
-def picture(height: int, width: int, channels: int = 3) -> Pixels:
-    generator = np.random.default_rng(1000 * height + width)
-    return generator.integers(0, 256, (height, width, channels)).astype(np.uint8)
 
 
 WIDE, TALL, SQUARE = picture(12, 30), picture(30, 7), picture(20, 20)
@@ -132,15 +121,7 @@ def expected(name: str, folder: Path, parts: Sequence[Any]) -> tuple[list[int], 
     ids: list[int] = given["input_ids"][0].tolist()
     used = ("input_ids", "pixel_values", "pixel_attention_mask", "spatial_shapes")
     given = {key: given[key] for key in used if key in given}
-    with torch.inference_mode():
-        tokens: list[int] = model.generate(
-            **given, max_new_tokens=NEW, do_sample=False, eos_token_id=None, pad_token_id=0
-        )[0].tolist()
-    return ids, tokens[len(ids) :]
-
-
-def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
-    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
+    return ids, answer_of(model, given)
 
 
 def tiles_of(model: Decoder) -> Tiles:
@@ -255,13 +236,7 @@ def test_a_batch_a_stream_and_a_service_give_the_same(
 ) -> None:
     model = models[name]
     prompts = list(PROMPTS.values())
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert [done.tokens for done in greedy(model, prompts)] == alone
-    with model.serve(slots=2) as service:
-        tickets = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True) for prompt in prompts
-        ]
-        assert [ticket.completion().tokens for ticket in tickets] == alone
+    assert_same_every_way(model, prompts, drafts=False)
 
 
 @pytest.mark.parametrize("name", ["internvl", "lfm2_vl", "smolvlm"])
@@ -269,9 +244,7 @@ def test_a_chat_reads_tiles(
     name: str, models: dict[str, Decoder], checkpoints: dict[str, Path]
 ) -> None:
     model = models[name]
-    stream = io.BytesIO()
-    Image.fromarray(WIDE).save(stream, "PNG")
-    image = {"type": "image", "image": stream.getvalue()}
+    image = {"type": "image", "image": png(WIDE)}
     message = {"role": "user", "content": [image, {"type": "text", "text": "say"}]}
     ids, tokens = expected(name, checkpoints[name], ["user:", {"image": WIDE}, "say</s>A:"])
     completion = model.chat([message], max_new_tokens=NEW, ignore_eos=True).completion

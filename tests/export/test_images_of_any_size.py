@@ -15,6 +15,7 @@ from tests.export.tiny_contrast import image_processor
 from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime.damaged_bundles import edit_json, put
 from tests.tiny.encoders import SIGLIP2_VISION
+from tests.tiny.media import picture
 from transformers import PreTrainedModel
 
 import ortolan
@@ -43,13 +44,6 @@ SIZES = [
 
 LEVEL = 1.001 / 255 / 0.5
 """A level of a byte, normalized: PyTorch's kernel rounds a few values otherwise than Pillow."""
-
-Pixels = NDArray[np.uint8]
-
-
-def picture(height: int, width: int, channels: int = 3) -> Pixels:
-    generator = np.random.default_rng(1000 * height + width)
-    return generator.integers(0, 256, (height, width, channels)).astype(np.uint8)
 
 
 @pytest.fixture(scope="module")

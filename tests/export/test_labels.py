@@ -12,12 +12,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tests.modeling.tiny_encoders import BERT, DISTILBERT, MODERN, NARROW, ROBERTA, VIT
-from tests.modeling.tiny_models import VOCABULARY
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
-from tokenizers.processors import TemplateProcessing
+from tests.modeling.tiny_encoders import ROBERTA
+from tests.tiny.decoders import VOCABULARY
+from tests.tiny.encoders import BERT, DISTILBERT, MASKED, VIT
+from tests.tiny.tokenizers import of_texts
 from transformers import (
     AutoConfig,
     AutoModelForImageClassification,
@@ -45,7 +43,7 @@ def names(count: int) -> dict[str, Any]:
 
 
 def narrow(model_type: str, **more: Any) -> dict[str, Any]:
-    return BERT | {"model_type": model_type} | NARROW[model_type][1] | more
+    return BERT | {"model_type": model_type} | MASKED[model_type][1] | more
 
 
 FAST: dict[str, dict[str, Any]] = {
@@ -70,8 +68,8 @@ SLOW: dict[str, dict[str, Any]] = {
     "albert regression": narrow("albert") | ONE | REGRESSION,
     "electra tags": narrow("electra") | names(7) | MULTI,
     "mpnet regression": narrow("mpnet") | ONE | REGRESSION,
-    "modernbert tags": MODERN | names(5) | MULTI,
-    "modernbert single": MODERN | {"classifier_pooling": "mean"} | ONE,
+    "modernbert tags": narrow("modernbert") | names(5) | MULTI,
+    "modernbert single": narrow("modernbert", classifier_pooling="mean") | ONE,
     "eurobert regressions": narrow("eurobert") | names(3) | REGRESSION,
     "roformer tags": narrow("roformer") | names(9) | MULTI,
     "big_bird tags": narrow("big_bird") | names(4) | MULTI,
@@ -100,16 +98,9 @@ def save(values: dict[str, Any], folder: Path) -> None:
         ViTImageProcessor(size={"height": 8, "width": 8}).save_pretrained(folder)
         return
     special = ["<x>", "[PAD]", "[CLS]", "[SEP]", "[UNK]"]
-    words = [*special, *(f"w{i}" for i in range(len(special), VOCABULARY))]
-    tokenizer = Tokenizer(WordLevel({word: i for i, word in enumerate(words)}, unk_token="[UNK]"))
-    tokenizer.pre_tokenizer = Whitespace()
-    tokenizer.add_special_tokens(special)
-    tokenizer.post_processor = TemplateProcessing(
-        single="[CLS] $A [SEP]", special_tokens=[("[CLS]", 2), ("[SEP]", 3)]
-    )
     fast: Any = PreTrainedTokenizerFast
     fast(
-        tokenizer_object=tokenizer,
+        tokenizer_object=of_texts(special, VOCABULARY),
         pad_token="[PAD]",
         model_input_names=["input_ids", "attention_mask"],
     ).save_pretrained(folder)

@@ -15,7 +15,15 @@ import torch
 from numpy.typing import NDArray
 from tests.cli.conftest import run_here
 from tests.export import tiny_llava, tiny_qwen3_asr
-from tests.runtime.damaged_bundles import damage, edit_json, put
+from tests.runtime.damaged_bundles import edit_json, put
+from tests.tiny.media import (
+    NEW,
+    answer_of,
+    assert_damage_is_found,
+    assert_same_every_way,
+    assert_verified,
+    greedy,
+)
 
 import ortolan
 from ortolan.export.errors import OptionError
@@ -26,15 +34,11 @@ from ortolan.runtime import (
     Decoder,
     Encoder,
     InputError,
-    PromptLookup,
     load,
     open_bundle,
-    verify,
 )
 
 pytestmark = pytest.mark.slow
-
-NEW = 8
 
 Samples = NDArray[np.float32]
 
@@ -122,23 +126,7 @@ def expected(model: Decoder, reference: tuple[Any, Any], parts: Sequence[Any]) -
     with torch.inference_mode():
         embedded = reference[1].get_input_embeddings()(ids_BS)
         embedded[ids_BS == read.token] = torch.cat(sounds)
-        tokens: list[int] = (
-            reference[1]
-            .generate(
-                input_ids=ids_BS,
-                inputs_embeds=embedded,
-                max_new_tokens=NEW,
-                do_sample=False,
-                eos_token_id=None,
-                pad_token_id=0,
-            )[0]
-            .tolist()
-        )
-    return tokens[-NEW:]
-
-
-def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
-    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
+    return answer_of(reference[1], {"input_ids": ids_BS, "inputs_embeds": embedded})
 
 
 @pytest.mark.parametrize("seconds", SECONDS)
@@ -175,14 +163,7 @@ def test_tokens_are_those_of_transformers(
 
 def test_a_batch_a_stream_a_service_and_drafts_give_the_same(model: Decoder) -> None:
     prompts = list(PROMPTS.values())
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert [done.tokens for done in greedy(model, prompts)] == alone
-    assert [greedy(model, prompt, draft=PromptLookup()).tokens for prompt in prompts] == alone
-    with model.serve(slots=3) as service:
-        tickets = [
-            service.submit(prompt, max_new_tokens=NEW, ignore_eos=True) for prompt in prompts
-        ]
-        assert [ticket.completion().tokens for ticket in tickets] == alone
+    assert_same_every_way(model, prompts)
 
 
 def wav(samples: Samples, rate: int = tiny_qwen3_asr.RATE) -> bytes:
@@ -311,28 +292,12 @@ def test_the_encoder_alone_reads_one_window(folder: Path, model: Decoder) -> Non
 
 
 def test_verification_covers_the_encoder(folder: Path) -> None:
-    report = verify(folder, isolate=False)
-    assert report.verdict == "PASS"
-    assert report.media is not None
-    assert report.media.verdict == "PASS"
+    assert_verified(folder)
 
 
 @pytest.mark.parametrize("part", ["sound", "."])
 def test_a_damaged_weight_is_found(part: str, copied: Path) -> None:
-    bundle = open_bundle(copied / part)
-    names = [tensor.name for graph in bundle.graphs.values() for tensor in graph.external]
-    weight = next(name for name in names if name.endswith(("conv2.weight", "up.weight")))
-
-    def change(values: NDArray[Any]) -> None:
-        values[0] *= 1.5
-
-    damage(copied / part, weight, change)
-    if part == "sound":
-        with pytest.raises(BundleError, match="expected the encoder of sounds"):
-            verify(copied, isolate=False)
-        assert verify(copied / part, isolate=False).verdict == "FAIL"
-    else:
-        assert verify(copied, isolate=False).verdict == "FAIL"
+    assert_damage_is_found(copied, part, "conv2.weight", "expected the encoder of sounds")
 
 
 @pytest.mark.parametrize(

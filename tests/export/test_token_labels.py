@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.modeling.tiny_encoders import BERT
 from tests.runtime.tiny_tokenizers import KINDS
+from tests.tiny.encoders import BERT
 from tokenizers.processors import TemplateProcessing
 from transformers import (
     AutoConfig,

@@ -1,7 +1,6 @@
 """A CLIP, a SigLIP and a SigLIP 2 with random weights, a tokenizer and a processor of images."""
 
 import copy
-import io
 import json
 import warnings
 from pathlib import Path
@@ -9,11 +8,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from PIL import Image
 from tests.modeling.tiny_encoders import EncoderCase
 from tests.tiny.encoders import CLIP, SIGLIP, SIGLIP2
-from tokenizers import Tokenizer, decoders, models, processors
+from tests.tiny.media import picture
+from tests.tiny.tokenizers import of_characters, with_ends
+from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 import ortolan
@@ -34,16 +34,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 def tokenizer(kind: str) -> Tokenizer:
     """One token per ASCII character; CLIP's end token has the highest id, as published."""
-    characters = [chr(code) for code in range(32, 126)]
-    tokens = ["<unk>", "<pad>", "<s>", *characters, "</s>"]
-    vocab = {token: place for place, token in enumerate(tokens)}
-    library = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
+    library = of_characters(("<unk>", "<pad>", "<s>"), ("</s>",))
     library.add_special_tokens(["<pad>", "<s>", "</s>"])
-    library.decoder = decoders.Fuse()
-    single = "<s> $A </s>" if kind == "clip" else "$A </s>"
-    ends = [(token, vocab[token]) for token in ("<s>", "</s>")]
-    library.post_processor = processors.TemplateProcessing(single=single, special_tokens=ends)
-    return library
+    return with_ends(library, "<s> $A </s>" if kind == "clip" else "$A </s>")
 
 
 def values_of(kind: str, *, eos_token_id: int | None = None) -> dict[str, Any]:
@@ -93,15 +86,7 @@ def image_processor(kind: str) -> Any:
 
 LABELS = ["cat", "a dog", "fish & chips"]
 
-Pixels = NDArray[np.uint8]
-
-
-def picture(seed: int) -> Pixels:
-    """Noise of the size of the models."""
-    return np.random.default_rng(seed).integers(0, 256, (8, 8, 3)).astype(np.uint8)
-
-
-PICTURES = [picture(1), picture(2)]
+PICTURES = [picture(seed=1), picture(seed=2)]
 
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "clip": ("clip", {}),
@@ -109,13 +94,6 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "siglip": ("siglip", {}),
     "siglip2": ("siglip2", {}),
 }
-
-
-def png(pixels: Pixels) -> bytes:
-    """The file of a picture."""
-    stream = io.BytesIO()
-    Image.fromarray(pixels).save(stream, "PNG")
-    return stream.getvalue()
 
 
 class Case:

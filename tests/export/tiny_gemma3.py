@@ -1,12 +1,12 @@
 """Tiny Gemma 3: a tokenizer that joins line breaks, a chat template and an image processor too."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tests.modeling.tiny_models import reference_model
+from tests.tiny.checkpoints import write_checkpoint
 from tests.tiny.encoders import GEMMA3
-from tokenizers import Tokenizer, decoders, models
+from tests.tiny.tokenizers import of_characters
+from tokenizers import Tokenizer
 
 SIDE = 16
 """Pixels of an image."""
@@ -36,13 +36,9 @@ TEMPLATE = (
 
 def tokenizer() -> Tokenizer:
     """One token per ASCII character, and one for up to four line breaks."""
-    characters = [chr(code) for code in range(32, 126)]
     breaks = ["\n" * count for count in range(1, 5)]
-    tokens = ["<pad>", "<eos>", "<bos>", *characters, *breaks]
-    vocabulary = {token: place for place, token in enumerate(tokens)}
     merges = [("\n", "\n"), ("\n\n", "\n\n"), ("\n\n", "\n")]
-    own = Tokenizer(models.BPE(vocab=vocabulary, merges=merges, unk_token="<pad>"))
-    own.decoder = decoders.Fuse()
+    own = of_characters(("<pad>", "<eos>", "<bos>"), breaks, merges)
     own.add_special_tokens(["<pad>", "<eos>", "<bos>", *SPECIAL])
     return own
 
@@ -56,21 +52,16 @@ def write(folder: Path, *, text: dict[str, Any] | None = None, **processor: Any)
         processor: changes to the keys of the image processor.
     """
     own = tokenizer()
-    sizes = {"vocab_size": own.get_vocab_size(), "max_position_embeddings": 800}
     values = GEMMA3 | {
         "image_token_index": own.token_to_id("<image_soft_token>"),
         "boi_token_index": own.token_to_id("<start_of_image>"),
         "eoi_token_index": own.token_to_id("<end_of_image>"),
-        "text_config": GEMMA3["text_config"] | sizes | (text or {}),
+        "text_config": GEMMA3["text_config"] | {"max_position_embeddings": 800} | (text or {}),
     }
-    model = reference_model(values, architecture=values["architectures"][0])
-    model.save_pretrained(folder)
-    own.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
     keys = {
         "image_processor_type": "Gemma3ImageProcessor",
         "size": {"height": SIDE, "width": SIDE},
         "image_seq_length": VECTORS,
         "do_pan_and_scan": None,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(keys | processor))
+    write_checkpoint(folder, values, own, template=TEMPLATE, processor=keys | processor)

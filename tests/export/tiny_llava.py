@@ -1,11 +1,10 @@
 """A LLaVA with random weights, a tokenizer, a chat template and a processor of images."""
 
-import json
 from pathlib import Path
 
-from tests.export import tiny_models
-from tests.modeling.tiny_models import reference_model
+from tests.tiny.checkpoints import write_checkpoint
 from tests.tiny.encoders import LLAVA
+from tests.tiny.tokenizers import of_characters
 
 TEMPLATE = (
     "{% for m in messages %}{{ m.role }}:{% if m.content is string %}{{ m.content }}{% else %}"
@@ -19,17 +18,15 @@ VECTORS = 16
 
 def write(folder: Path) -> None:
     """Write the checkpoint."""
-    tokenizer = tiny_models.tokenizer()
+    tokenizer = of_characters()
     tokenizer.add_special_tokens(["<image>"])
-    size = tokenizer.get_vocab_size()
-    values = LLAVA | {
-        "image_token_index": tokenizer.token_to_id("<image>"),
-        "text_config": LLAVA["text_config"] | {"vocab_size": size, "max_position_embeddings": 400},
-    }
-    model = reference_model(values, architecture="LlavaForConditionalGeneration")
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    text = LLAVA["text_config"] | {"max_position_embeddings": 400}
+    token = tokenizer.token_to_id("<image>")
     sizes = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
-    processor = {"image_processor_type": "CLIPImageProcessor", **sizes}
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    write_checkpoint(
+        folder,
+        LLAVA | {"image_token_index": token, "text_config": text},
+        tokenizer,
+        template=TEMPLATE,
+        processor={"image_processor_type": "CLIPImageProcessor", **sizes},
+    )

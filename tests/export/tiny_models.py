@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer, decoders, models, processors
+from tests.tiny.tokenizers import of_characters
 
 from ortolan.export.options import ExportOptions
 from ortolan.modeling import DecoderConfig, DecoderModel, save
@@ -174,31 +174,10 @@ CASES = {
 }
 
 
-def tokenizer() -> Tokenizer:
-    """One token per ASCII character."""
-    characters = [chr(code) for code in range(32, 126)]
-    tokens = ["<unk>", "<s>", "</s>", *characters]
-    vocab = {token: place for place, token in enumerate(tokens)}
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], unk_token="<unk>"))
-    tokenizer.decoder = decoders.Fuse()
-    return tokenizer
-
-
-def pair_tokenizer() -> Tokenizer:
-    """`tokenizer` with `<s>` and `</s>` around texts and pairs, and RoBERTa's double separator."""
-    tokenizer_of_pairs = tokenizer()
-    tokenizer_of_pairs.post_processor = processors.TemplateProcessing(
-        single="<s> $A </s>",
-        pair="<s> $A </s> </s> $B:1 </s>:1",
-        special_tokens=[("<s>", 1), ("</s>", 2)],
-    )
-    return tokenizer_of_pairs
-
-
 def write_checkpoint(folder: Path, module: DecoderModel) -> Path:
     """A checkpoint folder with all companions of a bundle."""
     save(module, folder)
-    tokenizer().save(str(folder / "tokenizer.json"))
+    of_characters().save(str(folder / "tokenizer.json"))
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [2, 5]}))
     (folder / "chat_template.jinja").write_text("{{ messages[0].content }}")
     return folder

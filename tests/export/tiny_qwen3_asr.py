@@ -1,12 +1,11 @@
 """A Qwen3-ASR with random weights, a tokenizer, a chat template and a feature extractor."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tests.export import tiny_models
-from tests.modeling.tiny_models import reference_model
+from tests.tiny.checkpoints import write_checkpoint
 from tests.tiny.encoders import QWEN3_ASR
+from tests.tiny.tokenizers import of_characters
 
 BINS, RATE = 10, 16_000
 
@@ -25,18 +24,13 @@ TEMPLATE = (
 
 def write(folder: Path, **extractor: Any) -> None:
     """Write the checkpoint; `extractor` changes the keys of its feature extractor."""
-    tokenizer = tiny_models.tokenizer()
+    tokenizer = of_characters()
     tokenizer.add_special_tokens(list(SPECIAL))
     tokenizer.add_tokens(["<asr_text>"])
-    text = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 400}
     values = QWEN3_ASR | {
         "audio_token_id": tokenizer.token_to_id("<|audio_pad|>"),
-        "text_config": QWEN3_ASR["text_config"] | text,
+        "text_config": QWEN3_ASR["text_config"] | {"max_position_embeddings": 400},
     }
-    model = reference_model(values, architecture="Qwen3ASRForConditionalGeneration")
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
     keys = {
         "feature_extractor_type": "Qwen3ASRFeatureExtractor",
         "feature_size": BINS,
@@ -45,4 +39,4 @@ def write(folder: Path, **extractor: Any) -> None:
         "n_window": 50,
         **extractor,
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(keys))
+    write_checkpoint(folder, values, tokenizer, template=TEMPLATE, processor=keys)

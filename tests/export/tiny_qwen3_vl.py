@@ -1,12 +1,11 @@
 """A Qwen3-VL or Qwen 3.5 with random weights, a tokenizer, a chat template and a processor."""
 
-import json
 from pathlib import Path
 from typing import Any
 
-from tests.export import tiny_models
-from tests.modeling.tiny_models import reference_model
+from tests.tiny.checkpoints import write_checkpoint
 from tests.tiny.encoders import QWEN3_VL
+from tests.tiny.tokenizers import of_characters
 
 START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
 
@@ -26,19 +25,14 @@ CONTEXT = 512
 
 def write(folder: Path, values: dict[str, Any] = QWEN3_VL, **text: Any) -> None:
     """Write the checkpoint; `text` changes the language model."""
-    tokenizer = tiny_models.tokenizer()
+    tokenizer = of_characters()
     tokenizer.add_special_tokens([START, PAD, END])
-    sizes = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": CONTEXT}
     values = values | {
         "image_token_id": tokenizer.token_to_id(PAD),
         "vision_start_token_id": tokenizer.token_to_id(START),
         "vision_end_token_id": tokenizer.token_to_id(END),
-        "text_config": values["text_config"] | sizes | text,
+        "text_config": values["text_config"] | {"max_position_embeddings": CONTEXT} | text,
     }
-    model = reference_model(values, architecture=values["architectures"][0])
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
     processor = {
         "image_processor_type": "Qwen2VLImageProcessorFast",
         "patch_size": 4,
@@ -48,4 +42,4 @@ def write(folder: Path, values: dict[str, Any] = QWEN3_VL, **text: Any) -> None:
         "image_mean": [0.5, 0.5, 0.5],
         "image_std": [0.5, 0.5, 0.5],
     }
-    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    write_checkpoint(folder, values, tokenizer, template=TEMPLATE, processor=processor)

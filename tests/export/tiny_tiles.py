@@ -1,14 +1,13 @@
 """Tiny models that read tiles, each with a tokenizer, a chat template and an image processor."""
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tests.export import tiny_models
 from tests.export.tiny_llava import TEMPLATE
-from tests.modeling.tiny_models import reference_model
+from tests.tiny.checkpoints import write_checkpoint
 from tests.tiny.encoders import IDEFICS3, INTERNVL, LFM2_VL, SMOLVLM
+from tests.tiny.tokenizers import of_characters
 
 SIDE = 8
 """Pixels of a tile."""
@@ -74,20 +73,15 @@ def write(
         tower: changes to the config of the image encoder.
         processor: changes to the keys of the image processor.
     """
-    tokenizer = tiny_models.tokenizer()
+    tokenizer = of_characters()
     tokenizer.add_tokens(["\n", "\n\n"])
     tokenizer.add_special_tokens(list(SPECIAL))
     values = VALUES[model_type]
-    text = {"vocab_size": tokenizer.get_vocab_size(), "max_position_embeddings": 800}
     values = values | {
         "image_token_id": tokenizer.token_to_id(PLACEHOLDERS[model_type]),
-        "text_config": values["text_config"] | text,
+        "text_config": values["text_config"] | {"max_position_embeddings": 800},
         "vision_config": values["vision_config"] | (tower or {}),
     }
-    model = reference_model(values, architecture=values["architectures"][0])
-    model.save_pretrained(folder)
-    tokenizer.save(str(folder / "tokenizer.json"))
     template = TEMPLATE.replace("<image>", PLACEHOLDERS[model_type])
-    (folder / "chat_template.jinja").write_text(template)
     keys = PROCESSORS[model_type] | processor
-    (folder / "preprocessor_config.json").write_text(json.dumps(keys))
+    write_checkpoint(folder, values, tokenizer, template=template, processor=keys)

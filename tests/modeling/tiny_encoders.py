@@ -6,136 +6,43 @@ from typing import Any
 
 import torch
 import transformers
-from tests.modeling.tiny_models import LLAMA, NO_TOKENS, VOCABULARY, reference_model
-from tests.tiny.encoders import CLIP_VISION, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3, SIGLIP
+from tests.modeling.tiny_models import reference_model
+from tests.tiny.decoders import VOCABULARY
+from tests.tiny.encoders import (
+    BART,
+    BART_LIKE,
+    BERT,
+    CLIP_VISION,
+    DEIT,
+    DINOV2,
+    DINOV2_REGISTERS,
+    DINOV3,
+    DISTILBERT,
+    GEMMA3,
+    MARIAN,
+    MASKED,
+    NO_TOKENS,
+    PAD,
+    SIGLIP,
+    T5,
+    VIT,
+)
 from torch import Tensor
 from transformers import PreTrainedModel
 
-PAD, OTHER_PAD = 1, 4
-"""The id of padding. It is in texts too, where some models do not count it."""
-
-BERT: dict[str, Any] = {
-    "model_type": "bert",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 40,
-    "pad_token_id": PAD,
-}
+OTHER_PAD = 4
+"""An id of padding. Those are in texts too, where some models do not count them."""
 
 ROBERTA = BERT | {"model_type": "roberta", "type_vocab_size": 1}
-
-DISTILBERT: dict[str, Any] = {
-    "model_type": "distilbert",
-    "vocab_size": VOCABULARY,
-    "dim": 32,
-    "hidden_dim": 48,
-    "n_layers": 2,
-    "n_heads": 4,
-    "max_position_embeddings": 40,
-    "pad_token_id": PAD,
-}
-
-VIT: dict[str, Any] = {
-    "model_type": "vit",
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "image_size": 8,
-    "patch_size": 2,
-    "num_channels": 3,
-}
-
-MARIAN: dict[str, Any] = {
-    "model_type": "marian",
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "encoder_layers": 2,
-    "decoder_layers": 3,
-    "encoder_attention_heads": 4,
-    "decoder_attention_heads": 2,
-    "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 40,
-    "max_position_embeddings": 40,
-    "activation_function": "relu",
-    "scale_embedding": True,
-    "pad_token_id": PAD,
-    "eos_token_id": 2,
-    "decoder_start_token_id": PAD,
-    "forced_eos_token_id": None,
-}
-
-BART_LIKE = {
-    "blenderbot": "Blenderbot",
-    "m2m_100": "M2M100",
-    "mbart": "MBart",
-    "mvp": "Mvp",
-    "pegasus": "Pegasus",
-    "plbart": "PLBart",
-}
-"""Families of encoder-decoders, and what the names of their models begin with."""
-
-BERT_LIKE = {
-    "camembert": "Camembert",
-    "data2vec-text": "Data2VecText",
-    "ernie": "Ernie",
-    "megatron-bert": "MegatronBert",
-    "roberta-prelayernorm": "RobertaPreLayerNorm",
-    "xlm-roberta": "XLMRoberta",
-    "xlm-roberta-xl": "XLMRobertaXL",
-}
-"""Families of encoders, and what the names of their models begin with."""
-
-NARROW: dict[str, tuple[str, dict[str, Any]]] = {
-    "albert": ("Albert", {"embedding_size": 16}),
-    "big_bird": ("BigBird", {"rescale_embeddings": True}),
-    "electra": ("Electra", {"embedding_size": 16}),
-    "eurobert": ("EuroBert", {"num_key_value_heads": 2, "classifier_pooling": "mean"} | NO_TOKENS),
-    "gte": ("Gte", {}),
-    "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
-    "modernbert": ("ModernBert", {"local_attention": 6} | NO_TOKENS),
-    "mpnet": ("MPNet", {}),
-    "nomic_bert": ("NomicBert", {}),
-    "rembert": ("RemBert", {"input_embedding_size": 16, "output_embedding_size": 24} | NO_TOKENS),
-    "roformer": ("RoFormer", {"embedding_size": 16}),
-}
-"""Encoders with a field more than BERT has, or another."""
 
 MODERN = BERT | {"model_type": "modernbert", "local_attention": 6} | NO_TOKENS
 
 ALL_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True, "classifier_bias": True}
 
-EMBEDDING_GEMMA = LLAMA | {
-    "model_type": "gemma3_text",
+EMBEDDING_GEMMA = GEMMA3["text_config"] | {
     "use_bidirectional_attention": True,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 2,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "max_position_embeddings": 64,
     "sliding_window": 6,
-    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
     "query_pre_attn_scalar": 24,
-}
-
-BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
-
-T5: dict[str, Any] = {
-    "model_type": "t5",
-    "vocab_size": VOCABULARY,
-    "d_model": 32,
-    "d_kv": 12,
-    "d_ff": 48,
-    "num_layers": 2,
-    "num_decoder_layers": 3,
-    "num_heads": 4,
-    "relative_attention_num_buckets": 8,
-    "relative_attention_max_distance": 20,
-    "pad_token_id": PAD,
-    "decoder_start_token_id": PAD,
 }
 
 GATED = T5 | {"feed_forward_proj": "gated-gelu"}
@@ -226,23 +133,17 @@ ENCODERS = {
     ),
     **{
         f"{name}-{head or 'base'}": EncoderCase(
-            f"{classes}{HEADS[head]}", BERT | {"model_type": name}
-        )
-        for name, classes in BERT_LIKE.items()
-        for head in HEADS
-    },
-    **{
-        f"{name}-{head or 'base'}": EncoderCase(
             f"{classes}{HEADS[head]}", BERT | {"model_type": name} | values
         )
-        for name, (classes, values) in NARROW.items()
+        for name, (classes, values) in MASKED.items()
         for head in HEADS
-        if head != FEWER_HEADS.get(name)
+        if name not in ("bert", "roberta") and head != FEWER_HEADS.get(name)
     },
     "eurobert-first": EncoderCase(
         "EuroBertForSequenceClassification",
         BERT
         | {"model_type": "eurobert", "classifier_pooling": "bos", "attention_bias": True}
+        | {"num_attention_heads": 4, "num_key_value_heads": 2}
         | NO_TOKENS,
     ),
     "eurobert-tied": EncoderCase(
@@ -332,6 +233,7 @@ SEQ2SEQ = {
             BART | {"model_type": name, "scale_embedding": scaled},
         )
         for name, classes in BART_LIKE.items()
+        if name != "bart"
         for scaled in (False, True)
     },
     "m2m_100-padding": EncoderCase(

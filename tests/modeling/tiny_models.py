@@ -4,38 +4,16 @@ from typing import Any
 
 import torch
 import transformers
+from tests.tiny.decoders import EVEN, VOCABULARY
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-VOCABULARY = 97
-
-NO_TOKENS: dict[str, Any] = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
-
-LLAMA: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "intermediate_size": 48,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 96,
-    **NO_TOKENS,
-}
+LLAMA: dict[str, Any] = EVEN | {"num_attention_heads": 4, "num_key_value_heads": 2}
+"""With several heads of keys, so that their order matters."""
 
 MISTRAL = LLAMA | {"model_type": "mistral", "sliding_window": None}
 
 QWEN2 = LLAMA | {"model_type": "qwen2", "num_hidden_layers": 3}
-
-GPT2: dict[str, Any] = {
-    "model_type": "gpt2",
-    "vocab_size": VOCABULARY,
-    "n_embd": 32,
-    "n_head": 4,
-    "n_layer": 2,
-    "n_positions": 96,
-    **NO_TOKENS,
-}
 
 STABLELM = LLAMA | {"model_type": "stablelm", "partial_rotary_factor": 0.5}
 

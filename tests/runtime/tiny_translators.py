@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from tests.export.tiny_models import tokenizer
-from tests.modeling.tiny_encoders import BART, MARIAN, T5, ragged
+from tests.modeling.tiny_encoders import ragged
 from tests.modeling.tiny_models import reference_model
-from tokenizers.processors import TemplateProcessing
+from tests.tiny.encoders import BART, MARIAN, T5
+from tests.tiny.tokenizers import of_characters, with_ends
 from torch import nn
 from transformers import PreTrainedModel
 
@@ -25,7 +25,7 @@ SOURCES = ragged(*(1 + 7 * index % 19 for index in range(20)))
 EOS = tuple(range(2, 40, 3))
 """Many EOS tokens, since a random model rarely chooses a particular one."""
 
-_LAYERS = {"encoder_layers": 1, "decoder_layers": 2}
+_LAYERS = {"encoder_layers": 1, "decoder_layers": 2, "max_position_embeddings": 40}
 
 _T5 = T5 | {"num_decoder_layers": T5["num_layers"]}
 """transformers allocates as many cache layers as the encoder has."""
@@ -33,9 +33,9 @@ _T5 = T5 | {"num_decoder_layers": T5["num_layers"]}
 FAMILIES: dict[str, tuple[str, dict[str, Any], int]] = {
     "marian": ("MarianMTModel", MARIAN | _LAYERS, 0),
     "bart": ("BartForConditionalGeneration", BART | _LAYERS, 9),
-    "t5": ("T5ForConditionalGeneration", _T5, 0),
-    # head width that a kernel supports
-    "t5wide": ("T5ForConditionalGeneration", _T5 | {"d_kv": 16}, 0),
+    # head width that no kernel supports
+    "t5": ("T5ForConditionalGeneration", _T5 | {"d_kv": 12}, 0),
+    "t5wide": ("T5ForConditionalGeneration", _T5, 0),
 }
 """Class, config and seed."""
 
@@ -77,8 +77,7 @@ def family_of(form: str) -> str:
 def write_bundle(form: str, folder: Path) -> None:
     """Export a model to `folder / "bundle"`, with a tokenizer of single letters."""
     reference(family_of(form)).save_pretrained(folder / "checkpoint")
-    made = tokenizer()
-    made.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 2)])
+    made = with_ends(of_characters(), "$A </s>")
     made.save(str(folder / "checkpoint" / "tokenizer.json"))
     graphs: Literal["split", "unified"] = "split" if form.endswith("-split") else "unified"
     options = ortolan.ExportOptions(graphs=graphs)

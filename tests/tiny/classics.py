@@ -2,11 +2,9 @@
 
 from typing import Any
 
-from tests.tiny.decoders import GPT2, LLAMA, NO_TOKENS, SMALL, VOCABULARY
+from tests.tiny.decoders import EVEN, GPT2, NO_TOKENS, SMALL, VOCABULARY
 
 _WIDE = SMALL | {"intermediate_size": 48}
-
-_LLAMA = {key: value for key, value in LLAMA.items() if key != "head_dim"}
 
 _ROPE = {"rope_type": "default", "rope_theta": 500.0}
 
@@ -32,9 +30,9 @@ _KINDS: dict[str, dict[str, Any]] = {
         "max_position_embeddings": 96,
         **NO_TOKENS,
     },
-    "starcoder2": _LLAMA | {"sliding_window": 7},
-    "stablelm": _LLAMA | {"partial_rotary_factor": 1.0},
-    "phi": _LLAMA | {"partial_rotary_factor": 1.0},
+    "starcoder2": EVEN | {"sliding_window": 7},
+    "stablelm": EVEN | {"partial_rotary_factor": 1.0},
+    "phi": EVEN | {"partial_rotary_factor": 1.0},
     "gpt_neox": _WIDE | {"rotary_pct": 1.0},
     "gpt_neox_japanese": SMALL | {"rotary_pct": 1.0, "intermediate_multiple_size": 2},
     "gptj": GPT2 | {"rotary_dim": 16},
@@ -58,7 +56,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     },
     "persimmon": _WIDE | {"hidden_size": 64},
     "openai-gpt": GPT2,
-    "apertus": _LLAMA | {"rope_parameters": _ROPE},
+    "apertus": EVEN | {"rope_parameters": _ROPE},
     "modernbert-decoder": _WIDE
     | {"local_attention": 14, "local_rope_theta": 500.0}
     | {"eos_token_id": 2, "pad_token_id": 1, "bos_token_id": 0},

@@ -22,6 +22,9 @@ LLAMA: dict[str, Any] = SMALL | {
     "head_dim": 16,
 }
 
+EVEN: dict[str, Any] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
+"""For families that have no width of heads of their own."""
+
 GPT2: dict[str, Any] = {
     "model_type": "gpt2",
     "vocab_size": VOCABULARY,

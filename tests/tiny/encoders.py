@@ -295,11 +295,11 @@ MARIAN: dict[str, Any] = {
     "vocab_size": VOCABULARY,
     "d_model": 32,
     "encoder_layers": 2,
-    "decoder_layers": 2,
-    "encoder_attention_heads": 2,
+    "decoder_layers": 3,
+    "encoder_attention_heads": 4,
     "decoder_attention_heads": 2,
     "encoder_ffn_dim": 48,
-    "decoder_ffn_dim": 48,
+    "decoder_ffn_dim": 40,
     "max_position_embeddings": 96,
     "activation_function": "relu",
     "scale_embedding": True,
@@ -317,7 +317,8 @@ T5: dict[str, Any] = {
     "d_kv": 16,
     "d_ff": 48,
     "num_layers": 2,
-    "num_heads": 2,
+    "num_decoder_layers": 3,
+    "num_heads": 4,
     "relative_attention_num_buckets": 8,
     "relative_attention_max_distance": 20,
     "pad_token_id": PAD,
@@ -385,7 +386,7 @@ MOONSHINE: dict[str, Any] = {
     "decoder_start_token_id": 1,
 }
 
-_MASKED: dict[str, tuple[str, dict[str, Any]]] = {
+MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "bert": ("Bert", {}),
     "roberta": ("Roberta", {"type_vocab_size": 1}),
     "camembert": ("Camembert", {}),
@@ -395,34 +396,38 @@ _MASKED: dict[str, tuple[str, dict[str, Any]]] = {
     "roberta-prelayernorm": ("RobertaPreLayerNorm", {}),
     "xlm-roberta": ("XLMRoberta", {}),
     "xlm-roberta-xl": ("XLMRobertaXL", {}),
-    "albert": ("Albert", {"embedding_size": 16, "num_hidden_groups": 1}),
+    "albert": ("Albert", {"embedding_size": 16}),
     "electra": ("Electra", {"embedding_size": 16}),
     "mpnet": ("MPNet", {}),
-    "eurobert": ("EuroBert", {"num_key_value_heads": 1, **NO_TOKENS}),
+    "eurobert": ("EuroBert", {"num_key_value_heads": 1, "classifier_pooling": "mean"} | NO_TOKENS),
     "gte": ("Gte", {}),
     "jina_embeddings_v3": ("JinaEmbeddingsV3", {}),
     "modernbert": ("ModernBert", {"local_attention": 6, **NO_TOKENS}),
-    "big_bird": ("BigBird", {}),
+    "big_bird": ("BigBird", {"rescale_embeddings": True}),
     "rembert": (
         "RemBert",
         {"input_embedding_size": 16, "output_embedding_size": 24, **NO_TOKENS},
     ),
-    "roformer": ("RoFormer", {}),
+    "roformer": ("RoFormer", {"embedding_size": 16}),
     "nomic_bert": ("NomicBert", {}),
 }
+"""Encoders, what the names of their classes begin with, and what they have otherwise than BERT."""
+
+BART = MARIAN | {"model_type": "bart", "activation_function": "gelu", "scale_embedding": False}
+
+BART_LIKE = {
+    "bart": "Bart",
+    "blenderbot": "Blenderbot",
+    "m2m_100": "M2M100",
+    "mbart": "MBart",
+    "mvp": "Mvp",
+    "pegasus": "Pegasus",
+    "plbart": "PLBart",
+}
+"""Encoder-decoders, and what the names of their classes begin with."""
 
 _CONDITIONAL: dict[str, tuple[str, dict[str, Any]]] = {
-    **{
-        name: (classes, MARIAN)
-        for name, classes in {
-            "bart": "Bart",
-            "blenderbot": "Blenderbot",
-            "mbart": "MBart",
-            "mvp": "Mvp",
-            "pegasus": "Pegasus",
-            "plbart": "PLBart",
-        }.items()
-    },
+    **{name: (classes, MARIAN) for name, classes in BART_LIKE.items()},
     # The padding id has no position in transformers, so a sequence cannot begin with it.
     "m2m_100": ("M2M100", MARIAN | {"decoder_start_token_id": 2}),
     "t5": ("T5", T5),
@@ -434,7 +439,7 @@ _ALL: tuple[dict[str, Any], ...] = (
     *(WHISPER, MOONSHINE, WAV2VEC2, HUBERT),
     *(
         BERT | {"model_type": name, "architectures": [f"{classes}ForMaskedLM"], **values}
-        for name, (classes, values) in _MASKED.items()
+        for name, (classes, values) in MASKED.items()
     ),
     *(DISTILBERT, VIT, DEIT, DINOV2, DINOV2_REGISTERS, DINOV3),
     *(CLIP, CLIP_TEXT, CLIP_VISION, LLAVA, IDEFICS3, SMOLVLM),

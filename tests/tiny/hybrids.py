@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tests.tiny.decoders import NO_TOKENS, VOCABULARY
-from tests.tiny.modern import EVEN, FACTORS
+from tests.tiny.decoders import EVEN, NO_TOKENS, VOCABULARY
+from tests.tiny.modern import FACTORS
 
 LFM2 = EVEN | {
     "model_type": "lfm2",

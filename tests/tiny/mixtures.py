@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tests.tiny.decoders import LLAMA
-from tests.tiny.modern import EVEN, FACTORS, MIXED, YARN
+from tests.tiny.decoders import EVEN, LLAMA
+from tests.tiny.modern import FACTORS, MIXED, YARN
 
 _FOUR: dict[str, Any] = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
 

@@ -2,9 +2,7 @@
 
 from typing import Any
 
-from tests.tiny.decoders import LLAMA
-
-EVEN: dict[str, Any] = {key: value for key, value in LLAMA.items() if key != "head_dim"}
+from tests.tiny.decoders import EVEN, LLAMA
 
 MIXED: dict[str, Any] = {
     "sliding_window": 7,

@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 from tests.export import tiny_models
+from tests.tiny.tokenizers import of_characters
 
 from ortolan.modeling import DecoderConfig, DecoderModel
 from ortolan.modeling.config import BlockConfig, RotaryPositions
@@ -59,7 +60,7 @@ def write_built(
         size_threshold=0,
     )
     (folder / "genai_config.json").write_text(json.dumps(settings(len(module.config.blocks))))
-    tiny_models.tokenizer().save(str(folder / "tokenizer.json"))
+    of_characters().save(str(folder / "tokenizer.json"))
     return folder
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.export import tiny_models
 from tests.export.conftest import Exported
+from tests.tiny.tokenizers import of_characters
 
 import ortolan
 from ortolan.export.errors import OptionError
@@ -70,7 +71,7 @@ def test_a_live_module_has_no_companions(exported: Export) -> None:
 
 def test_another_tokenizer_replaces_the_checkpoints_own(checkpoint: Path, tmp_path: Path) -> None:
     other = tmp_path / "other.json"
-    tiny_models.tokenizer().save(str(other))
+    of_characters().save(str(other))
     source = open_exportable(checkpoint, tokenizer=other, max_context=None)
     assert source.companions["tokenizer.json"] == other
     with pytest.raises(OptionError, match=r"none\.json"):

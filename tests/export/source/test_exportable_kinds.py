@@ -95,7 +95,7 @@ def test_a_sentence_folder_has_a_length_and_prompts(tmp_path: Path) -> None:
     longer = open_exportable(tmp_path, tokenizer=None, max_context=35)
     assert longer.context_length == 35
     (tmp_path / "sentence_bert_config.json").write_text('{"max_seq_length": 512}')
-    assert opened(tmp_path).context_length == 40
+    assert opened(tmp_path).context_length == 96
 
 
 def test_image_encoder_has_no_vocabulary_and_a_vit_s_defaults() -> None:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from tests.export import tiny_models
 from tests.export.own_module import VOCAB, Unusual, unusual
+from tests.tiny.tokenizers import of_characters
 from torch import Tensor, nn
 
 import ortolan
@@ -75,7 +76,7 @@ def test_an_export_neither_copies_nor_changes_the_module() -> None:
 
 
 def test_the_tokenizer_and_its_special_tokens_come_from_a_folder(tmp_path: Path) -> None:
-    tiny_models.tokenizer().save(str(tmp_path / "tokenizer.json"))
+    of_characters().save(str(tmp_path / "tokenizer.json"))
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [7]}')
     model = open_exportable(larger(), tokenizer=tmp_path, max_context=32)
     assert model.tokens.eos == (7,)

@@ -11,7 +11,8 @@ from tests.modeling.checkpoint.gguf_files import (
     turned,
     write_gguf,
 )
-from tests.modeling.tiny_models import GPT2, LLAMA, NO_TOKENS, VOCABULARY, reference_model
+from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.decoders import GPT2, NO_TOKENS, VOCABULARY
 from torch import Tensor
 from transformers import PreTrainedModel
 

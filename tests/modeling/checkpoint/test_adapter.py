@@ -10,7 +10,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.packed_files import METHODS, write_packed
 from tests.modeling.checkpoint.refusals import refused
-from tests.modeling.tiny_models import GPT2, LLAMA, assert_same_logits, reference_model
+from tests.modeling.tiny_models import LLAMA, assert_same_logits, reference_model
+from tests.tiny.decoders import GPT2
 from torch import Tensor
 
 from ortolan.modeling import load

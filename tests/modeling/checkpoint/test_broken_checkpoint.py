@@ -11,7 +11,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.checkpoint.refusals import edit, refused, reshape, weight_error
-from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
+from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.decoders import GPT2
 
 from ortolan.modeling import CheckpointError
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint

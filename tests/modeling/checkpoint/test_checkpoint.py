@@ -14,7 +14,6 @@ from safetensors.torch import load_file
 from tests.modeling.checkpoint.refusals import edit, reshape
 from tests.modeling.tiny_encoders import ENCODERS, IMAGES, SEQ2SEQ, EncoderCase
 from tests.modeling.tiny_models import (
-    GPT2,
     LLAMA,
     MISTRAL,
     QWEN2,
@@ -24,6 +23,7 @@ from tests.modeling.tiny_models import (
     reference_logits,
     reference_model,
 )
+from tests.tiny.decoders import GPT2
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from ortolan.modeling import (

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 from tests.modeling.checkpoint.refusals import refused
-from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
+from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.decoders import GPT2
 
 from ortolan.modeling import load, read_config
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint

@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.tiny_encoders import BART, BERT, T5, THREE_LABELS, VIT, EncoderCase
-from tests.modeling.tiny_models import GPT2, LLAMA, assert_same_logits, random_text
+from tests.modeling.tiny_encoders import THREE_LABELS, EncoderCase
+from tests.modeling.tiny_models import LLAMA, assert_same_logits, random_text
+from tests.tiny.decoders import GPT2
+from tests.tiny.encoders import BART, BERT, T5, VIT
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from tests.modeling.checkpoint.refusals import refused
-from tests.modeling.tiny_models import GPT2, LLAMA, reference_model
+from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.decoders import GPT2
 from torch import Tensor
 
 from ortolan.modeling import load

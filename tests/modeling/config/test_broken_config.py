@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.modeling.tiny_models import GPT2, LLAMA
+from tests.modeling.tiny_models import LLAMA
 from tests.nonsense import CONFIG_VALUES
 from tests.tiny import FAMILY_CONFIGS
+from tests.tiny.decoders import GPT2
 from tests.tiny.encoders import DINOV2_REGISTERS, DINOV3
 
 from ortolan.modeling import CheckpointError, ConfigError, read_config

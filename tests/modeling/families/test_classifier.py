@@ -6,7 +6,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.modeling.tiny_encoders import BERT, ENCODERS, IMAGES, EncoderCase
+from tests.modeling.tiny_encoders import ENCODERS, IMAGES, EncoderCase
+from tests.tiny.encoders import BERT
 from transformers import BertConfig
 
 from ortolan.modeling.checkpoint.folder import config_from_hf, read_config

@@ -15,8 +15,9 @@ import pytest
 import torch
 import transformers
 from tests.modeling.tiny_encoders import ENCODERS, IMAGES, random_images, reference_output
-from tests.modeling.tiny_models import VOCABULARY, reference_model
+from tests.modeling.tiny_models import reference_model
 from tests.tiny import FAMILY_CONFIGS
+from tests.tiny.decoders import VOCABULARY
 from torch import Tensor
 from transformers import PreTrainedModel
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from tests.modeling.steps import after
 from tests.modeling.tiny_models import (
-    GPT2,
     LLAMA,
     MISTRAL,
     QWEN2,
@@ -20,6 +19,7 @@ from tests.modeling.tiny_models import (
     reference_model,
 )
 from tests.tiny.classics import CLASSICS
+from tests.tiny.decoders import GPT2
 from tests.tiny.hybrids import HYBRIDS
 from tests.tiny.mixtures import MIXTURES
 from tests.tiny.modern import MODERN

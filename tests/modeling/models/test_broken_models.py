@@ -7,7 +7,6 @@ import pytest
 import torch
 from tests.modeling.checkpoint.refusals import edit, reconfigure, reshape, weight_error
 from tests.modeling.tiny_encoders import (
-    BERT,
     ENCODERS,
     IMAGES,
     SEQ2SEQ,
@@ -17,6 +16,7 @@ from tests.modeling.tiny_encoders import (
     reference_output,
 )
 from tests.modeling.tiny_models import assert_same_logits
+from tests.tiny.encoders import BERT
 from transformers import PreTrainedModel
 
 from ortolan.modeling import (
@@ -61,8 +61,8 @@ SHAPES: list[tuple[str, str, tuple[int, ...] | None, str]] = [
             ("vit", "embeddings.cls_token", (1, 1, 32)),
             ("vit-classifier", "vit.embeddings.position_embeddings", (1, 17, 32)),
             ("marian", "final_logits_bias", (1, 97)),
-            ("bart", "model.encoder.embed_positions.weight", (42, 32)),
-            ("t5", "decoder.block.2.layer.1.EncDecAttention.k.weight", (48, 32)),
+            ("bart", "model.encoder.embed_positions.weight", (98, 32)),
+            ("t5", "decoder.block.2.layer.1.EncDecAttention.k.weight", (64, 32)),
         ]
     ),
     *(
@@ -162,8 +162,8 @@ def test_a_shorter_context_keeps_the_first_positions(tmp_path: Path) -> None:
         assert torch.equal(ours, whole(texts.ids, texts.ids, texts.lengths))
     assert short.encoder.position_embedding is not None
     assert len(short.encoder.position_embedding.weight) == 14
-    with pytest.raises(ConfigError, match=r"max_context .*40.* 41"):
-        load(tmp_path, EncoderDecoderModel, max_context=41)
+    with pytest.raises(ConfigError, match=r"max_context .*96.* 97"):
+        load(tmp_path, EncoderDecoderModel, max_context=97)
 
 
 def test_the_context_of_images_is_fixed(tmp_path: Path) -> None:

@@ -294,7 +294,8 @@ def test_other_bundles_do_not_transcribe(marian: Seq2Seq, model: Seq2Seq) -> Non
 
 @pytest.fixture(scope="module")
 def marian(tmp_path_factory: pytest.TempPathFactory) -> Seq2Seq:
-    from tests.modeling.tiny_encoders import MARIAN, EncoderCase
+    from tests.modeling.tiny_encoders import EncoderCase
+    from tests.tiny.encoders import MARIAN
 
     folder = tmp_path_factory.mktemp("marian")
     EncoderCase("MarianMTModel", MARIAN).write(folder / "source")

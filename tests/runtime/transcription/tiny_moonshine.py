@@ -4,14 +4,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import tokenizers
 import torch
 from numpy.typing import NDArray
 from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime.transcription.tiny_wav2vec2 import extractor
 from tests.tiny.encoders import MOONSHINE
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tests.tiny.tokenizers import of_words
 
 START, EOS = 1, 2
 
@@ -32,10 +30,8 @@ def write_moonshine(folder: Path, **values: Any) -> Any:
     """
     case = EncoderCase("MoonshineForConditionalGeneration", VALUES | values, spread=0.5)
     model = case.write(folder)
-    words = {"<unk>": 0, "<s>": START, "</s>": EOS} | {f"w{n}": n for n in range(3, 99)}
-    tokenizer = tokenizers.Tokenizer(WordLevel(words, unk_token="<unk>"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_special_tokens(["<unk>", "<s>", "</s>"])
+    special = ("<unk>", "<s>", "</s>")
+    tokenizer = of_words([*special, *(f"w{n}" for n in range(3, 99))], special, "<unk>")
     (folder / "tokenizer.json").write_text(tokenizer.to_str())
     extractor(folder, do_normalize=False)
     return model

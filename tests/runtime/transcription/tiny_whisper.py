@@ -9,8 +9,7 @@ import tokenizers
 from numpy.typing import NDArray
 from tests.modeling.tiny_encoders import EncoderCase
 from tests.tiny.encoders import WHISPER
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
+from tests.tiny.tokenizers import of_words
 from transformers import PreTrainedModel
 
 WORDS = 60
@@ -73,11 +72,7 @@ def write_whisper(folder: Path, *, spread: float = 0.5, **generation: Any) -> An
 def _tokenizer() -> tokenizers.Tokenizer:
     times = [f"<|{0.02 * step:.2f}|>" for step in range(VECTORS + 1)]
     names = [*(f"w{number}" for number in range(WORDS)), *SPECIAL, *times]
-    tokenizer = tokenizers.Tokenizer(
-        WordLevel({name: number for number, name in enumerate(names)}, unk_token="w0")
-    )
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_special_tokens([*SPECIAL])
+    tokenizer = of_words(names, SPECIAL, "w0")
     tokenizer.add_tokens(times)
     return tokenizer
 
