@@ -218,7 +218,9 @@ def test_a_compressed_body_is_rejected_as_such(caller: httpx2.Client) -> None:
     headers = {"content-type": "application/json", "content-encoding": "gzip"}
     response = caller.post("/v1/chat/completions", content=b"\x1f\x8b", headers=headers)
     assert response.status_code == 415
-    assert "gzip" in response.json()["error"]["message"]
+    error = response.json()["error"]
+    assert error["code"] == "content-encoding"
+    assert "gzip" in error["message"]
 
 
 def test_a_request_keeps_its_id(caller: httpx2.Client, caplog: pytest.LogCaptureFixture) -> None:

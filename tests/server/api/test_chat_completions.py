@@ -201,7 +201,7 @@ def test_only_allowed_tools_are_called(client: httpx2.Client) -> None:
         {"structured_outputs": {"regex": "a+", "grammar": None, "disable_fallback": False}},
         {"no_stop_trim": False, "skip_special_tokens": True, "return_hidden_states": False},
         {"include_reasoning": True, "separate_reasoning": True, "stream_reasoning": True},
-        {"continue_final_message": False, "ignore_eos": False},
+        {"continue_final_message": False, "ignore_eos": False, "tool_choice": "none"},
         {"seed": 1.0, "n": 1.0, "top_k": 5.0, "stop_token_ids": [1.0]},
     ],
 )

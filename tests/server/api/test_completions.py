@@ -229,6 +229,7 @@ def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_tokens(
         ({"prompt": [[-1]]}, None, "got -1"),
         ({"prompt": PROMPT * 100}, None, "exceed the context"),
         ({"max_tokens": -2}, "max_tokens", "at least 0"),
+        ({"n": 257}, "n", "1 to 256 choices"),
         ({"logprobs": 21}, None, "from 0 to 20"),
         ({"logprobs": -1}, None, "from 0 to 20"),
         ({"logprobs": 21, "stream": True}, None, "from 0 to 20"),
