@@ -16,9 +16,6 @@ from tests.tiny.tokenizers import of_pairs
 import ortolan
 from ortolan.runtime.errors import BundleKindError
 
-V = 97
-"""Vocabulary of the tokenizer."""
-
 NAMES = {
     "last": ("contradiction", "neutral", "ENTAILMENT"),
     "first": ("entailment", "neutral", "contradiction"),
@@ -31,7 +28,7 @@ LABELS = ["x", "for", "def f("]
 
 def classifier(names: tuple[str, ...]) -> EncoderCase:
     labels = {"id2label": dict(enumerate(names)), "label2id": {n: i for i, n in enumerate(names)}}
-    size = {"vocab_size": V, "num_hidden_layers": 1, "max_position_embeddings": 80}
+    size = {"num_hidden_layers": 1, "max_position_embeddings": 80}
     return EncoderCase("BertForSequenceClassification", BERT | size | labels)
 
 

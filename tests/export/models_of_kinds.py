@@ -81,6 +81,10 @@ def module_of(config: Config) -> TransformerModel:
     return kinds.randomised(build(config))
 
 
+def opened(source: TransformerModel | Path, max_context: int | None = None) -> Exportable:
+    return open_exportable(source, tokenizer=None, max_context=max_context)
+
+
 def source_of(config: Config, tokenizer: Path | None = None) -> Exportable:
     return open_exportable(module_of(config), tokenizer=tokenizer, max_context=None)
 

@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from tests.modeling.kinds import ATTENTION, BLOCK, POSITIONS, RMS, VOCAB, decoder, decoder_config
 from tests.modeling.mixers import CHANNELS, CONV, DELTA, HEADS, LRU
+from tests.tiny.numbers import assert_close
 
 import ortolan
 from ortolan.export.errors import OptionError
@@ -65,10 +66,6 @@ def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Exported:
 def text(length: int, seed: int = 0) -> list[int]:
     ids: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
     return ids
-
-
-def assert_close(got: Logits, wanted: Logits) -> None:
-    np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-4 * float(np.abs(wanted).max()))
 
 
 def test_the_manifest_lists_what_each_layer_carries(hybrid: Exported) -> None:

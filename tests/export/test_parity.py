@@ -8,7 +8,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from tests.export.conftest import Exported
-from tests.export.tiny_models import CASES, CONTEXT, VOCAB
+from tests.export.tiny_models import CASES, CONTEXT
+from tests.tiny.numbers import random_ids
 
 from ortolan.export.proof.certificate import THRESHOLDS
 from ortolan.modeling import DecoderModel
@@ -19,11 +20,6 @@ Export = Callable[[str], Exported]
 EXACT = [name for name in CASES if "fp16" not in name]
 
 PROMPTS = [[1, 5, 9, 13, 44], [3], [60, 2, 7, 7, 90, 11, 12, 31, 8]]
-
-
-def random_ids(length: int) -> list[int]:
-    ids: list[int] = np.random.default_rng(1).integers(0, VOCAB, length).tolist()
-    return ids
 
 
 def torch_logits(module: DecoderModel, ids: Sequence[int]) -> NDArray[np.float32]:

@@ -2,13 +2,13 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
 import pytest
 import torch
 from numpy.typing import NDArray
+from tests.tiny.numbers import assert_close, random_ids
 
 import ortolan
 from ortolan.cli.attention_picture import choose
@@ -25,7 +25,7 @@ from ortolan.runtime.verification.replay import verify
 
 pytestmark = pytest.mark.slow
 
-VOCAB, CONTEXT = 53, 400
+VOCAB, CONTEXT = 97, 400
 
 PLAIN = RecurrentConfig(
     model_type="recurrent",
@@ -76,15 +76,6 @@ def reference(model: RecurrentModel, ids: list[int]) -> NDArray[np.float32]:
     with torch.no_grad():
         logits: NDArray[np.float32] = model(torch.tensor([ids]))[0].numpy()
     return logits
-
-
-def assert_close(got: NDArray[Any], want: NDArray[Any]) -> None:
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
-
-
-def random_ids(count: int, seed: int = 0) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, VOCAB, count).tolist()
-    return ids
 
 
 def test_logits_are_those_of_torch_at_every_position(tiny: Tiny) -> None:

@@ -8,11 +8,11 @@ import onnx
 import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
-from numpy.typing import NDArray
 from tests.export import tiny_models
 from tests.gpu import webgpu_models as models
 from tests.modeling.tiny_models import reference_model
 from tests.tiny import FAMILY_CONFIGS
+from tests.tiny.numbers import assert_close
 
 import ortolan
 from ortolan.export.errors import OptionError
@@ -28,10 +28,6 @@ WITHOUT_KERNEL = {"Attention", "FusedMatMul", "TensorScatter"}
 
 def operators(graph: Path) -> set[str]:
     return {node.op_type for node in onnx.load(graph, load_external_data=False).graph.node}
-
-
-def assert_close(got: NDArray[np.float32], want: NDArray[np.float32]) -> None:
-    np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
 
 
 @pytest.mark.parametrize("tied", [False, True])

@@ -16,6 +16,7 @@ from tests.export.models_of_kinds import (
     encoder_config,
     image_config,
     module_of,
+    opened,
     seq2seq_config,
     source_of,
 )
@@ -28,7 +29,6 @@ from ortolan.export.exportable import Exportable
 from ortolan.export.proof.certificate import certify, describe_failure, passed, thresholds
 from ortolan.export.proof.probes import inputs_of, make_probes
 from ortolan.export.proof.reference import TOP_K
-from ortolan.export.source import open_exportable
 from ortolan.modeling import load
 from ortolan.modeling.config import ClassifierHead, EmbeddingHead, Head, LanguageModelHead
 from ortolan.modeling.models.model import TransformerModel
@@ -67,10 +67,6 @@ CONFIGS: dict[str, Callable[[], Any]] = {
     "images": image_config,
     "seq2seq": seq2seq_config,
 }
-
-
-def opened(source: TransformerModel | Path, max_context: int | None = None) -> Exportable:
-    return open_exportable(source, tokenizer=None, max_context=max_context)
 
 
 def certified(model: Exportable) -> Certificate:

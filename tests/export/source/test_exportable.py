@@ -8,11 +8,11 @@ import pytest
 import torch
 from tests.export import tiny_models
 from tests.export.conftest import Exported
+from tests.export.models_of_kinds import opened
 from tests.tiny.tokenizers import of_characters
 
 import ortolan
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
 from ortolan.export.options import ExportOptions
 from ortolan.export.source import open_exportable
 from ortolan.modeling import CheckpointError, ConfigError, save
@@ -24,10 +24,6 @@ Export = Callable[[str], Exported]
 def folder(checkpoint: Path, tmp_path: Path) -> Path:
     """A copy of the checkpoint to change."""
     return Path(shutil.copytree(checkpoint, tmp_path / "copy"))
-
-
-def opened(path: Path, **options: int) -> Exportable:
-    return open_exportable(path, tokenizer=None, max_context=options.get("max_context"))
 
 
 def change(path: Path, **values: object) -> None:

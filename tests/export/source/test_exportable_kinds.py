@@ -12,6 +12,7 @@ from tests.export.models_of_kinds import (
     encoder_config,
     image_config,
     module_of,
+    opened,
     seq2seq_config,
     source_of,
     write_plain_tokenizer,
@@ -19,7 +20,6 @@ from tests.export.models_of_kinds import (
 from tests.modeling import tiny_encoders
 
 from ortolan.export.errors import OptionError
-from ortolan.export.exportable import Exportable
 from ortolan.export.source import open_exportable
 from ortolan.modeling import ConfigError
 from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
@@ -34,10 +34,6 @@ from ortolan.runtime.bundle.sources import ImageSource, TextSource
 from ortolan.runtime.errors import TokenizerError
 
 LABELS = ("no", "yes")
-
-
-def opened(folder: Path) -> Exportable:
-    return open_exportable(folder, tokenizer=None, max_context=None)
 
 
 def write_json(path: Path, **values: object) -> None:

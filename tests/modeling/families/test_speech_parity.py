@@ -7,16 +7,13 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.modeling.speech import assert_like_transformers, assert_same_greedy_tokens
 from tests.modeling.tiny_encoders import EncoderCase
-from tests.modeling.tiny_models import assert_same_logits
 from tests.tiny.encoders import WHISPER
 from torch import Tensor
-from transformers import PreTrainedModel
 
 from ortolan.modeling import EncoderDecoderModel, load
 from ortolan.modeling.errors import WeightError
-
-STEPS = 12
 
 
 def case(**values: Any) -> EncoderCase:
@@ -28,12 +25,6 @@ def features(values: dict[str, Any], count: int = 3) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
-def logits(model: PreTrainedModel, mel: Tensor, ids: Tensor) -> Tensor:
-    with torch.inference_mode():
-        out: Tensor = model(input_features=mel, decoder_input_ids=ids).logits
-    return out
-
-
 CASES = {
     "plain": case(),
     "scaled": case(scale_embedding=True),
@@ -43,29 +34,13 @@ CASES = {
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_checkpoint_of_whisper_gives_the_same_logits(name: str, tmp_path: Path) -> None:
-    reference = CASES[name].write(tmp_path)
-    model = load(tmp_path, EncoderDecoderModel)
-    mel = features(CASES[name].values)
-    ids = torch.randint(5, 90, (3, 9), generator=torch.Generator().manual_seed(1))
-    with torch.inference_mode():
-        ours = model(mel, ids)
-    expected = logits(reference, mel, ids)
-    assert_same_logits(ours, expected)
-    assert float(expected.std()) > 0.1, "outputs that do not discriminate"
+    assert_like_transformers(CASES[name], tmp_path, features(CASES[name].values))
 
 
 def test_greedy_tokens_equal_those_of_transformers(tmp_path: Path) -> None:
     # Smaller weights repeat one token whatever the sound.
-    reference = replace(case(max_target_positions=24), spread=0.5).write(tmp_path)
-    model = load(tmp_path, EncoderDecoderModel)
-    mel = features(WHISPER)
-    ours = expected = torch.full((3, 1), WHISPER["decoder_start_token_id"])
-    for _ in range(STEPS):
-        with torch.inference_mode():
-            ours = torch.cat((ours, model(mel, ours)[:, -1:].argmax(-1)), 1)
-        expected = torch.cat((expected, logits(reference, mel, expected)[:, -1:].argmax(-1)), 1)
-    assert torch.equal(ours, expected)
-    assert len({tuple(row) for row in ours.tolist()}) == 3, "tokens that ignore the sound"
+    case_of_tokens = replace(case(max_target_positions=24), spread=0.5)
+    assert_same_greedy_tokens(case_of_tokens, tmp_path, features(WHISPER))
 
 
 def test_a_shorter_context_limits_the_text_and_not_the_sound(tmp_path: Path) -> None:

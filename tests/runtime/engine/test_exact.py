@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import VOCABULARY
+from tests.tiny.numbers import random_ids
 
 from ortolan.runtime.engine.attention_kernels import CHUNK
 from ortolan.runtime.engine.engine import Engine
@@ -22,11 +23,6 @@ KINDS = (
     "int4-by-token",
     "int8-prefill",
 )
-
-
-def random_ids(count: int, seed: int = 0) -> list[int]:
-    chosen: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()
-    return chosen
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, write_bundle
+from tests.tiny.numbers import random_ids
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.decoder import Decoder
@@ -89,11 +90,6 @@ def new_cache(engines: dict[str, Engine]) -> Iterator[Callable[..., PrefixCache]
 def block_bytes(engine: Engine) -> int:
     states = engine.manifest
     return GRID * (states.state_bytes("append") + 4) + states.state_bytes("replace")
-
-
-def random_ids(length: int, seed: int = 0) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, length).tolist()
-    return ids
 
 
 def generated(
@@ -273,7 +269,7 @@ def test_prompts_with_colliding_hashes_are_told_apart(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(prefix_cache, "_hash", lambda data: bytes(32))
-    prompts = [random_ids(200, seed) for seed in range(2)]
+    prompts = [random_ids(200, seed=seed) for seed in range(2)]
     cold = generated(engines["fp32"], prompts, None)
     for folder in (None, tmp_path):
         cache = new_cache(folder=folder)

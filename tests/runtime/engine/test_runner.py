@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.runtime import packed_bundles
 from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_close, write_bundle
+from tests.tiny.numbers import random_ids
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.manifest import State
@@ -34,11 +35,6 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         "by-token": write_bundle(folder / "by-token", recurrent=True, takes_one=True),
     }
     return {kind: (tiny, Engine(open_bundle(tiny.path))) for kind, tiny in bundles.items()}
-
-
-def random_ids(count: int, seed: int = 0) -> list[int]:
-    chosen: list[int] = np.random.default_rng(seed).integers(0, VOCABULARY, count).tolist()
-    return chosen
 
 
 def new_runner(engine: Engine, slots: int = 1) -> Runner:

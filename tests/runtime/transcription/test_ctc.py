@@ -23,6 +23,7 @@ from tests.runtime.transcription.tiny_wav2vec2 import (
     write_wav2vec2,
 )
 from tests.runtime.transcription.tiny_whisper import RATE, sound
+from tests.tiny.numbers import assert_close
 from transformers import (
     AutomaticSpeechRecognitionPipeline,
     Wav2Vec2FeatureExtractor,
@@ -71,11 +72,6 @@ def model(saved: Saved) -> Encoder:
 def short(saved: Saved) -> Encoder:
     """Reads sounds of 0.6 seconds."""
     return ortolan.load(saved[0] / "short", Encoder, threads=1)
-
-
-def assert_close(ours: NDArray[np.float32], expected: NDArray[np.float32]) -> None:
-    assert ours.shape == expected.shape
-    np.testing.assert_allclose(ours, expected, rtol=0, atol=1e-4 * np.abs(expected).max())
 
 
 def spaced(text: str) -> str:
