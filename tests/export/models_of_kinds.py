@@ -7,6 +7,7 @@ from typing import Any
 from tests.export import tiny_models
 from tests.modeling import kinds
 from tests.tiny.tokenizers import of_characters, with_ends
+from torch import nn
 
 from ortolan.export.exportable import Exportable
 from ortolan.export.source import open_exportable
@@ -81,7 +82,7 @@ def module_of(config: Config) -> TransformerModel:
     return kinds.randomised(build(config))
 
 
-def opened(source: TransformerModel | Path, max_context: int | None = None) -> Exportable:
+def opened(source: nn.Module | Path, max_context: int | None = None) -> Exportable:
     return open_exportable(source, tokenizer=None, max_context=max_context)
 
 

@@ -6,26 +6,21 @@ import pytest
 import torch
 import torch.nn.functional as F
 from tests.export import tiny_models
+from tests.export.models_of_kinds import opened
 from tests.export.own_module import Unusual, unusual
 from torch import Tensor, nn
 
 from ortolan.export.errors import ExportError
-from ortolan.export.exportable import Exportable
 from ortolan.export.inputs.tensors import Inputs
 from ortolan.export.quantize.blocks import Codes
 from ortolan.export.quantize.calibrate import ALL_EQUAL, calibrated_weights
 from ortolan.export.quantize.guide import Importance, importance
 from ortolan.export.scheme import Scheme
-from ortolan.export.source import open_exportable
 from ortolan.modeling.state import State
 
 SCHEME = Scheme(bits=4, group=32)
 
 TEXTS = [torch.arange(start, start + 24) % 31 for start in (0, 11, 29)]
-
-
-def opened(module: nn.Module) -> Exportable:
-    return open_exportable(module, tokenizer=None, max_context=None)
 
 
 def counted_by_hooks(module: nn.Module, ids: Tensor) -> dict[str, Tensor]:

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from tests.export.models_of_kinds import opened
 from torch import nn
 
 import ortolan
 from ortolan.errors import OrtolanError
-from ortolan.export.exportable import Exportable
 from ortolan.export.preview.preview import preview
-from ortolan.export.source import open_exportable
 from ortolan.modeling import ConfigError
 
 SIZES = {
@@ -121,10 +120,6 @@ def test_a_second_head_of_a_language_model_is_left_out(tmp_path: Path) -> None:
 
 
 # --- live models ----------------------------------------------------------------------------------
-
-
-def opened(module: nn.Module) -> Exportable:
-    return open_exportable(module, tokenizer=None, max_context=None)
 
 
 def test_a_live_language_model_of_transformers_computes_the_same(tmp_path: Path) -> None:

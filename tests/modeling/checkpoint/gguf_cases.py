@@ -12,7 +12,8 @@ from tests.modeling.checkpoint.gguf_files import (
     write_gguf,
 )
 from tests.modeling.tiny_models import LLAMA, reference_model
-from tests.tiny.decoders import GPT2, NO_TOKENS, VOCABULARY
+from tests.tiny.classics import CLASSICS
+from tests.tiny.decoders import GPT2
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -36,15 +37,7 @@ NEOX_KEYS = LAYER_NORM | {"layer_norm_eps": "attention.layer_norm_epsilon"}
 HEADS = {"embed_out.weight": "lm_head.weight"}
 """Names that transformers changes when it loads a checkpoint."""
 
-FALCON: dict[str, Any] = {
-    "model_type": "falcon",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 96,
-    **NO_TOKENS,
-}
+FALCON = CLASSICS["falcon"] | {"num_attention_heads": 4}
 
 FALCON_KEYS = {
     "max_position_embeddings": "context_length",
@@ -123,14 +116,7 @@ SCALES = {
     "logits_scaling": "logit_scale",
 }
 
-BLOOM: dict[str, Any] = {
-    "model_type": "bloom",
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "n_layer": 2,
-    "n_head": 4,
-    **NO_TOKENS,
-}
+BLOOM = CLASSICS["bloom"] | {"n_head": 4}
 
 HALF = {"rope.dimension_count": 4}
 
