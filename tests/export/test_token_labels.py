@@ -134,7 +134,7 @@ def test_the_command_prints_entities(folders: Path) -> None:
     assert row["entities"] == [asdict(entity) for entity in entities]
     plain = CliRunner().invoke(command, [str(folders / "bundle"), TEXTS[0]])
     assert plain.exit_code == 0, plain.output
-    assert all(entity.text in plain.stdout for entity in entities)
+    assert all(entity.text.rstrip() in plain.stdout for entity in entities)
 
 
 def test_the_command_prints_nothing_for_a_text_without_entities(tmp_path: Path) -> None:
