@@ -74,6 +74,7 @@ def test_a_name_gives_what_the_folder_gives(
     assert results[0] == results[1]
 
 
+@pytest.mark.slow
 def test_speed_is_measured_and_weights_packed_by_name() -> None:
     done = run_here("bench", "org/decoder@v1", "-p", "4", "-n", "2", "-r", "1", "--json")
     assert done.returncode == 0, done.stderr
@@ -133,6 +134,7 @@ def test_steps_are_shown_and_a_checkpoint_is_told_from_a_bundle(
         assert bundle_in(f"{tmp_path}", steps) is None
 
 
+@pytest.mark.slow
 def test_a_warm_cache_needs_no_connection_in_a_new_process(hub: Hub) -> None:
     def embed(**environment: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(

@@ -225,6 +225,7 @@ def cli(hub: Hub, *arguments: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_published_by_one_process_and_verified_by_another(
     writer: Hub, bundles: dict[str, Path]
 ) -> None:

@@ -249,6 +249,7 @@ def test_without_the_extra_one_line_says_what_to_install(
     assert 'pip install "ortolan[export]"' in said
 
 
+@pytest.mark.slow
 def test_the_command_line_exports_in_a_subprocess(chats: Path) -> None:
     first = run_in_subprocess("chat", chats, "-n", "4", stdin=ASK)
     assert first.returncode == 0, first.stderr.decode()
@@ -295,6 +296,7 @@ def test_server_names_a_model_as_its_user_does(
     assert "Two models are called chats" in error_line("serve", chats, chats)
 
 
+@pytest.mark.slow
 def test_quantized_checkpoint_keeps_its_codes(
     ortolan: Run, tmp_path: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
