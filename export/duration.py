@@ -58,18 +58,21 @@ def seconds_of(
 def core_flops() -> float:
     """Float32 operations per second of a core, in `SAMPLE_S` seconds.
 
-    All threads of PyTorch compute and the clock of the wall counts, so that other programs on a
-    busy machine slow the sample down as they will the export.
+    One thread computes and the clock of the wall counts, so that other programs on a busy machine
+    slow the sample down as they will the export. Several threads would wait for each other in every
+    product, which most of an export does not.
     """
-    size = 512
+    size, threads = 512, torch.get_num_threads()
     matrix = torch.ones(size, size)
+    torch.set_num_threads(1)
     torch.mm(matrix, matrix)
     began, products, passed = time.perf_counter(), 0, 0.0
     while passed < SAMPLE_S:
         torch.mm(matrix, matrix)
         products += 1
         passed = time.perf_counter() - began
-    return 2 * size**3 * products / passed / torch.get_num_threads()
+    torch.set_num_threads(threads)
+    return 2 * size**3 * products / passed
 
 
 def _weight_ns(model: Exportable, quantization: Quantization | None, writes: bool) -> float:

@@ -1,6 +1,6 @@
 """Bundles that Ortolan keeps for the next start: exported from checkpoints, or fetched.
 
-    ~/.cache/ortolan/bundles/org--name-int8-0123456789abcdef
+    ~/.cache/ortolan/bundles/org--name-0123456789abcdef
 
 Each entry is a folder of a readable name and a hash of everything that it depends on, so a new
 version of any of that is another entry. It is built next to its place by one process, while others

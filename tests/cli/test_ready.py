@@ -76,7 +76,7 @@ def test_checkpoint_is_exported_once_and_that_is_said(
     run(ortolan, "run", chats, "ab", "-n", "4")
     assert len(exports) == 1
     assert kept() == [exports[0].key]
-    assert exports[0].key.startswith("chats-int8-")
+    assert exports[0].key.startswith("chats-")
 
 
 def test_precision_is_part_of_the_key(ortolan: Run, chats: Path, exports: list[Job]) -> None:
@@ -102,7 +102,7 @@ def test_moved_checkpoint_keeps_its_name(ortolan: Run, chats: Path, exports: lis
     run(ortolan, "run", chats, "ab", "-n", "1")
     moved = chats.rename(chats.with_name("my model"))
     run(ortolan, "run", moved, "ab", "-n", "1")
-    assert [job.key.rpartition("-")[0] for job in exports] == ["chats-int8", "my-model-int8"]
+    assert [job.key.rpartition("-")[0] for job in exports] == ["chats", "my-model"]
 
 
 def test_chat_without_a_template_is_refused_before_the_export(
@@ -195,7 +195,7 @@ def test_name_is_fetched_and_exported_once(
     hub.repositories["org/model"] = Repository(contents)
     assert "exporting org/model to int8" in run(ortolan, "chat", "org/model", "-n", "1", stdin=ASK)
     assert kept() == [exports[0].key]
-    assert exports[0].key.startswith("org--model-int8-")
+    assert exports[0].key.startswith("org--model-")
     hub.requests.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     run(ortolan, "chat", "org/model", "-n", "1", stdin=ASK)

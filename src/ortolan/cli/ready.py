@@ -51,7 +51,7 @@ def ready(
     Raises:
         OrtolanError: see `bundle_of` and `exported`.
     """
-    precision = checkpoint.precision
+    precision = checkpoint.precision or DEFAULT_PRECISION
     contents: list[object]
     commit: str | None
     name = name_of(model, checkpoint.revision)
@@ -59,7 +59,7 @@ def ready(
         steps("fetch", 0, 1)
         listing = list_files(name)
         if kind_of(listing) == "bundle":
-            _refuse_precision(model, precision)
+            _refuse_precision(model, checkpoint)
             return bundle_of(listing, steps)
         source, commit, label = f"{name}", listing.commit, _label(name)
         contents = [name.repository, name.part, listing.commit]
@@ -67,11 +67,11 @@ def ready(
         source, commit, label = f"{path.resolve()}", None, shown_name(model)
         contents = list(_contents(path))
     else:
-        _refuse_precision(model, precision)
+        _refuse_precision(model, checkpoint)
         return path
-    precision = precision or DEFAULT_PRECISION
     target = device.partition(":")[0] if device != "auto" else "cpu"
-    key = key_of(f"{label}-{precision}", contents, precision, target, __version__)
+    label = "-".join(filter(None, (label, checkpoint.precision)))
+    key = key_of(label, contents, precision, target, __version__)
     folder = find(key)
     if folder is not None and _is_usable(folder, model, steps):
         return folder
@@ -143,6 +143,6 @@ def _is_usable(folder: Path, model: str, steps: Reporter) -> bool:
     return True
 
 
-def _refuse_precision(model: str, precision: str | None) -> None:
-    if precision is not None:
+def _refuse_precision(model: str, checkpoint: CheckpointChoice) -> None:
+    if checkpoint.precision is not None:
         raise click.UsageError(f"--precision is for checkpoints, and {model} is a bundle.")
