@@ -190,7 +190,7 @@ def test_maps_of_a_translation_name_source_and_target(exported: Callable[[str], 
 def test_the_default_target_is_what_the_model_generates(exported: Callable[[str], Loaded]) -> None:
     path, reference = exported("marian")
     cross = attention_maps(path, "x = 1", threads=1).maps["decoder.0.cross"]
-    target = reference.generate(ids_of("x = 1"), num_beams=1, do_sample=False, max_length=40)
+    target = reference.generate(ids_of("x = 1"), num_beams=1, do_sample=False, max_length=96)
     assert cross.shape[1] == target.shape[1] - 1
     outputs = reference(ids_of("x = 1"), decoder_input_ids=target[:, :-1], output_attentions=True)
     assert_close(cross, outputs.cross_attentions[0][0])

@@ -301,7 +301,7 @@ def test_wrong_checkpoint_and_wrong_bundle_are_refused(
         export_adapter(
             adapter, tmp_path / "out", bundle=base.bundle(), checkpoint=tmp_path / "other"
         )
-    with pytest.raises(OptionError, match="Pass the folder of that checkpoint: --checkpoint"):
+    with pytest.raises(OptionError, match="Pass that checkpoint: --checkpoint"):
         export_adapter(adapter, tmp_path / "out", bundle=base.bundle())
     with pytest.raises(CheckpointError, match=r"no adapter_config\.json"):
         export_adapter(tmp_path, tmp_path / "out", bundle=base.bundle())
