@@ -21,6 +21,8 @@ from ortolan.runtime import open_bundle
 from ortolan.runtime.verification.certificate_files import read_certificate, write_certificate
 from ortolan.runtime.verification.replay import verify
 
+pytestmark = pytest.mark.slow
+
 SMALL = BERT | {"num_hidden_layers": 1, "max_position_embeddings": 40}
 RANKED = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
 PLAIN = {"type_vocab_size": 1, "pad_token_id": 0}

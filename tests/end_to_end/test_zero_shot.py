@@ -16,6 +16,8 @@ from tests.tiny.tokenizers import of_pairs
 import ortolan
 from ortolan.runtime.errors import BundleKindError
 
+pytestmark = pytest.mark.slow
+
 NAMES = {
     "last": ("contradiction", "neutral", "ENTAILMENT"),
     "first": ("entailment", "neutral", "contradiction"),

@@ -35,6 +35,8 @@ from ortolan.runtime.bundle.manifest_file import fingerprint
 from ortolan.runtime.bundle.sources import TextSource
 from ortolan.runtime.inspect.card import model_card
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:

@@ -21,6 +21,8 @@ from ortolan.runtime.transcription.recording import WaveParts
 from ortolan.runtime.verification.certificate_files import decode_certificate
 from ortolan.runtime.verification.replay import verify
 
+pytestmark = pytest.mark.slow
+
 QUICK = ortolan.ExportOptions(proof="quick")
 
 Saved = tuple[Path, Any]
