@@ -59,7 +59,6 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
         cache_bytes_per_token: size of the KV cache in fp32.
         precisions: cost of each precision.
         default: the precision of an export unless one is chosen.
-        is_quantized: the checkpoint stores weights in fewer than 16 bits.
         unknown_keys: config keys that make an export fail unless they are accepted by name.
         ignored_keys: config keys without an effect on the outputs.
         left_out: parts of the checkpoint for other inputs than text.
@@ -82,7 +81,6 @@ class Preview(msgspec.Struct, frozen=True, kw_only=True):
     cache_bytes_per_token: int
     precisions: dict[str, Cost]
     default: PrecisionName
-    is_quantized: bool
     unknown_keys: tuple[str, ...]
     ignored_keys: tuple[str, ...]
     left_out: tuple[str, ...]
@@ -131,7 +129,6 @@ def preview(
         ),
         precisions=costs(model),
         default=default_precision(model),
-        is_quantized=model.is_quantized,
         unknown_keys=unknown,
         ignored_keys=model.keys.ignored,
         left_out=model.left_out,

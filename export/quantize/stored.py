@@ -15,10 +15,12 @@ from ortolan.modeling.weights import READ_ELEMENTS, Coded, Weights
 def default_precision(model: Exportable) -> PrecisionName:
     """The precision that an export uses unless one is chosen.
 
-    `int8` for a quantized source: its codes are kept, even those of 4 bits, and weights that it
-    stores in another form are rounded to 8 bits. `fp32` for any other.
+    `int8` for a source with codes that kernels support: they are kept, even those of 4 bits, and
+    its other matrices are rounded to 8 bits. `fp32` for any other, so that nothing is rounded again.
     """
-    return "int8" if model.is_quantized else "fp32"
+    names = (name for name, weight in model.module.named_parameters() if weight.ndim > 1)
+    keeps = model.is_quantized and any(stored_scheme(model.weights, name) for name in names)
+    return "int8" if keeps else "fp32"
 
 
 def stored_schemes(weights: Weights, plan: Mapping[str, Scheme]) -> dict[str, Scheme]:

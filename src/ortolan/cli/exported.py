@@ -122,6 +122,7 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
     with extra("export", command=f"{job.command} with a checkpoint"):
         from ortolan.export.errors import OutputError
         from ortolan.export.pipeline import export
+        from ortolan.export.quantize.stored import default_precision
         from ortolan.export.source import open_exportable
         from ortolan.export.source.names import fetched
         from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
@@ -136,7 +137,8 @@ def _export(job: Job, target: Path, tell: Callable[..., None]) -> None:
     _check_template(job, open_checkpoint(source))
     model = open_exportable(source, tokenizer=None, max_context=None)
     _check_kind(job, model.kind)
-    progress.keeps_codes = model.is_quantized and job.precision in ("int8", "int4")
+    is_kept = default_precision(model) != "fp32"
+    progress.keeps_codes = is_kept and job.precision in ("int8", "int4")
     try:
         bundle = export(
             source,

@@ -102,7 +102,7 @@ def _run(run: Run) -> str:
 
 def _default(about: Preview) -> str:
     kept = ": keeps the 4-bit and 8-bit codes, and rounds other weights to 8 bits"
-    return f" (default{kept if about.is_quantized else ''})"
+    return f" (default{kept if about.default != 'fp32' else ''})"
 
 
 def _cost(cost: Cost) -> str:
