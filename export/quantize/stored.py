@@ -16,7 +16,7 @@ def default_precision(model: Exportable) -> PrecisionName:
     """The precision that an export uses unless one is chosen.
 
     `int8` for a source with codes that kernels support: they are kept, even those of 4 bits, and
-    its other matrices are rounded to 8 bits. `fp32` for any other, so that nothing is rounded again.
+    its other matrices are rounded to 8 bits. `fp32` for any other: nothing is rounded twice.
     """
     names = (name for name, weight in model.module.named_parameters() if weight.ndim > 1)
     keeps = model.is_quantized and any(stored_scheme(model.weights, name) for name in names)
