@@ -7,12 +7,14 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 from tests.runtime.tiny_decoder import BOS, CONTEXT, EOS
 
 from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.errors import ContextLengthError, InputError, SamplingError, TokenizerError
+from ortolan.runtime.errors import ContextLengthError, TokenizerError
 from ortolan.runtime.generation.options import Options, checked_options
 from ortolan.runtime.generation.request import Constraints
 from ortolan.runtime.generation.request_reader import RequestReader
@@ -66,52 +68,47 @@ def test_requests_are_read_without_computing(model: Decoder) -> None:
         reader.prompts([[1] * CONTEXT], {})
 
 
-INVALID: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"max_tokens": 3}, InputError, "'max_tokens'. Did you mean max_new_tokens"),
-    ({"frob": 3}, InputError, "'frob'. Use .*max_new_tokens"),
-    ({"max_new_tokens": 0}, InputError, "max_new_tokens must be"),
-    ({"max_new_tokens": True}, InputError, "max_new_tokens"),
-    ({"max_new_tokens": CONTEXT}, ContextLengthError, f"{CONTEXT}"),
-    ({"min_new_tokens": -1}, InputError, "min_new_tokens must be"),
-    ({"min_new_tokens": True}, InputError, "min_new_tokens"),
-    ({"min_new_tokens": 4, "max_new_tokens": 3}, InputError, "min_new_tokens must be"),
-    ({"stop_tokens": [97]}, InputError, "97"),
-    ({"stop_tokens": "a"}, InputError, "stop_tokens must"),
-    ({"stop_tokens": [1] * 65}, InputError, "stop_tokens must be"),
-    ({"sampling": {}}, InputError, "sampling must be"),
-    ({"sampling": "mine"}, InputError, "sampling must be .*'mine'"),
-    ({"sampling": Sampling(), "temperature": 1.0}, InputError, "exclude each other"),
-    ({"sampling": Sampling(logit_bias={97: 1.0})}, SamplingError, "logit_bias"),
-    ({"temperature": -1.0}, SamplingError, "temperature must be"),
-    ({"stop": 5}, InputError, "stop must be a list"),
-    ({"stop": "text"}, InputError, "stop must be a list"),
-    ({"stop": [""]}, InputError, "stop text"),
-    ({"cancel": True}, InputError, "cancel must be"),
-    *(({"logprobs": n}, InputError, "^logprobs must be") for n in (-1, 21, True, "3")),
-    *(({"prompt_logprobs": n}, InputError, "prompt_logprobs must be") for n in (-1, 21, True, "3")),
-    ({"prompt_logprobs": 1, "max_new_tokens": -1}, InputError, "max_new_tokens must be"),
-    ({"grammar": {}}, InputError, "grammar must be"),
+INVALID: list[dict[str, Any]] = [
+    {"max_tokens": 3},
+    {"frob": 3},
+    {"max_new_tokens": 0},
+    {"max_new_tokens": True},
+    {"max_new_tokens": CONTEXT},
+    {"min_new_tokens": -1},
+    {"min_new_tokens": True},
+    {"min_new_tokens": 4, "max_new_tokens": 3},
+    {"stop_tokens": [97]},
+    {"stop_tokens": "a"},
+    {"stop_tokens": [1] * 65},
+    {"sampling": {}},
+    {"sampling": "mine"},
+    {"sampling": Sampling(), "temperature": 1.0},
+    {"sampling": Sampling(logit_bias={97: 1.0})},
+    {"temperature": -1.0},
+    {"stop": 5},
+    {"stop": "text"},
+    {"stop": [""]},
+    {"cancel": True},
+    *({"logprobs": n} for n in (-1, 21, True, "3")),
+    *({"prompt_logprobs": n} for n in (-1, 21, True, "3")),
+    {"prompt_logprobs": 1, "max_new_tokens": -1},
+    {"grammar": {}},
+    *({"n": n} for n in (0, True, "2", 257)),
 ]
 
 
-@pytest.mark.parametrize(("options", "error", "words"), INVALID)
-def test_an_invalid_option_is_an_error_before_anything_is_computed(
+@pytest.mark.parametrize("options", INVALID, ids=str)
+def test_an_invalid_option_is_refused_before_anything_is_computed(
     model: Decoder,
     monkeypatch: pytest.MonkeyPatch,
     options: dict[str, Any],
-    error: type[Exception],
-    words: str,
+    snapshot: SnapshotAssertion,
 ) -> None:
     monkeypatch.setattr(Runner, "step", lambda _: pytest.fail("computed"))
-    for call in (model.generate, model.stream):
-        with pytest.raises(error, match=words):
-            call("hello", **options)
-
-
-@pytest.mark.parametrize("n", [0, True, "2", 257])
-def test_an_invalid_number_of_completions_is_an_error(model: Decoder, n: Any) -> None:
-    with pytest.raises(InputError):
-        model.generate("hello", n=n, max_new_tokens=1)
+    text = refusal(lambda: model.generate("hello", **options))
+    assert text == snapshot
+    if "n" not in options:
+        assert refusal(lambda: model.stream("hello", **options)) == text
 
 
 def test_stop_texts_need_a_tokenizer(model: Decoder) -> None:
