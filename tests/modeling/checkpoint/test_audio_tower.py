@@ -1,6 +1,5 @@
 """The encoder of sounds of a multimodal checkpoint, and the decoder that reads it, as published."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ from tests.tiny.encoders import QWEN3_ASR
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.config import ChunkedAudioInput
-from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.embeddings import Features
 
 TOKEN, BINS, CHUNK, WINDOW = QWEN3_ASR["audio_token_id"], 10, 100, 300
@@ -94,24 +92,3 @@ def test_padding_changes_nothing(tmp_path: Path) -> None:
         more = torch.cat((mel, torch.full_like(mel[:1], 7.0)))
         long = encoder(more, torch.tensor([16]))
     torch.testing.assert_close(short[:, :16], long[:, :16])
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"n_window_infer": 250}, "frames must be whole chunks of 100"),
-        ({"max_position_embeddings": 12}, "max_position_embeddings must be at least 13"),
-        ({"conv_chunksize": 500}, "conv_chunksize"),
-    ],
-)
-def test_configs_that_cannot_be_computed_are_refused(
-    change: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    written(tmp_path)
-    values = json.loads((tmp_path / "config.json").read_text())
-    values["audio_config"] |= change
-    (tmp_path / "config.json").write_text(json.dumps(values))
-    images = open_checkpoint(tmp_path).media
-    assert images is not None
-    with pytest.raises(ConfigError, match=message):
-        load(images, EncoderModel)

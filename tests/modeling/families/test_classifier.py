@@ -65,15 +65,6 @@ def test_labels_are_those_of_transformers(values: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "named",
-    [{}, {"1": "a", "2": "b"}, {"a": "b"}, {"0": "a", "1": None}, {"00": "a", "0": "b", "2": "c"}],
-)
-def test_names_that_are_not_those_of_all_outputs_are_refused(named: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="id2label must name the labels 0, 1"):
-        head_of(id2label=named)
-
-
-@pytest.mark.parametrize(
     ("values", "function"),
     [
         ({}, "softmax"),
@@ -103,28 +94,6 @@ def test_the_config_decides_what_is_applied_to_the_logits(
     assert head_of(**values).scores == function
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"problem_type": "tagging"}, "problem_type must be"),
-        ({"problem_type": SINGLE, "num_labels": 1}, "a single label cannot have"),
-        ({"function_to_apply": "none"}, "function_to_apply is 'none', but transformers applies"),
-        ({"function_to_apply": "sigmoid", "problem_type": REGRESSION}, "transformers applies"),
-        ({"sentence_transformers": {"activation_fn": "torch.nn.Tanh"}}, "must be one of Identity"),
-        ({"sentence_transformers": {"activation_fn": "mine.Sigmoid"}}, "must be one of Identity"),
-        (
-            {"num_labels": 1, "sentence_transformers": {"activation_fn": "torch.nn.Softmax"}},
-            "always 1",
-        ),
-    ],
-)
-def test_a_function_that_is_not_known_or_contradicted_is_refused(
-    values: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        head_of(**values)
-
-
 @pytest.mark.parametrize("name", CLASSIFIERS)
 @pytest.mark.parametrize("problem", [MULTI, REGRESSION])
 def test_every_family_reads_what_kind_of_problem_it_is(name: str, problem: str) -> None:
@@ -145,16 +114,6 @@ def test_problem_types_change_nothing_for_tokens(
     read: Callable[[ConfigReader], ClassifierHead], problem: str
 ) -> None:
     assert read(ConfigReader({"problem_type": problem})) == read(ConfigReader({}))
-
-
-def test_a_single_label_for_tokens_is_rejected() -> None:
-    with pytest.raises(ConfigError, match="at least two labels"):
-        read_token_classifier(ConfigReader({"num_labels": 1}))
-
-
-def test_three_logits_for_an_answer_are_rejected() -> None:
-    with pytest.raises(ConfigError, match="two labels"):
-        read_span_head(ConfigReader({"num_labels": 3}))
 
 
 CROSS_ENCODER: dict[str, Any] = {

@@ -171,24 +171,6 @@ def test_old_configs_repeat_an_encoder_and_transformers_reads_the_repetition() -
     assert config.head.end == 49_407  # not that of text_config
 
 
-@pytest.mark.parametrize("part", ["text_config", "vision_config"])
-def test_an_unknown_key_of_either_encoder_is_refused(part: str) -> None:
-    values = clip(2)
-    values[part]["attention_sinks"] = 4
-    types = {"text_config": "clip_text_model", "vision_config": "clip"}
-    with pytest.raises(ConfigError, match=f"{part}.attention_sinks"):
-        config_from_hf(values | {"model_type": types[part]}, EncoderConfig)
-    other = "vision_config" if part == "text_config" else "text_config"
-    config_from_hf(values | {"model_type": types[other]}, EncoderConfig)
-
-
-def test_both_encoders_of_siglip_need_the_pooling_of_images() -> None:
-    values = copy.deepcopy(SIGLIP) | {"architectures": ["SiglipModel"]}
-    values["vision_config"]["vision_use_head"] = False
-    with pytest.raises(ConfigError, match="vision_use_head"):
-        config_from_hf(values, EncoderConfig)
-
-
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [

@@ -73,7 +73,19 @@ ROPES = st.builds(
 )
 
 
-@settings(max_examples=10, deadline=None)
+BROKEN = (*CONFIG_VALUES, 1 << 40, 1e308, "x", [0], ["full_attention"] * 2)
+
+
+@pytest.mark.parametrize("name", FAMILY_CONFIGS)
+def test_any_value_of_a_key_is_read_or_refused(name: str) -> None:
+    values = FAMILY_CONFIGS[name]
+    for key in values:
+        for broken in BROKEN:
+            with contextlib.suppress(ConfigError):
+                config_from_hf(values | {key: broken, "model_type": name}, ModelConfig)
+
+
+@settings(max_examples=4, deadline=None)
 @pytest.mark.parametrize("name", FAMILY_CONFIGS)
 @given(data=st.data())
 def test_any_config_is_read_or_refused(name: str, data: st.DataObject) -> None:

@@ -9,7 +9,6 @@ import torch
 import transformers
 from transformers import AutoConfig, PreTrainedConfig
 
-from ortolan.modeling import ConfigError
 from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import (
     AlibiPositions,
@@ -26,7 +25,7 @@ from ortolan.modeling.config import (
     RotaryPositions,
     SinusoidalPositions,
 )
-from ortolan.modeling.families import FAMILIES, family_of, published_config
+from ortolan.modeling.families import FAMILIES, published_config
 
 FOLDER = Path(__file__).parents[2] / "data" / "published_configs"
 
@@ -308,91 +307,3 @@ def value_at(value: Any, path: list[str]) -> object:
     if first == "*":
         return [value_at(item, rest) for item in value]
     return value_at(value[int(first)] if first.isdigit() else getattr(value, first), rest)
-
-
-NEO_TYPES: dict[str, object] = {"attention_layers": None}
-"""For a config of GPT-Neo that does not list the kinds of its layers."""
-
-REFUSED: list[tuple[str, dict[str, object], str]] = [
-    # transformers would not cap the scores.
-    ("gemma-3-1b", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping"),
-    ("c4ai-command-r7b", {"use_qk_norm": True}, "use_qk_norm"),
-    ("c4ai-command-r7b", {"use_parallel_block": False}, "use_parallel_block"),
-    ("c4ai-command-r7b", {"use_gated_activation": False}, "use_gated_activation"),
-    ("opt-125m", {"word_embed_proj_dim": 512}, "word_embed_proj_dim .*768"),
-    ("gpt-neo-125m", NEO_TYPES | {"attention_types": [[["global"], 3]]}, "_types .*12 layers"),
-    ("gpt-neo-125m", NEO_TYPES | {"attention_types": [[["sparse"], 12]]}, "global or local"),
-    ("gpt-neo-125m", NEO_TYPES | {"attention_types": [3]}, "pairs of kinds and repeats"),
-    ("gpt-neo-125m", {"attention_layers": ["global"]}, "attention_layers .*12 layers"),
-    ("gpt-j-6b", {"n_head": 15}, "divisible by n_head"),
-    ("codegen-350m", {"n_head": 2}, "divisible by 4"),
-    ("falcon-40b", {"parallel_attn": False}, "needs parallel_attn"),
-    ("mpt-7b", {"expansion_ratio": 2}, "expansion_ratio"),
-    ("mpt-7b", {"logit_scale": 0.5}, "logit_scale"),
-    ("mpt-7b", {"no_bias": False}, "no_bias"),
-    ("mpt-7b", {"attn_config": {"alibi": False}}, "alibi"),
-    ("mpt-7b", {"attn_config": {"alibi_bias_max": 16}}, "alibi_bias_max"),
-    ("mpt-7b", {"attn_config": {"kv_n_heads": 8}}, "attn_config.kv_n_heads"),
-    ("apertus-8b", {"hidden_act": "silu"}, "xielu"),
-    ("apertus-8b", {"rope_scaling": None}, "rope_parameters"),
-    ("stablelm-2-1_6b", {"qk_layernorm": True}, "qk_layernorm"),
-    ("bert-base-uncased", {"architectures": None}, "BertModel"),
-    ("bert-base-uncased", {"architectures": ["BertForMultipleChoice"]}, "architectures"),
-    ("bert-base-uncased", {"position_embedding_type": "relative_key"}, "relative_key"),
-    ("bert-base-uncased", {"is_decoder": True}, "is_decoder"),
-    ("bert-base-uncased", {"add_cross_attention": True}, "add_cross_attention"),
-    ("bert-base-uncased", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-    ("bert-base-uncased", {"num_attention_heads": 7}, "divisible by num_attention_heads"),
-    ("bert-base-uncased", {"rotary_dim": 4}, "rotary_dim"),
-    ("roberta-base", {"max_position_embeddings": 2}, "max_position_embeddings above 2"),
-    ("roberta-base", {"type_vocab_size": "1"}, "type_vocab_size"),
-    (SST2, {"id2label": {"1": "A", "2": "B"}}, "labels 0, 1, ..."),
-    (SST2, {"id2label": {"0": "A", "1": None}}, "labels 0, 1, ..."),
-    (SST2, {"n_heads": 5}, "divisible by n_heads"),
-    ("vit-base-patch16-224", {"image_size": [224]}, "image_size"),
-    ("vit-base-patch16-224", {"patch_size": [16, "x"]}, "patch_size"),
-    ("vit-base-patch16-224", {"patch_size": 300}, "patches must fit"),
-    ("vit-base-patch16-224", {"num_attention_heads": 5}, "divisible by num_attention_heads"),
-    ("opus-mt-en-de", {"normalize_before": True}, "normalize_before"),
-    ("opus-mt-en-de", {"static_position_embeddings": False}, "static_position_embeddings"),
-    ("opus-mt-en-de", {"decoder_vocab_size": 7}, "decoder_vocab_size"),
-    ("opus-mt-en-de", {"decoder_start_token_id": None}, "decoder_start_token_id"),
-    ("opus-mt-en-de", {"encoder_attention_heads": 7}, "divisible by encoder_attention_heads"),
-    ("bart-base", {"normalize_embedding": False}, "normalize_embedding"),
-    ("bart-base", {"architectures": ["BartForSequenceClassification"]}, "architectures"),
-    ("bart-base", {"tie_word_embeddings": False}, "tie_word_embeddings"),
-    ("t5-small", {"feed_forward_proj": "double-gelu"}, "feed_forward_proj"),
-    ("t5-small", {"feed_forward_proj": "gated-xielu"}, "'xielu'"),
-    ("t5-small", {"relative_attention_num_buckets": 3}, "relative_attention_num_buckets"),
-    ("t5-small", {"is_encoder_decoder": False}, "is_encoder_decoder"),
-    ("nomic-embed-text-v1.5", {"prenorm": True}, "prenorm"),
-    ("nomic-embed-text-v1.5", {"rotary_emb_fraction": 0.5}, "rotary_emb_fraction"),
-    ("nomic-embed-text-v1.5", {"rotary_emb_scale_base": 512.0}, "rotary_emb_scale_base"),
-    ("nomic-embed-text-v1.5", {"rotary_scaling_factor": 2.0}, "rotary_scaling_factor"),
-    ("nomic-embed-text-v1.5", {"scale_attn_weights": False}, "scale_attn_weights"),
-]
-"""A published config, a change that makes it another model, and a part of the message."""
-
-
-@pytest.mark.parametrize(("name", "changes", "message"), REFUSED)
-def test_a_config_of_another_model_is_refused(
-    name: str, changes: dict[str, object], message: str
-) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read(name, **changes)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [("bert-base-uncased", "an encoder"), ("t5-small", "an encoder-decoder")],
-)
-def test_a_model_of_another_kind_is_refused(name: str, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        config_from_hf(PUBLISHED[name])
-
-
-def test_an_unknown_family_is_an_error_that_names_similar_ones() -> None:
-    with pytest.raises(ConfigError, match=r"of the \d+ families .*got 'gpt-2', much like gpt2 or"):
-        family_of("gpt-2")
-    with pytest.raises(ConfigError, match=r"got 'zzz'\. `ortolan families` lists them"):
-        family_of("zzz")

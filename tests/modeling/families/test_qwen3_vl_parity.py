@@ -21,7 +21,6 @@ from ortolan.modeling.config import (
     GridPositions,
     RotaryPositions,
 )
-from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.cache import StepLengths, empty_cache
 from ortolan.modeling.layers.embeddings import Features
 from ortolan.modeling.layers.grid import Grid, flat_patches
@@ -161,45 +160,6 @@ def test_a_published_config_is_read(tmp_path: Path) -> None:
     assert isinstance(positions, RotaryPositions)
     assert positions.theta == 5_000_000
     assert positions.axes == (0, 1, 2, 0, 1, 2, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("vision_config", {"out_hidden_size": 64}, "the width of the language model"),
-        ("vision_config", {"num_position_embeddings": 35}, "a square number"),
-        ("vision_config", {"num_heads": 3}, "evenly"),
-        ("vision_config", {"deepstack_visual_indexes": [2, 0]}, "early layers must be from 1"),
-        ("vision_config", {"deepstack_visual_indexes": [0, 9]}, "early layers must be from 1"),
-    ],
-)
-def test_a_wrong_config_of_the_encoder_is_refused(
-    part: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    config_with(tmp_path, part, **changes)
-    images = open_checkpoint(tmp_path).media
-    assert images is not None
-    with pytest.raises(ConfigError, match=message):
-        load(images, EncoderModel)
-
-
-@pytest.mark.parametrize(
-    ("part", "changes", "message"),
-    [
-        ("vision_config", {"deepstack_visual_indexes": [0, 1, 2]}, "deepstack_visual_indexes"),
-        (
-            "text_config",
-            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4]}},
-            "mrope_section must be 3 numbers",
-        ),
-    ],
-)
-def test_a_wrong_config_of_the_language_model_is_refused(
-    part: str, changes: dict[str, Any], message: str, tmp_path: Path
-) -> None:
-    config_with(tmp_path, part, **changes)
-    with pytest.raises(ConfigError, match=message):
-        load(tmp_path)
 
 
 PUBLISHED: dict[str, Any] = {

@@ -12,9 +12,10 @@ from tests.modeling.tiny_models import (
     reference_logits,
     reference_model,
 )
+from tests.tiny.modern import YOUTU
 
 from ortolan.modeling import load
-from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.checkpoint.folder import config_from_hf
 
 ORIGINAL, LONGEST = 32, 96
 
@@ -84,8 +85,11 @@ def test_a_dynamic_text_as_long_as_the_context_is_that_of_transformers(tmp_path:
     assert_same(values_of("dynamic"), tmp_path, LONGEST, LONGEST)
 
 
-def test_a_scaling_that_is_not_known_is_an_error(tmp_path: Path) -> None:
-    rope = {"rope_type": "proportional", "rope_theta": 500.0}
-    reference_model(LLAMA | {"rope_parameters": rope}).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="rope_type must be one of default, linear"):
-        load(tmp_path)
+def test_scores_are_warmer_where_positions_are_scaled() -> None:
+    scaling = {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+    plain, warm = (
+        config_from_hf(YOUTU | {"rope_scaling": rope}).blocks[0].attention.scale
+        for rope in (None, scaling)
+    )
+    # Peng et al. 2023: 0.1 ln(factor) + 1, for queries and for keys.
+    assert warm == pytest.approx(plain * 1.1386294**2)

@@ -9,7 +9,6 @@ from tests.modeling.mixers import MIXERS, hybrid
 from tests.modeling.steps import after
 from torch import Tensor
 
-from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.layers.block import mixer
 from ortolan.modeling.layers.cache import Memory, empty_cache
 from ortolan.modeling.layers.fixed_memory import FixedMemoryMixer
@@ -76,12 +75,3 @@ def test_padding_is_refused() -> None:
     module = layer("short-conv")
     with pytest.raises(TypeError, match="padding"):
         module(stream(), lengths=torch.tensor([3]))
-
-
-def test_a_block_without_attention_raises_on_access() -> None:
-    config = hybrid(MIXERS["short-conv"])
-    with pytest.raises(ConfigError, match="expected attention, got ShortConvConfig"):
-        _ = config.blocks[0].attention
-    with pytest.raises(ConfigError, match="expected one MLP for all tokens"):
-        _ = config.blocks[0].dense
-    assert len(config.attentions) == 2

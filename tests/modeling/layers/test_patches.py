@@ -5,18 +5,15 @@ import pytest
 import torch
 from tests.modeling.kinds import (
     POSITIONS,
-    WIDTH,
     encoder,
     encoder_config,
 )
 from tests.modeling.plain_transformer import Array
 from torch import Tensor
 
-from ortolan.modeling import ConfigError
 from ortolan.modeling.config import (
     ClassifierHead,
     PatchInput,
-    TokenInput,
 )
 from ortolan.modeling.layers.embeddings import PatchEmbedding
 
@@ -73,9 +70,3 @@ def test_mean_pooling_of_patches_ignores_their_order() -> None:
     assert logits.shape == (2, 10)
     torch.testing.assert_close(moved, logits, rtol=1e-4, atol=1e-4)
     assert float((shifted - logits).abs().max()) > 0.01
-
-
-def test_invalid_inputs_are_an_error() -> None:
-    for vocab_size, types in ((0, 0), (WIDTH, -1)):
-        with pytest.raises(ConfigError, match="vocab_size must be at least 1"):
-            TokenInput(vocab_size=vocab_size, types=types)

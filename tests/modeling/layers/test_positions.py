@@ -15,11 +15,9 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from ortolan.modeling.config import (
-    DynamicNTKScaling,
     RotaryPositions,
     SinusoidalPositions,
 )
-from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.layers.positions import (
@@ -182,55 +180,6 @@ def test_theta_may_be_inside_or_outside_the_scaling() -> None:
     assert read({"rope_type": "default", "rope_theta": 7.0}, theta=9.0).theta == 7.0
     assert read({"rope_type": "default"}, theta=9.0).theta == 9.0
     assert read_rotary(ConfigReader({}), head_dim=8, context_length=8).theta == 10_000.0
-
-
-LONGROPE = {"rope_type": "longrope", "short_factor": [1.0] * 32, "long_factor": [2.0] * 32}
-
-
-@pytest.mark.parametrize(
-    ("rope", "message"),
-    [
-        ({"rope_type": "mrope", "factor": 2.0}, "got 'mrope'"),
-        ({"rope_type": "su", "factor": 2.0}, "expected short_factor"),
-        (LONGROPE | {"short_factor": [1.0] * 31}, "two lists of 32 positive factors"),
-        (LONGROPE | {"long_factor": [0.0] * 32}, "of at least 0.0"),
-        (LONGROPE | {"long_factor": ["1"] * 32}, "expected long_factor to be numbers"),
-        ({"rope_type": "linear"}, "expected factor, got nothing"),
-        ({"rope_type": "linear", "factor": "2"}, "expected factor of type float"),
-        ({"rope_type": "linear", "factor": 0.0}, "factor must be positive"),
-        ({"rope_type": "linear", "factor": float("nan")}, "factor to be finite"),
-        ({"rope_type": "linear", "factor": 2.0, "alpha": 1}, "got rope_scaling.alpha"),
-        ({"rope_type": "default", "mrope_section": [1]}, "got rope_scaling.mrope_section"),
-        ({"rope_type": "llama3", "factor": 2.0}, "expected low_freq_factor"),
-        (SCALINGS["llama3"] | {"low_freq_factor": 4.0}, "low_freq_factor must be below"),
-        (YARN | {"beta_slow": 0.0}, "beta_fast and beta_slow"),
-        (YARN | {"original_max_position_embeddings": 0}, "to be 1 to"),
-        (YARN | {"attention_factor": 0.0}, "attention_factor must be positive"),
-        (YARN | {"mscale": -100.0, "mscale_all_dim": 1.0}, "attention_factor must be positive"),
-        ({"rope_type": "default", "partial_rotary_factor": 0.0}, r"up to 1 \(got 0"),
-        ({"rope_type": "default", "partial_rotary_factor": 1e308}, "up to 1"),
-        ({"rope_type": "default", "rope_theta": 1.0}, "theta must be above 1"),
-        ({"rope_type": "default", "rope_theta": -1.0}, "theta must be above 1"),
-    ],
-)
-def test_an_invalid_scaling_is_an_error(rope: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read(rope)
-
-
-def test_two_descriptions_of_one_scaling_are_an_error() -> None:
-    reader = ConfigReader(
-        {"rope_scaling": SCALINGS["linear"], "rope_parameters": SCALINGS["dynamic"]}
-    )
-    read_rotary(reader, head_dim=64, context_length=CONTEXT)
-    with pytest.raises(ConfigError, match="rope_parameters"):
-        reader.finish()
-
-
-def test_dynamic_scaling_of_two_channels_is_an_error() -> None:
-    scaling = DynamicNTKScaling(factor=2.0, original_context=8)
-    with pytest.raises(ConfigError, match="more than 2 rotated channels"):
-        RotaryPositions(dim=2, scaling=scaling)
 
 
 # --- sinusoidal ---------------------------------------------------------------------------------

@@ -7,12 +7,8 @@ import torch
 from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.t5.modeling_t5 import T5Attention
 
-from ortolan.modeling import ConfigError
 from ortolan.modeling.config import (
-    ConcatenatedPositions,
-    LearnedPositions,
     RelativeBiasPositions,
-    RelativeKeyPositions,
 )
 from ortolan.modeling.layers.positions import (
     alibi_slopes,
@@ -64,18 +60,3 @@ def test_rounded_alibi_equals_falcon(heads: int) -> None:
     expected = build_alibi_tensor(tokens, heads, torch.float32)[:, 0]
     assert torch.equal(rounded_alibi(heads, 600), expected)
     assert len(set(expected[0].tolist())) < 600
-
-
-@pytest.mark.parametrize(("buckets", "most"), [(0, 8), (2, 8), (5, 8), (8, 4), (32, 16), (4, 2)])
-def test_invalid_buckets_are_an_error(buckets: int, most: int) -> None:
-    with pytest.raises(ConfigError, match="buckets must be an even number"):
-        RelativeBiasPositions(buckets=buckets, max_distance=most)
-
-
-def test_invalid_tables_are_an_error() -> None:
-    with pytest.raises(ConfigError, match="max_distance must be at least 1"):
-        RelativeKeyPositions(max_distance=0)
-    with pytest.raises(ConfigError, match="dim must be at least 1"):
-        ConcatenatedPositions(dim=0, table=LearnedPositions())
-    with pytest.raises(ConfigError, match="offset must be at least 0"):
-        LearnedPositions(offset=-1)

@@ -140,29 +140,6 @@ def test_only_selected_rows_are_computed() -> None:
     torch.testing.assert_close(actual[:, 0], torch.stack((expected[0, 3], expected[1, 9])))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"cell": "feed_forward"}, "feed_forward needs a memory"),
-        ({"num_layers": 0}, "num_layers must be at least 1"),
-        (
-            {"attention": AdditiveAttentionConfig(width=2), "memory": MACHINE},
-            "attention and memory",
-        ),
-    ],
-)
-def test_an_invalid_network_is_an_error(changes: dict[str, object], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        replace(PLAIN, **changes)  # type: ignore[arg-type]
-
-
-def test_an_invalid_memory_or_attention_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="shift_range below half"):
-        MemoryConfig(slots=4, width=3, shift_range=2)
-    with pytest.raises(ConfigError, match="width must be at least 1"):
-        AdditiveAttentionConfig(width=0)
-
-
 def test_attention_maps_weight_the_states() -> None:
     module, ids = model_of("attentive"), texts()
     with torch.no_grad():
