@@ -123,9 +123,10 @@ def _library_errors(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # libsndfile's errors, and those of its wrapper
+        reason = str(getattr(error, "error_string", error))[:200].rstrip(".")  # without an address
         raise InputError(
             f"{name} is damaged, or no sound file ({', '.join(FORMATS)}): "
-            f"{str(error)[:200]}. Copy or convert it again."
+            f"{reason}. Copy or convert it again."
         ) from error
 
 
