@@ -87,6 +87,9 @@ def _work(work: Callable[[], object], fault: Fault, at: int, report: int) -> Non
     """Never return, since cleanup of the tests belongs to the parent."""
     status = 1
     try:
+        if torch := sys.modules.get("torch"):
+            # GNU OpenMP would wait for threads of the parent, which a fork does not have
+            torch.set_num_threads(1)
         operations = _Operations(fault, at)
         error: BaseException | None = None
         write, past = os.write, _watch_opens()
