@@ -123,10 +123,9 @@ def _library_errors(name: str) -> Iterator[None]:
     except InputError:
         raise
     except Exception as error:  # libsndfile's errors, and those of its wrapper
-        reason = str(getattr(error, "error_string", error))[:200].rstrip(".")  # without an address
         raise InputError(
             f"{name} is damaged, or no sound file ({', '.join(FORMATS)}): "
-            f"{reason}. Copy or convert it again."
+            f"{str(getattr(error, 'error_string', error))[:200].rstrip('.')}. Copy or convert it."
         ) from error
 
 

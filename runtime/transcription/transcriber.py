@@ -285,11 +285,9 @@ def _opening(
     task = "translate" if checked_flag("translate", translate) else "transcribe"
     languages = {} if speech is None else speech.languages
     tasks = {} if speech is None else speech.tasks
-    if language is not None and not languages:
-        raise InputError("language: the model knows one language. Leave it out.")
     if language is not None and not (isinstance(language, str) and language in languages):
-        codes = ", ".join(sorted(languages))
-        raise InputError(f"language must be one of {codes} (got {shown(language)}).")
+        codes = f"one of {', '.join(sorted(languages))}" if languages else "None: it knows only one"
+        raise InputError(f"language must be {codes} (got {shown(language)}).")
     if translate and task not in tasks:
         raise InputError("translate: this model was not trained to translate. Leave it out.")
     known = [*languages.values()] if language is None else [languages[language]]
