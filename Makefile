@@ -74,10 +74,11 @@ test-ci: $(INSTALLED)
 	OMP_NUM_THREADS=1 ORTOLAN_TEST_GRAPHS=$(CURDIR)/build/graphs $(BIN)/pytest -n 2 --dist loadfile -m slow --ignore=tests/cli/test_install.py \
 		--ignore=tests/end_to_end/test_demo.py --ignore=tests/cli/test_ready_at_once.py --ignore=tests/arm --deselect=$(ALL_FAULTS) \
 		--ignore=tests/modeling/families/test_inert_keys.py --ignore=tests/export/locality \
+		--ignore=tests/cases/test_families.py \
 		--ignore=tests/export/source/transformers/test_weights.py \
 		--ignore=tests/export/source/transformers/test_adapter.py
 
-# All slow tests: also every model type and config key of transformers, modules that the locality
+# All slow tests: also every family, model type and config key of transformers, modules that the locality
 # check must reject, installs into new environments, faults in every file operation, and the demo.
 test-slow: $(INSTALLED)
 	$(BIN)/pytest -m slow

@@ -21,7 +21,7 @@ sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
-from tests.family_checks import compare, save_tiny  # noqa: E402
+from tests.cases.comparison import compare, save_tiny  # noqa: E402
 from tests.tiny import FAMILY_CONFIGS  # noqa: E402
 from tests.tiny.transformers_types import TYPES as CAUSAL_TYPES  # noqa: E402
 from tests.tiny.transformers_types import tiny_config  # noqa: E402

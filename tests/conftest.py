@@ -3,8 +3,13 @@
 import gc
 import os
 import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from tests.cases.run import Runs
 
 # Some tests import onnxruntime before the runtime, which would warn.
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"
@@ -34,16 +39,27 @@ def _state_folder(tmp_path_factory: pytest.TempPathFactory) -> None:
         os.environ[name] = str(tmp_path_factory.mktemp("state"))
 
 
+def _shared(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder that all processes of this run of the tests share."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
 @pytest.fixture(scope="session")
 def quick_exports(tmp_path_factory: pytest.TempPathFactory) -> None:
     """See `tests.quick_exports`. Tests that export are skipped without PyTorch."""
     pytest.importorskip("torch")
     from tests import quick_exports
 
-    folder = tmp_path_factory.getbasetemp()
-    if "PYTEST_XDIST_WORKER" in os.environ:
-        folder = folder.parent  # shared by all workers of the run
-    quick_exports.install(folder / "traces")
+    quick_exports.install(_shared(tmp_path_factory) / "traces")
+
+
+@pytest.fixture(scope="session")
+def runs(tmp_path_factory: pytest.TempPathFactory, quick_exports: None) -> "Runs":
+    """Bundles of `tests.cases`."""
+    from tests.cases.run import Runs
+
+    return Runs(_shared(tmp_path_factory) / "cases")
 
 
 @pytest.fixture(scope="session", autouse=True)

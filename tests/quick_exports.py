@@ -88,7 +88,7 @@ def _folder() -> Path:
 
 
 @contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def alone(path: Path) -> Iterator[None]:
     """Wait for other processes in a block with the same path."""
     with path.open("w") as file:
         with suppress(ImportError):  # where there are no such locks, both do the same work
@@ -170,7 +170,7 @@ def _described(module: nn.Module) -> list[object]:
 def _stored(folder: Path, key: bytes, make: Callable[[], ir.Model]) -> ir.Model:
     """The trace with this key, which is made if it is not in the folder."""
     file = folder / f"{hashlib.sha256(key).hexdigest()}.onnx"
-    with _alone(file.with_suffix(".lock")):
+    with alone(file.with_suffix(".lock")):
         if not file.exists():
             unfinished = folder / f"{os.getpid()}"
             unfinished.write_bytes(_without_weights(make()).SerializeToString())

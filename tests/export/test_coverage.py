@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from tests.family_checks import compare, save_tiny
+from tests.cases.comparison import compare, save_tiny
 from tests.tiny import FAMILY_CONFIGS, OWN_FORMATS
 
 import families_table

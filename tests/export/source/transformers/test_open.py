@@ -6,8 +6,8 @@ from typing import Any
 import onnx
 import pytest
 import torch
+from tests.cases.comparison import compare
 from tests.export.source.transformers.tiny import tiny_model
-from tests.family_checks import compare
 from transformers import PreTrainedModel
 
 import ortolan

@@ -7,6 +7,7 @@ steps after it, and on two inputs of different lengths in one batch.
 Shape letters: B sequences, S tokens, V logits.
 """
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from numpy.typing import NDArray
 from tests.modeling.tiny_encoders import pooled_output, reference_output
 from tests.modeling.tiny_models import reference_model
@@ -80,6 +82,13 @@ def save_tiny(values: dict[str, Any], folder: Path, *, spread: float) -> Any:
     model = reference_model(rest, architecture=architecture, spread=spread)
     model.save_pretrained(folder)
     return model
+
+
+def loaded(folder: Path) -> Any:
+    """The model of transformers of a checkpoint."""
+    (architecture,) = json.loads((folder / "config.json").read_text())["architectures"]
+    kind = getattr(transformers, architecture)
+    return kind.from_pretrained(folder, attn_implementation="eager").eval()
 
 
 def compare(model: Any, folder: Path) -> Comparison:
