@@ -14,7 +14,7 @@ from tests.cli.test_sign import write_keys
 from tests.export import tiny_models
 from tests.modeling.training.recipes import LANGUAGE_MODEL, write_recipe
 from tests.runtime import packed_bundles, tiny_adapters, tiny_bundle, tiny_decoder
-from tests.runtime.engine.test_slots import KEY, SUM, filled
+from tests.runtime.slot_states import KEY, SUM, filled
 from tokenizers import Tokenizer
 
 import ortolan

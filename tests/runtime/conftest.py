@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.runtime import packed_bundles
+from tests.runtime.tiny_adapters import Pairs
 from tests.runtime.tiny_decoder import BOS, EOS, TinyDecoder, tokenizer_json, write_bundle
 
 from ortolan.runtime.bundle.manifest import Tokens
@@ -92,6 +93,11 @@ class Models(dict[str, Decoder]):
 @pytest.fixture(scope="session")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     return Models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
+    return Pairs(tmp_path_factory.mktemp("adapters"))
 
 
 @pytest.fixture(scope="session")

@@ -1,93 +1,42 @@
 """Adapters at run time: what rows compute with them."""
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 import pytest
-from hypothesis import settings
-from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
-from tests.runtime import packed_bundles
-from tests.runtime.chat.tiny_chat import TEMPLATE
-from tests.runtime.serving.faults import failing
-from tests.runtime.tiny_adapters import merged, random_factors, write_adapter
-from tests.runtime.tiny_decoder import (
-    VOCABULARY,
-    assert_close,
-    reference_logits,
-    write_bundle,
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
+from tests.runtime.serving.served import outcome
+from tests.runtime.tiny_adapters import (
+    NAMES,
+    Pair,
+    Pairs,
+    merged,
+    random_factors,
+    write_adapter,
 )
+from tests.runtime.tiny_decoder import VOCABULARY, assert_close, reference_logits, write_bundle
 
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.errors import (
-    InputError,
-    StateFileError,
-)
-from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.errors import StateFileError
 from ortolan.runtime.generation.drafts import PromptLookup
-from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.loading import load
 from ortolan.runtime.pack.write import pack
-from ortolan.runtime.serving.ticket import Ticket
 
 KINDS = ("fp32", "split", "int4", "int8-prefill", "recurrent", "by-token")
-
-NAMES = (None, "a", "b", "c")
 
 IDS = [int(i) for i in np.random.default_rng(7).integers(0, VOCABULARY - 2, 300)]
 
 
-class Pair:
-    """A bundle, loaded without and with three adapters."""
-
-    def __init__(self, folder: Path, kind: str) -> None:
-        others = {"chat_template.jinja": TEMPLATE.encode()}
-        self.bundle = packed_bundles.write(
-            folder / "bundle", kind, group=64, has_text=True, others=others
-        )
-        kinds: dict[str, dict[str, Any]] = {
-            "a": dict(rank=2),
-            "b": dict(rank=3, weights=("0.q", "1.o")),
-            "c": dict(rank=1),
-        }
-        self.paths = {
-            name: write_adapter(
-                folder / name, self.bundle, random_factors(self.bundle, seed=seed, **options)
-            )
-            for seed, (name, options) in enumerate(kinds.items())
-        }
-        self.plain = load(self.bundle.path, Decoder, threads=1)
-        self.adapted = load(self.bundle.path, Decoder, threads=1, adapters=self.paths)
-
-
-class Pairs(dict[str, Pair]):
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-
-    def __missing__(self, kind: str) -> Pair:
-        self[kind] = Pair(self._folder / kind, kind)
-        return self[kind]
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Pairs:
-    return Pairs(tmp_path_factory.mktemp("adapters"))
-
-
-def outcome(done: Completion) -> tuple[Any, ...]:
-    return done.tokens, done.logprobs
-
-
-# --- what is computed -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("split", [False, True])
-@pytest.mark.parametrize("recurrent", [False, True])
-def test_logits_are_those_of_merged_weights(tmp_path: Path, split: bool, recurrent: bool) -> None:
-    tiny = write_bundle(tmp_path / "bundle", split=split, recurrent=recurrent)
+@pytest.mark.parametrize(
+    "form", [(), ("split",), ("recurrent",), ("split", "recurrent"), ("recurrent", "takes_one")]
+)
+def test_logits_are_those_of_merged_weights(tmp_path: Path, form: tuple[str, ...]) -> None:
+    tiny = write_bundle(tmp_path / "bundle", **dict.fromkeys(form, True))  # type: ignore[arg-type]
     bundle = open_bundle(tiny.path)
     of_all, of_some = random_factors(bundle), random_factors(bundle, seed=1, weights=("0.k", "1.v"))
     paths = {
@@ -96,8 +45,10 @@ def test_logits_are_those_of_merged_weights(tmp_path: Path, split: bool, recurre
     }
     model = load(tiny.path, Decoder, adapters=paths)
     assert model.adapters == ("all", "some")
-    for name, factors in (("all", of_all), ("some", of_some)):
-        expected = reference_logits(merged(tiny.weights, factors), IDS[:20], recurrent=recurrent)
+    for name, factors in ((None, {}), ("all", of_all), ("some", of_some)):
+        expected = reference_logits(
+            merged(tiny.weights, factors), IDS[:20], recurrent=tiny.recurrent
+        )
         assert_close(model.logits(IDS[:20], adapter=name), expected)
         with model.session(adapter=name) as session:  # by decode steps
             session.append(IDS[:10])
@@ -114,86 +65,6 @@ def test_requests_without_an_adapter_are_the_same_to_the_bit(pairs: Pairs, kind:
         options: dict[str, Any] = dict(n=n, max_new_tokens=20, logprobs=3, ignore_eos=True)
         expected, got = plain.generate([IDS[:9]], **options), adapted.generate([IDS[:9]], **options)
         assert list(map(outcome, got)) == list(map(outcome, expected))
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_rows_of_different_adapters_in_one_batch_equal_each_alone_to_the_bit(
-    pairs: Pairs, kind: str
-) -> None:
-    model = pairs[kind].adapted
-    options: dict[str, Any] = dict(max_new_tokens=12, logprobs=2, ignore_eos=True)
-    prompts = [IDS[number : 9 + 3 * number] for number in range(8)]
-    with model.serve(slots=2, cache_bytes=0) as service:
-        alone = [
-            service.submit(prompt, adapter=NAMES[number % 4], **options).completion()
-            for number, prompt in enumerate(prompts)
-        ]
-    for fails in (lambda _: False, lambda call: call % 37 == 3):
-        with model.serve(slots=8) as service, failing(fails):
-            tickets = [
-                service.submit(prompt, adapter=NAMES[number % 4], **options)
-                for number, prompt in enumerate(prompts)
-            ]
-            together = [ticket.completion() for ticket in tickets]
-        assert list(map(outcome, together)) == list(map(outcome, alone))
-    different = {
-        str(model.generate([IDS[:9]], adapter=name, **options)[0].logprobs) for name in NAMES
-    }
-    assert len(different) == len(NAMES)
-
-
-@pytest.mark.parametrize("kind", ["fp32", "int4", "recurrent"])
-def test_requests_with_adapters_at_any_time_equal_themselves_alone(pairs: Pairs, kind: str) -> None:
-    model, alone = pairs[kind].adapted, dict[tuple[Any, ...], Completion]()
-
-    def options(limit: int, seed: int, adapter: str | None) -> dict[str, Any]:
-        sampling = Sampling(temperature=1.0, seed=seed)
-        return dict(max_new_tokens=limit, sampling=sampling, adapter=adapter)
-
-    class Requests(RuleBasedStateMachine):
-        @initialize(slots=st.sampled_from([2, 8]), cache_bytes=st.sampled_from([0, 1 << 20]))
-        def start(self, slots: int, cache_bytes: int) -> None:
-            self.service = model.serve(slots=slots, cache_bytes=cache_bytes)
-            self.tickets: dict[Ticket, tuple[int, int, int, str | None]] = {}
-
-        @rule(
-            length=st.integers(1, 30) | st.sampled_from([128, 140]),
-            limit=st.integers(1, 12),
-            seed=st.integers(0, 3),
-            adapter=st.sampled_from(NAMES),
-            priority=st.integers(0, 2),
-        )
-        def submit(
-            self, length: int, limit: int, seed: int, adapter: str | None, priority: int
-        ) -> None:
-            ticket = self.service.submit(
-                IDS[:length], priority=priority, **options(limit, seed, adapter)
-            )
-            self.tickets[ticket] = length, limit, seed, adapter
-
-        @precondition(lambda self: self.tickets)
-        @rule(data=st.data())
-        def cancel(self, data: st.DataObject) -> None:
-            data.draw(st.sampled_from(list(self.tickets))).cancel()
-
-        def teardown(self) -> None:
-            if not hasattr(self, "service"):
-                return
-            self.service.close()
-            for finished, key in self.tickets.items():
-                length, limit, seed, adapter = key
-                if key not in alone:
-                    with model.serve(slots=2, cache_bytes=0) as service:
-                        alone[key] = service.submit(
-                            IDS[:length], **options(limit, seed, adapter)
-                        ).completion()
-                done = finished.completion(timeout=60)
-                assert done.tokens == alone[key].tokens[: len(done.tokens)]
-                assert done.finish_reason in ("cancelled", alone[key].finish_reason)
-
-    machine = Requests.TestCase
-    machine.settings = settings(max_examples=8, stateful_step_count=15, deadline=None)
-    machine().runTest()
 
 
 def test_a_prefix_is_cached_for_its_adapter_alone(pairs: Pairs, tmp_path: Path) -> None:
@@ -263,30 +134,27 @@ def test_turns_of_a_conversation_may_use_different_adapters(pairs: Pairs, kind: 
             assert (cached > 0) == (turn == 1)
 
 
-def test_sessions_fork_save_and_restore_with_their_adapter(pairs: Pairs, tmp_path: Path) -> None:
-    model = pairs["fp32"].adapted
-    with model.session(adapter="a") as session, model.session() as other:
+def test_a_saved_session_needs_its_adapter(pairs: Pairs, tmp_path: Path) -> None:
+    model, plain = pairs["fp32"].adapted, pairs["fp32"].plain
+    with model.session(adapter="a") as session:
         session.append(IDS[:20])
-        expected = model.logits(IDS[:22], adapter="a")[-1]
-        snapshot = session.snapshot()
         session.save(tmp_path / "session")
-        np.testing.assert_array_equal(session.fork().append(IDS[20:22]), expected)
-        loaded = model.load_session(tmp_path / "session", adapter="a")
-        np.testing.assert_array_equal(loaded.append(IDS[20:22]), expected)
-        with pytest.raises(InputError, match="another bundle or adapter"):
-            other.restore(snapshot)
-    with pytest.raises(StateFileError, match="states of the bundle and adapter"):
-        model.load_session(tmp_path / "session")
-    with pytest.raises(StateFileError, match="states of the bundle and adapter"):
-        pairs["fp32"].plain.load_session(tmp_path / "session")
+    for other in (model, plain):
+        with pytest.raises(StateFileError, match="states of the bundle and adapter"):
+            other.load_session(tmp_path / "session")
 
 
-def test_unknown_name_names_the_loaded_ones(pairs: Pairs) -> None:
-    with pytest.raises(InputError, match=r"adapter 'x' is not loaded \(loaded: a, b, c\)"):
-        pairs["fp32"].adapted.generate(IDS[:3], adapter="x")
-    with pytest.raises(InputError, match=r"adapter 'a' is not loaded \(loaded: none\)"):
-        pairs["fp32"].plain.stream("abc", adapter="a")
-    with pytest.raises(InputError, match="adapter 3 is not loaded"):
-        pairs["fp32"].adapted.logits(IDS[:3], adapter=3)  # type: ignore[arg-type]
-    with pairs["fp32"].adapted.serve() as service, pytest.raises(InputError, match="not loaded"):
-        service.submit(IDS[:3], adapter="x")
+UNKNOWN: dict[str, Callable[[Pair], object]] = {
+    "generate": lambda pair: pair.adapted.generate(IDS[:3], adapter="x"),
+    "stream": lambda pair: pair.plain.stream("abc", adapter="a"),
+    "logits": lambda pair: pair.adapted.logits(IDS[:3], adapter=cast(Any, 3)),
+    "session": lambda pair: pair.plain.session(adapter="a"),
+    "service": lambda pair: pair.adapted.serve().submit(IDS[:3], adapter="x"),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_an_unknown_name_is_refused_with_the_loaded_ones(
+    pairs: Pairs, name: str, snapshot: SnapshotAssertion
+) -> None:
+    assert refusal(lambda: UNKNOWN[name](pairs["fp32"])) == snapshot

@@ -8,6 +8,8 @@ from typing import Any
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
+from tests.runtime import packed_bundles
+from tests.runtime.chat.tiny_chat import TEMPLATE
 
 from ortolan.runtime.bundle.adapter_folder import (
     BLOB,
@@ -20,7 +22,9 @@ from ortolan.runtime.bundle.adapter_folder import (
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import File
 from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.graph.adapters import adaptable_weights
+from ortolan.runtime.loading import load
 
 
 def random_factors(
@@ -65,3 +69,41 @@ def merged(
     """Weights `(inputs, outputs)` of a tiny decoder with the updates added."""
     updates = {name: weights[name] + first @ second for name, (first, second) in factors.items()}
     return weights | updates
+
+
+NAMES = (None, "a", "b", "c")
+"""Adapters of a `Pair`, and no adapter."""
+
+
+class Pair:
+    """A bundle of a kind of `packed_bundles`, loaded without and with three adapters."""
+
+    def __init__(self, folder: Path, kind: str) -> None:
+        others = {"chat_template.jinja": TEMPLATE.encode()}
+        self.bundle = packed_bundles.write(
+            folder / "bundle", kind, group=64, has_text=True, others=others
+        )
+        kinds: dict[str, dict[str, Any]] = {
+            "a": dict(rank=2),
+            "b": dict(rank=3, weights=("0.q", "1.o")),
+            "c": dict(rank=1),
+        }
+        self.paths = {
+            name: write_adapter(
+                folder / name, self.bundle, random_factors(self.bundle, seed=seed, **options)
+            )
+            for seed, (name, options) in enumerate(kinds.items())
+        }
+        self.plain = load(self.bundle.path, Decoder, threads=1)
+        self.adapted = load(self.bundle.path, Decoder, threads=1, adapters=self.paths)
+
+
+class Pairs(dict[str, Pair]):
+    """Pairs by their kind, written on first use."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    def __missing__(self, kind: str) -> Pair:
+        self[kind] = Pair(self._folder / kind, kind)
+        return self[kind]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.runtime.engine.test_slots import KEY, SUM, VALUE, buffers, filled
+from tests.runtime.slot_states import KEY, SUM, VALUE, buffers, filled
 
 from ortolan.runtime.engine import buffers as engine_buffers
 from ortolan.runtime.engine.buffers import AddressSpace, reserved

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 from onnx import TensorProto, helper
-from tests.runtime.engine.test_slots import KEY, SUM, VALUE
+from tests.runtime.slot_states import KEY, SUM, VALUE
 
 from ortolan.runtime.engine.device_states import Copier, DeviceStates, Part
 from ortolan.runtime.engine.host_states import HostStates

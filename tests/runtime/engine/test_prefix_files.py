@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.runtime.engine.test_slots import KEY, SUM, filled
+from tests.runtime.slot_states import KEY, SUM, filled
 
 from ortolan.runtime.engine import prefix_files
 from ortolan.runtime.engine.prefix_files import PrefixFiles

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.runtime.engine.test_slots import KEY, SUM, VALUE, filled
+from tests.runtime.slot_states import KEY, SUM, VALUE, filled
 
 from ortolan.runtime.bundle.manifest import State
 from ortolan.runtime.engine import state_file

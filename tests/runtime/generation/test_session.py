@@ -2,130 +2,157 @@
 
 import gc
 import threading
-import weakref
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
-from numpy.typing import NDArray
-from tests.runtime.conftest import POISON
-from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, TinyDecoder, assert_close, write_bundle
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
+from tests.runtime.conftest import POISON, Models
+from tests.runtime.serving.faults import failing
+from tests.runtime.tiny_adapters import NAMES, Pairs
+from tests.runtime.tiny_decoder import CONTEXT, VOCABULARY, assert_close, write_bundle
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.engine.state_file import write_states
-from ortolan.runtime.errors import ContextLengthError, InputError, NumericError, StateFileError
-from ortolan.runtime.generation.session import Session
+from ortolan.runtime.engine.slots import Slots
+from ortolan.runtime.errors import ComputeError, ContextLengthError, InputError, NumericError
+from ortolan.runtime.generation.session import Session, SessionSnapshot
 from ortolan.runtime.loading import load
 
-KINDS = ["fp32", "recurrent", "by-token"]
-
-ids = st.integers(0, VOCABULARY - 1)
+RECURRENT = ("recurrent", "by-token")
 
 
-@settings(max_examples=10, deadline=None)
-@given(parts=st.lists(st.lists(ids, min_size=1, max_size=12), min_size=1, max_size=5))
-def test_parts_equal_the_reference_for_the_whole(
-    tiny: TinyDecoder, model: Decoder, parts: list[list[int]]
+def ids_of(count: int, seed: int) -> list[int]:
+    random = np.random.default_rng(seed)
+    return [int(token) for token in random.integers(0, VOCABULARY - 2, count)]
+
+
+class Histories(RuleBasedStateMachine):
+    """Up to three sessions of one adapter, and a snapshot."""
+
+    model: Decoder
+    folder: Path
+    is_recurrent: bool
+    largest: int
+
+    @initialize(adapter=st.sampled_from(NAMES))
+    def start(self, adapter: str | None) -> None:
+        self.adapter = adapter
+        self.sessions: list[tuple[Session, list[int]]] = []
+        self.kept: tuple[SessionSnapshot, list[int]] | None = None
+        self.replace(0, self.model.session(adapter=adapter), [])
+
+    def replace(self, place: int, session: Session, tokens: list[int]) -> None:
+        self.sessions[place : place + 1] = [(session, tokens)]
+        assert session.tokens == tuple(tokens)
+
+    @rule(
+        which=st.integers(0, 2),
+        count=st.integers(1, 12) | st.sampled_from([1, 127, 250]),
+        seed=st.integers(0, 9),
+    )
+    def append(self, which: int, count: int, seed: int) -> None:
+        session, tokens = self.sessions[which % len(self.sessions)]
+        more = ids_of(min(count, self.largest), seed)
+        if len(tokens) + len(more) > CONTEXT:
+            with pytest.raises(ContextLengthError):
+                session.append(more)
+        else:
+            tokens += more
+            logits = session.append(np.array(more, np.uint8))
+            assert_close(logits, self.model.logits(tokens, adapter=self.adapter)[-1])
+        assert session.tokens == tuple(tokens)
+        assert len(session) == len(tokens)
+
+    @rule(which=st.integers(0, 2), share=st.floats(0, 1))
+    def rewind(self, which: int, share: float) -> None:
+        session, tokens = self.sessions[which % len(self.sessions)]
+        length = round(share * len(tokens))
+        if self.is_recurrent and 0 < length < len(tokens):
+            with pytest.raises(InputError, match="'sum'"):
+                session.rewind(length)
+        else:
+            session.rewind(length)
+            del tokens[length:]
+        assert session.tokens == tuple(tokens)
+
+    @rule(which=st.integers(0, 2), place=st.integers(0, 2))
+    def fork(self, which: int, place: int) -> None:
+        session, tokens = self.sessions[which % len(self.sessions)]
+        self.replace(place, session.fork(), list(tokens))
+
+    @rule(which=st.integers(0, 2))
+    def keep(self, which: int) -> None:
+        session, tokens = self.sessions[which % len(self.sessions)]
+        self.kept = session.snapshot(), list(tokens)
+
+    @precondition(lambda self: self.kept)
+    @rule(which=st.integers(0, 2))
+    def restore(self, which: int) -> None:
+        assert self.kept is not None
+        place = which % len(self.sessions)
+        session, (snapshot, tokens) = self.sessions[place][0], self.kept
+        session.restore(snapshot)
+        self.replace(place, session, list(tokens))
+
+    @rule(which=st.integers(0, 2), place=st.integers(0, 2))
+    def save_and_load(self, which: int, place: int) -> None:
+        session, tokens = self.sessions[which % len(self.sessions)]
+        session.save(self.folder / "saved")
+        loaded = self.model.load_session(self.folder / "saved", adapter=self.adapter)
+        self.replace(place, loaded, list(tokens))
+
+    @rule(which=st.integers(0, 2), count=st.sampled_from([1, 30, 300]))
+    def fail(self, which: int, count: int) -> None:
+        session, tokens = self.sessions[which % len(self.sessions)]
+        last = -(-count // 128)  # by token, more calls would follow
+        if len(tokens) + count <= CONTEXT:
+            with failing(lambda call: call == last - 1), pytest.raises(ComputeError):
+                session.append(ids_of(count, 1))
+        assert session.tokens == tuple(tokens)
+
+
+@pytest.mark.parametrize("kind", ["fp32", "split", "int4", *RECURRENT])
+def test_a_session_of_any_history_equals_its_tokens_at_once(
+    pairs: Pairs, tmp_path: Path, kind: str
 ) -> None:
-    session, whole = model.session(), []
-    for part in parts:
-        whole += part
-        assert_close(session.append(part), tiny.reference(whole)[-1])
-        assert session.tokens == tuple(whole)
-        assert len(session) == len(whole)
+    class Case(Histories):
+        model = pairs[kind].adapted
+        folder = tmp_path
+        is_recurrent = kind in RECURRENT
+        largest = 60 if kind == "by-token" else 250  # a call for every token is slow
+
+    machine = Case.TestCase
+    machine.settings = settings(max_examples=15, stateful_step_count=15, deadline=None)
+    machine().runTest()
 
 
-@settings(max_examples=10, deadline=None)
-@given(tokens=st.lists(ids, min_size=1, max_size=20), token=ids, data=st.data())
-def test_a_rewound_session_equals_a_new_one(
-    model: Decoder, tokens: list[int], token: int, data: st.DataObject
+@pytest.mark.parametrize("kind", ["fp32", "int4", *RECURRENT])
+@pytest.mark.parametrize("count", [0, 5, 300])
+def test_copies_of_a_session_continue_to_the_bit(
+    models: Models, tmp_path: Path, kind: str, count: int
 ) -> None:
-    length = data.draw(st.integers(0, len(tokens)))
-    rewound, fresh = model.session(), model.session()
-    rewound.append(tokens)
-    rewound.rewind(length)
-    assert rewound.tokens == tuple(tokens[:length])
-    assert_close(rewound.append([token]), fresh.append([*tokens[:length], token]))
-
-
-def test_logits_are_a_copy(model: Decoder) -> None:
-    session = model.session()
-    first = session.append([1])
-    copy = first.copy()
-    session.append([2])
-    np.testing.assert_array_equal(first, copy)
-
-
-def test_growing_keeps_the_context(tiny: TinyDecoder, model: Decoder) -> None:
-    tokens = [index * 7 % VOCABULARY for index in range(620)]
-    expected = tiny.reference(tokens)
-    session = model.session()
-    session.append(tokens[:255])
-    for position in range(255, 260):
-        assert_close(session.append([tokens[position]]), expected[position])
-    assert_close(session.append(tokens[260:]), expected[-1])
-
-
-def test_a_session_holds_exactly_the_context(model: Decoder) -> None:
-    session = model.session()
-    session.append([1] * CONTEXT)
-    for more in ([1], [1, 2]):
-        with pytest.raises(ContextLengthError, match=f"context of {CONTEXT}"):
-            session.append(more)
-    assert len(session) == CONTEXT
-
-
-@pytest.mark.parametrize(
-    "invalid",
-    [[], [VOCABULARY], [-1], [True], [1.0], ["a"], "12", 5, np.array([1.5]), np.array([[1]])],
-)
-def test_invalid_ids_are_rejected_and_change_nothing(model: Decoder, invalid: Any) -> None:
-    session = model.session()
-    session.append([1, 2])
-    with pytest.raises(InputError, match=r"^append"):
-        session.append(invalid)
-    assert session.tokens == (1, 2)
-
-
-def test_arrays_of_ids_are_accepted(model: Decoder) -> None:
-    one, other = model.session(), model.session()
-    np.testing.assert_array_equal(one.append(np.array([3, 4], np.uint8)), other.append([3, 4]))
-    assert one.tokens == (3, 4)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("count", [1, 30, 1040])
-def test_an_error_inside_leaves_the_session_unchanged(
-    models: dict[str, Decoder], monkeypatch: pytest.MonkeyPatch, kind: str, count: int
-) -> None:
-    session, other = models[kind].session(), models[kind].session()
-    for one in (session, other):
-        one.append([5, 6, 7])
-    method = "step" if count == 1 else "chunk"
-    run: Callable[..., Any] = getattr(Runner, method)
-    last = {1: 1, 30: 1, 1040: 3}[count]  # 1040 tokens are three chunks
-    runs = []
-
-    def fail_after_the_last(runner: Runner, *args: Any, **options: Any) -> Any:
-        logits = run(runner, *args, **options)
-        runs.append(method)
-        if len(runs) == last:
-            raise MemoryError
-        return logits
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Runner, method, fail_after_the_last)
-        with pytest.raises(MemoryError):
-            session.append([9] * count)
-    assert session.tokens == (5, 6, 7)
-    assert_close(session.append([8]), other.append([8]))
-    assert_close(session.append([1, 2]), other.append([1, 2]))
+    model = models[kind]
+    session, other = model.session(), model.session()
+    if count:
+        session.append(ids_of(count, 0))
+    session.save(tmp_path / "saved")
+    other.append([9])
+    other.restore(session.snapshot())
+    copies = [other, session.fork(), model.load_session(tmp_path / "saved")]
+    parts = [[5], [6, 7], [8]]
+    expected = [session.append(part) for part in parts]
+    session.append([1])  # the logits that it returned stay
+    session.close()
+    for copy in copies:
+        for part, logits in zip(parts, expected, strict=True):
+            np.testing.assert_array_equal(copy.append(part), logits)
 
 
 def test_logits_that_are_not_finite_are_an_error_and_change_nothing(poisoned: Decoder) -> None:
@@ -136,19 +163,6 @@ def test_logits_that_are_not_finite_are_an_error_and_change_nothing(poisoned: De
         with pytest.raises(NumericError, match="not finite"):
             session.append(tokens)
     np.testing.assert_array_equal(session.append([3]), other.append([3]))
-
-
-def test_a_recurrent_state_can_only_be_rewound_to_the_start(models: dict[str, Decoder]) -> None:
-    session, fresh = models["recurrent"].session(), models["recurrent"].session()
-    session.append([1, 2, 3])
-    with pytest.raises(InputError, match="'sum'"):
-        session.rewind(2)
-    assert session.tokens == (1, 2, 3)
-    session.rewind(0)
-    np.testing.assert_array_equal(session.append([4]), fresh.append([4]))
-
-
-# --- threads ----------------------------------------------------------------------------------
 
 
 def test_a_second_thread_is_rejected(model: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,22 +192,59 @@ def test_a_second_thread_is_rejected(model: Decoder, monkeypatch: pytest.MonkeyP
     assert session.tokens == (1, 2)
 
 
-def test_sessions_in_different_threads_do_not_affect_each_other(model: Decoder) -> None:
-    chains = [[(start + index) % VOCABULARY for index in range(60)] for start in range(4)]
-
-    def work(chain: list[int]) -> NDArray[np.float32]:
-        session = model.session()
-        return [session.append([token]) for token in chain][-1]
-
-    with ThreadPoolExecutor() as pool:
-        got = list(pool.map(work, chains))
-    for logits, chain in zip(got, chains, strict=True):
-        assert_close(logits, model.session().append(chain))
+def states_in_memory() -> int:
+    return sum(isinstance(item, Slots) for item in gc.get_objects())
 
 
-def test_a_closed_session_is_rejected(model: Decoder, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["close", "drop"])
+@pytest.mark.parametrize("kind", ["session", "stream"])
+def test_memory_is_released_without_the_garbage_collector(
+    model: Decoder, kind: str, ending: str
+) -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        before = states_in_memory()
+        used: Any = model.session() if kind == "session" else model.stream("hello")
+        (next if kind == "stream" else lambda session: session.append([1]))(used)
+        assert states_in_memory() == before + 1
+        if ending == "close":
+            used.close()
+        else:
+            del used
+        assert states_in_memory() == before
+    finally:
+        gc.enable()
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def session(model: Decoder) -> Iterator[Session]:
     with model.session() as session:
-        session.append([1])
+        session.append([1, 2])
+        yield session
+        assert session.tokens == (1, 2)
+
+
+IDS: list[Any] = [
+    *([], [VOCABULARY], [-1], [True], [1.0], ["a"], "12", 5),
+    *(np.array([1.5]), np.array([[1]]), [1] * (CONTEXT - 1)),
+]
+
+
+@pytest.mark.parametrize("ids", IDS, ids=lambda ids: f"{ids}"[:20])
+def test_invalid_ids_are_refused(session: Session, ids: Any, snapshot: SnapshotAssertion) -> None:
+    assert refusal(lambda: session.append(ids)) == snapshot
+
+
+def test_a_closed_session_is_refused(
+    model: Decoder, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    session = model.session()
+    session.append([1])
+    session.close()
     session.close()
     assert session.tokens == ()
     uses: list[Callable[[], object]] = [
@@ -202,110 +253,15 @@ def test_a_closed_session_is_rejected(model: Decoder, tmp_path: Path) -> None:
         session.fork,
         lambda: session.save(tmp_path / "saved"),
     ]
-    for use in uses:
-        with pytest.raises(InputError, match="closed"):
-            use()
+    (text,) = {refusal(use) for use in uses}
+    assert text == snapshot
 
 
-@pytest.mark.parametrize("way", ["close", "drop"])
-def test_the_memory_of_a_session_is_released(model: Decoder, way: str) -> None:
-    session: Session | None = model.session()
-    assert session is not None
-    session.append([1])
-    session.append([1, 2])
-    slots = weakref.ref(session._runner.slots)
-    gc.disable()
-    try:
-        if way == "close":
-            session.close()
-        else:
-            session = None
-        assert slots() is None
-    finally:
-        gc.enable()
-
-
-# --- snapshots, forks and files ---------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_restored_snapshot_continues_to_the_bit(models: dict[str, Decoder], kind: str) -> None:
-    session, other = models[kind].session(), models[kind].session()
-    session.append([1, 2, 3])
-    session.append([4])
-    snapshot = session.snapshot()
-    expected = [session.append([token]) for token in (5, 6, 7)]
-    session.append([8, 9])
-    for one in (session, other):
-        one.restore(snapshot)
-        assert one.tokens == (1, 2, 3, 4)
-        for token, logits in zip((5, 6, 7), expected, strict=True):
-            np.testing.assert_array_equal(one.append([token]), logits)
-
-
-def test_a_snapshot_of_another_bundle_is_rejected(model: Decoder, tmp_path: Path) -> None:
-    other = load(write_bundle(tmp_path / "bundle", seed=1).path)  # the same states, other weights
-    session, foreign = model.session(), other.session()
-    session.append([1, 2, 3])
-    foreign.append([4, 5])
-    with pytest.raises(InputError, match="another bundle"):
-        session.restore(foreign.snapshot())
-    assert session.tokens == (1, 2, 3)
-
-
-@pytest.mark.parametrize("kind", ["fp32", "recurrent", "int4"])
-@settings(max_examples=8, deadline=None)
-@given(
-    before=st.lists(ids, max_size=300),
-    after=st.lists(st.lists(ids, min_size=1, max_size=5), min_size=1, max_size=4),
-)
-def test_a_saved_and_a_forked_session_continue_to_the_bit(
-    tmp_path_factory: pytest.TempPathFactory,
-    models: dict[str, Decoder],
-    kind: str,
-    before: list[int],
-    after: list[list[int]],
+def test_a_snapshot_of_another_bundle_or_adapter_is_refused(
+    session: Session, pairs: Pairs, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / f"saved {kind}"
-    session = models[kind].session()
-    if before:
-        session.append(before)
-    session.save(path)
-    loaded, forked = models[kind].load_session(path), session.fork()
-    assert loaded.tokens == forked.tokens == session.tokens == tuple(before)
-    expected = [session.append(part) for part in after]
-    for other in (loaded, forked):
-        for part, logits in zip(after, expected, strict=True):
-            np.testing.assert_array_equal(other.append(part), logits)
-        assert other.tokens == session.tokens
-
-
-def test_forks_are_independent_and_outlive_their_parent(model: Decoder) -> None:
-    with model.session() as parent:
-        parent.append([1, 2, 3])
-        one, two = parent.fork(), parent.fork()
-        first = one.append([4])
-        assert parent.tokens == two.tokens == (1, 2, 3)
-    np.testing.assert_array_equal(two.append([4]), first)
-    two.rewind(1)
-    assert one.tokens == (1, 2, 3, 4)
-
-
-def test_files_that_do_not_fit_are_rejected(models: dict[str, Decoder], tmp_path: Path) -> None:
-    model = models["fp32"]
-    session = model.session()
-    session.append([1])
-    with pytest.raises(StateFileError, match="cannot be saved"):
-        session.save(tmp_path / "missing" / "saved")
-    for path in (tmp_path / "saved", tmp_path):
-        with pytest.raises(StateFileError):
-            model.load_session(path)
-    assert session.tokens == (1,)
-    session.save(tmp_path / "saved")
-    with pytest.raises(StateFileError, match="bundle"):
-        models["recurrent"].load_session(tmp_path / "saved")
-    slots = model.session()._runner.slots
-    slots.lengths[0] = 1
-    write_states(tmp_path / "saved", [VOCABULARY], slots.view())
-    with pytest.raises(InputError, match=f"{VOCABULARY}"):
-        model.load_session(tmp_path / "saved")
+    others = load(write_bundle(tmp_path / "bundle", seed=1).path), pairs["fp32"].adapted
+    for foreign in (others[0].session(), others[1].session(adapter="a")):
+        foreign.append([4, 5])
+        kept = foreign.snapshot()
+        assert refusal(lambda kept=kept: session.restore(kept)) == snapshot  # type: ignore[misc]

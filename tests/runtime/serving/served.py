@@ -3,7 +3,7 @@
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from itertools import count
 from typing import Any
@@ -13,6 +13,7 @@ from tests.runtime.tiny_decoder import VOCABULARY
 
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.generation.completion import Completion
+from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.serving.service import Service
@@ -30,33 +31,46 @@ class Spec:
     seed: int
     temperature: float
     pattern: str | None = None
+    adapter: str | None = None
+    has_draft: bool = False
 
     @property
     def ids(self) -> list[int]:
-        """Prompts of one seed share a prefix."""
+        """Prompts of one seed share a prefix. Those with a draft repeat themselves."""
         random = np.random.default_rng(self.seed)
-        chosen: list[int] = random.integers(0, VOCABULARY, 400)[: self.prompt].tolist()
-        return chosen
+        chosen: list[int] = random.integers(0, VOCABULARY, 400).tolist()
+        return (chosen[:20] * 20 if self.has_draft else chosen)[: self.prompt]
+
+    def without_draft(self) -> "Spec":
+        return replace(self, has_draft=False)
 
     def submit(self, service: Service, *, priority: int = 0) -> Ticket:
         return service.submit(
             self.ids,
             priority=priority,
+            draft=PromptLookup() if self.has_draft else None,
+            adapter=self.adapter,
             max_new_tokens=self.limit,
+            logprobs=1,
             sampling=Sampling(temperature=self.temperature, seed=self.seed),
             grammar=None if self.pattern is None else Grammar.regex(self.pattern),
         )
 
 
-def alone_in(models: dict[str, Decoder]) -> Callable[[str, Spec], Completion]:
+def alone_in(model: Decoder) -> Callable[[Spec], Completion]:
     """The completion of a request alone in a service."""
 
     @cache
-    def run(kind: str, spec: Spec) -> Completion:
-        with models[kind].serve(slots=2, cache_bytes=0) as service:
+    def run(spec: Spec) -> Completion:
+        with model.serve(slots=2, cache_bytes=0) as service:
             return spec.submit(service).completion()
 
     return run
+
+
+def outcome(done: Completion) -> tuple[Any, ...]:
+    """Tokens and log-probabilities."""
+    return done.tokens, done.logprobs
 
 
 class Held:
