@@ -1,21 +1,24 @@
-"""Properties of each kind of bundle."""
+"""Kinds of bundle and of output: their words, and scores of labels."""
 
 import msgspec
+import numpy as np
 import pytest
-from tests.runtime.bundle.test_manifest_kinds import document_of, image
+from syrupy.assertion import SnapshotAssertion
+from tests.runtime.bundle.manifests import SOURCES, document_of
 
-from ortolan.runtime.bundle.kinds import KINDS, MAPS_ROLE, OUTPUTS, ModelKind
+from ortolan.runtime.bundle.kinds import KINDS, MAPS_ROLE, OUTPUTS, ScoreFunction
+from ortolan.runtime.bundle.labels import distinct, named_scores, scores_of
 from ortolan.runtime.bundle.manifest import Manifest, wrong_kind
 
 
-def manifest_of(kind: str, output: str | None = None, *, is_image: bool = False) -> Manifest:
-    document = document_of(kind)
-    if output is not None:
-        labels = [] if OUTPUTS[output].scores is None else ["no", "yes"]
-        document["output"] = {"kind": output, "size": 2, "labels": labels}
-    if is_image:
-        image(document)
-    return msgspec.convert(document, Manifest)
+def manifest_of(name: str) -> Manifest:
+    """Manifest of a kind, or of an encoder with this output."""
+    if name in KINDS:
+        return msgspec.convert(document_of(name), Manifest)
+    labels = [] if OUTPUTS[name].scores is None else ["no", "yes"]
+    output = {"kind": name, "size": 2, "labels": labels}
+    source = {"source": SOURCES["image"]} if name == "labels" else {}
+    return msgspec.convert(document_of("encoder") | {"output": output} | source, Manifest)
 
 
 @pytest.mark.parametrize(
@@ -35,51 +38,29 @@ def test_encoder_and_decoder_follow_from_the_graphs(
     assert all(roles and MAPS_ROLE not in roles for roles in model_kind.graphs)
 
 
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_only_encoders_are_described_by_their_output(kind: ModelKind) -> None:
-    words = [bool(text) for text in (kind.gives, kind.description, kind.use)]
-    assert words == [kind.has_decoder] * 3
-
-
-@pytest.mark.parametrize(
-    ("manifest", "takes", "gives"),
-    [
-        (
-            manifest_of("decoder"),
-            "texts of at most 16 tokens",
-            "more text, together at most 16 tokens",
-        ),
-        (
-            manifest_of("encoder-decoder"),
-            "texts of at most 16 tokens",
-            "another text of at most 16 tokens",
-        ),
-        (
-            manifest_of("encoder", "embedding"),
-            "texts of at most 16 tokens",
-            "embeddings of 2 numbers",
-        ),
-        (
-            manifest_of("encoder", "labels", is_image=True),
-            "images, RGB, of 8 by 8 pixels",
-            "2 labels and their probabilities",
-        ),
-    ],
-    ids=["decoder", "encoder-decoder", "embedding", "labels"],
-)
-def test_inputs_and_outputs_are_described_in_words(
-    manifest: Manifest, takes: str, gives: str
+@pytest.mark.parametrize("name", ["decoder", "encoder-decoder", *OUTPUTS])
+def test_bundles_and_the_error_for_a_wrong_one_are_described_in_words(
+    name: str, snapshot: SnapshotAssertion
 ) -> None:
-    assert (manifest.takes, manifest.gives) == (takes, gives)
+    manifest = manifest_of(name)
+    error = wrong_kind(manifest, what="Translating", expected="a translator")
+    assert [manifest.takes, manifest.gives, f"{error}"] == snapshot
 
 
-@pytest.mark.parametrize("output", OUTPUTS)
-def test_the_error_for_a_wrong_encoder_says_how_to_use_it(output: str) -> None:
-    error = wrong_kind(manifest_of("encoder", output), what="translate", expected="a translator")
-    assert f"{OUTPUTS[output].summary}. Use {OUTPUTS[output].use}." in str(error)
+@pytest.mark.parametrize("logit", [-800.0, -1.5, 0.0, 2.0, 800.0])
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_a_single_label_is_likely_or_not(logit: float, function: ScoreFunction) -> None:
+    expected = 1 / (1 + np.exp(-np.clip(logit, -700, 700)))
+    scores = scores_of(np.array([logit], np.float32), function)
+    np.testing.assert_allclose(scores, [expected], rtol=1e-12, atol=1e-300)
 
 
-@pytest.mark.parametrize("kind", ["decoder", "encoder-decoder"])
-def test_the_error_for_a_wrong_kind_says_how_to_use_it(kind: str) -> None:
-    error = wrong_kind(manifest_of(kind), what="embed", expected="an encoder")
-    assert f"got {KINDS[kind].description}. Use {KINDS[kind].use}." in str(error)
+def test_scores_are_named_and_ordered_and_repeated_labels_get_their_numbers() -> None:
+    logits = np.array([0.0, 3.0, -2.0], np.float32)
+    softmax = named_scores(logits, "softmax", ["a", "b", "c"])
+    sigmoid = named_scores(logits, "sigmoid", ["a", "b", "c"])
+    assert list(softmax) == list(sigmoid) == ["b", "a", "c"]
+    assert sum(softmax.values()) == pytest.approx(1)
+    assert sigmoid == pytest.approx({"b": 0.9525741268, "a": 0.5, "c": 0.1192029220})
+    assert named_scores(logits, "none", ["a", "b", "c"]) == {"b": 3.0, "a": 0.0, "c": -2.0}
+    assert distinct(("crane", "crane", "heron")) == ["crane (0)", "crane (1)", "heron"]
