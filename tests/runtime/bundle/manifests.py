@@ -6,7 +6,6 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-import msgspec
 from tests.runtime import tiny_bundle
 from tests.runtime.damaged_bundles import put
 
@@ -108,7 +107,10 @@ def document_of(kind: str) -> Document:
     )
     document["kind"] = kind if "decoder" in roles else "encoder"
     document["graphs"] = {role: {"file": f"{role}.onnx"} for role in (*roles, "attention")}
-    sides = {"decoder": ["decoder.0.self"], "encoder-decoder": ["encoder.0.self", "decoder.0.cross"]}
+    sides = {
+        "decoder": ["decoder.0.self"],
+        "encoder-decoder": ["encoder.0.self", "decoder.0.cross"],
+    }
     document["attention_maps"] = sides.get(kind, ["encoder.0.self"])
     listed = {file["name"] for file in document["files"]}
     document["files"] += [

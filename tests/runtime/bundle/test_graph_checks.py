@@ -72,7 +72,8 @@ def test_names_of_a_graph_follow_from_its_role_and_the_manifest(
 
 
 @pytest.mark.parametrize(
-    ("inputs", "outputs"), [(["input_ids", "size"], ["cross.0.key"]), (["input_ids", "lengths"], [])]
+    ("inputs", "outputs"),
+    [(["input_ids", "size"], ["cross.0.key"]), (["input_ids", "lengths"], [])],
 )
 def test_missing_and_unexpected_names_are_both_named(
     inputs: list[str], outputs: list[str], snapshot: SnapshotAssertion
