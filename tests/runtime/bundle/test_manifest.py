@@ -299,6 +299,9 @@ def test_the_longest_name_is_accepted() -> None:
 
 # --- limits -----------------------------------------------------------------------------------
 
+Sized = Callable[[Any, int], object]
+"""An edit that puts a number, or a number of items, into a manifest."""
+
 
 def with_files(document: Any, count: int) -> None:
     while len(document["files"]) < count:
@@ -319,7 +322,7 @@ def labelled(document: Any, count: int) -> None:
     document["output"] = {"kind": "labels", "size": count, "labels": labels}
 
 
-def at(path: str, of: Callable[[int], object] = lambda n: n) -> Callable[[Any, int], None]:
+def at(path: str, of: Callable[[int], object] = lambda n: n) -> Sized:
     """Return an edit that puts a number, or what a function makes of it, at a path."""
     return lambda document, count: setting({path: of(count)})(document)
 
@@ -328,7 +331,7 @@ def texts(count: int) -> dict[str, str]:
     return {f"{index}": "1" for index in range(count)}
 
 
-PATCH_LIMITS: dict[str, Callable[[Any, int], None]] = {
+PATCH_LIMITS: dict[str, Sized] = {
     "MAX_PATCH_SIZE": at("source.patch"),
     "MAX_PATCH_REPEATS": lambda document, count: setting(
         {"source.layout": "channels_first", "source.frames": count}
@@ -336,7 +339,7 @@ PATCH_LIMITS: dict[str, Callable[[Any, int], None]] = {
     "MAX_POSITION_SIDE": at("source.table", lambda n: {"side": n, "interpolation": "corners"}),
 }
 
-LIMITS: list[tuple[str, str, Callable[[Any, int], None]]] = [
+LIMITS: list[tuple[str, str, Sized]] = [
     ("decoder", "MAX_CONTEXT", at("context_length")),
     ("decoder", "MAX_VOCABULARY", at("vocab_size")),
     ("decoder", "MAX_FILES", with_files),
@@ -367,9 +370,7 @@ LIMITS: list[tuple[str, str, Callable[[Any, int], None]]] = [
 
 
 @pytest.mark.parametrize(("kind", "limit", "edit"), LIMITS)
-def test_a_limit_is_accepted_and_one_more_is_not(
-    kind: str, limit: str, edit: Callable[[Any, int], None]
-) -> None:
+def test_a_limit_is_accepted_and_one_more_is_not(kind: str, limit: str, edit: Sized) -> None:
     most = getattr(limits, limit)
     assert decode(changed(lambda document: edit(document, most), kind)).schema == 5
     error_of(changed(lambda document: edit(document, most + 1), kind))
