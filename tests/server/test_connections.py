@@ -14,7 +14,10 @@ import httpx2
 import pytest
 from tests.server.live import LiveServer, held, live_server, serving_fp32, stats, wait_until
 
+from ortolan.runtime import Service, load
+from ortolan.runtime.errors import MemoryPlanError
 from ortolan.server import Settings, http
+from ortolan.server import models as module
 
 PATH = "/v1/completions"
 LONG: dict[str, Any] = {"prompt": "abc " * 8, "max_tokens": 180, "ignore_eos": True, "seed": 1}
@@ -85,10 +88,6 @@ def test_time_is_limited(bundles: dict[str, Path]) -> None:
 def test_bundles_load_when_named_and_are_dropped_for_others(
     bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortolan.runtime import load
-    from ortolan.runtime.errors import MemoryPlanError
-    from ortolan.server import models as module
-
     loads: list[Path] = []
 
     def limited(path: Path, **options: Any) -> Any:
@@ -100,21 +99,57 @@ def test_bundles_load_when_named_and_are_dropped_for_others(
 
     with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
         monkeypatch.setattr(module, "load", limited)
-        names = [m.name for m in server.models.loaded]
-        assert names == ["fp32"]
-        body = {**LONG, "model": "int4", "max_tokens": 3}
-        response = server.call("POST", PATH, json=body)
+        assert [m.name for m in server.models.loaded] == ["fp32"]
+        response = server.call("POST", PATH, json={**LONG, "model": "int4", "max_tokens": 3})
         assert response.status_code == 200, response.text
         assert [m.name for m in server.models.loaded] == ["int4"]
     assert loads == [bundles["int4"]] * 2
 
 
+def test_a_request_without_room_drops_models_that_no_other_uses(
+    bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit = Service.submit
+    most = 1
+
+    def limited(self: Service, *args: Any, **options: Any) -> Any:
+        """As if there were memory for a request beside so many bundles."""
+        if len(server.models.loaded) > most:
+            raise MemoryPlanError("no room")
+        return submit(self, *args, **options)
+
+    with live_server(Settings(bundles=bundles, load={"threads": 1})) as server:
+        body = {**LONG, "max_tokens": 3}
+        assert server.call("POST", PATH, json={**body, "model": "int4"}).status_code == 200
+        monkeypatch.setattr(Service, "submit", limited)
+        assert server.call("POST", PATH, json={**body, "model": "fp32"}).status_code == 200
+        assert [m.name for m in server.models.loaded] == ["fp32"]
+        most = 0
+        assert server.call("POST", PATH, json={**body, "model": "fp32"}).status_code == 400
+        assert [m.name for m in server.models.loaded] == ["fp32"]
+
+
+def test_a_request_that_is_accepted_after_its_client_has_left_is_cancelled(
+    small: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    submit, may_go_on = Service.submit, threading.Event()
+
+    def slow(self: Service, *args: Any, **options: Any) -> Any:
+        may_go_on.wait(60)
+        return submit(self, *args, **options)
+
+    monkeypatch.setattr(Service, "submit", slow)
+    with pytest.raises(httpx2.ReadTimeout):
+        small.call("POST", PATH, json=LONG, timeout=0.3)
+    wait_until(lambda: not small.connections)
+    may_go_on.set()
+    wait_until(lambda: not small.tasks and stats(small).running + stats(small).waiting == 0)
+    assert stats(small).new_tokens < LONG["max_tokens"]
+
+
 def test_a_load_blocks_no_other_model_and_survives_its_client(
     bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ortolan.runtime import load
-    from ortolan.server import models as module
-
     gate, loads = threading.Event(), []
 
     def slow(path: Path, **options: Any) -> Any:

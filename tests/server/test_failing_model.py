@@ -1,22 +1,22 @@
 """A model whose calls fail: answers, `/ready` and metrics."""
 
-import asyncio
 import logging
 from pathlib import Path
 
 import httpx2
 import pytest
 from tests.runtime.serving.faults import failing
-from tests.server.live import LiveServer, stats, wait_until
+from tests.server.live import LiveServer, serving_fp32, stats, wait_until
 
 from ortolan.server import models as server_models
 from ortolan.server.models import Models
 
+PATH = "/v1/completions"
 BODY = {"model": "fp32", "prompt": "Hi", "max_tokens": 3, "ignore_eos": True}
 
 
 def ask(client: httpx2.Client) -> httpx2.Response:
-    return client.post("/v1/completions", json=BODY)
+    return client.post(PATH, json=BODY)
 
 
 def metric(client: httpx2.Client, name: str) -> list[str]:
@@ -65,24 +65,11 @@ def test_a_model_that_fails_is_not_ready_and_loaded_again(
 def test_a_model_that_goes_on_failing_is_loaded_again_only_now_and_then(
     bundles: dict[str, Path], caplog: pytest.LogCaptureFixture
 ) -> None:
-    both = Models(
-        bundles,
-        adapters={},
-        load_options={"threads": 1},
-        serve_options={"slots": 2},
-        shutdown_timeout_s=1,
-    )
-
-    async def run() -> None:
-        for _ in range(4):
-            async with both.use("fp32") as served:
-                for _ in range(2):
-                    with pytest.raises(Exception, match="failed to run"):
-                        await served.service.submit("Hi")
-        await both.close()
-
-    with caplog.at_level(logging.INFO, "ortolan.server"), failing(lambda call: True):
-        asyncio.run(run())
-    assert [record.getMessage() for record in caplog.records].count(
-        "fp32 fails, and is loaded again"
-    ) == 1
+    with (
+        serving_fp32(bundles) as server,
+        caplog.at_level(logging.INFO, "ortolan.server"),
+        failing(lambda call: True),
+    ):
+        assert {server.call("POST", PATH, json=BODY).status_code for _ in range(8)} == {500}
+    said = [record.getMessage() for record in caplog.records]
+    assert said.count("fp32 fails, and is loaded again") == 1

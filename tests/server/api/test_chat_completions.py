@@ -6,7 +6,7 @@ from typing import Any
 
 import httpx2
 import pytest
-from tests.server.calls import chunks, post_ok, refusal
+from tests.server.calls import chunks, post_ok
 
 from ortolan.runtime import Decoder, Sampling
 
@@ -85,9 +85,8 @@ def test_answers_are_greedy_unless_choices_must_differ(
     client: httpx2.Client, models: dict[str, Decoder]
 ) -> None:
     limits = {"max_tokens": 12, "ignore_eos": True}
-    (choice,) = ask(client, **limits)["choices"]
     expected = models["fp32"].chat(MESSAGES, max_new_tokens=12, ignore_eos=True)
-    assert choice["message"]["content"] == expected.content
+    assert content(client, **limits) == expected.content
     choices = ask(client, **limits, n=3)["choices"]
     assert len({choice["message"]["content"] for choice in choices}) > 1
 
@@ -124,30 +123,7 @@ def test_streamed_logprobs_come_with_their_pieces(client: httpx2.Client) -> None
         assert [entry for part in parts for entry in part] == expected
 
 
-@pytest.mark.parametrize("streams", [False, True])
-def test_a_single_call_ends_the_answer(client: httpx2.Client, streams: bool) -> None:
-    body = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 300, "ignore_eos": True}
-    body |= {"temperature": 1.0, "seed": 1, "logprobs": True}
-    several = ask(client, **body)["choices"][0]["message"]["tool_calls"]
-    assert len(several) > 1  # the model cannot end, so it calls again and again
-    body["parallel_tool_calls"] = False
-    if not streams:
-        answer = ask(client, **body)
-        (choice,) = answer["choices"]
-        (call,) = choice["message"]["tool_calls"]
-        assert call["function"] == several[0]["function"]
-        assert call["id"] not in {call["id"] for call in several}
-        assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 300
-        assert choice["finish_reason"] == "tool_calls"
-        return
-    choices = [event["choices"][0] for event in stream(client, **body)]
-    calls = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
-    assert {part["index"] for part in calls} == {0}
-    assert "".join(p["function"]["arguments"] for p in calls) == several[0]["function"]["arguments"]
-    assert choices[-1]["finish_reason"] == "tool_calls"
-
-
-def test_forced_tool_call(client: httpx2.Client) -> None:
+def test_a_forced_call_and_its_pieces(client: httpx2.Client) -> None:
     body = {"tools": [TOOL], "tool_choice": "required", **SAMPLED, "ignore_eos": False}
     body["max_tokens"] = 200
     (choice,) = ask(client, **body)["choices"]
@@ -156,6 +132,7 @@ def test_forced_tool_call(client: httpx2.Client) -> None:
     assert call["function"]["name"] == "f"
     assert isinstance(json.loads(call["function"]["arguments"])["x"], int)
     choices = [event["choices"][0] for event in stream(client, **body)]
+    assert all(None not in choice["delta"].values() for choice in choices)
     deltas = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
     assert deltas[0]["id"] != call["id"]
     assert deltas[0]["function"]["name"] == "f"
@@ -164,10 +141,23 @@ def test_forced_tool_call(client: httpx2.Client) -> None:
     assert "".join(first) == call["function"]["arguments"]
 
 
-def test_a_seed_makes_answers_repeatable_and_none_does_not(client: httpx2.Client) -> None:
-    assert content(client, **SAMPLED) == content(client, **SAMPLED)
-    hot = {**SAMPLED, "seed": None, "temperature": 2}
-    assert content(client, **hot) != content(client, **hot)
+def test_a_single_call_ends_the_answer(client: httpx2.Client) -> None:
+    body = {"tools": [TOOL], "tool_choice": "required", "max_tokens": 300, "ignore_eos": True}
+    body |= {"temperature": 1.0, "seed": 1, "logprobs": True}
+    several = ask(client, **body)["choices"][0]["message"]["tool_calls"]
+    assert len(several) > 1  # the model cannot end, so it calls again and again
+    body["parallel_tool_calls"] = False
+    answer = ask(client, **body)
+    (choice,) = answer["choices"]
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == several[0]["function"]
+    assert len(choice["logprobs"]["content"]) == answer["usage"]["completion_tokens"] < 300
+    assert choice["finish_reason"] == "tool_calls"
+    choices = [event["choices"][0] for event in stream(client, **body)]
+    calls = [part for choice in choices for part in choice["delta"].get("tool_calls", ())]
+    assert {part["index"] for part in calls} == {0}
+    assert "".join(p["function"]["arguments"] for p in calls) == call["function"]["arguments"]
+    assert choices[-1]["finish_reason"] == "tool_calls"
 
 
 ALLOWED = {
@@ -253,12 +243,6 @@ def test_every_event_has_the_usage_so_far(client: httpx2.Client) -> None:
     assert {usage["prompt_tokens"] for usage in usages} == {usages[-1]["prompt_tokens"]}
 
 
-def test_parts_of_a_message_are_joined(client: httpx2.Client) -> None:
-    parts = [{"type": "text", "text": "What is"}, {"type": "text", "text": " the best book"}]
-    whole = content(client, messages=[USER], seed=1)
-    assert content(client, messages=[{**USER, "content": parts}], seed=1) == whole
-
-
 def test_a_prefilled_answer_is_continued(client: httpx2.Client) -> None:
     def answered(start: Any, **options: Any) -> Any:
         messages = [USER, {"role": "assistant", "content": start}]
@@ -287,112 +271,3 @@ def test_no_choice_of_a_tool_means_auto(client: httpx2.Client) -> None:
     for choice in (None, "auto"):
         assert content(client, **options, tools=[NOW], tool_choice=choice) == without
     assert content(client, **options, tool_choice=None) == content(client, **options)
-
-
-def test_cached_tokens_are_counted(client: httpx2.Client) -> None:
-    messages = [{"role": "user", "content": "The cache holds whole blocks. " * 5}]
-    body: dict[str, Any] = {"messages": messages, "max_tokens": 8}
-    ask(client, **body)
-    usage = ask(client, **body)["usage"]
-    cached = usage["prompt_tokens_details"]["cached_tokens"]
-    assert 0 < cached < usage["prompt_tokens"]
-    last = stream(client, **body, stream_options={"include_usage": True})[-1]
-    assert last["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
-
-
-def user(*parts: Any) -> dict[str, Any]:
-    return {"messages": [{"role": "user", "content": [{"type": "text", "text": "Hi."}, *parts]}]}
-
-
-LONG = {"messages": [{"role": "user", "content": "What is the best book " * 200}]}
-FILE = {"type": "image_url", "image_url": {"url": "file:///x"}}
-IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
-SOUND = {"type": "input_audio", "input_audio": {"data": "aGk=", "format": "wav"}}
-BROKEN_CALL = {"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}
-NO_SCHEMA = {"type": "object", "properties": {"foo": "bar"}, "required": ["foo"]}
-SCHEMA = "response_format.json_schema.schema"
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"messages": None}, "messages", "expected `array`, got `null`"),
-        ({"messages": "string"}, "messages", "expected `array`, got `str`"),
-        ({"messages": []}, None, "messages: expected a list of 1"),
-        ({"messages": [123]}, "messages[0]", "expected `object`"),
-        ({"messages": [{}]}, None, "messages[0].role: expected"),
-        ({"messages": [{"role": 123}]}, None, "got 123"),
-        ({"messages": [{"role": "robot", "content": "x"}]}, None, "messages[0].role"),
-        ({"messages": [{"role": "system", "content": 123}]}, None, "messages[0].content"),
-        ({"messages": [{"role": "system", "content": "test"}, {}]}, None, "messages[1].role"),
-        ({"messages": [{"content": "hello"}]}, None, "messages[0].role"),
-        ({"messages": [{"role": "user"}]}, None, "messages[0].content"),
-        ({"messages": [BROKEN_CALL]}, None, "messages[0].tool_calls[0].function.arguments"),
-        (user(FILE), None, "messages[0].content[1].image_url.url"),
-        (user(IMAGE), None, "reads text only"),
-        (user(SOUND), None, "messages[0] has a part"),
-        (LONG, None, "exceed the context"),
-        ({**LONG, "stream": True}, None, "exceed the context"),
-        ({"temperature": -1}, None, "temperature"),
-        ({"n": 0}, None, "n must"),
-        ({"n": "2"}, "n", "int"),
-        ({"top_logprobs": 2}, "top_logprobs", "logprobs=true"),
-        ({"store": True}, "store", "must not be True"),
-        ({"modalities": ["audio"]}, "modalities[0]", "'audio', which is not supported"),
-        ({"prediction": {}}, "prediction", "not supported"),
-        ({"json_schema": {}}, "json_schema", "not supported"),
-        ({"grammar": {}}, "grammar", "not supported"),
-        ({"return_progress": {}}, "return_progress", "not supported"),
-        ({"timings_per_token": {}}, "timings_per_token", "not supported"),
-        ({"cache_salt": {}}, "cache_salt", "not supported"),
-        ({"tools": "now"}, "tools", "expected `array"),
-        ({"tools": [{"type": "function"}]}, None, "tools[0].function"),
-        ({"tool_choice": "required"}, None, "needs tools"),
-        ({"tool_choice": {"type": "function", "function": {"name": "now"}}}, None, "got 'now'"),
-        ({"tools": [NOW], "tool_choice": "bogus"}, None, "got 'bogus'"),
-        ({"tools": [NOW], "tool_choice": {"type": "function"}}, None, "tool_choice must be"),
-        ({"tools": [NOW], "tool_choice": 3}, "tool_choice", "got `int`"),
-        ({"tools": [TOOL], "tool_choice": ALLOWED | {"allowed_tools": {}}}, "tool_choice", "among"),
-        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "one"),
-        ({"response_format": {"type": "sound"}}, "response_format.type", "'sound'"),
-        ({"response_format": {"type": "json_schema"}}, SCHEMA, "missing"),
-        (named(None), SCHEMA, "missing"),
-        (named(123), SCHEMA, "got `int`"),
-        (named({"type": 123}), None, "type must be"),
-        (named({"type": "hiccup"}), None, "hiccup"),
-        (named(NO_SCHEMA), None, "schema must be"),
-        ({"stop": ["x"] * 65}, None, "stop must be at most 64"),
-        ({"stop_token_ids": [98765432]}, None, "got 98765432"),
-        ({"stop_token_ids": [-1]}, None, "got -1"),
-        ({"logit_bias": {"98765432": 1}}, None, "got 98765432"),
-        ({"logit_bias": {"not_an_id": 1}}, "logit_bias", "'not_an_id'"),
-        ({"logit_bias": {"1": "not_a_number"}}, "logit_bias[...]", "got `str`"),
-        ({"logit_bias": [1, 2]}, "logit_bias", "got `array`"),
-        ({"stream_options": {"include": True}}, "stream_options.include", "not supported"),
-        ({"stream_options": {"include_usage": True}}, "stream_options", "needs stream=true"),
-    ],
-)
-def test_wrong_bodies_name_the_field(
-    client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
-) -> None:
-    error = refusal(client, PATH, {"messages": MESSAGES, "max_tokens": 8, **body})
-    assert words in error["message"]
-    assert error["param"] == param
-    assert (error["code"] == "context-length") == ("context" in words)
-
-
-def test_an_unknown_model_is_a_404_that_names_the_others(client: httpx2.Client) -> None:
-    error = refusal(client, PATH, {"model": "gpt-4o", "messages": MESSAGES}, 404)
-    assert error["param"] == "model"
-    assert "fp32" in error["message"]
-
-
-@pytest.mark.parametrize(
-    "body",
-    [
-        *(b"", b"[]", b'["not", "an", "object"]', b"{", b"not json{{{", b'"x"', b"42", b"null"),
-        *(b"[" * 100_000, b'{"n": 1e999}', b'{"user": "\xff"}'),
-    ],
-)
-def test_a_body_that_is_no_object_is_a_400(client: httpx2.Client, body: bytes) -> None:
-    refusal(client, PATH, body)

@@ -5,7 +5,7 @@ from typing import Any, cast
 
 import httpx2
 import pytest
-from tests.server.calls import chunks, post_ok, refusal
+from tests.server.calls import chunks, post_ok
 
 from ortolan.runtime import Decoder, Tokenizer, TokenLogprobs
 from ortolan.server.api.text_logprobs import TextLogprobsWriter
@@ -64,21 +64,14 @@ def test_streamed_parts_join_to_the_choice(
     assert [choice["finish_reason"] for choice in choices] == ["length"] * 4
 
 
-def test_usage_counts_the_tokens(client: httpx2.Client) -> None:
-    usage = ask(client)["usage"]
-    assert usage["completion_tokens"] == 8
-    assert usage["prompt_tokens"] == len(tokens_of(client, PROMPT, add_special=True))
-    assert usage["total_tokens"] == usage["prompt_tokens"] + 8
-
-
-@pytest.mark.parametrize("with_usage", [False, True])
-def test_usage_ends_a_stream_if_it_is_requested(client: httpx2.Client, with_usage: bool) -> None:
-    *events, last = stream(client, stream_options={"include_usage": with_usage})
-    if not with_usage:
-        assert all("usage" not in event for event in [*events, last])
-        return
+def test_usage_ends_a_stream_if_it_is_requested(client: httpx2.Client) -> None:
+    *events, last = stream(client, stream_options={"include_usage": True})
     assert all(event["usage"] is None for event in events)
-    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 8)
+    prompt = len(tokens_of(client, PROMPT, add_special=True))
+    counts = {name: n for name, n in last["usage"].items() if name.endswith("tokens")}
+    assert last["choices"] == []
+    assert counts == {"prompt_tokens": prompt, "completion_tokens": 8, "total_tokens": prompt + 8}
+    assert all("usage" not in event for event in stream(client))
 
 
 @pytest.mark.parametrize("temperature", [0, 1])
@@ -116,7 +109,7 @@ def test_prompts_of_text_and_of_tokens_are_the_same(client: httpx2.Client) -> No
     assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
 
 
-@pytest.mark.parametrize("count", [0, 1, 5, 20])
+@pytest.mark.parametrize("count", [0, 1, 20])
 def test_logprobs_of_each_token(client: httpx2.Client, count: int) -> None:
     logprobs = ask(client, logprobs=count, temperature=1, seed=2)["choices"][0]["logprobs"]
     assert len(logprobs["tokens"]) == len(logprobs["token_logprobs"]) == 8
@@ -163,15 +156,6 @@ def test_offsets_count_characters_and_no_special_tokens() -> None:
     assert start.text_offset + rest.text_offset == [0, 0, 1, 1, 2]
 
 
-def test_scoring_token_ids_counts_no_new_tokens(client: httpx2.Client) -> None:
-    ids = tokens_of(client, PROMPT, add_special=True)
-    answer = ask(client, prompt=[ids, ids[:3]], echo=True, logprobs=1, max_tokens=0)
-    lengths = [len(choice["logprobs"]["token_logprobs"]) for choice in answer["choices"]]
-    assert lengths == [len(ids), 3]
-    assert answer["usage"]["completion_tokens"] == 0
-    assert answer["usage"]["prompt_tokens"] == len(ids) + 3
-
-
 def test_no_tokens_may_be_asked_for_and_the_default_is_16(client: httpx2.Client) -> None:
     answer = ask(client, max_tokens=0)
     assert (answer["choices"][0]["text"], answer["usage"]["completion_tokens"]) == ("", 0)
@@ -200,50 +184,6 @@ def test_ignored_ends_do_not_end_a_completion(client: httpx2.Client) -> None:
     assert ask(client, logit_bias=likely_end)["usage"]["completion_tokens"] == 8
 
 
-def test_options_of_gateways_that_change_nothing_are_accepted(client: httpx2.Client) -> None:
-    body = {"echo": False, "ignore_eos": False, "no_stop_trim": False}
-    assert ask(client, **body, skip_special_tokens=True, return_hidden_states=False)["choices"]
-
-
-@pytest.mark.parametrize("prompt", ["", [""]])
-def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_tokens(
-    client: httpx2.Client, prompt: Any
-) -> None:
-    assert ask(client, prompt=prompt)["usage"]["prompt_tokens"] == 1
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"prompt": None}, "prompt", "got `null`"),
-        ({"prompt": []}, "prompt", "empty list"),
-        ({"prompt": {}}, "prompt", "got `object`"),
-        ({"prompt": [1.5]}, "prompt[0]", "got `float`"),
-        ({"prompt": [["a"]]}, "prompt[0][0]", "got `str`"),
-        ({"prompt": [[["x"]]]}, "prompt[0][0]", "got `array`"),
-        ({"prompt": [[]]}, None, "single prompt"),
-        ({"prompt": ["a", 1]}, None, "list of token ids"),
-        ({"prompt": [1, 2, "text", 3]}, None, "got str at position 2"),
-        ({"prompt": [98765432]}, None, "got 98765432"),
-        ({"prompt": [-1]}, None, "got -1"),
-        ({"prompt": [[-1]]}, None, "got -1"),
-        ({"prompt": PROMPT * 100}, None, "exceed the context"),
-        ({"max_tokens": -2}, "max_tokens", "at least 0"),
-        ({"n": 257}, "n", "1 to 256 choices"),
-        ({"logprobs": 21}, None, "from 0 to 20"),
-        ({"logprobs": -1}, None, "from 0 to 20"),
-        ({"logprobs": 21, "stream": True}, None, "from 0 to 20"),
-        ({"logprobs": -1, "stream": True}, None, "from 0 to 20"),
-        ({"no_stop_trim": True}, "no_stop_trim", "not supported"),
-        ({"skip_special_tokens": False}, "skip_special_tokens", "not supported"),
-        ({"return_hidden_states": True}, "return_hidden_states", "not supported"),
-        ({"stream_options": {}}, "stream_options", "needs stream=true"),
-    ],
-)
-def test_wrong_bodies_name_the_field(
-    client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
-) -> None:
-    error = refusal(client, PATH, {**DEFAULTS, **body})
-    assert words in error["message"]
-    assert error["param"] == param
-    assert (error["code"] == "context-length") == ("context" in words)
+def test_an_empty_text_is_a_prompt_if_the_tokenizer_adds_tokens(client: httpx2.Client) -> None:
+    for prompt in ("", [""]):
+        assert ask(client, prompt=prompt)["usage"]["prompt_tokens"] == 1

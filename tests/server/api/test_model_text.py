@@ -59,12 +59,3 @@ def test_responses_keep_the_text(client: httpx2.Client, written: dict[str, Any])
     events = chunks(client, "/v1/responses", body)
     assert "".join(event["delta"] for event in events if "delta" in event) == text
     assert events[-1]["type"] == "response.completed"
-
-
-def test_no_field_of_a_delta_is_null(client: httpx2.Client) -> None:
-    body = {**CHAT, "tool_choice": "required", "parallel_tool_calls": False}
-    for event in chunks(client, "/v1/chat/completions", body):
-        (choice,) = event["choices"]
-        assert None not in choice["delta"].values()
-        for call in choice["delta"].get("tool_calls", ()):
-            assert None not in (*call.values(), *call["function"].values())

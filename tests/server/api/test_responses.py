@@ -1,16 +1,19 @@
 """Responses: items, events and settings after the Open Responses specification."""
 
 import json
+import re
+from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import httpx2
 import pytest
+from tests.runtime.serving.faults import failing
 from tests.server.api.test_chat_completions import TOOL
-from tests.server.calls import MODEL, chunks, post_ok, refusal
+from tests.server.calls import chunks, post_ok, refusal
+from tests.server.live import serving_fp32
 
-from ortolan.runtime import Decoder, Sampling
-from ortolan.runtime.errors import NumericError
-from ortolan.server.api.responses.answer import Answer
+from ortolan.runtime import Decoder, Grammar, Sampling, Service
 from ortolan.server.api.responses.compact import REQUEST
 from ortolan.server.api.responses.summaries import read_summary, write_summary
 
@@ -204,21 +207,61 @@ def test_responses_are_not_stored_unless_asked(client: httpx2.Client) -> None:
     assert client.get(f"{PATH}/{answer['id']}").status_code == 404
 
 
+@pytest.mark.parametrize(
+    ("settings", "kept"), [({"max_stored_responses": 2}, "ac"), ({"max_stored_bytes": 9}, "")]
+)
+def test_the_responses_that_were_used_last_are_kept(
+    bundles: dict[str, Path], settings: dict[str, int], kept: str
+) -> None:
+    with serving_fp32(bundles, **settings) as server, server.client() as client:
+        ids = [ask(client, input=text, store=True, max_output_tokens=1)["id"] for text in "ab"]
+        client.get(f"{PATH}/{ids[0]}")
+        ids.append(ask(client, input="c", store=True, max_output_tokens=1)["id"])
+        statuses = [client.get(f"{PATH}/{one}").status_code for one in ids]
+    assert statuses == [200 if name in kept else 404 for name in "abc"]
+
+
+def test_a_reply_of_several_parts_becomes_items(
+    client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    call = '<tool_call>{"name": "f", "arguments": {"x": 1}}</tool_call>'
+    written = Grammar.regex(re.escape(f"<think>hm</think>so call{call}{call}end"))
+    chat = Service.chat
+
+    def forced(self: Service, messages: Any, **options: Any) -> Any:
+        return chat(self, messages, **{**options, "grammar": written})
+
+    monkeypatch.setattr(Service, "chat", forced)
+    events = stream(client, tools=[FUNCTION], max_output_tokens=300)
+    names = [event["type"].removeprefix("response.") for event in events]
+    part = ["output_item.added", "content_part.added", "DELTA"]
+    end = ["content_part.done", "output_item.done"]
+    called = ["output_item.added", "function_call_arguments.delta"]
+    called += ["function_call_arguments.done", "output_item.done"]
+    once = [re.sub("^(reasoning|output_text).delta", "DELTA", name) for name, _ in groupby(names)]
+    assert once == [
+        *("created", "in_progress", *part, "reasoning.done", *end),
+        *(*part, "output_text.done", *end, *called, *called),
+        *(*part, "output_text.done", *end, "completed"),
+    ]
+    response = events[-1]["response"]
+    assert [item["type"] for item in response["output"]] == [
+        *("reasoning", "message", "function_call", "function_call", "message")
+    ]
+    assert {item["status"] for item in response["output"]} == {"completed"}
+    added = [e["output_index"] for e in events if e["type"].endswith("output_item.added")]
+    assert added == [*range(5)]
+    assert response["usage"]["output_tokens_details"]["reasoning_tokens"] >= len("hm")
+
+
 def test_a_stream_that_fails_says_so(
     client: httpx2.Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object) -> None:
-        raise NumericError("The logits are not finite.")
-
-    monkeypatch.setattr(Answer, "_finished", fail)
-    *_, error, last = stream(client, **SAMPLED)
+    with failing(lambda call: True):
+        *_, error, last = stream(client, **SAMPLED)
     assert error["type"] == "error"
-    assert error["error"]["code"] == last["response"]["error"]["code"] == NumericError.code
-    assert last["type"] == "response.failed"
-    assert last["response"]["status"] == "failed"
-    failed = client.post(PATH, json={**MODEL, "input": "Hi.", **SAMPLED})
-    assert failed.status_code == 500
-    assert failed.json()["error"]["message"] == "The logits are not finite."
+    assert error["error"]["code"] == last["response"]["error"]["code"] == "compute"
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
 
 
 def test_a_conversation_starts_from_a_compaction(
@@ -240,48 +283,3 @@ def test_a_conversation_starts_from_a_compaction(
         sampling=Sampling(temperature=0.8, seed=7),
     )
     assert answer["output"][0]["content"][0]["text"] == expected.content
-
-
-@pytest.mark.parametrize(
-    ("body", "param", "words"),
-    [
-        ({"input": None}, "input", "missing"),
-        ({"input": []}, "input", "missing"),
-        ({"input": [{"type": "item_reference", "id": "x"}]}, "input[0].type", "item_reference"),
-        ({"input": [{"role": "user"}]}, "input[0]", "content"),
-        ({"input": [{"role": "robot", "content": "x"}]}, "input[0].role", "robot"),
-        (
-            {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]},
-            "input[0].content[0].type",
-            "input_image",
-        ),
-        (
-            {"input": [{"type": "function_call_output", "call_id": "c", "output": "x"}]},
-            "input[0].call_id",
-            "no earlier function_call",
-        ),
-        (
-            {"input": [{"type": "compaction", "encrypted_content": "eA=="}]},
-            "input[0].encrypted_content",
-            "not written by this",
-        ),
-        ({"tools": [{"type": "web_search"}]}, "tools[0].type", "web_search"),
-        ({"tools": [{"type": "function"}]}, "tools[0]", "name"),
-        ({"tool_choice": {"type": "file_search"}}, "tool_choice.type", "file_search"),
-        ({"tool_choice": {"type": "allowed_tools", "tools": []}}, "tool_choice", "among"),
-        ({"tool_choice": "sometimes"}, None, "tool_choice"),
-        ({"text": {"format": {"type": "json_schema"}}}, "text.format.schema", "missing"),
-        ({"top_logprobs": 2}, "top_logprobs", "include"),
-        ({"background": True}, "background", "background"),
-        ({"truncation": "auto"}, "truncation", "auto"),
-        ({"conversation": "c"}, "conversation", "not supported"),
-        ({"max_output_tokens": 0}, "max_output_tokens", "at least 1"),
-        ({"include": ["file_search_call.results"]}, "include[0]", "file_search_call"),
-    ],
-)  # fmt: skip
-def test_wrong_bodies_name_the_field(
-    client: httpx2.Client, body: dict[str, Any], param: str | None, words: str
-) -> None:
-    error = refusal(client, PATH, {"input": "Hi.", **body})
-    assert words in error["message"]
-    assert error["param"] == param

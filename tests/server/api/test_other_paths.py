@@ -1,0 +1,118 @@
+"""Tokens, metrics, the document of the interface, and paths that do not exist."""
+
+from typing import Any
+
+import httpx2
+import pytest
+from tests.server.calls import post_ok
+
+TEXT = "What is the capital of France ?"
+
+
+def tokens(client: httpx2.Client, **body: Any) -> Any:
+    return post_ok(client, "/tokenize", body)
+
+
+def test_tokens_and_text(client: httpx2.Client) -> None:
+    plain = tokens(client, content=TEXT)
+    assert plain["count"] == len(plain["tokens"]) > 5
+    back = post_ok(client, "/detokenize", {"tokens": plain["tokens"]})
+    assert back == {"content": TEXT, "prompt": TEXT}
+    assert tokens(client, prompt=TEXT)["tokens"][-plain["count"] :] == plain["tokens"]
+    assert tokens(client, prompt=TEXT, add_special_tokens=False) == plain
+
+
+def test_messages_become_tokens(client: httpx2.Client) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    chat = tokens(client, messages=messages)
+    assert tokens(client, messages=messages, add_generation_prompt=False)["count"] < chat["count"]
+    info = client.get("/tokenizer_info", params={"model": "fp32"}).json()
+    assert (info["bos_token"], info["eos_token"]) == ("<bos>", "<eos>")
+    assert "add_generation_prompt" in info["chat_template"]
+    assert info["model_max_length"] == chat["max_model_len"]
+
+
+def test_values_of_the_client_are_not_changed_with_the_fields_of_a_body(
+    client: httpx2.Client,
+) -> None:
+    function = {"name": "f", "arguments": {"x": 1.0, "y": None, "grammar": ""}}
+    call = {"type": "function", "function": function}
+    body = {"messages": [{"role": "assistant", "tool_calls": [call]}], "guided_json": None}
+    text = post_ok(client, "/detokenize", {"tokens": tokens(client, **body)["tokens"]})["content"]
+    assert '{"x": 1.0, "y": null, "grammar": ""}' in text
+
+
+@pytest.fixture
+def metrics(client: httpx2.Client) -> list[str]:
+    prompt = "Metrics count the cached tokens of prompts. " * 4
+    for _ in range(2):
+        post_ok(client, "/v1/completions", {"prompt": prompt, "max_tokens": 3, "ignore_eos": True})
+    return client.get("/metrics").text.splitlines()
+
+
+def values(lines: list[str], name: str) -> list[float]:
+    mine = [x for x in lines if x.startswith(f"ortolan_{name}") and 'model="fp32"' in x]
+    return [float(line.rpartition(" ")[2]) for line in mine]
+
+
+def test_metrics_count_tokens(metrics: list[str]) -> None:
+    assert values(metrics, "slots{") == [4]
+    assert values(metrics, "new_tokens_total{")[0] >= 6
+    assert values(metrics, "cached_tokens_total{")[0] > 0
+    assert "# TYPE ortolan_new_tokens_total counter" in metrics
+
+
+@pytest.mark.parametrize(
+    ("name", "least"),
+    [("queue_seconds", 2), ("time_to_first_token_seconds", 2), ("time_between_tokens_seconds", 4)],
+)
+def test_metrics_have_histograms_of_times(metrics: list[str], name: str, least: int) -> None:
+    assert f"# TYPE ortolan_{name} histogram" in metrics
+    *buckets, total, count = values(metrics, f"{name}_")
+    assert sum(f'{name}_bucket{{model="fp32",le="+Inf"}}' in line for line in metrics) == 1
+    assert buckets == sorted(buckets)
+    assert buckets[-1] == count >= least
+    assert total > 0
+
+
+def test_the_document_names_every_endpoint(client: httpx2.Client) -> None:
+    document = client.get("/openapi.json").json()
+    assert document["openapi"] == "3.1.0"
+    assert "post" in document["paths"]["/v1/chat/completions"]
+    assert document["paths"]["/v1/models/{model}"]["get"]["parameters"][0]["name"] == "model"
+    schemas = document["components"]["schemas"]
+    assert schemas["ChatBody"]["properties"]["messages"]["type"] == "array"
+    assert schemas["ChatBody"]["additionalProperties"] is False
+    operations = [one for path in document["paths"].values() for one in path.values()]
+    assert {one["operationId"] for one in operations if "security" not in one} == {
+        *("get_health", "get_ready", "get_openapi_json")
+    }
+
+
+NOTHING = "There is no such path. /openapi.json lists all paths."
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "advice"),
+    [
+        ("GET", "/models", "Add /v1 to the base URL."),
+        ("GET", "/models/fp32", "Add /v1 to the base URL."),
+        ("POST", "/chat/completions", "Add /v1 to the base URL."),
+        ("POST", "/v1/v1/embeddings", "Remove one /v1 from it."),
+        ("POST", "/v1/tokenize", "Remove one /v1 from it."),
+        ("POST", "/v1/nothing", NOTHING),
+        ("GET", "/nothing", NOTHING),
+    ],
+)
+def test_a_wrong_base_url_is_named(
+    client: httpx2.Client, method: str, path: str, advice: str
+) -> None:
+    response = client.request(method, path)
+    assert response.status_code == 404
+    assert response.json()["error"]["code"] == "no-such-path"
+    assert advice in response.json()["error"]["message"]
+
+
+def test_a_wrong_method_names_the_right_one(client: httpx2.Client) -> None:
+    response = client.get("/v1/chat/completions")
+    assert (response.status_code, response.headers["allow"]) == (405, "POST")
