@@ -2,15 +2,16 @@
 
 import os
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
-from tests.runtime.tiny_decoder import write_bundle
+from tests.runtime.serving.faults import failing
+from tests.runtime.tiny_decoder import TinyDecoder
 
-from ortolan.runtime import open_bundle
+from ortolan.runtime import Decoder, load, open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.engine import attention_kernels, ort_session
 from ortolan.runtime.engine.attention_kernels import (
@@ -24,15 +25,14 @@ from ortolan.runtime.engine.attention_kernels import (
 )
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import plan_memory
-from ortolan.runtime.engine.runner import Runner
 from ortolan.runtime.graph.summary import AttentionNode
 
 SWITCH = "ORT_GQA_DISABLE_FLASH_ATTENTION"
 
 
-@pytest.fixture(scope="module")
-def bundle(tmp_path_factory: pytest.TempPathFactory) -> Bundle:
-    return open_bundle(write_bundle(tmp_path_factory.mktemp("scores") / "bundle").path)
+@pytest.fixture
+def bundle(tiny: TinyDecoder) -> Bundle:
+    return open_bundle(tiny.path)
 
 
 @pytest.mark.parametrize("heads", [1, 9, 32, 128])
@@ -62,13 +62,12 @@ def test_heads_are_those_of_the_widest_attention(bundle: Bundle) -> None:
 def test_small_chunks_compute_the_same_prompt(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    engine, ids = Engine(bundle, threads=1), [7 * index % 50 for index in range(60)]
-    whole = Runner(engine, engine.slots()).prefill(0, ids)
+    model, ids = load(bundle.path, Decoder, threads=1), [7 * index % 50 for index in range(60)]
+    whole = model.session().append(ids)
     monkeypatch.setattr(attention_kernels, "SCORE_BYTES", 1)
-    runner = Runner(engine, engine.slots())
-    assert [len(part) for _, part in runner.chunks(0, ids)] == [16, 16, 16, 12]
-    assert [start for start, _ in runner.chunks(0, ids)] == [0, 16, 32, 48]
-    in_parts = runner.prefill(0, ids)
+    with failing(lambda _: False) as calls:
+        in_parts = model.session().append(ids)
+    assert calls() == 4, "16, 16, 16 and 12 tokens"
     np.testing.assert_allclose(in_parts, whole, rtol=0, atol=1e-5)
 
 
@@ -83,26 +82,7 @@ def test_the_memory_plan_counts_the_scores(bundle: Bundle, monkeypatch: pytest.M
     assert workspace("cuda") < workspace()
 
 
-def test_the_switch_is_only_set_while_sessions_are_opened(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
-    with kernel_choice(whole_scores=True):
-        assert os.environ[SWITCH] == "1"
-    assert SWITCH not in os.environ
-
-    def fail() -> None:
-        with kernel_choice(whole_scores=True):
-            raise RuntimeError
-
-    with pytest.raises(RuntimeError):
-        fail()
-    assert SWITCH not in os.environ
-    monkeypatch.setenv(SWITCH, "0")
-    with kernel_choice(whole_scores=True):
-        assert os.environ[SWITCH] == "0", "the user's own choice"
-    assert os.environ[SWITCH] == "0"
-
-
-def test_the_switch_stays_while_any_thread_opens_sessions(
+def test_the_switch_is_set_while_any_thread_opens_sessions(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.delenv(SWITCH, raising=False)
@@ -111,8 +91,14 @@ def test_the_switch_stays_while_any_thread_opens_sessions(
         second.enter_context(kernel_choice(whole_scores=True))
         first.close()
         assert os.environ[SWITCH] == "1"
-        second.close()
-        assert SWITCH not in os.environ
+    assert SWITCH not in os.environ
+    with suppress(KeyError), kernel_choice(whole_scores=True):
+        raise KeyError
+    assert SWITCH not in os.environ
+    monkeypatch.setenv(SWITCH, "0")
+    with kernel_choice(whole_scores=True):
+        assert os.environ[SWITCH] == "0", "the user's own choice"
+    assert os.environ[SWITCH] == "0"
 
 
 @pytest.mark.parametrize("first", [True, False])
@@ -152,10 +138,8 @@ def test_an_engine_opens_its_sessions_with_the_switch(
 
 
 def test_both_kernels_compute_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    ids = [7 * index % 50 for index in range(48)]
     logits = []
     for value in ("0", "1"):
         monkeypatch.setenv(SWITCH, value)
-        engine = Engine(bundle, threads=1)
-        logits.append(Runner(engine, engine.slots()).prefill(0, ids))
+        logits.append(load(bundle.path, Decoder, threads=1).logits(range(48)))
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-5)

@@ -1,10 +1,10 @@
-import re
 from collections.abc import Callable
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 
 from ortolan.runtime.engine.device import choose_device
-from ortolan.runtime.errors import DeviceError
 
 Obstacle = Callable[[str], str | None]
 
@@ -43,27 +43,19 @@ def test_a_device_is_chosen_with_a_reason(
     assert reason in choice.reason
 
 
-@pytest.mark.parametrize(
-    "device", ["", "gpu", "CPU", "cpu:0", "webgpu:1", "cuda:", "cuda:x", "cuda:0\n"]
-)
-def test_an_unknown_device_is_an_error_that_names_the_others(device: str) -> None:
-    with pytest.raises(DeviceError, match="auto, cpu, webgpu, cuda or cuda:N"):
-        choose_device(device, ALL, never)
+REFUSED: dict[str, tuple[str, tuple[str, ...], Obstacle]] = {
+    **{f"unknown {name!r}": (name, ALL, never) for name in ("", "gpu", "CPU", "cpu:0", "cuda:x")},
+    "two lines": ("cuda:0\n", ALL, never),
+    "not made for the CPU": ("cpu", ("cuda",), never),
+    "not made for CUDA": ("cuda", ("cpu", "webgpu"), never),
+    "no driver for all": ("auto", ("cuda",), only_cpu),
+    "no driver for a card": ("cuda:1", ("cuda",), only_cpu),
+    "no driver": ("webgpu", ALL, only_cpu),
+}
 
 
-@pytest.mark.parametrize(
-    ("device", "offered", "obstacle", "reason"),
-    [
-        ("cpu", ("cuda",), never, "made for cuda, not for cpu"),
-        ("cuda", ("cpu", "webgpu"), never, "made for cpu, webgpu, not for cuda"),
-        ("webgpu", ("cpu",), never, "made for cpu, not for webgpu"),
-        ("auto", ("cuda",), only_cpu, "device 'auto': cuda: no driver for cuda"),
-        ("cuda:1", ("cuda",), only_cpu, "device 'cuda:1': no driver for cuda:1"),
-        ("webgpu", ALL, only_cpu, "device 'webgpu': no driver for webgpu. Install it."),
-    ],
-)
-def test_the_first_obstacle_is_named(
-    device: str, offered: tuple[str, ...], obstacle: Obstacle, reason: str
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_device_that_is_unknown_or_does_not_work_is_refused(
+    name: str, snapshot: SnapshotAssertion
 ) -> None:
-    with pytest.raises(DeviceError, match=re.escape(reason)):
-        choose_device(device, offered, obstacle)
+    assert refusal(lambda: choose_device(*REFUSED[name])) == snapshot

@@ -1,8 +1,10 @@
+"""Sessions of a bundle: threads, options, refusals and forks."""
+
 import os
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
@@ -12,191 +14,142 @@ import numpy as np
 import onnx
 import pytest
 from numpy.typing import NDArray
-from tests.runtime import tiny_encoder
-from tests.runtime.tiny_decoder import TinyDecoder, write_bundle
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
+from tests.runtime import tiny_decoder, tiny_encoder
+from tests.runtime.conftest import Models
 
+from ortolan.runtime import Decoder, load, open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
-from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.bundle.interface import IDS, LENGTHS
 from ortolan.runtime.bundle.manifest import Graph, State
+from ortolan.runtime.engine import ort_session
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.ort_session import save_packed
-from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.sample_outputs import sample_outputs
 from ortolan.runtime.engine.slots import Encoded
 from ortolan.runtime.engine.threads import physical_cores
-from ortolan.runtime.errors import GraphError, InputError, ManifestError
+from ortolan.runtime.errors import GraphError
 
 SOURCE = Path(__file__).parents[3] / "src"
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyDecoder:
-    return write_bundle(tmp_path_factory.mktemp("session") / "bundle")
-
-
 @pytest.fixture
-def bundle(tiny: TinyDecoder) -> Bundle:
+def bundle(tiny: tiny_decoder.TinyDecoder) -> Bundle:
     return open_bundle(tiny.path)
 
 
-# --- sessions ---------------------------------------------------------------------------------
+# --- threads and options ----------------------------------------------------------------------
 
 
-def test_threads_default_to_the_physical_cores(bundle: Bundle) -> None:
-    assert Engine(bundle).threads == physical_cores()
-    assert Engine(bundle, threads=3).threads == 3
-
-
-@pytest.mark.parametrize("threads", [0, -1, 1025, True, 1.5, "2"])
-def test_invalid_numbers_of_threads_are_errors(bundle: Bundle, threads: object) -> None:
-    with pytest.raises(InputError, match="threads must be"):
-        Engine(bundle, threads=threads)  # type: ignore[arg-type]
-
-
-def test_a_graph_with_other_names_than_the_manifest_is_an_error(bundle: Bundle) -> None:
-    first, *rest = bundle.manifest.states
-    states = (msgspec.structs.replace(first, input="past"), *rest)
-    other = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, states=states))
-    with pytest.raises(GraphError, match=r"decoder\.onnx.*missing: past; unexpected: past_key_val"):
-        Engine(other)
-
-
-@pytest.mark.parametrize(("role", "sequence"), [("decoder", 2), ("prefill", 1), ("decode", 2)])
-def test_a_graph_for_an_unsupported_number_of_tokens_is_an_error(
-    bundle: Bundle, role: str, sequence: int
+def test_neither_the_number_of_threads_nor_threads_that_share_a_model_change_a_bit(
+    bundle: Bundle, model: Decoder
 ) -> None:
-    graphs = {role: Graph(file="decoder.onnx", sequence=sequence)}
-    other = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
-    with pytest.raises(ManifestError, match=f"not exactly {sequence}"):
-        Engine(other)
+    assert Engine(bundle).threads == physical_cores()
+    ids = list(range(64))
+    expected = model.logits(ids)
+    for threads in (2, 4):
+        other = load(bundle.path, Decoder, threads=threads)
+        assert other.threads == threads
+        with ThreadPoolExecutor(4) as pool:
+            for logits in pool.map(other.logits, [ids] * 40):
+                np.testing.assert_array_equal(logits, expected)
 
 
-def test_a_state_whose_first_axis_is_not_the_batch_is_an_error(bundle: Bundle) -> None:
+def test_sessions_run_without_kleidiai(bundle: Bundle) -> None:
+    options = ort_session._options(bundle, threads=1)
+    assert options.get_session_config_entry("mlas.disable_kleidiai") == "1"
+
+
+@pytest.mark.parametrize(
+    ("kind", "stopping"),
+    [("fp32", {"decoder": False}), ("split", {"prefill": True, "decode": False})],
+)
+def test_threads_of_a_prompt_do_not_disturb_the_steps_after_it(
+    models: Models, kind: str, stopping: dict[str, bool]
+) -> None:
+    name, value = ort_session._STOP_SPINNING
+    for role, stops in stopping.items():
+        session = ort_session.open_session(models[kind].bundle, role, 1, None)
+        options = session.get_session_options()
+        if stops:
+            assert options.get_session_config_entry(name) == value
+        else:
+            with pytest.raises(RuntimeError, match=name):
+                options.get_session_config_entry(name)
+
+
+def test_sums_and_norms_are_not_fused_into_slower_nodes(
+    exported: Callable[[str], Path], tmp_path: Path
+) -> None:
+    bundle = open_bundle(exported("marian") / "bundle")
+    path = ort_session.save_packed(
+        bundle, bundle.manifest.graphs["encoder"], tmp_path, weights="weights.bin"
+    )
+    operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
+    assert "LayerNormalization" in operators
+    assert "SkipLayerNormalization" not in operators
+
+
+@pytest.mark.parametrize("kind", ["decoder", "split", "encoder", "images", "encoder-decoder"])
+def test_sample_outputs_of_every_kind_of_bundle_are_repeatable(
+    kind: str, tmp_path: Path, models: Models, exported: Callable[[str], Path]
+) -> None:
+    if kind == "encoder-decoder":
+        path = exported("marian") / "bundle"
+    elif kind in ("encoder", "images"):
+        image = tiny_encoder.IMAGE if kind == "images" else None
+        path = tiny_encoder.write_bundle(tmp_path / "bundle", image=image).path
+    else:
+        path = models["split" if kind == "split" else "fp32"].bundle.path
+    first, second = (sample_outputs(Engine(open_bundle(path), threads=1)) for _ in range(2))
+    assert len(first) == len(second) > 0
+    for one, other in zip(first, second, strict=True):
+        assert np.isfinite(one).all()
+        assert float(one.std()) > 0
+        np.testing.assert_array_equal(one, other)
+
+
+# --- refusals ---------------------------------------------------------------------------------
+
+
+def with_state(bundle: Bundle, **changes: Any) -> Bundle:
     first, *rest = bundle.manifest.states
-    states = (msgspec.structs.replace(first, shape=(2, "batch", "capacity", 16)), *rest)
-    other = replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, states=states))
-    with pytest.raises(ManifestError, match="batch as its first axis"):
-        Engine(other)
+    states = (msgspec.structs.replace(first, **changes), *rest)
+    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, states=states))
 
 
-def feed(engine: Engine, tokens: list[int], positions: Sequence[int]) -> NDArray[np.float32]:
-    return Runner(engine, engine.slots()).chunk(0, tokens, positions=positions)
+def with_graph(bundle: Bundle, role: str, sequence: int) -> Bundle:
+    graphs = {role: Graph(file="decoder.onnx", sequence=sequence)}
+    return replace(bundle, manifest=msgspec.structs.replace(bundle.manifest, graphs=graphs))
+
+
+REFUSED: dict[str, Callable[[Bundle], object]] = {
+    "state of another name": lambda bundle: Engine(with_state(bundle, input="past")),
+    "batch as the second axis": lambda bundle: Engine(
+        with_state(bundle, shape=(2, "batch", "capacity", 16))
+    ),
+    "decoder for two tokens": lambda bundle: Engine(with_graph(bundle, "decoder", 2)),
+    "prefill for one token": lambda bundle: Engine(with_graph(bundle, "prefill", 1)),
+    "decode for two tokens": lambda bundle: Engine(with_graph(bundle, "decode", 2)),
+    "no attention maps": lambda bundle: Engine(bundle).attention({"input_ids": np.array([[1]])}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_graph_that_does_not_fit_is_refused(
+    bundle: Bundle, name: str, snapshot: SnapshotAssertion
+) -> None:
+    assert refusal(lambda: REFUSED[name](bundle)) == snapshot
 
 
 def test_a_graph_that_cannot_be_loaded_is_named(tmp_path: Path) -> None:
-    bundle = open_bundle(write_bundle(tmp_path / "bundle").path)
+    bundle = open_bundle(tiny_decoder.write_bundle(tmp_path / "bundle").path)
     (bundle.path / bundle.manifest.weights[0]).unlink()
     with pytest.raises(GraphError, match=r"^decoder\.onnx"):
         Engine(bundle)
 
 
-def test_threads_that_share_an_engine_get_equal_logits(bundle: Bundle) -> None:
-    engine = Engine(bundle)
-    tokens = list(range(40))
-    expected = feed(engine, tokens, positions=[39])
-    same: list[bool] = []
-
-    def work() -> None:
-        for _ in range(20):
-            got = feed(engine, tokens, positions=[39])
-            same.append(bool((got == expected).all()))
-
-    workers = [threading.Thread(target=work) for _ in range(4)]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
-    assert same == [True] * 80
-
-
-def test_the_number_of_threads_changes_no_bit(bundle: Bundle) -> None:
-    logits = [
-        feed(engine, list(range(64)), positions=range(64))
-        for engine in (Engine(bundle, threads=threads) for threads in (1, 2, 4))
-    ]
-    np.testing.assert_array_equal(logits[0], logits[1])
-    np.testing.assert_array_equal(logits[0], logits[2])
-
-
-# --- graphs that take whole texts ---------------------------------------------------------------
-
-
-def test_an_encoder_returns_outputs_by_name(tmp_path: Path) -> None:
-    tiny = tiny_encoder.write_bundle(tmp_path / "bundle", kind="states")
-    engine = Engine(open_bundle(tiny.path), threads=1)
-    ids = np.array([[2, 5, 6, 3], [2, 7, 3, 0]])
-    output = engine.encode({"input_ids": ids, "lengths": np.array([4, 3], np.int32)})
-    assert list(output) == ["output"]
-    np.testing.assert_allclose(output["output"][0], tiny.reference([2, 5, 6, 3]), atol=1e-5)
-    np.testing.assert_allclose(output["output"][1, :3], tiny.reference([2, 7, 3]), atol=1e-5)
-
-
-def test_attention_maps_are_opened_on_first_use(tmp_path: Path) -> None:
-    tiny = tiny_encoder.write_bundle(tmp_path / "bundle", maps=True)
-    engine = Engine(open_bundle(tiny.path), threads=1)
-    before = len(engine.native_sessions())
-    ids = [2, 5, 6, 3]
-    feeds = {"input_ids": np.array([ids]), "lengths": np.array([4], np.int32)}
-    for _ in range(2):
-        (maps,) = engine.attention(feeds).values()
-        np.testing.assert_allclose(maps[0], tiny.map_reference(ids), atol=1e-5)
-    assert (before, len(engine.native_sessions())) == (1, 2)
-
-
-def test_missing_attention_maps_name_the_export_option(bundle: Bundle) -> None:
-    with pytest.raises(InputError, match="--attention-maps"):
-        Engine(bundle).attention({"input_ids": np.array([[1]])})
-
-
-def test_a_decoder_reads_its_sources_where_the_encoder_put_them(
-    exported: Callable[[str], Path],
-) -> None:
-    engine = Engine(open_bundle(exported("marian") / "bundle"), threads=1)
-    feeds = {"input_ids": np.array([[5, 6, 7]] * 2), "lengths": np.array([3, 2], np.int32)}
-    source = engine.encode_source(feeds)
-    # two layers, keys and values of 2 heads of 16 channels in float32
-    assert sum(state.nbytes for state in source.states) == 2 * 2 * 2 * (2 * 3 * 16) * 4
-    assert source.lengths.tolist() == [3, 2]
-    slots = engine.slots(2, beams=2)
-    slots.put_sources([0, 1], source)
-    runner = Runner(engine, slots)
-    runner.select(range(4))
-    runner.step([1] * 4)
-    logits = runner.logits_BV
-    np.testing.assert_array_equal(logits[0], logits[1])
-    np.testing.assert_array_equal(logits[2], logits[3])
-    assert np.abs(logits[0] - logits[2]).max() > 1e-3
-
-
-def test_a_step_reads_the_latest_source(exported: Callable[[str], Path]) -> None:
-    engine = Engine(open_bundle(exported("marian") / "bundle"), threads=1)
-
-    def encoded(*ids: int) -> Encoded:
-        lengths = np.array([len(ids)], np.int32)
-        return engine.encode_source({"input_ids": np.array([ids]), "lengths": lengths})
-
-    def first(runner: Runner, slot: int) -> NDArray[np.float32]:
-        runner.slots.release(slot)
-        runner.select([slot])
-        runner.step([1])
-        logits_V: NDArray[np.float32] = runner.logits_BV[slot].copy()
-        return logits_V
-
-    runner, fresh = (Runner(engine, engine.slots(2)) for _ in range(2))
-    for slot, ids in ((0, (5, 6)), (1, (7,)), (1, (9, 8, 7, 6, 5, 4)), (1, (40, 41))):
-        runner.put_sources([slot], encoded(*ids))
-        got = first(runner, slot)
-    fresh.put_sources([1], encoded(40, 41))
-    np.testing.assert_allclose(got, first(fresh, 1), rtol=0, atol=1e-5)
-
-
 # --- batches of sources ------------------------------------------------------------------------
-
-SOURCES_BT = np.array([[3, 4, 5], [9, 0, 0]])
-
-LENGTHS_B = np.array([3, 1], np.int32)
-
-ONE_SCALE = ["com.microsoft::DynamicQuantizeMatMul"]
 
 
 class MixingEngine:
@@ -204,7 +157,7 @@ class MixingEngine:
 
     joined = Engine.joined
 
-    def __init__(self, operators: Sequence[str]) -> None:
+    def __init__(self, operator: str) -> None:
         state = State(
             name="key",
             input="key",
@@ -213,45 +166,34 @@ class MixingEngine:
             dtype="float32",
             update="source",
         )
-        self._operators = operators
+        self._operators = [operator]
         self.source_states = (state,)
-        self.widths: list[int] = []
 
     def encode_source(self, inputs: Mapping[str, NDArray[Any]]) -> Encoded:
-        ids_BT = next(iter(inputs.values())).reshape(len(next(iter(inputs.values()))), -1)
-        self.widths.append(ids_BT.shape[1])
+        ids_BT = next(iter(inputs.values()))
         states = np.full((len(ids_BT), 2, ids_BT.shape[1], 1), ids_BT.max(), np.float32)
         lengths = inputs.get(LENGTHS, np.full(len(ids_BT), ids_BT.shape[1], np.int32))
         return Encoded(lengths=lengths, states=(states,))
 
 
-def encoded(
-    operators: Sequence[str], feeds: Mapping[str, NDArray[Any]]
-) -> tuple[NDArray[np.float32], list[int]]:
-    engine = MixingEngine(operators)
-    source = Engine.encode_sources(cast(Engine, engine), feeds)
-    assert source.lengths.tolist() == feeds[LENGTHS].tolist() if LENGTHS in feeds else True
-    return source.states[0], engine.widths
-
-
-def test_encoders_with_one_scale_per_call_run_once_per_source_without_padding() -> None:
-    states, widths = encoded(ONE_SCALE, {IDS: SOURCES_BT, LENGTHS: LENGTHS_B})
-    assert widths == [3, 1]
-    assert states[:, 0, :, 0].tolist() == [[5, 5, 5], [9, 0, 0]]
-
-
-def test_encoders_with_one_scale_per_call_run_once_per_image() -> None:
-    states, widths = encoded(ONE_SCALE, {"pixels": np.array([[1.0, 2.0], [3.0, 4.0]])})
-    assert widths == [2, 2]
-    assert states[:, 0, :, 0].tolist() == [[2, 2], [4, 4]]
-
-
-@pytest.mark.parametrize("rows", [1, 2])
-def test_other_encoders_run_once_for_all_sources(rows: int) -> None:
-    feeds = {IDS: SOURCES_BT[:rows], LENGTHS: LENGTHS_B[:rows]}
-    states, widths = encoded(["com.microsoft::MatMulIntegerToFloat"], feeds)
-    assert widths == [3]
-    assert (states == feeds[IDS].max()).all()
+@pytest.mark.parametrize(
+    ("operator", "inputs", "expected"),
+    [
+        ("DynamicQuantizeMatMul", {IDS: [[3, 4, 5], [9, 0, 0]]}, [[5, 5, 5], [9, 0, 0]]),
+        ("DynamicQuantizeMatMul", {"pixels": [[1.0, 2.0], [3.0, 4.0]]}, [[2, 2], [4, 4]]),
+        ("MatMulIntegerToFloat", {IDS: [[3, 4, 5], [9, 0, 0]]}, [[9, 9, 9], [9, 9, 9]]),
+    ],
+)
+def test_encoders_with_one_scale_per_call_run_once_per_source_without_padding(
+    operator: str, inputs: dict[str, Any], expected: Sequence[Sequence[float]]
+) -> None:
+    feeds = {name: np.array(values) for name, values in inputs.items()}
+    if IDS in feeds:
+        feeds[LENGTHS] = np.array([3, 1], np.int32)
+    engine = cast(Engine, MixingEngine(f"com.microsoft::{operator}"))
+    source = Engine.encode_sources(engine, feeds)
+    assert source.states[0][:, 0, :, 0].tolist() == expected
+    assert source.lengths.tolist() == feeds.get(LENGTHS, np.array([2, 2])).tolist()
 
 
 # --- forks ------------------------------------------------------------------------------------
@@ -287,30 +229,10 @@ sys.exit(os.waitstatus_to_exitcode(status))
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
 @pytest.mark.parametrize("leave", ["os._exit(0)", "sys.exit(0)"])
-def test_a_forked_child_gets_errors_and_exits(tiny: TinyDecoder, leave: str) -> None:
-    done = subprocess.run(
-        # Python 3.12 warns of every fork of a process with threads
-        [
-            sys.executable,
-            "-W",
-            "ignore::DeprecationWarning",
-            "-c",
-            FORK.replace("EXIT", leave),
-            str(tiny.path),
-        ],
-        env={"PYTHONPATH": str(SOURCE)},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+def test_a_forked_child_gets_errors_and_exits(bundle: Bundle, leave: str) -> None:
+    program = FORK.replace("EXIT", leave)
+    # Python 3.12 warns of every fork of a process with threads
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", program, str(bundle.path)]
+    environment = {"PYTHONPATH": str(SOURCE)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_sums_and_norms_are_not_fused_into_slower_nodes(
-    exported: Callable[[str], Path], tmp_path: Path
-) -> None:
-    bundle = open_bundle(exported("marian") / "bundle")
-    path = save_packed(bundle, bundle.manifest.graphs["encoder"], tmp_path, weights="weights.bin")
-    operators = {node.op_type for node in onnx.load(path, load_external_data=False).graph.node}
-    assert "LayerNormalization" in operators
-    assert "SkipLayerNormalization" not in operators

@@ -28,13 +28,9 @@ def test_ids_become_placeholders_and_rows() -> None:
     vectors = placed.vectors[placed.rows[0]]
     assert vectors[[1, 2, 4, 5]].tolist() == [*B.tolist(), A[1].tolist(), B[0].tolist()]
     assert placed.rows[0, [0, 3]].tolist() == [0, 0]
-
-
-def test_tokens_alone_have_no_rows() -> None:
-    placed = Pictures(FEATURES).place([1, 2])
-    assert placed.ids.tolist() == [[1, 2]]
-    assert placed.rows.tolist() == [[0, 0]]
-    assert placed.vectors.shape == (1, 3)
+    alone = pictures.place([1, 2])
+    assert (alone.ids.tolist(), alone.rows.tolist()) == ([[1, 2]], [[0, 0]])
+    assert alone.vectors.shape == (1, 3)
 
 
 def test_vectors_are_computed_once_within_the_budget() -> None:
@@ -59,13 +55,6 @@ def test_vectors_are_computed_once_within_the_budget() -> None:
     assert computed == [1, 2, 3, 1]
 
 
-def test_ids_follow_from_the_pixels_in_any_process() -> None:
-    one, same = (Pictures(FEATURES).find([pixels(1)], lambda: A).ids for _ in range(2))
-    other = Pictures(FEATURES).find([pixels(2)], lambda: A).ids
-    assert one == same
-    assert one != other
-
-
 def test_equal_numbers_of_different_vectors_get_other_ids() -> None:
     pictures = Pictures(FEATURES)
     one, other = pictures.hold(A, 5), pictures.hold(B, 5)
@@ -81,8 +70,9 @@ def test_a_picture_that_nobody_holds_is_forgotten() -> None:
         pictures.place(ids)
 
 
-def test_images_of_the_same_values_but_another_shape_are_told_apart() -> None:
-    pictures = Pictures(FEATURES)
+def test_ids_follow_from_values_and_shapes_in_any_process() -> None:
+    pictures, again = Pictures(FEATURES), Pictures(FEATURES)
+    assert pictures.find([pixels(1)], lambda: A).ids == again.find([pixels(1)], lambda: A).ids
     wide, tall = (np.ones(shape, np.float32) for shape in ((1, 2, 4), (1, 4, 2)))
     one, other = pictures.find([wide], lambda: A), pictures.find([tall], lambda: B)
     assert set(one.ids).isdisjoint(other.ids)

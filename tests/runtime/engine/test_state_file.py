@@ -1,3 +1,5 @@
+"""Saved sessions: files that were changed, or that are of another kind."""
+
 import os
 import tracemalloc
 from collections.abc import Callable
@@ -8,10 +10,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
+from tests.runtime.conftest import Models
 from tests.runtime.slot_states import KEY, SUM, VALUE, filled
+from tests.runtime.tiny_decoder import VOCABULARY
+from tests.tiny.numbers import random_ids
 
-from ortolan.runtime.bundle.manifest import State
-from ortolan.runtime.engine import state_file
+from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.slots import Slots
 from ortolan.runtime.engine.state_file import read_states, write_states
 from ortolan.runtime.errors import StateFileError
@@ -19,151 +25,134 @@ from ortolan.runtime.errors import StateFileError
 CODES = msgspec.structs.replace(KEY, name="codes", dtype="int8")
 STATES = (KEY, VALUE, SUM, CODES)
 
-Change = Callable[[bytearray], object]
+Change = Callable[[bytes], bytes]
 
 
-def new_slots(*, states: tuple[State, ...] = STATES, identity: str = "bundle") -> Slots:
-    return Slots(states, count=2, context_length=600, identities=(identity,))
+def header(change: Change) -> Change:
+    """A change of the JSON of a file, with its size."""
+
+    def apply(content: bytes) -> bytes:
+        size = int.from_bytes(content[12:16], "little")
+        text = change(content[48 : 48 + size].rstrip())
+        start = content[:12] + len(text).to_bytes(4, "little") + content[16:48]
+        return start + text + content[48 + size :]
+
+    return apply
 
 
-SLOTS = new_slots()
+DAMAGES: dict[str, Change] = {
+    "last byte": lambda content: content[:-1] + bytes([content[-1] ^ 1]),
+    "empty": lambda content: b"",
+    "cut in the start": lambda content: content[:15],
+    "cut in the header": lambda content: content[:100],
+    "cut at the end": lambda content: content[:-1],
+    "longer": lambda content: content + bytes(64),
+    "version": lambda content: content[:8] + b"\0" + content[9:],
+    "not a state file": lambda content: b"something else",
+    "header of nothing": header(lambda text: b""),
+    "header of brackets": header(lambda text: b"[" * 1000),
+    "header of bytes": header(lambda text: b"\xff" * 64),
+    "more tokens": header(lambda text: text.replace(b'"tokens":', b'"tokens":1')),
+    "fewer tokens than none": header(lambda text: text.replace(b'"tokens":', b'"tokens":-')),
+    "huge": header(lambda text: text.replace(b"[1,2,", b"[1,1099511627776,")),
+    "unknown type": header(lambda text: text.replace(b"float32", b"object")),
+    "unknown field": header(lambda text: text.replace(b'"after"', b'"later"')),
+}
 
 
 @pytest.fixture
-def saved(tmp_path: Path) -> Path:
-    """A file of 50 tokens."""
-    slots = filled(new_slots(), 20, 50)
-    write_states(tmp_path / "saved", range(50), slots.view(row=1))
+def saved(model: Decoder, tmp_path: Path) -> Path:
+    """A session of 50 tokens."""
+    with model.session() as session:
+        session.append(random_ids(50))
+        session.save(tmp_path / "saved")
     return tmp_path / "saved"
 
 
 @settings(max_examples=20, deadline=None)
 @given(length=st.integers(0, 600), number=st.integers(1, 4))
-def test_written_states_are_read_unchanged(
+def test_states_of_every_type_are_read_unchanged(
     tmp_path_factory: pytest.TempPathFactory, length: int, number: int
 ) -> None:
     path = tmp_path_factory.mktemp("states") / "saved"
-    slots = filled(new_slots(states=STATES[:number]), 600, length)
-    write_states(path, range(length), slots.view(row=1))
-    ids, states = read_states(path, new_slots(states=STATES[:number]))
+    slots = Slots(STATES[:number], count=2, context_length=600, identities=("bundle",))
+    filled(slots, 600, length)
+    write_states(path, list(range(length)), slots.view(row=1))
+    ids, states = read_states(path, slots)
     assert ids == list(range(length))
-    assert (states.identity, states.length) == ("bundle", length)
-    for got, want in zip(states.buffers, slots.view(row=1).buffers, strict=True):
-        assert got.dtype == want.dtype
+    for got, want in zip(states.buffers, slots.snapshot(row=1).buffers, strict=True):
         np.testing.assert_array_equal(got, want)
-    assert path.stat().st_size % 64 == 0
+    with pytest.raises(StateFileError, match="states of the bundle"):
+        read_states(path, Slots((VALUE, KEY), count=1, context_length=600, identities=("bundle",)))
     assert [entry.name for entry in path.parent.iterdir()] == ["saved"]
 
 
-def test_a_change_of_any_byte_of_the_header_is_rejected(saved: Path) -> None:
-    content = saved.read_bytes()
-    head = content.index(b"}]}") + 64
-    for place in range(head):
-        assert_refused(saved, content, place, 1 + place % 255)
-
-
-def test_a_change_of_any_other_byte_is_rejected(saved: Path) -> None:
-    content, random = saved.read_bytes(), np.random.default_rng(0)
-    for place, bits in random.integers((0, 1), (len(content), 256), (200, 2)).tolist():
-        assert_refused(saved, content, place, bits)
-
-
-def assert_refused(path: Path, content: bytes, place: int, bits: int) -> None:
-    changed = bytearray(content)
-    changed[place] ^= bits
-    path.write_bytes(changed)
-    with pytest.raises(StateFileError, match=r"saved: expected .* got "):
-        read_states(path, SLOTS)
-
-
-@pytest.mark.parametrize("size", [0, 1, 15, 16, 47, 48, 100, -1])
-def test_a_file_that_was_cut_off_is_rejected(saved: Path, size: int) -> None:
-    saved.write_bytes(saved.read_bytes()[:size])
-    with pytest.raises(StateFileError, match="saved: expected"):
-        read_states(saved, new_slots())
-
-
-def test_longer_files_and_those_of_another_version_bundle_or_states_are_rejected(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for states in (STATES[:3], (VALUE, KEY, SUM, CODES), (KEY, VALUE, SUM, KEY)):
-        with pytest.raises(StateFileError, match="states of the bundle"):
-            read_states(saved, new_slots(states=states))
-    with pytest.raises(StateFileError, match="bundle and adapter other, got bundle"):
-        read_states(saved, new_slots(identity="other"))
-    with monkeypatch.context() as patch:
-        patch.setattr(state_file, "VERSION", 2)
-        with pytest.raises(StateFileError, match="version 2, got 1"):
-            read_states(saved, new_slots())
-    data = saved.read_bytes()
-    for more in (1, 64):
-        saved.write_bytes(data + bytes(more))
-        with pytest.raises(StateFileError, match=f"{len(data)} bytes, got {len(data) + more}"):
-            read_states(saved, new_slots())
-
-
-def test_tokens_that_follow_others_are_not_read_as_a_start(tmp_path: Path) -> None:
-    slots = filled(new_slots(), 50, 0)
-    write_states(tmp_path / "block", range(30), slots.view(start=20), after="abc")
-    with pytest.raises(StateFileError, match="after abc"):
-        read_states(tmp_path / "block", new_slots())
-    ids, states = read_states(tmp_path / "block", new_slots(), after="abc")
-    assert (len(ids), states.length) == (30, 30)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        lambda header: header.replace(b'"tokens":50', b'"tokens":51'),
-        lambda header: header.replace(b'"tokens":50', b'"tokens":-1'),
-        lambda header: header.replace(b"[1,2,50,4]", b"[1,2,1099511627776,4]"),
-        lambda header: header.replace(b"[1,2,50,4]", b"[1099511627776,1099511627776]"),
-        lambda header: header.replace(b"float16", b"object"),
-        lambda header: header.replace(b'"after"', b'"later"'),
-        lambda header: b"[" * 1000,
-        lambda header: b"\xff" * 64,
-        lambda header: b"",
-    ],
-)
-def test_a_lying_header_is_rejected_without_allocating_memory(
-    saved: Path, change: Callable[[bytes], bytes]
+@pytest.mark.parametrize("name", DAMAGES)
+def test_a_damaged_file_is_refused_without_allocating_memory(
+    model: Decoder, saved: Path, name: str, snapshot: SnapshotAssertion
 ) -> None:
     content = saved.read_bytes()
-    size = int.from_bytes(content[12:16], "little")
-    header = change(content[48 : 48 + size].rstrip())
-    start = content[:12] + len(header).to_bytes(4, "little") + content[16:48]
-    saved.write_bytes(start + header + content[48 + size :])
-    slots = new_slots()
+    saved.write_bytes(DAMAGES[name](content))
+    assert refusal(lambda: model.load_session(saved)) == snapshot
     tracemalloc.start()
-    with pytest.raises(StateFileError, match="saved: expected"):
-        read_states(saved, slots)
+    refusal(lambda: model.load_session(saved))
     _, peak = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert peak < 200_000
+    assert peak < 1_000_000
+
+
+def test_a_change_of_any_byte_is_refused(model: Decoder, saved: Path) -> None:
+    content, random = saved.read_bytes(), np.random.default_rng(0)
+    begin = content.index(b"}]}") + 64
+    for place in (*range(begin), *random.integers(begin, len(content), 200).tolist()):
+        changed = bytearray(content)
+        changed[place] ^= random.integers(1, 256)
+        saved.write_bytes(changed)
+        with pytest.raises(StateFileError, match=r"saved: expected .* got "):
+            model.load_session(saved)
+
+
+def test_files_of_other_states_or_places_are_refused(
+    models: Models, model: Decoder, saved: Path, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    with model.serve(cache_folder=tmp_path / "blocks") as service:
+        service.submit(random_ids(300), max_new_tokens=1).completion()
+    block = next((tmp_path / "blocks").iterdir())  # follows the root of its chain
+    with pytest.raises(StateFileError, match="expected tokens after none, got some after"):
+        model.load_session(block)
+    with pytest.raises(StateFileError, match="states of the bundle"):
+        models["recurrent"].load_session(saved)
+    session = model.session()
+    refused = {
+        "folder": lambda: model.load_session(tmp_path),
+        "missing": lambda: model.load_session(tmp_path / "missing"),
+        "save in a missing folder": lambda: session.save(tmp_path / "missing" / "saved"),
+    }
+    texts = {name: refusal(call, tmp_path, tmp_path.name) for name, call in refused.items()}
+    assert texts == snapshot
+
+
+def test_ids_outside_the_vocabulary_are_refused(model: Decoder, tmp_path: Path) -> None:
+    slots = model._engine.slots()
+    slots.lengths[0] = 1
+    write_states(tmp_path / "saved", [VOCABULARY], slots.view())
+    assert f"(got {VOCABULARY}" in refusal(lambda: model.load_session(tmp_path / "saved"))
 
 
 def test_a_failed_write_leaves_only_the_old_file(
-    saved: Path, monkeypatch: pytest.MonkeyPatch
+    model: Decoder, saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    content, slots = saved.read_bytes(), filled(new_slots(), 50, 0)
-
-    def fail(*args: object) -> None:
+    def fail(*_: object) -> None:
         raise OSError("disk full")
 
+    content = saved.read_bytes()
     monkeypatch.setattr(os, "fsync", fail)
-    with pytest.raises(OSError, match="disk full"):
-        write_states(saved, range(50), slots.view())
+    with pytest.raises(StateFileError, match="disk full"):
+        model.session().save(saved)
     assert saved.read_bytes() == content
     assert list(saved.parent.iterdir()) == [saved]
 
 
-def test_folders_and_missing_files_are_rejected(tmp_path: Path) -> None:
-    with pytest.raises(StateFileError, match="expected a file"):
-        read_states(tmp_path, new_slots())
-    with pytest.raises(FileNotFoundError):
-        read_states(tmp_path / "missing", new_slots())
-
-
 @pytest.mark.skipif(os.name == "nt", reason="Windows has no such permissions")
-def test_only_the_owner_may_read_a_state_file(saved: Path) -> None:
+def test_only_the_owner_may_read_a_saved_session(saved: Path) -> None:
     assert saved.stat().st_mode & 0o777 == 0o600

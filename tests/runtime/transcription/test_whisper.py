@@ -186,9 +186,7 @@ def test_a_model_without_special_tokens_hears_window_by_window(tmp_path: Path) -
     assert [segment.end for segment in found.segments] == pytest.approx([1, 2, 2.5])
     alone = model.generate(samples[:WINDOW]).tokens
     assert found.segments[0].tokens == alone[: len(found.segments[0].tokens)]
-    assert "knows only one" in refusal(
-        lambda: model.transcribe(samples, language="en")
-    )
+    assert "knows only one" in refusal(lambda: model.transcribe(samples, language="en"))
     assert "not trained to" in refusal(lambda: model.transcribe(samples, translate=True))
 
 
