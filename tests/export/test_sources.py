@@ -6,15 +6,16 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.modeling.checkpoint.formats import Code, as_pickles
 from tests.modeling.checkpoint.gguf_cases import CASES
 from tests.modeling.checkpoint.gguf_cases import written as write_gguf_case
 from tests.modeling.checkpoint.gguf_files import llama_metadata, write_gguf
 from tests.modeling.checkpoint.packed_files import WIDE
 from tests.modeling.checkpoint.test_adapter import Q, factors, write_adapter
 from tests.modeling.checkpoint.test_gguf_tokenizer import bytes_metadata, trained
-from tests.modeling.checkpoint.test_pickles import Code, write_shards
-from tests.modeling.checkpoint.test_text_tower import written as write_towers
+from tests.modeling.checkpoint.test_towers import written as write_towers
 from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.encoders import LLAVA
 
 from ortolan.cli import main
 from ortolan.export.errors import OptionError
@@ -80,7 +81,7 @@ def test_an_adapter_of_a_live_module_is_refused(base: Path, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_what_is_left_out_is_said(tmp_path: Path, run: Run) -> None:
-    write_towers("llava", tmp_path / "source")
+    write_towers(tmp_path / "source", LLAVA | {"vision_feature_layer": 0})
     status, out, _ = run(tmp_path / "source", tmp_path / "out")
     assert status == 0
     assert "left out" in out
@@ -106,7 +107,8 @@ def absent_shard(folder: Path) -> Path:
     reference_model(LLAMA).save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    write_shards(folder, tensors)[0].unlink()
+    as_pickles(folder, tensors)
+    (folder / "pytorch_model-00001-of-00002.bin").unlink()
     return folder
 
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 import transformers
-from tests.modeling.tiny_models import reference_model
-from tests.tiny.decoders import VOCABULARY
+from tests.modeling.tiny_models import LLAMA, reference_model
+from tests.tiny.decoders import GPT2, VOCABULARY
 from tests.tiny.encoders import (
     BART,
     BART_LIKE,
@@ -19,14 +19,20 @@ from tests.tiny.encoders import (
     DINOV3,
     DISTILBERT,
     GEMMA3,
+    LLAVA,
     MARIAN,
     MASKED,
+    MOONSHINE,
     NO_TOKENS,
     PAD,
     SIGLIP,
+    SIGLIP_TEXT,
     T5,
     VIT,
+    WAV2VEC2,
+    WHISPER,
 )
+from tests.tiny.mixtures import MIXTRAL
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -252,6 +258,28 @@ SEQ2SEQ = {
     "umt5": t5_case(T5 | {"model_type": "umt5"}, "UMT5ForConditionalGeneration"),
 }
 """Encoder-decoders; the two sides differ in depth, heads and widths where their family allows."""
+
+
+def case_of(values: dict[str, Any], spread: float = 0.3) -> EncoderCase:
+    """The class that a config names."""
+    return EncoderCase(values["architectures"][0], values, spread)
+
+
+CASES = {
+    "llama": EncoderCase("LlamaForCausalLM", LLAMA),
+    "llama-tied": EncoderCase("LlamaForCausalLM", LLAMA | {"tie_word_embeddings": True}),
+    "gpt2": EncoderCase("GPT2LMHeadModel", GPT2),
+    "mixtral": EncoderCase("MixtralForCausalLM", MIXTRAL),
+    "whisper": case_of(WHISPER),
+    "moonshine": case_of(MOONSHINE, 0.2),
+    "wav2vec2": case_of(WAV2VEC2),
+    "llava": case_of(LLAVA),
+    "siglip-text": case_of(SIGLIP_TEXT),
+    **ENCODERS,
+    **IMAGES,
+    **SEQ2SEQ,
+}
+"""Models of every kind."""
 
 
 @dataclass(frozen=True)

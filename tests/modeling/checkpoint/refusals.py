@@ -4,12 +4,12 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tests.refusals import refusal
 from torch import Tensor
 
-from ortolan.modeling import CheckpointError, TransformerModel, WeightError, load
+from ortolan.modeling import TransformerModel, load
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 
 WEIGHTS = "model.safetensors"
@@ -43,16 +43,10 @@ def reconfigure(folder: Path, **changes: object) -> None:
 
 
 def refused(source: Path, adapter: Path | None = None) -> str:
-    """The one-line message of the CheckpointError for a checkpoint."""
-    with pytest.raises(CheckpointError) as caught:
-        load(open_checkpoint(source, adapter=adapter))
-    message = str(caught.value)
+    """The one-line error of a checkpoint, without the path of the test's folder."""
+    folder = source if source.is_dir() and adapter is None else source.parent
+    message = refusal(
+        lambda: load(open_checkpoint(source, adapter=adapter), TransformerModel), folder
+    )
     assert "\n" not in message
     return message
-
-
-def weight_error(folder: Path) -> str:
-    """The message of the WeightError for a checkpoint."""
-    with pytest.raises(WeightError) as caught:
-        load(folder, TransformerModel)
-    return str(caught.value)

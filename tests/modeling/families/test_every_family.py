@@ -1,21 +1,17 @@
 """Every family that Ortolan reads: its tiny config, and what can be done with it."""
 
 import contextlib
-from dataclasses import replace
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.modeling.tiny_models import reference_model
 from tests.nonsense import CONFIG_VALUES
 from tests.tiny import FAMILY_CONFIGS, OWN_FORMATS
 from transformers import AutoConfig
 
-from ortolan.modeling import save
-from ortolan.modeling.checkpoint.folder import config_from_hf, load
+from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.config import ModelConfig
 from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families import FAMILIES
@@ -24,18 +20,6 @@ from ortolan.modeling.families import FAMILIES
 def test_every_family_has_a_tiny_config_and_nothing_else_does() -> None:
     assert sorted(FAMILY_CONFIGS) == sorted(FAMILIES.keys() - OWN_FORMATS)
     assert all(values["model_type"] == name for name, values in FAMILY_CONFIGS.items())
-
-
-def test_a_family_that_is_only_read_is_loaded_and_not_saved(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setitem(FAMILIES, "llama", replace(FAMILIES["llama"], hf_config=None))
-    reference_model(FAMILY_CONFIGS["llama"]).save_pretrained(tmp_path)
-    model = load(tmp_path)
-    assert model.config.model_type == "llama"
-    with pytest.raises(ConfigError, match="llama: models of this family cannot be saved"):
-        save(model, tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
 
 
 @cache

@@ -1,4 +1,4 @@
-"""The memory of a Neural Turing Machine against loops over the formulas of Graves et al. (2014)."""
+"""Memory (Graves et al. 2014) and attention (Bahdanau et al. 2015) against loops over formulas."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,8 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from ortolan.modeling.config import MemoryConfig
+from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig
+from ortolan.modeling.layers.additive_attention import AdditiveAttention
 from ortolan.modeling.layers.memory import Memory, MemoryState, rotate
 
 B, H = 2, 6
@@ -131,3 +132,24 @@ def test_an_untrained_head_writes_to_consecutive_slots() -> None:
     for slot in range(1, 5):
         _, state = memory(torch.tanh(torch.randn(1, H)), state)
         assert state.weights[0, -1].argmax() == slot
+
+
+def test_additive_attention_equals_the_paper() -> None:
+    length = 5
+    torch.manual_seed(0)
+    layer = AdditiveAttention(AdditiveAttentionConfig(width=3), H)
+    states = torch.randn(B, length, H)
+    mask = torch.ones(1, length, length, dtype=torch.bool).tril()
+    with torch.no_grad():
+        actual = layer(states, layer.key(states), states, mask).numpy()
+        weights = layer.weights(states, layer.key(states), mask).numpy()
+    w, u = layer.query.weight.detach().numpy(), layer.key.weight.detach().numpy()
+    b, v = layer.key.bias.detach().numpy(), layer.score.weight.detach().numpy()[0]
+    for text, h in enumerate(states.numpy()):
+        for i in range(length):
+            e = np.array([v @ np.tanh(w @ h[i] + u @ h[j] + b) for j in range(i + 1)])
+            alpha = np.exp(e) / np.exp(e).sum()
+            context = sum(share * h[j] for j, share in enumerate(alpha))
+            np.testing.assert_allclose(weights[text, i, : i + 1], alpha, rtol=1e-5)
+            np.testing.assert_allclose(actual[text, i], context, rtol=1e-4, atol=1e-6)
+            assert not weights[text, i, i + 1 :].any()

@@ -99,24 +99,6 @@ def test_a_step_may_skip_the_slots_beyond_the_longest_row(kind: str) -> None:
 # --- positions of a step ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("lengths", "new_tokens", "expected"),
-    [
-        ((4,), 4, [[0, 1, 2, 3]]),
-        ((4, 2), 4, [[0, 1, 2, 3], [0, 1, 2, 3]]),
-        ((7,), 3, [[4, 5, 6]]),
-        ((7, 3), 1, [[6], [2]]),
-        ((1,), 1, [[0]]),
-        ((1, 1), 1, [[0], [0]]),
-    ],
-    ids=["prompt", "ragged-prompt", "chunk", "ragged-decode", "first-token", "first-tokens"],
-)
-def test_positions_of_a_step(
-    lengths: tuple[int, ...], new_tokens: int, expected: list[list[int]]
-) -> None:
-    assert after(*lengths).positions(new_tokens).tolist() == expected
-
-
 # --- separate projections, and sinks -----------------------------------------------------------
 
 
@@ -135,43 +117,3 @@ def test_separate_projections_equal_packed_ones(name: str) -> None:
     )
     assert_close(one[0], other[0])
     assert_close(one[1].value, other[1].value)
-
-
-@pytest.mark.parametrize("name", SPECS)
-def test_a_sink_is_a_key_with_a_value_of_zero(name: str) -> None:
-    spec, length = SPECS[name], 7
-    qkv = packed(spec, 2, length)
-    weights = attention_weights(qkv, None, spec=spec)
-    sinks = torch.linspace(-1, 2, HEADS)
-    # The sink adds a term to the denominator of the softmax.
-    scores = score_sums(qkv, spec)
-    share = scores / (scores + sinks.exp()[:, None].double())
-    expected = weights.double() * share[..., None]
-    assert_close(attention_weights(qkv, None, spec=spec, sinks=sinks).double(), expected)
-
-    plain = attention(qkv, None, spec=spec, sinks=sinks)
-    cached, _ = cached_attention(
-        qkv, empty(spec, 2, 16), after(length, length), None, spec=spec, sinks=sinks
-    )
-    values = by_head(split_projections(qkv, spec).value)
-    values = values.repeat_interleave(HEADS // spec.num_kv_heads, 1)
-    out = (expected @ values).transpose(1, 2).flatten(2)
-    assert_close(plain.double(), out)
-    assert_close(cached.double(), out)
-
-
-def score_sums(qkv: Tensor, spec: AttentionConfig) -> Tensor:
-    """Denominator of the softmax of each query, `(B, H, S)` in float64."""
-    q, k, _ = map(by_head, split_projections(qkv, spec))
-    scores = q @ k.repeat_interleave(HEADS // spec.num_kv_heads, 1).mT * spec.scale
-    if spec.softcap is not None:
-        scores = spec.softcap * torch.tanh(scores / spec.softcap)
-    length = qkv.shape[1]
-    distance = torch.arange(length)[:, None] - torch.arange(length)
-    visible = (distance >= 0) & (distance < (spec.sliding_window or length))
-    total: Tensor = scores.exp().masked_fill(~visible, 0).sum(-1)
-    return total
-
-
-def by_head(part: Tensor) -> Tensor:
-    return part.reshape(*part.shape[:2], -1, HEAD_DIM).transpose(1, 2).double()

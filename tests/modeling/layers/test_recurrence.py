@@ -1,11 +1,16 @@
+"""Linear recurrence and causal convolution: formulas, steps, and traces of one node."""
+
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import onnxruntime  # type: ignore[import-untyped]
 import pytest
 import torch
-from tests.modeling.layers.traces import assert_one_node
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ortolan.modeling.layers.cache import StepLengths
+from ortolan.modeling.layers.convolution import convolve
 from ortolan.modeling.layers.recurrence import Recurrence
 from ortolan.modeling.layers.recurrence import recur as recur_in_time
 from ortolan.modeling.state import CachedState, State
@@ -108,6 +113,34 @@ def test_gradients_flow() -> None:
     assert bool(inputs.key.grad.abs().sum() > 0)
 
 
+def assert_one_node(
+    function: Callable[..., tuple[Tensor, Tensor]],
+    tensors: Sequence[Tensor],
+    kind: str,
+    *,
+    rtol: float,
+    atol: float,
+) -> None:
+    """Check that the trace of a function has one node of a kind, and the same outputs."""
+
+    class Module(nn.Module):
+        def forward(self, *arguments: Tensor) -> tuple[Tensor, Tensor]:
+            return function(*arguments)
+
+    program = torch.onnx.export(
+        Module().eval(), tuple(tensors), dynamo=True, opset_version=24, verbose=False
+    )
+    assert program is not None
+    kinds = [node.op_type for node in program.model.graph]
+    assert kinds.count(kind) == 1
+    assert "Conv" not in kinds
+    session = onnxruntime.InferenceSession(program.model_proto.SerializeToString())
+    names = [entry.name for entry in session.get_inputs()]
+    outputs = session.run(None, dict(zip(names, map(Tensor.numpy, tensors), strict=True)))
+    for actual, expected in zip(outputs, function(*tensors), strict=True):
+        torch.testing.assert_close(torch.from_numpy(actual), expected, rtol=rtol, atol=atol)
+
+
 @pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
 @pytest.mark.parametrize(
     ("name", "shares"),
@@ -130,3 +163,41 @@ def test_a_trace_is_one_node_with_the_same_outputs(name: str, *, shares: bool) -
 
     tensors = [*(v for v in values if isinstance(v, Tensor)), torch.randn(B, H, D, U)]
     assert_one_node(recurred, tensors, "LinearAttention", rtol=1e-4, atol=1e-5)
+
+
+# --- convolution --------------------------------------------------------------------------------
+
+C = 6
+
+
+def convolution(taps: int, *, bias: bool) -> tuple[Tensor, Tensor, Tensor | None, Tensor]:
+    random = torch.Generator().manual_seed(0)
+    return (
+        torch.randn(B, C, S, generator=random),
+        torch.randn(C, 1, taps, generator=random),
+        torch.randn(C, generator=random) if bias else None,
+        torch.randn(B, C, taps - 1, generator=random),
+    )
+
+
+@pytest.mark.parametrize("taps", [1, 2, 4])
+def test_chunks_of_a_convolution_equal_the_whole_sequence(taps: int) -> None:
+    x, weight, bias, _ = convolution(taps, bias=True)
+    whole = F.conv1d(F.pad(x, (taps - 1, 0)), weight, bias, groups=C)
+    before, pieces = torch.zeros(B, C, taps - 1), []
+    for part in torch.split(x, [1, 4, 2], -1):
+        out, before = convolve(part, weight, bias, before)
+        pieces.append(out)
+    torch.testing.assert_close(torch.cat(pieces, -1), whole)
+    torch.testing.assert_close(before, x[..., S - taps + 1 :])
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")  # torch.onnx of itself
+@pytest.mark.parametrize(("taps", "bias"), [(2, False), (4, True), (7, False)])
+def test_a_traced_convolution_is_one_node_with_the_same_outputs(taps: int, *, bias: bool) -> None:
+    def convolved(*arguments: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight, *rest, before = arguments
+        return convolve(x, weight, rest[0] if bias else None, before)
+
+    tensors = [argument for argument in convolution(taps, bias=bias) if argument is not None]
+    assert_one_node(convolved, tensors, "CausalConvWithState", rtol=1e-5, atol=1e-6)

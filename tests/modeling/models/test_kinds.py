@@ -1,12 +1,13 @@
 """Every kind of positions, placement, values and MLP against a plain implementation."""
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 import torch
 from tests.modeling.kinds import (
+    BLOCK,
     BLOCKS,
     LAYERS,
     POSITIONS,
@@ -19,13 +20,15 @@ from tests.modeling.kinds import (
     seq2seq,
     seq2seq_config,
 )
+from tests.modeling.mixers import MIXERS, hybrid
+from tests.modeling.mixtures import FEW
 from tests.modeling.plain_transformer import Array, Weights, stack
 from tests.modeling.steps import after, garbage
 from torch import Tensor
 
 from ortolan.modeling import DecoderModel
 from ortolan.modeling.config import AlibiPositions, NoPositions, Positions
-from ortolan.modeling.models.stack import Stack
+from ortolan.modeling.layers.cache import Memory, empty_cache
 
 CHUNKS = (3, 1, 2, 1, 1, 4)
 
@@ -168,52 +171,6 @@ def test_no_two_kinds_have_the_same_outputs(kinds: str) -> None:
         assert not torch.allclose(outputs[one], outputs[other], atol=tolerance), (one, other)
 
 
-# --- the incremental property -------------------------------------------------------------------
-
-
-def layers(module: Stack, run: Callable[[], object]) -> list[Tensor]:
-    """Outputs of the layers of a stack during `run`."""
-    results: list[Tensor] = []
-    hooks = [
-        block.register_forward_hook(lambda *call: results.append(call[2]))
-        for block in module.blocks
-    ]
-    with torch.inference_mode():
-        run()
-    for hook in hooks:
-        hook.remove()
-    return results
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_states_of_a_decoder_do_not_change_when_a_token_is_appended(name: str) -> None:
-    module, ids = decoder(decoder_config(*CASES[name])).double(), text(11)
-    short = layers(module, lambda: module(ids[:, :10]))
-    long = layers(module, lambda: module(ids))
-    assert len(short) == len(long) == 2
-    # Capped scores and scores with a sink are computed in float32.
-    tolerance = 5e-6 if "softcap" in name or "sinks" in name else 1e-12
-    for old, new in zip(short, long, strict=True):
-        assert_close(new[:, :10], old, tolerance=tolerance)
-
-
-@pytest.mark.parametrize("name", POSITIONS)
-def test_states_of_a_decoder_with_a_source_do_not_change(name: str) -> None:
-    module, ids = seq2seq(seq2seq_config(POSITIONS[name])).double(), text(11)
-    source = module.source(text(5, batch=1, seed=2))
-    short = layers(module.decoder, lambda: module.decoder.with_source(source, ids[:, :10]))
-    long = layers(module.decoder, lambda: module.decoder.with_source(source, ids))
-    for old, new in zip(short, long, strict=True):
-        assert_close(new[:, :10], old, tolerance=1e-12)
-
-
-def test_states_of_an_encoder_do_change() -> None:
-    module, ids = encoder(encoder_config(POSITIONS["alibi"])), text(11)
-    short = layers(module, lambda: module(ids[:, :10]))
-    long = layers(module, lambda: module(ids))
-    assert float((long[0][:, :10] - short[0]).abs().max()) > 0.01
-
-
 # --- the cache ----------------------------------------------------------------------------------
 
 
@@ -260,3 +217,34 @@ def test_a_source_is_required_by_cross_attention_only() -> None:
         module.decoder(text(3))
     with pytest.raises(TypeError, match="source"):
         plain.with_source(module.source(text(3)), text(3))
+
+
+# --- other mixers and mixtures; for the formulas see families/test_parity.py ---------------------
+
+OTHERS = {name: hybrid(mixer, depth=1) for name, mixer in MIXERS.items()} | {
+    "mixture": decoder_config(POSITIONS["rotary"], replace(BLOCK, feed_forward=FEW))
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_hybrid_in_steps_equals_the_whole_sequence(name: str) -> None:
+    module, ids = decoder(OTHERS[name]), text(12)
+    cache: Sequence[Memory] = empty_cache(module.config, batch=1, capacity=16)
+    results = []
+    with torch.inference_mode():
+        whole = module(ids)
+        for start, size in ((0, 5), (5, 1), (6, 1)):
+            part = ids[:, start : start + size]
+            logits, cache = module.step(part, after(start + size), cache)
+            results.append(logits)
+        some, _ = module.step(ids[:, 7:], after(12), cache, torch.tensor([[4, 0]]))
+    torch.testing.assert_close(torch.cat(results, 1), whole[:, :7], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(some, whole[:, [11, 7]], rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_gradients_reach_every_weight(name: str) -> None:
+    module = decoder(OTHERS[name])
+    module(text(12)).square().sum().backward()
+    unreached = [n for n, p in module.named_parameters() if p.grad is None or not p.grad.any()]
+    assert unreached == []
