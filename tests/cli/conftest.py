@@ -36,6 +36,7 @@ def run_here(*arguments: str | Path, stdin: bytes = b"") -> subprocess.Completed
     words = ["ortolan", *map(str, arguments)]
     with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
         patch.setattr(sys, "argv", words)
+        patch.setattr(sys.modules["__main__"], "__package__", None)  # usage names no `python -m`
         patch.setattr("ortolan.cli.progress.FIRST_LINE_S", 3600)  # a busy machine takes its time
         patch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         with pytest.raises(SystemExit) as end:

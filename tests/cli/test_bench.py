@@ -6,10 +6,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.runtime.tiny_decoder import CONTEXT, write_bundle
+from tests.runtime.tiny_decoder import write_bundle
 
 from ortolan.cli.bench import command
-from ortolan.runtime.errors import ContextLengthError, DeviceError, InputError
 from ortolan.runtime.machine import bandwidth
 
 
@@ -97,26 +96,3 @@ def test_advice_follows_the_figures(path: Path) -> None:
     text = bench(path, "-p", "0", "-n", "4")
     assert "\nadvice\n  weights in fp32: " in text
     assert "--precision int4" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
-        (f"-n {CONTEXT + 1} -p 0", ContextLengthError, f"-n {CONTEXT}"),
-        ("-p 0 -n 0", InputError, "-p or -n"),
-        ("--threads 0", InputError, "threads"),
-        ("--device toaster", DeviceError, "toaster"),
-    ],
-)
-def test_what_cannot_be_measured_is_a_typed_error(
-    path: Path, options: str, error: type[Exception], message: str
-) -> None:
-    with pytest.raises(error, match=message):
-        bench(path, *options.split())
-
-
-@pytest.mark.parametrize("flag", ["-p", "-n", "-d"])
-def test_a_negative_length_is_rejected(path: Path, flag: str) -> None:
-    done = CliRunner().invoke(command, [str(path), flag, "-1"])
-    assert done.exit_code == 2
-    assert flag in done.stderr

@@ -6,7 +6,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Run, error_line
+from tests.cli.conftest import Run
 
 from ortolan.cache import cache_folder, kept
 
@@ -78,20 +78,3 @@ def test_remove_all_takes_what_killed_processes_left(ortolan: Run) -> None:
     half.mkdir(parents=True)
     assert b"removed 0 bundles" in ortolan("cache", "remove", "--all").stdout
     assert list((cache_folder() / "bundles").iterdir()) == []
-
-
-@pytest.mark.parametrize(
-    ("arguments", "problem"),
-    [
-        (["remove"], "or pass --all"),
-        (["remove", "--all", "x"], "or pass --all"),
-        (["list", "x"], "no arguments"),
-        (["remove", "../x"], "has no ../x. See `ortolan cache list`"),
-        (["clean"], "'clean' is not one of 'list', 'remove'"),
-    ],
-)
-def test_wrong_arguments_are_one_line(
-    arguments: list[str], problem: str, keys: list[str], ortolan: Run
-) -> None:
-    assert problem in error_line("cache", *arguments)
-    assert len(json.loads(ortolan("cache", "--json").stdout)["bundles"]) == len(keys)

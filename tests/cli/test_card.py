@@ -8,14 +8,10 @@ from typing import Any
 import click
 import pytest
 from huggingface_hub import ModelCard
-from tests.cli.conftest import Run, error_line, run_here
-from tests.runtime import tiny_decoder, tiny_encoder
+from tests.cli.conftest import Run, run_here
+from tests.runtime import tiny_encoder
 from tests.runtime.tiny_encoder import OutputKind
-from tests.runtime.transcription.tiny_moonshine import write_moonshine
-from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
-from tests.runtime.transcription.tiny_whisper import write_whisper
 
-import ortolan
 from ortolan.cli import cli
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.kinds import OUTPUTS
@@ -66,12 +62,6 @@ def test_the_text_has_the_figures_of_every_bundle(ortolan: Run, bundle: Path, in
     assert open_bundle(int4).manifest.provenance.source_sha256 in text
 
 
-def test_a_card_without_names_says_less(bundle: Path) -> None:
-    text = model_card([open_bundle(bundle)])
-    assert {"base_model", "base_model_relation", "license"}.isdisjoint(metadata(text))
-    assert f"ortolan verify {bundle.name}\n" in text
-
-
 def test_names_in_a_bundle_cannot_form_markdown(bundle: Path) -> None:
     name = 'a/"b\n| <script> |\n---\n# c'
     card = ModelCard(model_card([open_bundle(bundle)], base_model=name))
@@ -117,33 +107,10 @@ def test_commands_of_cards_parse(use: str, tmp_path: Path, monkeypatch: pytest.M
         assert "bundle" in (context.params.get("bundle"), context.params.get("model"))
 
 
-@pytest.mark.parametrize(
-    "write",
-    [
-        write_wav2vec2,
-        *(
-            pytest.param(write, marks=pytest.mark.slow)
-            for write in (write_whisper, write_moonshine)
-        ),
-    ],
-)
-def test_a_card_of_a_model_that_transcribes(write: Any, tmp_path: Path) -> None:
-    write(tmp_path / "source")
-    bundle = ortolan.export(tmp_path / "source", tmp_path / "speech")
-    made = model_card([bundle])
-    assert metadata(made)["pipeline_tag"] == "automatic-speech-recognition"
-    assert "ortolan transcribe speech talk.mp3" in made
-
-
-def test_bundles_of_other_checkpoints_are_refused(bundle: Path, tmp_path: Path) -> None:
-    tiny_decoder.write_bundle(tmp_path / "other")
-    assert "of one checkpoint (got 2)" in error_line("card", bundle, tmp_path / "other")
-
-
-def test_an_existing_file_is_kept(ortolan: Run, bundle: Path, tmp_path: Path) -> None:
+def test_a_file_is_replaced_with_force(ortolan: Run, bundle: Path, tmp_path: Path) -> None:
     out = tmp_path / "README.md"
     out.write_text("mine")
-    assert "--force" in error_line("card", bundle, "--out", out)
-    assert out.read_text() == "mine"
     assert ortolan("card", bundle, "--out", out, "--force").returncode == 0
-    assert out.read_text().startswith("---\nlibrary_name: ")
+    assert out.read_text() == model_card([open_bundle(bundle)])
+    assert {"base_model", "base_model_relation", "license"}.isdisjoint(metadata(out.read_text()))
+    assert f"ortolan verify {bundle.name}\n" in out.read_text()

@@ -46,22 +46,6 @@ def test_version_names_onnxruntime(ortolan: Run, monkeypatch: pytest.MonkeyPatch
     assert ", no onnxruntime, " in ortolan("--version").stdout.decode()
 
 
-@pytest.mark.parametrize(
-    ("name", "command"),
-    [
-        ("folder/genai_config.json", "`ortolan import-genai {path} BUNDLE`"),
-        ("folder/notes.txt", "Check the path"),
-        ("model.onnx", "Pass the folder"),
-    ],
-)
-def test_what_is_no_bundle_is_named(name: str, command: str, tmp_path: Path) -> None:
-    file = tmp_path / name
-    file.parent.mkdir(exist_ok=True)
-    file.write_text("{}")
-    path = file.parent if "/" in name else file
-    assert command.format(path=path) in error_line("run", path, "x")
-
-
 @pytest.mark.parametrize("is_subprocess", [False, True])
 def test_run_streams_text_and_prints_figures_on_stderr(
     is_subprocess: bool, ortolan: Run, bundle: Path
@@ -79,20 +63,6 @@ def test_run_reads_a_prompt_from_stdin_and_names_its_device(run_json: Any) -> No
     assert typed["tokens"] == piped["tokens"]
     assert piped["prompt"] == "def read"
     assert (typed["device"], typed["device_reason"]) == ("cpu", "the bundle was made for cpu")
-
-
-def test_a_seed_makes_run_repeatable(run_json: Any) -> None:
-    options = ("-n", "16", "--temperature", "50", "--ignore-eos", "--seed")
-    first, again, other = (run_json("def", *options, seed)["tokens"] for seed in "112")
-    assert first == again != other
-
-
-def test_run_ends_before_a_stop_text(run_json: Any) -> None:
-    options = ("-n", "16", "--ignore-eos")
-    whole = run_json("def", *options)["text"]
-    middle = whole[len(whole) // 2]
-    cut = run_json("def", *options, "--stop", middle)
-    assert (cut["text"], cut["finish_reason"]) == (whole[: whole.index(middle)], "stop")
 
 
 def test_verify_passes_with_every_figure(ortolan: Run, bundle: Path) -> None:
@@ -186,63 +156,31 @@ def test_doctor_names_packages_and_every_part_of_cuda(ortolan: Run) -> None:
         assert (part["found"] or part["remedy"]) in text
 
 
-def test_export_replaces_a_bundle_only_with_force(checkpoint: Path, bundle: Path) -> None:
-    before = {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
-    assert "--force" in error_line("export", checkpoint, bundle)
-    assert before == {path.name: path.stat().st_mtime_ns for path in bundle.iterdir()}
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("run {bundle} def --temperature -1", "temperature"),
-        ("run {bundle} def --temperature warm", "--temperature"),
-        ("run {bundle} def --device toaster", "toaster"),
-        ("run {bundle} def --device cuda", "device 'cuda'"),
-        ("verify {bundle} --device cuda", "device 'cuda'"),
-        ("bench {bundle} --device cuda", "device 'cuda'"),
-        ("bench {bundle}", "-p 96 -n 96"),  # the default does not fit
-        ("run {bundle} def -n 0", "max_new_tokens"),
-        ("run {bundle} def --stop=", "stop"),
-        ("run {bundle} def --nonsense", "--nonsense"),
-        ("run {bundle} def --beams 2", "--beams"),
-        ("run {bundle} def --regex a --lark {bundle}/manifest.json", "--regex"),
-        ("run {bundle} " + "def" * 200, "96"),
-        ("run nowhere def", "nowhere"),
-        ("run {torn} def", "manifest.json"),
-        ("export nowhere {out}", "nowhere"),
-        ("export {checkpoint} {out} --precision auto --method rtn", "--method"),
-        ("export {checkpoint} {out} --precision int8 --head-bits 4", "int4"),
-        ("export {checkpoint} {out} --precision fp16 --group-size 32", "--group-size"),
-        ("export {checkpoint} {out} --target-size 1", "--target-size"),
-        ("inspect {empty}", "config.json"),
-        ("inspect nowhere", "nowhere"),
-        ("inspect {checkpoint} --batch 2", "--batch"),
-        ("inspect {bundle} --via family", "--via"),
-    ],
-)
-def test_a_mistake_is_one_line(
-    command: str, message: str, bundle: Path, checkpoint: Path, tmp_path: Path
+def test_pack_keeps_the_tokens_and_reports_what_it_wrote(
+    ortolan: Run, bundle: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torn, empty = tmp_path / "torn", tmp_path / "empty"
-    shutil.copytree(bundle, torn)
-    manifest = (torn / "manifest.json").read_bytes()
-    (torn / "manifest.json").write_bytes(manifest[: len(manifest) // 2])
-    empty.mkdir()
-    places = {"bundle": bundle, "checkpoint": checkpoint, "torn": torn, "empty": empty}
-    words = [word.format(**places, out=tmp_path / "out") for word in command.split()]
-    assert message in error_line(*words)
-    assert not (tmp_path / "out").exists()
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "state"))
+    copy = shutil.copytree(bundle, tmp_path / "bundle")
+    words = ("run", copy, "def read", "-n", "8", "--ignore-eos", "--json")
+    expected = json.loads(ortolan(*words).stdout)["tokens"]
+    done = ortolan("pack", copy, "--json")
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    figures = {"bytes", "weights", "share", "load_before_s", "load_after_s"}
+    assert report.keys() == {"folder", *figures}
+    assert Path(report["folder"]).parent == copy
+    assert (tmp_path / "state" / "ortolan" / "seal.key").exists()
+    done = ortolan(*words)
+    assert (json.loads(done.stdout)["tokens"], done.stderr) == (expected, b"")
+    assert ortolan("verify", copy).returncode == 0
 
-
-def test_stdin_that_is_not_utf8_is_rejected_with_its_place(bundle: Path) -> None:
-    assert "0xff at 4" in error_line("run", bundle, "-", stdin=b"def \xff\xfe")
-
-
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    done = run_in_subprocess("run", tmp_path / "nowhere", "def", "--debug")
-    assert done.returncode != 0
-    assert b"Traceback" in done.stderr
+    for name in ("XDG_STATE_HOME", "LOCALAPPDATA"):
+        monkeypatch.setenv(name, str(tmp_path / "other"))
+    done = run_in_subprocess(*words)  # pytest would capture the log line here
+    assert json.loads(done.stdout)["tokens"] == expected
+    (line,) = done.stderr.decode().splitlines()
+    assert "packed weights" in line
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from tests.cli.conftest import Run, error_line
+from tests.cli.conftest import Run
 from tests.runtime import tiny_bundle, tiny_encoder
 from tests.runtime.tiny_encoder import LABELS, MAX_TOKENS, WIDTH
 
@@ -92,40 +92,6 @@ def test_attention_draws_the_chosen_maps(ortolan: Run, bundles: Path, tmp_path: 
     assert done.stdout.decode() == f"{path}  1 maps\n"
     with Image.open(path) as picture:
         assert len(np.unique(np.asarray(picture))) > 20
-
-
-@pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("embed embedding a --prompt query", "'query'"),
-        ("attention labels a -o {out} --heads 0,2", "2"),
-        ("attention labels a -o {out} --heads x", "0,2"),
-        ("attention embedding a -o {out}", "--attention-maps"),
-        ("classify embedding a", "ortolan embed"),
-        ("classify states a", "Encoder).states"),
-        ("embed labels a", "ortolan classify"),
-        ("embed decoder a", "ortolan run"),
-        ("run labels a", "ortolan classify"),
-        ("bench embedding", "ortolan embed"),
-        ("classify labels a --device cuda", "device 'cuda'"),
-        ("embed embedding a --device cuda", "device 'cuda'"),
-        ("classify labels " + "a" * 30, f"{MAX_TOKENS}"),
-        ("classify images {notes}", "notes.png"),
-        ("classify images nowhere.png", "nowhere.png"),
-    ],
-)
-def test_a_mistake_is_one_line(command: str, message: str, bundles: Path, tmp_path: Path) -> None:
-    notes = tmp_path / "notes.png"
-    notes.write_text("def main():")
-    name, bundle, *words = command.format(out=tmp_path / "maps.png", notes=notes).split()
-    words = [" ".join(word) if set(word) == {"a"} else word for word in words]
-    assert message in error_line(name, bundles / bundle, *words)
-    assert list(tmp_path.iterdir()) == [notes]
-
-
-def test_empty_and_undecodable_texts_are_one_line(bundles: Path) -> None:
-    assert "no tokens" in error_line("classify", bundles / "labels", "")
-    assert "0xff at 1" in error_line("embed", bundles / "embedding", "-", stdin=b"a\xff")
 
 
 def test_inspect_prints_kind_inputs_outputs_and_maps(ortolan: Run, bundles: Path) -> None:

@@ -5,13 +5,13 @@ Installs the working tree with pip and constraints.txt, so it needs a package in
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
 
-import numpy as np
 import pytest
 from PIL import Image
 from tests.modeling.checkpoint.gguf_cases import written
@@ -20,8 +20,7 @@ from tests.runtime.chat.tiny_chat import chat_model
 from tests.tiny.transformers_types import tiny_config
 from transformers import AutoModelForCausalLM
 
-from digits.data import read
-from ortolan.modeling.training.data import LabelledImages
+import ortolan
 
 pytestmark = pytest.mark.slow
 
@@ -42,22 +41,51 @@ ABSENT = {
 }
 """Packages that an extra must not install."""
 
-Ortolan = Callable[..., str]
-
-
-@cache
-def installed(extra: str, folder: Path) -> Path:
-    """Install one extra in a new environment; return the folder of its programs."""
-    subprocess.run([sys.executable, "-m", "venv", str(folder / extra)], check=True)
-    programs = folder / extra / "bin"
-    pip = [str(programs / "pip"), "install", "--quiet", "-c", "constraints.txt", f".[{extra}]"]
-    subprocess.run(pip, cwd=REPOSITORY, check=True)
-    return programs
+Files = Callable[[str], Path]
 
 
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("install")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """The folder of the programs of an extra, which is installed once."""
+
+    @cache
+    def installed(extra: str) -> Path:
+        folder = tmp_path_factory.mktemp(extra)
+        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+        pip = [folder / "bin" / "pip", "install", "--quiet", "-c", "constraints.txt", f".[{extra}]"]
+        subprocess.run(pip, cwd=REPOSITORY, check=True)
+        return folder / "bin"
+
+    return installed
+
+
+@pytest.fixture(scope="module")
+def places(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    """Bundles and checkpoints by name, and a place `out` for a result."""
+    folder = tmp_path_factory.mktemp("places")
+
+    @cache
+    def place(name: str) -> Path:
+        path = folder / name
+        match name:
+            case "lfm2_moe":
+                model = AutoModelForCausalLM.from_config(tiny_config(name))  # type: ignore[no-untyped-call]
+                model.save_pretrained(path)
+            case "gguf":
+                path = written("llama", folder)[1]
+            case "chat":
+                path = chat_model(path).bundle.path
+            case "recipe":
+                path.mkdir()
+                path = write_recipe(path, LANGUAGE_MODEL)
+            case "image.png":
+                Image.new("L", (8, 8), 255).save(path)
+            case "pythonic" | "digits" | "numerals" | "spoken":
+                options = ortolan.ExportOptions(attention_maps=name == "numerals")
+                ortolan.export(MODELS / name, path, options=options)
+        return path
+
+    return place
 
 
 def run(program: Path, *arguments: str | Path, code: int = 0) -> str:
@@ -74,116 +102,78 @@ def run(program: Path, *arguments: str | Path, code: int = 0) -> str:
     return done.stdout + done.stderr
 
 
+def words_of(line: str, places: Files) -> list[str]:
+    """The words of a command; `<name>` is a place, and `<models>` the folder of the models."""
+    for name in re.findall(r"<(.+?)>", line):
+        line = line.replace(f"<{name}>", f"{MODELS if name == 'models' else places(name)}")
+    return line.split()
+
+
 @pytest.mark.parametrize("extra", ABSENT)
-def test_an_extra_installs_only_what_it_needs(extra: str, environments: Path) -> None:
+def test_an_extra_installs_only_what_it_needs(extra: str, programs: Files) -> None:
     code = f"import importlib.util as u; print([n for n in {ABSENT[extra]} if u.find_spec(n)])"
-    assert run(installed(extra, environments) / "python", "-c", code).strip() == "[]"
-
-
-def test_cpu_continues_a_prompt_and_verifies(environments: Path, bundle: Path) -> None:
-    program = installed("cpu", environments) / "ortolan"
-    assert run(program, "run", bundle, "def", "-n", "4")
-    assert "PASS" in run(program, "verify", bundle)
-
-
-def test_docs_builds_the_site(environments: Path, tmp_path: Path) -> None:
-    script = REPOSITORY / "scripts" / "build_docs.py"
-    run(installed("docs", environments) / "python", script, tmp_path / "site")
-    assert (tmp_path / "site" / "index.html").is_file()
-
-
-@pytest.mark.parametrize("extra", ["export", "train"])
-def test_cpu_names_the_extra_of_other_commands(
-    extra: str, environments: Path, tmp_path: Path
-) -> None:
-    program = installed("cpu", environments) / "ortolan"
-    message = run(program, extra, "a", tmp_path / "b", code=2)
-    assert f'pip install "ortolan[{extra}]"' in message
+    assert run(programs(extra) / "python", "-c", code).strip() == "[]"
 
 
 @pytest.mark.parametrize(
-    ("model", "precision"), [("pythonic", "fp32"), ("digits", "int4"), ("numerals", "int8")]
+    ("extra", "line", "printed"),
+    [
+        ("cpu", "run <pythonic> def -n 4", "4 tokens"),
+        ("cpu", "verify <pythonic>", "PASS"),
+        ("grammar", "run <pythonic> x --regex [0-9]{4}z", "z\n"),
+        ("audio", "transcribe <spoken> <models>/spoken/talk.flac", "nine green cows jump on the"),
+        ("vision", "classify <digits> <image.png>", "%"),
+        ("plot", "attention <numerals> Hello. -o <picture.png>", "maps"),
+        ("export", "export <models>/pythonic <fp32>", "PASS"),
+        ("export", "export <models>/digits <int4> --precision int4", "PASS"),
+        ("export", "export <models>/numerals <int8> --precision int8", "PASS"),
+        ("transformers", "export <lfm2_moe> <from-transformers>", "PASS"),
+        ("gguf", "export <gguf> <from-gguf>", "PASS"),
+    ],
 )
-def test_export_writes_a_bundle_that_verifies(
-    model: str, precision: str, environments: Path, tmp_path: Path
+def test_an_extra_runs_its_commands(
+    extra: str, line: str, printed: str, programs: Files, places: Files
 ) -> None:
-    program = installed("export", environments) / "ortolan"
-    run(program, "export", MODELS / model, tmp_path / "bundle", "--precision", precision)
-    assert "PASS" in run(program, "verify", tmp_path / "bundle")
+    assert printed in run(programs(extra) / "ortolan", *words_of(line, places))
 
 
-def test_transformers_and_gguf_export_their_checkpoints(environments: Path, tmp_path: Path) -> None:
-    model = AutoModelForCausalLM.from_config(tiny_config("lfm2_moe"))  # type: ignore[no-untyped-call]
-    model.save_pretrained(tmp_path / "lfm2_moe")
-    _, file = written("llama", tmp_path)
-    for extra, source in (("transformers", tmp_path / "lfm2_moe"), ("gguf", file)):
-        program, out = installed(extra, environments) / "ortolan", tmp_path / extra
-        run(program, "export", source, out)
-        assert "PASS" in run(program, "verify", out)
+@pytest.mark.parametrize(
+    ("extra", "line"),
+    [
+        ("export", "export a b"),
+        ("train", "train a b"),
+        ("audio", "transcribe <spoken> <models>/spoken/talk.flac"),
+        ("grammar", "run <pythonic> x --regex a"),
+    ],
+)
+def test_a_missing_extra_is_named(extra: str, line: str, programs: Files, places: Files) -> None:
+    said = run(programs("cpu") / "ortolan", *words_of(line, places), code=2)
+    assert f'pip install "ortolan[{extra}]"' in said
 
 
-def test_train_follows_a_recipe_with_its_own_data(environments: Path, tmp_path: Path) -> None:
-    recipe = write_recipe(tmp_path, LANGUAGE_MODEL)
-    run(installed("train", environments) / "ortolan", "train", recipe, tmp_path / "out")
-    written = {path.name for path in (tmp_path / "out").iterdir()}
+def test_docs_builds_the_site(programs: Files, tmp_path: Path) -> None:
+    script = REPOSITORY / "scripts" / "build_docs.py"
+    run(programs("docs") / "python", script, tmp_path / "site")
+    assert (tmp_path / "site" / "index.html").is_file()
+
+
+def test_train_writes_a_checkpoint_and_names_the_package_that_a_recipe_needs(
+    programs: Files, places: Files, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    run(programs("train") / "ortolan", "train", places("recipe"), out)
+    written = {path.name for path in out.iterdir()}
     assert {"config.json", "model.safetensors", "tokenizer.json", "loss.png"} <= written
-    figures = json.loads((tmp_path / "out" / "training.json").read_text())
-    assert figures["lines"] == 20  # of the data module
-
-
-def test_train_names_the_package_that_a_recipe_needs(environments: Path, tmp_path: Path) -> None:
-    program = installed("train", environments) / "ortolan"
+    assert json.loads((out / "training.json").read_text())["lines"] == 20  # of the data module
     recipe = MODELS / "digits" / "recipe.toml"
-    message = run(program, "train", recipe, tmp_path / "out", code=2)
-    assert "sklearn" in message
-    assert not (tmp_path / "out").exists()
+    said = run(programs("train") / "ortolan", "train", recipe, tmp_path / "other", code=2)
+    assert "sklearn" in said
+    assert not (tmp_path / "other").exists()
 
 
-def test_chat_answers(environments: Path, tmp_path: Path) -> None:
-    path = chat_model(tmp_path).bundle.path
+def test_chat_answers(programs: Files, places: Files) -> None:
     code = (
         "import sys, ortolan; model = ortolan.load(sys.argv[1])\n"
         "print(model.chat([{'role': 'user', 'content': 'a'}], max_new_tokens=3).content)"
     )
-    assert run(installed("chat", environments) / "python", "-c", code, path)
-
-
-def test_plot_draws_attention(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
-    ortolan("export", MODELS / "numerals", tmp_path / "bundle", "--attention-maps")
-    program, picture = installed("plot", environments) / "ortolan", tmp_path / "attention.png"
-    run(program, "attention", tmp_path / "bundle", "I live in Paris.", "-o", picture)
-    with Image.open(picture) as drawn:
-        assert min(drawn.size) > 100
-
-
-def test_audio_reads_sound_files(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
-    ortolan("export", MODELS / "spoken", tmp_path / "bundle")
-    program, talk = installed("audio", environments) / "ortolan", MODELS / "spoken" / "talk.flac"
-    printed = run(program, "transcribe", tmp_path / "bundle", talk)
-    assert "nine green cows jump on the hill" in printed
-    message = run(
-        installed("cpu", environments) / "ortolan", "transcribe", tmp_path / "bundle", talk, code=2
-    )
-    assert 'pip install "ortolan[audio]"' in message
-
-
-def test_grammar_constrains_a_text(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
-    ortolan("export", MODELS / "pythonic", tmp_path / "bundle")
-    program = installed("grammar", environments) / "ortolan"
-    printed = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}")
-    assert printed.splitlines()[0].isdigit()
-    program = installed("cpu", environments) / "ortolan"
-    message = run(program, "run", tmp_path / "bundle", "x = ", "--regex", "[0-9]{4}", code=2)
-    assert 'pip install "ortolan[grammar]"' in message
-
-
-def test_vision_reads_image_files(environments: Path, tmp_path: Path, ortolan: Ortolan) -> None:
-    ortolan("export", MODELS / "digits", tmp_path / "bundle")
-    images: LabelledImages = read()
-    rows = np.flatnonzero(images.held_out.labels == 7)[:3]
-    files = [tmp_path / f"{row}.png" for row in rows]
-    for row, file in zip(rows, files, strict=True):
-        Image.fromarray(images.held_out.pixels[row, ..., 0]).save(file)
-    program = installed("vision", environments) / "ortolan"
-    results = json.loads(run(program, "classify", tmp_path / "bundle", *files, "--json"))
-    assert str(results).count("'label': '7'") == 3
+    assert run(programs("chat") / "python", "-c", code, places("chat"))

@@ -1,5 +1,6 @@
-"""Progress of long commands."""
+"""Progress of long commands, and of a prompt at a terminal."""
 
+import io
 import json
 import re
 import sys
@@ -9,7 +10,9 @@ from dataclasses import replace
 
 import pytest
 
+from ortolan.cli import prompt_progress
 from ortolan.cli.progress import Reporter, State, bar, draw, erase, event, line, progress
+from ortolan.cli.prompt_progress import PromptProgress
 from ortolan.export.progress import ESTIMATE
 
 AT_WORK = State(
@@ -50,17 +53,12 @@ def test_a_line_says_what_is_in_work_and_how_long_it_takes() -> None:
         "blocks.0.feed_forward.up.weight"
     )
     assert line(UNKNOWN) == "verify: load, 3 min so far"
-
-
-@pytest.mark.parametrize(
-    ("elapsed_s", "said"), [(30.0, "30 s of about 4 min"), (300.0, "5 min so far")]
-)
-def test_a_line_says_how_long_the_command_will_take_until_it_took_longer(
-    elapsed_s: float, said: str
-) -> None:
-    state = replace(UNKNOWN, elapsed_s=elapsed_s, expected_s=240.0)
-    assert line(state) == f"verify: load, {said}"
-    assert bar(state) == f"load         {said.removesuffix(' so far')}"
+    expected = replace(UNKNOWN, elapsed_s=30.0, expected_s=240.0)
+    assert line(expected) == "verify: load, 30 s of about 4 min"
+    assert bar(expected) == "load         30 s of about 4 min"
+    longer = replace(expected, elapsed_s=300.0)
+    assert line(longer) == "verify: load, 5 min so far"
+    assert bar(longer) == "load         5 min"
 
 
 def test_the_estimate_of_an_export_is_that_of_the_whole_command(shown: list[State]) -> None:
@@ -186,3 +184,58 @@ def test_a_terminal_gets_one_row(
     assert "75%" in written
     assert "\n" not in written
     assert written.rsplit("\r", 2)[1].strip() == ""
+
+
+# --- prompts ------------------------------------------------------------------------------------
+
+
+class Screen(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def terminal(patch: pytest.MonkeyPatch, *, delay_s: float = 0.0) -> Screen:
+    """In place of stderr; not in a fixture, after which pytest sets stderr once more."""
+    screen = Screen()
+    patch.setattr(sys, "stderr", screen)
+    patch.setattr(prompt_progress, "DELAY_S", delay_s)
+    patch.setattr(prompt_progress, "INTERVAL_S", 0.0)
+    return screen
+
+
+def test_line_goes_on_and_is_removed(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen, done = terminal(monkeypatch), 64
+    with PromptProgress(lambda: (done, 2000)) as line:
+        wait_for(lambda: "\rreading the prompt: 64 of 2,000 tokens, " in screen.getvalue())
+        done = 1280
+        wait_for(lambda: "\rreading the prompt: 1,280 of 2,000 tokens, " in screen.getvalue())
+        line.end()
+        shown = screen.getvalue()
+        line.end()
+    assert re.search(r"\rreading the prompt: 64 of 2,000 tokens, \d+ s *\r", shown)
+    assert re.search(r"\r +\r$", shown)
+    assert screen.getvalue() == shown
+
+
+def test_line_is_shorter_than_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch)
+    monkeypatch.setenv("COLUMNS", "20")
+    with PromptProgress(lambda: (64, 2000)):
+        wait_for(lambda: "\rreading the prompt:" in screen.getvalue())
+    assert max(map(len, screen.getvalue().split("\r"))) == 19
+
+
+def test_short_wait_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    screen = terminal(monkeypatch, delay_s=60.0)
+    with PromptProgress(lambda: (0, 64)):
+        pass
+    assert screen.getvalue() == ""
+
+
+def test_nothing_is_drawn_where_there_is_no_terminal(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(prompt_progress, "DELAY_S", 0.0)
+    with PromptProgress(lambda: (0, 64)):
+        time.sleep(0.02)
+    assert capsys.readouterr().err == ""

@@ -10,15 +10,21 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from syrupy.assertion import SnapshotAssertion
 from tests.cli.conftest import Run, error_line, run_here, run_in_subprocess
 from tests.hub.library import hub as hub
 from tests.hub.server import Hub, Repository
 from tests.modeling.checkpoint.packed_files import METHODS, write_packed
 from tests.tiny.encoders import BERT
 
+from ortolan import modeling
 from ortolan.cache import cache_folder
 from ortolan.cli.exported import Job, _main
 from ortolan.cli.ready import shown_name
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.runtime import open_bundle
+from ortolan.runtime.engine.providers import onnxruntime_version
+from ortolan.runtime.verification.verified import is_verified
 from ortolan.server import Settings
 
 TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
@@ -76,60 +82,50 @@ def test_checkpoint_is_exported_once_and_that_is_said(
     run(ortolan, "run", chats, "ab", "-n", "4")
     assert len(exports) == 1
     assert kept() == [exports[0].key]
-    assert exports[0].key.startswith("chats-")
+    bundle = open_bundle(cache_folder() / "bundles" / exports[0].key)
+    assert is_verified(bundle, onnxruntime=onnxruntime_version())  # no first load is needed
 
 
-def test_precision_is_part_of_the_key(ortolan: Run, chats: Path, exports: list[Job]) -> None:
+def test_precision_and_files_and_path_of_a_checkpoint_are_part_of_the_key(
+    ortolan: Run, chats: Path, exports: list[Job]
+) -> None:
     for precision in ("fp32", "int8", "fp32"):
-        run(ortolan, "run", chats, "ab", "-n", "4", "--precision", precision)
+        run(ortolan, "run", chats, "ab", "-n", "1", "--precision", precision)
     assert [job.precision for job in exports] == ["fp32", "int8"]
     listed = json.loads(ortolan("cache", "--json").stdout)["bundles"]
     assert [entry["precision"] for entry in listed] == ["fp32", "int8"]
-
-
-def test_changed_checkpoint_is_exported_again(
-    ortolan: Run, chats: Path, exports: list[Job]
-) -> None:
-    run(ortolan, "run", chats, "ab", "-n", "1")
-    os.utime(chats / "model.safetensors", (1000, 1000))
-    run(ortolan, "run", chats, "ab", "-n", "1")
     (chats / "notes.md").write_text("not part of the model")
-    run(ortolan, "run", chats, "ab", "-n", "1")
-    assert len({job.key for job in exports}) == len(exports) == 2
-
-
-def test_moved_checkpoint_keeps_its_name(ortolan: Run, chats: Path, exports: list[Job]) -> None:
-    run(ortolan, "run", chats, "ab", "-n", "1")
+    run(ortolan, "run", chats, "ab", "-n", "1", "--precision", "fp32")
+    assert len(exports) == 2
+    os.utime(chats / "model.safetensors", (1000, 1000))
+    run(ortolan, "run", chats, "ab", "-n", "1", "--precision", "fp32")
     moved = chats.rename(chats.with_name("my model"))
-    run(ortolan, "run", moved, "ab", "-n", "1")
-    assert [job.key.rpartition("-")[0] for job in exports] == ["chats", "my-model"]
+    run(ortolan, "run", moved, "ab", "-n", "1", "--precision", "fp32")
+    names = [job.key.rpartition("-")[0] for job in exports]
+    assert names == ["chats-fp32", "chats-int8", "chats-fp32", "my-model-fp32"]
+    assert len({job.key for job in exports}) == 4
 
 
-def test_chat_without_a_template_is_refused_before_the_export(
-    checkpoint: Path, exports: list[Job]
+def write_encoder(folder: Path) -> Path:
+    config = config_from_hf(BERT, modeling.EncoderConfig)
+    modeling.save(modeling.EncoderModel(config), folder)
+    return folder
+
+
+def test_what_cannot_be_used_is_refused_and_nothing_is_kept(
+    checkpoint: Path, chats: Path, tmp_path: Path, exports: list[Job], snapshot: SnapshotAssertion
 ) -> None:
-    said = error_line("chat", checkpoint, stdin=ASK)
-    assert (
-        f"no chat template, so it cannot chat. Continue a text with `ortolan run {checkpoint}"
-        in said
-    )
-    assert kept() == []
-    assert len(exports) == 1
-
-
-def test_precision_for_a_bundle_is_refused(bundle: Path) -> None:
-    said = error_line("run", bundle, "x", "--precision", "int8")
-    assert said == f"ortolan: --precision is for checkpoints, and {bundle} is a bundle."
-
-
-def test_revision_for_a_path_is_refused(chats: Path) -> None:
-    assert "but" in error_line("run", chats, "x", "--revision", "v1")
-
-
-def test_error_of_the_export_is_the_only_line(chats: Path, exports: list[Job]) -> None:
-    (chats / "config.json").write_text('{"model_type": "llama"}')
-    said = error_line("chat", chats, stdin=ASK)
-    assert "hidden_size" in said
+    encoder = write_encoder(tmp_path / "bert")
+    broken = shutil.copytree(chats, tmp_path / "broken")
+    (broken / "config.json").write_text('{"model_type": "llama"}')
+    said = [
+        error_line("chat", checkpoint, stdin=ASK).replace(f"{checkpoint}", "checkpoint"),
+        error_line("chat", encoder, stdin=ASK),
+        error_line("run", encoder, "x"),
+        error_line("run", broken, "x"),
+        error_line("serve", chats, chats),
+    ]
+    assert [line.replace(f"{tmp_path}/", "") for line in said] == snapshot
     assert kept() == []
 
 
@@ -175,45 +171,34 @@ def test_full_disk_is_one_line_and_leaves_nothing(
     assert kept() == []
 
 
-def test_an_encoder_is_refused_by_chat_and_run_before_the_export(
-    tmp_path: Path, exports: list[Job]
-) -> None:
-    from ortolan import modeling
-    from ortolan.modeling.checkpoint.folder import config_from_hf
-
-    folder = tmp_path / "bert"
-    modeling.save(modeling.EncoderModel(config_from_hf(BERT, modeling.EncoderConfig)), folder)
-    assert "no chat template" in error_line("chat", folder, stdin=ASK)
-    assert f"{folder} is an encoder. Make a bundle" in error_line("run", folder, "x")
-    assert kept() == []
-
-
-def test_name_is_fetched_and_exported_once(
-    hub: Hub, ortolan: Run, chats: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def published(hub: Hub, chats: Path) -> Repository:
+    """The checkpoint as org/model."""
     contents = {path.name: path.read_bytes() for path in chats.iterdir()}
-    hub.repositories["org/model"] = Repository(contents)
+    repository = hub.repositories["org/model"] = Repository(contents)
+    return repository
+
+
+def test_each_commit_of_a_name_is_fetched_and_exported_once(
+    hub: Hub,
+    published: Repository,
+    ortolan: Run,
+    exports: list[Job],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    first = published.refs["refs/heads/main"]
     assert "exporting org/model to int8" in run(ortolan, "chat", "org/model", "-n", "1", stdin=ASK)
     assert kept() == [exports[0].key]
     assert exports[0].key.startswith("org--model-")
+    second = published.commit({"notes.md": b"new"}, "refs/heads/main")
+    run(ortolan, "run", "org/model", "ab", "-n", "1")
+    run(ortolan, "run", "org/model", "ab", "-n", "1", "--revision", first)
+    assert [job.commit for job in exports] == [first, second]
     hub.requests.clear()
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     run(ortolan, "chat", "org/model", "-n", "1", stdin=ASK)
     assert hub.requests == []
-    assert len(exports) == 1
-
-
-def test_new_commit_of_a_name_is_exported(
-    hub: Hub, ortolan: Run, chats: Path, exports: list[Job]
-) -> None:
-    contents = {path.name: path.read_bytes() for path in chats.iterdir()}
-    repository = hub.repositories["org/model"] = Repository(contents)
-    first = repository.refs["refs/heads/main"]
-    run(ortolan, "run", "org/model", "ab", "-n", "1")
-    second = repository.commit({"notes.md": b"new"}, "refs/heads/main")
-    run(ortolan, "run", "org/model", "ab", "-n", "1")
-    run(ortolan, "run", "org/model", "ab", "-n", "1", "--revision", first)
-    assert [job.commit for job in exports] == [first, second]
+    assert len(exports) == 2
 
 
 def test_weights_of_a_name_without_template_are_not_fetched(
@@ -269,23 +254,10 @@ def test_a_subprocess_that_dies_is_one_line(
     assert f"The export of {chats} ended: exit status 9. If it ran out of memory" in said
 
 
-def test_bundle_of_the_cache_needs_no_first_load(
-    ortolan: Run, chats: Path, exports: list[Job]
-) -> None:
-    from ortolan.runtime import open_bundle
-    from ortolan.runtime.engine.providers import onnxruntime_version
-    from ortolan.runtime.verification.verified import is_verified
-
-    run(ortolan, "run", chats, "ab", "-n", "1")
-    bundle = open_bundle(cache_folder() / "bundles" / exports[0].key)
-    assert is_verified(bundle, onnxruntime=onnxruntime_version())
-
-
+@pytest.mark.usefixtures("published")
 def test_server_names_a_model_as_its_user_does(
-    hub: Hub, chats: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
+    chats: Path, exports: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    contents = {path.name: path.read_bytes() for path in chats.iterdir()}
-    hub.repositories["org/model"] = Repository(contents)
     settings: list[Settings] = []
     monkeypatch.setattr("ortolan.server.run.run", lambda chosen, **_: settings.append(chosen))
     done = run_here("serve", chats, "org/model", f"own={chats}")
@@ -293,7 +265,6 @@ def test_server_names_a_model_as_its_user_does(
     bundles = {name: path.name for name, path in settings[0].bundles.items()}
     first, second = (job.key for job in exports)
     assert bundles == {"chats": first, "org/model": second, "own": first}
-    assert "Two models are called chats" in error_line("serve", chats, chats)
 
 
 @pytest.mark.slow

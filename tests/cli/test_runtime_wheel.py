@@ -19,9 +19,35 @@ MODELS = REPOSITORY / "models"
 ABSENT = ("torch", "onnx", "safetensors", "jinja2", "PIL", "matplotlib")
 """Packages that it must not install."""
 
+NAMES = """
+import ortolan
+from ortolan.distribution import pip_install
+assert not hasattr(ortolan, 'no_such_name')
+for name in ('export', 'modeling', 'ExportOptions', 'State'):
+    try:
+        getattr(ortolan, name)
+    except ortolan.RuntimeOnlyError as error:
+        print(error.code, error)
+print(pip_install('cpu'))
+print(pip_install('chat'))
+"""
 
-def runtime_only(folder: Path) -> Path:
-    """Write the source of the distribution; return the folder to import from."""
+COMMANDS = """
+import sys
+from ortolan.cli import main
+for line in sys.argv[1:]:
+    sys.argv = ['ortolan', *line.split()]
+    try:
+        main()
+    except SystemExit as end:
+        assert end.code == (0 if line == '--help' else 2), line
+"""
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder to import the distribution from."""
+    folder = tmp_path_factory.mktemp("runtime")
     build_runtime_wheel.copy_source(folder)
     return folder / "src"
 
@@ -38,55 +64,33 @@ def run(*words: str | Path, path: Path | None = None) -> subprocess.CompletedPro
     )
 
 
-@pytest.mark.parametrize("name", ["export", "modeling", "ExportOptions", "State"])
-def test_names_of_the_other_packages_say_what_to_install(name: str, tmp_path: Path) -> None:
-    code = f"""
-import ortolan
-assert not hasattr(ortolan, 'no_such_name')
-try:
-    ortolan.{name}
-except ortolan.RuntimeOnlyError as error:
-    print(error.code, error)
-"""
-    done = run(sys.executable, "-c", code, path=runtime_only(tmp_path))
+def test_names_of_the_other_packages_say_what_to_install(source: Path) -> None:
+    done = run(sys.executable, "-c", NAMES, path=source)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith(f"runtime-only ortolan.{name} is not part of ortolan-runtime")
-    assert 'pip uninstall ortolan-runtime && pip install "ortolan[export]"' in done.stdout
+    *names, cpu, chat = done.stdout.splitlines()
+    assert len(names) == 4
+    for name in names:
+        assert name.startswith("runtime-only ortolan.")
+        assert "is not part of ortolan-runtime" in name
+        assert 'pip uninstall ortolan-runtime && pip install "ortolan[export]"' in name
+    assert (cpu, chat) == (
+        "pip install ortolan-runtime",
+        'pip install "ortolan-runtime[chat]"',
+    )
 
 
-@pytest.mark.parametrize(
-    ("words", "extra"),
-    [
-        (("export", "a", "b"), "export"),
-        (("export-genai", "a", "b"), "export"),
-        (("families",), "export"),
-        (("train", "a"), "train"),
-        (("inspect", str(MODELS / "pythonic")), "export"),
-    ],
-)
-def test_commands_of_the_other_packages_say_what_to_install(
-    words: tuple[str, ...], extra: str, tmp_path: Path
-) -> None:
-    done = run(sys.executable, "-m", "ortolan", *words, path=runtime_only(tmp_path))
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "is not part of ortolan-runtime" in line
-    assert f'pip install "ortolan[{extra}]"' in line
-
-
-def test_help_lists_the_commands_that_work(tmp_path: Path) -> None:
-    done = run(sys.executable, "-m", "ortolan", "--help", path=runtime_only(tmp_path))
-    commands = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
-    assert {"run", "verify", "inspect", "bench", "doctor", "pack", "chat"} <= commands
-    assert commands.isdisjoint({"export", "export-genai", "families", "train"})
-
-
-def test_missing_extras_are_those_of_ortolan_runtime(tmp_path: Path) -> None:
-    code = "from ortolan.distribution import pip_install as p; print(p('cpu'), p('chat'), sep='|')"
-    done = run(sys.executable, "-c", code, path=runtime_only(tmp_path))
-    cpu, chat = done.stdout.strip().split("|")
-    assert cpu == "pip install ortolan-runtime"
-    assert chat == 'pip install "ortolan-runtime[chat]"'
+def test_commands_of_the_other_packages_say_what_to_install(source: Path) -> None:
+    lines = ("export a b", "export-genai a b", "families", f"inspect {MODELS / 'pythonic'}")
+    done = run(sys.executable, "-c", COMMANDS, *lines, "train a", "--help", path=source)
+    assert done.returncode == 0, done.stderr
+    said = done.stderr.splitlines()
+    assert len(said) == 5
+    for number, line in enumerate(said):
+        assert "is not part of ortolan-runtime" in line
+        assert f'pip install "ortolan[{"train" if number == 4 else "export"}]"' in line
+    shown = {line.split()[0] for line in done.stdout.splitlines() if line.startswith("  ")}
+    assert {"run", "verify", "inspect", "bench", "doctor", "pack", "chat"} <= shown
+    assert shown.isdisjoint({"export", "export-genai", "families", "train"})
 
 
 @pytest.mark.slow
@@ -97,14 +101,13 @@ def test_wheel_runs_and_verifies_in_a_new_environment(tmp_path: Path, bundle: Pa
     subprocess.run([sys.executable, "-m", "venv", str(programs.parent)], check=True)
     pip = run(programs / "pip", "install", "-c", REPOSITORY / "constraints.txt", wheel)
     assert pip.returncode == 0, pip.stderr
-    ortolan = programs / "ortolan"
-    continued = run(ortolan, "run", bundle, "def", "-n", "4")
+    continued = run(programs / "ortolan", "run", bundle, "def", "-n", "4")
     assert continued.returncode == 0, continued.stderr
     assert continued.stdout
-    verified = run(ortolan, "verify", bundle)
+    verified = run(programs / "ortolan", "verify", bundle)
     assert verified.returncode == 0, verified.stderr
     assert "PASS" in verified.stdout
-    export = run(ortolan, "export", "a", "b")
+    export = run(programs / "ortolan", "export", "a", "b")
     assert export.returncode == 2
     assert 'pip install "ortolan[export]"' in export.stderr
     code = f"import importlib.util as u; print([n for n in {ABSENT} if u.find_spec(n)])"

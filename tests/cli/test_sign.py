@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.serialization import (
     PrivateFormat,
     PublicFormat,
 )
-from model_signing import verifying
+from model_signing import signing, verifying
 from tests.cli.conftest import error_line, run_here
 from tests.runtime import tiny_decoder, tiny_encoder
 from tests.runtime.damaged_bundles import edit_json, put
@@ -78,26 +78,6 @@ def test_every_changed_byte_of_a_file_is_found(signed: Path, keys: tuple[Path, P
     check(signed, keys[1])
 
 
-def test_a_wrong_key_is_found(signed: Path, tmp_path: Path) -> None:
-    with pytest.raises(SignatureError, match="Key mismatch"):
-        check(signed, write_keys(tmp_path, "other")[1])
-
-
-def test_a_signature_of_fewer_files_is_found(
-    signed: Path, keys: tuple[Path, Path], tmp_path: Path
-) -> None:
-    """One that the same person made for another folder with some of the files."""
-    from model_signing import signing
-
-    part = tmp_path / "part"
-    part.mkdir()
-    shutil.copy(signed / "decoder.onnx", part)
-    signer = signing.Config().use_elliptic_key_signer(private_key=keys[0])
-    signer.sign(part, signed / SIGNATURE)
-    with pytest.raises(SignatureError, match="is not signed"):
-        check(signed, keys[1])
-
-
 def test_other_files_in_the_folder_do_not_matter(signed: Path, keys: tuple[Path, Path]) -> None:
     (signed / "README.md").write_text("a card")
     (signed / "packed").mkdir()
@@ -105,38 +85,6 @@ def test_other_files_in_the_folder_do_not_matter(signed: Path, keys: tuple[Path,
     sign(signed, keys[0])
     (signed / "README.md").write_text("another card")
     check(signed, keys[1])
-
-
-def test_an_unsigned_bundle_is_named(signed: Path, keys: tuple[Path, Path]) -> None:
-    (signed / SIGNATURE).unlink()
-    with pytest.raises(SignatureError, match=r"has no model\.sig"):
-        check(signed, keys[1])
-
-
-@pytest.mark.parametrize("contents", [b"", b"{}", b"[]", b"\xff", b'{"dsseEnvelope": {}}'])
-def test_a_damaged_signature_is_an_error(
-    signed: Path, keys: tuple[Path, Path], contents: bytes
-) -> None:
-    (signed / SIGNATURE).write_bytes(contents)
-    with pytest.raises(SignatureError, match="does not verify"):
-        check(signed, keys[1])
-
-
-def test_a_key_with_a_password(signed: Path, tmp_path: Path) -> None:
-    secret, public = write_keys(tmp_path, "locked", b"word")
-    with pytest.raises(SignatureError, match="cannot sign"):
-        sign(signed, secret)
-    sign(signed, secret, password="word")
-    check(signed, public)
-
-
-def test_keys_of_other_types_and_missing_ones_are_errors(signed: Path, tmp_path: Path) -> None:
-    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-    other = tmp_path / "rsa.pem"
-    other.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    for path in (other, tmp_path / "none.pem", signed / "manifest.json"):
-        with pytest.raises(SignatureError, match="cannot sign"):
-            sign(signed, path)
 
 
 def test_bundles_in_a_bundle_are_signed_too(keys: tuple[Path, Path], tmp_path: Path) -> None:
@@ -156,21 +104,57 @@ def test_bundles_in_a_bundle_are_signed_too(keys: tuple[Path, Path], tmp_path: P
         check(path, keys[1])
 
 
-def test_a_failure_leaves_the_old_signature(
-    signed: Path, keys: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+def sign_a_part(signed: Path, key: Path) -> None:
+    """Put a signature of some of the files, by the same key, in place of the bundle's."""
+    part = signed.parent / "part"
+    part.mkdir()
+    shutil.copy(signed / "decoder.onnx", part)
+    signer = signing.Config().use_elliptic_key_signer(private_key=key)
+    signer.sign(part, signed / SIGNATURE)
+
+
+@pytest.mark.parametrize(
+    ("contents", "message"),
+    [
+        ("of a part", "is not signed"),
+        (None, r"has no model\.sig"),
+        *((data, "does not verify") for data in (b"", b"[]", b"\xff", b'{"dsseEnvelope": {}}')),
+    ],
+)
+def test_a_wrong_or_missing_signature_is_an_error(
+    contents: str | bytes | None, message: str, signed: Path, keys: tuple[Path, Path]
+) -> None:
+    (signed / SIGNATURE).unlink()
+    if contents == "of a part":
+        sign_a_part(signed, keys[0])
+    elif isinstance(contents, bytes):
+        (signed / SIGNATURE).write_bytes(contents)
+    with pytest.raises(SignatureError, match=message):
+        check(signed, keys[1])
+
+
+def test_wrong_keys_are_errors(signed: Path, tmp_path: Path) -> None:
+    with pytest.raises(SignatureError, match="Key mismatch"):
+        check(signed, write_keys(tmp_path, "another")[1])
+    key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    other = tmp_path / "rsa.pem"
+    other.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
+    for path in (other, tmp_path / "none.pem", signed / "manifest.json"):
+        with pytest.raises(SignatureError, match="cannot sign"):
+            sign(signed, path)
+
+
+def test_what_cannot_be_written_leaves_the_old_signature(
+    signed: Path, keys: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(files.NewFile, "write", full)
-    with pytest.raises(SignatureError, match=r"cannot be written: No space left"):
-        sign(signed, keys[0])
+    with monkeypatch.context() as patch:
+        patch.setattr(files.NewFile, "write", full)
+        with pytest.raises(SignatureError, match=r"cannot be written: No space left"):
+            sign(signed, keys[0])
     check(signed, keys[1])
-
-
-def test_a_signature_that_is_a_link_is_not_written(
-    signed: Path, keys: tuple[Path, Path], tmp_path: Path
-) -> None:
     (signed / SIGNATURE).unlink()
     (signed / SIGNATURE).symlink_to(tmp_path / "profile")
     with pytest.raises(SignatureError, match="is a link"):
@@ -178,15 +162,16 @@ def test_a_signature_that_is_a_link_is_not_written(
     assert not (tmp_path / "profile").exists()
 
 
-def test_commands(bundle: Path, keys: tuple[Path, Path], tmp_path: Path) -> None:
+def test_commands_sign_with_a_password_and_verify(bundle: Path, tmp_path: Path) -> None:
+    secret, public = write_keys(tmp_path, "locked", b"word")
     copy = shutil.copytree(bundle, tmp_path / "copy")
-    done = run_here("sign", copy, "--key", keys[0])
+    assert "cannot sign" in error_line("sign", copy, "--key", secret)
+    done = run_here("sign", copy, "--key", secret, "--password", "word")
     assert done.returncode == 0, done.stderr
     assert Path(done.stdout.decode().strip()).name == SIGNATURE
-    done = run_here("verify", copy, "--key", keys[1])
+    done = run_here("verify", copy, "--key", public)
     assert done.returncode == 0, done.stderr
     assert b"signature  verified with" in done.stdout
     manifest = copy / "manifest.json"
-    changed = json.loads(manifest.read_text())
-    manifest.write_text(json.dumps(changed))
-    assert "Hash mismatch" in error_line("verify", copy, "--key", keys[1])
+    manifest.write_text(json.dumps(json.loads(manifest.read_text())))
+    assert "Hash mismatch" in error_line("verify", copy, "--key", public)

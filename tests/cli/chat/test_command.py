@@ -199,3 +199,25 @@ def test_answers_are_wrapped_on_a_terminal_only(endless: Path, tmp_path: Path) -
     assert "\n" in shown.rstrip("\n")
     assert shown.split() == plain.split()
     assert all(len(line) <= 150 or " " not in line for line in shown.splitlines())
+
+
+@needs_terminal
+def test_a_history_that_cannot_be_read_and_a_terminal_without_pastes_are_reported(
+    bundle: Path, tmp_path: Path
+) -> None:
+    needs_gnu_readline()
+    path = tmp_path / "ortolan" / "chat_history"
+    path.parent.mkdir()
+    path.write_text("something else")
+    with Terminal(bundle, "-n", "3", folder=tmp_path) as chat:  # a dumb one
+        said = chat.wait_for("> ")
+        assert "Each pasted line is a question here" in said
+        assert "chat_history" in said
+        chat.type("Hi.\n")
+        assert "chat_history" not in chat.wait_for("> ")
+        chat.type("\x04")
+        assert chat.program.wait(30) == 0
+    assert path.read_text() == "something else"
+    path.unlink()
+    with Terminal(bundle, "-n", "3", folder=tmp_path, kind="xterm") as chat:
+        assert "Each pasted line" not in chat.wait_for(PASTES)
