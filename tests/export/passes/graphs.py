@@ -1,6 +1,7 @@
 """Graphs whose weights are elsewhere, and their results."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 import onnx
@@ -19,6 +20,27 @@ from ortolan.export.values import add_initializer, name_of, static_shape, type_o
 HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>'
 
 Array = NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pass:
+    """A pass, the graphs that it rewrites, and the graphs that it must leave alone.
+
+    Attributes:
+        make: returns the pass.
+        rewritten: graphs by name, each with the operators afterwards.
+        kept: graphs by name.
+        weights: initializers without data.
+        feeds: inputs of the graphs.
+        atol: tolerance of the results.
+    """
+
+    make: Callable[[], ir.passes.InPlacePass]
+    rewritten: Mapping[str, tuple[str, str]]
+    kept: Mapping[str, str]
+    weights: Mapping[str, Tensor]
+    feeds: Mapping[str, NDArray[np.generic]]
+    atol: float = 1e-6
 
 
 def normal(*shape: int, seed: int = 0) -> Tensor:

@@ -3,12 +3,9 @@
 from typing import Any
 
 import numpy as np
-import onnx
-import onnx_ir as ir
-import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
 import torch
-from numpy.typing import NDArray
+from tests.export.passes.graphs import assert_kept, normal, operators, parsed, run
 
 from ortolan.export.passes.quantize_experts import QuantizeExperts
 from ortolan.export.quantize import rtn
@@ -17,94 +14,54 @@ from ortolan.export.scheme import Scheme
 
 EXPERTS, SIZE, WIDTH = 3, 64, 96
 
-ATTRIBUTES = """k = 2, activation_type = "swiglu", swiglu_fusion = 1, activation_alpha = 1.7,
-    activation_beta = 1.0, swiglu_limit = 2.0, normalize_routing_weights = 1"""
-
-HEADER = '<ir_version: 10, opset_import: ["" : 24, "com.microsoft" : 1]>'
-
-BIASED = f"""
-{HEADER}
-g (float[T, {WIDTH}] x, float[T, {EXPERTS}] r) => (float[T, {WIDTH}] y) {{
-    y = com.microsoft.MoE <{ATTRIBUTES}> (x, r, up, up_bias, down, down_bias)
+TEXT = f"""
+g (float[T, {WIDTH}] x, float[T, {EXPERTS}] r, WEIGHTS) => (float[T, {WIDTH}] y) {{
+    y = com.microsoft.MoE <k = 2, activation_type = "swiglu", swiglu_fusion = 1,
+        activation_alpha = 1.7, activation_beta = 1.0, swiglu_limit = 2.0,
+        normalize_routing_weights = 1> (x, r, INPUTS)
 }}
 """
-
-BARE = f"""
-{HEADER}
-g (float[T, {WIDTH}] x, float[T, {EXPERTS}] r) => (float[T, {WIDTH}] y) {{
-    y = com.microsoft.MoE <{ATTRIBUTES}> (x, r, up, , down)
-}}
-"""
-
-RANDOM = torch.Generator().manual_seed(0)
 
 WEIGHTS = {
-    "up": torch.randn(EXPERTS, 2 * SIZE, WIDTH, generator=RANDOM) * 0.1,
-    "down": torch.randn(EXPERTS, WIDTH, SIZE, generator=RANDOM) * 0.1,
+    "up": normal(EXPERTS, 2 * SIZE, WIDTH) * 0.1,
+    "down": normal(EXPERTS, WIDTH, SIZE, seed=1) * 0.1,
 }
 BIASES = {
-    "up_bias": torch.randn(EXPERTS, 2 * SIZE, generator=RANDOM),
-    "down_bias": torch.randn(EXPERTS, WIDTH, generator=RANDOM),
+    "up_bias": normal(EXPERTS, 2 * SIZE, seed=2),
+    "down_bias": normal(EXPERTS, WIDTH, seed=3),
 }
-INPUTS = {
-    "x": torch.randn(7, WIDTH, generator=RANDOM).numpy(),
-    "r": torch.randn(7, EXPERTS, generator=RANDOM).numpy(),
-}
+FEEDS = {"x": normal(7, WIDTH, seed=4).numpy(), "r": normal(7, EXPERTS, seed=5).numpy()}
+
+INPUTS = {"biased": "up, up_bias, down, down_bias", "bare": "up, , down"}
 
 
-def graph(text: str, values: dict[str, torch.Tensor]) -> ir.Model:
-    proto = onnx.parser.parse_model(text)
-    for name, value in values.items():
-        if name in text:
-            proto.graph.initializer.append(onnx.numpy_helper.from_array(value.numpy(), name))
-    return ir.from_proto(proto)
-
-
-def result(model: ir.Model) -> NDArray[np.float32]:
-    data = ir.to_proto(model).SerializeToString()
-    session: Any = ort.InferenceSession(data, providers=["CPUExecutionProvider"])
-    out: NDArray[np.float32] = session.run(None, INPUTS)[0]
-    return out
-
-
-def filled(model: ir.Model, scheme: Scheme) -> dict[str, torch.Tensor]:
-    """Put codes into a graph, and return their values."""
-    values = {}
-    for name, weight in WEIGHTS.items():
-        codes = [rtn.quantize(expert, scheme) for expert in weight]
-        values[name] = torch.stack([dequantize(c) for c in codes])
-        data = {
-            f"{name}.codes": torch.stack([pack(c) for c in codes]),
-            f"{name}.scales": torch.stack([c.scales for c in codes]),
-        }
-        zeros = [packed for c in codes if (packed := pack_zeros(c)) is not None]
-        if zeros:
-            data[f"{name}.zeros"] = torch.stack(zeros)
-        for initializer, tensor in data.items():
-            value = model.graph.initializers[initializer]
-            assert value.shape is not None
-            value.const_value = ir.tensor(tensor.numpy().reshape(tuple(value.shape.numpy())))
-    return values
-
-
-@pytest.mark.parametrize("text", [BIASED, BARE], ids=["biased", "bare"])
+@pytest.mark.parametrize("inputs", INPUTS)
 @pytest.mark.parametrize("symmetric", [True, False], ids=["symmetric", "asymmetric"])
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_rewritten_node_computes_with_the_values_of_its_codes(
-    bits: Any, text: str, symmetric: bool
+    bits: Any, inputs: str, symmetric: bool
 ) -> None:
     scheme = Scheme(bits=bits, group=32, symmetric=symmetric)
-    model = graph(text, WEIGHTS | BIASES)
+    stored, values = dict(BIASES), dict(BIASES)
+    for name, weight in WEIGHTS.items():
+        codes = [rtn.quantize(expert, scheme) for expert in weight]
+        values[name] = torch.stack([dequantize(c) for c in codes])
+        stored[f"{name}.codes"] = torch.stack([pack(c).flatten(1) for c in codes])
+        stored[f"{name}.scales"] = torch.stack([c.scales for c in codes])
+        zeros = [packed for c in codes if (packed := pack_zeros(c)) is not None]
+        if zeros:
+            stored[f"{name}.zeros"] = torch.stack(zeros)
+    text = TEXT.replace("INPUTS", INPUTS[inputs])
+    model = parsed(text, **WEIGHTS, **BIASES)
+    (expected,) = run(model, values, **FEEDS)
     QuantizeExperts(dict.fromkeys(WEIGHTS, scheme))(model)
-    (node,) = model.graph
-    assert node.op_type == "QMoE"
+    assert operators(model) == ["QMoE"]
     assert not {"up", "down"} & set(model.graph.initializers)
-    expected = result(graph(text, filled(model, scheme) | BIASES))
     # The kernel rounds activations to 8 bits.
-    assert np.abs(result(model) - expected).max() < 0.03 * np.abs(expected).max()
+    (got,) = run(model, stored, **FEEDS)
+    assert np.abs(got - expected).max() < 0.03 * np.abs(expected).max()
 
 
 def test_a_node_that_is_not_in_the_plan_stays() -> None:
-    model = graph(BIASED, WEIGHTS | BIASES)
-    assert not QuantizeExperts({"other": Scheme(bits=4, group=32)})(model).modified
-    assert [node.op_type for node in model.graph] == ["MoE"]
+    model = parsed(TEXT.replace("INPUTS", INPUTS["biased"]), **WEIGHTS, **BIASES)
+    assert_kept(QuantizeExperts({"other": Scheme(bits=4, group=32)}), model)

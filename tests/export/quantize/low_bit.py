@@ -75,16 +75,6 @@ def raw_constant(name: str, element: int, dims: Sequence[int], data: Array) -> T
     return TensorProto(name=name, data_type=element, dims=dims, raw_data=data.tobytes())
 
 
-def stored_constant(name: str, array: Array, dims: Sequence[int], offset: int) -> TensorProto:
-    """A tensor whose bytes lie in the file `weights` of the session's folder."""
-    tensor = TensorProto(name=name, dims=dims, data_location=TensorProto.EXTERNAL)
-    tensor.data_type = helper.np_dtype_to_tensor_dtype(array.dtype)
-    place = {"location": "weights", "offset": offset, "length": array.nbytes}
-    for key, value in place.items():
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor
-
-
 def matmul_nbits(codes: Codes, inputs: Sequence[str], *, accuracy_level: int) -> NodeProto:
     rows, width = codes.values.shape
     return helper.make_node(
@@ -134,7 +124,6 @@ def run(
     model: onnx.ModelProto,
     feeds: Mapping[str, Array],
     *,
-    folder: Path | None = None,
     optimized: Path | None = None,
     exact_products: bool = False,
 ) -> list[Array]:
@@ -143,9 +132,6 @@ def run(
     options.intra_op_num_threads = 1
     if exact_products:
         options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "0")
-    if folder is not None:
-        key = "session.model_external_initializers_file_folder_path"
-        options.add_session_config_entry(key, str(folder))
     if optimized is not None:
         options.log_severity_level = 3
         options.optimized_model_filepath = str(optimized)

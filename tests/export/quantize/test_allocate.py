@@ -37,46 +37,44 @@ def combinations(weights: Sequence[Sequence[Form]]) -> list[Form]:
     return [total(weights, each) for each in places]
 
 
-@pytest.mark.parametrize(
-    ("effect", "expected"),
-    [
-        (11.0, [0, 0, 0]),
-        (8.0, [1, 0, 0]),
-        (3.2, [2, 0, 0]),
-        (0.1, [2, 2, 2]),
-        (0.0, [2, 2, 2]),  # impossible: the least effect
-    ],
-)
-def test_fewest_bytes_that_keep_a_bound(effect: float, expected: list[int]) -> None:
-    assert fewest_bytes(WEIGHTS, effect) == expected
+LARGE_LAST = [[Form(1, 0.5), Form(2, 0.1)], [Form(100, 9.0), Form(200, 0.0)]]
 
 
 @pytest.mark.parametrize(
-    ("size", "expected"),
+    ("weights", "effect", "expected"),
     [
-        (10, [0, 0, 0]),  # impossible: the fewest bytes
-        (71, [0, 0, 0]),
-        (72, [1, 0, 0]),
-        (80, [2, 0, 0]),
-        (140, [2, 2, 2]),
-        (1000, [2, 2, 2]),
+        (WEIGHTS, 11.0, [0, 0, 0]),
+        (WEIGHTS, 8.0, [1, 0, 0]),
+        (WEIGHTS, 3.2, [2, 0, 0]),
+        (WEIGHTS, 0.1, [2, 2, 2]),
+        (WEIGHTS, 0.0, [2, 2, 2]),  # impossible: the least effect
+        (LARGE_LAST, 0.6, [0, 1]),  # a large last step makes a small one needless
     ],
 )
-def test_least_effect_in_a_size(size: int, expected: list[int]) -> None:
-    assert least_effect(WEIGHTS, size) == expected
+def test_fewest_bytes_that_keep_a_bound(
+    weights: list[list[Form]], effect: float, expected: list[int]
+) -> None:
+    assert fewest_bytes(weights, effect) == expected
 
 
-def test_a_form_that_is_no_nearer_is_not_taken() -> None:
-    assert least_effect([[Form(1, 0.5), Form(2, 0.5), Form(3, 0.7)]], 10) == [0]
+FREE = [[Form(1, 9.0), Form(2, 0.0)], [Form(1, 0.5), Form(1, 0.4)]]
 
 
-def test_what_costs_no_bytes_is_taken_first() -> None:
-    assert least_effect([[Form(1, 9.0), Form(2, 0.0)], [Form(1, 0.5), Form(1, 0.4)]], 2) == [0, 1]
-
-
-def test_a_large_last_step_makes_small_ones_needless() -> None:
-    weights = [[Form(1, 0.5), Form(2, 0.1)], [Form(100, 9.0), Form(200, 0.0)]]
-    assert fewest_bytes(weights, 0.6) == [0, 1]
+@pytest.mark.parametrize(
+    ("weights", "size", "expected"),
+    [
+        (WEIGHTS, 10, [0, 0, 0]),  # impossible: the fewest bytes
+        (WEIGHTS, 71, [0, 0, 0]),
+        (WEIGHTS, 72, [1, 0, 0]),
+        (WEIGHTS, 80, [2, 0, 0]),
+        (WEIGHTS, 140, [2, 2, 2]),
+        (WEIGHTS, 1000, [2, 2, 2]),
+        (FREE, 2, [0, 1]),  # what costs no bytes comes first
+        ([[Form(1, 0.5), Form(2, 0.5), Form(3, 0.7)]], 10, [0]),  # no nearer form is taken
+    ],
+)
+def test_least_effect_in_a_size(weights: list[list[Form]], size: int, expected: list[int]) -> None:
+    assert least_effect(weights, size) == expected
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,4 +1,5 @@
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -8,9 +9,14 @@ from hypothesis import strategies as st
 from onnx import helper
 from tests.export.quantize.low_bit import Array, constant, graph, run
 from tests.export.quantize.weights import gaussian
+from torch import nn
 
 from ortolan.export.errors import ExportError
+from ortolan.export.proof.witness import Witness
 from ortolan.export.quantize.channel import LARGEST, quantize_channels
+from ortolan.export.weights.blob import BlobWriter
+from ortolan.export.weights.codes import write_channels
+from ortolan.modeling.weights import ModuleWeights
 from ortolan.runtime.graph.products import CODE_MIDDLE
 
 
@@ -48,15 +54,16 @@ def test_numbers_move_by_half_a_step_of_their_output() -> None:
 
 
 def test_steps_are_as_fine_as_they_can_be() -> None:
-    weight = torch.zeros(3, 16)
+    weight = torch.zeros(4, 16)  # the last output is zero
     weight[0, 3] = -1  # alone
     weight[1, 4:6] = torch.tensor([0.75, 0.25])  # neighbors that add up
     weight[2, 4:6] = torch.tensor([1.0, -1.0])  # and that do not
     codes, scales = quantize_channels(weight)
-    assert scales.tolist() == [np.float32(1 / LARGEST)] * 3
+    assert scales.tolist() == [np.float32(1 / LARGEST)] * 3 + [0]
     assert codes[3, 0] == -LARGEST
     assert codes[4:6, 1].tolist() == [95, 32]
     assert codes[4:6, 2].tolist() == [LARGEST, -LARGEST]
+    assert not codes[:, 3].any()
 
 
 @settings(max_examples=40, deadline=None)
@@ -68,14 +75,6 @@ def test_neighbors_never_add_up_to_what_saturates(seed: int, width: int, spread:
     codes, _ = quantize_channels(weight)
     sums = codes[:-1].int() + codes[1:].int()
     assert not sums.numel() or int(sums.abs().max()) * 255 <= 2**15 - 1
-
-
-def test_output_of_zeros_is_exact() -> None:
-    weight = gaussian(3, 16)
-    weight[1] = 0
-    codes, scales = quantize_channels(weight)
-    assert codes[:, 1].tolist() == [0] * 16
-    assert float(scales[1]) == 0
 
 
 @pytest.mark.parametrize("width", [64, 37])
@@ -102,9 +101,19 @@ def test_pairs_of_the_largest_products_do_not_saturate(
     np.testing.assert_allclose(product(codes, scales, x), wanted, rtol=1e-6)
 
 
-@pytest.mark.parametrize("number", [math.nan, math.inf])
-def test_weight_that_is_not_finite_is_refused(number: float) -> None:
+def test_error_of_written_codes_is_that_of_their_numbers(tmp_path: Path) -> None:
+    module = nn.Linear(37, 9, bias=False)
+    module.weight.data = weight = gaussian(9, 37)
+    with BlobWriter(tmp_path, sizes={}, witness=Witness(())) as writer:
+        (written,) = write_channels(writer, ModuleWeights(module), ["weight"])
+    off = numbers(*quantize_channels(weight)) - weight
+    assert (written.name, written.bits, written.group) == ("weight", 8, None)
+    assert written.error == pytest.approx(float(off.norm() / weight.norm()))
+    assert 0.001 < written.error < 0.02
+
+
+def test_weight_that_is_not_finite_is_refused() -> None:
     weight = gaussian(2, 32)
-    weight[1, 5] = number
+    weight[1, 5] = math.inf
     with pytest.raises(ExportError, match="cannot be quantized"):
         quantize_channels(weight)
