@@ -1,10 +1,12 @@
 """Pixels of files equal those of transformers' image processors."""
 
 import ast
+import importlib
 import io
 import json
 import warnings
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,24 +16,34 @@ import torch
 import transformers
 from PIL import Image, ImageOps
 from tests.export import tiny_dinov3
+from tests.tiny.encoders import QWEN3_VL
 from transformers.utils.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
-from ortolan.export.errors import OptionError
+from ortolan.export.source import patches
+from ortolan.export.source.patches import MOST_PATCHES, patch_source, size_notes
 from ortolan.export.source.preprocessing import (
     PREPROCESSOR,
     PROCESSOR,
+    PROCESSOR_OF,
     PROCESSORS,
     image_source,
 )
 from ortolan.export.source.tiles import tiles
-from ortolan.modeling.config import PatchInput
+from ortolan.modeling.config import EncoderConfig, PatchInput
+from ortolan.modeling.families import family_of
+from ortolan.modeling.families.reader import ConfigReader
+from ortolan.runtime.bundle.interface import PATCHES
 from ortolan.runtime.bundle.parts import Tiles
-from ortolan.runtime.bundle.sources import ImageSource
+from ortolan.runtime.bundle.sources import ImageSource, PatchSource, WholeSquares
 from ortolan.runtime.inputs.images import read_pixels
+from ortolan.runtime.inputs.patches import read_whole
+from ortolan.runtime.inputs.source import patch_feeds
 from ortolan.runtime.inputs.tiles import cut
 
 SIDE = 12
 SQUARE = {"height": SIDE, "width": SIDE}
+
+IMAGES = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
 
 
 def noise(height: int, width: int, channels: int = 3) -> Image.Image:
@@ -134,8 +146,7 @@ def test_files_become_the_pixels_of_transformers(
     name, values = CASES[case]
     theirs = processor_class(name)(**values)
     theirs.save_pretrained(str(tmp_path))
-    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
-    source = image_source(patches, tmp_path, "vit")
+    source = image_source(IMAGES, tmp_path, "vit")
     for path in readable(case, files):
         image = ImageOps.exif_transpose(Image.open(path))
         if not theirs.do_convert_rgb:
@@ -160,8 +171,7 @@ def test_files_become_the_pixels_of_floats(
     resample: int, mode: str, files: dict[str, Path], tmp_path: Path
 ) -> None:
     (tmp_path / PREPROCESSOR).write_text(json.dumps(DINOV3 | {"resample": resample}))
-    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
-    source = image_source(patches, tmp_path, "dinov3_vit")
+    source = image_source(IMAGES, tmp_path, "dinov3_vit")
     assert source.rounding == "none"
     for path in files.values():
         image = ImageOps.exif_transpose(Image.open(path)).convert("RGB")
@@ -169,23 +179,6 @@ def test_files_become_the_pixels_of_floats(
         np.testing.assert_allclose(
             read_pixels(path, source), expected, atol=1e-5, rtol=1e-5, err_msg=path.name
         )
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"do_center_crop": True, "crop_size": SIDE},
-        {"do_pad": True, "pad_size": SIDE},
-        {"do_rescale": False},
-        {"resample": 1},
-        {"rescales_first": True},
-    ],
-)
-def test_steps_that_differ_on_floats_are_refused(changes: dict[str, Any], tmp_path: Path) -> None:
-    (tmp_path / PREPROCESSOR).write_text(json.dumps(DINOV3 | changes))
-    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
-    with pytest.raises(OptionError, match=next(iter(changes))):
-        image_source(patches, tmp_path, "dinov3_vit")
 
 
 def test_defaults_are_those_of_a_class_that_needs_torchvision() -> None:
@@ -232,9 +225,9 @@ def test_files_become_the_tiles_of_transformers(
     name, values = TILED[case]
     theirs = processor_class(name)(**values)
     theirs.save_pretrained(str(tmp_path))
-    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=False)
+    input_ = replace(IMAGES, class_token=False)
     model_type = case.partition(",")[0]
-    source, how = (read(patches, tmp_path, model_type) for read in (image_source, tiles))
+    source, how = (read(input_, tmp_path, model_type) for read in (image_source, tiles))
     assert isinstance(source, ImageSource)
     assert isinstance(how, Tiles)
     for path in files.values():
@@ -244,33 +237,6 @@ def test_files_become_the_tiles_of_transformers(
         np.testing.assert_allclose(
             cut(path, source, how).pixels, expected, atol=1e-5, rtol=1e-5, err_msg=path.name
         )
-
-
-@pytest.mark.parametrize(
-    ("values", "said"),
-    [
-        ({"image_processor_type": "GotOcr2ImageProcessor", "crop_to_patches": True}, "llava"),
-        ({"image_processor_type": "SmolVLMImageProcessor"}, "llava does not read"),
-        ({"image_processor_type": "CLIPImageProcessor", "max_patches": 3}, "max_patches"),
-        ({"image_processor_type": "CLIPImageProcessor", "do_image_splitting": True}, "splitting"),
-        ({"image_processor_type": "GotOcr2ImageProcessor", "max_image_size": SQUARE}, "max_image"),
-    ],
-)
-def test_tiles_of_a_model_that_reads_none_are_refused(
-    values: dict[str, Any], said: str, tmp_path: Path
-) -> None:
-    (tmp_path / PREPROCESSOR).write_text(json.dumps(values | {"size": SQUARE}))
-    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
-    with pytest.raises(OptionError, match=said):
-        image_source(patches, tmp_path, "llava")
-
-
-def test_a_model_of_tiles_needs_them(tmp_path: Path) -> None:
-    values = {"image_processor_type": "CLIPImageProcessor", "size": SQUARE, "crop_size": SQUARE}
-    (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
-    patches = PatchInput(image_size=(SIDE, SIDE), patch_size=(4, 4), channels=3, class_token=True)
-    with pytest.raises(OptionError, match="image_processor_type must cut images, as internvl"):
-        tiles(patches, tmp_path, "internvl")
 
 
 @pytest.mark.parametrize("name", [name for name in PROCESSORS if name != "DINOv3ViT"])
@@ -298,14 +264,132 @@ def test_defaults_are_those_of_the_class(name: str) -> None:
     assert ours.default_to_square == type(theirs).default_to_square
 
 
+# --- grids of patches -----------------------------------------------------------------------------
+
+GRID: dict[str, Any] = {
+    "patch_size": 4,
+    "merge_size": 2,
+    "temporal_patch_size": 2,
+    "size": {"shortest_edge": 500, "longest_edge": 3000},
+}
+
+GRIDS: dict[str, dict[str, Any]] = {
+    "sizes": GRID,
+    "older sizes": GRID | {"size": None, "min_pixels": 200, "max_pixels": 1500},
+    "other numbers": GRID | {"image_mean": [0.5, 0.4, 0.3], "image_std": [0.5] * 3, "resample": 2},
+}
+
+GRID_SIZES = [(37, 23), (13, 141), (5, 7), (3, 300), (300, 3), (100, 100), (64, 8), (20, 12)]
+
+
+def encoder_of_grids() -> EncoderConfig:
+    read = family_of("qwen3_vl").config(ConfigReader(QWEN3_VL))
+    assert isinstance(read, EncoderConfig)
+    return read
+
+
+def patches_of(folder: Path, **keys: Any) -> PatchSource:
+    """The source of a tiny encoder with the keys of an image processor."""
+    (folder / PREPROCESSOR).write_text(json.dumps(keys))
+    return patch_source(encoder_of_grids(), folder)
+
+
+@pytest.mark.parametrize("case", GRIDS)
+def test_files_become_the_patches_of_transformers(
+    case: str, files: dict[str, Path], tmp_path: Path
+) -> None:
+    keys = {key: value for key, value in GRIDS[case].items() if value is not None}
+    theirs, ours = processor_class("Qwen2VL")(**keys), patches_of(tmp_path, **keys)
+    paths = dict(files)
+    for size in GRID_SIZES:
+        paths[f"{size}"] = tmp_path / f"{size}.png"
+        noise(*size).save(paths[f"{size}"])
+    for name, path in paths.items():
+        image = ImageOps.exif_transpose(Image.open(path))
+        if max(image.size) > 200 * min(image.size):
+            continue  # transformers refuses these
+        expected = theirs(images=image, return_tensors="np")
+        pixels = read_whole(path, ours)
+        _, rows, columns = expected["image_grid_thw"][0]
+        assert pixels.shape[1:] == (rows * 4, columns * 4), name
+        got = patch_feeds(pixels, ours)[PATCHES]
+        flat = got.reshape(-1, got.shape[-1])
+        np.testing.assert_allclose(flat, expected["pixel_values"], atol=1e-5, err_msg=name)
+    assert size_notes(encoder_of_grids(), tmp_path) == ()
+
+
+def test_defaults_of_grids_are_those_of_the_class() -> None:
+    theirs, ours = processor_class("Qwen2VL")(), patches.PROCESSORS["Qwen2VL"]
+    for key in ("patch_size", "merge_size", "temporal_patch_size", "resample", "do_convert_rgb"):
+        assert getattr(ours, key) == getattr(theirs, key)
+    assert ours.size == {key: theirs.size[key] for key in ("shortest_edge", "longest_edge")}
+    assert (ours.image_mean, ours.image_std) == (tuple(theirs.image_mean), tuple(theirs.image_std))
+
+
+def test_larger_images_than_attention_has_memory_for_are_reduced(tmp_path: Path) -> None:
+    published = GRID | {"size": {"shortest_edge": 65_536, "longest_edge": 16_777_216}}
+    found = patches_of(tmp_path, **published)
+    (note,) = size_notes(encoder_of_grids(), tmp_path)
+    assert "reduced to 65,536 pixels, where the checkpoint allows 16,777,216" in note
+    assert found.patches == MOST_PATCHES
+    assert isinstance(found.size, WholeSquares)
+    assert found.size.most == MOST_PATCHES * 16
+    assert read_whole(np.zeros((2000, 3000, 3), np.uint8), found).shape == (3, 208, 312)
+
+
+# --- absent settings ------------------------------------------------------------------------------
+
+VIT = {
+    "channels": 3,
+    "height": SIDE,
+    "width": SIDE,
+    "mean": (0.5,) * 3,
+    "std": (0.5,) * 3,
+    "scale": 1 / 255,
+    "resample": "bilinear",
+}
+
+
+@pytest.mark.parametrize(
+    ("values", "changes"),
+    [
+        ({}, {}),
+        ({"size": SIDE}, {}),
+        ({"size": SQUARE, "do_center_crop": False}, {}),
+        ({"image_mean": 0.25, "image_std": [1, 2, 3]}, {"mean": (0.25,) * 3, "std": (1, 2, 3)}),
+        ({"do_normalize": False}, {"mean": (0.0,) * 3, "std": (1.0,) * 3}),
+        ({"do_rescale": False}, {"scale": 1.0}),
+        ({"resample": 1}, {"resample": "lanczos"}),
+    ],
+)
+def test_absent_settings_are_those_of_a_vit(
+    values: dict[str, object], changes: dict[str, object], tmp_path: Path
+) -> None:
+    (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
+    source = image_source(IMAGES, tmp_path, "vit")
+    assert {name: getattr(source, name) for name in VIT} == VIT | changes
+
+
 @pytest.mark.parametrize("kind", ["ImageProcessor", "ImageProcessorFast", "FeatureExtractor"])
 def test_older_and_newer_names_of_a_class_are_read(kind: str, tmp_path: Path) -> None:
     key = "feature_extractor_type" if kind == "FeatureExtractor" else "image_processor_type"
-    values = {key: f"CLIP{kind}", "size": 8, "crop_size": 8}
+    values = {key: f"CLIP{kind}", "size": SIDE, "crop_size": SIDE}
     (tmp_path / PREPROCESSOR).write_text(json.dumps(values))
-    patches = PatchInput(image_size=(8, 8), patch_size=(4, 4), channels=3, class_token=True)
-    direct = image_source(patches, tmp_path, "vit")
-    assert (direct.steps.resize, direct.steps.crop) == (8, (8, 8))
+    direct = image_source(IMAGES, tmp_path, "vit")
+    assert (direct.steps.resize, direct.steps.crop) == (SIDE, (SIDE, SIDE))
     (tmp_path / PREPROCESSOR).unlink()
     (tmp_path / PROCESSOR).write_text(json.dumps({"image_processor": values}))
-    assert image_source(patches, tmp_path, "vit") == direct
+    assert image_source(IMAGES, tmp_path, "vit") == direct
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    ["clip", "deit", "dinov2", "dinov3_vit", "idefics3", "internvl", "siglip", "smolvlm"],
+)
+def test_a_file_that_names_no_processor_has_the_one_that_transformers_chooses(
+    model_type: str,
+) -> None:
+    auto: Any = importlib.import_module("transformers.models.auto.image_processing_auto")
+    named = auto.IMAGE_PROCESSOR_MAPPING_NAMES[model_type]
+    ours = f"{PROCESSOR_OF[model_type]}ImageProcessor"
+    assert named.get("pil", named["torchvision"]) in (ours, f"{ours}Pil")
