@@ -12,19 +12,21 @@ import torch
 from onnx import ModelProto, NodeProto, TensorProto, ValueInfoProto
 from tests.export.conftest import Exported
 from tests.export.tiny_models import CASES, llama
+from tests.modeling import kinds
 
 from ortolan.export.passes import tidy
+from ortolan.export.source.family import trace_graph
 from ortolan.export.trace.decoder import trace_decoder
+from ortolan.modeling import ConfigError
+from ortolan.modeling.config import RelativeBiasPositions
+from ortolan.modeling.models.stack import Stack
 from ortolan.runtime import Bundle
+from ortolan.runtime.bundle.manifest import Graph
 
 Export = Callable[[str], Exported]
 
 INT32, INT64 = TensorProto.INT32, TensorProto.INT64
 FLOAT, FLOAT16 = TensorProto.FLOAT, TensorProto.FLOAT16
-
-
-def graph_files(bundle: Bundle) -> list[Path]:
-    return [bundle.file(graph.file) for graph in bundle.manifest.graphs.values()]
 
 
 def load_graph(bundle: Bundle, role: str) -> ModelProto:
@@ -99,51 +101,43 @@ def test_attention_without_rotary_positions_takes_no_tables(exported: Export) ->
     assert [name for name in node.input[7:] if name] == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", CASES)
-def test_the_runtime_can_read_the_versions(name: str, exported: Export) -> None:
-    for path in graph_files(exported(name).bundle):
-        graph = onnx.load(str(path), load_external_data=False)
-        assert graph.ir_version <= 13
-        assert {entry.domain: entry.version for entry in graph.opset_import} == {
-            "": 24,
-            "com.microsoft": 1,
-        }
-        onnx.checker.check_model(str(path))
+REVEALING = (
+    *(str(Path.cwd()), "site-packages", ".py", "/tmp", socket.gethostname()),
+    *(f"/{getpass.getuser()}/", "torch.nn", "stack_trace"),
+)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_only_portable_graphs_carry_functions(name: str, exported: Export) -> None:
+def test_graphs_have_known_versions_no_weights_and_no_trace_of_the_machine(
+    name: str, exported: Export
+) -> None:
     bundle = exported(name).bundle
     for role in bundle.manifest.graphs:
-        functions = load_graph(bundle, role).functions
-        assert bool(functions) is (bundle.manifest.attention == "portable")
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_graph_is_small_and_every_weight_is_outside(name: str, exported: Export) -> None:
-    bundle = exported(name).bundle
-    for role in bundle.manifest.graphs:
-        graph = load_graph(bundle, role).graph
+        model = load_graph(bundle, role)
+        assert model.ir_version <= 13
+        versions = {entry.domain: entry.version for entry in model.opset_import}
+        assert versions == {"": 24, "com.microsoft": 1}
+        assert bool(model.functions) is (bundle.manifest.attention == "portable")
+        graph = model.graph
         assert graph.initializer
         for tensor in graph.initializer:
             assert tensor.data_location == TensorProto.EXTERNAL
             assert not tensor.raw_data
         constants = [a.t for node in graph.node for a in node.attribute if a.name == "value"]
         assert sum(len(tensor.raw_data) for tensor in constants) < 200
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_graph_has_no_trace_of_the_machine_that_exported_it(name: str, exported: Export) -> None:
-    revealing = [str(Path.cwd()), "site-packages", ".py", "/tmp", socket.gethostname()]
-    revealing += [f"/{getpass.getuser()}/", "torch.nn", "stack_trace"]
-    for path in graph_files(exported(name).bundle):
-        data = path.read_bytes()
-        assert [text for text in revealing if text.encode() in data] == []
-        graph = onnx.load(str(path), load_external_data=False)
-        parts = [graph, graph.graph, *graph.graph.node, *graph.graph.value_info]
-        parts += [*graph.graph.input, *graph.graph.output, *graph.graph.initializer]
+        data = bundle.read(bundle.manifest.graphs[role].file)
+        assert [text for text in REVEALING if text.encode() in data] == []
+        parts = [model, graph, *graph.node, *graph.value_info]
+        parts += [*graph.input, *graph.output, *graph.initializer]
         assert [part for part in parts if part.metadata_props or part.doc_string] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
+def test_graphs_are_valid(name: str, exported: Export) -> None:
+    bundle = exported(name).bundle
+    for graph in bundle.manifest.graphs.values():
+        onnx.checker.check_model(str(bundle.file(graph.file)))
 
 
 def per_layer(model: ir.Model, layers: int) -> list[Counter[tuple[str, str]]]:
@@ -172,6 +166,21 @@ def test_every_layer_of_a_deeper_model_has_the_same_nodes(exported: Export) -> N
         assert layer["com.microsoft", "GroupQueryAttention"] == 1
         assert layer["com.microsoft", "FusedMatMul"] == 5
     assert deep[1]["com.microsoft", "SkipSimplifiedLayerNormalization"] == 2
+
+
+def test_a_model_that_cannot_be_traced_names_the_module_and_the_line(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    relative = Stack.relative
+
+    def reading(stack: Stack, positions: torch.Tensor, keys: int) -> object:
+        return relative(stack, positions, range(keys)[int(positions.sum())])
+
+    monkeypatch.setattr(Stack, "relative", reading)
+    config = kinds.seq2seq_config(RelativeBiasPositions(buckets=8, max_distance=16))
+    message = r"cannot trace this model: [^\n\x1b]*, in step_states\)[^\n\x1b]* --via transformers"
+    with pytest.raises(ConfigError, match=message):
+        trace_graph(config, "decoder", Graph(file="decoder.onnx"), dtype=torch.float32)
 
 
 def test_trace_leaves_torch_and_its_loggers_as_they_were(
