@@ -1,5 +1,6 @@
 """Pictures of attention maps: panels, labels, and maps over an image."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -122,7 +123,7 @@ def test_characters_that_the_font_lacks_are_reported_in_one_line(
     assert len(capsys.readouterr().err.splitlines()) == 1
 
 
-REFUSED = {
+REFUSED: dict[str, Callable[[Path], object]] = {
     "no such layer": lambda _: chosen(maps("encoder.0.self"), layers=[1]),
     "no such head": lambda _: chosen(maps("encoder.0.self"), heads=[4]),
     "no such kind": lambda _: chosen(maps("encoder.0.self"), kind="cross"),

@@ -135,7 +135,7 @@ OTHERS = {
 }
 """Tests of options that change no call, and of commands that are not in `LINES`."""
 
-DEFAULTS = (None, False, (), {}, [])
+DEFAULTS: tuple[object, ...] = (None, False, (), {}, [])
 """Values that the snapshots leave out."""
 
 UNCHECKED = ("self", "bundle", "bundles", "path", "model", "maps", "progress", "warn", "cancel")

@@ -52,7 +52,7 @@ def programs(tmp_path_factory: pytest.TempPathFactory) -> Files:
     def installed(extra: str) -> Path:
         folder = tmp_path_factory.mktemp(extra)
         subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-        pip = [folder / "bin" / "pip", "install", "--quiet", "-c", "constraints.txt", f".[{extra}]"]
+        pip = [f"{folder}/bin/pip", "install", "--quiet", "-c", "constraints.txt", f".[{extra}]"]
         subprocess.run(pip, cwd=REPOSITORY, check=True)
         return folder / "bin"
 
