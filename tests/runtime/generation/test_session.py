@@ -193,7 +193,7 @@ def test_a_second_thread_is_rejected(model: Decoder, monkeypatch: pytest.MonkeyP
 
 
 def states_in_memory() -> int:
-    return sum(isinstance(item, Slots) for item in gc.get_objects())
+    return sum(type(item) is Slots for item in gc.get_objects())
 
 
 @pytest.mark.parametrize("ending", ["close", "drop"])

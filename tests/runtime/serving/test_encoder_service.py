@@ -1,31 +1,21 @@
 """Services of encoders."""
 
-import asyncio
-import gc
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import CancelledError, ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_encoder import WIDTH
 
 from ortolan.runtime import Encoder, EncoderService, load
 from ortolan.runtime.encoding.rows import Rows
-from ortolan.runtime.errors import (
-    BundleKindError,
-    ContextLengthError,
-    ForkedError,
-    InputError,
-    NumericError,
-    QueueFullError,
-    ServiceClosedError,
-    ServiceError,
-)
+from ortolan.runtime.errors import InputError, NumericError, ServiceError
 
 TEXTS = ["a b c", "d", "e f g h i j k l a b c d", "a", "b c d e f"]
 POISON = 9
@@ -76,52 +66,21 @@ def gate(monkeypatch: pytest.MonkeyPatch) -> Gate:
 # --- results ----------------------------------------------------------------------------------
 
 
-def test_results_equal_those_of_the_encoder(service: EncoderService, embedder: Encoder) -> None:
-    ticket = service.embed(TEXTS)
-    vectors = ticket.result(60)
-    assert vectors.shape == (5, WIDTH)
-    np.testing.assert_allclose(vectors, embedder.embed(TEXTS), rtol=1e-5, atol=1e-6)
-    assert ticket.tokens == 22 + 2 * 5
-    assert ticket.done
-    assert service.embed([]).result().shape == (0, WIDTH)
-    assert service.embed("a").result().shape == (1, WIDTH)
-
-
 @pytest.mark.parametrize(
     ("kind", "method"), [("labels", "classify"), ("states", "states"), ("logits", "logits")]
 )
 def test_every_method_of_an_encoder_is_served(tmp_path: Path, kind: Any, method: str) -> None:
     encoder = load(tiny_encoder.write_bundle(tmp_path / "b", kind=kind).path, Encoder, threads=1)
     with encoder.serve() as service:
-        got = getattr(service, method)(TEXTS).result()
+        assert getattr(service, method)([]).result() == []
+        ticket = getattr(service, method)(TEXTS)
+        got = ticket.result()
+        assert ticket.tokens == 22 + 2 * 5
     for one, other in zip(got, getattr(encoder, method)(TEXTS), strict=True):
         if kind == "labels":
             assert one.scores == pytest.approx(other.scores, abs=1e-6)
         else:
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
-
-
-def test_threads_and_tasks_share_a_service(embedder: Encoder) -> None:
-    expected = {text: embedder.embed(text)[0] for text in TEXTS}
-
-    def check(text: str, vector: Any) -> None:
-        np.testing.assert_allclose(vector, expected[text], rtol=1e-5, atol=1e-6)
-
-    async def ask(service: EncoderService, number: int) -> None:
-        text = TEXTS[number % 5]
-        check(text, (await service.embed(text))[0])
-
-    async def main(service: EncoderService) -> None:
-        await asyncio.gather(*(ask(service, number) for number in range(40)))
-
-    with embedder.serve(queue=200) as service, ThreadPoolExecutor(8) as pool:
-        threads = pool.map(lambda text: service.embed(text).result(60)[0], TEXTS * 8)
-        asyncio.run(main(service))
-        for text, vector in zip(TEXTS * 8, threads, strict=True):
-            check(text, vector)
-        stats = service.stats()
-    assert (stats.finished, stats.inputs) == (80, 80)
-    assert stats.tokens == 16 * (22 + 2 * 5)
 
 
 def test_inputs_of_several_requests_are_computed_together(
@@ -171,37 +130,6 @@ def test_a_higher_priority_goes_first(service: EncoderService, gate: Gate) -> No
 # --- the end of a request ---------------------------------------------------------------------
 
 
-def test_a_full_queue_rejects_at_once(embedder: Encoder, gate: Gate) -> None:
-    with embedder.serve(queue=2) as service:
-        tickets = [service.embed("a") for _ in range(2)]
-        with pytest.raises(QueueFullError, match="queue of 2") as caught:
-            service.embed("a")
-        assert caught.value.retry_after_s > 0
-        gate.open()
-        assert [len(ticket.result(60)) for ticket in tickets] == [1, 1]
-        assert service.stats().refused == {"queue-full": 1}
-
-
-def test_a_cancelled_request_raises_and_affects_no_other(
-    service: EncoderService, gate: Gate
-) -> None:
-    first, second = service.embed(TEXTS), service.embed(TEXTS * 50)
-    with service.embed(TEXTS) as third:
-        pass
-    second.cancel()
-    with pytest.raises(TimeoutError, match=r"result was not ready within 0\.01 s"):
-        first.result(0.01)
-    gate.open()
-    assert len(first.result(60)) == 5
-    for ticket in (second, third):
-        with pytest.raises(CancelledError):
-            ticket.result(60)
-    first.cancel()
-    assert len(first.result()) == 5
-    assert service.stats().waiting == service.stats().running == 0
-    assert sum(map(len, gate.batches)) < 100
-
-
 def test_an_input_that_fails_fails_its_request_alone(classifier: Encoder, gate: Gate) -> None:
     with classifier.serve() as service:
         sick, healthy = service.classify([[4], [POISON]]), service.classify([[4], [5]])
@@ -224,58 +152,6 @@ def test_an_invalid_image_fails_its_request_alone(tmp_path: Path) -> None:
             service.classify(image, truncate=True)
 
 
-def test_mistakes_are_reported_on_submission(service: EncoderService) -> None:
-    wrong: Any = None
-    for call, error in (
-        (lambda: service.embed(" ".join("a" * 99)), ContextLengthError),
-        (lambda: service.embed(["a", ""]), InputError),
-        (lambda: service.embed(["a"] * 2049), InputError),
-        (lambda: service.embed("a", priority="high"), InputError),  # type: ignore[arg-type]
-        (lambda: service.embed("a", prompt="query"), InputError),
-        (lambda: service.embed(wrong), InputError),
-        (lambda: service.classify("a"), BundleKindError),
-    ):
-        with pytest.raises(error):
-            call()
-    assert sum(service.stats().refused.values()) == 7
-
-
-@pytest.mark.parametrize("options", [{"queue": 0}, {"queue": True}, {"slots": 2}])
-def test_an_invalid_option_is_rejected(embedder: Encoder, options: Any) -> None:
-    with pytest.raises(InputError, match=next(iter(options))):
-        embedder.serve(**options)
-
-
-# --- the end of a service ---------------------------------------------------------------------
-
-
-def test_closing_finishes_accepted_requests(embedder: Encoder) -> None:
-    with embedder.serve() as service:
-        tickets = [service.embed(TEXTS) for _ in range(9)]
-    assert all(ticket.done and len(ticket.result()) == 5 for ticket in tickets)
-    with pytest.raises(ServiceClosedError):
-        service.embed("a")
-
-
-def test_closing_by_a_deadline_cancels(embedder: Encoder, gate: Gate) -> None:
-    service = embedder.serve()
-    tickets = [service.embed(TEXTS * 100) for _ in range(3)]
-    threading.Timer(0.1, gate.open).start()
-    service.close(0.01)
-    with pytest.raises(CancelledError):
-        tickets[-1].result(60)
-
-
-def test_dropped_services_finish_their_requests_and_end(embedder: Encoder) -> None:
-    tickets = [embedder.serve().embed(TEXTS) for _ in range(4)]
-    assert [len(ticket.result(60)) for ticket in tickets] == [5] * 4
-    until = time.monotonic() + 60
-    while any(thread.name == "ortolan-service" for thread in threading.enumerate()):
-        gc.collect()
-        assert time.monotonic() < until
-        time.sleep(0.01)
-
-
 def test_an_error_of_the_service_reaches_every_request(
     embedder: Encoder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -293,13 +169,19 @@ def test_an_error_of_the_service_reaches_every_request(
     service.close()
 
 
-def test_a_forked_process_is_rejected(
-    embedder: Encoder, service: EncoderService, monkeypatch: pytest.MonkeyPatch
+WRONG: dict[str, Callable[[EncoderService], object]] = {
+    "too long": lambda service: service.embed(" ".join("a" * 99)),
+    "empty": lambda service: service.embed(["a", ""]),
+    "too many": lambda service: service.embed(["a"] * 2049),
+    "prompt": lambda service: service.embed("a", prompt="query"),
+    "not a text": lambda service: service.embed(cast(Any, None)),
+    "other output": lambda service: service.classify("a"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_input_is_refused_on_submission(
+    service: EncoderService, name: str, snapshot: SnapshotAssertion
 ) -> None:
-    ticket = service.embed("a")
-    ticket.result(60)
-    monkeypatch.setattr(embedder._engine, "is_stranded", True)
-    for call in (lambda: service.embed("a"), ticket.result, service.stats, embedder.serve):
-        with pytest.raises(ForkedError):
-            call()
-    monkeypatch.undo()
+    assert refusal(lambda: WRONG[name](service)) == snapshot
+    assert sum(service.stats().refused.values()) == 1

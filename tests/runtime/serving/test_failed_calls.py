@@ -2,17 +2,14 @@
 
 import threading
 from itertools import count
-from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from tests.runtime import tiny_encoder
 from tests.runtime.chat.tiny_chat import packed_chat_models
 from tests.runtime.serving.faults import failing
 from tests.runtime.serving.served import KINDS, Spec, alone_in, settle
 
-from ortolan.runtime import Decoder, Encoder, PromptLookup, Sampling, load
+from ortolan.runtime import Decoder, PromptLookup, Sampling
 from ortolan.runtime.engine.prefix_cache import PrefixCache
 from ortolan.runtime.engine.runner import GRID, Runner
 from ortolan.runtime.engine.slots import Slots, Snapshot
@@ -151,43 +148,6 @@ def test_a_request_that_always_fails_ends_alone(
         settle(service)
         stats = service.stats()
         assert (stats.failed, stats.refused) == ({"compute": 1, "service": 1}, {})
-
-
-def test_a_service_whose_model_fails_says_so_and_answers_again(model: Decoder) -> None:
-    with model.serve(slots=2) as service:
-        with failing(lambda call: True):
-            tickets = [service.submit("abc", max_new_tokens=3) for _ in range(5)]
-            for ticket in tickets:
-                with pytest.raises(ComputeError, match="failed to run the model"):
-                    ticket.completion(60)
-            assert service.is_failing
-        assert service.submit("abc", max_new_tokens=3, ignore_eos=True).completion(60).tokens
-        settle(service)
-        assert not service.is_failing
-        assert service.stats().failed == {"compute": 5}
-
-
-def test_inputs_of_an_encoder_survive_calls_that_fail(tmp_path: Path) -> None:
-    bundle = tiny_encoder.write_bundle(tmp_path / "bundle", kind="embedding")
-    model = load(bundle.path, Encoder, threads=1)
-    texts = ["a b c", "d", "e f g h i j k l a b c d", "a", "b c d e f"]
-    expected = model.embed(texts)
-    with model.serve() as service:
-        with failing(lambda call: call in (0, 2)):
-            tickets = [service.embed(texts), service.embed(texts[1])]
-            vectors, vector = (ticket.result(60) for ticket in tickets)
-        with failing(lambda call: True):
-            tickets = [service.embed(texts), service.embed(texts[1])]
-            for ticket in tickets:
-                with pytest.raises(ComputeError):
-                    ticket.result(60)
-            assert service.is_failing
-        assert service.embed(texts).result(60).shape == expected.shape
-        stats = service.stats()
-    np.testing.assert_allclose(vectors, expected, atol=1e-6)
-    np.testing.assert_allclose(vector, expected[1:2], atol=1e-6)
-    assert stats.failed == {"compute": 2}
-    assert not service.is_failing
 
 
 def test_a_wait_that_fails_is_no_refusal(model: Decoder) -> None:

@@ -10,7 +10,7 @@ from tests.runtime.chat.tiny_chat import chat_model
 from tests.runtime.serving.holding import held
 
 from ortolan.runtime import Decoder, Grammar
-from ortolan.runtime.errors import NumericError, TokenizerError
+from ortolan.runtime.errors import NumericError
 from ortolan.runtime.generation.completion import Completion
 from ortolan.runtime.serving.service import Service
 from ortolan.runtime.serving.ticket import TextPiece
@@ -92,11 +92,6 @@ def test_an_error_comes_after_the_pieces(poisoned: Decoder) -> None:
         ticket = service.submit("ab-c", max_new_tokens=9)
         with pytest.raises(NumericError):
             list(ticket.pieces())
-
-
-def test_without_a_tokenizer_there_are_no_pieces(bare: Decoder) -> None:
-    with bare.serve(slots=2) as service, pytest.raises(TokenizerError, match="no tokenizer"):
-        service.submit([1], max_new_tokens=1).pieces()
 
 
 # --- chats ------------------------------------------------------------------------------------
