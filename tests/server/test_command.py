@@ -17,9 +17,12 @@ from typing import Any
 
 import httpx2
 import pytest
+from syrupy.assertion import SnapshotAssertion
 from tests.cli.conftest import REPOSITORY, error_line, run_here
+from tests.runtime.tiny_adapters import random_factors, write_adapter
 
 from ortolan.cli import serve
+from ortolan.runtime import open_bundle
 from ortolan.server import Settings
 from ortolan.server import run as run_module
 
@@ -118,47 +121,59 @@ def test_a_stop_finishes_what_ends_in_time(bundles: dict[str, Path], stream: boo
 @pytest.mark.slow
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_stop_ends_the_rest_with_an_error(bundles: dict[str, Path], stream: bool) -> None:
-    options = ("--shutdown-timeout", "1", "--slots", "1", "--queue", "200")
+    options = ("--shutdown-timeout", "0.3", "--slots", "1", "--queue", "200")
     with started(bundles["fp32"], *options) as server:
         status, text = stopped_while_running(server, {**ENDLESS, "stream": stream, "n": 200})
     last = [line for line in text.splitlines() if line][-1].removeprefix("data: ")
     assert status == (200 if stream else 503)
     assert json.loads(last)["error"]["code"] == "stopping"
-    assert "ended=stopped" in "".join(server.lines)
-    assert "Traceback" not in "".join(server.lines)
+    log = "".join(server.lines)
+    assert "ended=stopped" in log
+    assert "Traceback" not in log
 
 
-def test_a_taken_port_is_an_error_of_one_line(bundles: dict[str, Path]) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as other:
-        port = other.getsockname()[1]
-        line = error_line("serve", bundles["fp32"], "--port", str(port))
-    assert f"port {port}" in line
-    assert "--port" in line
+MISTAKES = [
+    ["no/such/bundle"],
+    ["BUNDLE", "BUNDLE"],
+    ["BUNDLE", "--port", "70000"],
+    ["BUNDLE", "--port", "TAKEN"],
+    ["BUNDLE", "--host", "192.0.2.1", "--insecure", "--port", "0"],
+    ["BUNDLE", "--slots", "0", "--port", "0"],
+    ["BUNDLE", "--allow-origin", "*"],
+    ["BUNDLE", "--allow-origin", "https://a.example/path"],
+    ["BUNDLE", "--root-path", "llm"],
+    ["BUNDLE", "--request-timeout", "0"],
+    ["BUNDLE", "--key-file", "EMPTY"],
+    ["BUNDLE", "--key-file", "BINARY"],
+    ["OTHER", "--adapter=a=ADAPTER"],
+    ["BUNDLE", "--adapter=a=NOTHING"],
+    ["a=BUNDLE", "--adapter=a=ADAPTER"],
+]
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["no/such/bundle"], "no/such/bundle"),
-        (["BUNDLE", "BUNDLE"], "Two models are called"),
-        (["BUNDLE", "--port", "70000"], "--port"),
-        (["BUNDLE", "--host", "192.0.2.1", "--insecure", "--port", "0"], "192.0.2.1"),
-        (["BUNDLE", "--slots", "0", "--port", "0"], "slots"),
-        (["BUNDLE", "--allow-origin", "*"], "https://example.org"),
-        (["BUNDLE", "--allow-origin", "https://a.example/path"], "https://example.org"),
-        (["BUNDLE", "--root-path", "llm"], "must start with /"),
-        (["BUNDLE", "--request-timeout", "0"], "--request-timeout"),
-        (["BUNDLE", "--key-file", "EMPTY"], "holds no key"),
-        (["BUNDLE", "--key-file", "BINARY"], "UTF-8"),
-    ],
-)
+@pytest.mark.parametrize("arguments", MISTAKES, ids=" ".join)
 def test_mistakes_are_errors_of_one_line(
-    bundles: dict[str, Path], tmp_path: Path, arguments: list[str], expected: str
+    bundles: dict[str, Path], tmp_path: Path, arguments: list[str], snapshot: SnapshotAssertion
 ) -> None:
-    files = {"BUNDLE": bundles["fp32"], "EMPTY": tmp_path / "e", "BINARY": tmp_path / "b"}
-    files["EMPTY"].write_text("\n \n")
-    files["BINARY"].write_bytes(b"\xff\xfe")
-    assert expected in error_line("serve", *(files.get(word, word) for word in arguments))
+    bundle = open_bundle(bundles["fp32"])
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        words = {
+            "BUNDLE": str(bundle.path),
+            "OTHER": str(bundles["int4"]),
+            "ADAPTER": str(write_adapter(tmp_path / "adapter", bundle, random_factors(bundle))),
+            "NOTHING": str(tmp_path / "nothing"),
+            "EMPTY": str(tmp_path / "empty"),
+            "BINARY": str(tmp_path / "binary"),
+            "TAKEN": str(other.getsockname()[1]),
+        }
+        (tmp_path / "empty").write_text("\n \n")
+        (tmp_path / "binary").write_bytes(b"\xff\xfe")
+        pattern = "|".join(words)
+        given = [re.sub(pattern, lambda found: words[found[0]], word) for word in arguments]
+        line = error_line("serve", *given)
+    for name, value in words.items():
+        line = line.replace(value, name)
+    assert line == snapshot
 
 
 @pytest.mark.parametrize("host", ["0.0.0.0", "::", "192.168.1.5", "my-machine"])
