@@ -3,7 +3,6 @@
 import http.client
 import logging
 import socket
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -12,7 +11,6 @@ import httpx2
 import pytest
 from tests.server.live import LiveServer, serving_fp32, wait_until
 
-from ortolan.server import connections
 from ortolan.server.security import LOCAL_HOSTS
 
 KEY = "sk-ünique"  # not ASCII on purpose
@@ -39,30 +37,37 @@ def caller(guarded: LiveServer) -> Iterator[httpx2.Client]:
         yield client
 
 
-@pytest.mark.parametrize("path", ["/health", "/ready", "/openapi.json", "/", "/index.html"])
+OPEN = ("/health", "/ready", "/openapi.json", "/", "/index.html")
+GUARDED = ("/v1/models", "/v1/models/fp32", "/metrics", "/v1/nothing")
+WRONG = (None, "Bearer wrong", "Bearer", "Basic sk-other", "sk-other")
+
+
+@pytest.mark.parametrize("path", OPEN)
 def test_open_paths_need_no_key(guarded: LiveServer, path: str) -> None:
     assert guarded.call("GET", path).status_code == 200
 
 
-@pytest.mark.parametrize("path", ["/v1/models", "/v1/models/fp32", "/metrics", "/v1/nothing"])
-@pytest.mark.parametrize("key", [None, "Bearer wrong", "Bearer", "Basic sk-other", "sk-other"])
-def test_other_paths_do(guarded: LiveServer, path: str, key: str | None) -> None:
-    headers = {} if key is None else {"authorization": key}
-    response = guarded.call("GET", path, headers=headers)
-    assert response.status_code == 401
-    assert response.json()["error"]["type"] == "authentication_error"
+@pytest.mark.parametrize("path", GUARDED)
+def test_other_paths_do(guarded: LiveServer, path: str) -> None:
+    with guarded.client() as client:
+        for key in WRONG:
+            headers = {} if key is None else {"authorization": key}
+            response = client.get(path, headers=headers)
+            assert response.status_code == 401, key
+            assert response.json()["error"]["type"] == "authentication_error"
 
 
 @pytest.mark.parametrize(
-    "headers",
+    ("name", "value"),
     [
-        {b"authorization": b"Bearer sk-other"},
-        {b"authorization": b"bearer sk-other"},
-        {b"x-api-key": b"sk-other"},
-        {b"authorization": f"Bearer {KEY}".encode()},
+        ("authorization", b"Bearer sk-other"),
+        ("authorization", b"bearer sk-other"),
+        ("x-api-key", b"sk-other"),
+        ("authorization", f"Bearer {KEY}".encode()),
     ],
 )
-def test_a_key_in_either_header(guarded: LiveServer, headers: dict[bytes, bytes]) -> None:
+def test_a_key_in_either_header(guarded: LiveServer, name: str, value: bytes) -> None:
+    headers = {name.encode(): value}
     assert guarded.call("GET", "/v1/models", headers=headers).status_code == 200
 
 
@@ -154,24 +159,6 @@ def test_slow_bodies_end(guarded: LiveServer) -> None:
         assert connection.recv(100).startswith(b"HTTP/1.1 408")
 
 
-def test_slow_headers_end(guarded: LiveServer, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "HEADER_TIMEOUT_S", 0.3)
-    with socket.create_connection(("127.0.0.1", guarded.port)) as connection:
-        connection.settimeout(0.1)
-        start = time.monotonic()
-        connection.sendall(b"GET /health HTTP/1.1\r\n")
-        while time.monotonic() < start + 60:
-            try:
-                connection.sendall(b"X-Slow: 1\r\n")
-                if connection.recv(1) == b"":
-                    break
-            except TimeoutError:
-                continue
-            except OSError:
-                break
-        assert time.monotonic() < start + 60
-
-
 def test_the_log_has_one_line_per_request(
     guarded: LiveServer, caller: httpx2.Client, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -189,26 +176,19 @@ def test_the_log_has_one_line_per_request(
 
 
 def test_responses_forbid_sniffing_and_frames(caller: httpx2.Client) -> None:
-    for path in ("/", "/v1/models", "/nothing"):
+    for path in ("/", "/v1/models", "/nothing", "/v1/models/a%0d%0aset-cookie:%20x=1"):
         headers = caller.get(path).headers
         assert headers["x-content-type-options"] == "nosniff"
         assert headers["x-frame-options"] == "DENY"
-        assert "server" not in headers
+        assert not {"server", "set-cookie"} & set(headers)
 
 
-def test_header_injection(caller: httpx2.Client) -> None:
-    response = caller.get("/v1/models/a%0d%0aset-cookie:%20x=1")
-    assert response.status_code == 404
-    assert "set-cookie" not in response.headers
-
-
-@pytest.mark.parametrize("scheme", ["http", "file", "data"])
-def test_no_url_of_a_message_is_read(caller: httpx2.Client, scheme: str) -> None:
+def test_no_url_of_a_message_is_read(caller: httpx2.Client) -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        listener.settimeout(0.2)
-        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/etc/passwd"
-        parts = [{"type": "text", "text": "Hi."}, {"type": "image_url", "image_url": {"url": url}}]
-        body = {"messages": [{"role": "user", "content": parts}], "max_tokens": 1}
+        listener.settimeout(0.1)
+        url = f"http://127.0.0.1:{listener.getsockname()[1]}/a.png"
+        part = {"type": "image_url", "image_url": {"url": url}}
+        body = {"messages": [{"role": "user", "content": [part]}], "max_tokens": 1}
         assert caller.post("/v1/chat/completions", json=body).status_code == 400
         with pytest.raises(TimeoutError):
             listener.accept()
