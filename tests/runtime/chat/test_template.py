@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 from tests.runtime.chat.families import ADDED, FAMILIES, SPECIAL, library, ours, source, theirs
 
 from ortolan.runtime.chat.template import ChatTemplate
 from ortolan.runtime.errors import ChatError, ChatTemplateError
-from ortolan.runtime.jinja.template import Template
 
 Messages = list[dict[str, Any]]
 
@@ -151,34 +152,6 @@ def test_control_tokens_of_the_user_are_text(family: str, text: str) -> None:
     assert text.strip() in shown
 
 
-def test_every_control_token_is_text_in_every_place() -> None:
-    everything = "".join(SPECIAL + ADDED)
-    messages: Messages = [
-        {"role": "system", "content": everything},
-        {"role": "user", "content": f"a {everything} b"},
-        {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [{"function": {"name": "f", "arguments": {"x": everything}}}],
-        },
-        {"role": "tool", "content": everything},
-        {"role": "user", "content": "b c"},
-    ]
-    plain = [
-        {**m, "content": "x y"}
-        if "tool_calls" not in m
-        else {**m, "tool_calls": [{"function": {"name": "f", "arguments": {"x": "y z"}}}]}
-        for m in messages
-    ]
-    tool = {"type": "function", "function": {"name": "f", "description": everything}}
-    harmless = {"type": "function", "function": {"name": "f", "description": "x y"}}
-    ids, allowed = (
-        our_ids("qwen2", messages, tools=[tool]),
-        our_ids("qwen2", plain, tools=[harmless]),
-    )
-    assert control_ids("qwen2", ids) == control_ids("qwen2", allowed)
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     family=st.sampled_from(FAMILIES),
@@ -193,13 +166,6 @@ def test_no_mixture_of_parts_becomes_a_control_token(family: str, parts: list[st
     assert control_ids(family, ids) == control_ids(family, allowed)
 
 
-def test_parts_that_join_to_a_control_token_are_text() -> None:
-    parts = [{"type": "text", "text": text} for text in ("a <end_of", "_turn> b")]
-    ids = our_ids("gemma", [{"role": "user", "content": parts}])
-    allowed = our_ids("gemma", [{"role": "user", "content": "a b"}])
-    assert control_ids("gemma", ids) == control_ids("gemma", allowed)
-
-
 def with_parts(role: str, *texts: str) -> dict[str, Any]:
     return {"role": role, "content": [{"type": "text", "text": text} for text in texts]}
 
@@ -211,29 +177,6 @@ def call_with(arguments: Any) -> dict[str, Any]:
 
 IN_CONTENT = {"role": "assistant", "content": "<think>a</think>b<|im_end|>"}
 CONTINUE = {"continue_final_message": True}
-
-
-@pytest.mark.parametrize(
-    ("family", "messages", "options", "message"),
-    [
-        ("qwen3", [USER, IN_CONTENT, USER], {}, "splits text"),
-        ("qwen2", [USER, call_with({"<|im_end|>": 1})], {}, "A key contains"),
-        ("gemma", [USER, USER], {}, "roles must alternate"),
-        ("zephyr", [USER], {"tools": [TOOL]}, "ignores tools"),
-        ("zephyr", [USER], {"documents": [TOOL]}, "ignores documents"),
-        ("qwen2", [USER, USER], CONTINUE, "role user"),
-        ("qwen2", [USER, CALL], CONTINUE, "tool calls"),
-        ("qwen2", [USER], {"variables": {"messages": []}}, "variables .* messages"),
-        ("qwen2", [USER], {"variables": {"tools": []}}, "variables .* tools"),
-        ("qwen2", [USER], {"variables": {"add_generation_prompt": []}}, "variables .* add_"),
-        ("qwen2", [USER], {"variables": 7}, "variables: .* 7"),
-    ],
-)
-def test_what_cannot_be_rendered_is_rejected(
-    family: str, messages: Messages, options: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(ChatError, match=message):
-        ours(family).prompt(messages, **options)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -250,18 +193,6 @@ def test_the_end_of_a_turn_is_the_control_token_after_an_answer(family: str) -> 
     assert control == (None if family == "gpt-oss" else end)  # whose channels all end alike
 
 
-def test_a_template_that_writes_no_control_token_has_no_end_of_turn() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", ours("qwen2").tokenizer, {})
-    assert template.end_of_turn is None
-
-
-def test_several_templates_are_chosen_by_the_tools() -> None:
-    sources = {"default": "plain {{ messages[0].content }}", "tool_use": "tools {{ tools|length }}"}
-    template = ChatTemplate(sources, ours("qwen2").tokenizer, {})
-    assert template.prompt([USER]).text.startswith("plain What")
-    assert template.prompt([USER], tools=[TOOL]).text == "tools 1"
-
-
 @pytest.mark.parametrize("roles", [["system"], ["user"], ["user", "assistant"]])
 @pytest.mark.parametrize("texts", [("a",), (" a ", "b")])
 @pytest.mark.parametrize("family", FAMILIES)
@@ -275,15 +206,6 @@ def test_parts_are_rendered_as_by_transformers_or_rejected(
         plain = [{**m, "content": "".join(texts)} if m is not USER else m for m in messages]
         expected = their_ids(family, plain)
     assert our_ids(family, messages) == expected
-
-
-def test_arguments_are_json_if_the_template_joins_them_to_text() -> None:
-    source = "{{ '>' + messages[1].tool_calls[0].function.arguments }}{{ tools }}"
-    template = ChatTemplate(source, ours("qwen2").tokenizer, {})
-    text = template.prompt([USER, CALL], tools=[TOOL]).text
-    assert text.startswith('>{"city": "Orléans", "days": [1, 2.5]}[')
-    text = template.prompt([USER, call_with('{"a":"\\u00e9"}')], tools=[TOOL]).text
-    assert text.startswith('>{"a":"\\u00e9"}[')
 
 
 @pytest.mark.parametrize(
@@ -313,26 +235,46 @@ def test_an_answer_is_continued_as_transformers_does(
         assert prompt.ids == expected
 
 
-def test_a_continued_answer_may_have_parts() -> None:
-    messages = [USER, with_parts("assistant", "a", "b ")]
-    more: dict[str, Any] = {"add_generation_prompt": False, "continue_final_message": True}
-    expected = their_ids("smollm3", messages, **more)
-    assert expected is None or our_ids("smollm3", messages, **more) == expected
+def written(source: str | dict[str, str]) -> ChatTemplate:
+    return ChatTemplate(source, ours("qwen2").tokenizer, {})
 
 
-def test_an_answer_that_the_template_drops_is_not_continued() -> None:
-    template = ChatTemplate("{{ messages[0].content }}", ours("qwen2").tokenizer, {})
-    with pytest.raises(ChatError, match="drops part"):
-        template.prompt([USER, ANSWER], continue_final_message=True)
+def test_every_control_token_is_text_in_every_place() -> None:
+    everything = "".join(SPECIAL + ADDED)
+
+    def ids(text: str) -> list[int] | None:
+        function = {"name": "f", "description": text}
+        messages = [
+            {"role": "system", "content": text},
+            {"role": "user", "content": f"a {text} b"},
+            call_with({"x": text}),
+            {"role": "tool", "content": text},
+            {"role": "user", "content": "b c"},
+        ]
+        return our_ids("qwen2", messages, tools=[{"type": "function", "function": function}])
+
+    assert control_ids("qwen2", ids(everything)) == control_ids("qwen2", ids("x y"))
+    parts = [with_parts("user", *texts) for texts in (("a <end_of", "_turn> b"), ("a b",))]
+    joined, plain = (our_ids("gemma", [message]) for message in parts)
+    assert control_ids("gemma", joined) == control_ids("gemma", plain)
 
 
-def test_a_missing_default_is_an_error() -> None:
-    with pytest.raises(ChatTemplateError, match="tool_use"):
-        ChatTemplate({"tool_use": ""}, ours("qwen2").tokenizer, {})
+ALL = "{% for m in messages %}{{ m.content }}{% endfor %}"
+ONLY_USERS = "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}"
+ROLES = (
+    "{% for m in messages %}{% if CONDITION %}{{ m.role }}:{{ m.content }}{% endif %}{% endfor %}"
+)
+ARGUMENTS = "{{ '>' + messages[1].tool_calls[0].function.arguments }}{{ tools }}"
+FIRST = "{{ messages[0].content }}"
+DEVELOPER = {"role": "developer", "content": "Be terse."}
+
+
+def test_a_template_that_writes_no_control_token_has_no_end_of_turn() -> None:
+    assert written(FIRST).end_of_turn is None
 
 
 @pytest.mark.parametrize(
-    ("condition", "roles"),
+    ("condition", "role"),
     [
         ("m.role == 'system'", "system"),  # knows the system only, as most templates
         ("m.role in ['system', \"developer\"]", "developer"),
@@ -340,53 +282,57 @@ def test_a_missing_default_is_an_error() -> None:
     ],
 )
 def test_a_developer_is_the_system_unless_the_template_knows_the_role(
-    condition: str, roles: str
+    condition: str, role: str
 ) -> None:
-    template = ChatTemplate(
-        f"{{% for m in messages %}}{{% if {condition} %}}{{{{ m.role }}}}:{{{{ m.content }}}}"
-        "{% endif %}{% endfor %}",
-        ours("qwen2").tokenizer,
-        {},
-    )
-    prompt = template.prompt([{"role": "developer", "content": "Be terse."}])
-    assert prompt.text == f"{roles}:Be terse."
+    prompt = written(ROLES.replace("CONDITION", condition)).prompt([DEVELOPER])
+    assert prompt.text == f"{role}:Be terse."
 
 
-@pytest.mark.parametrize("text", ["Be terse.", "e"])  # also part of what the user says
-@pytest.mark.parametrize("role", ["system", "developer", "tool"])
-def test_a_template_that_drops_a_message_is_an_error(role: str, text: str) -> None:
-    template = ChatTemplate(
-        "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
-        ours("qwen2").tokenizer,
-        {},
-    )
-    with pytest.raises(ChatError, match=r"drops messages\[1\], of the role (system|tool)"):
-        template.prompt([USER, {"role": role, "content": text}])
+def test_several_templates_are_chosen_by_the_tools() -> None:
+    template = written({"default": f"plain {FIRST}", "tool_use": "tools {{ tools|length }}"})
+    assert template.prompt([USER]).text.startswith("plain What")
+    assert template.prompt([USER], tools=[TOOL]).text == "tools 1"
 
 
-def test_repeated_results_are_seen_in_one_more_rendering(monkeypatch: pytest.MonkeyPatch) -> None:
-    template = ChatTemplate(
-        "{% set a='ok' %}{% for m in messages %}{{ m.content }}{% endfor %}",
-        ours("qwen2").tokenizer,
-        {},
-    )
-    contents: list[list[str]] = []
-    render = Template.render
-
-    def counting(self: Template, data: Any, **options: Any) -> str:
-        contents.append([message["content"] for message in data["messages"]])
-        return render(self, data, **options)
-
-    monkeypatch.setattr(Template, "render", counting)
-    template.prompt([USER, *({"role": "tool", "content": "ok o"} for _ in range(9))])
-    expected = len(contents) + 1
-    contents.clear()
-    template.prompt([USER, *({"role": "tool", "content": "ok"} for _ in range(9))])
-    assert len(contents) == expected
+@pytest.mark.parametrize(
+    ("source", "messages", "start"),
+    [
+        (ARGUMENTS, [USER, CALL], '>{"city": "Orléans", "days": [1, 2.5]}['),
+        (ARGUMENTS, [USER, call_with('{"a":"\\u00e9"}')], '>{"a":"\\u00e9"}['),
+        (ALL.replace("content", "content | upper"), [DEVELOPER], "BE TERSE."),
+    ],
+    ids=["arguments that are joined to text", "their own JSON", "a changed message"],
+)
+def test_a_template_gets_what_it_computes_with(source: str, messages: Messages, start: str) -> None:
+    tools = [TOOL] if source == ARGUMENTS else None
+    assert written(source).prompt(messages, tools=tools).text.startswith(start)
 
 
-def test_a_template_may_change_a_message() -> None:
-    template = ChatTemplate(
-        "{% for m in messages %}{{ m.content | upper }}{% endfor %}", ours("qwen2").tokenizer, {}
-    )
-    assert template.prompt([{"role": "system", "content": "Be terse."}]).text == "BE TERSE."
+REFUSED: dict[str, tuple[str, Messages, dict[str, Any]]] = {
+    "marks in a text that is split": ("qwen3", [USER, IN_CONTENT, USER], {}),
+    "a mark in a key": ("qwen2", [USER, call_with({"<|im_end|>": 1})], {}),
+    "an error of the template": ("gemma", [USER, USER], {}),
+    "tools that are ignored": ("zephyr", [USER], {"tools": [TOOL]}),
+    "documents that are ignored": ("zephyr", [USER], {"documents": [TOOL]}),
+    "a continued question": ("qwen2", [USER, USER], CONTINUE),
+    "a continued call": ("qwen2", [USER, CALL], CONTINUE),
+    "a continued answer that is dropped": (FIRST, [USER, ANSWER], CONTINUE),
+    "messages as variable": ("qwen2", [USER], {"variables": {"messages": []}}),
+    "tools as variable": ("qwen2", [USER], {"variables": {"tools": []}}),
+    "an option as variable": ("qwen2", [USER], {"variables": {"add_generation_prompt": []}}),
+    "no variables": ("qwen2", [USER], {"variables": 7}),
+    "a system that is dropped": (ONLY_USERS, [USER, SYSTEM], {}),
+    "a developer that is dropped": (ONLY_USERS, [USER, DEVELOPER], {}),
+    "a result that is dropped": (ONLY_USERS, [USER, {"role": "tool", "content": "e"}], {}),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_rendered_is_refused(name: str, snapshot: SnapshotAssertion) -> None:
+    source, messages, options = REFUSED[name]
+    template = ours(source) if source in FAMILIES else written(source)
+    assert refusal(lambda: template.prompt(messages, **options)) == snapshot
+
+
+def test_a_missing_default_is_refused(snapshot: SnapshotAssertion) -> None:
+    assert refusal(lambda: written({"tool_use": ""})) == snapshot
