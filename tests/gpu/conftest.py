@@ -19,7 +19,7 @@ def cuda() -> None:
 
 @pytest.fixture
 def place(request: pytest.FixtureRequest) -> Place:
-    """A device and a type, from `tests.gpu.one_node.everywhere`."""
+    """A device and a type, from `tests.gpu.one_node.places`."""
     place: Place = request.param
     if place.device == "cuda":
         request.getfixturevalue("cuda")

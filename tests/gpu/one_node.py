@@ -3,7 +3,7 @@
 Graphs, inputs and results are in float32; the node computes in the type under test.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -48,20 +48,16 @@ TOLERANCE = {
 }
 """Largest difference relative to the largest number, in roundings of one."""
 
-VISIBLE = 2 * max(TOLERANCE.values())
-"""Smallest difference that a mistake has to make, so that a test finds it in every type."""
+DTYPES = tuple(ELEMENTS)
 
 
-def everywhere(operator: str, dtypes: Iterable[str] = tuple(ELEMENTS)) -> pytest.MarkDecorator:
-    """Run a test in each `place` of these types for which the table has a kernel."""
+def places(operator: str, dtypes: Iterable[str] = DTYPES) -> Iterator[tuple[Place, Any]]:
+    """Return each `place` of these types for which the table has a kernel, and its marks."""
     marks = {"cpu": (), "cuda": (pytest.mark.gpu,)}
-    places = [
-        pytest.param(Place(device, dtype), marks=marks[device], id=f"{device}-{dtype}")
-        for device in PROVIDERS
-        for dtype in dtypes
-        if dtype in getattr(KERNELS[operator], device)
-    ]
-    return pytest.mark.parametrize("place", places, indirect=True)
+    for device in PROVIDERS:
+        for dtype in dtypes:
+            if dtype in getattr(KERNELS[operator], device):
+                yield Place(device, dtype), marks[device]
 
 
 def on(place: Place, model: ModelProto, *, in_place: Mapping[str, str] | None = None) -> Run:
