@@ -1,5 +1,9 @@
+"""Certificates in files: what is read, and every kind of file that is refused."""
+
 import shutil
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -9,15 +13,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from tests.runtime.damaged_bundles import edit_json, put, reseal
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
+from tests.runtime.bundle.manifests import rows
+from tests.runtime.damaged_bundles import edit_json, reseal
 from tests.runtime.tiny_decoder import PROBES, TOP_K, VOCABULARY, TinyDecoder
+from tests.runtime.verification import certified_encoders
+from tests.runtime.verification.certified_encoders import LENGTHS
 from tests.runtime.verification.conftest import logits_of
 
-from ortolan.runtime import limits
 from ortolan.runtime.bundle.folder import open_bundle
 from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.errors import CertificateError
 from ortolan.runtime.verification.certificate import Certificate
+from ortolan.runtime.verification.certificate_arrays import Shapes, pack
 from ortolan.runtime.verification.certificate_files import (
     ARRAYS_NAME,
     JSON_NAME,
@@ -31,167 +40,185 @@ TOTAL = sum(PROBES)
 Arrays = dict[str, NDArray[Any]]
 
 
+@pytest.fixture(scope="module")
+def original(tiny: TinyDecoder, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]:
+    """Returns a certified bundle: a decoder, or an encoder by its output, or of images."""
+
+    @cache
+    def folder(kind: str) -> Path:
+        if kind == "decoder":
+            return tiny.path
+        path = tmp_path_factory.mktemp("certified") / kind
+        is_image = kind == "images"
+        certified_encoders.write_bundle(path, "labels" if is_image else kind, is_image=is_image)
+        return path
+
+    return folder
+
+
 @pytest.fixture
-def folder(tiny: TinyDecoder, tmp_path: Path) -> Path:
-    """A copy of the tiny bundle."""
-    return Path(shutil.copytree(tiny.path, tmp_path / "copy"))
+def copied(original: Callable[[str], Path], tmp_path: Path) -> Callable[[str], Path]:
+    """Returns a copy of a certified bundle."""
+    return lambda kind: Path(shutil.copytree(original(kind), tmp_path / "copy"))
 
 
-def read_with(folder: Path, name: str, data: bytes) -> Certificate:
-    """Replace a file of the certificate and read it."""
-    (folder / name).write_bytes(data)
+def read(folder: Path) -> Certificate:
     reseal(folder)
     return read_certificate(open_bundle(folder))
 
 
-def refusal(folder: Path, name: str, data: bytes) -> str:
-    with pytest.raises(CertificateError) as caught:
-        read_with(folder, name, data)
-    return str(caught.value)
+def arrays_of(folder: Path) -> Arrays:
+    """The arrays of a certificate where its list says that they are."""
+    data = (folder / ARRAYS_NAME).read_bytes()
+    arrays = {}
+    for place in msgspec.json.decode((folder / JSON_NAME).read_bytes())["arrays"]:
+        count, dtype = int(np.prod(place["shape"])), np.dtype(place["dtype"]).newbyteorder("<")
+        values = np.frombuffer(data, dtype, count, place["offset"])
+        arrays[place["name"]] = values.reshape(place["shape"])
+    return arrays
 
 
 def test_a_written_certificate_is_read_and_written_again(
-    tiny: TinyDecoder, certificate: Certificate, folder: Path, tmp_path: Path
+    tiny: TinyDecoder,
+    certificate: Certificate,
+    copied: Callable[[str], Path],
+    tmp_path: Path,
 ) -> None:
+    folder = copied("decoder")
     measured = replay(Engine(open_bundle(tiny.path)), certificate)
     complete = replace(certificate, measured=measured)
     for path in (tmp_path, folder):
         write_certificate(path, complete)
     for name in (JSON_NAME, ARRAYS_NAME):
         assert (tmp_path / name).read_bytes() == (folder / name).read_bytes()
-    reseal(folder)
-    again = read_certificate(open_bundle(folder))
+    again = read(folder)
     assert again.measured == msgspec.structs.replace(measured, seconds=0.0)
     assert (again.probes, again.thresholds) == (certificate.probes, certificate.thresholds)
+    arrays = arrays_of(folder)
     np.testing.assert_array_equal(again.token_ids, certificate.token_ids)
+    np.testing.assert_array_equal(arrays["token_ids"], certificate.token_ids)
     for name in ("top_ids", "top_logits", "log_sum_exp", "next_logits"):
-        np.testing.assert_array_equal(
-            getattr(again.reference, name), getattr(certificate.reference, name)
-        )
+        for got in (getattr(again.reference, name), arrays[name]):
+            np.testing.assert_array_equal(got, getattr(certificate.reference, name))
+
+
+# --- documents that are refused ---------------------------------------------------------------
+
+DOCUMENTS = {
+    "decoder": rows(
+        {
+            "schema": [2],
+            "outputs.head": [1000],
+            "top_k": [TOP_K + 1],
+            "probes.0.length": [6],
+            "probes.2.length": [2_000_000],
+            "thresholds.mean_kl": [None],
+            "arrays.3.name": ["lengths2"],
+            "arrays.3.dtype": ["float32"],
+            "arrays.3.shape": [[TOTAL + 1]],
+            "arrays.3.offset": [4],
+        }
+    ),
+    "states": rows(
+        {
+            "kind": ["decoder"],
+            "output": ["embedding"],
+            "width": [9, None],
+            "top_k": [3],
+            "thresholds.mean_cosine": [None],
+            "thresholds.mean_kl": [1.0],
+            "probes.0.source": [4],
+            "probes.3.length": [25],
+        }
+    ),
+    "labels": rows(
+        {
+            "image": [{"height": 4, "width": 6, "channels": 3}],
+            "top_k": [None],
+            "thresholds.mean_kl": [None],
+        }
+    ),
+    "images": rows({"image": [None], "image.height": [5]}),
+}
 
 
 @pytest.mark.parametrize(
-    ("path", "value"),
-    [
-        (("schema",), 4),
-        (("outputs", "head"), 1000),
-        (("stored", "0.norm"), "0"),
-        (("top_k",), 1),
-        (("top_k",), TOP_K + 1),
-        (("surplus",), 1),
-        (("probes",), []),
-        (("probes", 0, "length"), 6),
-        (("probes", 0, "length"), 0),
-        (("probes", 2, "length"), 2_000_000),
-        (("thresholds", "max_abs_delta"), 0),
-        (("thresholds", "max_abs_delta"), 1.01),
-        (("thresholds", "mean_kl"), None),
-        (("thresholds", "mean_kl"), limits.MAX_MEAN_KL * 1.01),
-        (("thresholds", "mean_cosine"), limits.MAX_COSINE_DISTANCE * 1.01),
-        (("thresholds", "near_tie"), 1.01),
-        (("measured",), {}),
-    ],
+    ("kind", "name"), [(kind, name) for kind, edits in DOCUMENTS.items() for name in edits]
 )
 def test_a_wrong_document_is_refused(
-    folder: Path, path: tuple[str | int, ...], value: object
+    copied: Callable[[str], Path], kind: str, name: str, snapshot: SnapshotAssertion
 ) -> None:
-    edit_json(folder, JSON_NAME, put(*path, value=value))
-    with pytest.raises(CertificateError):
-        read_certificate(open_bundle(folder))
-
-
-def test_an_earlier_schema_says_to_export_again(folder: Path) -> None:
-    message = refusal(folder, JSON_NAME, b'{"schema": 2, "probes": []}')
-    assert "schema 2" in message
-    assert "export" in message
+    folder = copied(kind)
+    edit_json(folder, JSON_NAME, DOCUMENTS[kind][name])
+    assert refusal(partial(read, folder)) == snapshot
 
 
 @pytest.mark.parametrize("document", [b"", b"{", b"[]", b"\xff", b"[" * 100_000])
-def test_invalid_json_is_refused(folder: Path, document: bytes) -> None:
-    assert JSON_NAME in refusal(folder, JSON_NAME, document)
+def test_invalid_json_is_refused(copied: Callable[[str], Path], document: bytes) -> None:
+    folder = copied("decoder")
+    (folder / JSON_NAME).write_bytes(document)
+    with pytest.raises(CertificateError, match=JSON_NAME):
+        read(folder)
 
 
-def arrays_of(certificate: Certificate, **changes: NDArray[Any] | None) -> Arrays:
-    reference = logits_of(certificate)
-    arrays = {
-        "token_ids": certificate.token_ids,
-        "lengths": np.array(PROBES, np.int32),
-        "weight_sums": certificate.weights.sums,
-        "weight_sizes": certificate.weights.sizes,
-        "top_ids": reference.top_ids,
-        "top_logits": reference.top_logits,
-        "log_sum_exp": reference.log_sum_exp,
-        "next_logits": reference.next_logits,
-        **changes,
-    }
-    return {name: array for name, array in arrays.items() if array is not None}
-
-
-def saved(arrays: Arrays) -> bytes:
-    """The arrays one after another, as they are."""
-    return b"".join(array.tobytes() for array in arrays.values())
+# --- arrays that are refused ------------------------------------------------------------------
 
 
 def filled(shape: tuple[int, ...], value: float, dtype: type = np.int32) -> NDArray[Any]:
     return np.full(shape, value, dtype)
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"token_ids": None},
-        {"surplus": np.zeros(1)},
-        {"token_ids": filled((TOTAL - 1,), 0)},
-        {"token_ids": filled((TOTAL,), 0, np.int64)},
-        {"token_ids": filled((TOTAL,), VOCABULARY)},
-        {"token_ids": filled((TOTAL,), -1)},
-        {"top_ids": filled((TOTAL, TOP_K), VOCABULARY)},
-        {"top_ids": filled((TOTAL, TOP_K - 1), 0)},
-        {"top_logits": filled((TOTAL, TOP_K), np.nan, np.float32)},
-        {"top_logits": filled((TOTAL, TOP_K), 0, np.float64)},
-        {"log_sum_exp": filled((TOTAL,), np.inf, np.float32)},
-        {"next_logits": filled((TOTAL,), np.nan, np.float32)},
-        {"lengths": np.array(PROBES[::-1], np.int32)},
-        {"lengths": np.array(PROBES, ">i4")},
-    ],
-)
-def test_wrong_arrays_are_refused(
-    folder: Path, certificate: Certificate, changes: dict[str, Any]
-) -> None:
-    places = msgspec.json.decode((folder / JSON_NAME).read_bytes())["arrays"]
-    arrays = arrays_of(certificate, **changes)
-    names = [place["name"] for place in places] + ["surplus"]
-    data = saved({name: arrays[name] for name in names if name in arrays})
-    refusal(folder, ARRAYS_NAME, data)
+ROWS = sum(LENGTHS)
+
+ARRAYS: dict[str, dict[str, dict[str, NDArray[Any] | None]]] = {
+    "decoder": {
+        "no ids": {"token_ids": None},
+        "a surplus": {"surplus": np.zeros(1)},
+        "ids of fewer tokens": {"token_ids": filled((TOTAL - 1,), 0)},
+        "long ids": {"token_ids": filled((TOTAL,), 0, np.int64)},
+        "ids beyond the vocabulary": {"token_ids": filled((TOTAL,), VOCABULARY)},
+        "negative ids": {"token_ids": filled((TOTAL,), -1)},
+        "likely ids beyond it": {"top_ids": filled((TOTAL, TOP_K), VOCABULARY)},
+        "fewer likely ids": {"top_ids": filled((TOTAL, TOP_K - 1), 0)},
+        "NaN": {"top_logits": filled((TOTAL, TOP_K), np.nan, np.float32)},
+        "double": {"top_logits": filled((TOTAL, TOP_K), 0, np.float64)},
+        "infinite": {"log_sum_exp": filled((TOTAL,), np.inf, np.float32)},
+        "NaN of the next id": {"next_logits": filled((TOTAL,), np.nan, np.float32)},
+        "other lengths": {"lengths": np.array(PROBES[::-1], np.int32)},
+        "lengths in another byte order": {"lengths": np.array(PROBES, np.int32).byteswap()},
+    },
+    "states": {
+        "NaN": {"values": filled((ROWS, 8), np.nan, np.float32)},
+        "double": {"values": np.zeros((ROWS, 8))},
+        "fewer rows": {"values": np.zeros((ROWS - 1, 8), np.float32)},
+        "no ids": {"token_ids": None},
+        "ids of a source": {"source_ids": np.zeros(3, np.int32)},
+        "ids beyond the vocabulary": {"token_ids": filled((ROWS,), 16)},
+    },
+    "labels": {
+        "labels beyond the third": {"top_ids": filled((4, 3), 3)},
+        "logits of the next id": {"next_logits": np.zeros(4, np.float32)},
+    },
+    "images": {
+        "no images": {"images": None},
+        "higher images": {"images": np.zeros((4, 5, 6, 3), np.uint8)},
+        "images in floats": {"images": np.zeros((4, 4, 6, 3), np.float32)},
+        "ids": {"token_ids": np.zeros(4, np.int32)},
+    },
+}
 
 
 @pytest.mark.parametrize(
-    ("field", "value"),
-    [
-        ("name", "lengths2"),
-        ("dtype", "float32"),
-        ("dtype", "object"),
-        ("shape", [TOTAL + 1]),
-        ("shape", [3_000_000_000_000_000]),
-        ("shape", [-1]),
-        ("offset", 4),
-        ("offset", -4),
-    ],
+    ("kind", "name"), [(kind, name) for kind, changes in ARRAYS.items() for name in changes]
 )
-def test_a_list_of_other_arrays_is_refused(folder: Path, field: str, value: object) -> None:
-    edit_json(folder, JSON_NAME, put("arrays", 3, field, value=value))
+def test_wrong_arrays_are_refused(copied: Callable[[str], Path], kind: str, name: str) -> None:
+    folder = copied(kind)
+    changed = arrays_of(folder) | ARRAYS[kind][name]
+    kept = {name: array for name, array in changed.items() if array is not None}
+    shapes: Shapes = {name: (array.dtype, array.shape) for name, array in kept.items()}
+    (folder / ARRAYS_NAME).write_bytes(pack(kept, shapes))
     with pytest.raises(CertificateError):
-        read_certificate(open_bundle(folder))
-
-
-def test_the_list_says_where_the_arrays_are(folder: Path, certificate: Certificate) -> None:
-    data, expected = (folder / ARRAYS_NAME).read_bytes(), arrays_of(certificate)
-    places = msgspec.json.decode((folder / JSON_NAME).read_bytes())["arrays"]
-    assert {place["name"] for place in places} == set(expected)
-    for place in places:
-        count, dtype = int(np.prod(place["shape"])), np.dtype(place["dtype"]).newbyteorder("<")
-        got = np.frombuffer(data, dtype, count, place["offset"]).reshape(place["shape"])
-        np.testing.assert_array_equal(got, expected[place["name"]])
+        read(folder)
 
 
 @settings(max_examples=40, deadline=None)
@@ -207,8 +234,9 @@ def test_damaged_arrays_are_refused_or_numbers_of_the_same_shapes(
     for _ in range(data.draw(st.integers(1, 4))):
         arrays[data.draw(st.integers(0, len(arrays) - 1))] = data.draw(st.integers(0, 255))
     cut = data.draw(st.sampled_from([None, -1, 0, 7]))
+    (folder / ARRAYS_NAME).write_bytes(arrays[:cut])
     try:
-        again = read_with(folder, ARRAYS_NAME, bytes(arrays[:cut]))
+        again = read(folder)
     except CertificateError:
         return
     assert logits_of(again).top_logits.shape == logits_of(certificate).top_logits.shape

@@ -15,7 +15,6 @@ from tests.runtime.damaged_bundles import edit_json, put, reseal
 from ortolan import freezing
 from ortolan.cli.inspect import command
 from ortolan.runtime import (
-    BundleFileError,
     FirstLoadError,
     GraphError,
     InputError,
@@ -28,7 +27,6 @@ from ortolan.runtime import (
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.packed import find_packed
 from ortolan.runtime.engine.providers import onnxruntime_version
-from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.pack.write import pack
 from ortolan.runtime.verification.first_load import first_load, try_load
 
@@ -51,7 +49,13 @@ def problem(bundle: Bundle) -> str:
 # --- bundles that load --------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["decoder", "recurrent", "encoder", "images", "translator"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("decoder", "recurrent", "encoder", "images"),
+        pytest.param("translator", marks=pytest.mark.slow),
+    ],
+)
 def test_every_kind_of_bundle_loads(
     kind: str, tmp_path: Path, exported: Callable[[str], Path]
 ) -> None:
@@ -195,18 +199,6 @@ def test_an_error_in_the_subprocess_is_the_same_error_here(bundle: Bundle) -> No
     assert str(there.value) == str(here.value)
 
 
-def test_a_missing_file_is_a_file_error(bundle: Bundle) -> None:
-    bundle.file(bundle.manifest.weights[0]).unlink()
-    with pytest.raises(BundleFileError, match=r"^weights-"):
-        first_load(bundle)
-
-
-def test_an_error_of_a_kernel_is_typed(bundle: Bundle, replace_step: Replace) -> None:
-    replace_step("from ortolan.runtime.errors import ComputeError; raise ComputeError('no kernel')")
-    with pytest.raises(ComputeError, match=r"^no kernel$"):
-        first_load(bundle)
-
-
 def test_a_frozen_program_is_told_what_to_do(
     bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,7 +230,6 @@ def test_a_trial_reports_the_first_load(bundle: Bundle, replace_step: Replace) -
     refused = try_load(bundle)
     assert (refused.outcome, refused.text) == ("refused", "no")
     replace_step(ABORT)
-    assert try_load(bundle).outcome == "ended"
     verify(bundle.path, exact=False, isolate=False)
     assert try_load(bundle).outcome == "ended"
 
