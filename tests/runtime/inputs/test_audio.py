@@ -212,7 +212,7 @@ FILES: dict[str, Any] = {
     "a folder": ".",
 }
 
-RATES = [0, -1, 8000.0, True, "8000", 10**9]
+RATES: list[Any] = [0, -1, 8000.0, True, "8000", 10**9]
 
 REFUSED: dict[str, Callable[[], object]] = {
     **{name: partial(read_samples, sound, SOURCE) for name, sound in (SAMPLES | FILES).items()},

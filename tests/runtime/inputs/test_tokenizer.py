@@ -1,3 +1,7 @@
+"""Tokenizers against the library that reads their file."""
+
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -5,13 +9,16 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 from tests.runtime.test_import import run
 from tests.runtime.tiny_tokenizers import (
+    CORPUS,
     KINDS,
     TEXTS,
     byte_level,
-    id_of,
     library,
+    metaspace,
     ours,
     saved,
     tokens_of,
@@ -29,6 +36,11 @@ from ortolan.runtime.inputs.tokenizer import Tokenizer
 def test_encode_and_decode_equal_the_library(kind: str, data: st.DataObject) -> None:
     text = data.draw(TEXTS)
     ids = data.draw(tokens_of(kind))
+    assert ours(kind).encode(text) == library(kind).encode(text).ids
+    assert ours(kind).decode(np.array(ids, np.int64)) == library(kind).decode(ids)
+    labels = ours(kind).labels(ids)
+    assert len(labels) == len(ids)
+    assert all(labels)
     for flag in (True, False):
         encoded = library(kind).encode(text, add_special_tokens=flag).ids
         assert ours(kind).encode(text, add_special_tokens=flag) == encoded
@@ -44,13 +56,6 @@ def test_byte_level_decode_restores_any_text(text: str) -> None:
     assert ours("byte_level").decode(ids, skip_special_tokens=False) == text
 
 
-def test_encode_adds_special_tokens_by_default() -> None:
-    tokenizer = ours("byte_level")
-    start = id_of("byte_level", "<s>")
-    assert tokenizer.encode("Hello")[0] == start
-    assert start not in tokenizer.encode("Hello", add_special_tokens=False)
-
-
 def test_an_id_that_only_the_post_processor_has_is_refused() -> None:
     changed = Library.from_str(library("byte_level").to_str())
     beyond = changed.get_vocab_size()
@@ -63,12 +68,6 @@ def test_an_id_that_only_the_post_processor_has_is_refused() -> None:
         tokenizer.encode("Hello")
 
 
-def test_decode_skips_special_tokens_by_default() -> None:
-    ids = ours("byte_level").encode("Hello")
-    assert ours("byte_level").decode(ids) == "Hello"
-    assert ours("byte_level").decode(ids, skip_special_tokens=False) == "<s>Hello"
-
-
 def test_truncation_and_padding_of_the_file_are_ignored() -> None:
     tiny = byte_level()
     plain = tiny.encode("Hello, Hello").ids
@@ -77,12 +76,8 @@ def test_truncation_and_padding_of_the_file_are_ignored() -> None:
     assert Tokenizer.from_bytes(saved(tiny)).encode("Hello, Hello") == plain
 
 
-def test_vocab_size_is_one_more_than_the_highest_id_with_gaps() -> None:
-    assert ours("words").vocab_size == 8
-    assert ours("byte_level").vocab_size == library("byte_level").get_vocab_size()
-
-
 def test_padding_of_the_model_has_no_text() -> None:
+    assert ours("words").vocab_size == 8  # one more than the highest id, with gaps
     tokenizer = Tokenizer.from_bytes(saved(library("words")), model_vocab_size=16)
     assert tokenizer.vocab_size == 16
     assert tokenizer.decode([1, 15, 1]) == "a a"
@@ -90,24 +85,152 @@ def test_padding_of_the_model_has_no_text() -> None:
     assert [stream.push(1), stream.push(15), stream.push(1)] == ["a", "", " a"]
 
 
-# --- errors ---
+# --- spans, windows and pairs -----------------------------------------------------------------
+
+# With add_prefix_space the library keeps the space before the first token of each window.
+AROUND: dict[str, Callable[..., Any]] = {
+    "template": lambda first, last: processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair="<s> $A </s> $B:1 </s>:1",
+        special_tokens=[("<s>", first), ("</s>", last)],
+    ),
+    "trimmed": lambda first, last: processors.ByteLevel(trim_offsets=True, add_prefix_space=False),
+    "kept": lambda first, last: processors.ByteLevel(trim_offsets=False),
+    "roberta": lambda first, last: processors.RobertaProcessing(
+        ("</s>", last), ("<s>", first), trim_offsets=True, add_prefix_space=False
+    ),
+}
+PHRASES = st.lists(st.sampled_from([*" \n<,", *" ".join(CORPUS).split()])).map(" ".join)
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("\ud800", "index 0"),
-        ("ab\udfff", "index 2"),
-        ("\udc00\ud800", "index 0"),
-        (None, "NoneType"),
-        (b"bytes", "bytes"),
-        (5, "int"),
-        (["a"], "list"),
-    ],
+def around(kind: str, name: str) -> Library:
+    changed = Library.from_str(library(kind).to_str())
+    changed.add_special_tokens(["<s>", "</s>"])
+    changed.post_processor = AROUND[name](*(changed.get_vocab()[text] for text in ("<s>", "</s>")))
+    return changed
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=4, deadline=None)
+@given(text=PHRASES, most=st.integers(4, 30))
+def test_spans_of_a_cut_text_are_those_of_the_library(
+    kind: str, name: str, text: str, most: int
+) -> None:
+    reference = around(kind, name)
+    tokenizer = Tokenizer.from_bytes(reference.to_str().encode())
+    reference.enable_truncation(most)
+    expected = reference.encode(text)
+
+    ids, spans = tokenizer.encode_spans(text, max_tokens=most)
+
+    assert ids == expected.ids
+    places = [None if span is None else (span.start, span.end) for span in spans]
+    rows = zip(expected.offsets, expected.special_tokens_mask, strict=True)
+    assert places == [None if special else place for place, special in rows]
+
+
+@pytest.mark.parametrize("name", AROUND)
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=4, deadline=None)
+@given(text=PHRASES)
+def test_words_of_windows_are_those_of_the_library(kind: str, name: str, text: str) -> None:
+    reference = around(kind, name)
+    tokenizer = Tokenizer.from_bytes(reference.to_str().encode())
+    question = "The fox"
+    most = len(reference.encode(question).ids) + 12
+    reference.enable_truncation(most, stride=4, strategy="only_second")
+    first = reference.encode(question, text)
+
+    windows = tokenizer.pair_windows(question, text, max_tokens=most, stride=4)
+
+    for window, expected in zip(windows, [first, *first.overflowing], strict=True):
+        assert window.ids == expected.ids
+        for token, word in enumerate(window.words):
+            number = expected.word_ids[token]
+            if expected.sequence_ids[token] != 1:
+                assert word is None
+            elif number is not None and expected.word_to_chars(number, 1) is not None:
+                assert word == expected.word_to_chars(number, 1)
+            else:
+                assert word == expected.offsets[token]
+
+
+def test_an_unknown_unigram_token_begins_a_word() -> None:
+    unigram = metaspace()
+    tokenizer = Tokenizer.from_bytes(unigram.to_str().encode())
+    text = "fox\N{SNOWMAN}quick"
+
+    ids, spans = tokenizer.encode_spans(text)
+
+    unknown = unigram.token_to_id("<unk>")
+    assert unknown is not None
+    span = spans[ids.index(unknown)]
+    assert span is not None
+    assert (text[span.start : span.end], span.continues_word) == ("\N{SNOWMAN}", False)
+
+
+TEMPLATES = {
+    "bert": "<s> $A </s> $B:1 </s>:1",
+    "roberta": "<s> $A </s> </s> $B </s>",
+}
+
+
+def with_template(name: str) -> Library:
+    changed = Library.from_str(library("byte_level").to_str())
+    start, end = changed.token_to_id("<s>"), changed.token_to_id("</s>")
+    changed.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>",
+        pair=TEMPLATES[name],
+        special_tokens=[("<s>", start), ("</s>", end)],
+    )
+    return changed
+
+
+def paired(name: str) -> Tokenizer:
+    return Tokenizer.from_bytes(with_template(name).to_str().encode())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@settings(max_examples=40, deadline=None)
+@given(first=TEXTS, second=TEXTS)
+def test_ids_of_a_pair_are_those_of_the_library(kind: str, first: str, second: str) -> None:
+    ids = ours(kind).encode_pair(first, second, has_types=False)
+    assert ids == library(kind).encode(first, second).ids
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+@settings(max_examples=150, deadline=None)
+@given(
+    first=st.text("ab c", max_size=40), second=st.text("ab c", max_size=40), most=st.integers(6, 50)
 )
-def test_anything_but_unicode_text_is_refused(text: Any, words: str) -> None:
-    with pytest.raises(TokenizerError, match=words):
-        ours("byte_level").encode(text)
+def test_truncated_pairs_are_those_of_the_library(
+    name: str, first: str, second: str, most: int
+) -> None:
+    tokenizer, reference = paired(name), with_template(name)
+    reference.enable_truncation(most, strategy="longest_first")
+    cut = tokenizer.encode_pair(first, second, max_tokens=most, has_types=False)
+    assert cut == reference.encode(first, second).ids
+    assert len(cut) <= most
+
+
+# --- errors -----------------------------------------------------------------------------------
+
+NO_TEXTS: list[Any] = ["\ud800", "ab\udfff", "\udc00\ud800", None, b"bytes", 5, ["a"]]
+
+REFUSED: dict[str, Callable[[], object]] = {
+    **{f"{text!r}": partial(ours("byte_level").encode, text) for text in NO_TEXTS},
+    "a label beyond the vocabulary": lambda: ours("byte_level").labels([10**6]),
+    "no room": lambda: ours("byte_level").encode_start("Hello", max_tokens=1),
+    "no room for a pair": lambda: paired("roberta").encode_pair("a", "b", max_tokens=5),
+    "a surrogate in a pair": lambda: paired("roberta").encode_pair("a", "\ud800"),
+    "types of a pair": lambda: paired("bert").encode_pair("a", "b"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused(name: str, snapshot: SnapshotAssertion) -> None:
+    assert refusal(REFUSED[name]) == snapshot
 
 
 @pytest.mark.parametrize("token", [-1, 8, 2**32, 2**70, 1.5, "1", None])
@@ -120,43 +243,6 @@ def test_id_out_of_range_is_refused(token: Any) -> None:
     with pytest.raises(TokenizerError, match="from 0 to 7"):
         stream.push(token)
     assert stream.push(1) == " a"
-
-
-def test_numpy_ids_are_decoded() -> None:
-    assert ours("words").decode(np.array([1, 1])) == "a a"
-
-
-def test_id_beyond_the_model_is_refused() -> None:
-    Tokenizer.from_bytes(saved(library("words")), model_vocab_size=8)
-    with pytest.raises(TokenizerError, match="ids up to 7"):
-        Tokenizer.from_bytes(saved(library("words")), model_vocab_size=7)
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        b"",
-        b"{}",
-        b"[]",
-        b"null",
-        b"\xff\xfe",
-        b"[" * 100_000,
-        b'{"normalizer":' * 5000,
-        b'{"model": {"type": "BPE"}}',
-        b'{"model": {"type": "Nothing"}}',
-        b'{"decoder": 5, "model": {}}',
-    ],
-)
-def test_broken_file_is_refused(data: bytes) -> None:
-    with pytest.raises(TokenizerError, match=r"tokenizer\.json"):
-        Tokenizer.from_bytes(data)
-
-
-def test_a_truncated_file_is_refused_at_every_length() -> None:
-    data = saved(library("words"))
-    for length in range(len(data)):
-        with pytest.raises(TokenizerError):
-            Tokenizer.from_bytes(data[:length])
 
 
 def test_panic_of_the_library_is_a_tokenizer_error(capfd: pytest.CaptureFixture[str]) -> None:
@@ -233,23 +319,6 @@ def test_encode_start_equals_truncation_by_the_library(kind: str, data: st.DataO
     assert ours(kind).encode_start(text, max_tokens=most) == truncating.encode(text).ids
 
 
-def test_encode_start_without_room_is_refused() -> None:
-    assert ours("byte_level").encode_start("", max_tokens=1) == ours("byte_level").encode("")
-    with pytest.raises(TokenizerError, match="room"):
-        ours("byte_level").encode_start("Hello", max_tokens=1)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=50, deadline=None)
-@given(data=st.data())
-def test_every_token_has_a_label(kind: str, data: st.DataObject) -> None:
-    ids = data.draw(tokens_of(kind))
-    labels = ours(kind).labels(ids)
-
-    assert len(labels) == len(ids)
-    assert all(labels)
-
-
 @pytest.mark.parametrize(
     ("kind", "labels"),
     [
@@ -260,8 +329,3 @@ def test_every_token_has_a_label(kind: str, data: st.DataObject) -> None:
 )
 def test_labels_are_texts_or_vocabulary_entries(kind: str, labels: list[str]) -> None:
     assert ours(kind).labels(ours(kind).encode(" Helloü")) == labels
-
-
-def test_label_of_an_id_outside_the_vocabulary_is_refused() -> None:
-    with pytest.raises(TokenizerError):
-        ours("byte_level").labels([10**6])
