@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from tests.skips import pytest_sessionfinish as pytest_sessionfinish
+from tests.skips import pytest_terminal_summary as pytest_terminal_summary
 
 if TYPE_CHECKING:
     from tests.cases.run import Runs

@@ -39,35 +39,39 @@ def names(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_an_entry_is_made_once(folder: Path) -> None:
+def test_an_entry_is_made_once_until_it_is_removed(folder: Path) -> None:
+    assert entries() == []
     calls: list[str] = []
     path = kept(KEY, maker("first", calls))
     assert path == folder / KEY
     assert kept(KEY, maker("second", calls)) == path
     assert calls == ["first"]
     assert (path / "manifest.json").read_text() == "first"
-    assert names(folder) == [KEY]
+    remove(KEY)
+    assert names(folder) == []
+    assert (kept(KEY, maker("third")) / "manifest.json").read_text() == "third"
 
 
-def test_what_is_made_next_to_an_entry_is_removed(folder: Path) -> None:
-    def make(target: Path) -> None:
-        maker()(target)
-        target.with_name("scratch").touch()
+def test_only_whole_entries_stay(folder: Path) -> None:
+    half = folder / ".other.new" / "other"  # of a killed process
+    half.mkdir(parents=True)
+    (half / "manifest.json").touch()
+    assert entries() == []
 
-    kept(KEY, make)
-    assert names(folder) == [KEY]
-    assert names(folder / KEY) == ["manifest.json", "within"]
-
-
-def test_a_maker_that_fails_leaves_nothing(folder: Path) -> None:
     def fail(target: Path) -> None:
         maker()(target)
         raise ValueError("no")
 
+    def scatter(target: Path) -> None:
+        maker()(target)
+        target.with_name("scratch").touch()
+
     with pytest.raises(ValueError, match="no"):
         kept(KEY, fail)
     assert names(folder) == []
-    assert kept(KEY, maker()).is_dir()
+    kept(KEY, scatter)
+    assert names(folder) == [KEY]
+    assert names(folder / KEY) == ["manifest.json", "within"]
 
 
 def test_entries_are_listed_by_last_use_with_their_sizes() -> None:
@@ -80,32 +84,6 @@ def test_entries_are_listed_by_last_use_with_their_sizes() -> None:
     assert [entry.key for entry in entries()] == ["old", "new"]
 
 
-def test_without_a_cache_there_are_no_entries() -> None:
-    assert entries() == []
-
-
-def test_removed_entry_is_made_again(folder: Path) -> None:
-    path = kept(KEY, maker("first"))
-    remove(KEY)
-    assert names(folder) == []
-    assert (kept(KEY, maker("second")) / "manifest.json").read_text() == "second"
-    assert path.is_dir()
-
-
-def test_removal_of_what_is_not_there_points_to_the_list() -> None:
-    with pytest.raises(CacheError, match="ortolan cache list"):
-        remove(KEY)
-
-
-@pytest.mark.parametrize("key", ["..", "", ".hidden", "a/b", "../x", "a\\b", "x" * 201])
-def test_keys_that_leave_the_folder_are_rejected(key: str, tmp_path: Path) -> None:
-    with pytest.raises(CacheError, match="not a key"):
-        kept(key, maker())
-    with pytest.raises(CacheError, match="not a key"):
-        remove(key)
-    assert names(tmp_path) == []
-
-
 def test_key_is_readable_and_depends_on_all_contents() -> None:
     key = key_of("org/My Model-int8", "commit", {"b": 1, "a": None})
     assert key.startswith("org--My-Model-int8-")
@@ -115,22 +93,23 @@ def test_key_is_readable_and_depends_on_all_contents() -> None:
     assert kept(key_of("x" * 500), maker()).is_dir()
 
 
-def test_leftovers_of_killed_processes_go_with_the_next_entry(folder: Path) -> None:
-    half = folder / ".other.new" / "other"
-    half.mkdir(parents=True)
-    (half / "manifest.json").touch()
-    assert entries() == []
-    kept(KEY, maker())
-    assert names(folder) == [KEY]
-
-
 def test_relative_cache_home_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("XDG_CACHE_HOME", "LOCALAPPDATA"):
         monkeypatch.setenv(name, "here")
     assert cache_folder().is_relative_to(Path.home())
 
 
-def test_a_file_in_the_way_of_the_cache_is_one_error(tmp_path: Path) -> None:
+@pytest.mark.parametrize("key", ["..", "", ".hidden", "a/b", "../x", "a\\b", "x" * 201])
+def test_keys_that_leave_the_folder_are_rejected(key: str, tmp_path: Path) -> None:
+    for action in (lambda: kept(key, maker()), lambda: remove(key)):
+        with pytest.raises(CacheError, match="not a key"):
+            action()
+    assert names(tmp_path) == []
+
+
+def test_what_cannot_be_removed_or_made_is_one_error(tmp_path: Path) -> None:
+    with pytest.raises(CacheError, match="ortolan cache list"):
+        remove(KEY)
     (tmp_path / "ortolan").touch()
     with pytest.raises(CacheError, match="set XDG_CACHE_HOME"):
         kept(KEY, maker())
