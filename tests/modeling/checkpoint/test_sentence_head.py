@@ -8,18 +8,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.modeling.tiny_encoders import ENCODERS, ragged, reference_output
+from syrupy.assertion import SnapshotAssertion
+from tests.modeling.checkpoint.refusals import refused
+from tests.modeling.tiny_encoders import ENCODERS, ragged
 from tests.modeling.tiny_models import assert_same_logits
+from tests.refusals import refusal
 from torch import Tensor
 from torch.nn import functional
-from transformers import AutoModel
 
 from ortolan.modeling import (
-    CheckpointError,
-    ConfigError,
     EncoderConfig,
     EncoderModel,
-    WeightError,
     load,
     save,
 )
@@ -31,7 +30,7 @@ from ortolan.modeling.checkpoint.sentence_head import (
     max_tokens,
     read_prompts,
 )
-from ortolan.modeling.config import EmbeddingHead, Projection
+from ortolan.modeling.config import EmbeddingHead
 
 TEXTS = ragged(9, 1, 16, 4)
 
@@ -70,17 +69,6 @@ def embeddings(module: EncoderModel) -> Tensor:
     with torch.inference_mode():
         vectors: Tensor = module(TEXTS.ids, TEXTS.lengths)
     return vectors
-
-
-def test_embeddings_equal_those_of_the_model_card(tmp_path: Path) -> None:
-    written(tmp_path)
-    # The code of the model card: mean_pooling, then F.normalize.
-    reference = AutoModel.from_pretrained(tmp_path, attn_implementation="eager")
-    states = reference_output(reference, input_ids=TEXTS.ids, attention_mask=TEXTS.mask)
-    mask = TEXTS.mask.unsqueeze(-1).expand(states.size()).float()
-    mean = torch.sum(states * mask, 1) / torch.clamp(mask.sum(1), min=1e-9)
-    expected = functional.normalize(mean, p=2, dim=1)
-    assert_same_logits(embeddings(load(tmp_path, EncoderModel)), expected)
 
 
 @pytest.mark.parametrize(
@@ -200,20 +188,6 @@ def test_projections_follow_the_pooling(tmp_path: Path) -> None:
     assert torch.equal(embeddings(again), embeddings(module))
 
 
-def test_the_default_activation_of_a_projection_is_tanh(tmp_path: Path) -> None:
-    with_dense(tmp_path, {"in_features": 32, "out_features": 24})
-    head = read_config(tmp_path, EncoderConfig).head
-    assert isinstance(head, EmbeddingHead)
-    assert head.projections == (Projection(width=24, bias=True, activation="tanh"),)
-
-
-def test_a_projection_of_another_shape_is_an_error(tmp_path: Path) -> None:
-    with_dense(tmp_path, DENSE)
-    (tmp_path / "2_Dense/config.json").write_text(json.dumps(DENSE | {"out_features": 25}))
-    with pytest.raises(WeightError, match=r"projections\.0\.weight: expected shape \(25, 32\)"):
-        load(tmp_path, EncoderModel)
-
-
 @pytest.mark.parametrize(
     ("files", "expected"),
     [
@@ -242,40 +216,12 @@ def test_a_folder_states_the_maximum_length(
     assert max_tokens(tmp_path) == expected
 
 
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"query_length": 32},
-        {"document_length": 180},
-        {"processing_kwargs": {"text": {"max_length": 25, "padding": "max_length"}}},
-        {"processing_kwargs": {"common": {"add_special_tokens": False}}},
-    ],
-)
-def test_several_limits_and_other_ways_to_call_a_tokenizer_are_rejected(
-    values: dict[str, Any], tmp_path: Path
-) -> None:
-    (tmp_path / "modules.json").write_text(json.dumps(ALL))
-    (tmp_path / "sentence_bert_config.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=f"one limit.*{next(iter(values))}"):
-        max_tokens(tmp_path)
-
-
 def test_prompts_are_read(tmp_path: Path) -> None:
     values = {"prompts": {"query": "query: ", "none": ""}, "default_prompt_name": "query"}
     (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
     assert read_prompts(tmp_path) == Prompts()
     (tmp_path / "modules.json").write_text(json.dumps(ALL))
     assert read_prompts(tmp_path) == Prompts(texts=values["prompts"], default="query")  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize(
-    "values", [{"prompts": {"query": 3}}, {"prompts": {}, "default_prompt_name": "query"}]
-)
-def test_invalid_prompts_are_an_error(values: object, tmp_path: Path) -> None:
-    (tmp_path / "modules.json").write_text(json.dumps(ALL))
-    (tmp_path / "config_sentence_transformers.json").write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=r"config_sentence_transformers\.json"):
-        read_prompts(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -306,96 +252,98 @@ def test_a_classifier_ignores_modules_json(tmp_path: Path) -> None:
     assert read_config(tmp_path, EncoderConfig) == before
 
 
-LISTED_MODULES: list[Any] = [
-    modules("Transformer"),
-    modules("Transformer", "Normalize"),
-    modules("Transformer", "Pooling", "LSTM"),
-    modules("Transformer", "Pooling", "Normalize", "Dense"),
-    modules("WordEmbeddings", "Pooling"),
-    [entry | {"type": f"mine.{entry['type']}"} for entry in ALL],
-    {},
-    [1, 2],
-    None,
-]
+# --- refused ------------------------------------------------------------------------------------
 
-POOLING: list[Any] = [
-    {},
-    {"pooling_mode": "attention"},
-    {"pooling_mode": ["mean", 3]},
-    {"pooling_mode": []},
-    MINI_LM_POOLING | {"include_prompt": False},
-    MINI_LM_POOLING | {"pooling_mode_first_and_last": True},
-]
+LISTED, LIMITS = "modules.json", "sentence_bert_config.json"
 
-DENSE_CHANGES: list[Any] = [
-    {"in_features": 31},
-    {"activation_function": "mine.Activation"},
-    {"use_residual": True},
-    {"module_output_name": "token_embeddings"},
-    {"normalize": True},
-]
+PROMPTS = "config_sentence_transformers.json"
 
-UNSUPPORTED: list[tuple[dict[str, Any], str]] = [
-    *(({"modules.json": listed}, r"modules\.json: ") for listed in LISTED_MODULES),
-    *(({"1_Pooling/config.json": pooling}, r"1_Pooling/config\.json: ") for pooling in POOLING),
-    *(
-        ({"2_Dense/config.json": DENSE | change}, r"2_Dense/config\.json: ")
-        for change in DENSE_CHANGES
-    ),
-    *(
-        ({"sentence_bert_config.json": values}, "last_hidden_state")
-        for values in [
-            {"transformer_task": "text-generation"},
-            {"modality_config": {"text": {"method_output_name": "pooler_output"}}},
-        ]
-    ),
-    *(
-        (
-            {
-                "sentence_bert_config.json": {"do_lower_case": True},
-                "tokenizer.json": {"normalizer": normalizer},
-            },
-            "do_lower_case",
+POOLING, DENSE_FILE = "1_Pooling/config.json", "2_Dense/config.json"
+
+NFC = {"type": "NFC"}
+
+UNSUPPORTED: dict[str, dict[str, object]] = {
+    "no pooling": {LISTED: modules("Transformer")},
+    "a norm alone": {LISTED: modules("Transformer", "Normalize")},
+    "an LSTM": {LISTED: modules("Transformer", "Pooling", "LSTM")},
+    "a late projection": {LISTED: modules("Transformer", "Pooling", "Normalize", "Dense")},
+    "bags of words": {LISTED: modules("WordEmbeddings", "Pooling")},
+    "modules of its own": {LISTED: [entry | {"type": f"mine.{entry['type']}"} for entry in ALL]},
+    **{f"modules that are {value}": {LISTED: value} for value in ({}, [1, 2], None)},
+    **{
+        f"a pooling in {path!r}": {LISTED: modules("Transformer", "Pooling", path=path)}
+        for path in ("../1_Pooling", "..", "", "/etc", "1_Pooling/", ".", "absent")
+    },
+    "an absent mode": {POOLING: {}},
+    **{
+        f"a mode of {mode}": {POOLING: {"pooling_mode": mode}}
+        for mode in ("attention", ["mean", 3], [])
+    },
+    "a pooling without the prompt": {POOLING: MINI_LM_POOLING | {"include_prompt": False}},
+    "an unknown mode": {POOLING: MINI_LM_POOLING | {"pooling_mode_first_and_last": True}},
+    **{
+        f"a projection with {change}": {DENSE_FILE: DENSE | change}
+        for change in (
+            {"in_features": 31},
+            {"out_features": 25},
+            {"activation_function": "mine.Activation"},
+            {"use_residual": True},
+            {"module_output_name": "token_embeddings"},
+            {"normalize": True},
         )
-        for normalizer in [
-            None,
-            {"type": "NFC"},
-            {"type": "Sequence", "normalizers": [{"type": "NFC"}]},
-        ]
-    ),
-]
+    },
+    "another task": {LIMITS: {"transformer_task": "text-generation"}},
+    "another output": {
+        LIMITS: {"modality_config": {"text": {"method_output_name": "pooler_output"}}}
+    },
+    **{
+        f"lower case of {normalizer}": {
+            LIMITS: {"do_lower_case": True},
+            "tokenizer.json": {"normalizer": normalizer},
+        }
+        for normalizer in (None, NFC, {"type": "Sequence", "normalizers": [NFC]})
+    },
+}
+"""Files of an embedding model with a projection."""
 
 
-@pytest.mark.parametrize(("files", "message"), UNSUPPORTED)
-def test_an_unsupported_folder_is_an_error(
-    files: dict[str, object], message: str, tmp_path: Path
+@pytest.mark.parametrize("name", UNSUPPORTED)
+def test_an_unsupported_folder_is_refused(
+    name: str, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     with_dense(tmp_path, DENSE)
-    for name, values in files.items():
-        (tmp_path / name).write_text(json.dumps(values))
-    with pytest.raises(ConfigError, match=message):
-        read_config(tmp_path, EncoderConfig)
+    for file, values in UNSUPPORTED[name].items():
+        (tmp_path / file).write_text(json.dumps(values))
+    assert refused(tmp_path) == snapshot
 
 
-@pytest.mark.parametrize("path", ["../1_Pooling", "..", "", "/etc", "1_Pooling/", "."])
-def test_a_pooling_outside_of_the_folder_is_an_error(path: str, tmp_path: Path) -> None:
-    listed = modules("Transformer", "Pooling", path=path)
-    with pytest.raises(CheckpointError, match=r"modules\.json"):
-        read_config(written(tmp_path, listed), EncoderConfig)
+CALLS: dict[str, dict[str, object]] = {
+    "a length of queries": {LIMITS: {"query_length": 32}},
+    "a length of documents": {LIMITS: {"document_length": 180}},
+    "padding": {
+        LIMITS: {"processing_kwargs": {"text": {"max_length": 25, "padding": "max_length"}}}
+    },
+    "no special tokens": {LIMITS: {"processing_kwargs": {"common": {"add_special_tokens": False}}}},
+    "a number as prompt": {PROMPTS: {"prompts": {"query": 3}}},
+    "an absent default": {PROMPTS: {"prompts": {}, "default_prompt_name": "query"}},
+}
+"""Ways to call a tokenizer."""
 
 
-def test_an_absent_pooling_config_is_an_error(tmp_path: Path) -> None:
-    (written(tmp_path) / "1_Pooling/config.json").unlink()
-    with pytest.raises(CheckpointError, match=r"1_Pooling/config\.json"):
-        read_config(tmp_path, EncoderConfig)
+@pytest.mark.parametrize("name", CALLS)
+def test_other_ways_to_call_a_tokenizer_are_refused(
+    name: str, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    (tmp_path / LISTED).write_text(json.dumps(ALL))
+    for file, values in CALLS[name].items():
+        (tmp_path / file).write_text(json.dumps(values))
+    assert refusal(lambda: (max_tokens(tmp_path), read_prompts(tmp_path)), tmp_path) == snapshot
 
 
 def test_the_hash_of_a_checkpoint_covers_its_pooling(tmp_path: Path) -> None:
-    digests = {open_checkpoint(written(tmp_path / "source")).sha256()}
-    (tmp_path / "source/1_Pooling/config.json").write_text(json.dumps(FIRST))
-    digests.add(open_checkpoint(tmp_path / "source").sha256())
-    (tmp_path / "source/modules.json").write_text(json.dumps(ALL[:2]))
-    digests.add(open_checkpoint(tmp_path / "source").sha256())
-    (tmp_path / "source/modules.json").unlink()
-    digests.add(open_checkpoint(tmp_path / "source").sha256())
-    assert len(digests) == 4
+    digests = {open_checkpoint(written(tmp_path)).sha256()}
+    for file, values in ((POOLING, FIRST), (LISTED, ALL[:2])):
+        (tmp_path / file).write_text(json.dumps(values))
+        digests.add(open_checkpoint(tmp_path).sha256())
+    (tmp_path / LISTED).unlink()
+    assert len({*digests, open_checkpoint(tmp_path).sha256()}) == 4
