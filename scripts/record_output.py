@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.modeling.checkpoint.gguf_files import (  # noqa: E402 - the path comes first
-    llama_metadata,
+    metadata_of,
     turned,
     write_gguf,
 )
@@ -94,7 +94,7 @@ def _write_gguf(file: Path) -> None:
         return tensor if rotated is None else turned(tensor, rotated)
 
     file.parent.mkdir(parents=True)
-    write_gguf(file, "llama", model, llama_metadata(model), change=changed, kinds=kinds)
+    write_gguf(file, "llama", model, metadata_of(model), change=changed, kinds=kinds)
 
 
 def _write_adapter(folder: Path) -> None:

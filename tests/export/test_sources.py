@@ -9,7 +9,7 @@ from safetensors.torch import load_file
 from tests.modeling.checkpoint.formats import Code, as_pickles
 from tests.modeling.checkpoint.gguf_cases import CASES
 from tests.modeling.checkpoint.gguf_cases import written as write_gguf_case
-from tests.modeling.checkpoint.gguf_files import llama_metadata, write_gguf
+from tests.modeling.checkpoint.gguf_files import metadata_of, write_gguf
 from tests.modeling.checkpoint.packed_files import WIDE
 from tests.modeling.checkpoint.test_adapter import Q, factors, write_adapter
 from tests.modeling.checkpoint.test_gguf_tokenizer import bytes_metadata, trained
@@ -66,8 +66,8 @@ def test_a_gguf_file_has_its_tokenizer_by_either_way(via: Via, tmp_path: Path) -
     size = len(tokenizer["tokenizer.ggml.tokens"])
     model = reference_model(WIDE | {"vocab_size": size})
     file = tmp_path / "model.gguf"
-    arch, _, keys, _, change = CASES["llama"]
-    metadata = llama_metadata(model, keys) | tokenizer | {"attention.key_length": 16}
+    arch, _, _, change = CASES["llama"]
+    metadata = metadata_of(model) | tokenizer | {"attention.key_length": 16}
     write_gguf(file, arch, model, metadata, change=change)
     bundle = export(file, tmp_path / "bundle", options=ExportOptions(via=via))
     assert bundle.manifest.tokenizer == "tokenizer.json"

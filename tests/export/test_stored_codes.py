@@ -8,7 +8,7 @@ from typing import Any
 import onnx
 import pytest
 from tests.modeling.checkpoint.gguf_cases import CASES
-from tests.modeling.checkpoint.gguf_files import llama_metadata, turned, write_gguf
+from tests.modeling.checkpoint.gguf_files import metadata_of, turned, write_gguf
 from tests.modeling.checkpoint.packed_files import METHODS, WIDE, write_packed
 from tests.modeling.tiny_models import reference_model
 from torch import Tensor
@@ -118,7 +118,7 @@ PRODUCTS = ("attn_q", "attn_k", "attn_v", "attn_output", "ffn_gate", "ffn_up", "
 def write_model(folder: Path, kinds: dict[str, str], *, turns: bool = False, **values: Any) -> Path:
     """A GGUF file with tensors of these types, of a llama unless `values` say otherwise."""
     model_type = values.get("model_type", "llama")
-    arch, _, keys, _, change_qwen2 = CASES[model_type]
+    arch, _, _, change_qwen2 = CASES[model_type]
     model = reference_model(WIDE | values)
 
     def change(name: str, tensor: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ def write_model(folder: Path, kinds: dict[str, str], *, turns: bool = False, **v
         heads = {"attn_q": 4, "attn_k": 2}.get(name.split(".")[-2])
         return turned(tensor, heads) if turns and heads else tensor
 
-    metadata = llama_metadata(model, keys) | ({"attention.key_length": 16} if turns else {})
+    metadata = metadata_of(model) | ({"attention.key_length": 16} if turns else {})
     write_gguf(folder / "model.gguf", arch, model, metadata, change=change, kinds=kinds)
     return folder / "model.gguf"
 

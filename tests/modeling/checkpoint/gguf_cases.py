@@ -5,47 +5,17 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from tests.modeling.checkpoint.gguf_files import (
-    LLAMA_KEYS,
-    llama_metadata,
-    turned,
-    write_gguf,
-)
+from tests.modeling.checkpoint.gguf_files import metadata_of, turned, write_gguf
 from tests.modeling.tiny_models import LLAMA, reference_model
 from tests.tiny.classics import CLASSICS
 from tests.tiny.decoders import GPT2
 from torch import Tensor
 from transformers import PreTrainedModel
 
-WINDOWED = LLAMA_KEYS | {
-    "sliding_window": "attention.sliding_window",
-    "head_dim": "attention.key_length",
-}
-
-LAYER_NORM = {key: value for key, value in LLAMA_KEYS.items() if key != "rms_norm_eps"}
-
-GPT2_KEYS = {
-    "n_positions": "context_length",
-    "n_embd": "embedding_length",
-    "n_layer": "block_count",
-    "n_head": "attention.head_count",
-    "layer_norm_epsilon": "attention.layer_norm_epsilon",
-}
-
-NEOX_KEYS = LAYER_NORM | {"layer_norm_eps": "attention.layer_norm_epsilon"}
-
 HEADS = {"embed_out.weight": "lm_head.weight"}
 """Names that transformers changes when it loads a checkpoint."""
 
 FALCON = CLASSICS["falcon"] | {"num_attention_heads": 4}
-
-FALCON_KEYS = {
-    "max_position_embeddings": "context_length",
-    "hidden_size": "embedding_length",
-    "num_hidden_layers": "block_count",
-    "num_attention_heads": "attention.head_count",
-    "layer_norm_epsilon": "attention.layer_norm_epsilon",
-}
 
 Change = Callable[[str, Tensor], Tensor]
 
@@ -83,17 +53,21 @@ def with_parts_apart(groups: int, group: int) -> Change:
 
 
 class Case(NamedTuple):
-    """Architecture, config, the file's names of config keys, more metadata, and how rows move."""
+    """Architecture, config, what a file says besides its values, and how rows move."""
 
     arch: str
     values: dict[str, Any]
-    keys: dict[str, str]
     metadata: dict[str, Any] = {}  # noqa: RUF012 - of a tuple
     change: Change = as_it_is
 
 
 def llama(model_type: str = "llama", /, **values: Any) -> dict[str, Any]:
     return LLAMA | {"model_type": model_type, **values}
+
+
+def turned_llama(values: dict[str, Any] = LLAMA, **metadata: Any) -> Case:
+    """A family whose queries and keys converters turn, in files of its own type."""
+    return Case(values["model_type"], values, metadata, with_turned_pairs)
 
 
 WIDE = {"head_dim": 16}
@@ -109,160 +83,94 @@ YARN = {
 
 LINEAR = {"rope_type": "linear", "factor": 2.0, "rope_theta": 500.0}
 
-SCALES = {
-    "attention_multiplier": "attention.scale",
-    "embedding_multiplier": "embedding_scale",
-    "residual_multiplier": "residual_scale",
-    "logits_scaling": "logit_scale",
+FACTORS = {
+    "attention_multiplier": 0.25,
+    "embedding_multiplier": 3.0,
+    "residual_multiplier": 0.5,
+    "logits_scaling": 2.0,
 }
-
-BLOOM = CLASSICS["bloom"] | {"n_head": 4}
 
 HALF = {"rope.dimension_count": 4}
 
+WIDTHS = {"feed_forward_length": 128}
+
+CAPS = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0}
+
+NEOX = {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
+
 CASES = {
-    "llama": Case("llama", LLAMA, LLAMA_KEYS, change=with_turned_pairs),
+    "llama": turned_llama(),
     # Files hold floats of 32 bits.
-    "llama-exact": Case(
-        "llama", llama(rms_norm_eps=2.0**-20), LLAMA_KEYS, change=with_turned_pairs
-    ),
-    "llama-tied-biased": Case(
-        "llama",
-        llama(tie_word_embeddings=True, attention_bias=True),
-        LLAMA_KEYS,
-        change=with_turned_pairs,
-    ),
-    "llama-linear": Case(
-        "llama",
+    "llama-exact": turned_llama(llama(rms_norm_eps=2.0**-20)),
+    "llama-tied-biased": turned_llama(llama(tie_word_embeddings=True, attention_bias=True)),
+    "llama-linear": turned_llama(
         llama(rope_parameters=LINEAR),
-        LLAMA_KEYS,
-        {"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
-        with_turned_pairs,
+        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
     ),
-    "llama-yarn": Case(
-        "llama",
+    "llama-yarn": turned_llama(
         llama(rope_parameters=YARN),
-        LLAMA_KEYS,
-        {
-            "rope.scaling.type": "yarn",
-            "rope.scaling.factor": 2.0,
-            "rope.scaling.original_context_length": 48,
-        },
-        with_turned_pairs,
+        **{"rope.scaling.type": "yarn", "rope.scaling.factor": 2.0},
+        **{"rope.scaling.original_context_length": 48},
     ),
-    "qwen2": Case("qwen2", llama("qwen2"), LLAMA_KEYS),
+    "qwen2": Case("qwen2", llama("qwen2")),
     "qwen3": Case(
         "qwen3",
         llama("qwen3", **WIDE),
-        WINDOWED,
         {"attention.value_length": 16, "rope.dimension_count": 16},
     ),
-    "smollm3": Case(
-        "smollm3", llama("smollm3", num_hidden_layers=4), LLAMA_KEYS, change=with_turned_pairs
-    ),
-    "olmo2": Case("olmo2", llama("olmo2"), LLAMA_KEYS),
-    "granite": Case(
-        "granite",
-        llama(
-            "granite",
-            attention_multiplier=0.25,
-            embedding_multiplier=3.0,
-            residual_multiplier=0.5,
-            logits_scaling=2.0,
-        ),
-        LLAMA_KEYS | SCALES,
-        change=with_turned_pairs,
-    ),
-    "gemma": Case("gemma", llama("gemma", **WIDE), WINDOWED, change=with_gains_of_one),
-    "gemma2": Case(
-        "gemma2",
-        llama("gemma2", **GEMMA),
-        WINDOWED,
-        {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
-        with_gains_of_one,
-    ),
+    "smollm3": turned_llama(llama("smollm3", num_hidden_layers=4)),
+    "olmo2": Case("olmo2", llama("olmo2")),
+    "granite": turned_llama(llama("granite", **FACTORS)),
+    "gemma": Case("gemma", llama("gemma", **WIDE), change=with_gains_of_one),
+    "gemma2": Case("gemma2", llama("gemma2", **GEMMA), CAPS, with_gains_of_one),
     "gemma3": Case(
         "gemma3",
         llama("gemma3_text", num_hidden_layers=6, tie_word_embeddings=True, **GEMMA),
-        WINDOWED,
         {"rope.freq_base": 1e6},
         with_gains_of_one,
     ),
-    "phi3": Case(
-        "phi3",
-        llama("phi3", sliding_window=7),
-        LLAMA_KEYS | {"sliding_window": "attention.sliding_window"},
-    ),
-    "starcoder2": Case(
-        "starcoder2",
-        llama("starcoder2", use_bias=True, sliding_window=None),
-        LAYER_NORM | {"norm_epsilon": "attention.layer_norm_epsilon"},
-    ),
+    "phi3": Case("phi3", llama("phi3", sliding_window=7)),
+    "starcoder2": Case("starcoder2", llama("starcoder2", use_bias=True, sliding_window=None)),
     "stablelm": Case(
         "stablelm",
         llama("stablelm", partial_rotary_factor=0.5),
-        NEOX_KEYS,
         HALF | {"use_parallel_residual": False},
     ),
-    "gpt2": Case("gpt2", GPT2, GPT2_KEYS, {"feed_forward_length": 128}, transposed),
+    "gpt2": Case("gpt2", GPT2, WIDTHS, transposed),
     "gptneox": Case(
         "gptneox",
-        {key: value for key, value in LLAMA.items() if key != "num_key_value_heads"}
-        | {"model_type": "gpt_neox", "rotary_pct": 0.5},
-        NEOX_KEYS,
+        NEOX | {"model_type": "gpt_neox", "rotary_pct": 0.5},
         HALF | {"use_parallel_residual": True},
         with_parts_apart(4, 1),
     ),
     "falcon": Case(
         "falcon",
         FALCON | {"multi_query": True},
-        FALCON_KEYS,
-        {"attention.head_count_kv": 1, "feed_forward_length": 128},
+        WIDTHS | {"attention.head_count_kv": 1},
         with_parts_apart(1, 4),
     ),
     "falcon-two-norms": Case(
         "falcon",
         FALCON | {"new_decoder_architecture": True, "num_kv_heads": 2},
-        FALCON_KEYS,
-        {"attention.head_count_kv": 2, "feed_forward_length": 128},
+        WIDTHS | {"attention.head_count_kv": 2},
         with_parts_apart(2, 2),
     ),
-    "command-r": Case(
-        "command-r", llama("cohere", logit_scale=0.25), NEOX_KEYS | {"logit_scale": "logit_scale"}
-    ),
+    "command-r": Case("command-r", llama("cohere", logit_scale=0.25)),
     "cohere2": Case(
-        "cohere2",
-        llama("cohere2", num_hidden_layers=4, sliding_window=5, logit_scale=0.25),
-        NEOX_KEYS | {"logit_scale": "logit_scale", "sliding_window": "attention.sliding_window"},
+        "cohere2", llama("cohere2", num_hidden_layers=4, sliding_window=5, logit_scale=0.25)
     ),
-    "phi2": Case("phi2", llama("phi", partial_rotary_factor=0.5), NEOX_KEYS, HALF),
-    "olmo": Case(
-        "olmo",
-        llama("olmo", clip_qkv=0.5),
-        LAYER_NORM | {"clip_qkv": "attention.clamp_kqv"},
-        {"attention.layer_norm_epsilon": 1e-5},
-        with_turned_pairs,
-    ),
+    "phi2": Case("phi2", llama("phi", partial_rotary_factor=0.5), HALF),
+    "olmo": turned_llama(llama("olmo", clip_qkv=0.5), **{"attention.layer_norm_epsilon": 1e-5}),
     "nemotron": Case(
-        "nemotron",
-        llama("nemotron", partial_rotary_factor=0.5),
-        LAYER_NORM | {"norm_eps": "attention.layer_norm_epsilon"},
-        HALF,
-        with_gains_of_one,
+        "nemotron", llama("nemotron", partial_rotary_factor=0.5), HALF, with_gains_of_one
     ),
-    "arcee": Case("arcee", llama("arcee"), LLAMA_KEYS, change=with_turned_pairs),
-    "ernie4_5": Case("ernie4_5", llama("ernie4_5", **WIDE), WINDOWED),
-    "seed_oss": Case("seed_oss", llama("seed_oss", attention_bias=True, **WIDE), WINDOWED),
+    "arcee": turned_llama(llama("arcee")),
+    "ernie4_5": Case("ernie4_5", llama("ernie4_5", **WIDE)),
+    "seed_oss": Case("seed_oss", llama("seed_oss", attention_bias=True, **WIDE)),
     "bloom": Case(
         "bloom",
-        BLOOM,
-        {
-            "hidden_size": "embedding_length",
-            "n_layer": "block_count",
-            "n_head": "attention.head_count",
-            "layer_norm_epsilon": "attention.layer_norm_epsilon",
-        },
-        {"context_length": 96, "feed_forward_length": 128},
+        CLASSICS["bloom"] | {"n_head": 4},
+        WIDTHS | {"context_length": 96},
         with_parts_apart(4, 1),
     ),
 }
@@ -270,8 +178,8 @@ CASES = {
 
 def written(name: str, folder: Path, **more: Any) -> tuple[PreTrainedModel, Path]:
     """The reference model of a case, and its file."""
-    arch, values, keys, metadata, change = CASES[name]
+    arch, values, metadata, change = CASES[name]
     model = reference_model(values)
     file = folder / "model.gguf"
-    write_gguf(file, arch, model, llama_metadata(model, keys) | metadata, change=change, **more)
+    write_gguf(file, arch, model, metadata_of(model) | metadata, change=change, **more)
     return model, file

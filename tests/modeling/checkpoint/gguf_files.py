@@ -9,15 +9,32 @@ import numpy as np
 from torch import Tensor
 from transformers import PreTrainedModel
 
-LLAMA_KEYS = {
+KEYS = {
     "max_position_embeddings": "context_length",
+    "n_positions": "context_length",
     "hidden_size": "embedding_length",
+    "n_embd": "embedding_length",
     "num_hidden_layers": "block_count",
+    "n_layer": "block_count",
     "intermediate_size": "feed_forward_length",
     "num_attention_heads": "attention.head_count",
+    "n_head": "attention.head_count",
     "num_key_value_heads": "attention.head_count_kv",
+    "head_dim": "attention.key_length",
+    "sliding_window": "attention.sliding_window",
     "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "layer_norm_eps": "attention.layer_norm_epsilon",
+    "layer_norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "norm_eps": "attention.layer_norm_epsilon",
+    "clip_qkv": "attention.clamp_kqv",
+    "attention_multiplier": "attention.scale",
+    "embedding_multiplier": "embedding_scale",
+    "residual_multiplier": "residual_scale",
+    "logits_scaling": "logit_scale",
+    "logit_scale": "logit_scale",
 }
+"""Keys of files by those of configs."""
 
 Metadata = Mapping[str, Any]
 
@@ -71,10 +88,10 @@ def write_gguf(
     writer.close()
 
 
-def llama_metadata(model: PreTrainedModel, keys: Mapping[str, str] = LLAMA_KEYS) -> dict[str, Any]:
+def metadata_of(model: PreTrainedModel) -> dict[str, Any]:
     """The values of a config under the keys of a file."""
     values = model.config.to_dict()
-    metadata = {key: values[name] for name, key in keys.items() if values.get(name) is not None}
+    metadata = {key: values[name] for name, key in KEYS.items() if values.get(name) is not None}
     theta = (values.get("rope_parameters") or {}).get("rope_theta")
     return metadata if theta is None else metadata | {"rope.freq_base": float(theta)}
 
