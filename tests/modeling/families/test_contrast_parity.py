@@ -3,29 +3,32 @@
 import copy
 import math
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from syrupy.assertion import SnapshotAssertion
+from tests.modeling.checkpoint.refusals import edit
 from tests.modeling.tiny_encoders import (
     EncoderCase,
     Ragged,
     pooled_output,
     ragged,
     random_images,
+    reference_output,
 )
 from tests.modeling.tiny_models import assert_same_logits
-from tests.tiny.encoders import CLIP, CLIP_TEXT, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
+from tests.refusals import refusal
+from tests.tiny.encoders import CLIP, CLIP_TEXT, CLIP_VISION, SIGLIP, SIGLIP_TEXT, SIGLIP_VISION
 from torch import Tensor
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.checkpoint.checkpoint import Checkpoint, open_checkpoint
 from ortolan.modeling.checkpoint.contrast import Contrast, kind_of, read_contrast
-from ortolan.modeling.checkpoint.folder import config_from_hf, limit_context, read_config
+from ortolan.modeling.checkpoint.folder import config_from_hf, read_config
 from ortolan.modeling.config import AttentionPooling, EmbeddingHead, EncoderConfig
-from ortolan.modeling.errors import CheckpointError, ConfigError
 
 TEXTS = ragged(9, 1, 16, 4)
 
@@ -58,21 +61,29 @@ def texts_of(checkpoint: Checkpoint) -> EncoderModel:
     return load(checkpoint.texts, EncoderModel)
 
 
-@pytest.mark.parametrize("eos_token_id", [2, END], ids=["highest", "own"])
-def test_clip_pools_the_first_end_of_a_text(eos_token_id: int, tmp_path: Path) -> None:
-    values = clip(eos_token_id)
-    reference = EncoderCase("CLIPModel", values).write(tmp_path)
+@pytest.mark.parametrize("name", ["clip, the highest id ends", "clip, its own id ends", "siglip"])
+def test_both_encoders_compare_as_in_transformers(name: str, tmp_path: Path) -> None:
+    """CLIP pools the first end of a text, SigLIP the last position of a padded one."""
+    is_clip = name.startswith("clip")
+    values = clip(END if "own" in name else 2) if is_clip else SIGLIP
+    reference = EncoderCase("CLIPModel" if is_clip else "SiglipModel", values).write(tmp_path)
     checkpoint = open_checkpoint(tmp_path)
-    ids, pixels = with_ends(TEXTS, END), random_images(values)
+    texts, pixels = texts_of(checkpoint), random_images(values)
+    if is_clip:
+        ids = with_ends(TEXTS, END)
+        given, inputs = {"attention_mask": TEXTS.mask}, [ids, TEXTS.lengths]
+    else:
+        length = texts.config.context_length
+        ids = torch.cat((TEXTS.ids, torch.full((4, length - 16), 1)), 1)
+        given, inputs = {}, [ids]
     with torch.inference_mode():
-        expected = reference(input_ids=ids, attention_mask=TEXTS.mask, pixel_values=pixels)
-        images_NW = load(checkpoint, EncoderModel)(pixels)
-        texts_LW = texts_of(checkpoint)(ids, TEXTS.lengths)
+        expected: Any = reference(input_ids=ids, pixel_values=pixels, **given)
+        images_NW, texts_LW = load(checkpoint, EncoderModel)(pixels), texts(*inputs)
     assert_same_logits(images_NW, expected.image_embeds)
     assert_same_logits(texts_LW, expected.text_embeds)
     contrast = contrast_of(checkpoint)
-    assert (contrast.scores, contrast.bias) == ("softmax", 0)
-    logits_NL = images_NW @ texts_LW.T * contrast.scale
+    assert contrast.scores == ("softmax" if is_clip else "sigmoid")
+    logits_NL = images_NW @ texts_LW.T * contrast.scale + contrast.bias
     torch.testing.assert_close(logits_NL, expected.logits_per_image, rtol=1e-4, atol=1e-5)
 
 
@@ -86,52 +97,25 @@ def test_padding_never_ends_a_text(tmp_path: Path) -> None:
         assert_same_logits(encoder(ids, TEXTS.lengths)[1:2], encoder(ids[1:2, :1]))
 
 
-def test_siglip_pools_images_by_attention_and_texts_at_their_last_position(tmp_path: Path) -> None:
-    reference = EncoderCase("SiglipModel", SIGLIP).write(tmp_path)
-    checkpoint = open_checkpoint(tmp_path)
-    texts = texts_of(checkpoint)
-    length = texts.config.context_length
-    ids = torch.cat((TEXTS.ids, torch.full((4, length - 16), 1)), 1)
-    pixels = random_images(SIGLIP)
-    with torch.inference_mode():
-        expected = reference(input_ids=ids, pixel_values=pixels)
-        images_NW, texts_LW = load(checkpoint, EncoderModel)(pixels), texts(ids)
-    assert_same_logits(images_NW, expected.image_embeds)
-    assert_same_logits(texts_LW, expected.text_embeds)
-    contrast = contrast_of(checkpoint)
-    assert contrast.scores == "sigmoid"
-    assert contrast.bias == pytest.approx(reference.state_dict()["logit_bias"].item())
-    logits_NL = images_NW @ texts_LW.T * contrast.scale + contrast.bias
-    torch.testing.assert_close(logits_NL, expected.logits_per_image, rtol=1e-4, atol=1e-5)
+TOWERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "clip texts": ("CLIPTextModel", CLIP_TEXT),
+    "clip texts, projected": ("CLIPTextModelWithProjection", CLIP_TEXT),
+    "clip images": ("CLIPVisionModel", CLIP_VISION),
+    "siglip texts": ("SiglipTextModel", SIGLIP_TEXT),
+    "siglip images": ("SiglipVisionModel", SIGLIP_VISION),
+    "siglip images, states": ("SiglipVisionModel", SIGLIP_VISION | {"vision_use_head": False}),
+}
 
 
-@pytest.mark.parametrize(
-    ("architecture", "values"),
-    [
-        ("CLIPTextModel", CLIP_TEXT),
-        ("CLIPTextModelWithProjection", CLIP_TEXT),
-        ("SiglipTextModel", SIGLIP_TEXT),
-        ("SiglipVisionModel", SIGLIP_VISION),
-    ],
-)
-def test_a_tower_on_its_own_returns_its_pooled_state(
-    architecture: str, values: dict[str, Any], tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("name", TOWERS)
+def test_a_tower_on_its_own_returns_its_pooled_state(name: str, tmp_path: Path) -> None:
+    architecture, values = TOWERS[name]
     reference = EncoderCase(architecture, values).write(tmp_path)
     inputs = random_images(values) if "image_size" in values else TEXTS.ids
-    name = "pixel_values" if "image_size" in values else "input_ids"
+    output = reference_output if name.endswith("states") else pooled_output
     with torch.inference_mode():
         ours = load(tmp_path, EncoderModel)(inputs)
-    assert_same_logits(ours, pooled_output(reference, **{name: inputs}))
-
-
-def test_a_tower_without_its_pooling_returns_states(tmp_path: Path) -> None:
-    values = SIGLIP_VISION | {"vision_use_head": False}
-    reference = EncoderCase("SiglipVisionModel", values).write(tmp_path)
-    pixels = random_images(values)
-    with torch.inference_mode():
-        expected = reference(pixel_values=pixels).last_hidden_state
-        assert_same_logits(load(tmp_path, EncoderModel)(pixels), expected)
+    assert_same_logits(ours, output(reference, **{reference.main_input_name: inputs}))
 
 
 @pytest.mark.parametrize("kind", ["clip", "siglip"])
@@ -171,46 +155,30 @@ def test_old_configs_repeat_an_encoder_and_transformers_reads_the_repetition() -
     assert config.head.end == 49_407  # not that of text_config
 
 
-@pytest.mark.parametrize(
-    ("name", "value", "words"),
-    [
-        ("logit_scale", None, "expected a tensor with one number, got none"),
-        ("logit_scale", torch.zeros(2), "got one of shape"),
-        ("logit_scale", torch.tensor(math.nan), "must be finite"),
-        ("logit_scale", torch.tensor(20.0), "at most 10000"),
-        ("logit_bias", None, "logit_bias: expected a tensor with one number"),
-    ],
-)
+SENSELESS: dict[str, tuple[str, Tensor | None]] = {
+    "no scale": ("logit_scale", None),
+    "two scales": ("logit_scale", torch.zeros(2)),
+    "a scale that is no number": ("logit_scale", torch.tensor(math.nan)),
+    "a scale too large": ("logit_scale", torch.tensor(20.0)),
+    "no bias": ("logit_bias", None),
+}
+
+
+@pytest.mark.parametrize("name", SENSELESS)
 def test_a_comparison_without_sense_is_refused(
-    name: str, value: Tensor | None, words: str, tmp_path: Path
+    name: str, tmp_path: Path, snapshot: SnapshotAssertion
 ) -> None:
     EncoderCase("SiglipModel", SIGLIP).write(tmp_path)
-    tensors = load_file(tmp_path / "model.safetensors")
-    del tensors[name]
-    if value is not None:
-        tensors[name] = value
-    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(CheckpointError, match=words):
-        contrast_of(open_checkpoint(tmp_path))
+    tensor, value = SENSELESS[name]
+    edit(tmp_path, lambda t: t.pop(tensor) if value is None else t.update({tensor: value}))
+    assert refusal(lambda: contrast_of(open_checkpoint(tmp_path)), tmp_path) == snapshot
 
 
-def test_a_classifier_has_no_texts(tmp_path: Path) -> None:
-    EncoderCase("SiglipForImageClassification", SIGLIP).write(tmp_path)
-    assert open_checkpoint(tmp_path).texts is None
-
-
-def test_padded_texts_have_one_length(tmp_path: Path) -> None:
-    EncoderCase("SiglipTextModel", SIGLIP_TEXT).write(tmp_path)
-    config = read_config(tmp_path, EncoderConfig)
-    assert limit_context(config, config.context_length) == config
-    with pytest.raises(ConfigError, match="max_context must be 96"):
-        limit_context(config, 40)
-
-
-def test_only_a_text_has_an_end(tmp_path: Path) -> None:
+def test_only_a_text_has_an_end(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
     EncoderCase("SiglipVisionModel", SIGLIP_VISION).write(tmp_path)
     config = read_config(tmp_path, EncoderConfig)
+    assert open_checkpoint(tmp_path).texts is None
     assert isinstance(config.head, EmbeddingHead)
     assert isinstance(config.head.pooling, AttentionPooling)
-    with pytest.raises(ConfigError, match="end token"):
-        replace(config, head=replace(config.head, end=3))
+    with_end = partial(replace, config.head, end=3)
+    assert refusal(lambda: replace(config, head=with_end())) == snapshot

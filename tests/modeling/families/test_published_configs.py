@@ -11,19 +11,12 @@ from transformers import AutoConfig, PreTrainedConfig
 
 from ortolan.modeling.checkpoint.folder import config_from_hf, empty_model
 from ortolan.modeling.config import (
-    AlibiPositions,
-    AttentionConfig,
     ClassifierHead,
     LearnedPositions,
     LinearScaling,
-    Llama3Scaling,
-    LongRopeScaling,
     ModelConfig,
     NoPositions,
-    NormConfig,
-    RelativeBiasPositions,
     RotaryPositions,
-    SinusoidalPositions,
 )
 from ortolan.modeling.families import FAMILIES, published_config
 
@@ -89,8 +82,13 @@ def test_a_model_has_its_size_in_transformers(name: str) -> None:
     assert size(read(name)) == expected + bias + head
 
 
-# transformers writes that the head of flan-t5-small is tied, which its weights contradict.
-@pytest.mark.parametrize("name", sorted({*WITH_CLASS} - {"flan-t5-small"}))
+OTHERWISE = {"flan-t5-small", "SmolLM3-3B", "nomic-embed-text-v1.5", "nomic-embed-text-v1.5-hf"}
+"""Of these, transformers writes a tied head, other special tokens, or other names."""
+
+REWRITTEN = sorted({*PUBLISHED} - OTHERWISE)
+
+
+@pytest.mark.parametrize("name", REWRITTEN)
 def test_a_config_reads_the_same_after_transformers_rewrote_it(name: str) -> None:
     rewritten = in_transformers(name).to_dict()
     assert config_from_hf(rewritten, ModelConfig) == read(name)
@@ -120,37 +118,6 @@ QWEN2_ON: dict[str, object] = {
 KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
 FACTS: dict[str, dict[str, object]] = {
-    "Llama-3.2-1B": {
-        "positions": RotaryPositions(
-            dim=64,
-            theta=500_000.0,
-            scaling=Llama3Scaling(
-                factor=32.0, low_freq_factor=1.0, high_freq_factor=4.0, original_context=8192
-            ),
-        ),
-        "context_length": 131_072,
-        "eos_token_ids": (128_001, 128_008, 128_009),
-        "bos_token_id": 128_000,
-        "pad_token_id": None,
-        "blocks.*.attention": [
-            AttentionConfig(num_heads=32, num_kv_heads=8, head_dim=64, scale=0.125)
-        ]
-        * 16,
-    },
-    "gpt2": {
-        "positions": LearnedPositions(),
-        "tied_head": True,
-        "blocks.0.dense.intermediate_size": 3072,
-        "blocks.0.dense.activation": "gelu_tanh",
-    },
-    "Qwen3-0.6B": {
-        "blocks.0.attention.query_key_norm": NormConfig(kind="rms", eps=1e-6),
-        "blocks.0.attention.head_dim": 128,
-        "blocks.0.attention.num_heads": 16,
-        "blocks.0.attention.qkv_bias": False,
-        "hidden_size": 1024,
-        "tied_head": True,
-    },
     # Old configs of Gemma say gelu and mean its approximation.
     "gemma-2b": {
         "blocks.0.dense.activation": "gelu_tanh",
@@ -161,61 +128,24 @@ FACTS: dict[str, dict[str, object]] = {
         WINDOWS: [None if (i + 1) % 6 == 0 else 512 for i in range(26)],
         "blocks.4.attention.rotary": RotaryPositions(dim=256, theta=10_000.0),
         "positions": RotaryPositions(dim=256, theta=1_000_000.0),
-        "final_softcap": None,
     },
     "Phi-4-mini": {
-        "positions": RotaryPositions(
-            dim=96,
-            scaling=LongRopeScaling(
-                short_factors=(1.0,) * 48,
-                long_factors=(2.0,) * 48,
-                original_context=4096,
-                attention_factor=1.1902380714238083,
-            ),
-        )
+        "positions.dim": 96,
+        "positions.scaling.original_context": 4096,
+        "positions.scaling.attention_factor": 1.1902380714238083,
     },
     "SmolLM3-3B": {ROTARIES: [None, None, None, NoPositions()] * 9, "tied_head": True},
-    "granite-3.3-2b": {
-        "head_scale": 1 / 8,
-        "embedding_scale": 12.0,
-        "blocks.0.residual_scale": 0.22,
-        "blocks.0.attention.scale": 0.015625,
-    },
-    "phi-2": {"positions": RotaryPositions(dim=32)},
-    "gpt-j-6b": {"positions": RotaryPositions(dim=64, interleaved=True)},
-    "pythia-70m": {"positions": RotaryPositions(dim=16)},
-    "bloom-560m": {"positions": AlibiPositions()},
-    "opt-125m": {"positions": LearnedPositions(offset=2)},
     "gpt-neo-125m": {WINDOWS: [None, 256] * 6},
-    "falcon-7b": {"blocks.0.placement": "parallel", "blocks.0.attention.num_kv_heads": 1},
-    "falcon-40b": {"blocks.0.placement": "parallel_norms", "blocks.0.attention.num_kv_heads": 8},
-    "stablelm-2-1_6b": {"blocks.0.dense.kind": "gated"},
     "opus-mt-en-de": {
-        "shared_embedding": True,
-        "decoder.tied_head": True,
-        "decoder.head_bias": True,
-        "decoder.positions": SinusoidalPositions(layout="halves"),
-        "decoder.embedding_scale": 512**0.5,
         "encoder.embedding_norm": None,
         "encoder.final_norm": None,
         "encoder.blocks.*.placement": ["post"] * 6,
         "decoder_start_token_id": 58100,
         "eos_token_ids": (0,),
     },
-    "flan-t5-small": {
-        "encoder.positions": RelativeBiasPositions(buckets=32, max_distance=128),
-        "decoder.tied_head": False,
-        "decoder.head_scale": 1.0,
-        "decoder.blocks.0.attention.scale": 1.0,
-        "decoder.blocks.0.dense.activation": "gelu_tanh",
-    },
-    "t5-small": {
-        "decoder.tied_head": True,
-        "decoder.head_scale": 512**-0.5,
-        "decoder.blocks.0.dense.kind": "mlp",
-    },
+    "flan-t5-small": {"decoder.tied_head": False, "decoder.head_scale": 1.0},
+    "t5-small": {"decoder.tied_head": True, "decoder.head_scale": 512**-0.5},
     "roberta-base": {"context_length": 512, "positions": LearnedPositions(offset=2, padding=1)},
-    "vit-base-patch16-224": {"context_length": 197, "blocks.0.placement": "pre"},
     SST2: {
         "head": ClassifierHead(labels=("NEGATIVE", "POSITIVE"), pooling="first", activation="relu")
     },
@@ -230,7 +160,6 @@ FACTS: dict[str, dict[str, object]] = {
     },
     "ModernBERT-base": {
         WINDOWS: [None if i % 3 == 0 else 65 for i in range(22)],
-        "rotaries.*.theta": [160_000.0, 10_000.0],
         "blocks.*.attention_norm": [False, *[True] * 21],
     },
     "embeddinggemma-300m": {
