@@ -1,254 +1,206 @@
-"""Changes to an ONNX graph of kinds that have crashed a kernel, or might."""
+"""Changes to any field of an ONNX graph, and traps."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from functools import cache
 from random import Random
+from typing import Any
 
-from onnx import AttributeProto, GraphProto, ModelProto, NodeProto, TensorProto, helper
-from tests.hostile.operators import random_operator
-from tests.hostile.tensor_changes import change_initializer, random_tensor
-from tests.hostile.traps import TRAPS
+import numpy as np
+import onnx.defs
+from google.protobuf.descriptor import FieldDescriptor  # type: ignore[import-untyped]
+from google.protobuf.message import Message  # type: ignore[import-untyped]
+from onnx import ModelProto, TensorProto, numpy_helper
+from tests.hostile.documents import flip_bytes, logarithmic
+from tests.hostile.traps import set_trap
 from tests.nonsense import FLOATS, INTEGERS, STRINGS
 
-Change = Callable[[Random, ModelProto], str]
+_UNREAD = frozenset(
+    f"onnx.{name}"
+    for name in (
+        *("GraphProto.name", "GraphProto.doc_string", "GraphProto.value_info", "NodeProto.name"),
+        *("NodeProto.doc_string", "ModelProto.producer_name", "AttributeProto.doc_string"),
+    )
+)
+"""Fields without a meaning."""
+
+_DOMAINS = ("ai.onnx.ml", "ai.onnx.preview.training", "com.microsoft.nchwc", "x", "\ud7ff", "com.m")
+
+_WORDS = tuple(word for word in STRINGS if word.isascii())
+
+_HOW = ("replace", "replace", "replace", "add", "repeat", "cut", "remove", "exchange")
+
+_NUMBERS: dict[int, type[Any]] = {
+    TensorProto.INT64: np.int64,
+    TensorProto.INT32: np.int32,
+    TensorProto.FLOAT: np.float32,
+}
 
 
 def change_graph(random: Random, data: bytes) -> tuple[bytes, str]:
     """Change one thing in a graph, and describe the change."""
     model = ModelProto.FromString(data)
-    changes, weights = zip(*_CHANGES, strict=True)
-    (change,) = random.choices(changes, weights)
-    summary = change(random, model)
+    summary = set_trap(random, model) if random.random() < 0.1 else _change_field(random, model)
     return model.SerializeToString(), summary
 
 
-def _attribute_value(random: Random, model: ModelProto) -> str:
-    """Set an attribute to an extreme value of the same or another type."""
-    node = random.choice(_with_attributes(model) or [_node(random, model)])
-    if not node.attribute:
-        return _attribute_added(random, model)
-    attribute = random.choice(node.attribute)
-    if attribute.type == AttributeProto.INTS and random.random() < 0.7:
-        numbers = list(attribute.ints) or [0]
-        numbers[random.randrange(len(numbers))] = random.choice(INTEGERS)
-        attribute.ints[:] = numbers * random.choice([1, 1, 1, 2])
-        return f"{node.op_type}.{attribute.name} = {numbers}"
-    integers = attribute.type == AttributeProto.INT
-    kind = AttributeProto.INT if integers == (random.random() < 0.9) else AttributeProto.FLOAT
-    return f"{node.op_type}.{attribute.name} = {_set(random, attribute, kind)}"
-
-
-def _set(random: Random, attribute: AttributeProto, kind: int) -> str:
-    name = attribute.name
-    value: object = random.choice(INTEGERS if kind == AttributeProto.INT else FLOATS)
-    if random.random() < 0.05:
-        value = random.choice([[1, 2], [0.5], "text", ["a"], random_tensor(random, "value")])
-    attribute.CopyFrom(helper.make_attribute(name, value))
-    return f"{value!r:.60}"
-
-
-def _attribute_added(random: Random, model: ModelProto) -> str:
-    node, other = _node(random, model), random.choice(_with_attributes(model) or [None])
-    if other is not None and random.random() < 0.6:
-        added = AttributeProto()
-        added.CopyFrom(random.choice(other.attribute))
+def _change_field(random: Random, model: ModelProto) -> str:
+    message, field = _place(random, _start(random, model))
+    name = f"{message.DESCRIPTOR.name} {getattr(message, 'name', '')}.{field.name}"
+    if hasattr(getattr(message, field.name), "extend"):
+        return f"{name}: {_change_items(random, model, message, field)}"
+    if random.random() < 0.15:
+        message.ClearField(field.name)
+        return f"{name} cleared"
+    value = _value(random, model, message, field)
+    if isinstance(value, Message):
+        getattr(message, field.name).CopyFrom(value)
     else:
-        names = ("axis", "to", "do_rotary", "K", "bits", "k_quant_type", "value_int", "fmod", "x")
-        added = helper.make_attribute(random.choice(names), random.choice(INTEGERS))
-    node.attribute.append(added)
-    return f"{node.op_type} gets {added.name}"
+        setattr(message, field.name, value)
+    return f"{name} is {_shown(value)}"
 
 
-def _attribute_removed(random: Random, model: ModelProto) -> str:
-    nodes = _with_attributes(model)
-    if not nodes:
-        return _node_removed(random, model)
-    node = random.choice(nodes)
-    place = random.randrange(len(node.attribute))
-    name = node.attribute[place].name
-    del node.attribute[place]
-    return f"{node.op_type} without {name}"
+def _shown(value: object) -> str:
+    return " ".join(f"{value!r}".split())[:60]
 
 
-def _input_rewired(random: Random, model: ModelProto) -> str:
-    """Rewire an input to another value, to none, or to one that does not exist."""
-    node = _node(random, model)
-    if not node.input:
-        return _input_added(random, model)
-    place, old = random.randrange(len(node.input)), list(node.input)
-    node.input[place] = random.choice([*_values(model), "", "nowhere"])
-    return f"{node.op_type} input {place}: {old[place]!r} -> {node.input[place]!r}"
-
-
-def _input_added(random: Random, model: ModelProto) -> str:
-    node = _node(random, model)
-    count = random.choice([1, 1, 2, 4, 20, 300])
-    node.input.extend(random.choices([*_values(model), ""], k=count))
-    return f"{node.op_type} gets {count} inputs"
-
-
-def _input_removed(random: Random, model: ModelProto) -> str:
-    node = _node(random, model)
-    if not node.input:
-        return _node_removed(random, model)
-    place = random.randrange(len(node.input))
-    del node.input[place:]
-    return f"{node.op_type} keeps {place} inputs"
-
-
-def _outputs_changed(random: Random, model: ModelProto) -> str:
-    node = _node(random, model)
-    if random.random() < 0.5 or len(node.output) < 2:
-        count = random.choice([1, 2, 8, 300])
-        node.output.extend(f"more.{random.randrange(10**6)}" for _ in range(count))
-        return f"{node.op_type} gets {count} outputs"
-    node.output[random.randrange(len(node.output))] = random.choice([*_values(model), ""])
-    return f"{node.op_type} outputs {list(node.output)}"
-
-
-def _operator_changed(random: Random, model: ModelProto) -> str:
-    """Choose another operator of the graph, or any."""
-    node, other = _node(random, model), _node(random, model)
-    old, domain, name = node.op_type, other.domain, other.op_type
-    if random.random() < 0.4:
-        domain, name = random_operator(random)
-    node.domain, node.op_type = domain, name
-    return f"{old} -> {domain or 'ai.onnx'}::{name}"
-
-
-def _node_removed(random: Random, model: ModelProto) -> str:
-    place = random.randrange(len(model.graph.node))
-    summary = f"{model.graph.node[place].op_type} removed"
-    del model.graph.node[place]
-    return summary
-
-
-def _node_copied(random: Random, model: ModelProto) -> str:
-    """Copy a node, with other outputs or the same."""
-    copy = NodeProto()
-    copy.CopyFrom(_node(random, model))
-    if random.random() < 0.8:
-        copy.output[:] = [f"{name}.copy" for name in copy.output]
-    nodes = list(model.graph.node)
-    nodes.insert(random.randrange(len(nodes) + 1), copy)
-    _set_nodes(model.graph, nodes)
-    return f"{copy.op_type} copied to {list(copy.output)}"
-
-
-def _nodes_reordered(random: Random, model: ModelProto) -> str:
-    nodes = list(model.graph.node)
-    first, second = (random.randrange(len(nodes)) for _ in range(2))
-    nodes[first], nodes[second] = nodes[second], nodes[first]
-    _set_nodes(model.graph, nodes)
-    return f"nodes {first} and {second} exchanged"
-
-
-def _value_type(random: Random, model: ModelProto) -> str:
-    entry = random.choice([*model.graph.input, *model.graph.output])
-    tensor = entry.type.tensor_type
-    if random.random() < 0.4:
-        tensor.elem_type = random.randint(0, 26)
-        return f"{entry.name} of type {tensor.elem_type}"
-    dims = tensor.shape.dim
-    if not dims or random.random() < 0.2:
-        dims.add(dim_value=random.choice(INTEGERS))
-    elif random.random() < 0.2:
-        del dims[random.randrange(len(dims)) :]
-    elif random.random() < 0.5:
-        random.choice(dims).dim_value = random.choice(INTEGERS)
-    else:
-        random.choice(dims).dim_param = random.choice(["batch", "sequence", "", "new"])
-    return f"{entry.name} of shape {[d.dim_param or d.dim_value for d in dims]}"
-
-
-def _values_changed(random: Random, model: ModelProto) -> str:
-    side = random.choice(["input", "output"])
-    entries = getattr(model.graph, side)
-    entry = random.choice(entries)
-    match random.randrange(4):
-        case 0:
-            entries.add().CopyFrom(entry)
-            return f"{side} {entry.name} twice"
-        case 1:
-            name = random.choice(_values(model))
-            entries.append(helper.make_tensor_value_info(name, random.randint(1, 16), ["batch", 2]))
-            return f"{side} {name} added"
-        case 2:
-            old, entry.name = entry.name, random.choice([*_values(model), "new"])
-            return f"{side} {old} is {entry.name}"
-    name = entry.name
-    entries.remove(entry)
-    return f"{side} {name} removed"
-
-
-def _model_field(random: Random, model: ModelProto) -> str:
-    number = random.choice(INTEGERS)
-    match random.randrange(5):
-        case 0:
-            model.ir_version = number
-            return f"ir_version {number}"
-        case 1:
-            model.opset_import[0].version = random.choice([number, *range(1, 30)])
-            return f"opset {model.opset_import[0].version}"
-        case 2:
-            model.opset_import.add(domain=random.choice(["", "com.microsoft", "x"]), version=1)
-            return "an opset more"
-        case 3:
-            node = helper.make_node("Identity", ["a"], ["b"])
-            opsets = [helper.make_opsetid("", 20)]
-            name, domain = _node(random, model).op_type, random.choice(["", "com.microsoft", "x"])
-            model.functions.append(helper.make_function(domain, name, ["a"], ["b"], [node], opsets))
-            return f"a function {domain}::{name}"
-    model.metadata_props.add(key=random.choice(STRINGS[:9]), value="x" * random.choice([1, 10**6]))
-    return "metadata"
-
-
-def _values(model: ModelProto) -> list[str]:
+def _start(random: Random, model: ModelProto) -> Message:
+    """The message to walk down from."""
     graph = model.graph
-    produced = [name for node in graph.node for name in node.output if name]
-    constants = [tensor.name for tensor in graph.initializer]
-    return [*produced, *constants, *(entry.name for entry in graph.input)]
+    chosen: list[Message] = [
+        random.choice([*part, graph]) for part in (graph.node, graph.initializer)
+    ]
+    attributes = [attribute for node in graph.node for attribute in node.attribute]
+    values = [*graph.input, *graph.output]
+    chosen += [random.choice([*part, graph]) for part in (attributes, values)]
+    return random.choices([*chosen, graph, model], (36, 20, 22, 6, 12, 4))[0]
 
 
-def _node(random: Random, model: ModelProto) -> NodeProto:
-    if not model.graph.node:
-        model.graph.node.append(helper.make_node("Identity", [""], ["only"]))
-    node: NodeProto = random.choice(model.graph.node)
-    return node
+def _place(random: Random, message: Message) -> tuple[Any, FieldDescriptor]:
+    """Walk down to a field, mostly one that is set."""
+    every = [field for field in message.DESCRIPTOR.fields if field.full_name not in _UNREAD]
+    present = [field for field, _ in message.ListFields() if field.full_name not in _UNREAD]
+    field = random.choice(present if present and random.random() < 0.9 else every)
+    if field.message_type is not None and field in present and random.random() < 0.85:
+        inner = getattr(message, field.name)
+        return _place(random, random.choice(inner) if hasattr(inner, "extend") else inner)
+    return message, field
 
 
-def _with_attributes(model: ModelProto) -> list[NodeProto]:
-    return [node for node in model.graph.node if node.attribute]
+def _change_items(random: Random, model: ModelProto, message: Any, field: FieldDescriptor) -> str:
+    """Replace, remove, repeat or exchange some of the items of a field, or add one."""
+    items = list(getattr(message, field.name))
+    at = random.randrange(len(items) + 1)
+    match random.choice(_HOW):
+        case "remove" if at < len(items):
+            what = f"{at} removed"
+            del items[at]
+        case "cut":
+            what = f"cut to {at}"
+            del items[at:]
+        case "repeat" if items:
+            count = logarithmic(random, 300)
+            what = f"{count} more"
+            items[at:at] = random.choices(items, k=count)
+        case "exchange" if items:
+            other = random.randrange(len(items))
+            at = min(at, len(items) - 1)
+            items[at], items[other] = items[other], items[at]
+            what = f"{at} and {other} exchanged"
+        case how:
+            value = _value(random, model, message, field)
+            items[at : at + (how == "replace")] = [value]
+            what = f"{at} is {_shown(value)}"
+    if field.message_type is not None:  # clearing empties the items
+        items = [type(item).FromString(item.SerializeToString()) for item in items]
+    message.ClearField(field.name)
+    getattr(message, field.name).extend(items)
+    return what
 
 
-def _set_nodes(graph: GraphProto, nodes: list[NodeProto]) -> None:
-    copies = [NodeProto.FromString(node.SerializeToString()) for node in nodes]
-    del graph.node[:]
-    graph.node.extend(copies)
+def _value(random: Random, model: ModelProto, message: Any, field: FieldDescriptor) -> Any:
+    """An extreme value, or one from elsewhere in the model."""
+    match field.cpp_type:
+        case FieldDescriptor.CPPTYPE_MESSAGE:
+            known = [part for part in _parts(model) if part.DESCRIPTOR is field.message_type]
+            return random.choice(known) if known else field.message_type._concrete_class()
+        case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
+            return random.choice(FLOATS)
+        case FieldDescriptor.CPPTYPE_ENUM:
+            return random.choice(list(field.enum_type.values_by_number))
+        case FieldDescriptor.CPPTYPE_INT32:
+            return random.choice([*range(27), -1, 2**31 - 1, -(2**31)])
+        case FieldDescriptor.CPPTYPE_STRING:
+            return _text(random, model, message, field)
+    return random.choice(INTEGERS)
 
 
-def _initializer(random: Random, model: ModelProto) -> str:
-    if not model.graph.initializer:
-        return _node_removed(random, model)
-    tensor: TensorProto = random.choice(model.graph.initializer)
-    return change_initializer(random, tensor)
+def _text(random: Random, model: ModelProto, message: Any, field: FieldDescriptor) -> str | bytes:
+    if field.name == "raw_data":
+        return _numbers(random, message)
+    if field.name in ("op_type", "domain") and random.random() < 0.4:
+        return random_operator(random)[field.name == "op_type"]
+    words = {getattr(part, "name", "") for part in _parts(model)}
+    words |= {word for node in model.graph.node for word in (*node.output, node.op_type)}
+    word = random.choice([*sorted(words), "", "nowhere", f"{random.choice(INTEGERS)}", *_WORDS])
+    return word.encode() if field.type == FieldDescriptor.TYPE_BYTES else word
 
 
-_CHANGES: tuple[tuple[Change, int], ...] = (
-    (_attribute_value, 22),
-    (_input_rewired, 14),
-    (_initializer, 18),
-    (_operator_changed, 10),
-    (_attribute_added, 4),
-    (_attribute_removed, 4),
-    (_input_added, 4),
-    (_input_removed, 3),
-    (_outputs_changed, 3),
-    (_node_removed, 2),
-    (_node_copied, 3),
-    (_nodes_reordered, 2),
-    (_value_type, 4),
-    (_values_changed, 4),
-    (_model_field, 3),
-    *TRAPS,
-)
-"""Changes and their weights."""
+def _numbers(random: Random, tensor: TensorProto) -> bytes:
+    """Change some numbers of a tensor, or the number of its bytes."""
+    data = tensor.raw_data
+    kind = _NUMBERS.get(tensor.data_type)
+    if random.random() < 0.2 or not data:
+        return random.choice([b"", data[1:], data * 2, bytes(9)])
+    if kind is None or len(data) % np.dtype(kind).itemsize or random.random() < 0.2:
+        return flip_bytes(random, data)[0]
+    numbers = np.frombuffer(data, kind).copy()
+    first = random.randrange(numbers.size)
+    with np.errstate(all="ignore"):
+        value = np.array(random.choice(FLOATS if kind is np.float32 else INTEGERS)).astype(kind)
+    numbers[first : random.choice([first + 1, numbers.size])] = value
+    return numbers.tobytes()
+
+
+def _parts(message: Any) -> Iterator[Any]:
+    """Messages inside a message, at any depth."""
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for part in value if hasattr(value, "extend") else [value]:
+                yield part
+                yield from _parts(part)
+
+
+def random_tensor(random: Random, name: str) -> TensorProto:
+    """Return a small tensor of any type, sometimes of strings."""
+    if random.random() < 0.1:
+        texts = TensorProto(name=name, data_type=TensorProto.STRING, dims=[2])
+        texts.string_data[:] = [b"a", b"b"]
+        return texts
+    shape = random.choice([(), (0,), (1,), (2,), (1, 1), (3, 4), (0, 4), (1, 2, 3, 4)])
+    kinds = (np.float32, np.int64, np.int32, np.float64, np.float16, np.int8, np.uint8, np.bool_)
+    with np.errstate(all="ignore"):
+        array = np.full(shape, random.choice(INTEGERS), np.int64).astype(random.choice(kinds))
+    tensor: TensorProto = numpy_helper.from_array(array, name)
+    return tensor
+
+
+@cache
+def attribute_names() -> dict[tuple[str, str], list[str]]:
+    """Return the attributes of every operator of onnxruntime and ONNX, by domain and name."""
+    # late: the runtime must be imported first
+    from onnxruntime.capi import (  # type: ignore[import-untyped]
+        onnxruntime_pybind11_state as library,
+    )
+
+    schemas = [*onnx.defs.get_all_schemas_with_history(), *library.get_all_operator_schema()]
+    return {(schema.domain, schema.name): list(schema.attributes) for schema in schemas}
+
+
+def random_operator(random: Random) -> tuple[str, str]:
+    """Return a domain and a name, sometimes of an operator that does not exist."""
+    domain, name = random.choice(sorted(attribute_names()))
+    if random.random() < 0.05:
+        domain = random.choice(_DOMAINS)
+    if random.random() < 0.05:
+        name = random.choice([name.lower(), f"{name}2", "", name[:-1]])
+    return domain, name

@@ -1,96 +1,78 @@
-"""Graph changes of random size that are known to be expensive or to crash."""
+"""Nodes that are known to be expensive or to crash, and ways to add them to a graph."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import pairwise
 from random import Random
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from onnx import ModelProto, NodeProto, helper, numpy_helper
 from tests.hostile.documents import logarithmic
 from tests.nonsense import INTEGERS
 
+Array = NDArray[Any]
 
-def _crowd(random: Random, model: ModelProto) -> str:
-    count, value = logarithmic(random, 49_000), random.choice(_float_values(model))
-    operator = random.choice(["Identity", "Identity", "Tanh", "Neg"])
-    _append(
-        random, model, [helper.make_node(operator, [value], [f"crowd.{i}"]) for i in range(count)]
-    )
-    return f"{count} {operator} of {value}"
+Trap = Callable[[ModelProto], list[NodeProto]]
+"""Returns nodes for a graph, to which it adds constants. The last node has the result."""
+
+ONE = np.ones(1, np.float32)
+
+GROWN: Mapping[str, Callable[[int], tuple[Array, ...]]] = {
+    "Expand": lambda size: (ONE, np.array([size])),
+    "Tile": lambda size: (ONE, np.array([size])),
+    "ConstantOfShape": lambda size: (np.array([size]),),
+    "Range": lambda size: (np.array(0), np.array(size), np.array(1)),
+    "Pad": lambda size: (ONE, np.array([0, size])),
+    "Resize": lambda size: (ONE, ONE, np.array([size], np.float32)),
+    "OneHot": lambda size: (np.array(0), np.array(size), np.array([0, size])),
+}
+"""Inputs with which an operator writes so many numbers."""
 
 
-def _doubling(random: Random, model: ModelProto) -> str:
-    """Double a constant or a value many times."""
-    count, value = random.randint(2, 30), random.choice(_float_values(model))
-    if random.random() < 0.5:
-        value = _constant(model, "grain", np.ones(1024, np.float32))
-    names = [value, *(f"chain.{i}" for i in range(count))]
-    nodes = [
-        helper.make_node("Concat", [before, before], [after], axis=0)
-        for before, after in pairwise(names)
+def operator(op_type: str, *inputs: Array, domain: str = "", **attributes: Any) -> Trap:
+    """An operator over constants, which is computed at load."""
+
+    def nodes(model: ModelProto) -> list[NodeProto]:
+        names = [constant(model, value) for value in inputs]
+        return [helper.make_node(op_type, names, ["trap"], domain=domain, **attributes)]
+
+    return nodes
+
+
+def grown(op_type: str, size: int) -> Trap:
+    return operator(op_type, *GROWN[op_type](size))
+
+
+def readers(count: int, op_type: str = "Identity") -> Trap:
+    """Many readers of one value."""
+    return lambda model: [
+        helper.make_node(op_type, [value_of(model)], [f"trap.{place}"]) for place in range(count)
     ]
-    _append(random, model, nodes)
-    return f"{count} Concat of {value}"
 
 
-def _growing(random: Random, model: ModelProto) -> str:
-    size = 2 ** random.randint(8, 40)
-    one = _constant(model, "one", np.ones(1, np.float32))
-    shape = _constant(model, "huge", np.array([size], np.int64))
-    start, step = (_constant(model, f"at{i}", np.array(i, np.int64)) for i in range(2))
-    end = _constant(model, "end", np.array(size, np.int64))
-    pads = _constant(model, "pads", np.array([0, size], np.int64))
-    scales = _constant(model, "scales", np.array([size], np.float32))
-    node = random.choice(
-        [
-            helper.make_node("Expand", [one, shape], ["grown"]),
-            helper.make_node("Tile", [one, shape], ["grown"]),
-            helper.make_node("ConstantOfShape", [shape], ["grown"]),
-            helper.make_node("Range", [start, end, step], ["grown"]),
-            helper.make_node("Pad", [one, pads], ["grown"]),
-            helper.make_node("Resize", [one, "", scales], ["grown"], mode="nearest"),
-            helper.make_node("EyeLike", [one], ["grown"]),
-            helper.make_node("OneHot", [start, end, pads], ["grown"]),
-        ]
-    )
-    _append(random, model, [node])
-    return f"{node.op_type} to {size}"
+def doubled(times: int, *, of_constant: bool = True) -> Trap:
+    """Chain `Concat(x, x)` over a constant of 4 KiB, or over a value of a request."""
+
+    def nodes(model: ModelProto) -> list[NodeProto]:
+        grain = np.ones(1024, np.float32)
+        first = constant(model, grain) if of_constant else value_of(model)
+        names = [first, *(f"trap.{place}" for place in range(times))]
+        return [helper.make_node("Concat", [a, a], [b], axis=0) for a, b in pairwise(names)]
+
+    return nodes
 
 
-def _folded(random: Random, model: ModelProto) -> str:
-    """Add an operator over constants, which is computed at load."""
-    kind = random.choice([np.int64, np.int32, np.int8, np.float32])
-    with np.errstate(all="ignore"):
-        values = [np.array(random.choices(INTEGERS, k=2)).astype(kind) for _ in range(2)]
-    names = [_constant(model, f"folded.{i}", value) for i, value in enumerate(values)]
-    operators = ("Div", "Mod", "Pow", "BitShift", "Mul", "MatMulInteger", "Gather", "Slice", "Pad")
-    node = helper.make_node(random.choice(operators), names, ["folded"])
-    _append(random, model, [node])
-    return f"{node.op_type} of {[value.tolist() for value in values]}"
-
-
-def _constant(model: ModelProto, name: str, value: np.ndarray) -> str:
-    name = f"{name}.{len(model.graph.initializer)}"
+def constant(model: ModelProto, value: Array) -> str:
+    """Add a constant to a graph; return its name."""
+    name = f"constant.{len(model.graph.initializer)}"
     model.graph.initializer.append(numpy_helper.from_array(value, name))
     return name
 
 
-def _float_values(model: ModelProto) -> list[str]:
-    return [name for node in model.graph.node for name in node.output if name] or ["nothing"]
-
-
-def _append(random: Random, model: ModelProto, nodes: list[NodeProto]) -> None:
-    """Add nodes to a graph, read by its output, by another node, or by nothing."""
-    model.graph.node.extend(nodes)
-    readers, last = [node for node in model.graph.node if node.input], nodes[-1].output[0]
-    match random.randrange(4):
-        case 0:
-            pass
-        case 1:
-            reader = random.choice(readers)
-            reader.input[random.randrange(len(reader.input))] = last
-        case _:
-            join(model, last)
+def value_of(model: ModelProto) -> str:
+    """A value that depends on a request."""
+    return next((node.output[0] for node in model.graph.node if node.output), "nothing")
 
 
 def join(model: ModelProto, value: str) -> None:
@@ -108,7 +90,35 @@ def join(model: ModelProto, value: str) -> None:
     model.graph.node.extend(nodes)
 
 
-Trap = Callable[[Random, ModelProto], str]
+def set_trap(random: Random, model: ModelProto) -> str:
+    """Add a trap of random size, read by the output, by another node, or by nothing."""
+    trap = random.choices(*zip(*_TRAPS, strict=True))[0](random)
+    nodes = trap(model)
+    model.graph.node.extend(nodes)
+    last = nodes[-1].output[0]
+    match random.randrange(4):
+        case 0:
+            pass
+        case 1:
+            reader = random.choice([node for node in model.graph.node if node.input])
+            reader.input[random.randrange(len(reader.input))] = last
+        case _:
+            join(model, last)
+    return f"{len(nodes)} {nodes[-1].op_type}"
 
-TRAPS: tuple[tuple[Trap, int], ...] = ((_crowd, 1), (_doubling, 2), (_growing, 3), (_folded, 3))
-"""Changes and their weights."""
+
+def _folded(random: Random) -> Trap:
+    kind = random.choice([np.int64, np.int32, np.int8, np.float32])
+    with np.errstate(all="ignore"):
+        values = [np.array(random.choices(INTEGERS, k=2)).astype(kind) for _ in range(2)]
+    names = ("Div", "Mod", "Pow", "BitShift", "Mul", "MatMulInteger", "Gather", "Slice", "Pad")
+    return operator(random.choice(names), *values)
+
+
+_TRAPS: tuple[tuple[Callable[[Random], Trap], int], ...] = (
+    (lambda r: readers(logarithmic(r, 49_000), r.choice(["Identity", "Tanh", "Neg"])), 1),
+    (lambda r: doubled(r.randint(2, 30), of_constant=r.random() < 0.5), 2),
+    (lambda r: grown(r.choice(list(GROWN)), 2 ** r.randint(8, 40)), 3),
+    (_folded, 3),
+)
+"""Traps and their weights."""
