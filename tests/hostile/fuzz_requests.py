@@ -6,6 +6,7 @@
 After every refusal, and every tenth answer, a fixed request must give its first answer again.
 """
 
+import os
 import sys
 import tempfile
 import time
@@ -16,7 +17,7 @@ from random import Random
 from typing import Any
 
 from tests.hostile import bundles, child, command
-from tests.hostile.random_arguments import CallersError
+from tests.hostile.arguments import CallersError
 from tests.hostile.targets import TARGETS, Target
 
 import ortolan
@@ -47,7 +48,7 @@ def send(target: Target, bundle: Path, names: list[str], say: child.Say) -> None
         random = Random(name)
         refused = False
         try:
-            target.requests[random.choice(list(target.requests))](receiver, random)
+            target.send(receiver, random)
         except ALLOWED as error:
             refused = True
             if not f"{error}":
@@ -99,8 +100,10 @@ def main() -> int:
         numbers = range(options.count // len(options.targets))
         names = {kind: [f"{kind}/{seed}/{n}" for n in numbers] for kind in options.targets}
     bundles.write(options.bundles, tuple({TARGETS[kind].bundle for kind in names}))
+    folder = options.bundles.absolute()
     with tempfile.TemporaryDirectory() as work:
-        return int(bool(fuzz(options.bundles, names, Path(work, "log"))))
+        os.chdir(work)  # any text is a path where a session may be saved
+        return int(bool(fuzz(folder, names, Path(work, "log"))))
 
 
 if __name__ == "__main__":

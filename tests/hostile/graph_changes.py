@@ -122,7 +122,10 @@ def _value(random: Random, model: ModelProto, message: Any, field: FieldDescript
     match field.cpp_type:
         case FieldDescriptor.CPPTYPE_MESSAGE:
             known = [part for part in _parts(model) if part.DESCRIPTOR is field.message_type]
-            return random.choice(known) if known else field.message_type._concrete_class()
+            new = field.message_type._concrete_class()
+            if known:  # a copy, since it may hold the place that it goes to
+                new.ParseFromString(random.choice(known).SerializeToString())
+            return new
         case FieldDescriptor.CPPTYPE_FLOAT | FieldDescriptor.CPPTYPE_DOUBLE:
             return random.choice(FLOATS)
         case FieldDescriptor.CPPTYPE_ENUM:
