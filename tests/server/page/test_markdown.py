@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
 
 HERE = Path(__file__).parent
 FILES = Path(__file__).parents[3] / "src" / "ortolan" / "server" / "page" / "files"
@@ -86,25 +87,8 @@ def test_pieces_of_a_text_become_the_same_elements_with_positions_in_the_source(
         assert result["misplaced"] == [], text
 
 
-def test_elements_of_a_sample(shown: dict[str, Any]) -> None:
-    rel = 'rel="noopener noreferrer" target="_blank"'
-    for part in (
-        "<h3>Rivers of <em>Europe</em></h3>",
-        "<strong>long</strong>, some are <em>short</em>, and <code>a|b</code> is <s>not</s>",
-        f'<a href="https://example.org/rivers?a=1&#38;b=2" {rel}>more</a>',
-        f'<a href="https://example.org" {rel}>https://example.org</a>',
-        f'<a href="https://example.org/bare" {rel}>https://example.org/bare</a>.',
-        "<strong><s>old</s> bridges</strong>",
-        '<pre tabindex="0" data-language="python"><div>bridges',
-        "<blockquote><p>A quote\nof two lines</p></blockquote>",
-        '<th data-align="right">Length</th>',
-        '<td data-align="center"><code>x | y</code></td>',
-        '<td data-align="left">Loire</td><td data-align="right"></td>',
-        "<hr></hr>",
-        f'A picture: <a href="https://example.org/rhine.png" {rel}>the Rhine</a>.',
-        "Escapes: *plain*, 2 &#60; 3, &#60;b&#62;.",
-    ):
-        assert part in shown[SAMPLE]["html"]
+def test_elements_of_a_sample(shown: dict[str, Any], snapshot: SnapshotAssertion) -> None:
+    assert shown[SAMPLE]["html"].split("\n") == snapshot
 
 
 def test_deep_and_unclosed_marks_stay_bounded(shown: dict[str, Any]) -> None:

@@ -11,13 +11,13 @@ from urllib.parse import urlsplit
 
 import httpx2
 import pytest
+from syrupy.assertion import SnapshotAssertion
 from tests.hosts.node_package import installed_package
 from tests.server.live import LiveServer, serving_fp32
 
 DRIVER = Path(__file__).parent / "browser.mjs"
 FILES = Path(__file__).parents[3] / "src" / "ortolan" / "server" / "page" / "files"
 KEY = "sk-ünique"
-HTML = '<img src=x onerror="hacked=1"><b>bold</b><script>hacked=1</script>'
 
 
 def test_files_refer_to_no_absolute_address() -> None:
@@ -61,7 +61,7 @@ def results(
     done = subprocess.run(command, cwd=package, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     seen: dict[str, Any] = json.loads(done.stdout)
-    seen["pictures"] = sorted(path.stem for path in folder.iterdir())
+    assert len(list(folder.iterdir())) == 9
     return seen
 
 
@@ -102,11 +102,18 @@ def share(logprob: float) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("part", ["errors", "keyboard", "models", "text", "tokens"])
+def test_a_part_looks_as_it_was_reviewed(
+    results: dict[str, Any], part: str, snapshot: SnapshotAssertion
+) -> None:
+    assert results[part] == snapshot
+
+
+@pytest.mark.slow
 def test_stop_ends_the_request_and_keeps_the_text(results: dict[str, Any]) -> None:
     stop = results["stop"]
     assert stop["during"]["hint"] == [{"text": "word0␣", "share": "60.7 %", "isChosen": True}]
-    assert "Stop" in stop["during"]["buttons"]
-    assert "Send" not in stop["during"]["buttons"]
+    assert {"Stop", "Send"} & set(stop["during"]["buttons"]) == {"Stop"}
     assert len(stop["during"]["busy"]) == 1
     assert stop["note"] == ["Stopped."]
     assert stop["content"][0].startswith("word0 word1 word2")
@@ -117,51 +124,17 @@ def test_stop_ends_the_request_and_keeps_the_text(results: dict[str, Any]) -> No
 
 
 @pytest.mark.slow
-def test_everything_works_by_keyboard(results: dict[str, Any]) -> None:
-    keyboard, tokens = results["keyboard"], results["tokens"]
-    assert keyboard["start"] == "prompt"
-    assert keyboard["lines"] == "sl\n"
-    assert keyboard["stopped"] == ["Stopped."]
-    order = ["new", "token", "copy", "again", "prompt", "system", "temperature", "limit", "shade"]
-    assert keyboard["walk"][: len(order)] == order
-    assert (tokens["first"], tokens["second"]) == ("word0 ", "word1 ")
-    assert tokens["hint"][0]["text"] == "word1␣"
-    assert tokens["closed"] == []
-    assert tokens["stops"] == 1
-
-
-@pytest.mark.slow
-def test_html_stays_text(results: dict[str, Any]) -> None:
-    html = results["text"]["html"]
-    assert html["hacked"] == results["errors"]["hacked"] == 0
-    assert html["elements"] == 0
-    assert html["blocks"] == [["P", "", HTML], ["PRE", "html", f"{HTML}\n"]]
-    assert html["reasoning"] == [HTML]
-    assert html["calls"] == [f'{HTML}({{"city": "{HTML}"}})']
-    assert results["errors"]["errors"]["failing"][1] == f"It broke: {HTML}"
-
-
-@pytest.mark.slow
-def test_fences_become_boxes(results: dict[str, Any]) -> None:
-    assert results["text"]["fences"] == [
-        ["P", "", "See:"],
-        ["PRE", "python", "if x:\n  ```y\n"],
-        *(["P", "", text] for text in ("Done ```.\n1", "2")),
-    ]
-    assert "```python\nif x:" in results["text"]["copied"]
-
-
-@pytest.mark.slow
 def test_markdown_becomes_the_same_elements_in_any_pieces(results: dict[str, Any]) -> None:
     markdown = results["markdown"]
     first, *others = markdown["all"]
     assert others == [first] * 3
     assert '<td data-align="center"><code>x | y</code></td>' in first
-    assert "<li><p>Danube</p><ul><li><p>flows east</p></li>" in first
     assert markdown["copied"] == (DRIVER.parent / "sample.md").read_text(encoding="utf-8")
     in_code, late = markdown["hints"]
     assert in_code[0]["text"] == "`x␣"
     assert late[0]["isChosen"]
+    # of 130 tokens; if all nodes were replaced, it would be thousands
+    assert results["nodes"] < 300
 
 
 @pytest.mark.slow
@@ -177,11 +150,6 @@ def test_markdown_runs_no_script_and_loads_nothing(results: dict[str, Any]) -> N
 
 
 @pytest.mark.slow
-def test_a_stream_replaces_only_what_changes(results: dict[str, Any]) -> None:
-    assert results["nodes"] < 300  # nodes taken out over 130 tokens; all of them would be thousands
-
-
-@pytest.mark.slow
 def test_a_reload_keeps_the_conversation(results: dict[str, Any]) -> None:
     reload = results["reload"]
     before, after = reload["states"]
@@ -189,16 +157,13 @@ def test_a_reload_keeps_the_conversation(results: dict[str, Any]) -> None:
     assert before["turns"] == ["thinking", "sample"]
     assert before["values"] == ["int4", "A draft", "Be brief.", "0.5", ""]
     assert reload["shown"][0]["share"] == "60.7 %"
-    assert reload["cut"]["notes"] == ["Stopped."]
-    assert reload["cut"]["busy"] == 0
-    assert reload["cut"]["content"].startswith("word0 word1")
-    following = reload["following"]
-    assert following["model"] == "int4"
-    assert [message["role"] for message in following["messages"]] == [
-        *("system", *("user", "assistant") * 3, "user")
-    ]
-    assert following["messages"][2]["reasoning_content"] == "Hm."
-    assert following["messages"][6]["content"].startswith("word0 word1")
+    assert (reload["cut"]["notes"], reload["cut"]["busy"]) == (["Stopped."], 0)
+    following = reload["following"]["messages"]
+    assert reload["following"]["model"] == "int4"
+    roles = ["system", *("user", "assistant") * 3, "user"]
+    assert [message["role"] for message in following] == roles
+    assert following[2]["reasoning_content"] == "Hm."
+    assert following[6]["content"].startswith("word0 word1")
     assert reload["tight"] == {"isSame": True, "tokens": 0}  # text comes first
     assert reload["full"] == [
         "A reload will lose this conversation: the browser has no room for it."
@@ -207,36 +172,8 @@ def test_a_reload_keeps_the_conversation(results: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_each_token_gets_its_own_text(results: dict[str, Any]) -> None:
-    text = results["text"]
-    assert text["thinking"] == ["Hm.", "Yes ", "🐦", "."]
-    assert [row["text"] for row in text["halves"]] == ["f0 9f", "90 a6"]
-    assert [(row["text"], row["isChosen"]) for row in text["missing"]] == [
-        ("␣", False),
-        ("!", False),
-        (".", True),
-    ]
-    assert text["bands"] == ["0", "0", "3"]
-    assert not text["isOpen"]
-
-
-@pytest.mark.slow
-def test_errors_are_shown_in_words(results: dict[str, Any]) -> None:
-    errors = results["errors"]
-    assert {name: headline for name, (headline, _) in errors["errors"].items()} == {
-        "context": "The conversation does not fit the context",
-        "invalid": "The request failed",
-        "crash": "The request failed",
-        "gone": "The server does not answer",
-        "broken": "The answer is not complete",
-        "failing": "The request failed",
-    }
-    assert errors["errors"]["context"][1] == "The message of context."
-    assert errors["kept"] == ["Half an", "Half an"]
-    assert errors["shown"] == ["broken", "failing"]  # the others got no answer and were replaced
-    assert errors["status"] == "Next try in 1 s"
+def test_a_full_queue_is_tried_again(results: dict[str, Any]) -> None:
     assert results["seen"]["full"]["calls"] == 3
-    assert (errors["again"], errors["alone"]) == (1, 1)
 
 
 @pytest.mark.slow
@@ -250,28 +187,10 @@ def test_a_key_is_asked_for_and_kept_in_the_tab(results: dict[str, Any]) -> None
 
 
 @pytest.mark.slow
-def test_models_that_cannot_chat_or_are_unverified(results: dict[str, Any]) -> None:
-    models = results["models"]
-    assert models["gone"][0] == ["The server does not answer"]
-    assert models["gone"][1]["welcome"] == ["Not connected"]
-    is_disabled, none = models["none"]
-    assert is_disabled
-    assert none["welcome"] == ["No model to chat with"]
-    assert models["options"] == [["vectors (encoder)", True, False], ["draft", False, True]]
-    assert models["draft"]["certificate"] == [
-        "not verified",
-        "Not verified: no <b>device</b>.",
-        "int4",
-        "64 tokens",
-    ]
-
-
-@pytest.mark.slow
 def test_a_narrow_dark_window(results: dict[str, Any]) -> None:
     narrow = results["narrow"]
     assert max(narrow["widths"]) <= 0
-    assert narrow["box"]["left"] >= 0
-    assert narrow["box"]["right"] <= 360
+    assert 0 <= narrow["box"]["left"] <= narrow["box"]["right"] <= 360
     assert narrow["before"] == []
     assert narrow["dark"] != narrow["light"]
 
@@ -280,13 +199,7 @@ def test_a_narrow_dark_window(results: dict[str, Any]) -> None:
 def test_no_request_leaves_the_server_and_no_rule_is_broken(
     results: dict[str, Any], keyed: LiveServer
 ) -> None:
-    origins = {urlsplit(url)._replace(path="").geturl() for url in results["requests"]}
-    gateway = urlsplit(results["requests"][0])
-    assert origins == {f"http://{gateway.netloc}", keyed.url}
-    paths = {urlsplit(url).path for url in results["requests"] if gateway.netloc in url}
-    assert all(path.startswith("/llm/") for path in paths)
+    gateway = urlsplit(results["requests"][0]).netloc
+    for url in results["requests"]:
+        assert url.startswith((f"http://{gateway}/llm/", f"{keyed.url}/")), url
     assert all(problem.startswith("Failed to load") for problem in results["problems"])
-    assert results["pictures"] == [
-        *("empty", "error", "hover", "key", "markdown", "narrow", "narrow-markdown"),
-        *("narrow-settings", "streaming"),
-    ]
