@@ -1,10 +1,11 @@
 """Encoder-decoder bundles against transformers."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -12,9 +13,9 @@ from numpy.typing import NDArray
 from tests.runtime.tiny_translators import EOS, FORMS, SOURCES, START, family_of, reference
 from transformers import PreTrainedModel
 
-from ortolan.runtime import Completion, Seq2Seq, open_bundle
+from ortolan.runtime import Seq2Seq, open_bundle
 from ortolan.runtime.engine.engine import Engine
-from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.generation.beam_search import EarlyStopping
 
 NEW_TOKENS = 24
 
@@ -46,13 +47,13 @@ def pair(request: pytest.FixtureRequest, exported: Callable[[str], Path]) -> Pai
     return Pair(reference=reference(family_of(request.param)), engine=engine, bundle=model)
 
 
-def by_transformers(model: PreTrainedModel, source: list[int], **options: Any) -> Any:
+def by_transformers(model: PreTrainedModel, **options: Any) -> Any:
+    """Sequences of all sources."""
     generate: Any = model.generate
     with torch.inference_mode():
         return generate(
-            input_ids=torch.tensor([source]),
-            attention_mask=torch.ones(1, len(source), dtype=torch.long),
-            max_new_tokens=NEW_TOKENS,
+            input_ids=SOURCES.ids,
+            attention_mask=SOURCES.mask,
             do_sample=False,
             return_dict_in_generate=True,
             output_scores=True,
@@ -60,16 +61,14 @@ def by_transformers(model: PreTrainedModel, source: list[int], **options: Any) -
         )
 
 
-def without_padding(row: list[int]) -> tuple[int, ...]:
-    ends = [index for index, token in enumerate(row) if token in EOS]
+def without_padding(row: list[int], eos: Sequence[int] = EOS) -> tuple[int, ...]:
+    ends = [index for index, token in enumerate(row) if token in eos]
     return tuple(row[: ends[0] + 1] if ends else row)
 
 
 def test_greedy_sequences_equal_transformers(pair: Pair) -> None:
-    expected = [
-        without_padding(by_transformers(pair.reference, source).sequences[0, 1:].tolist())
-        for source in SOURCE_IDS
-    ]
+    output = by_transformers(pair.reference, max_new_tokens=NEW_TOKENS)
+    expected = [without_padding(row) for row in output.sequences[:, 1:].tolist()]
     alone = [pair.bundle.generate(source, max_new_tokens=NEW_TOKENS) for source in SOURCE_IDS]
     assert [done.tokens for done in alone] == expected
     together = pair.bundle.generate(SOURCE_IDS, max_new_tokens=NEW_TOKENS)
@@ -80,25 +79,92 @@ def test_greedy_sequences_equal_transformers(pair: Pair) -> None:
     assert len(set(expected)) > 12, "texts that do not depend on the source"
 
 
-def test_beam_sequences_and_scores_equal_transformers(pair: Pair) -> None:
-    options = {"num_beams": 4, "num_return_sequences": 3, "length_penalty": 1.2}
-    outputs = [by_transformers(pair.reference, source, **options) for source in SOURCE_IDS]
-    expected = [
-        [without_padding(row) for row in done.sequences[:, 1:].tolist()] for done in outputs
-    ]
-    ours: Any = {"beams": 4, "n_best": 3, "length_penalty": 1.2, "max_new_tokens": NEW_TOKENS}
-    alone = [pair.bundle.generate(source, **ours) for source in SOURCE_IDS]
-    assert [texts(done) for done in alone] == expected
-    together = pair.bundle.generate(SOURCE_IDS, **ours)
-    assert [texts(done) for done in together] == expected
-    scores = [[done.score, *(other.score for other in done.alternatives)] for done in together]
-    np.testing.assert_allclose(
-        scores, [done.sequences_scores.tolist() for done in outputs], rtol=1e-4, atol=1e-4
+# --- beams ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Search:
+    """Options of both implementations."""
+
+    beams: int = 4
+    eos: tuple[int, ...] = EOS
+    max_tokens: int = 16
+    length_penalty: float = 1.0
+    early_stopping: EarlyStopping = False
+    suppressed: tuple[int, ...] = ()
+    first: int | None = None
+    last: int | None = None
+    n_best: int = 1
+
+
+SEARCHES = {
+    "plain": Search(),
+    "one end": Search(eos=(2,), max_tokens=8),
+    "two beams": Search(beams=2),
+    "many beams": Search(beams=7, n_best=7),
+    "n-best": Search(n_best=4),
+    "early": Search(early_stopping=True),
+    "never": Search(early_stopping="never", n_best=2),
+    "never, for short texts": Search(early_stopping="never", length_penalty=-0.5),
+    "short texts": Search(length_penalty=-1.0, n_best=4),
+    "long texts": Search(length_penalty=2.0, n_best=4),
+    "early, long texts": Search(early_stopping=True, length_penalty=3.0, n_best=4),
+    "never, long texts": Search(early_stopping="never", length_penalty=1.5, n_best=4),
+    "no penalty": Search(length_penalty=0.0, early_stopping="never"),
+    "forced": Search(first=30, last=2, n_best=4),
+    "suppressed": Search(suppressed=(1, 10, 39, 52, 53, 55, 63, 75, 81), n_best=4),
+    "one token": Search(max_tokens=1, n_best=4),
+}
+
+
+@pytest.mark.parametrize(
+    ("pair", "case"),
+    [
+        pytest.param(form, case, marks=() if form == "marian" else pytest.mark.slow)
+        for form in ("marian", "bart", "t5", "marian-split")
+        for case in SEARCHES
+    ],
+    indirect=["pair"],
+)
+def test_beam_sequences_and_scores_equal_transformers(pair: Pair, case: str) -> None:
+    search = SEARCHES[case]
+    output = by_transformers(
+        pair.reference,
+        num_beams=search.beams,
+        num_return_sequences=search.n_best,
+        max_new_tokens=search.max_tokens,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+        eos_token_id=list(search.eos),
+        bad_words_ids=[[token] for token in search.suppressed] or None,
+        forced_bos_token_id=search.first,
+        forced_eos_token_id=search.last,
     )
+    tokens = msgspec.structs.replace(
+        pair.bundle.manifest.tokens,
+        eos=search.eos,
+        suppressed=search.suppressed,
+        forced_first=search.first,
+        forced_last=search.last,
+    )
+    manifest = msgspec.structs.replace(pair.bundle.manifest, tokens=tokens)
+    model = Seq2Seq(replace(pair.bundle.bundle, manifest=manifest), pair.engine)
+    done = model.generate(
+        SOURCE_IDS,
+        beams=search.beams,
+        n_best=search.n_best,
+        max_new_tokens=search.max_tokens,
+        length_penalty=search.length_penalty,
+        early_stopping=search.early_stopping,
+    )
+    rows = [row for best in done for row in (best, *best.alternatives)]
+    expected = [without_padding(row, search.eos) for row in output.sequences[:, 1:].tolist()]
+    assert [row.tokens for row in rows] == expected
+    scores = [row.score for row in rows]
+    np.testing.assert_allclose(scores, output.sequences_scores.tolist(), rtol=1e-4, atol=1e-4)
 
 
-def texts(outputs: Completion) -> list[tuple[int, ...]]:
-    return [outputs.tokens, *(other.tokens for other in outputs.alternatives)]
+# --- logits -----------------------------------------------------------------------------------
 
 
 def test_logits_equal_transformers(pair: Pair) -> None:
@@ -117,21 +183,6 @@ def test_a_token_that_is_appended_changes_nothing_before_it(pair: Pair) -> None:
     whole = pair.bundle.logits(source, ids)
     for length in range(1, len(ids)):
         assert_same(pair.bundle.logits(source, ids[:length]), whole[:length])
-
-
-def test_decode_steps_equal_teacher_forcing(pair: Pair) -> None:
-    source, ids = SOURCE_IDS[4], [START, *SOURCE_IDS[8]]
-    lengths = np.array([len(source)], np.int32)
-    slots, stepped = pair.engine.slots(), []
-    slots.put_sources(
-        [0], pair.engine.encode_source({"input_ids": np.array([source]), "lengths": lengths})
-    )
-    runner = Runner(pair.engine, slots)
-    runner.select([0])
-    for token in ids:
-        runner.step([token])
-        stepped.append(runner.logits_BV[0].copy())
-    assert_same(np.array(stepped), pair.bundle.logits(source, ids))
 
 
 def assert_same(got: NDArray[np.float32], expected: NDArray[np.float32]) -> None:

@@ -74,23 +74,6 @@ def test_growing_the_cache_keeps_to_the_reference(tiny: TinyDecoder, bare: Decod
     assert (expected.argmax(axis=-1) == tokens).mean() > 0.99
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=2.0, seed=3)])
-def test_a_cancel_function_changes_nothing(model: Decoder, sampling: Sampling) -> None:
-    options: Any = {"max_new_tokens": 40, "sampling": sampling}
-    alone, watched = (model.generate([9], cancel=c, **options) for c in (None, lambda: False))
-    assert outcome(alone) == outcome(watched)
-
-
-@settings(max_examples=8, deadline=None)
-@given(rows=st.lists(prompts, min_size=2, max_size=5), count=st.integers(1, 12))
-def test_a_batch_equals_its_prompts_alone(
-    model: Decoder, rows: list[list[int]], count: int
-) -> None:
-    together = model.generate(rows, max_new_tokens=count)
-    alone = [model.generate(row, max_new_tokens=count) for row in rows]
-    assert [outcome(done) for done in together] == [outcome(done) for done in alone]
-
-
 @pytest.mark.parametrize("seed", [7, SEED_LIMIT - 1])
 def test_seeds_of_a_batch_count_up(model: Decoder, seed: int) -> None:
     rows = ["one", "another", "x", "one"]
@@ -100,23 +83,6 @@ def test_seeds_of_a_batch_count_up(model: Decoder, seed: int) -> None:
         own = Sampling(temperature=1.0, seed=(seed + index) % SEED_LIMIT)
         assert together[index].tokens == model.generate(row, max_new_tokens=20, sampling=own).tokens
     assert together[0].tokens != together[3].tokens
-
-
-def test_rows_that_end_do_not_affect_others(model: Decoder) -> None:
-    rows = ["hello", "a", "worlds of wonder", "e"]
-    endless = model.generate(rows, max_new_tokens=30, ignore_eos=True)
-    stops = [done.text[at : at + 2] for done, at in zip(endless, (2, 9, 17, 4), strict=True)]
-    options: Any = {"max_new_tokens": 30, "stop": stops, "ignore_eos": True}
-    together = model.generate(rows, **options)
-    assert len({len(done.tokens) for done in together}) > 2
-    for row, done in zip(rows, together, strict=True):
-        assert outcome(done) == outcome(model.generate(row, **options))
-
-
-def test_rows_grow_the_cache_together(bare: Decoder) -> None:
-    rows = [[1] * 3, [2, 3] * 120, [4] * 250]
-    for row, done in zip(rows, bare.generate(rows, max_new_tokens=30), strict=True):
-        assert done.tokens == bare.generate(row, max_new_tokens=30).tokens
 
 
 def test_seeds_make_draws_reproducible(model: Decoder) -> None:

@@ -1,14 +1,24 @@
-"""Log-probabilities of tokens, compared with PyTorch."""
+"""Log-probabilities of tokens, new ones and those of a prompt."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.runtime import tiny_decoder
+from tests.runtime.chat.tiny_chat import chat_model
+from tests.runtime.conftest import POISON, Models
 from tests.runtime.tiny_decoder import TinyDecoder
 
-from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.errors import NumericError
+from ortolan.runtime import Decoder, load
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.errors import ContextLengthError, MemoryPlanError, NumericError
+from ortolan.runtime.generation.completion import Completion, TokenLogprobs
+from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.logprobs import token_logprobs, top_tokens
 from ortolan.runtime.generation.sampling_options import Sampling
@@ -64,3 +74,121 @@ def test_a_count_of_zero_returns_the_chosen_token_only(model: Decoder) -> None:
     assert done.logprobs is not None
     assert [logprobs.top for logprobs in done.logprobs] == [(), ()]
     assert model.generate("hello", max_new_tokens=2).logprobs is None
+
+
+# --- of a prompt ------------------------------------------------------------------------------
+
+IDS: list[int] = np.random.default_rng(1).integers(0, 90, 301).tolist()
+SCORED: Any = {"prompt_logprobs": 3, "max_new_tokens": 0}
+
+
+def exact_logprobs(model: Decoder, ids: list[int]) -> tuple[TokenLogprobs, ...]:
+    """Log-probabilities from the logits of an exact teacher-forced run."""
+    engine = model._engine
+    logits_SV = Runner(engine, engine.slots(2), exact=True).teacher_forced(ids)
+    return tuple(
+        token_logprobs(logits_V, token, 3)
+        for logits_V, token in zip(logits_SV[:-1], ids[1:], strict=True)
+    )
+
+
+def test_they_are_those_of_a_reference(model: Decoder, tiny: TinyDecoder) -> None:
+    done = model.generate(IDS, **SCORED)
+    assert done.prompt_logprobs is not None
+    assert [logprobs.token for logprobs in done.prompt_logprobs] == IDS[1:]
+    expected_SV = torch.log_softmax(torch.from_numpy(tiny.reference(IDS)), dim=1)
+    for logprobs, expected_V in zip(done.prompt_logprobs, expected_SV[:-1], strict=True):
+        assert logprobs.logprob == pytest.approx(float(expected_V[logprobs.token]), abs=1e-3)
+        assert [token for token, _ in logprobs.top] == torch.topk(expected_V, 3).indices.tolist()
+
+
+@pytest.mark.parametrize(
+    "kind",
+    ["fp32", "split", "recurrent", "by-token", "int4", "int4-split", "int8-prefill"],
+)
+def test_a_service_returns_the_same_whatever_else_it_does(models: Models, kind: str) -> None:
+    model, expected = models[kind], exact_logprobs(models[kind], IDS)
+    for cache_bytes in (0, 1 << 20):
+        with model.serve(slots=4, cache_bytes=cache_bytes) as service:
+            others = [service.submit(IDS[n:], max_new_tokens=30) for n in (0, 7)]
+            others[0].completion()
+            tickets = [service.submit(IDS, **SCORED, priority=n) for n in (0, 1)]
+            for ticket in tickets:
+                done = ticket.completion()
+                assert done.prompt_logprobs == expected
+                assert done.timings.cached_tokens == 0
+            assert others[1].completion().tokens
+    assert [done.prompt_logprobs for done in model.generate([IDS] * 3, **SCORED)] == [expected] * 3
+
+
+@pytest.mark.parametrize("kind", ["fp32", "recurrent", "by-token", "int4"])
+def test_new_tokens_do_not_depend_on_them(models: Models, kind: str) -> None:
+    options: Any = {"max_new_tokens": 5, "logprobs": 2, "ignore_eos": True}
+    with models[kind].serve(slots=2, cache_bytes=0) as service:
+        plain, scored = (
+            service.submit(IDS, **options, prompt_logprobs=count).completion()
+            for count in (None, 0)
+        )
+    assert (scored.tokens, scored.logprobs) == (plain.tokens, plain.logprobs)
+    assert plain.prompt_logprobs is None
+    assert all(logprobs.top == () for logprobs in scored.prompt_logprobs or ())
+
+
+def empty(model: Decoder, ids: list[int], **options: Any) -> Completion:
+    done: Completion = model.generate(ids, **SCORED, **options)
+    assert (done.text, done.tokens, done.finish_reason) == ("", (), "length")
+    assert done.timings.new_tokens == 0
+    return done
+
+
+def test_no_new_tokens_are_needed(model: Decoder) -> None:
+    assert empty(model, IDS, draft=PromptLookup(), logprobs=1).logprobs == ()
+    assert empty(model, [5]).prompt_logprobs == ()
+    with model.stream("hello", **SCORED) as stream:
+        assert list(stream) == []
+        assert len(stream.completion.prompt_logprobs or ()) == 4
+    with model.serve(slots=2) as service:
+        ticket = service.submit("hello", **SCORED)
+        assert not list(ticket.pieces())
+        assert ticket.completion().finish_reason == "length"
+
+
+@pytest.mark.parametrize("context", [160, 161])
+def test_the_longest_prompt_fills_the_context(tmp_path: Path, context: int) -> None:
+    path = tiny_decoder.write_bundle(tmp_path / "bundle", context_length=context).path
+    model, longest = load(path, Decoder), context - context % 2
+    with model.serve(slots=2) as service:
+        done = service.submit(IDS[:longest], **SCORED).completion()
+        assert len(done.prompt_logprobs or ()) == longest - 1
+        with pytest.raises(ContextLengthError, match=f"{longest} tokens. Shorten the prompt.$"):
+            service.submit(IDS[: longest + 1], **SCORED)
+
+
+def test_a_defective_prompt_fails_alone(poisoned: Decoder) -> None:
+    ids = [token for token in IDS[:200] if token != POISON]
+    with poisoned.serve(slots=2) as service:
+        sick = service.submit([*ids, POISON, *ids], prompt_logprobs=0, max_new_tokens=3)
+        healthy = service.submit(ids, prompt_logprobs=0, max_new_tokens=3)
+        with pytest.raises(NumericError, match="logprobs"):
+            sick.completion()
+        assert len(healthy.completion().prompt_logprobs or ()) == len(ids) - 1
+
+
+def test_a_conversation_computes_its_whole_prompt(tmp_path: Path) -> None:
+    model = chat_model(tmp_path)
+    conversation = model.conversation()
+    conversation.ask("Hi.", max_new_tokens=3)
+    reply = conversation.ask("And?", max_new_tokens=3, prompt_logprobs=1)
+    timings = reply.completion.timings
+    assert timings.cached_tokens == 0
+    assert len(reply.completion.prompt_logprobs or ()) == timings.prompt_tokens - 1
+
+
+def test_memory_for_the_logits_of_a_chunk_is_planned(
+    model: Decoder, memory_left: Callable[[int], None]
+) -> None:
+    prompt, states = [1] * 100, 101 * model.manifest.state_bytes("append")
+    memory_left(states + 2 * 4 * model.manifest.vocab_size)
+    model.generate(prompt, max_new_tokens=1)
+    with pytest.raises(MemoryPlanError):
+        model.generate(prompt, max_new_tokens=1, prompt_logprobs=0)

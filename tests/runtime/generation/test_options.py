@@ -1,23 +1,15 @@
 """Options of a request: their effects, and what is rejected before anything is computed."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import pytest
-from numpy.typing import NDArray
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
-from tests.runtime.tiny_decoder import BOS, CONTEXT, EOS
+from tests.runtime.tiny_decoder import CONTEXT, EOS
 
-from ortolan.runtime.bundle.manifest import Tokens
 from ortolan.runtime.decoder import Decoder
 from ortolan.runtime.engine.runner import Runner
-from ortolan.runtime.errors import ContextLengthError, TokenizerError
-from ortolan.runtime.generation.options import Options, checked_options
-from ortolan.runtime.generation.request import Constraints
-from ortolan.runtime.generation.request_reader import RequestReader
+from ortolan.runtime.generation.options import Options
 from ortolan.runtime.generation.sampling_options import Sampling
 
 SAMPLING = Sampling(temperature=3.0, seed=3)
@@ -58,16 +50,6 @@ def test_temperature_is_short_for_a_sampling(model: Decoder) -> None:
     assert len(draws) > 1
 
 
-def test_requests_are_read_without_computing(model: Decoder) -> None:
-    reader = RequestReader(model.bundle, model.tokenizer)
-    first, second = reader.prompts(["hello", []], {"max_new_tokens": 4, "sampling": SAMPLING})
-    assert (len(first.prompt), second.prompt, first.limit) == (5, [BOS], 4)
-    assert (first.sampling.seed, second.sampling.seed) == (3, 4)
-    assert reader.sequence(first).finish_reason is None
-    with pytest.raises(ContextLengthError):
-        reader.prompts([[1] * CONTEXT], {})
-
-
 INVALID: list[dict[str, Any]] = [
     {"max_tokens": 3},
     {"frob": 3},
@@ -94,6 +76,7 @@ INVALID: list[dict[str, Any]] = [
     {"prompt_logprobs": 1, "max_new_tokens": -1},
     {"grammar": {}},
     *({"n": n} for n in (0, True, "2", 257)),
+    {"prompt_logprobs": 1, "max_new_tokens": 0, "min_new_tokens": 1},
 ]
 
 
@@ -109,59 +92,3 @@ def test_an_invalid_option_is_refused_before_anything_is_computed(
     assert text == snapshot
     if "n" not in options:
         assert refusal(lambda: model.stream("hello", **options)) == text
-
-
-def test_stop_texts_need_a_tokenizer(model: Decoder) -> None:
-    with pytest.raises(TokenizerError, match="stop"):
-        checked_options({"stop": ["a"]}, model.manifest, None)
-
-
-# --- constraints ------------------------------------------------------------------------------
-
-BOTH = Constraints(opening=((5,),), last=2)
-
-
-@pytest.mark.parametrize(
-    ("constraints", "index", "limit", "expected"),
-    [
-        (BOTH, 0, 4, 5),
-        (BOTH, 1, 4, None),
-        (BOTH, 3, 4, 2),
-        (BOTH, 0, 1, 2),
-        (Constraints(), 0, 1, None),
-        (Constraints(opening=((0,),), last=0), 0, 9, 0),
-    ],
-)
-def test_the_first_and_the_last_token_are_forced(
-    constraints: Constraints, index: int, limit: int, expected: int | None
-) -> None:
-    assert constraints.forced(index, limit) == expected
-
-
-def test_suppressed_tokens_of_a_manifest_cannot_be_chosen() -> None:
-    constraints = Constraints.of(Tokens(forced_first=1, forced_last=2, suppressed=(0, 3)))
-    assert constraints.excluded(1) == (0, 3)
-    assert (constraints.opening, constraints.last) == (((1,),), 2)
-
-
-def allowed(constraints: Constraints, tokens: list[int]) -> list[int]:
-    """The ids that may follow."""
-    logits = np.ones(5, np.float32)
-    constraints.suppress(logits, tokens)
-    return np.isfinite(logits).nonzero()[0].tolist()
-
-
-def test_an_opening_comes_before_what_is_never_first() -> None:
-    tokens = Tokens(suppressed=(0,), suppressed_first=(3, 4))
-    assert allowed(Constraints.of(tokens), []) == [1, 2]
-    assert allowed(Constraints.of(tokens), [1]) == [1, 2, 3, 4]
-    opened = replace(Constraints.of(tokens), opening=((0, 4), (3,)), rule=without_last)
-    assert allowed(opened, []) == [0, 4]
-    assert opened.forced(1, 9) == 3
-    assert allowed(opened, [4, 3]) == [1, 2]
-    assert allowed(opened, [4, 3, 1]) == [2, 3, 4]
-
-
-def without_last(logits: NDArray[np.float32], tokens: Sequence[int]) -> None:
-    if tokens:
-        logits[tokens[-1]] = -np.inf

@@ -5,13 +5,16 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 
-from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.stop import StopMatcher
 from ortolan.runtime.limits import MAX_STOP_TEXT_BYTES, MAX_STOP_TEXTS
 
-LETTERS = st.text("ab", max_size=40)
-STOPS = st.lists(st.text("ab", min_size=1, max_size=6), max_size=4)
+LETTERS = st.text("ab", max_size=40) | st.text(max_size=20)
+STOPS = st.lists(
+    st.text("ab", min_size=1, max_size=6) | st.text(min_size=1, max_size=2), max_size=4
+)
 
 
 def naive(text: str, stops: Sequence[str]) -> tuple[str, bool]:
@@ -35,7 +38,7 @@ def splits(text: str, seed: int) -> list[str]:
     return [text[a:b] for a, b in zip([0, *cuts], [*cuts, len(text)], strict=True)]
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(text=LETTERS, stops=STOPS, seed=st.integers(0, 10_000))
 def test_result_equals_the_naive_search_for_any_split(
     text: str, stops: list[str], seed: int
@@ -52,14 +55,6 @@ def test_result_equals_the_naive_search_for_any_split(
             assert len(seen) - len(shown) == held_back(seen, stops)
     shown += matcher.flush()
     assert (shown, is_stopped) == naive(text, stops)
-
-
-@settings(max_examples=100, deadline=None)
-@given(text=st.text(max_size=30), stops=st.lists(st.text(min_size=1, max_size=3), max_size=3))
-def test_any_characters_are_compared_as_they_are(text: str, stops: list[str]) -> None:
-    matcher = StopMatcher(stops)
-    emitted, is_stopped = matcher.push(text)
-    assert (emitted + matcher.flush(), is_stopped) == naive(text, stops)
 
 
 @pytest.mark.parametrize(
@@ -82,13 +77,6 @@ def test_pieces(
     assert [matcher.flush(), matcher.flush()] == [rest, ""]
 
 
-def test_flushed_text_is_not_part_of_a_later_match() -> None:
-    matcher = StopMatcher(["END"])
-    matcher.push("theEN")
-    matcher.flush()
-    assert matcher.push("D") == ("D", False)
-
-
 def test_long_stop_texts_are_matched_in_linear_time() -> None:
     # all begin with the text: comparing each beginning anew would take minutes
     stops = ["a" * (MAX_STOP_TEXT_BYTES - 1) + letter for letter in "bcdefghijklmnopq"]
@@ -98,19 +86,23 @@ def test_long_stop_texts_are_matched_in_linear_time() -> None:
     assert matcher.push("q") == ("", True)
 
 
-@pytest.mark.parametrize(
-    "texts", ["stop", [b"stop"], [None], [5], ["a"] * (MAX_STOP_TEXTS + 1), ["a", ""]]
-)
-def test_invalid_stop_texts_are_rejected(texts: Any) -> None:
-    with pytest.raises(InputError, match=r"stop"):
-        StopMatcher(texts)
-    StopMatcher(["a"] * MAX_STOP_TEXTS)
+INVALID: dict[str, Any] = {
+    "text": "stop",
+    "bytes": [b"stop"],
+    "nothing": [None],
+    "number": [5],
+    "many": ["a"] * (MAX_STOP_TEXTS + 1),
+    "empty": ["a", ""],
+    "long": ["é" * (MAX_STOP_TEXT_BYTES // 2 + 1)],
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_stop_texts_are_refused(name: str, snapshot: SnapshotAssertion) -> None:
+    assert refusal(lambda: StopMatcher(INVALID[name])) == snapshot
 
 
 @pytest.mark.parametrize("letter", ["a", "é", "🙂"])
-def test_a_stop_text_is_bounded_in_bytes(letter: str) -> None:
-    most = MAX_STOP_TEXT_BYTES // len(letter.encode())
-    matcher = StopMatcher([letter * most])
-    assert matcher.push(letter * most) == ("", True)
-    with pytest.raises(InputError, match="1 to 1024 bytes"):
-        StopMatcher([letter * (most + 1)])
+def test_stop_texts_of_the_most_bytes_are_matched(letter: str) -> None:
+    longest = letter * (MAX_STOP_TEXT_BYTES // len(letter.encode()))
+    assert StopMatcher([longest] * MAX_STOP_TEXTS).push(longest) == ("", True)

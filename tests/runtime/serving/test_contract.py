@@ -262,7 +262,7 @@ def test_closing_by_a_deadline_cancels(receiver: Receiver, timeout: float) -> No
 
 
 def test_a_block_that_raises_cancels(receiver: Receiver) -> None:
-    tickets = []
+    tickets: list[Any] = []
 
     def fail() -> None:
         with ExitStack() as stack, receiver.model.serve() as service:
