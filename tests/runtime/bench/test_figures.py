@@ -1,6 +1,10 @@
-import pytest
+from functools import partial
 
-from ortolan.runtime.bench.cases import Case
+import pytest
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
+
+from ortolan.runtime.bench.cases import Case, cases, check_context
 from ortolan.runtime.bench.figures import Generation, case_result, weights
 from ortolan.runtime.inspect.step_reads import MatrixRead, StepReads
 
@@ -77,3 +81,38 @@ def test_weights_are_summed_by_format() -> None:
     total = weights(READS)
     assert total.formats == {"int4": 500, "int8": 400}
     assert (total.bytes, total.head_bytes, total.other_bytes) == (950, 400, 50)
+
+
+# --- cases ------------------------------------------------------------------------------------
+
+
+def test_names_are_those_of_llama_bench() -> None:
+    assert Case(kind="pp", tokens=512).name == "pp512"
+    assert Case(kind="tg", tokens=128, depth=1024).name == "tg128 @ d1024"
+
+
+def test_cases_go_through_depths_and_then_kinds() -> None:
+    names = [case.name for case in cases([8, 16], [4], [0, 32])]
+    assert names == ["pp8", "pp16", "tg4", "pp8 @ d32", "pp16 @ d32", "tg4 @ d32"]
+
+
+def test_zero_stands_for_none_and_repeated_cases_count_once() -> None:
+    assert [case.name for case in cases([0, 8, 8], [0], [2, 2])] == ["pp8 @ d2"]
+
+
+def test_mean_length_is_that_of_the_steps() -> None:
+    # after steps at depth 10 the cache holds 11, 12 and 13 tokens
+    assert Case(kind="tg", tokens=3, depth=10).mean_length == 12
+
+
+def test_cases_beyond_the_context_or_without_tokens_are_rejected(
+    snapshot: SnapshotAssertion,
+) -> None:
+    check_context([Case(kind="pp", tokens=64), Case(kind="tg", tokens=4, depth=60)], 64)
+    for chosen in (
+        [Case(kind="pp", tokens=4), Case(kind="tg", tokens=5, depth=60)],
+        cases([512], [128]),
+        [Case(kind="pp", tokens=1, depth=64)],
+        *([Case(kind="pp", tokens=n, depth=depth)] for n, depth in ((0, 0), (-1, 0), (1, -1))),
+    ):
+        assert refusal(partial(check_context, chosen, 64)) == snapshot

@@ -1,6 +1,8 @@
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 from tests.runtime.tiny_decoder import (
     CONTEXT,
     HEAD_WIDTH,
@@ -15,7 +17,6 @@ from tests.runtime.tiny_decoder import (
 from ortolan.runtime.bench import measure as benchmark
 from ortolan.runtime.bench.measure import Case, cases, measure
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.errors import ContextLengthError, InputError
 from ortolan.runtime.generation.session import Session
 from ortolan.runtime.loading import load
 from ortolan.runtime.machine import bandwidth
@@ -57,9 +58,14 @@ CASES = cases([8], [2], [0, 4])
 
 
 def test_repetitions_alternate_over_the_cases_between_two_bandwidth_measurements(
-    model: Decoder, events: list[str]
+    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    measure(model, CASES, repetitions=2)
+    peaks = iter([20, 30])
+    monkeypatch.setattr(process_memory, "peak_memory", lambda: next(peaks))
+    seen: list[tuple[int, int]] = []
+    result = measure(
+        model, CASES, repetitions=2, progress=lambda done, total: seen.append((done, total))
+    )
     first_depth = ["0+8", "0+1", "1+1"]
     second_depth = ["4+8", "4+1", "5+1"]
     assert events == [
@@ -68,16 +74,27 @@ def test_repetitions_alternate_over_the_cases_between_two_bandwidth_measurements
         *(first_depth + second_depth) * 2,
         "bandwidth",
     ]
+    assert seen == [(done, 12) for done in range(1, 13)]
+    assert [case.name for case in result.cases] == ["pp8", "tg2", "pp8 @ d4", "tg2 @ d4"]
+    for case in result.cases:  # the first run does not count
+        assert len(case.speed.runs) == 2
+        assert min(case.speed.runs) <= case.speed.median <= max(case.speed.runs)
+    assert result.peak_memory_bytes == 30
 
 
-def test_the_fastest_of_both_measurements_counts(
+def test_the_fastest_bandwidth_counts_and_is_measured_last_if_the_peak_cannot_be_reset(
     model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speeds = iter([3e15, 2e15])
-    monkeypatch.setattr(bandwidth, "read_bandwidth", lambda threads, size: next(speeds))
-    result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1).bandwidth
+    with monkeypatch.context() as patch:
+        patch.setattr(bandwidth, "read_bandwidth", lambda threads, size: next(speeds))
+        result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1).bandwidth
     assert result is not None
     assert result.bytes_per_second == 3e15
+    events.clear()
+    monkeypatch.setattr(process_memory, "reset_peak", lambda: False)
+    measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
+    assert events == ["0+4", "0+4", "bandwidth"]
 
 
 def test_replaced_states_are_recomputed_for_every_run(
@@ -88,18 +105,6 @@ def test_replaced_states_are_recomputed_for_every_run(
     result = measure(recurrent, [Case(kind="tg", tokens=2, depth=4)], repetitions=2)
     assert events[1:-1] == ["0+4", "4+1", "5+1"] * 3
     assert result.cases[0].speed.mean > 0
-
-
-def test_the_first_run_of_each_case_does_not_count(model: Decoder, events: list[str]) -> None:
-    seen: list[tuple[int, int]] = []
-    result = measure(
-        model, CASES, repetitions=3, progress=lambda done, total: seen.append((done, total))
-    )
-    assert seen == [(done, 16) for done in range(1, 17)]
-    assert [case.name for case in result.cases] == ["pp8", "tg2", "pp8 @ d4", "tg2 @ d4"]
-    for case in result.cases:
-        assert len(case.speed.runs) == 3
-        assert min(case.speed.runs) <= case.speed.median <= max(case.speed.runs)
 
 
 @pytest.mark.parametrize("split", [False, True])
@@ -122,31 +127,6 @@ def test_bytes_per_token_are_those_of_the_graph_that_decodes(
     assert read is not None
     assert read.bytes_per_token == weights + cache * 8
     assert read.bandwidth_share == pytest.approx(read.bytes_per_second / SPEED)
-
-
-def test_bandwidth_is_measured_last_if_the_peak_cannot_be_reset(
-    model: Decoder, events: list[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(process_memory, "reset_peak", lambda: False)
-    result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
-    assert events == ["0+4", "0+4", "bandwidth"]
-    assert result.bandwidth is not None
-
-
-@pytest.mark.parametrize(
-    ("peaks", "expected"), [((30, 20), 30), ((20, 30), 30), ((None, None), None)]
-)
-def test_the_peak_is_that_of_loading_or_of_running(
-    model: Decoder,
-    events: list[str],
-    monkeypatch: pytest.MonkeyPatch,
-    peaks: tuple[int | None, ...],
-    expected: int | None,
-) -> None:
-    left: Iterator[int | None] = iter(peaks)
-    monkeypatch.setattr(process_memory, "peak_memory", lambda: next(left))
-    result = measure(model, [Case(kind="pp", tokens=4)], repetitions=1)
-    assert result.peak_memory_bytes == expected
 
 
 # --- notes and advice -------------------------------------------------------------------------
@@ -193,12 +173,9 @@ def test_advice_is_about_the_run(
 
 
 def test_wrong_requests_are_rejected_before_anything_runs(
-    model: Decoder, events: list[str]
+    model: Decoder, events: list[str], snapshot: SnapshotAssertion
 ) -> None:
-    with pytest.raises(InputError, match="no case"):
-        measure(model, cases([0], [0]), repetitions=1)
-    with pytest.raises(InputError, match="repetitions"):
-        measure(model, GENERATE, repetitions=0)
-    with pytest.raises(ContextLengthError, match=f"-p {CONTEXT}"):
-        measure(model, [*GENERATE, Case(kind="pp", tokens=CONTEXT + 1)], repetitions=1)
+    long = [*GENERATE, Case(kind="pp", tokens=CONTEXT + 1)]
+    for chosen, repetitions in ((cases([0], [0]), 1), (GENERATE, 0), (long, 1)):
+        assert refusal(partial(measure, model, chosen, repetitions=repetitions)) == snapshot
     assert events == []

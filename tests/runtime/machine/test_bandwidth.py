@@ -28,50 +28,43 @@ def add_cache(root: Path, cpu: int, index: int, size: str, cores: str, **files: 
 
 # --- the processor's cache --------------------------------------------------------------------
 
+Cache = tuple[int, int, str, str, dict[str, str]]
+"""Core, index, size, the cores that share it, and other files."""
 
-@linux
-def test_a_cache_that_cores_share_counts_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cores(monkeypatch, 0, 1)
-    for cpu in (0, 1):
-        add_cache(tmp_path, cpu, 2, "1024K", f"{cpu}", level="2")
-        add_cache(tmp_path, cpu, 3, "32768K", "0-1")
-    assert last_level_cache(tmp_path) == 32 * MIB
+L2, L1D, L3I = {"level": "2"}, {"level": "1", "type": "Data"}, {"type": "Instruction"}
 
-
-@linux
-def test_caches_of_several_groups_of_cores_add_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cores(monkeypatch, 0, 1, 2)
-    add_cache(tmp_path, 0, 3, "16M", "0-1")
-    add_cache(tmp_path, 1, 3, "16M", "0-1")
-    add_cache(tmp_path, 2, 3, "16M", "2-3")
-    add_cache(tmp_path, 4, 3, "16M", "4-5")  # not for this process
-    assert last_level_cache(tmp_path) == 32 * MIB
-
-
-@linux
-def test_without_a_third_level_the_second_is_the_last(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    use_cores(monkeypatch, 0)
-    add_cache(tmp_path, 0, 0, "48K", "0", level="1", type="Data")
-    add_cache(tmp_path, 0, 2, "1M", "0-3", level="2")
-    add_cache(tmp_path, 0, 3, "8M", "0-3", level="3", type="Instruction")
-    assert last_level_cache(tmp_path) == MIB
+CACHES: dict[str, tuple[int, list[Cache], int | None]] = {
+    "two cores share a cache": (
+        2,
+        [(cpu, 3, "32768K", "0-1", {}) for cpu in (0, 1)]
+        + [(cpu, 2, "1024K", f"{cpu}", L2) for cpu in (0, 1)],
+        32 * MIB,
+    ),
+    "two groups of cores, and one of others": (
+        3,
+        [(cpu, 3, "16M", f"{cpu - cpu % 2}-{cpu - cpu % 2 + 1}", {}) for cpu in (0, 1, 2, 4)],
+        32 * MIB,
+    ),
+    "no third level": (
+        1,
+        [(0, 0, "48K", "0", L1D), (0, 2, "1M", "0-3", L2), (0, 3, "8M", "0-3", L3I)],
+        MIB,
+    ),
+    "no cache": (1, [], None),
+    **{f"size {size!r}": (1, [(0, 3, size, "0", {})], None) for size in ("", "K", "many", "12")},
+}
 
 
 @linux
-@pytest.mark.parametrize("size", ["", "K", "many", "12"])
-def test_a_cache_of_unknown_size_is_unknown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: str
+@pytest.mark.parametrize("name", CACHES)
+def test_the_last_caches_of_the_cores_add_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    use_cores(monkeypatch, 0)
-    assert last_level_cache(tmp_path) is None
-    add_cache(tmp_path, 0, 3, size, "0")
-    assert last_level_cache(tmp_path) is None
+    cores, caches, expected = CACHES[name]
+    use_cores(monkeypatch, *range(cores))
+    for cpu, index, size, shared, files in caches:
+        add_cache(tmp_path, cpu, index, size, shared, **files)
+    assert last_level_cache(tmp_path) == expected
 
 
 # --- the array that is read -------------------------------------------------------------------
@@ -97,14 +90,14 @@ def test_the_array_exceeds_the_cache_and_leaves_memory(
     assert buffer_bytes(cache, available) == size
 
 
-@pytest.mark.parametrize("threads", [1, 3])
-def test_reading_gives_a_speed(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+# --- one measurement ---------------------------------------------------------------------------
+
+
+def test_reading_gives_a_speed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bandwidth, "SECONDS", 0.0)
     # no memory reads a byte a second, nor a petabyte
-    assert 1e6 < read_bandwidth(threads, 4 * MIB) < 1e15
-
-
-# --- one measurement ---------------------------------------------------------------------------
+    for threads in (1, 3):
+        assert 1e6 < read_bandwidth(threads, 4 * MIB) < 1e15
 
 
 @pytest.mark.parametrize(("available", "size"), [(1024 * MIB, 256 * MIB), (MIB, None)])

@@ -37,19 +37,6 @@ def in_huge_pages() -> int:
 
 
 @linux
-def test_memory_in_use_is_found() -> None:
-    values = resident(4)
-    assert huge_pages_of(values) <= pages_in_use()
-
-
-@linux
-def test_untouched_memory_is_left_alone() -> None:
-    # a stack or a reserve: huge pages would make it resident
-    values = mapped(64)
-    assert not huge_pages_of(values) & pages_in_use()
-
-
-@linux
 def test_memory_in_use_is_found_next_to_untouched_memory() -> None:
     # as where the kernel put weights against a thread's stack and made one mapping of both
     used, unused = np.split(mapped(16), 2)
@@ -98,17 +85,3 @@ def test_only_newer_memory_is_collapsed(monkeypatch: pytest.MonkeyPatch) -> None
     thread.join()
     assert huge_pages_of(new) <= collapsed
     assert not huge_pages_of(old) & collapsed
-
-
-@pytest.mark.parametrize("mode", ["never", None])
-def test_nothing_happens_where_there_are_no_huge_pages(
-    monkeypatch: pytest.MonkeyPatch, mode: str | None
-) -> None:
-    monkeypatch.setattr(huge_pages, "huge_page_mode", lambda: mode)
-    _values = resident(4)
-    assert collapse_later(set()) is None
-
-
-def test_nothing_happens_on_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "platform", "darwin")
-    assert collapse_later(set()) is None

@@ -1,3 +1,6 @@
+"""Memory and features of the machine."""
+
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -7,6 +10,7 @@ import pytest
 from tests.runtime.machine.fake_root import write_root
 
 from ortolan.runtime.machine.memory import available_memory, peak_memory, reset_peak
+from ortolan.runtime.machine.processor import processor_features
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -105,3 +109,27 @@ for _ in range(3):  # glibc learns from the first
     run = [sys.executable, "-c", script]
     done = subprocess.run(run, check=True, capture_output=True, text=True)
     assert done.stdout.split() == ["True"] * 3
+
+
+# --- the processor ----------------------------------------------------------------------------
+
+X86 = "processor\t: 0\nflags\t\t: fpu avx2 fma avx512_vnni smap\n"
+ARM = "processor\t: 0\nFeatures\t: fp asimd asimddp i8mm crc32\n"
+
+
+@pytest.mark.parametrize(
+    ("cpuinfo", "expected"),
+    [
+        (X86, ("avx2", "avx512_vnni", "fma")),
+        (X86.replace(" avx512_vnni", "").replace(" smap", " erms"), ("avx2", "fma")),
+        (ARM, ("asimd", "asimddp", "i8mm")),
+        (ARM + "\n" + ARM.replace(" i8mm", " sve"), ("asimd", "asimddp")),
+        ("", (platform.processor(),)),
+        ("isa\t: rv64imafdc\n", (platform.processor(),)),
+    ],
+)
+def test_instruction_sets_of_all_cores_that_kernels_choose_by_are_listed(
+    tmp_path: Path, cpuinfo: str, expected: tuple[str, ...]
+) -> None:
+    root = write_root(tmp_path, {"proc/cpuinfo": cpuinfo})
+    assert processor_features(root) == (platform.machine(), *expected)
