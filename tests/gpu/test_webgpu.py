@@ -4,8 +4,6 @@ Runs on any GPU that onnxruntime-ep-webgpu finds. `test_software_gpu.py` runs it
 without one.
 """
 
-import os
-import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
@@ -23,8 +21,6 @@ import ortolan
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.runtime import (
     DeviceError,
-    MemoryPlanError,
-    PromptLookup,
     open_bundle,
     verify,
 )
@@ -32,10 +28,8 @@ from ortolan.runtime.engine import runner as runner_module
 from ortolan.runtime.engine.ort_session import open_small
 from ortolan.runtime.engine.providers import obstacle, ort
 from ortolan.runtime.engine.runner import SHORT, Runner, longest_call
-from ortolan.runtime.engine.slots import CAPACITY_STEP
 from ortolan.runtime.errors import ComputeError
 from ortolan.runtime.graph.small_model import Node, write_model
-from ortolan.runtime.pack.write import pack
 
 TOKENS = 16
 
@@ -87,15 +81,6 @@ def random_ids(count: int, seed: int = 0) -> list[int]:
 
 def assert_close(got: NDArray[Any], want: NDArray[Any]) -> None:
     np.testing.assert_allclose(got, want, rtol=0, atol=1e-4 * np.abs(want).max())
-
-
-def test_packed_weights_of_the_cpu_are_left_out(pair: Callable[..., Pair], tmp_path: Path) -> None:
-    folder = tmp_path / "bundle"
-    shutil.copytree(pair("grown").folder, folder)
-    pack(open_bundle(folder))
-    ids = random_ids(9)
-    model = ortolan.load(folder, device="webgpu")
-    assert_close(model.logits(ids), pair("grown").cpu.logits(ids))
 
 
 def test_calls_that_a_gpu_computes_wrong_are_short(
@@ -184,15 +169,6 @@ def test_requests_of_a_service_join_and_leave_and_share_prefixes(
     assert tokens[0] == tokens[1]
 
 
-def test_drafts_have_the_tokens_of_the_cpu(pair: Callable[..., Pair]) -> None:
-    both, prompt = pair("grown"), random_ids(12) * 3
-    got, want = (
-        model.generate(prompt, max_new_tokens=TOKENS, ignore_eos=True, draft=PromptLookup())
-        for model in (both.gpu, both.cpu)
-    )
-    assert got.tokens == want.tokens
-
-
 def test_missing_kernels_are_named() -> None:
     graph = write_model(
         [Node("Sign", ["x"], "y")], inputs={"x": "float32"}, outputs={"y": "float32"}
@@ -253,17 +229,6 @@ def test_a_failed_step_leaves_the_model_usable(
     assert model.generate(ids, max_new_tokens=4, ignore_eos=True).tokens == want
 
 
-def test_memory_that_the_device_lacks_is_an_error(pair: Callable[..., Pair]) -> None:
-    if "swiftshader" not in os.environ.get("VK_ICD_FILENAMES", ""):
-        pytest.skip("only SwiftShader's limit is known: 1 GiB for a buffer")
-    engine, ids = pair("grown").gpu._engine, random_ids(5)
-    (state, *_) = engine.manifest.states
-    row = np.prod([CAPACITY_STEP, *(n for n in state.shape if isinstance(n, int))]) * 4
-    with pytest.raises(MemoryPlanError, match="not enough memory"):
-        engine.slots(2**30 // int(row) + 1)
-    assert_close(pair("grown").gpu.logits(ids), pair("grown").cpu.logits(ids))
-
-
 @pytest.mark.parametrize("name", [*DECODERS, "encoder", "translator"])
 def test_a_sound_bundle_passes_and_a_damaged_one_fails(
     name: str, pair: Callable[..., Pair], tmp_path: Path
@@ -281,10 +246,3 @@ def test_a_sound_bundle_passes_and_a_damaged_one_fails(
 
     damage(tmp_path, tensor, change)
     assert verify(tmp_path, device="webgpu", isolate=False).verdict == "FAIL"
-
-
-def test_a_bundle_for_another_device_is_refused(tmp_path: Path) -> None:
-    source = tiny_models.decoder(tiny_models.llama(layers=1))
-    ortolan.export(source, tmp_path / "bundle", options=ExportOptions(proof="quick"))
-    with pytest.raises(DeviceError, match="made for cpu, not for webgpu"):
-        ortolan.load(tmp_path / "bundle", device="webgpu")

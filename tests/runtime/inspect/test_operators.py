@@ -34,18 +34,18 @@ WRITERS: dict[str, Writer] = {
     "recurrent": lambda folder: tiny_decoder.write_bundle(folder, recurrent=True),
     "text": tiny_encoder.write_bundle,
     "image": lambda folder: tiny_encoder.write_bundle(folder, image=tiny_encoder.IMAGE),
+    "translator": lambda folder: tiny_translators.write_bundle("marian", folder.parent),
 }
 
 
-@pytest.fixture(params=WRITERS)
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=[pytest.mark.slow] if name == "translator" else [])
+        for name in WRITERS
+    ]
+)
 def bundle(request: pytest.FixtureRequest, tmp_path: Path) -> Bundle:
     WRITERS[request.param](tmp_path / "bundle")
-    return open_bundle(tmp_path / "bundle")
-
-
-@pytest.fixture
-def translator(tmp_path: Path) -> Bundle:
-    tiny_translators.write_bundle("marian", tmp_path)
     return open_bundle(tmp_path / "bundle")
 
 
@@ -98,7 +98,8 @@ def recorded(bundle: Bundle, folder: Path) -> tuple[set[str], dict[str, Any]]:
     return operators, {name: entry and json.loads(entry) for name, entry in entries.items()}
 
 
-def check(bundle: Bundle, folder: Path) -> None:
+def test_file_lists_what_onnxruntime_records(bundle: Bundle, tmp_path: Path) -> None:
+    folder = tmp_path
     file = folder / "operators.config"
     operators = write_operators(bundle, file)
     required, kept = parse_config(str(file), enable_type_reduction=True)
@@ -115,28 +116,6 @@ def check(bundle: Bundle, folder: Path) -> None:
         assert kept.get_cpp_entries()
     assert {path.name for path in folder.iterdir()} <= {
         *("bundle", "checkpoint", "operators.config", "model.ort")
-    }
-
-
-def test_file_lists_what_onnxruntime_records(bundle: Bundle, tmp_path: Path) -> None:
-    check(bundle, tmp_path)
-
-
-@pytest.mark.slow
-def test_file_lists_what_onnxruntime_records_of_a_translator(
-    translator: Bundle, tmp_path: Path
-) -> None:
-    check(translator, tmp_path)
-
-
-def test_versions_are_those_of_the_graphs(tmp_path: Path) -> None:
-    tiny_decoder.write_bundle(tmp_path / "bundle")
-    bundle = open_bundle(tmp_path / "bundle")
-    summary = read(bundle.read("decoder.onnx"))
-    written = write_operators(bundle, tmp_path / "operators.config")
-    domains = {name.partition("::")[0] for name in summary.operators}
-    assert {domain: version for domain, version in written if domain in domains} == {
-        domain: summary.opsets[domain] for domain in domains
     }
 
 

@@ -30,28 +30,29 @@ def test_rules_that_do_not_apply_are_left_out(tmp_path: Path) -> None:
     assert "prefix" in report.summary
 
 
-def test_rows_that_depend_on_the_batch_are_detected(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("kind", "attribute", "value", "rule"),
+    [
+        ("int4", "rows_multiple", 1, "rows"),
+        ("int8-prefill", "depends_on_chunks", property(lambda _: False), "parts"),
+    ],
+)
+def test_rows_and_chunks_that_matter_are_detected(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: str,
+    attribute: str,
+    value: object,
+    rule: Rule,
 ) -> None:
-    monkeypatch.setattr(Engine, "rows_multiple", 1)
-    report = exactness(tmp_path, "int4")
+    monkeypatch.setattr(Engine, attribute, value)
+    report = exactness(tmp_path, kind)
     assert report is not None
-    assert report.different == ("rows",)
-    assert report.summary == "rows differ from a sequence alone: serve with --fast (mode='fast')"
-
-
-def test_chunks_that_matter_are_detected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "depends_on_chunks", property(lambda _: False))
-    report = exactness(tmp_path, "int8-prefill")
-    assert report is not None
-    assert report.different == ("parts",)
-
-
-def test_a_model_that_mixes_rows_is_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    assert report.different == (rule,)
+    alone = f"{rule} differ from a sequence alone: serve with --fast (mode='fast')"
+    assert report.summary == alone
     monkeypatch.setattr(Engine, "mixes_rows", property(lambda _: True))
-    assert exactness(tmp_path, "fp32") is None
+    assert exactness(tmp_path / "mixed", kind) is None
 
 
 def test_parts_are_compared_alone_and_among_others_only_if_the_whole_is(

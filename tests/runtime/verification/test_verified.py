@@ -66,14 +66,28 @@ def test_a_failed_bundle_is_not_remembered(tmp_path: Path) -> None:
     assert not is_verified(open_bundle(path), onnxruntime=VERSION)
 
 
-def test_changed_weights_are_unverified(remembered: Bundle) -> None:
-    flip(remembered.file(remembered.manifest.weights[0]))
-    assert not is_verified(open_bundle(remembered.path), onnxruntime=VERSION)
+def change_manifest(bundle: Bundle, record: Path) -> None:
+    manifest = msgspec.structs.replace(bundle.manifest, context_length=64)
+    (bundle.path / "manifest.json").write_bytes(encode(manifest))
 
 
-def test_a_changed_manifest_is_unverified(remembered: Bundle) -> None:
-    manifest = msgspec.structs.replace(remembered.manifest, context_length=64)
-    (remembered.path / "manifest.json").write_bytes(encode(manifest))
+CHANGES: dict[str, Callable[[Bundle, Path], object]] = {
+    "weights": lambda bundle, record: flip(bundle.file(bundle.manifest.weights[0])),
+    "manifest": change_manifest,
+    **{
+        f"record {content!r}": lambda bundle, record, content=content: record.write_bytes(content)
+        for content in (b"", b"{}", b"\xff", b'{"onnxruntime": 1}')
+    },
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_changed_bundle_or_record_is_unverified(
+    remembered: Bundle, state: Path, name: str
+) -> None:
+    (record,) = (state / "ortolan" / "verified").iterdir()
+    assert record.parent.stat().st_mode & 0o777 == 0o700
+    CHANGES[name](remembered, record)
     assert not is_verified(open_bundle(remembered.path), onnxruntime=VERSION)
 
 
@@ -101,19 +115,6 @@ def test_files_that_appear_during_verification_are_not_remembered(bundle: Bundle
     del before[bundle.manifest.weights[0]]
     remember(bundle, before, onnxruntime=VERSION)
     assert not is_verified(bundle, onnxruntime=VERSION)
-
-
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b'{"onnxruntime": 1}'])
-def test_a_damaged_record_is_ignored(content: bytes, remembered: Bundle, state: Path) -> None:
-    (record,) = (state / "ortolan" / "verified").iterdir()
-    record.write_bytes(content)
-    assert not is_verified(remembered, onnxruntime=VERSION)
-
-
-def test_records_are_private(remembered: Bundle, state: Path) -> None:
-    (record,) = (state / "ortolan" / "verified").iterdir()
-    assert remembered.path.is_dir()
-    assert record.parent.stat().st_mode & 0o777 == 0o700
 
 
 def test_an_unwritable_state_folder_fails_nothing(bundle: Bundle, state: Path) -> None:
