@@ -16,6 +16,7 @@ import pytest
 from numpy.typing import NDArray
 from tests.export import tiny_models
 from tests.hosts.node_package import installed_package
+from tests.runtime.bundle.manifests import DECODER
 from tests.runtime.damaged_bundles import damage, reseal
 
 import ortolan
@@ -54,6 +55,13 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 PRECISIONS: dict[str, Any] = {"fp32": "fp32", "int4": Int4(method="rtn", group_size=32)}
+
+MANIFESTS = (
+    *("schema = 6", "kind = 'encoder'", "graphs = {}"),
+    *("weights = ['other.bin']", "files.0.name = '../x'"),
+    *(name for name in DECODER if name.startswith("host.session")),
+)
+"""Edits of a manifest that matter to this reader, which ignores fields that it does not need."""
 
 SEEDS = (0, 1, 2**63, 2**128 + 5, 2**200 + 3)
 
@@ -144,6 +152,12 @@ def sampling_case(settings: dict[str, Any]) -> dict[str, Any]:
     }
 
 
+def edited(bundle: Path, name: str) -> Any:
+    document = json.loads((bundle / "manifest.json").read_text())
+    DECODER[name](document)
+    return document
+
+
 @pytest.fixture(scope="session")
 def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A JSON file with what Python computes."""
@@ -164,6 +178,7 @@ def cases(bundles: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) ->
             "end": ChatTemplate(TEMPLATE, tokenizer, {}).end_of_turn,
         },
         "damaged": str(bundles["damaged"]),
+        "manifests": {name: edited(bundles["fp32"], name) for name in MANIFESTS},
     }
     path = tmp_path_factory.mktemp("cases") / "cases.json"
     path.write_text(json.dumps(document))

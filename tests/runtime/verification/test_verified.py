@@ -71,11 +71,15 @@ def change_manifest(bundle: Bundle, record: Path) -> None:
     (bundle.path / "manifest.json").write_bytes(encode(manifest))
 
 
+def rewritten(content: bytes) -> Callable[[Bundle, Path], object]:
+    return lambda bundle, record: record.write_bytes(content)
+
+
 CHANGES: dict[str, Callable[[Bundle, Path], object]] = {
     "weights": lambda bundle, record: flip(bundle.file(bundle.manifest.weights[0])),
     "manifest": change_manifest,
     **{
-        f"record {content!r}": lambda bundle, record, content=content: record.write_bytes(content)
+        f"record {content!r}": rewritten(content)
         for content in (b"", b"{}", b"\xff", b'{"onnxruntime": 1}')
     },
 }
