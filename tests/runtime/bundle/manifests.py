@@ -198,6 +198,10 @@ DECODER: dict[str, Change] = rows(
 
 LABELS: Document = {"kind": "labels", "size": 2, "labels": ["no", "yes"]}
 
+QUANTIZED: Document = {
+    **{"name": "head", "bits": 4, "group": 32, "symmetric": True, "method": "rtn", "error": 0.1}
+}
+
 HIDDEN: Document = {"size": 32, "head": "5" * 64}
 
 KINDS: dict[str, dict[str, Change]] = {
@@ -208,6 +212,8 @@ KINDS: dict[str, dict[str, Change]] = {
             "states.1": [CROSS],
             "attention_maps": [["encoder.0.self"], ["decoder.0.cross"]],
             "texts": [TEXTS],
+            "graphs.both_ways": [{"file": "certificate.bin"}],
+            "quantized": [[QUANTIZED] * 2],
             "files.3.size": [limits.MAX_GRAPH_BYTES + 1],
             "files.4.size": [limits.MAX_WHOLE_FILE_BYTES + 1],
         }
@@ -292,6 +298,7 @@ KINDS: dict[str, dict[str, Change]] = {
         {
             "source": [None, *(SOURCES[name] for name in ("patches", "chunks"))],
             "source.padding": [1],
+            "source.types": [2],
             "output": [{"kind": "states", "size": 4}],
             "states.2.shape": [["batch", 2, "capacity", 8]],
             "states.2.dtype": ["int8"],
