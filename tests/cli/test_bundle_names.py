@@ -9,8 +9,8 @@ from pathlib import Path
 import click
 import pytest
 from tests.cli.conftest import REPOSITORY, error_line, run_here
-from tests.hub.library import hub as hub
 from tests.hub.server import Hub, Repository
+from tests.hub.server import hub as hub
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 

@@ -14,8 +14,8 @@ import pytest
 from huggingface_hub import ModelCard
 from syrupy.assertion import SnapshotAssertion
 from tests.cli.conftest import REPOSITORY, error_line, run_here
-from tests.hub.library import hub as hub
 from tests.hub.server import TOKEN, Hub, Repository
+from tests.hub.server import hub as hub
 from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 
 from ortolan.runtime import load, open_bundle

@@ -12,8 +12,8 @@ import msgspec
 import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.cli.conftest import Run, error_line, run_here, run_in_subprocess
-from tests.hub.library import hub as hub
 from tests.hub.server import Hub, Repository
+from tests.hub.server import hub as hub
 from tests.modeling.checkpoint.packed_files import METHODS, write_packed
 from tests.tiny.encoders import BERT
 

@@ -12,24 +12,23 @@ from typing import Any
 
 import msgspec
 import pytest
-from tests.hub.library import point_library_at
-from tests.hub.server import Hub, Repository
+from syrupy.assertion import SnapshotAssertion
+from tests.hub.server import Hub, Repository, point_library_at
+from tests.refusals import refusal
 from tests.runtime import tiny_encoder
 from tests.runtime.tiny_decoder import tokenizer_json, write_bundle
 
-from ortolan import cache, files
-from ortolan.hub.errors import HubError, RepositoryError
+from ortolan import cache
+from ortolan.hub.errors import HubError
 from ortolan.hub.name import Name, name_of
 from ortolan.runtime import (
     BundleFileError,
-    BundleNotFoundError,
     Decoder,
     UntrustedError,
     load,
     loading,
     open_bundle,
 )
-from ortolan.runtime.bundle import fetched as module
 from ortolan.runtime.bundle.fetched import fetched, is_fetched
 from ortolan.runtime.bundle.manifest_file import decode, encode
 
@@ -67,6 +66,13 @@ def contents(folder: Path, under: str = "") -> dict[str, bytes]:
     }
 
 
+@pytest.fixture(autouse=True)
+def published(hub: Hub, bundles: dict[str, Path]) -> Repository:
+    """A repository that is a bundle."""
+    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
+    return hub.repositories["org/bundle"]
+
+
 def tokens(model: Any) -> tuple[int, ...]:
     written: tuple[int, ...] = model.generate(PROMPT, max_new_tokens=8).tokens
     return written
@@ -82,7 +88,6 @@ def entries(place: Path) -> list[str]:
 
 
 def test_a_bundle_loads_by_name_and_is_fetched_once(hub: Hub, bundles: dict[str, Path]) -> None:
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
     expected = tokens(load(bundles["int4"]))
     assert tokens(load("org/bundle", Decoder)) == expected
     files_sent = hub.sent("/resolve/") + hub.sent("/cdn/")
@@ -102,10 +107,6 @@ def test_a_part_and_a_revision_choose_a_bundle(hub: Hub, bundles: dict[str, Path
     assert by_name("org/bundle:a") == one
     assert by_name("org/bundle:b") == other
     assert by_name("org/bundle@v1") == by_name("org/bundle", revision="v1") == one
-    with pytest.raises(RepositoryError, match=r"is 2 bundles. Name one of org/bundle:a"):
-        load("org/bundle")
-    with pytest.raises(RepositoryError, match=r"org/bundle:c is not a bundle. Name one of"):
-        load("org/bundle:c")
 
 
 def test_a_bundle_of_a_repository_that_is_one_is_not_fetched_with_it(
@@ -141,10 +142,7 @@ def fetched_here(name: str) -> Path:
     return fetched(found)
 
 
-def test_files_of_the_cache_are_no_links_and_take_no_further_space(
-    hub: Hub, bundles: dict[str, Path]
-) -> None:
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
+def test_files_of_the_cache_are_no_links_and_take_no_further_space(hub: Hub) -> None:
     folder = fetched_here("org/bundle")
     weights = open_bundle(folder, full_check=True).manifest.weights[0]
     assert not any(path.is_symlink() for path in folder.rglob("*"))
@@ -155,27 +153,25 @@ def test_files_of_the_cache_are_no_links_and_take_no_further_space(
         open_bundle(snapshot)
 
 
-def test_files_on_another_file_system_are_copied(
-    hub: Hub, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise OSError(18, "Invalid cross-device link")
-
-    monkeypatch.setattr(os, "link", refuse)
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
-    folder = fetched_here("org/bundle")
-    assert all(path.stat().st_nlink == 1 for path in folder.rglob("*") if path.is_file())
-    assert by_name("org/bundle") == tokens(load(bundles["int4"]))
+def _no_links(*_: object) -> None:
+    raise OSError(18, "Invalid cross-device link")
 
 
 @pytest.mark.skipif(os.name == "nt", reason="files have no user there")
-def test_files_of_another_user_are_copied(
-    hub: Hub, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("name", "value"), [("link", _no_links), ("geteuid", lambda: 12345)])
+def test_files_on_another_file_system_and_those_of_another_user_are_copied(
+    name: str,
+    value: object,
+    published: Repository,
+    bundles: dict[str, Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
+    monkeypatch.setattr(os, name, value)
     folder = fetched_here("org/bundle")
     assert all(path.stat().st_nlink == 1 for path in folder.rglob("*") if path.is_file())
+    monkeypatch.undo()
+    assert contents(folder).keys() - {"fetched.json"} == contents(bundles["int4"]).keys()
+    open_bundle(folder, full_check=True)
 
 
 def test_a_hard_link_out_of_the_cache_is_still_refused(bundles: dict[str, Path]) -> None:
@@ -218,13 +214,12 @@ def test_custom_operators_are_never_trusted_by_name(
 def test_a_fetched_bundle_is_loaded_in_a_subprocess_first_unless_that_is_declined(
     options: Any,
     times: int,
-    hub: Hub,
+    published: Repository,
     bundles: dict[str, Path],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tried: list[Path] = []
     monkeypatch.setattr(loading, "first_load", lambda bundle, **_: tried.append(bundle.path))
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
     load("org/bundle", **options)
     assert len(tried) == times
     folder = fetched_here("org/bundle")
@@ -236,9 +231,11 @@ def test_a_fetched_bundle_is_loaded_in_a_subprocess_first_unless_that_is_decline
 
 
 def test_a_path_that_exists_is_always_a_path(
-    hub: Hub, bundles: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    hub: Hub,
+    bundles: dict[str, Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
     shutil.copytree(bundles["int8"], tmp_path / "here" / "org" / "bundle")
     monkeypatch.chdir(tmp_path / "here")
     assert by_name("org/bundle") == tokens(load(bundles["int8"]))
@@ -247,24 +244,21 @@ def test_a_path_that_exists_is_always_a_path(
         load("org/bundle", revision="v1")
 
 
-def test_what_is_neither_a_path_nor_a_name_says_so(hub: Hub) -> None:
-    with pytest.raises(HubError, match="no/thing: no such file or folder, and no repository"):
-        load("no/thing")
-    with pytest.raises(BundleNotFoundError, match="There is no folder"):
-        load("./no/thing")
+REFUSED = ("org/two", "org/two:c", "org/model", "org/gguf", "org/data", "no/thing", "./no/thing")
 
 
-@pytest.mark.parametrize("file", ["config.json", "model-Q4_K_M.gguf"])
-def test_a_checkpoint_is_refused_with_the_commands_for_it(file: str, hub: Hub) -> None:
-    hub.repositories["org/model"] = Repository({file: b"{}"})
-    with pytest.raises(RepositoryError, match=r"`ortolan chat org/model`.*`ortolan export org/mod"):
-        load("org/model")
-
-
-def test_a_repository_of_neither_is_refused(hub: Hub) -> None:
-    hub.repositories["org/data"] = Repository({"README.md": b"#"})
-    with pytest.raises(RepositoryError, match=r"org/data is not a bundle. It has no manifest.json"):
-        load("org/data")
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_no_bundle_is_refused_with_what_to_do(
+    name: str, hub: Hub, bundles: dict[str, Path], snapshot: SnapshotAssertion
+) -> None:
+    two = contents(bundles["int4"], "a/") | contents(bundles["int8"], "b/")
+    hub.repositories |= {
+        "org/two": Repository(two),
+        "org/model": Repository({"config.json": b"{}"}),
+        "org/gguf": Repository({"model-Q4_K_M.gguf": b"{}"}),
+        "org/data": Repository({"README.md": b"#"}),
+    }
+    assert refusal(lambda: load(name), hub.url, Path.cwd()) == snapshot
 
 
 def test_a_warm_cache_needs_no_connection(
@@ -283,24 +277,22 @@ def test_a_warm_cache_needs_no_connection(
 
 
 def test_the_hub_is_asked_once_for_a_warm_name_and_never_for_a_warm_commit(
-    hub: Hub, bundles: dict[str, Path]
+    hub: Hub, published: Repository
 ) -> None:
-    repository = hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
     fetched_here("org/bundle")
     hub.requests.clear()
     fetched_here("org/bundle")
     assert len(hub.requests) == 1
-    fetched_here(f"org/bundle@{repository.refs['refs/heads/main']}")
+    fetched_here(f"org/bundle@{published.refs['refs/heads/main']}")
     assert len(hub.requests) == 1
 
 
 def test_a_new_commit_is_fetched_and_the_old_one_stays(
-    hub: Hub, bundles: dict[str, Path], place: Path
+    published: Repository, bundles: dict[str, Path], place: Path
 ) -> None:
-    repository = hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
     before = load("org/bundle", isolate=False)
     gone = {name: None for name in contents(bundles["int4"])}
-    repository.commit({**gone, **contents(bundles["int8"])})
+    published.commit({**gone, **contents(bundles["int8"])})
     assert by_name("org/bundle") == tokens(load(bundles["int8"]))
     assert tokens(before) == tokens(load(bundles["int4"]))
     assert len(entries(place)) == 2
@@ -323,7 +315,6 @@ fetched.fetched(parsed("org/bundle"))
 def test_a_process_killed_while_placing_leaves_nothing_in_use(
     hub: Hub, bundles: dict[str, Path], place: Path
 ) -> None:
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
     environment = {**os.environ, **hub.environment, "PYTHONPATH": str(SOURCE)}
     done = subprocess.run([sys.executable, "-c", KILLED], env=environment, capture_output=True)
     assert done.returncode == -signal.SIGKILL, done.stderr
@@ -332,56 +323,38 @@ def test_a_process_killed_while_placing_leaves_nothing_in_use(
     assert len(entries(place)) == 1
 
 
-def test_a_file_named_like_the_note_is_not_taken_from_a_repository(
-    hub: Hub, bundles: dict[str, Path]
-) -> None:
-    hub.repositories["org/bundle"] = Repository(
-        {**contents(bundles["int4"]), "fetched.json": b"{}"}
-    )
-    commit = hub.repositories["org/bundle"].refs["refs/heads/main"]
+def test_a_file_named_like_the_note_is_not_taken_from_a_repository(published: Repository) -> None:
+    commit = published.commit({"fetched.json": b"{}"})
     folder = fetched_here("org/bundle")
     note = json.loads((folder / "fetched.json").read_bytes())
     assert note == {"repository": "org/bundle", "folder": "", "commit": commit}
     assert (folder / "fetched.json").stat().st_nlink == 1
 
 
-def test_progress_names_both_steps(hub: Hub, bundles: dict[str, Path]) -> None:
-    hub.repositories["org/bundle"] = Repository(contents(bundles["int4"]))
-    name = Name(repository="org/bundle")
+def test_progress_names_both_steps(published: Repository) -> None:
     steps: list[tuple[str, int, int]] = []
-    fetched(name, progress=lambda *step: steps.append(step))
+    fetched(Name(repository="org/bundle"), progress=lambda *step: steps.append(step))
     assert {step for step, _, _ in steps} == {"fetch", "check"}
     _, done, total = steps[-1]
     assert 0 < done <= total
 
 
-def test_without_the_library_the_error_says_both(
-    monkeypatch: pytest.MonkeyPatch, bundles: dict[str, Path]
+def _no_attribute(name: str) -> None:
+    raise AttributeError(name)
+
+
+@pytest.mark.parametrize("state", ["absent", "older"])
+def test_without_the_library_or_with_an_older_one_the_error_says_both(
+    state: str, monkeypatch: pytest.MonkeyPatch, bundles: dict[str, Path]
 ) -> None:
-    for name in [name for name in sys.modules if name.split(".")[0] == "huggingface_hub"]:
-        monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.setitem(sys.modules, "huggingface_hub", None)
+    import huggingface_hub
+
+    if state == "older":
+        monkeypatch.delitem(vars(huggingface_hub), "get_cached_repo_tree", raising=False)
+        monkeypatch.setattr(huggingface_hub, "__getattr__", _no_attribute)
+    else:
+        for name in [name for name in sys.modules if name.split(".")[0] == "huggingface_hub"]:
+            monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(HubError, match=r"no/thing: no such file or folder. .*\[hub\]"):
         load("no/thing")
     assert tokens(load(bundles["int4"]))
-
-
-def test_placing_keeps_the_bytes_of_the_hub(tmp_path: Path) -> None:
-    files.write(tmp_path / "blob", b"bytes")
-    (tmp_path / "link").symlink_to("blob")
-    module._place(tmp_path / "link", tmp_path / "new" / "file")
-    assert (tmp_path / "new" / "file").read_bytes() == b"bytes"
-    assert not (tmp_path / "new" / "file").is_symlink()
-
-
-def test_an_older_library_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    import huggingface_hub
-
-    monkeypatch.delitem(vars(huggingface_hub), "get_cached_repo_tree", raising=False)
-    monkeypatch.setattr(huggingface_hub, "__getattr__", _no_attribute)
-    with pytest.raises(HubError, match=r"no/thing: no such file or folder. .*\[hub\]"):
-        load("no/thing")
-
-
-def _no_attribute(name: str) -> None:
-    raise AttributeError(name)

@@ -4,7 +4,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -109,47 +108,32 @@ def test_a_gguf_file_is_exported_by_its_type(hub: Hub, tmp_path: Path) -> None:
     assert "2 GGUF files fit" in error_line("export", "org/tiny-gguf", tmp_path / "none")
 
 
+@pytest.mark.parametrize("model_type", ["llama", "own_llama"])
 def test_code_of_a_repository_is_neither_fetched_nor_run(
-    hub: Hub, checkpoint: Path, tmp_path: Path
+    model_type: str, hub: Hub, checkpoint: Path, tmp_path: Path
 ) -> None:
     config = json.loads((checkpoint / "config.json").read_text())
-    config |= {"model_type": "own_llama", "auto_map": {"AutoModelForCausalLM": "own.Own"}}
-    own = {"config.json": json.dumps(config).encode(), "own.py": b"raise SystemExit('ran')"}
-    hub.repositories["org/own"] = Repository(contents(checkpoint) | own)
-    with pytest.raises(ConfigError, match=r"own_llama.*needs the code in its own repository"):
-        ortolan.export("org/own", tmp_path / "out")
-    assert not hub.seen("own.py")
-    assert not hub.seen("/cdn/")  # nor weights
-
-
-def test_a_family_needs_no_code_of_the_repository(
-    hub: Hub, checkpoint: Path, tmp_path: Path
-) -> None:
-    config = json.loads((checkpoint / "config.json").read_text())
-    config |= {"auto_map": {"AutoModelForCausalLM": "own.Own"}}
-    own = {"config.json": json.dumps(config).encode(), "own.py": b"raise SystemExit('ran')"}
-    hub.repositories["org/own"] = Repository(contents(checkpoint) | own)
-    assert ortolan.export("org/own", tmp_path / "out").manifest.kind == "decoder"
+    own = {"model_type": model_type, "auto_map": {"AutoModelForCausalLM": "own.Own"}}
+    hub.repositories["org/own"] = repository_of(
+        checkpoint,
+        **{"config.json": json.dumps(config | own).encode(), "own.py": b"raise SystemExit('ran')"},
+    )
+    if model_type == config["model_type"]:  # a family needs no code
+        assert ortolan.export("org/own", tmp_path / "out").manifest.kind == "decoder"
+    else:
+        with pytest.raises(ConfigError, match=r"own_llama.*needs the code in its own repository"):
+            ortolan.export("org/own", tmp_path / "out")
+        assert not hub.seen("/cdn/")  # nor weights
     assert not hub.seen("own.py")
 
 
-MISSING: dict[str, Callable[[Path], tuple[str | Path, ...]]] = {
-    "export": lambda folder: ("export", "org/modelx", folder / "out"),
-    "merged adapter": lambda folder: (
-        "export",
-        folder / "model",
-        folder / "out",
-        "--adapter",
-        "org/modelx",
-    ),
-}
-
-
-@pytest.mark.parametrize("command", MISSING)
+@pytest.mark.parametrize("form", ["export NAME OUT", "export MODEL OUT --adapter NAME"])
 def test_a_name_that_is_neither_a_path_nor_a_repository_says_both(
-    command: str, hub: Hub, tmp_path: Path
+    form: str, hub: Hub, tmp_path: Path
 ) -> None:
     hub.repositories["org/model"] = Repository({"config.json": b"{}"})
-    line = error_line(*MISSING[command](tmp_path))
+    values: dict[str, str | Path] = {"NAME": "org/modelx", "OUT": tmp_path / "out"}
+    values["MODEL"] = tmp_path / "model"
+    line = error_line(*(values.get(word, word) for word in form.split()))
     assert "org/modelx: no such file or folder, and no repository org/modelx on" in line
     assert "did you mean org/model?" in line
