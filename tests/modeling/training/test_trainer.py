@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.modeling.mixers import MIXERS, hybrid
 from tests.modeling.tiny_models import assert_same_logits, reference_logits
 from tests.modeling.training.recipes import LANGUAGE_MODEL, LINE, write_recipe
 from tokenizers import Tokenizer
@@ -14,9 +15,11 @@ from transformers import AutoModelForCausalLM
 
 from ortolan.modeling import load
 from ortolan.modeling.errors import RecipeError
+from ortolan.modeling.models.transformer import build
 from ortolan.modeling.training.evaluation import bits_per_byte
 from ortolan.modeling.training.recipe import OptimizerRecipe
-from ortolan.modeling.training.tokenizer import encode
+from ortolan.modeling.training.tasks.task import SKIPPED, initialise
+from ortolan.modeling.training.tokenizer import byte_level_bpe, encode
 from ortolan.modeling.training.trainer import learning_rate, train
 
 
@@ -143,3 +146,44 @@ def test_the_default_folder_is_that_of_the_recipe(tmp_path: Path) -> None:
     recipe = write_recipe(tmp_path, LANGUAGE_MODEL, "steps = 24", "steps = 5")
     assert train(recipe) == tmp_path
     assert (tmp_path / "model.safetensors").is_file()
+
+
+# --- tokenizer and first weights -----------------------------------------------------------------
+
+
+def test_a_document_is_the_special_token_and_the_text() -> None:
+    texts = (LINE * 5, "naïve 漢字\n")
+    tokenizer = byte_level_bpe(texts, vocab_size=280, special_tokens=["<|endoftext|>"])
+    end = tokenizer.token_to_id("<|endoftext|>")
+    for ids, text in zip(encode(tokenizer, texts, "<|endoftext|>"), texts, strict=True):
+        assert ids[0] == end
+        assert end not in ids[1:]
+        assert tokenizer.decode(ids[1:]) == text
+    with pytest.raises(RecipeError, match="<s>"):
+        encode(tokenizer, texts, "<s>")
+
+
+def test_no_token_spans_two_pieces() -> None:
+    tokenizer = byte_level_bpe(
+        ["year 2023 2023 2023 2023"] * 9, vocab_size=400, special_tokens=[], pieces=r" ?[a-z]+|\d| "
+    )
+    assert tokenizer.encode("year 2023").tokens == ["year", "Ġ", "2", "0", "2", "3"]
+
+
+def test_an_invalid_regular_expression_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"tokenizer\.pieces"):
+        byte_level_bpe([LINE], vocab_size=400, special_tokens=[], pieces="(")
+
+
+@pytest.mark.parametrize("name", ["gated-delta", "state-space-channels", "linear-recurrence"])
+def test_decay_rates_keep_their_initial_values(name: str) -> None:
+    module = build(hybrid(MIXERS[name]))
+    before = {key: value.clone() for key, value in module.named_parameters()}
+
+    initialise(module, layers=6)
+
+    unchanged = [key for key in before if key.rpartition(".")[2] in SKIPPED]
+    assert unchanged
+    after = dict(module.named_parameters())
+    assert all(torch.equal(before[key], after[key]) for key in unchanged)
+    assert not torch.equal(before["embedding.weight"], after["embedding.weight"])
