@@ -9,9 +9,20 @@ A table of calls that must fail is a `dict` of names and calls, and its test is
 `pytest --snapshot-update FILE` writes the texts to `__snapshots__` beside the test.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from typing import TypeVar
 
 from ortolan.errors import OrtolanError
+
+T = TypeVar("T")
+
+
+def named_rows(table: Mapping[str, Sequence[T]]) -> dict[str, tuple[str, T]]:
+    """Each change of each case, by both, as far as pytest takes their text as an id."""
+    every = [(name, change) for name, changes in table.items() for change in changes]
+    named = {f"{name} {change}"[:99]: (name, change) for name, change in every}
+    assert len(named) == len(every), "changes whose texts begin alike"
+    return named
 
 
 def refusal(call: Callable[[], object], *hidden: object) -> str:

@@ -10,6 +10,7 @@ from syrupy.assertion import SnapshotAssertion
 from tests.modeling.checkpoint.refusals import edit, reconfigure, refused, reshape
 from tests.modeling.tiny_encoders import CASES, SEQ2SEQ, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
+from tests.refusals import named_rows
 from torch import Tensor
 from transformers import PreTrainedModel
 
@@ -102,7 +103,7 @@ IDLE = (
 )
 """What quantizers leave next to floats."""
 
-ROWS = {f"{name} {shapes}"[:99]: (name, shapes) for name, rows in BROKEN.items() for shapes in rows}
+ROWS = named_rows(BROKEN)
 
 
 @pytest.mark.parametrize("row", ROWS)

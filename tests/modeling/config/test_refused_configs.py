@@ -8,7 +8,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.modeling.families.test_published_configs import PUBLISHED
 from tests.modeling.tiny_models import LLAMA
-from tests.refusals import refusal
+from tests.refusals import named_rows, refusal
 from tests.tiny import FAMILY_CONFIGS
 
 from ortolan.modeling import read_config
@@ -349,17 +349,9 @@ def changed(name: str, changes: Changes) -> dict[str, Any]:
     return {**base, **changes, **inner}
 
 
-def rows(table: Mapping[str, list[Changes]]) -> dict[str, tuple[str, Changes]]:
-    """Each change by the name of its config and itself, as long as pytest allows."""
-    every = [(name, changes) for name, several in table.items() for changes in several]
-    named = {f"{name} {changes}"[:99]: (name, changes) for name, changes in every}
-    assert len(named) == len(every)
-    return named
-
-
 COUNT = f"{len(FAMILIES)} families"
 
-VALUE_ROWS, TOWER_ROWS, LANGUAGE_ROWS = rows(VALUES), rows(TOWERS), rows(LANGUAGE)
+VALUE_ROWS, TOWER_ROWS, LANGUAGE_ROWS = map(named_rows, (VALUES, TOWERS, LANGUAGE))
 
 
 @pytest.mark.parametrize("row", VALUE_ROWS)

@@ -1,5 +1,6 @@
 """Position tables against the papers' formulas and against transformers."""
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -10,19 +11,26 @@ from hypothesis import strategies as st
 from torch import Tensor
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.falcon.modeling_falcon import build_alibi_tensor
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding
+from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
 from ortolan.modeling.config import (
+    RelativeBiasPositions,
     RotaryPositions,
     SinusoidalPositions,
 )
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.layers.positions import (
+    alibi_slopes,
+    relative_buckets,
+    relative_index,
     rotary_frequencies,
     rotary_tables,
+    rounded_alibi,
     sinusoidal_table,
 )
 
@@ -147,20 +155,6 @@ def test_dynamic_scaling_starts_at_the_original_length(length: int) -> None:
     assert torch.equal(frequencies, plain) == (length <= CONTEXT)
 
 
-def test_mscale_alone_is_ignored_as_in_transformers() -> None:
-    rope = YARN | {"mscale": 1.2}
-    expected, factor = transformers_frequencies(rope)
-    assert_equals_transformers(read(rope), expected, factor)
-    assert read(rope) == read(YARN)
-
-
-def test_every_scaling_has_a_different_table() -> None:
-    length = 2 * CONTEXT
-    results = [torch.cat(rotary_tables(read(rope), length)) for rope in SCALINGS.values()]
-    for i, one in enumerate(results):
-        assert not any(torch.equal(one, other) for other in results[:i])
-
-
 @pytest.mark.parametrize("name", [*SCALINGS, "partial"])
 def test_written_positions_are_read_back(name: str) -> None:
     partial = RotaryPositions(dim=16, theta=500.0)
@@ -204,3 +198,50 @@ def test_both_layouts_hold_the_same_numbers(width: int) -> None:
     interleaved = sinusoidal_table(20, width, SinusoidalPositions())
     halves = sinusoidal_table(20, width, SinusoidalPositions(layout="halves"))
     assert torch.equal(torch.cat([interleaved[:, 0::2], interleaved[:, 1::2]], 1), halves)
+
+
+# --- relative -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("buckets", "most"), [(32, 128), (8, 20), (4, 3), (64, 1000), (10, 6)])
+def test_buckets_equal_t5(buckets: int, most: int, causal: bool) -> None:
+    positions = RelativeBiasPositions(buckets=buckets, max_distance=most)
+    distances = torch.arange(-3 * most, 3 * most + 1)
+    expected = T5Attention._relative_position_bucket(  # type: ignore[no-untyped-call]
+        distances, bidirectional=not causal, num_buckets=buckets, max_distance=most
+    )
+    table = relative_buckets(positions, causal=causal)
+    assert table.dtype == torch.int64
+    assert torch.equal(table[distances.clamp(-most, most) + most], expected)
+
+
+def test_distances_are_counted_from_the_query_and_bounded() -> None:
+    result = relative_index(torch.tensor([[0, 3]]), 6, 2)
+    assert result.tolist() == [[[2, 3, 4, 4, 4, 4], [0, 0, 1, 2, 3, 4]]]
+
+
+def published_slopes(n: int) -> list[float]:
+    """`get_slopes` of the paper's repository, which defines what other numbers of heads get."""
+
+    def power_of_2(n: int) -> list[float]:
+        start = 2 ** (-(2 ** -(math.log2(n) - 3)))
+        return [start * start**i for i in range(n)]
+
+    if math.log2(n).is_integer():
+        return power_of_2(n)
+    closest = 2 ** math.floor(math.log2(n))
+    return power_of_2(closest) + published_slopes(2 * closest)[0::2][: n - closest]
+
+
+@pytest.mark.parametrize("heads", range(1, 34))
+def test_slopes_equal_the_paper(heads: int) -> None:
+    assert alibi_slopes(heads) == pytest.approx(published_slopes(heads), rel=1e-12)
+
+
+@pytest.mark.parametrize("heads", [4, 6])
+def test_rounded_alibi_equals_falcon(heads: int) -> None:
+    tokens = torch.ones(1, 600, dtype=torch.long)
+    expected = build_alibi_tensor(tokens, heads, torch.float32)[:, 0]
+    assert torch.equal(rounded_alibi(heads, 600), expected)
+    assert len(set(expected[0].tolist())) < 600

@@ -1,15 +1,30 @@
 """Recurrent language models against torch.nn, and steps against whole sequences."""
 
+import contextlib
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 from typing import cast
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from syrupy.assertion import SnapshotAssertion
+from tests.nonsense import CONFIG_VALUES
+from tests.refusals import refusal
 from torch import Tensor, nn
 
-from ortolan.modeling.config import AdditiveAttentionConfig, MemoryConfig, RecurrentConfig
+from ortolan.modeling import load, read_config, save
+from ortolan.modeling.checkpoint.folder import config_from_hf
+from ortolan.modeling.config import (
+    AdditiveAttentionConfig,
+    MemoryConfig,
+    ModelConfig,
+    RecurrentConfig,
+)
 from ortolan.modeling.errors import ConfigError
+from ortolan.modeling.families import published_config
 from ortolan.modeling.layers.cache import StepLengths
 from ortolan.modeling.layers.cells import RecurrentCell
 from ortolan.modeling.models.addressing import addressing
@@ -170,6 +185,43 @@ def test_addressing_ends_with_the_weights_of_the_state() -> None:
     torch.testing.assert_close(torch.cat((result.read, result.write), 1)[:, :, -1], weights)
 
 
-def test_addressing_without_a_memory_is_an_error() -> None:
-    with pytest.raises(ConfigError, match="memory"):
-        addressing(model_of("gru"), texts())
+# --- checkpoints --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_saved_network_is_loaded_as_it_was(name: str, tmp_path: Path) -> None:
+    module = model_of(name)
+    save(module, tmp_path)
+    loaded = load(tmp_path, RecurrentModel)
+    assert loaded.config == CONFIGS[name]
+    with torch.no_grad():
+        assert torch.equal(loaded(texts()), module(texts()))
+
+
+def test_the_context_may_be_any(tmp_path: Path) -> None:
+    save(model_of("machine"), tmp_path)
+    assert load(tmp_path, RecurrentModel, max_context=1000).config.context_length == 1000
+    assert read_config(tmp_path, RecurrentConfig).context_length == 32
+
+
+def test_another_kind_of_model_or_cell_is_refused(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    save(model_of("gru"), tmp_path)
+    assert refusal(lambda: load(tmp_path)) == snapshot
+    assert refusal(lambda: config_from_hf(VALUES | {"cell": "ligru"}, ModelConfig)) == snapshot
+    assert refusal(lambda: addressing(model_of("gru"), texts())) == snapshot
+
+
+VALUES = {
+    key: value for config in CONFIGS.values() for key, value in published_config(config).items()
+}
+
+JSON_VALUES: st.SearchStrategy[object] = st.sampled_from([*CONFIG_VALUES, "gru"])
+
+
+@settings(max_examples=60, deadline=None)
+@given(changes=st.dictionaries(st.sampled_from(sorted({*VALUES} - {"model_type"})), JSON_VALUES))
+def test_any_config_is_read_or_refused(changes: dict[str, object]) -> None:
+    with contextlib.suppress(ConfigError):
+        config_from_hf(VALUES | changes, ModelConfig)
