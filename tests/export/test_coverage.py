@@ -90,10 +90,7 @@ def test_command_lists_every_row() -> None:
     assert all(r.model_type in text for r in coverage.rows)
     one = CliRunner().invoke(command, ["gpt2"]).stdout.splitlines()
     assert one[1].split()[:2] == ["gpt2", "decoder"]
-
-
-def test_command_says_which_type_was_never_tried() -> None:
-    done = CliRunner().invoke(command, ["gpt2", "mambo"])
+    done = CliRunner().invoke(command, ["gpt2", "mambo"])  # which was never tried
     assert done.exit_code != 0
     assert "mambo" in done.output
 
@@ -120,8 +117,3 @@ def test_comparison_sees_a_weight_that_differs(
     changed = compare(model, tmp_path / "bundle")
     assert changed.error > 1e-3
     assert changed.tokens_equal in (False, None)
-
-
-def test_type_whose_decoder_alone_is_exported_says_so() -> None:
-    (row,) = read_coverage().of("blenderbot-small")
-    assert row.note.startswith("the decoder alone (BlenderbotSmallForCausalLM)")

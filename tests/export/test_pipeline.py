@@ -1,6 +1,7 @@
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from ortolan.export import pipeline
 from ortolan.export.errors import ExportError, OptionError, OutputError, ParityError
 from ortolan.export.options import Int4
 from ortolan.export.passes import tidy
+from ortolan.export.process import ProcessError, run_python
 from ortolan.export.proof.certificate import thresholds
 from ortolan.export.proof.replay import replay
 from ortolan.export.source import family
@@ -224,3 +226,36 @@ def test_two_exports_are_equal_byte_for_byte_whatever_the_place_and_the_hash_see
     assert sorted(path.name for path in other.iterdir()) == names
     for name in names:
         assert (other / name).read_bytes() == (one / name).read_bytes(), name
+
+
+# --- Python in a subprocess -----------------------------------------------------------------------
+
+
+def test_lines_of_a_subprocess_are_told_as_they_are_printed() -> None:
+    told: list[str] = []
+    run_python("-c", "import sys; print(sys.argv[1]); print('last')", "first", on_line=told.append)
+    assert told == ["first\n", "last\n"]
+
+
+def test_a_failure_of_a_subprocess_is_the_last_line_of_its_errors(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "beside.py").touch()
+    monkeypatch.chdir(tmp_path)  # where no module is found
+    for script, message in (
+        ("import ortolan.export; raise ValueError('no')", "ValueError: no"),
+        ("exit(3)", "status 3"),
+        ("import beside", "No module named 'beside'"),
+    ):
+        with pytest.raises(ProcessError, match=message):
+            run_python("-c", script, on_line=print)
+
+
+def test_who_is_told_can_end_a_subprocess() -> None:
+    def stop(line: str) -> None:
+        raise KeyboardInterrupt
+
+    started = time.monotonic()
+    with pytest.raises(KeyboardInterrupt):
+        run_python("-c", "import time; print(1, flush=True); time.sleep(60)", on_line=stop)
+    assert time.monotonic() - started < 30

@@ -101,6 +101,8 @@ def export(
     return bundle, load(out, threads=1)
 
 
+GATED = ("gate", "up", "down")
+
 IDS = np.random.default_rng(0).integers(0, tiny_models.VOCAB, 40).tolist()
 
 
@@ -119,9 +121,13 @@ def test_bundle_computes_what_its_codes_stand_for(
     )
     kinds = {(t.bits, t.group, t.symmetric) for t in bundle.manifest.quantized if ".0." in t.name}
     assert kinds == {(integers.bits, group, not asymmetric)}
-    expected = logits(stands_for(bundle, module), IDS)
+    other = stands_for(bundle, module)
+    expected = logits(other, IDS)
     bound = WIDE * max(1.0, float(np.abs(expected).max()))
     np.testing.assert_allclose(loaded.logits(IDS), expected, atol=bound)
+    for tensor in bundle.manifest.quantized:
+        was, now = (m.get_parameter(tensor.name).detach() for m in (module, other))
+        assert tensor.error == pytest.approx(float((now - was).norm() / was.norm()), rel=1e-4)
     # Evidence that the codes differ from the weights.
     if integers is Int4:
         assert np.abs(logits(module.eval(), IDS) - expected).max() > bound / 10
@@ -141,10 +147,7 @@ HYBRID_SIZES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["lfm2", *(pytest.param(n, marks=pytest.mark.slow) for n in ("qwen3_5_text", "mamba2"))],
-)
+@pytest.mark.parametrize("name", HYBRID_SIZES)
 def test_hybrid_bundle_computes_what_its_codes_stand_for(name: str, tmp_path: Path) -> None:
     module = hybrid(name)
     bundle, loaded = export(module, tmp_path / "out", Int4(method="rtn", group_size=32))
@@ -204,32 +207,12 @@ def test_excluded_weights_stay_as_they_are(tmp_path: Path) -> None:
     bundle, _ = export(
         module, tmp_path / "out", replace(HQQ, exclude=["blocks.0.*", "embedding.weight"])
     )
+    layers = ("attention.qkv", "attention.out", *(f"feed_forward.{n}" for n in GATED))
     names = {tensor.name for tensor in bundle.manifest.quantized}
-    assert names == {
-        "head.weight",
-        *(
-            f"blocks.1.{layer}.weight"
-            for layer in (
-                "attention.qkv",
-                "attention.out",
-                "feed_forward.gate",
-                "feed_forward.up",
-                "feed_forward.down",
-            )
-        ),
-    }
+    assert names == {"head.weight", *(f"blocks.1.{layer}.weight" for layer in layers)}
     stored = arrays(bundle, "decoder.onnx")
     expected = module.get_parameter("blocks.0.feed_forward.down.weight").detach().numpy()
     np.testing.assert_array_equal(stored["blocks.0.feed_forward.down.weight"], expected)
-
-
-def test_errors_in_the_manifest_are_those_of_the_codes(tmp_path: Path) -> None:
-    module = tiny_models.decoder(tiny_models.llama())
-    bundle, _ = export(module, tmp_path / "out")
-    other = stands_for(bundle, module)
-    for tensor in bundle.manifest.quantized:
-        was, now = (m.get_parameter(tensor.name).detach() for m in (module, other))
-        assert tensor.error == pytest.approx(float((now - was).norm() / was.norm()), rel=1e-4)
 
 
 def test_split_graphs_share_their_weights(tmp_path: Path) -> None:
@@ -259,13 +242,10 @@ def test_quality_is_that_of_the_worse_graph(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.llama())
     options: dict[str, Any] = {"graphs": "split", "prefill_precision": "int8", "max_kl": None}
     bundle, _ = export(module, tmp_path / "out", Int4(method="rtn"), **options)
-    quality, measured = bundle.manifest.quality, read_certificate(bundle).measured
-    assert quality is not None
-    assert measured is not None
-    assert isinstance(quality.graph_kl, dict)
+    quality: Any = bundle.manifest.quality
+    measured: Any = read_certificate(bundle).measured
     worse, better = quality.graph_kl["decode"], quality.graph_kl["prefill"]
     assert worse > 5 * better
-    assert quality.mean_kl is not None
     assert better < quality.mean_kl < worse
     assert f"decode {worse:.2g}" in quality.summary
     # 16 of 33 and 96 of 160 tokens of the prompts fill the caches of these steps
@@ -298,30 +278,10 @@ def test_certificate_holds_the_quality(tmp_path: Path) -> None:
     module = tiny_models.decoder(tiny_models.gpt2())
     bundle, _ = export(module, tmp_path / "out", max_kl=None)
     certificate = read_certificate(bundle)
-    measured = certificate.measured
-    assert measured is not None
-    assert measured.mean_kl is not None
-    assert measured.max_kl is not None
+    measured: Any = certificate.measured
     assert 0 < measured.mean_kl <= measured.max_kl
     bound = certificate.thresholds.mean_kl
     assert bound is not None
     assert bound <= max(1.5 * measured.mean_kl, 1.6e-4)
     assert certificate.thresholds.max_abs_delta is None
     assert measured.perplexity == pytest.approx(measured.reference_perplexity, rel=0.1)
-
-
-def test_calibrated_export_learns_from_the_given_text(tmp_path: Path) -> None:
-    checkpoint = tiny_models.write_checkpoint(
-        tmp_path / "checkpoint", tiny_models.decoder(replace(tiny_models.llama(), tied_head=True))
-    )
-    text = tmp_path / "text.txt"
-    letters = np.random.default_rng(0).integers(97, 123, 6000)
-    text.write_text("".join(map(chr, letters)))
-    bundle = ortolan.export(
-        checkpoint,
-        tmp_path / "out",
-        precision="int4",
-        calibration=text,
-        options=ExportOptions(max_kl=5.0),
-    )
-    assert {tensor.method for tensor in bundle.manifest.quantized} == {"gptq"}

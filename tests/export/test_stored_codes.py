@@ -16,10 +16,9 @@ from torch import Tensor
 from ortolan.cli import main
 from ortolan.cli.preview import print_preview
 from ortolan.export.advice import advise
-from ortolan.export.options import ExportOptions, HeadBits, Int4, Int8
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.export.pipeline import export
 from ortolan.export.preview.preview import preview
-from ortolan.export.quantize.schemes import scheme_of
 from ortolan.export.quantize.stored import default_precision
 from ortolan.export.settings import resolve
 from ortolan.export.source import open_exportable
@@ -41,39 +40,32 @@ def kept(bundle: Bundle) -> dict[str, tuple[int, int | None, bool]]:
     return {weight.name: (weight.bits, weight.group, weight.symmetric) for weight in found}
 
 
-@pytest.mark.parametrize("name", ["gptq-4", "awq", "compressed-4"])
-def test_codes_of_packed_checkpoints_are_kept(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("name", "symmetric"), [("awq", False), ("compressed-4", True)])
+def test_codes_of_packed_checkpoints_are_kept(name: str, symmetric: bool, tmp_path: Path) -> None:
     write_packed(tmp_path / "source", METHODS[name])
     bundle = export(tmp_path / "source", tmp_path / "bundle", precision=QUICK)
     found = kept(bundle)
-    symmetric = name == "compressed-4"
     assert len(found) == 2 * 5  # qkv, out, gate, up, down
     assert set(found.values()) == {(4, 32, symmetric)}
     others = {w.name: w.method for w in bundle.manifest.quantized if w.name not in found}
     assert others == {"embedding.weight": "rtn", "head.weight": "gptq"}
-    measured = read_certificate(bundle).measured
-    assert measured is not None
-    assert measured.verdict == "PASS"
 
 
-def test_codes_of_more_bits_than_asked_for_are_rounded(tmp_path: Path) -> None:
-    write_packed(tmp_path / "source", METHODS["gptq-8"])
-    # 4-bit random weights are poor.
-    options = ExportOptions(max_kl=9.0)
-    counts = {}
-    for precision in (QUICK, Int8()):
-        out = tmp_path / precision.name
-        bundle = export(tmp_path / "source", out, precision=precision, options=options)
-        counts[precision.name] = len(kept(bundle))
-    assert counts == {"int4": 0, "int8": 10}
-
-
-def test_who_names_a_method_gets_its_codes(tmp_path: Path) -> None:
-    write_packed(tmp_path / "source", METHODS["gptq-4"])
-    options = ExportOptions(max_kl=9.0)
-    precision = Int4(method="rtn", group_size=32, asymmetric=True)
+@pytest.mark.parametrize(
+    ("name", "precision", "number"),
+    [
+        ("gptq-8", QUICK, 0),  # more bits than asked for
+        ("gptq-8", Int8(), 10),
+        ("gptq-4", Int4(method="rtn", group_size=32, asymmetric=True), 0),  # another method
+    ],
+)
+def test_codes_are_kept_where_they_are_asked_for(
+    name: str, precision: Int4 | Int8, number: int, tmp_path: Path
+) -> None:
+    write_packed(tmp_path / "source", METHODS[name])
+    options = ExportOptions(max_kl=9.0)  # 4-bit random weights are poor
     bundle = export(tmp_path / "source", tmp_path / "out", precision=precision, options=options)
-    assert {weight.method for weight in bundle.manifest.quantized} == {"rtn"}
+    assert len(kept(bundle)) == number
 
 
 KEPT_4, KEPT_8, ROUNDED = (4, "kept"), (8, "kept"), (8, "rtn")
@@ -148,18 +140,6 @@ def test_codes_of_a_gguf_file_are_copied_in_their_formats(tmp_path: Path) -> Non
     assert measured.verdict == "PASS"
 
 
-@pytest.mark.parametrize(("head_bits", "expected"), [(None, 8), (8, 8), (4, 4)])
-def test_an_8_bit_head_is_copied_unless_4_bits_are_asked_for(
-    head_bits: HeadBits | None, expected: int, tmp_path: Path
-) -> None:
-    file = write_model(tmp_path, {"output.weight": "Q8_0"})
-    opened = open_exportable(file, tokenizer=None, max_context=None)
-    quantization = resolve(opened.kind, precision=Int4(head_bits=head_bits)).quantization
-    assert quantization is not None
-    scheme = scheme_of("head.weight", WIDE["hidden_size"], quantization, opened.weights)
-    assert scheme.bits == expected
-
-
 def test_minimums_of_groups_are_added_to_products(tmp_path: Path) -> None:
     kinds = {f"blk.{i}.{part}.weight": "Q4_1" for i in (0, 1) for part in PRODUCTS}
     # Look-ups have no minimums, so the embedding is rounded.
@@ -220,18 +200,14 @@ def test_a_gguf_file_of_one_format_decides_the_precision(
     assert preview(file).default == precision
 
 
-@pytest.mark.parametrize("name", ["gptq-4", None])
 def test_an_inspection_names_the_default(
-    name: str | None, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if name is None:
-        reference_model(WIDE).save_pretrained(tmp_path)
-    else:
-        write_packed(tmp_path, METHODS[name])
+    write_packed(tmp_path, METHODS["gptq-4"])
     print_preview(tmp_path, via=None, as_json=False)
     (row,) = [line for line in capsys.readouterr().out.splitlines() if "(default" in line]
-    assert row.split()[0] == ("fp32" if name is None else "int8")
-    assert ("keeps the 4-bit and 8-bit codes" in row) == (name is not None)
+    assert row.split()[0] == "int8"
+    assert "keeps the 4-bit and 8-bit codes" in row
 
 
 def test_kept_codes_are_no_risk_and_advice_does_not_round_them_again(tmp_path: Path) -> None:
@@ -249,18 +225,16 @@ def test_kept_codes_are_no_risk_and_advice_does_not_round_them_again(tmp_path: P
     assert advise(model, plan) == ("--precision fp32",)
 
 
-def test_graphs_without_minimums_round_them_to_8_bits_by_default(tmp_path: Path) -> None:
+@pytest.mark.parametrize("precision", [None, QUICK])
+def test_portable_graphs_have_no_minimums(precision: Int4 | None, tmp_path: Path) -> None:
     kinds = {"blk.0.ffn_down.weight": "Q4_1"}
+    if precision is not None:
+        kinds["blk.1.ffn_down.weight"] = "Q4_0"
     file = write_model(tmp_path, kinds, model_type="qwen2")
-    options = ExportOptions(attention="portable")
-    bundle = export(file, tmp_path / "bundle", options=options)
-    assert {bits for bits, _ in counts(bundle)} == {8}
-    assert bundle.manifest.precision == "int8"
-
-
-def test_portable_graphs_have_no_minimums(tmp_path: Path) -> None:
-    kinds = {"blk.0.ffn_down.weight": "Q4_1", "blk.1.ffn_down.weight": "Q4_0"}
-    file = write_model(tmp_path, kinds, model_type="qwen2")
-    options = ExportOptions(max_kl=9.0, attention="portable")
-    bundle = export(file, tmp_path / "bundle", precision=QUICK, options=options)
-    assert kept(bundle).keys() == {"blocks.1.feed_forward.down.weight"}
+    options = ExportOptions(max_kl=None if precision is None else 9.0, attention="portable")
+    bundle = export(file, tmp_path / "bundle", precision=precision, options=options)
+    if precision is None:
+        assert {bits for bits, _ in counts(bundle)} == {8}
+        assert bundle.manifest.precision == "int8"
+    else:
+        assert kept(bundle).keys() == {"blocks.1.feed_forward.down.weight"}
