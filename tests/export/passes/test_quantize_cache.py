@@ -5,10 +5,16 @@ import onnx
 import onnx_ir as ir
 import onnxruntime as ort  # type: ignore[import-untyped]
 import pytest
+import torch
 from numpy.typing import NDArray
 
 from ortolan.export.errors import OptionError
-from ortolan.export.passes.quantize_cache import QuantizeCache
+from ortolan.export.passes.quantize_cache import QuantizeCache, Turned
+from ortolan.export.weights.int8_cache import reach_of_keys
+from ortolan.modeling.config import RotaryPositions
+from ortolan.modeling.layers.ops import Rotary
+from ortolan.modeling.layers.positions import rotary_tables
+from ortolan.modeling.layers.rotation import rotate
 from ortolan.runtime.bundle.manifest import State
 
 HEADS, KV_HEADS, WIDTH, CAPACITY = 4, 2, 16, 24
@@ -110,3 +116,29 @@ def test_state_that_another_node_reads_is_refused() -> None:
     graph = ir.Graph([past], node.outputs, nodes=[node], opset_imports={"": 24})
     with pytest.raises(OptionError, match=r"'0.key'.*TensorScatter"):
         QuantizeCache([state])(ir.Model(graph, ir_version=10))
+
+
+# --- how far keys reach ---------------------------------------------------------------------------
+
+TOKENS, POSITIONS = 5, 4000
+
+
+@pytest.mark.parametrize("channels", [32, 16])
+@pytest.mark.parametrize("interleaved", [False, True])
+def test_keys_stay_within_their_reach_at_every_position(channels: int, interleaved: bool) -> None:
+    torch.manual_seed(0)
+    keys_KSD = torch.randn(HEADS, TOKENS, 32) * torch.rand(32).exp()
+    tables = rotary_tables(RotaryPositions(dim=channels, theta=100.0), POSITIONS)
+    furthest = torch.zeros(HEADS, 1, 32)
+    for position in range(0, POSITIONS, 7):
+        cos, sin = (table[position][None].expand(TOKENS, -1) for table in tables)
+        turned = rotate(keys_KSD, Rotary(cos, sin, interleaved))
+        furthest = torch.maximum(furthest, turned.abs().amax(1, keepdim=True))
+    reach = reach_of_keys(keys_KSD, Turned(channels, interleaved))
+    assert (furthest <= reach * 1.0001).all()
+    assert (furthest >= reach * 0.95).all()
+
+
+def test_keys_that_others_turned_reach_as_far_as_the_furthest_of_their_head() -> None:
+    keys_KSD = torch.tensor([[[1.0, -3.0]], [[0.5, 0.25]]])
+    assert reach_of_keys(keys_KSD, None).tolist() == [[[3.0, 3.0]], [[0.5, 0.5]]]
