@@ -6,7 +6,7 @@ which every bfloat16 is a float32 of the same value, computes what PyTorch compu
 
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 from onnx import ModelProto, TensorProto, helper, numpy_helper
+from syrupy.assertion import SnapshotAssertion
 from tests.export import tiny_models
 from tests.export.graph_runs import Steps, assert_close, opened, run
 from tests.export.models_of_kinds import (
@@ -27,10 +28,11 @@ from tests.export.models_of_kinds import (
     seq2seq_config,
 )
 from tests.modeling import kinds
+from tests.refusals import refusal
 from torch import Tensor
 
 import ortolan
-from ortolan.export.errors import ExportError, PlacementError
+from ortolan.export.errors import ExportError
 from ortolan.export.options import ExportOptions, Int4
 from ortolan.export.proof.placement import check_placement
 from ortolan.export.proof.witness import Witness
@@ -90,14 +92,7 @@ MODULES: dict[str, Callable[[], TransformerModel]] = {
     ),
 }
 
-DECODERS = (
-    "llama",
-    "gpt2",
-    "qwen2",
-    "distances",
-    "sinks",
-    pytest.param("mistral", marks=pytest.mark.slow),
-)
+DECODERS = ("llama", "gpt2", "qwen2", "distances", "sinks", "mistral")
 
 SCORES = {"Add", "Cast", "Concat", "Expand", "Mul", "Slice", "Softmax", "Unsqueeze", "Where"}
 
@@ -167,15 +162,8 @@ def rounded(name: str) -> Any:
     return MODULES[name]().to(torch.bfloat16).float().eval()
 
 
-SLOW = ("mistral", "modern", "seq2seq")
-
-QUICK_MODULES = [
-    pytest.param(name, marks=pytest.mark.slow if name in SLOW else ()) for name in MODULES
-]
-
-
-@pytest.mark.parametrize("name", QUICK_MODULES)
-def test_every_node_that_computes_in_bfloat16_has_a_kernel_on_cuda(
+@pytest.mark.parametrize("name", MODULES)
+def test_every_node_has_a_kernel_and_computes_in_bfloat16_but_where_it_is_too_coarse(
     name: str, exported: Callable[[str], Bundle]
 ) -> None:
     bundle = exported(name)
@@ -184,13 +172,6 @@ def test_every_node_that_computes_in_bfloat16_has_a_kernel_on_cuda(
     assert placed.misplaced == ()
     assert {each.fallback for each in placement(bundle, "cpu").misplaced} == {"none"}
     assert {state.dtype for state in bundle.manifest.states} <= {"bfloat16"}
-
-
-@pytest.mark.parametrize("name", QUICK_MODULES)
-def test_graphs_are_typed_throughout_and_in_bfloat16_but_where_it_is_too_coarse(
-    name: str, exported: Callable[[str], Bundle]
-) -> None:
-    bundle = exported(name)
     for role in bundle.manifest.graphs:
         model = graph_of(bundle, role)
         onnx.shape_inference.infer_shapes(model, check_type=True, strict_mode=True)
@@ -210,16 +191,25 @@ def test_attention_is_one_node_only_where_its_kernel_is_right(
     assert ("Softmax" in operators) == (name != "llama")
 
 
+def stepped(decoder: Any, source: dict[str, NDArray[Any]] | None = None) -> NDArray[np.float32]:
+    """Logits of a prompt, then of a token at a time."""
+    steps = Steps(decoder, len(IDS), source)
+    got = [steps(IDS[:, :4], [4] * 3), *(steps(IDS[:, i : i + 1], [1] * 3) for i in range(4, 9))]
+    return np.concatenate(got, 1)
+
+
+def assert_computes(name: str, got: NDArray[np.float32], *inputs: NDArray[Any]) -> None:
+    with torch.inference_mode():
+        wanted: Tensor = rounded(name)(*map(torch.from_numpy, inputs))
+    assert wanted.std() > 0.1  # not a constant model
+    assert_close(got, wanted.numpy(), delta=1e-4)
+
+
 @pytest.mark.parametrize("name", DECODERS)
 def test_twin_of_a_decoder_equals_pytorch_step_by_step(
     name: str, exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:
-    steps = Steps(twin(exported(name), "decoder", tmp_path), len(IDS))
-    got = [steps(IDS[:, :4], [4] * 3), *(steps(IDS[:, i : i + 1], [1] * 3) for i in range(4, 9))]
-    with torch.inference_mode():
-        wanted: Tensor = rounded(name)(torch.from_numpy(IDS))
-    assert wanted.std() > 0.1  # not a constant model
-    assert_close(np.concatenate(got, 1), wanted.numpy(), delta=1e-4)
+    assert_computes(name, stepped(twin(exported(name), "decoder", tmp_path)), IDS)
 
 
 def test_twins_of_encoders_equal_pytorch(exported: Callable[[str], Bundle], tmp_path: Path) -> None:
@@ -232,26 +222,18 @@ def test_twins_of_encoders_equal_pytorch(exported: Callable[[str], Bundle], tmp_
     for name, inputs in given.items():
         (tmp_path / name).mkdir()
         got = run(twin(exported(name), "encoder", tmp_path / name), inputs)["output"]
-        with torch.inference_mode():
-            wanted: Tensor = rounded(name)(*map(torch.from_numpy, inputs.values()))
-        assert_close(got, wanted.numpy(), delta=1e-4)
+        assert_computes(name, got, *inputs.values())
 
 
-@pytest.mark.slow
 def test_twins_of_an_encoder_decoder_equal_pytorch(
     exported: Callable[[str], Bundle], tmp_path: Path
 ) -> None:
-    bundle = exported("seq2seq")
-    given: dict[str, NDArray[Any]] = {"input_ids": IDS, "lengths": LENGTHS}
-    source = run(twin(bundle, "encoder", tmp_path), given)
-    decoder = twin(bundle, "decoder", tmp_path)
-    steps = Steps(decoder, len(IDS), {**source, "source_lengths": LENGTHS})
-    got = [steps(IDS[:, :4], [4] * 3), *(steps(IDS[:, i : i + 1], [1] * 3) for i in range(4, 9))]
-    ids, lengths = torch.from_numpy(IDS), torch.from_numpy(LENGTHS)
-    with torch.inference_mode():
-        wanted: Tensor = rounded("seq2seq")(ids, ids, lengths)
-    assert wanted.std() > 0.1  # not a constant model
-    assert_close(np.concatenate(got, 1), wanted.numpy(), delta=1e-4)
+    encoder, decoder = (
+        twin(exported("seq2seq"), role, tmp_path) for role in ("encoder", "decoder")
+    )
+    source = run(encoder, {"input_ids": IDS, "lengths": LENGTHS})
+    got = stepped(decoder, {**source, "source_lengths": LENGTHS})
+    assert_computes("seq2seq", got, IDS, IDS, LENGTHS)
 
 
 def test_bundle_that_the_cpu_cannot_compute_says_so_and_keeps_its_reference(
@@ -322,22 +304,17 @@ def clipped(dtype: int, operator: str = "Clip") -> dict[str, ir.Model]:
     return {"encoder": ir.from_proto(helper.make_model(graph, ir_version=10))}
 
 
-@pytest.mark.parametrize("allowed", [False, True])
 def test_nodes_without_a_kernel_are_listed_and_allowed_only_where_the_cpu_has_one(
-    allowed: bool,
+    snapshot: SnapshotAssertion,
 ) -> None:
-    settings = resolve(
-        "encoder",
-        device="cuda",
-        precision="bf16",
-        options=ExportOptions(allow_cpu_nodes=allowed),
-    )
-    check_placement(clipped(TensorProto.FLOAT), settings)
-    with pytest.raises(PlacementError, match=r"encoder: 1 x ai\.onnx::Clip in bfloat16\. The CPU"):
-        check_placement(clipped(BFLOAT16), settings)
     attention = clipped(TensorProto.FLOAT, "GroupQueryAttention")
-    if allowed:
-        check_placement(attention, settings)
-    else:
-        with pytest.raises(PlacementError, match=r"Attention in float32\. Pass --allow-cpu-nodes"):
+    for allowed in (False, True):
+        options = ExportOptions(allow_cpu_nodes=allowed)
+        settings = resolve("encoder", device="cuda", precision="bf16", options=options)
+        check_placement(clipped(TensorProto.FLOAT), settings)
+        refused = partial(check_placement, settings=settings)
+        assert refusal(partial(refused, clipped(BFLOAT16))) == snapshot
+        if allowed:
             check_placement(attention, settings)
+        else:
+            assert refusal(partial(refused, attention)) == snapshot

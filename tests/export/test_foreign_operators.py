@@ -41,27 +41,27 @@ def _own_state(state_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pipeline, "describe", describe)
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Bundle:
+def exported(folder: Path) -> Bundle:
     module = Foreign()
     module.load_state_dict(unusual().state_dict())
+    return ortolan.export(module.eval(), folder / "bundle")
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory, state_folder: Path) -> Bundle:
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("XDG_STATE_HOME", str(state_folder))
         patched.setattr(pipeline, "describe", describe)
-        return ortolan.export(module.eval(), tmp_path_factory.mktemp("made") / "bundle")
+        return exported(tmp_path_factory.mktemp("made"))
 
 
 def logits(model: Any) -> Any:
     return model.logits([5, 9, 2])
 
 
-def test_the_manifest_names_them(made: Bundle) -> None:
+def test_the_manifest_names_them_and_the_bundle_opens_where_it_was_made(made: Bundle) -> None:
     assert made.manifest.foreign_operators == (SINH,)
-
-
-def test_the_bundle_opens_where_it_was_made(made: Bundle) -> None:
-    model = ortolan.load(made.path)
-    assert np.isfinite(logits(model)).all()
+    assert np.isfinite(logits(ortolan.load(made.path))).all()
     assert verify(made.path).verdict == "PASS"
 
 
@@ -99,11 +99,7 @@ def test_without_a_place_for_the_key_it_opens_when_trusted(
 ) -> None:
     (tmp_path / "state").write_text("no folder")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    module = Foreign()
-    module.load_state_dict(unusual().state_dict())
-
-    bundle = ortolan.export(module.eval(), tmp_path / "bundle")
-
+    bundle = exported(tmp_path)
     assert "trust=True" in caplog.text
     with pytest.raises(UntrustedError):
         ortolan.load(bundle.path)
@@ -116,20 +112,12 @@ def test_a_bundle_is_replaced_with_its_seal(made: Bundle, tmp_path: Path) -> Non
     bundle = ortolan.export(unusual(), target, force=True)
 
     assert bundle.manifest.foreign_operators == ()
+    said = CliRunner().invoke(cli, ["trust", str(target)])
+    assert said.exit_code == 0
+    assert said.output.startswith("nothing to trust")
     assert not (target / "operators.seal").exists()
 
 
-def test_trust_has_nothing_to_say_of_other_bundles(tmp_path: Path) -> None:
-    bundle = ortolan.export(unusual(), tmp_path / "bundle")
-
-    said = CliRunner().invoke(cli, ["trust", str(bundle.path)])
-
-    assert said.exit_code == 0
-    assert said.output.startswith("nothing to trust")
-    assert not (tmp_path / "bundle" / "operators.seal").exists()
-
-
-@pytest.mark.slow
 def test_what_modules_are_commonly_made_of_needs_no_trust(tmp_path: Path) -> None:
     bundle = ortolan.export(ordinary(), tmp_path / "bundle")
 

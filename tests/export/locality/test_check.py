@@ -20,12 +20,7 @@ from ortolan.export.source.module import without_memory
 from ortolan.export.trace.module import find_carried
 from ortolan.modeling.errors import ConfigError
 
-
-def slow_but_first(modules: tuple[type[Base], ...]) -> list[object]:
-    return [modules[0], *(pytest.param(module, marks=pytest.mark.slow) for module in modules[1:])]
-
-
-QUICK = ("a mean over the batch",)
+QUICK = ("a mean over the batch", False)
 
 
 def check(module: nn.Module) -> bool:
@@ -36,29 +31,25 @@ def check(module: nn.Module) -> bool:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [module.__name__ for module in HONEST])
-def test_an_honest_module_is_accepted(name: str) -> None:
-    module = next(m for m in HONEST if m.__name__ == name)
-    assert check(module()) == (name in ("Summed", "Looped", "Linear", "Rare"))
+@pytest.mark.parametrize("module", HONEST)
+def test_an_honest_module_is_accepted(module: type[Base]) -> None:
+    assert check(module()) == (module.__name__ in ("Summed", "Looped", "Linear", "Rare"))
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in DISHONEST],
+    ("name", "late"),
+    [
+        pytest.param(name, late, marks=() if (name, late) == QUICK else pytest.mark.slow)
+        for name in DISHONEST
+        for late in (False, True)
+    ],
 )
-def test_a_module_that_reads_other_tokens_is_refused(name: str) -> None:
+def test_a_module_that_reads_other_tokens_is_refused(name: str, late: bool) -> None:
     change, expected = DISHONEST[name]
     with pytest.raises(ConfigError) as refused:
-        check(Dishonest(change))
+        check(Dishonest(change, late=late))
     assert re.search(expected, str(refused.value))
     assert "user_modules.py, line " in str(refused.value)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DISHONEST)
-def test_it_is_refused_after_attention_too(name: str) -> None:
-    with pytest.raises(ConfigError, match=DISHONEST[name][1]):
-        check(Dishonest(DISHONEST[name][0], late=True))
 
 
 @pytest.mark.slow
@@ -73,7 +64,10 @@ def perturb(module: nn.Module, *, joins: bool = False) -> None:
     )
 
 
-@pytest.mark.parametrize("module", slow_but_first(HONEST))
+@pytest.mark.parametrize(
+    "module",
+    [HONEST[0], *(pytest.param(module, marks=pytest.mark.slow) for module in HONEST[1:])],
+)
 def test_numbers_accept_an_honest_module(module: type[Base]) -> None:
     name = module.__name__
     if name != "Looped":  # reading hundreds of tokens one by one is slow

@@ -52,14 +52,11 @@ def test_random_probes_are_the_same_every_time_and_within_the_vocabulary() -> No
     assert len({probe.name for probe in one}) == len(LENGTHS["full"])
 
 
-def test_probes_are_cut_from_the_built_in_text(plain: Path) -> None:
+def test_probes_are_cut_from_a_text(plain: Path) -> None:
     probes = make_probes(decoder(tokenizer=plain))
     assert tuple(len(ids_of(probe)) for probe in probes) == LENGTHS["full"]
     joined = [i for probe in probes for i in ids_of(probe)]
-    assert joined == encoded(plain, TEXT)[: len(joined)]
-
-
-def test_probes_are_cut_from_the_given_text(plain: Path) -> None:
+    assert joined == encoded(plain, TEXT)[: len(joined)]  # the built-in one
     held_out = "".join(chr(65 + i % 26) for i in range(600))
     probes = make_probes(decoder(tokenizer=plain), text(held_out))
     assert ids_of(probes[3]) == encoded(plain, held_out)[8:24]
@@ -84,13 +81,10 @@ def test_one_probe_of_an_own_module_reaches_over_its_context(
     assert len(make_probes(own)) == len(LENGTHS["full"])
 
 
-@pytest.mark.parametrize("has_tokenizer", [False, True])
-def test_no_probe_is_longer_than_the_context(has_tokenizer: bool, plain: Path) -> None:
-    probes = make_probes(decoder(40, plain if has_tokenizer else None))
-    assert [len(ids_of(probe)) for probe in probes] == [1, 2, 5, 16, 33, 40, 40, 40]
-
-
-def test_text_as_long_as_the_longest_probe_is_enough(plain: Path) -> None:
+def test_no_probe_is_longer_than_the_context(plain: Path) -> None:
+    for tokenizer in (None, plain):
+        probes = make_probes(decoder(40, tokenizer))
+        assert [len(ids_of(probe)) for probe in probes] == [1, 2, 5, 16, 33, 40, 40, 40]
     short = decoder(20, plain)
     assert len(ids_of(make_probes(short, text("x" * 20))[-1])) == 20
     with pytest.raises(OptionError, match=r"notes .*20 .*got 19"):
@@ -129,13 +123,10 @@ def test_pairs_are_held_out_ones_between_start_and_end(wrapping: Path) -> None:
     assert probes[2].source is not None
     assert probes[2].source.tolist() == encoded(wrapping, "source 5")
     assert ids_of(probes[2]) == [2, *encoded(wrapping, "target 5")]
-
-
-def test_pair_that_is_too_long_is_cut(wrapping: Path) -> None:
     data = CalibrationPairs(origin="pairs", learn=[], held_out=[("s" * 99, "t" * 99)])
     (probe,) = make_probes(source_of(seq2seq_config(), wrapping), data)
     assert probe.source is not None
-    assert (len(probe.source), len(ids_of(probe))) == (40, 40)
+    assert (len(probe.source), len(ids_of(probe))) == (40, 40)  # cut
 
 
 def test_images_grow_coarser_and_have_the_size_of_the_model() -> None:

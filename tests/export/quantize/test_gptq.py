@@ -1,25 +1,25 @@
+"""GPTQ, and the sweeps that refine its codes."""
+
+import dataclasses
+import itertools
 import math
 
 import pytest
 import torch
 from syrupy.assertion import SnapshotAssertion
-from tests.export.quantize.low_bit import SCHEMES, label
+from tests.export.quantize.low_bit import FOUR_BITS, SCHEMES, label
 from tests.export.quantize.weights import correlated_inputs, gaussian, output_error, quantize_gptq
 from tests.refusals import refusal
 from torch import Tensor
 
-from ortolan.export.quantize import gptq, rtn
-from ortolan.export.quantize.blocks import Codes
+from ortolan.export.quantize import gptq, refine, rtn
+from ortolan.export.quantize.blocks import Codes, dequantize
 from ortolan.export.scheme import Scheme
 
 every_scheme = pytest.mark.parametrize("scheme", SCHEMES, ids=label)
 
 INPUTS = 300
 """More than two parts of columns, and a multiple of no group."""
-
-
-def share_of_different_codes(one: Codes, other: Codes) -> float:
-    return float((one.values != other.values).float().mean())
 
 
 def as_published(weight: Tensor, hessian: Tensor, scales: Codes, damping: float) -> Tensor:
@@ -105,7 +105,8 @@ def test_codes_do_not_depend_on_the_size_of_the_hessian(size: float) -> None:
     weight, x = gaussian(8, 160), correlated_inputs(500, 160)
     hessian = x.T @ x
     wanted = quantize_gptq(weight, hessian * size, scheme)
-    assert share_of_different_codes(quantize_gptq(weight, hessian, scheme), wanted) < 0.005
+    got = quantize_gptq(weight, hessian, scheme)
+    assert float((got.values != wanted.values).float().mean()) < 0.005
 
 
 def test_one_factor_serves_several_weights_and_some_rows_at_a_time() -> None:
@@ -140,3 +141,82 @@ def test_a_hessian_that_cannot_be_factorized_is_refused(
     name: str, snapshot: SnapshotAssertion
 ) -> None:
     assert refusal(lambda: gptq.factorize(HESSIANS[name])) == snapshot
+
+
+# --- refined --------------------------------------------------------------------------------------
+
+every_format_of_4_bits = pytest.mark.parametrize("scheme", FOUR_BITS, ids=label)
+
+DAMPING = 0.02
+
+
+def prepared(scheme: Scheme, *, rows: int = 12) -> tuple[Tensor, Tensor, gptq.Factor, Codes]:
+    """A weight, its damped Hessian, the factor of that and the codes of GPTQ."""
+    weight, x = gaussian(rows, INPUTS), correlated_inputs(1000, INPUTS)
+    hessian = x.T @ x
+    factor = gptq.factorize(hessian.clone(), damping=DAMPING)
+    damped = hessian.double()
+    damped += DAMPING * damped.diagonal().mean() * torch.eye(INPUTS)
+    return weight, damped, factor, gptq.round_columns(weight, factor, scheme)
+
+
+def errors(weight: Tensor, codes: Codes, hessian: Tensor) -> Tensor:
+    """The minimized error of each row."""
+    difference = weight.double() - dequantize(codes).double()
+    return ((difference @ hessian) * difference).sum(1)
+
+
+@every_scheme
+def test_no_sweep_raises_the_error_of_any_row_and_three_lower_it(scheme: Scheme) -> None:
+    weight, hessian, factor, codes = prepared(scheme)
+    first = before = errors(weight, codes, hessian)
+    for _ in range(3):
+        codes = refine.refine(weight, codes, factor, sweeps=1)
+        after = errors(weight, codes, hessian)
+        assert bool((after <= before * (1 + 1e-4)).all())
+        before = after
+    if scheme.bits == 4:
+        assert float(before.sum()) < 0.99 * float(first.sum())
+
+
+@every_format_of_4_bits
+def test_no_code_next_to_one_that_was_found_and_no_scale_near_it_is_better(
+    scheme: Scheme,
+) -> None:
+    weight, hessian, factor, codes = prepared(scheme, rows=2)
+    found = refine.refine(weight, codes, factor, sweeps=20)
+    least = errors(weight, found, hessian)
+    for column, move in itertools.product(range(INPUTS), (-1, 1)):
+        values = found.values.int()
+        values[:, column] = (values[:, column] + move).clamp(0, scheme.largest)
+        other = dataclasses.replace(found, values=values.to(torch.uint8))
+        assert bool((errors(weight, other, hessian) >= least * (1 - 1e-4)).all())
+    for group, ratio in itertools.product(range(found.scales.shape[1]), (0.99, 1.01)):
+        scales = found.scales.clone()
+        scales[:, group] *= ratio
+        other = dataclasses.replace(found, scales=scales)
+        assert bool((errors(weight, other, hessian) > least).all())
+
+
+@every_scheme
+def test_zero_points_and_what_was_given_stay(scheme: Scheme) -> None:
+    weight, _, factor, codes = prepared(scheme)
+    given = dataclasses.replace(codes, values=codes.values.clone(), scales=codes.scales.clone())
+    was = weight.clone()
+    found = refine.refine(weight, codes, factor)
+    assert torch.equal(weight, was)
+    assert torch.equal(codes.values, given.values)
+    assert torch.equal(codes.scales, given.scales)
+    assert not torch.equal(found.scales, codes.scales)
+    assert found.zeros is codes.zeros
+    assert int(found.values.max()) <= scheme.largest
+
+
+def test_rows_do_not_depend_on_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight, _, factor, codes = prepared(Scheme(bits=4, group=64, symmetric=False), rows=7)
+    whole = refine.refine(weight, codes, factor)
+    monkeypatch.setattr(refine, "NUMBERS", 3 * INPUTS)
+    parts = refine.refine(weight, codes, factor)
+    torch.testing.assert_close(parts.scales, whole.scales, rtol=1e-3, atol=1e-6)
+    # Products of other shapes sum in another order.
+    assert float((parts.values != whole.values).float().mean()) < 0.01
