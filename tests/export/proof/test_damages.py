@@ -1,22 +1,20 @@
 """The quick proof finds damage to single weights."""
 
-import hashlib
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from tests.export import tiny_models
+from tests.runtime.damaged_bundles import damage
 
 import ortolan
 from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.runtime import open_bundle
 from ortolan.runtime.bundle.bundle import Bundle
 from ortolan.runtime.bundle.manifest import NAME
-from ortolan.runtime.bundle.manifest_file import encode
 from ortolan.runtime.graph.summary import ExternalTensor
 from ortolan.runtime.verification.certificate_files import read_certificate
 from ortolan.runtime.verification.weights import check_weights
@@ -57,40 +55,22 @@ def test_every_kind_of_weight_is_proved_and_single_damages_are_found(
     assert 30 * sound.largest_error < sound.bound
     if precision == "fp16":
         return  # damage to one value is below the rounding of such kernels
-    for kind, name in damages(bundle.path, count=4, seed=1):
-        report = check_weights(open_bundle(bundle.path), expected, threads=1)
-        (wrong,) = {each.rpartition(".")[0] for each in report.wrong}
-        assert name.startswith(wrong), kind
-
-
-def damages(folder: Path, *, count: int, seed: int) -> Iterator[tuple[str, str]]:
-    """Damage a bundle in place, and repair it before the next damage.
-
-    Yields:
-        The kind of damage, and the name of the tensor.
-    """
-    random, bundle = np.random.default_rng(seed), open_bundle(folder)
-    tensors = _by_kind(bundle)
-    weights = folder / bundle.manifest.weights[0]
-    for _ in range(count):
+    random, tensors = np.random.default_rng(1), by_kind(bundle)
+    files = {name: (bundle.path / name).read_bytes() for name in (NAME, *bundle.manifest.weights)}
+    for _ in range(4):
         kind = str(random.choice(sorted(tensors)))
         sizes = np.array([tensor.length for tensor in tensors[kind]], float)
         tensor = tensors[kind][int(random.choice(len(sizes), p=sizes / sizes.sum()))]
-        with weights.open("r+b") as file:
-            file.seek(tensor.offset)
-            before = file.read(tensor.length)
-            after = _changed(kind, tensor, before, random)
-            file.seek(tensor.offset)
-            file.write(after)
-        _hash_again(folder, bundle)
-        yield kind, tensor.name
-        with weights.open("r+b") as file:
-            file.seek(tensor.offset)
-            file.write(before)
-    (folder / NAME).write_bytes(encode(bundle.manifest))
+        damage(bundle.path, tensor.name, change(kind, tensor, random))
+        report = check_weights(open_bundle(bundle.path), expected, threads=1)
+        (wrong,) = {name.rpartition(".")[0] for name in report.wrong}
+        assert tensor.name.startswith(wrong), kind
+        for name, data in files.items():
+            (bundle.path / name).write_bytes(data)
 
 
-def _by_kind(bundle: Bundle) -> dict[str, list[ExternalTensor]]:
+def by_kind(bundle: Bundle) -> dict[str, list[ExternalTensor]]:
+    """Tensors by the damage that they can have."""
     tensors: dict[str, list[ExternalTensor]] = {}
     external = {tensor.name: tensor for g in bundle.graphs.values() for tensor in g.external}
     for name, tensor in external.items():
@@ -105,35 +85,26 @@ def _by_kind(bundle: Bundle) -> dict[str, list[ExternalTensor]]:
     return tensors
 
 
-def _changed(kind: str, tensor: ExternalTensor, data: bytes, random: np.random.Generator) -> bytes:
-    """Bytes of a tensor with one damage."""
-    if tensor.dtype == "float32":
-        values: NDArray[np.float32] = np.frombuffer(data, np.float32).copy()
-        size = GROUP if len(tensor.dims) == 2 and not tensor.name.endswith("scales") else 1
-        start = int(random.integers(len(values) // size)) * size
+def change(
+    kind: str, tensor: ExternalTensor, random: np.random.Generator
+) -> Callable[[NDArray[Any]], None]:
+    """One damage to some values of a tensor."""
+
+    def apply(values: NDArray[Any]) -> None:
+        flat, size = values.reshape(-1), 1
+        if kind == "group" or (len(tensor.dims) == 2 and not tensor.name.endswith("scales")):
+            size = tensor.dims[-1] if len(tensor.dims) == 3 else GROUP
+        if kind == "zero point":
+            size = 1
+        start = int(random.integers(len(flat) // size)) * size
         part = slice(start, start + size)
-        if kind == "group":
-            values[part] = random.permutation(values)[:size]
+        if kind == "zero point":
+            flat[part] ^= 1 if random.random() < 0.5 else 16
+        elif kind in ("scale", "norm"):
+            flat[part] *= 1.05 if kind == "norm" else 1.1
+        elif tensor.dtype == "float32":
+            flat[part] = random.permutation(flat)[:size]
         else:
-            values[part] *= 1.05 if kind == "norm" else 1.1
-        return values.tobytes()
-    codes: NDArray[np.uint8] = np.frombuffer(data, np.uint8).copy()
-    if kind == "zero point":
-        place = int(random.integers(len(codes)))
-        codes[place] ^= 1 if random.random() < 0.5 else 16
-        return codes.tobytes()
-    size = tensor.dims[-1] if len(tensor.dims) == 3 else GROUP
-    start = int(random.integers(len(codes) // size)) * size
-    codes[start : start + size] = random.integers(0, 256, size)
-    return codes.tobytes()
+            flat[part] = random.integers(0, 256, size).astype(np.uint8).view(flat.dtype)
 
-
-def _hash_again(folder: Path, bundle: Bundle) -> None:
-    """Write the manifest with the hash of the damaged weights."""
-    manifest, name = bundle.manifest, bundle.manifest.weights[0]
-    digest = hashlib.sha256((folder / name).read_bytes()).hexdigest()
-    files = tuple(
-        msgspec.structs.replace(file, sha256=digest) if file.name == name else file
-        for file in manifest.files
-    )
-    (folder / NAME).write_bytes(encode(msgspec.structs.replace(manifest, files=files)))
+    return apply
