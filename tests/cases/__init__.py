@@ -136,7 +136,8 @@ class Case:
         reference: what another library says, from the checkpoint and the inputs.
         logits: of every token of a text, by a reference, from the checkpoint and the ids.
         variants: how it is exported.
-        features: what laws ask for: `generates`, `drafts`, `compared`, `image`, `sound`, `texts`.
+        features: what laws ask for: `generates`, `encodes` for encoders whose
+            services have the same calls, `drafts`, `compared`, `image`, `sound`, `texts`.
         part: folder in the bundle of the encoder of images or sounds.
         prefixes: prompts that a service computes one after the other, each with the number of
             tokens that it takes from the prefix cache.

@@ -121,6 +121,22 @@ def inputs_are_told_apart_and_a_batch_gives_the_answers_of_each_alone(run: Run) 
     assert_alike(run.case.call(run.model, run.inputs), run.answers, bound)
 
 
+class Served:
+    """A service that is called as the model is."""
+
+    def __init__(self, model: Any, service: Any) -> None:
+        self.manifest, self._service = model.manifest, service
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        return lambda *inputs, **options: getattr(self._service, name)(*inputs, **options).result()
+
+
+@law(lambda case, _: "encodes" in case.features)
+def a_service_of_an_encoder_gives_the_same(run: Run) -> None:
+    with run.model.serve() as service:
+        assert_alike(run.case.call(Served(run.model, service), run.inputs), run.answers, 1e-5)
+
+
 @law(lambda case, _: "generates" in case.features)
 def a_stream_a_service_and_chunks_give_the_same(run: Run) -> None:
     options: Any = {"max_new_tokens": NEW, "ignore_eos": True}

@@ -5,7 +5,16 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
-from tests.cases import Case, Variant, images, texts
+from tests.cases import (
+    Case,
+    Variant,
+    encoders,
+    image_encoders,
+    images,
+    pairs,
+    readers,
+    texts,
+)
 from tests.tiny import OWN_FORMATS
 
 from ortolan.export.options import DEFAULTS, Device, ExportOptions, PrecisionName
@@ -13,7 +22,14 @@ from ortolan.modeling.families import FAMILIES
 
 TESTS = Path(__file__).parents[1]
 
-CASES: tuple[Case, ...] = (*images.CASES, *texts.FAMILIES)
+CASES: tuple[Case, ...] = (
+    *images.CASES,
+    *texts.FAMILIES,
+    *encoders.CASES,
+    *readers.CASES,
+    *pairs.CASES,
+    *image_encoders.CASES,
+)
 
 ELSEWHERE = {
     "option accept_unknown": "export/test_pipeline.py",
@@ -27,12 +43,11 @@ ELSEWHERE = {
     "option prefill_precision=int8": "export/test_quantized.py",
     "option proof=full": "export/proof/test_probes.py",
     "option text_only": "export/test_images_in_prompts.py",
-    "option tokenizer": "export/test_labels.py",
+    "option tokenizer": "cases/test_encoders.py",
     "option via=family": "export/source/transformers/test_open.py",
     "option via=transformers": "export/source/transformers/test_open.py",
     "device web": "end_to_end/test_site.py",
     "precision bf16": "export/test_cuda.py",
-    "precision int8": "export/test_quantized.py",
 }
 """Where else these are exported, in tests. An entry that a case makes needless is an error."""
 
@@ -87,7 +102,7 @@ def test_every_family_precision_device_and_option_has_a_case() -> None:
 
 
 def test_a_family_a_precision_and_an_option_without_a_case_are_named() -> None:
-    left = [case for case in CASES if case.family not in ("gpt2", "llava")]
+    left = [case for case in texts.FAMILIES if case.family not in ("gpt2", "llava")]
     missing = everything() - shown(left)
     assert {"family gpt2", "family llava", "precision int4", "option graphs=split"} <= missing
     assert "family llama" not in missing

@@ -107,7 +107,7 @@ CALLS = (
 
 OTHERS = {
     "adapter": ["export/test_adapter.py"],
-    "answer": ["export/test_answers.py"],
+    "answer": ["cases/readers.py"],
     "attention": ["cli/test_attention.py"],
     "bench": ["cli/test_bench.py"],
     "cache": ["cli/test_cache.py"],
@@ -119,7 +119,7 @@ OTHERS = {
     "export": ["cli/test_publish.py", "export/layouts/test_genai.py"],
     "export-genai": ["cli/test_bundle_names.py", "export/layouts/test_genai.py"],
     "families": ["export/test_coverage.py"],
-    "fill": ["export/test_fill.py"],
+    "fill": ["cases/readers.py"],
     "import-genai": ["export/layouts/test_genai.py"],
     "inspect": [
         *("cli/test_commands.py", "cli/test_mistakes.py", "cli/test_bundle_names.py"),

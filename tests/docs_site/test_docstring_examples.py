@@ -3,22 +3,22 @@
 import inspect
 import re
 from collections.abc import Callable, Iterator
-from functools import cache
+from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import soundfile
+from tests.cases.encoders import NAMES, write
 from tests.export import tiny_qwen3_asr
-from tests.export.test_fill import write_tokenizer
-from tests.modeling.tiny_encoders import EncoderCase
 from tests.runtime import tiny_encoder, tiny_translators
 from tests.runtime.chat.tiny_chat import packed_chat_models
 from tests.runtime.transcription.tiny_wav2vec2 import write_wav2vec2
 from tests.runtime.transcription.tiny_whisper import RATE, sound, write_whisper
 from tests.server.conftest import TEMPLATE
 from tests.tiny.encoders import BERT
+from tests.tiny.tokenizers import of_texts
 
 import ortolan
 from ortolan.runtime import loading
@@ -81,8 +81,9 @@ def bundle_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Path]
 
     def exported(architecture: str) -> Path:
         folder = root / architecture
-        EncoderCase(architecture, BERT).write(folder)
-        write_tokenizer(folder, "[MASK]")
+        special = ("[UNK]", "[PAD]", "[CLS]", "[SEP]", "[MASK]")
+        tokenizer = partial(of_texts, special, 97)
+        write(architecture, BERT, tokenizer, folder, **NAMES, mask_token="[MASK]")
         return ortolan.export(folder, folder / "bundle").path
 
     makes: dict[str, Callable[[], Path]] = {
