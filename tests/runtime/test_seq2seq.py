@@ -83,6 +83,8 @@ def test_beams_return_sequences_best_first(model: Seq2Seq) -> None:
     assert scores == sorted(scores, reverse=True)
     assert len({ranked.tokens, *(other.tokens for other in ranked.alternatives)}) == 4
     assert best.alternatives == ()
+    nothing: list[str] = []
+    assert model.generate(nothing) == model.generate(nothing, beams=3) == []
 
 
 def test_the_score_is_the_mean_log_probability(model: Seq2Seq) -> None:
@@ -110,16 +112,6 @@ def test_a_request_does_not_depend_on_earlier_or_concurrent_ones(model: Seq2Seq)
         assert list(pool.map(lambda _: tokens(), range(3))) == [expected] * 3
 
 
-def test_seeds_of_a_batch_count_up(model: Seq2Seq) -> None:
-    def sampled(source: Any, seed: int) -> Any:
-        sampling = Sampling(temperature=3.0, seed=seed)
-        return model.generate(source, sampling=sampling, max_new_tokens=12)
-
-    together = [done.tokens for done in sampled([SOURCE] * 3, 5)]
-    assert together == [sampled(SOURCE, 5 + index).tokens for index in range(3)]
-    assert len(set(together)) == 3
-
-
 def test_a_small_translator_uses_one_thread_by_default(bundle: Bundle) -> None:
     manifest = bundle.manifest
     (name,) = manifest.weights
@@ -145,19 +137,6 @@ def test_a_small_translator_uses_one_thread_by_default(bundle: Bundle) -> None:
 
 
 @pytest.mark.parametrize("beams", [1, 3])
-def test_forced_and_suppressed_tokens(changed: Changed, beams: int) -> None:
-    free = changed({"eos": ()}).generate(SOURCE, beams=beams, max_new_tokens=6)
-    second = free.tokens[1]
-    forced = {"eos": (), "forced_first": 60, "forced_last": 2}
-    done = changed({**forced, "suppressed": (second,)}).generate(
-        SOURCE, beams=beams, max_new_tokens=6
-    )
-    assert (done.tokens[0], done.tokens[-1]) == (60, 2)
-    assert second not in done.tokens[1:-1]
-    assert changed(forced).generate(SOURCE, beams=beams, max_new_tokens=1).tokens == (2,)
-
-
-@pytest.mark.parametrize("beams", [1, 3])
 def test_a_request_may_choose_the_first_token(changed: Changed, beams: int) -> None:
     model = changed({"eos": (), "forced_first": 60})
     assert model.tokenizer is not None
@@ -166,6 +145,10 @@ def test_a_request_may_choose_the_first_token(changed: Changed, beams: int) -> N
     for first, token in ((numpy_letter, letter), ("e", letter), (None, 60)):
         batch = model.generate([SOURCE, SOURCE], beams=beams, max_new_tokens=4, first=first)
         assert [done.tokens[0] for done in batch] == [token, token]
+    forced = changed({"eos": (), "forced_first": 60, "forced_last": 2})
+    assert forced.generate(SOURCE, beams=beams, max_new_tokens=1).tokens == (2,)
+    done = forced.generate(SOURCE, beams=beams, max_new_tokens=6)
+    assert (done.tokens[0], done.tokens[-1]) == (60, 2)
     stream = model.stream(SOURCE, max_new_tokens=4, first="e")
     list(stream)
     assert stream.completion.tokens[0] == letter
@@ -184,15 +167,6 @@ def test_a_stream_returns_the_text_of_generate_in_pieces(model: Seq2Seq) -> None
     assert stream.completion.timings.prompt_tokens == len("some text") + 1
 
 
-def test_a_stop_text_ends_the_sequence(changed: Changed) -> None:
-    model = changed({"eos": ()})
-    whole = model.generate("some text", max_new_tokens=10)
-    stop = whole.text[4]
-    cut = model.generate("some text", max_new_tokens=10, stop=[stop])
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason == "stop"
-
-
 @pytest.mark.parametrize("beams", [1, 3])
 def test_cancelling_keeps_what_there_is(changed: Changed, beams: int) -> None:
     model = changed({"eos": ()})
@@ -207,11 +181,6 @@ def test_cancelling_keeps_what_there_is(changed: Changed, beams: int) -> None:
 
 
 # --- rejections -------------------------------------------------------------------------------
-
-
-def test_an_empty_list_is_a_batch(model: Seq2Seq) -> None:
-    nothing: list[str] = []
-    assert model.generate(nothing) == model.generate(nothing, beams=3) == []
 
 
 def test_ids_of_a_source_belong_to_its_vocabulary(changed: Changed) -> None:

@@ -175,16 +175,6 @@ def test_lookup_proposes_what_followed_the_last_tokens(
     assert PromptLookup().begin(prompt).propose(most) == expected
 
 
-@pytest.mark.parametrize("cuts", [[11], [1, 10], [4, 4, 3], [1] * 11])
-def test_lookup_does_not_depend_on_how_tokens_arrive(cuts: list[int]) -> None:
-    tokens, start = [1, 2, 3, 4, 1, 2, 3, 9, 1, 2, 3], 0
-    drafter = PromptLookup().begin([])
-    for size in cuts:
-        drafter.extend(tokens[start : start + size])
-        start += size
-    assert drafter.propose(2) == [9, 1]
-
-
 # --- lengths of drafts ------------------------------------------------------------------------
 
 

@@ -37,11 +37,11 @@ def outcome(done: Completion) -> tuple[Any, ...]:
     return done.text, done.tokens, done.finish_reason
 
 
+@dataclass
 class Countdown:
-    """Returns False a number of times, then True."""
+    """Returns False a number of times, then True. It cannot be hashed."""
 
-    def __init__(self, times: int) -> None:
-        self.left = times
+    left: int
 
     def __call__(self) -> bool:
         self.left -= 1
@@ -120,11 +120,6 @@ def test_a_request_does_not_depend_on_earlier_or_concurrent_ones(tiny: TinyDecod
 # --- where a completion ends ------------------------------------------------------------------
 
 
-def test_it_ends_at_max_new_tokens(model: Decoder) -> None:
-    done = model.generate("hello", max_new_tokens=5, ignore_eos=True)
-    assert (len(done.tokens), done.finish_reason) == (5, "length")
-
-
 def test_it_ends_at_eos_unless_ignored(model: Decoder) -> None:
     bias = Sampling(logit_bias={EOS: 100.0})
     done = model.generate("hello", max_new_tokens=5, sampling=bias)
@@ -178,16 +173,6 @@ def test_cancelling_a_batch_cancels_unfinished_rows(model: Decoder) -> None:
     assert rows(Countdown(1)) == [(1, "cancelled"), (0, "cancelled")]
 
 
-def test_a_cancel_function_may_be_unhashable(model: Decoder) -> None:
-    @dataclass
-    class Always:
-        def __call__(self) -> bool:
-            return True
-
-    batch = model.generate(["hello", "worlds"], max_new_tokens=5, cancel=Always())
-    assert [done.finish_reason for done in batch] == ["cancelled", "cancelled"]
-
-
 def test_an_event_cancels_from_another_thread(model: Decoder) -> None:
     event = threading.Event()
     stream = model.stream("hello", ignore_eos=True, cancel=event)
@@ -228,10 +213,7 @@ def test_timings_agree_with_each_other(model: Decoder) -> None:
         assert timings.prefill_tokens_per_second == pytest.approx(count / timings.prefill_s)
     first, second = (row.timings.time_to_first_token_s for row in rows)
     assert first < second
-
-
-def test_timings_of_nothing_are_zero(model: Decoder) -> None:
-    timings = model.generate("hello", cancel=lambda: True).timings
-    assert (timings.new_tokens, timings.prefill_s, timings.tokens_per_second) == (0, 0.0, 0.0)
     one = model.generate("hello", max_new_tokens=1).timings
     assert (one.decode_s, one.tokens_per_second) == (0.0, 0.0)
+    none = model.generate("hello", cancel=lambda: True).timings
+    assert (none.new_tokens, none.prefill_s, none.tokens_per_second) == (0, 0.0, 0.0)

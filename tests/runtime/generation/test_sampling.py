@@ -166,31 +166,6 @@ def test_greedy_takes_the_highest_adjusted_logit(
     assert greedy.next(logits) == expected.argmax()
 
 
-def test_options_apply_in_the_documented_order() -> None:
-    # each step changes the outcome of the next, so any other order gives another distribution
-    sampling = Sampling(
-        temperature=2.0,
-        top_k=3,
-        top_p=0.8,
-        min_p=0.5,
-        repetition_penalty=2.0,
-        presence_penalty=0.5,
-        frequency_penalty=0.25,
-        logit_bias={0: -3.0},
-    )
-    sampler = Sampler(sampling, 5, prompt=[0])
-    sampler.record(1)
-    sampler.record(1)
-    ids, probabilities = sampler.distribution(row(7, 6, 3, 2.5, 2))
-    # 0: (7 - 3) / 2 = 2; 1: 6 / 2 - 2 * 0.25 - 0.5 = 2; top-k keeps 2, 3 and the ties 0, 1, 4
-    weights = np.exp(np.array([2, 2, 3, 2.5, 2]) / 2)
-    nucleus = np.cumsum(np.sort(weights / weights.sum())[::-1])
-    assert nucleus[2] < 0.8 < nucleus[3]
-    assert ids.tolist() == [0, 1, 2, 3]
-    kept = weights[:4]
-    np.testing.assert_allclose(probabilities, kept / kept.sum(), rtol=1e-6)
-
-
 # --- against plain formulas, with large vocabularies ------------------------------------------
 
 
@@ -331,20 +306,6 @@ def test_logits_stay_unchanged_and_masked_tokens_undrawn(
 # --- draws ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("options", [{}, {"top_k": 6}, {"top_p": 0.9}, {"min_p": 0.05}])
-def test_draws_follow_the_distribution(options: dict[str, Any]) -> None:
-    logits = row(0, 1, 2, -1, -np.inf, 0.5, 1.5, -2)
-    sampler = Sampler(Sampling(temperature=1.3, seed=7, **options), logits.size)
-    ids, probabilities = sampler.distribution(logits)
-    count = 20_000
-    drawn = np.bincount([sampler.next(logits) for _ in range(count)], minlength=logits.size)
-    assert drawn.sum() == drawn[ids].sum() == count
-    ids, probabilities = ids[probabilities > 0], probabilities[probabilities > 0]
-    expected = probabilities * count
-    chi_square = ((drawn[ids] - expected) ** 2 / expected).sum()
-    assert chi_square < 22.5  # the 99.9th percentile for 6 degrees of freedom, the most here
-
-
 def test_draws_of_a_seed_are_those_of_pcg64_on_every_platform() -> None:
     # a flat row of 1000: the token is the uniform number in thousandths
     flat = np.zeros(1000, np.float32)
@@ -355,12 +316,6 @@ def test_draws_of_a_seed_are_those_of_pcg64_on_every_platform() -> None:
     ).tolist()
     sampler = Sampler(Sampling(temperature=1.0, seed=0), 1000)
     assert [sampler.next(flat) for _ in range(8)] == [636, 269, 40, 16, 813, 912, 606, 729]
-
-
-def test_draws_without_a_seed_differ() -> None:
-    flat = np.zeros(1000, np.float32)
-    first, second = (Sampler(Sampling(temperature=1.0), 1000) for _ in range(2))
-    assert [first.next(flat) for _ in range(8)] != [second.next(flat) for _ in range(8)]
 
 
 # --- greedy ---------------------------------------------------------------------------------

@@ -2,22 +2,21 @@
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
+from syrupy.assertion import SnapshotAssertion
+from tests.refusals import refusal
 from tests.runtime.chat.tiny_chat import assert_same, chat_model, packed_chat_models
 from tests.runtime.serving.served import Held, settle
 
 from ortolan.runtime import Decoder, Sampling
-from ortolan.runtime.chat.reply import Reply
 from ortolan.runtime.engine.runner import GRID
-from ortolan.runtime.errors import ChatError, ChatTemplateError, InputError, QueueFullError
+from ortolan.runtime.errors import InputError, QueueFullError
 from ortolan.runtime.generation.drafts import PromptLookup
 from ortolan.runtime.generation.grammar import Grammar
-from ortolan.runtime.serving.chat_ticket import ChatTicket
 from ortolan.runtime.serving.service import Service
 
 KINDS = ("fp32", "int4-split", "int8-prefill", "recurrent")
@@ -58,26 +57,6 @@ def drawn(seed: int) -> Any:
     return {**ANSWER, "sampling": Sampling(temperature=0.8, seed=seed)}
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_replies_equal_those_of_the_model_alone(models: dict[str, Decoder], kind: str) -> None:
-    model = models[kind]
-    with model.serve(slots=4) as service:
-
-        def ask(seed: int) -> Reply:
-            ticket = service.chat(user("Hi. " * (1 + 9 * seed)), **drawn(seed))
-            pieces = list(ticket) if seed % 2 else []
-            reply: Reply = ticket.reply(30)
-            if pieces:
-                assert "".join(piece.content for piece in pieces) == reply.content
-            return reply
-
-        with ThreadPoolExecutor(7) as pool:
-            replies = list(pool.map(ask, range(7)))
-    for seed, reply in enumerate(replies):
-        (expected,) = model.chat(user("Hi. " * (1 + 9 * seed)), n=1, **drawn(seed))
-        assert_same(reply, expected)
-
-
 def test_reasoning_and_calls_are_separate(model: Decoder, service: Service) -> None:
     options: Any = {"tools": TOOLS, "grammar": CALL, "max_new_tokens": 120}
     ticket = service.chat(user("Call."), **options)
@@ -108,23 +87,6 @@ def test_all_replies_are_queued_or_none(model: Decoder) -> None:
         assert [ticket.reply().content for ticket in service.chat(user("Hi."), n=3, **ANSWER)]
 
 
-def test_tasks_read_pieces_and_await_replies(model: Decoder, service: Service) -> None:
-    async def ask(seed: int) -> Reply:
-        ticket: ChatTicket = service.chat(user(f"{seed}?"), **drawn(seed))
-        if seed % 2:
-            return await ticket
-        pieces = [piece.content async for piece in ticket]
-        assert "".join(pieces) == (await ticket).content
-        return ticket.reply()
-
-    async def main() -> list[Reply]:
-        return list(await asyncio.gather(*map(ask, range(6))))
-
-    for seed, reply in enumerate(asyncio.run(main())):
-        (expected,) = model.chat(user(f"{seed}?"), n=1, **drawn(seed))
-        assert_same(reply, expected)
-
-
 def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None:
     cancel = Held(service, commands=1, rounds=8)
     with service.chat(user("Hi."), ignore_eos=True, cancel=cancel) as ticket:
@@ -134,19 +96,27 @@ def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None
     assert ticket.done
 
 
-def test_mistakes_are_reported_on_submission(service: Service, tmp_path: Path) -> None:
-    with pytest.raises(ChatError, match="messages"):
-        service.chat([])
-    with pytest.raises(InputError, match="max_new_tokens"):
-        service.chat(user("Hi."), max_tokens=3)  # type: ignore[call-overload]
-    with pytest.raises(InputError, match="n must be"):
-        service.chat(user("Hi."), n=0)
-    assert service.stats().refused
-    with chat_model(tmp_path, {}).serve() as other:
-        with pytest.raises(ChatTemplateError):
-            other.chat(user("Hi."))
-        with pytest.raises(ChatTemplateError):
-            other.conversation()
+MISTAKES: dict[str, Callable[[Service], object]] = {
+    "no messages": lambda service: service.chat([]),
+    "unknown option": lambda service: service.chat(user("Hi."), **cast(Any, {"max_tokens": 3})),
+    "no replies": lambda service: service.chat(user("Hi."), n=0),
+    "draft": lambda service: service.chat(user("Hi."), draft=cast(Any, "lookup")),
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_a_mistake_is_refused_on_submission(
+    service: Service, name: str, snapshot: SnapshotAssertion
+) -> None:
+    assert refusal(lambda: MISTAKES[name](service)) == snapshot
+
+
+def test_a_bundle_without_a_template_is_refused(
+    tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    with chat_model(tmp_path, {}).serve() as service:
+        text = refusal(lambda: service.chat(user("Hi.")))
+        assert text == refusal(service.conversation) == snapshot
 
 
 class Failing:
@@ -167,28 +137,28 @@ class Failing:
         return [1][:most]
 
 
-@pytest.mark.parametrize("kind", ["fp32", "int4-split", "int8-prefill"])
-def test_replies_with_a_draft_equal_those_of_the_model(
+@pytest.mark.parametrize("kind", KINDS)
+def test_replies_with_and_without_a_draft_equal_those_of_the_model(
     models: dict[str, Decoder], kind: str
 ) -> None:
     model = models[kind]
-    text = "ABCABC" * 5
+    text, draft = "ABCABC" * 5, None if kind == "recurrent" else PromptLookup()
     with model.serve(slots=4) as service:
         tickets = [
-            service.chat(user(text), draft=PromptLookup() if seed % 2 else None, **drawn(seed))
+            service.chat(user(text), draft=draft if seed % 2 else None, **drawn(seed))
             for seed in range(7)
         ]
-        urgent = service.chat(user(text), draft=PromptLookup(), priority=1, **drawn(7))
-        plain = service.submit(text, draft=PromptLookup(), max_new_tokens=20, ignore_eos=True)
+        urgent = service.chat(user(text), draft=draft, priority=1, **drawn(7))
+        plain = service.submit(text, draft=draft, max_new_tokens=20, ignore_eos=True)
     for seed, ticket in enumerate([*tickets, urgent]):
         if seed % 2:
-            expected = model.chat(user(text), draft=PromptLookup(), **drawn(seed))
+            expected = model.chat(user(text), draft=draft, **drawn(seed))
         else:
             (expected,) = model.chat(user(text), n=1, **drawn(seed))
         assert_same(ticket.reply(), expected)
     if kind == "fp32":  # graphs for few tokens at a time leave no room for drafts
         assert urgent.reply().completion.timings.drafted_tokens > 0
-    alone = model.generate(text, draft=PromptLookup(), max_new_tokens=20, ignore_eos=True)
+    alone = model.generate(text, draft=draft, max_new_tokens=20, ignore_eos=True)
     assert plain.completion().tokens == alone.tokens
 
 
@@ -198,8 +168,6 @@ def test_a_failing_draft_ends_only_its_own_reply(model: Decoder, service: Servic
     with pytest.raises(InputError, match=r"Failing .*KeyError"):
         bad.reply()
     assert_same(good.reply(), model.chat(user("Hi."), draft=PromptLookup(), **ANSWER))
-    with pytest.raises(InputError, match="draft"):
-        service.chat(user("Hi."), draft="lookup")  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("kind", KINDS)

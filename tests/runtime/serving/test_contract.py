@@ -17,11 +17,12 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime import tiny_encoder
+from tests.runtime.chat.tiny_chat import TEMPLATE, packed_chat_models
 from tests.runtime.serving.faults import failing
 from tests.runtime.serving.holding import held
 from tests.runtime.serving.served import settle, wait_until
 
-from ortolan.runtime import Encoder, Seq2Seq, load
+from ortolan.runtime import Decoder, Encoder, Seq2Seq, load
 from ortolan.runtime.errors import ComputeError, ForkedError, QueueFullError, ServiceClosedError
 from ortolan.runtime.generation.generator import Generator
 from ortolan.runtime.serving.base_service import patiently
@@ -46,11 +47,15 @@ class Receiver:
 
 def numbers(result: Any) -> Any:
     """Tokens, or vectors."""
-    return result.tolist() if isinstance(result, np.ndarray) else list(result.tokens)
+    if isinstance(result, np.ndarray):
+        return result.tolist()
+    return list(getattr(result, "completion", result).tokens)
 
 
 def result_of(ticket: Any, timeout: float | None = 60) -> Any:
-    return (ticket.result if hasattr(ticket, "result") else ticket.completion)(timeout)
+    """Result of an encoder, reply or completion."""
+    names = ("result", "reply", "completion")
+    return next(getattr(ticket, name) for name in names if hasattr(ticket, name))(timeout)
 
 
 def submitting(method: str, source: Any, **options: Any) -> Callable[..., Any]:
@@ -76,12 +81,25 @@ def translator(exported: Callable[[str], Path]) -> Seq2Seq:
     return load(exported("marian") / "bundle", Seq2Seq, threads=1)
 
 
-@pytest.fixture(params=["decoder", "translator", "encoder"])
+@pytest.fixture(scope="module")
+def chatting(tmp_path_factory: pytest.TempPathFactory) -> Decoder:
+    return packed_chat_models(tmp_path_factory.mktemp("chat"), ("fp32",), TEMPLATE)["fp32"]
+
+
+@pytest.fixture(params=["decoder", "chat", "translator", "encoder"])
 def receiver(request: pytest.FixtureRequest) -> Receiver:
     match request.param:
         case "decoder":
             prompts = ["abc", "a" * 40, "Hello"]
             return generating(request.getfixturevalue("model"), prompts)
+        case "chat":
+            messages = [[{"role": "user", "content": text}] for text in ("Hi.", "Hello", "b" * 40)]
+            model = request.getfixturevalue("chatting")
+            return Receiver(
+                model=model,
+                requests=tuple(submitting("chat", m, **GENERATED) for m in messages),
+                expected=tuple(numbers(model.chat(m, **GENERATED)) for m in messages),
+            )
         case "translator":
             return generating(request.getfixturevalue("translator"), [[5, 6, 7], [8], [9] * 20])
         case _:
@@ -103,7 +121,8 @@ def check(receiver: Receiver, tickets: list[Any]) -> None:
 
 def is_cancelled(ticket: Any) -> bool:
     try:
-        return bool(result_of(ticket).finish_reason == "cancelled")
+        result = result_of(ticket)
+        return bool(getattr(result, "completion", result).finish_reason == "cancelled")
     except CancelledError:
         return True
 

@@ -48,19 +48,6 @@ class Gate:
 # --- pieces -----------------------------------------------------------------------------------
 
 
-def test_joined_pieces_are_the_text(service: Service, model: Decoder) -> None:
-    expected = model.generate(["Hello"], max_new_tokens=30, ignore_eos=True)[0]
-    ticket = service.submit("Hello", max_new_tokens=30, ignore_eos=True)
-    pieces = list(ticket)
-    assert all(pieces)
-    assert "".join(pieces) == ticket.completion().text == expected.text
-    assert ticket.done
-    assert list(ticket) == [], "pieces are read once"
-    late = service.submit("Hello", max_new_tokens=30, ignore_eos=True)
-    late.completion()
-    assert list(late) == [expected.text], "a late reader gets one piece"
-
-
 def test_a_ticket_shows_the_progress_of_its_prompt(service: Service) -> None:
     gate = Gate(service)
     ticket = service.submit("Hello", max_new_tokens=1)
