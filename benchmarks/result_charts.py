@@ -10,8 +10,9 @@ COSTS = {
     "train_s": "a training step",
     "prefill_s": "a prompt",
     "token_s": "one token after it",
+    "state_bytes": "the state",
 }
-"""Figures of `cost.py` in seconds, and their names."""
+"""Figures of the cost of a token, and their names."""
 
 QUALITY = ("mean_kl", "mean KL to float32, nats")
 """Quality of `quality.py`, and its label."""
@@ -51,8 +52,7 @@ def _frontier(document: Document, path: Path) -> None:
 
 def _lengths(document: Document, path: Path) -> None:
     title = f"By tokens of the text; one thread of {document['machine']['processor']}"
-    figures = COSTS | {"state_bytes": "the state"}
-    draw_lengths(document["points"], path, figures=figures, title=title)
+    draw_lengths(document["points"], path, figures=COSTS, title=title)
 
 
 def _streams(document: Document, path: Path) -> None:

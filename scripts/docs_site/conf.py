@@ -8,7 +8,7 @@ from sphinx.environment import BuildEnvironment
 
 import ortolan
 from docs_site.api import documented, is_constructible
-from docs_site.docstrings import converted, with_types_in_signatures
+from docs_site.docstrings import converted
 from docs_site.names import ROLE, NameRole, link_code, resolved
 
 project = "Ortolan"
@@ -60,12 +60,6 @@ def _convert(app: Sphinx, what: str, name: str, value: Any, options: Any, lines:
     lines[:] = converted(lines, Path(app.srcdir) / "docs" / "adr")
 
 
-def _move_types(
-    app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
-) -> None:
-    lines[:] = with_types_in_signatures(lines)
-
-
 def _signature(
     app: Sphinx,
     what: str,
@@ -97,7 +91,6 @@ def setup(app: Sphinx) -> None:
     """Connect the conversion of docstrings and the aliases."""
     app.add_role(ROLE, NameRole())
     app.connect("autodoc-process-docstring", _convert, priority=400)  # napoleon has 500
-    app.connect("autodoc-process-docstring", _move_types, priority=600)
     app.connect("autodoc-process-signature", _signature)
     app.connect("doctree-read", link_code)
     app.connect("env-updated", _add_aliases)

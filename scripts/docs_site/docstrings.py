@@ -10,8 +10,6 @@ _DECISION = re.compile(r"\bdocs/adr/(\d{4})\b(?!-)")
 _BACKTICKS = re.compile(r"(?<!`)`([^`]+)`(?!`)")
 _NAME = re.compile(r"[A-Za-z_][\w.]*(\(\))?")
 _ITEM = re.compile(r"\s*([*-]|\d+\.) ")
-_TYPE = ":type: "
-_STANDARD = re.compile(r"\b(collections\.abc|pathlib|typing)\.")
 _CODE_INDENT = 4
 
 
@@ -60,24 +58,3 @@ def _with_decisions(text: str, decisions: Path) -> str:
         return f":doc:`decision {int(match[1])} </docs/adr/{page.stem}>`"
 
     return _DECISION.sub(decision, text)
-
-
-def with_types_in_signatures(lines: Iterable[str]) -> Iterator[str]:
-    """Yield napoleon's lines with the type of each attribute next to its name.
-
-    Napoleon writes the type as a field below the description.
-    """
-    attribute: list[str] = []  # lines of the current one, which end at a line that is not indented
-    for line in lines:
-        if line and not line.startswith(" "):
-            yield from attribute
-            attribute = [line] if line.startswith(".. attribute::") else []
-            if attribute:
-                continue
-        if not attribute:
-            yield line
-        elif line.lstrip().startswith(_TYPE):
-            attribute.insert(1, _STANDARD.sub("", line))
-        else:
-            attribute.append(line)
-    yield from attribute
