@@ -3,7 +3,6 @@ import re
 import shutil
 import socket
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import FrozenInstanceError
 from functools import partial
 from pathlib import Path
@@ -97,11 +96,6 @@ def test_a_flipped_bit_is_named(folder: Path, name: str, place: float) -> None:
         assert "NAME: expected shaN HASH, got HASH" in rejected(folder, name, full_check=True)
 
 
-def test_weights_are_read_only_by_a_full_check(folder: Path) -> None:
-    flip(folder / tiny_bundle.BLOB_NAME, 100)
-    assert open_bundle(folder).manifest == MANIFEST
-
-
 def test_every_flip_in_the_list_of_files_is_rejected(folder: Path) -> None:
     path = folder / NAME
     original = path.read_bytes()
@@ -110,16 +104,6 @@ def test_every_flip_in_the_list_of_files_is_rejected(folder: Path) -> None:
         path.write_bytes(flipped(original, offset, offset % 8))
         with pytest.raises(BundleError):
             open_bundle(folder, full_check=True)
-
-
-def test_flip_anywhere_in_the_manifest_raises_only_bundle_errors(folder: Path) -> None:
-    path = folder / NAME
-    original = path.read_bytes()
-    for offset in range(0, len(original), 5):
-        path.write_bytes(flipped(original, offset, offset % 8))
-        # not every flip can be seen: a manifest does not hold its own hash
-        with suppress(BundleError):
-            assert open_bundle(folder).manifest.files
 
 
 def resized(share: float) -> Callable[[Path, Path], None]:
@@ -139,11 +123,6 @@ def to_symlink(path: Path, outside: Path) -> None:
 def to_symlink_within(path: Path, outside: Path) -> None:
     path.rename(path.with_suffix(".real"))
     path.symlink_to(path.with_suffix(".real").name)
-
-
-def to_dangling_symlink(path: Path, outside: Path) -> None:
-    path.unlink()
-    path.symlink_to(outside / "nothing")
 
 
 def to_hard_link(path: Path, outside: Path) -> None:
@@ -179,7 +158,6 @@ DAMAGES: dict[str, Callable[[Path, Path], object]] = {
     "missing": lambda path, outside: path.rename(outside),
     "a link": to_symlink,
     "a link within": to_symlink_within,
-    "a dangling link": to_dangling_symlink,
     "a hard link": to_hard_link,
     "a folder": to_folder,
     "a pipe": to_pipe,
@@ -209,22 +187,6 @@ def test_unreadable_file_is_named(folder: Path, name: str) -> None:
     assert rejected(folder, name).startswith("BundleFileError")
 
 
-def swap_while_opening(
-    monkeypatch: pytest.MonkeyPatch, name: str, swap: Callable[[], object]
-) -> None:
-    """Swap a file after it was checked and before it is opened."""
-    really_check = plain_file._check_plain
-    seen: list[str] = []
-
-    def check(checked: str, status: os.stat_result) -> None:
-        really_check(checked, status)
-        if checked == name and name not in seen:
-            swap()
-        seen.append(checked)
-
-    monkeypatch.setattr(plain_file, "_check_plain", check)
-
-
 def copied(path: Path, outside: Path) -> None:
     shutil.copy(path, outside)
     outside.replace(path)
@@ -248,8 +210,17 @@ def test_file_swapped_while_it_is_opened_is_rejected(
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    outside = folder.parent / "outside"
-    swap_while_opening(monkeypatch, name, lambda: replace(folder / name, outside))
+    really_check, checks = plain_file._check_plain, 0
+
+    def check(checked: str, status: os.stat_result) -> None:
+        """Swap the file after it was checked and before it is opened."""
+        nonlocal checks
+        really_check(checked, status)
+        checks += checked == name
+        if checked == name and checks == 1:
+            replace(folder / name, folder.parent / "outside")
+
+    monkeypatch.setattr(plain_file, "_check_plain", check)
     assert kind in rejected(folder, name)
 
 

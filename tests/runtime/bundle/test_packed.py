@@ -261,3 +261,52 @@ def test_an_altered_blob_is_found_by_a_full_check_and_by_verify(
     for check in (partial(load, full_check=True), partial(verify, isolate=False)):
         with pytest.raises(BundleFileError, match=r"packed\.bin was altered"):
             check(bundle.path)
+
+
+# --- seals --------------------------------------------------------------------------------------
+
+VARIABLE = "LOCALAPPDATA" if os.name == "nt" else "XDG_STATE_HOME"
+
+
+@pytest.fixture
+def key(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv(VARIABLE, str(tmp_path))
+    return tmp_path / "ortolan" / "seal.key"
+
+
+def test_a_seal_fits_its_data_only_and_only_the_user_may_read_the_key(key: Path) -> None:
+    made = seal.make_seal(b"data")
+    assert seal.make_seal(b"data") == made
+    assert seal.check_seal(b"data", made)
+    for data, other in ((b"Data", made), (b"data", made[:-1]), (b"data", b"")):
+        assert not seal.check_seal(data, other)
+    assert key.stat().st_size == 32
+    assert key.stat().st_mode & 0o777 == 0o600
+    assert list(key.parent.iterdir()) == [key]
+
+
+def test_an_incomplete_key_is_replaced(key: Path) -> None:
+    assert not seal.check_seal(b"data", b"0" * 64)
+    assert not key.exists()  # checking creates none
+    key.parent.mkdir()
+    key.write_bytes(b"short")
+    assert not seal.check_seal(b"data", b"0" * 64)
+    assert seal.check_seal(b"data", seal.make_seal(b"data"))
+
+
+def test_a_state_folder_that_cannot_be_created_is_an_error(key: Path) -> None:
+    key.parent.write_text("in the way")
+    with pytest.raises(OSError, match="ortolan"):
+        seal.make_seal(b"data")
+    assert not seal.check_seal(b"data", b"0" * 64)
+
+
+def test_a_relative_state_folder_is_ignored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(VARIABLE, "relative")
+    monkeypatch.setenv("USERPROFILE" if os.name == "nt" else "HOME", str(tmp_path / "home"))
+    seal.make_seal(b"data")
+    assert (tmp_path / "home/.local/state/ortolan/seal.key").exists()
+    assert not (tmp_path / "relative").exists()
