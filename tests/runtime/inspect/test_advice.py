@@ -96,12 +96,6 @@ def facts(
             "head in fp32: 4.0 MB of 5.1 MB per token. Export without excluding",
         ),
         (
-            facts(INT4, FLOAT, FLOAT, HEAD),
-            "float weights left",
-            (8e6 + QUANTIZED) / (2 * INT4_BYTES + QUANTIZED),
-            "2 matrices in fp32: 8.0 MB of ",
-        ),
-        (
             facts(matrix("int8", group=128), HEAD),
             "int8 weights",
             2 * HEAD_BYTES / QUANTIZED,
@@ -112,12 +106,6 @@ def facts(
             "small groups",
             (500_000 + 4 * ELEMENTS / 32) / INT4_BYTES,
             "groups of 32: 0.6 MB of 0.6 MB per token. Export with --group-size 128",
-        ),
-        (
-            facts(matrix("int4", group=64)),
-            "small groups",
-            (500_000 + 4 * ELEMENTS / 64) / INT4_BYTES,
-            "groups of 64: ",
         ),
         (
             # rows of 576 are shorter in groups of 64 than of 128
