@@ -138,10 +138,7 @@ LAYERS: dict[str, tuple[BlockConfig, BlockConfig]] = {
         with_attention(rotary=RotaryPositions(dim=4, theta=9.0)),
         with_attention(rotary=NoPositions()),
     ),
-    "own-and-shared": (
-        with_attention(rotary=RotaryPositions(dim=2, theta=50.0)),
-        BLOCK,
-    ),
+    "own-and-shared": (with_attention(rotary=RotaryPositions(dim=2, theta=50.0)), BLOCK),
 }
 """Stacks whose layers differ."""
 
@@ -193,12 +190,7 @@ def encoder_config(positions: Positions, block: Blocks = BLOCK, **fields: Any) -
         "blocks": tuple(map(bidirectional, blocks)),
         **fields,
     }
-    return EncoderConfig(
-        model_type="none",
-        hidden_size=WIDTH,
-        positions=positions,
-        **values,
-    )
+    return EncoderConfig(model_type="none", hidden_size=WIDTH, positions=positions, **values)
 
 
 def seq2seq_config(

@@ -84,11 +84,7 @@ def norm(weights: Weights, name: str, eps: float, x: Array) -> Array:
 
 
 def layer(
-    weights: Weights,
-    positions: Positions,
-    block: BlockConfig,
-    x: list[Array],
-    source: Array | None,
+    weights: Weights, positions: Positions, block: BlockConfig, x: list[Array], source: Array | None
 ) -> list[Array]:
     """Outputs of one block for a whole sequence."""
 

@@ -9,8 +9,7 @@ from ortolan.modeling.layers.cache import LayerCache, Memory, StepLengths, empty
 def after(*lengths: int) -> StepLengths:
     """Lengths for a step after which the rows have these lengths."""
     return StepLengths(
-        torch.tensor(lengths, dtype=torch.int32) - 1,
-        torch.tensor(max(lengths), dtype=torch.int32),
+        torch.tensor(lengths, dtype=torch.int32) - 1, torch.tensor(max(lengths), dtype=torch.int32)
     )
 
 

@@ -43,6 +43,8 @@ ROBERTA = BERT | {"model_type": "roberta", "type_vocab_size": 1}
 
 MODERN = BERT | {"model_type": "modernbert", "local_attention": 6} | NO_TOKENS
 
+EURO = BERT | {"model_type": "eurobert"} | NO_TOKENS
+
 ALL_BIASES = {"norm_bias": True, "mlp_bias": True, "attention_bias": True, "classifier_bias": True}
 
 EMBEDDING_GEMMA = GEMMA3["text_config"] | {
@@ -101,17 +103,17 @@ def t5_case(
     return EncoderCase(architecture, values, spread=0.17)
 
 
-ENCODERS = {
-    "bert": EncoderCase("BertModel", BERT),
-    "bert-masked": EncoderCase("BertForMaskedLM", BERT),
-    "bert-masked-values": EncoderCase(
+_ENCODERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "bert": ("BertModel", BERT),
+    "bert-masked": ("BertForMaskedLM", BERT),
+    "bert-masked-values": (
         "BertForMaskedLM",
         BERT | {"hidden_act": "relu", "layer_norm_eps": 0.3, "type_vocab_size": 3},
     ),
-    "bert-pretraining": EncoderCase("BertForPreTraining", BERT),
-    "bert-classifier": EncoderCase("BertForSequenceClassification", BERT | THREE_LABELS),
+    "bert-pretraining": ("BertForPreTraining", BERT),
+    "bert-classifier": ("BertForSequenceClassification", BERT | THREE_LABELS),
     **{
-        f"{name}-{head}": EncoderCase(f"{classes}{HEADS[head]}", values)
+        f"{name}-{head}": (f"{classes}{HEADS[head]}", values)
         for name, (classes, values) in {
             "bert": ("Bert", BERT),
             "roberta": ("Roberta", ROBERTA),
@@ -119,107 +121,110 @@ ENCODERS = {
         }.items()
         for head in ("tokens", "answers")
     },
-    "bert-tokens-labels": EncoderCase("BertForTokenClassification", BERT | THREE_LABELS),
-    "modernbert-tokens-biases": EncoderCase(
-        "ModernBertForTokenClassification", MODERN | ALL_BIASES | THREE_LABELS
+    "bert-tokens-labels": ("BertForTokenClassification", BERT | THREE_LABELS),
+    "roberta": ("RobertaModel", ROBERTA),
+    "roberta-masked": ("RobertaForMaskedLM", ROBERTA),
+    "roberta-masked-values": (
+        "RobertaForMaskedLM",
+        ROBERTA | {"hidden_act": "gelu_new", "pad_token_id": 4},
     ),
-    "roberta": EncoderCase("RobertaModel", ROBERTA),
-    "roberta-masked": EncoderCase("RobertaForMaskedLM", ROBERTA),
-    "roberta-masked-values": EncoderCase(
-        "RobertaForMaskedLM", ROBERTA | {"hidden_act": "gelu_new", "pad_token_id": 4}
+    "roberta-classifier": ("RobertaForSequenceClassification", ROBERTA),
+    "distilbert": ("DistilBertModel", DISTILBERT),
+    "distilbert-masked": ("DistilBertForMaskedLM", DISTILBERT | {"activation": "relu"}),
+    "distilbert-masked-untied": (
+        "DistilBertForMaskedLM",
+        DISTILBERT | {"tie_word_embeddings": False},
     ),
-    "roberta-classifier": EncoderCase("RobertaForSequenceClassification", ROBERTA),
-    "distilbert": EncoderCase("DistilBertModel", DISTILBERT),
-    "distilbert-masked": EncoderCase("DistilBertForMaskedLM", DISTILBERT | {"activation": "relu"}),
-    "distilbert-masked-untied": EncoderCase(
-        "DistilBertForMaskedLM", DISTILBERT | {"tie_word_embeddings": False}
-    ),
-    "distilbert-classifier": EncoderCase(
-        "DistilBertForSequenceClassification", DISTILBERT | THREE_LABELS
-    ),
+    "distilbert-classifier": ("DistilBertForSequenceClassification", DISTILBERT | THREE_LABELS),
     **{
-        f"{name}-{head or 'base'}": EncoderCase(
-            f"{classes}{HEADS[head]}", BERT | {"model_type": name} | values
+        f"{name}-{head or 'base'}": (
+            f"{classes}{HEADS[head]}",
+            BERT | {"model_type": name} | values,
         )
         for name, (classes, values) in MASKED.items()
         for head in HEADS
         if name not in ("bert", "roberta") and head != FEWER_HEADS.get(name)
     },
-    "eurobert-first": EncoderCase(
+    "eurobert-first": (
         "EuroBertForSequenceClassification",
-        BERT
-        | {"model_type": "eurobert", "classifier_pooling": "bos", "attention_bias": True}
-        | {"num_attention_heads": 4, "num_key_value_heads": 2}
-        | NO_TOKENS,
+        EURO
+        | {"classifier_pooling": "bos", "attention_bias": True}
+        | {"num_attention_heads": 4, "num_key_value_heads": 2},
     ),
-    "eurobert-tied": EncoderCase(
+    "eurobert-tied": (
         "EuroBertForMaskedLM",
-        BERT
-        | {"model_type": "eurobert", "tie_word_embeddings": True, "mlp_bias": True}
-        | NO_TOKENS,
+        EURO | {"tie_word_embeddings": True, "mlp_bias": True},
     ),
-    "modernbert-biases": EncoderCase(
-        "ModernBertForMaskedLM", MODERN | ALL_BIASES | {"decoder_bias": False}
+    "modernbert-tokens-biases": (
+        "ModernBertForTokenClassification",
+        MODERN | ALL_BIASES | THREE_LABELS,
     ),
-    "modernbert-mean": EncoderCase(
+    "modernbert-biases": ("ModernBertForMaskedLM", MODERN | ALL_BIASES | {"decoder_bias": False}),
+    "modernbert-mean": (
         "ModernBertForSequenceClassification",
         MODERN | ALL_BIASES | {"classifier_pooling": "mean", "num_hidden_layers": 4},
     ),
-    "embedding-gemma": EncoderCase("Gemma3TextModel", EMBEDDING_GEMMA),
-    "big-bird-full": EncoderCase(
-        "BigBirdForMaskedLM", BERT | {"model_type": "big_bird", "attention_type": "original_full"}
+    "embedding-gemma": ("Gemma3TextModel", EMBEDDING_GEMMA),
+    "big-bird-full": (
+        "BigBirdForMaskedLM",
+        BERT | {"model_type": "big_bird", "attention_type": "original_full"},
     ),
-    "roformer-wide": EncoderCase("RoFormerForMaskedLM", BERT | {"model_type": "roformer"}),
-    "electra-wide": EncoderCase(
-        "ElectraForMaskedLM", BERT | {"model_type": "electra", "embedding_size": 32}
-    ),
+    "roformer-wide": ("RoFormerForMaskedLM", BERT | {"model_type": "roformer"}),
+    "electra-wide": ("ElectraForMaskedLM", BERT | {"model_type": "electra", "embedding_size": 32}),
+}
+
+ENCODERS = {name: EncoderCase(*row) for name, row in _ENCODERS.items()} | {
     "t5-encoder": t5_case(T5, "T5EncoderModel"),
     "umt5-encoder": t5_case(T5 | {"model_type": "umt5"}, "UMT5EncoderModel"),
 }
 
-IMAGES = {
-    "vit": EncoderCase("ViTModel", VIT),
-    "vit-classifier": EncoderCase("ViTForImageClassification", VIT | THREE_LABELS),
-    "vit-no-bias-gray": EncoderCase(
+_IMAGES: dict[str, tuple[str, dict[str, Any]]] = {
+    "vit": ("ViTModel", VIT),
+    "vit-classifier": ("ViTForImageClassification", VIT | THREE_LABELS),
+    "vit-no-bias-gray": (
         "ViTForImageClassification",
         VIT | {"qkv_bias": False, "num_channels": 1, "hidden_act": "relu"},
     ),
-    "vit-oblong": EncoderCase(
+    "vit-oblong": (
         "ViTForImageClassification",
         VIT | {"image_size": [8, 12], "patch_size": [4, 3], "layer_norm_eps": 0.2},
     ),
-    "deit": EncoderCase("DeiTModel", DEIT),
-    "deit-classifier": EncoderCase("DeiTForImageClassification", DEIT | THREE_LABELS),
-    "deit-distilled": EncoderCase("DeiTForImageClassificationWithTeacher", DEIT | THREE_LABELS),
-    "dinov2": EncoderCase("Dinov2Model", DINOV2),
-    "dinov2-classifier": EncoderCase("Dinov2ForImageClassification", DINOV2 | THREE_LABELS),
-    "dinov2-gated": EncoderCase(
-        "Dinov2ForImageClassification", DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False}
+    "deit": ("DeiTModel", DEIT),
+    "deit-classifier": ("DeiTForImageClassification", DEIT | THREE_LABELS),
+    "deit-distilled": ("DeiTForImageClassificationWithTeacher", DEIT | THREE_LABELS),
+    "dinov2": ("Dinov2Model", DINOV2),
+    "dinov2-classifier": ("Dinov2ForImageClassification", DINOV2 | THREE_LABELS),
+    "dinov2-gated": (
+        "Dinov2ForImageClassification",
+        DINOV2 | {"use_swiglu_ffn": True, "qkv_bias": False},
     ),
-    "dinov2-registers": EncoderCase("Dinov2WithRegistersModel", DINOV2_REGISTERS),
-    "dinov2-registers-classifier": EncoderCase(
-        "Dinov2WithRegistersForImageClassification", DINOV2_REGISTERS | THREE_LABELS
+    "dinov2-registers": ("Dinov2WithRegistersModel", DINOV2_REGISTERS),
+    "dinov2-registers-classifier": (
+        "Dinov2WithRegistersForImageClassification",
+        DINOV2_REGISTERS | THREE_LABELS,
     ),
-    "dinov2-registers-none": EncoderCase(
+    "dinov2-registers-none": (
         "Dinov2WithRegistersForImageClassification",
         DINOV2_REGISTERS | {"num_register_tokens": 0, "use_swiglu_ffn": True},
     ),
-    "dinov3": EncoderCase("DINOv3ViTModel", DINOV3),
-    "dinov3-gated": EncoderCase(
+    "dinov3": ("DINOv3ViTModel", DINOV3),
+    "dinov3-gated": (
         "DINOv3ViTModel",
         DINOV3
         | {"use_gated_mlp": True, "hidden_act": "silu", "mlp_bias": False, "proj_bias": False}
         | {"query_bias": False, "value_bias": False, "rope_theta": 7.0},
     ),
-    "dinov3-oblong": EncoderCase(
+    "dinov3-oblong": (
         "DINOv3ViTModel",
         DINOV3
         | {"image_size": [8, 12], "patch_size": [4, 3], "num_register_tokens": 0}
         | {"num_attention_heads": 4, "layer_norm_eps": 0.2},
     ),
-    "clip-projected": EncoderCase("CLIPVisionModelWithProjection", CLIP_VISION),
-    "siglip-classifier": EncoderCase("SiglipForImageClassification", SIGLIP | THREE_LABELS),
+    "clip-projected": ("CLIPVisionModelWithProjection", CLIP_VISION),
+    "siglip-classifier": ("SiglipForImageClassification", SIGLIP | THREE_LABELS),
 }
+
+IMAGES = {name: EncoderCase(*row) for name, row in _IMAGES.items()}
 
 SEQ2SEQ = {
     "marian": EncoderCase("MarianMTModel", MARIAN),

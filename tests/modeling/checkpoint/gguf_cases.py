@@ -104,8 +104,7 @@ CASES = {
     "llama-exact": turned_llama(llama(rms_norm_eps=2.0**-20)),
     "llama-tied-biased": turned_llama(llama(tie_word_embeddings=True, attention_bias=True)),
     "llama-linear": turned_llama(
-        llama(rope_parameters=LINEAR),
-        **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.0},
+        llama(rope_parameters=LINEAR), **{"rope.scaling.type": "linear", "rope.scaling.factor": 2.0}
     ),
     "llama-yarn": turned_llama(
         llama(rope_parameters=YARN),
@@ -114,9 +113,7 @@ CASES = {
     ),
     "qwen2": Case("qwen2", llama("qwen2")),
     "qwen3": Case(
-        "qwen3",
-        llama("qwen3", **WIDE),
-        {"attention.value_length": 16, "rope.dimension_count": 16},
+        "qwen3", llama("qwen3", **WIDE), {"attention.value_length": 16, "rope.dimension_count": 16}
     ),
     "smollm3": turned_llama(llama("smollm3", num_hidden_layers=4)),
     "olmo2": Case("olmo2", llama("olmo2")),

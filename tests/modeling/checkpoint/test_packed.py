@@ -179,12 +179,7 @@ CONFIGS: dict[str, list[dict[str, Any]]] = {
     "gptq-ordered": [{"desc_act": False}],
     "gptq-without-index": [{"desc_act": True}],
     "gptq-dynamic": [{"dynamic": {}}, {"dynamic": {"[": {}}}],
-    "awq": [
-        {"version": "gemv"},
-        {"backend": "llm-awq"},
-        {"zero_point": False},
-        {"group_size": 16},
-    ],
+    "awq": [{"version": "gemv"}, {"backend": "llm-awq"}, {"zero_point": False}, {"group_size": 16}],
     "compressed-4": [
         {"config_groups": {}},
         {"config_groups": {"W4A16": ["Linear"]}},

@@ -16,20 +16,10 @@ from tests.refusals import refusal
 from torch import Tensor
 from torch.nn import functional
 
-from ortolan.modeling import (
-    EncoderConfig,
-    EncoderModel,
-    load,
-    save,
-)
+from ortolan.modeling import EncoderConfig, EncoderModel, load, save
 from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
 from ortolan.modeling.checkpoint.folder import read_config
-from ortolan.modeling.checkpoint.sentence_head import (
-    NAMED_MODES,
-    Prompts,
-    max_tokens,
-    read_prompts,
-)
+from ortolan.modeling.checkpoint.sentence_head import NAMED_MODES, Prompts, max_tokens, read_prompts
 from ortolan.modeling.config import EmbeddingHead
 
 TEXTS = ragged(9, 1, 16, 4)

@@ -9,15 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from tests.modeling.tiny_models import assert_same_logits, reference_logits, reference_model
 from tests.tiny.decoders import LLAMA
-from tests.tiny.encoders import (
-    GEMMA3,
-    IDEFICS3,
-    INTERNVL,
-    LLAVA,
-    QWEN3_ASR,
-    QWEN_VISION,
-    SMOLVLM,
-)
+from tests.tiny.encoders import GEMMA3, IDEFICS3, INTERNVL, LLAVA, QWEN3_ASR, QWEN_VISION, SMOLVLM
 from transformers import PreTrainedModel
 
 from ortolan.modeling import DecoderModel, EncoderModel, load

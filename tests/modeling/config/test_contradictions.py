@@ -202,9 +202,7 @@ CASES: dict[str, Call] = {
     "a feed-forward network without a memory": changed(RECURRENT, cell="feed_forward"),
     "no recurrent layers": changed(RECURRENT, num_layers=0),
     "attention and a memory": changed(
-        RECURRENT,
-        attention=AdditiveAttentionConfig(width=2),
-        memory=MemoryConfig(slots=5, width=3),
+        RECURRENT, attention=AdditiveAttentionConfig(width=2), memory=MemoryConfig(slots=5, width=3)
     ),
     "shifts beyond the memory": lambda: MemoryConfig(slots=4, width=3, shift_range=2),
     "no width of attention": lambda: AdditiveAttentionConfig(width=0),

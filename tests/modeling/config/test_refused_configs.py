@@ -267,6 +267,10 @@ VALUES: dict[str, list[Changes]] = {
         {"rotary_scaling_factor": 2.0},
         {"scale_attn_weights": False},
     ],
+    "xglm": [{"pad_token_id": 2}],
+    # Routing weights would reach it.
+    "ernie4_5_moe": [{"moe_norm_min": 0.5}],
+    "nomic_bert": [{"activation_function": name} for name in ("geglu", "gelu")],
     "wav2vec2": [
         {"add_adapter": True},
         {"adapter_attn_dim": 16},

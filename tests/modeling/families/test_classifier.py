@@ -15,9 +15,7 @@ from transformers import BertConfig
 from ortolan.modeling.checkpoint.folder import config_from_hf, read_config
 from ortolan.modeling.config import ClassifierHead, EncoderConfig
 from ortolan.modeling.families import published_config
-from ortolan.modeling.families.classifier import (
-    read_classifier,
-)
+from ortolan.modeling.families.classifier import read_classifier
 from ortolan.modeling.families.reader import ConfigReader
 
 SINGLE, MULTI, REGRESSION = (

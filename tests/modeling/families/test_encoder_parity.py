@@ -6,13 +6,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from tests.modeling.tiny_encoders import (
-    ENCODERS,
-    IMAGES,
-    ragged,
-    random_images,
-    reference_output,
-)
+from tests.modeling.tiny_encoders import ENCODERS, IMAGES, ragged, random_images, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from transformers import PreTrainedModel
 
@@ -53,8 +47,7 @@ def repeats(name: str) -> bool:
 
 
 @pytest.mark.parametrize(
-    "name",
-    [pytest.param(name, marks=[pytest.mark.slow] * repeats(name)) for name in CASES],
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * repeats(name)) for name in CASES]
 )
 def test_a_checkpoint_of_transformers_gives_the_same_outputs(name: str, tmp_path: Path) -> None:
     reference = CASES[name].write(tmp_path)

@@ -25,7 +25,6 @@ from ortolan.errors import OrtolanError
 from ortolan.modeling import EncoderModel
 from ortolan.modeling.checkpoint.folder import config_from_hf, load
 from ortolan.modeling.config import GridPositions, ModelConfig
-from ortolan.modeling.errors import ConfigError
 from ortolan.modeling.families.inert_keys import INERT
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.layers.grid import Grid
@@ -236,20 +235,10 @@ def test_the_padding_token_moves_positions_that_begin_after_it() -> None:
     config = read("m2m_100", pad_token_id=4)
     assert (config.encoder.positions.offset, config.decoder.positions.offset) == (5, 5)
     assert read("xglm", pad_token_id=1).positions.offset == 2
-    with pytest.raises(ConfigError, match="zeroes the position"):
-        read("xglm", pad_token_id=2)
 
 
-def test_a_floor_of_routing_weights_that_could_be_reached_is_refused() -> None:
+def test_values_that_change_nothing_are_read() -> None:
     assert read("ernie4_5_moe", moe_norm_min=1e-9) == read("ernie4_5_moe")
-    with pytest.raises(ConfigError, match="moe_norm_min"):
-        read("ernie4_5_moe", moe_norm_min=0.5)
-
-
-def test_an_old_activation_that_says_another_is_refused() -> None:
     assert read("nomic_bert", activation_function="swiglu") == read("nomic_bert")
-    for named in ("geglu", "gelu"):
-        with pytest.raises(ConfigError, match=f"activation_function is '{named}'"):
-            read("nomic_bert", activation_function=named)
     changed = read("nomic_bert", activation_function="geglu", hidden_act="gelu")
     assert changed.blocks[0].dense.activation == "gelu"

@@ -95,8 +95,7 @@ def test_a_config_reads_the_same_after_transformers_rewrote_it(name: str) -> Non
 
 
 @pytest.mark.parametrize(
-    "name",
-    [name for name, values in PUBLISHED.items() if FAMILIES[values["model_type"]].hf_config],
+    "name", [name for name, values in PUBLISHED.items() if FAMILIES[values["model_type"]].hf_config]
 )
 def test_a_config_reads_the_same_after_we_wrote_it(name: str) -> None:
     config = read(name)

@@ -10,45 +10,14 @@ from transformers import GenerationConfig, PreTrainedConfig
 
 from ortolan.modeling.checkpoint.folder import config_from_hf
 from ortolan.modeling.errors import ConfigError
-from ortolan.modeling.families.inert_keys import INERT, NEUTRAL, SOURCES
+from ortolan.modeling.families.inert_keys import INERT
 from ortolan.modeling.families.reader import ConfigReader
-
-SMOLLM2_OF_GGUF: dict[str, Any] = LLAMA | {
-    "_model_name_or_path": "Smollm2 135M 8k Lc100K Mix1 Ep2",
-    "_name_or_path": "smollm2",
-    "architectures": ["LlamaForCausalLM"],
-    "attention_bias": False,
-    "attention_dropout": 0.0,
-    "chunk_size_feed_forward": 0,
-    "dtype": "float32",
-    "id2label": {"0": "LABEL_0", "1": "LABEL_1"},
-    "label2id": {"LABEL_0": 0, "LABEL_1": 1},
-    "output_attentions": False,
-    "output_hidden_states": False,
-    "pretraining_tp": 1,
-    "problem_type": None,
-    "return_dict": True,
-    "rope_parameters": {"rope_theta": 100000.0, "rope_type": "default"},
-    "transformers_version": "5.23.0",
-    "unk_token_id": 0,
-    "use_cache": True,
-}
-"""What transformers makes of a GGUF of SmolLM2, but for the sizes."""
 
 
 def reader_of(**values: Any) -> ConfigReader:
     reader = ConfigReader({"width": 8} | values)
     reader.size("width")
     return reader
-
-
-def test_config_that_transformers_wrote_of_a_gguf_is_read() -> None:
-    assert config_from_hf(SMOLLM2_OF_GGUF).positions is not None
-
-
-def test_each_inert_key_has_one_source() -> None:
-    assert sum(map(len, SOURCES.values())) == len(INERT)
-    assert not INERT & NEUTRAL.keys()
 
 
 def test_what_the_base_class_and_generation_write_is_inert() -> None:

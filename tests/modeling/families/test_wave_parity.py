@@ -16,12 +16,7 @@ from torch import Tensor, nn
 
 from ortolan.modeling import EncoderDecoderModel, TransformerModel, load
 from ortolan.modeling.checkpoint.folder import config_from_hf
-from ortolan.modeling.config import (
-    EncoderConfig,
-    EncoderDecoderConfig,
-    ModelConfig,
-    WaveInput,
-)
+from ortolan.modeling.config import EncoderConfig, EncoderDecoderConfig, ModelConfig, WaveInput
 
 CLASSES = {"wav2vec2": "Wav2Vec2", "hubert": "Hubert", "moonshine": "Moonshine"}
 

@@ -17,11 +17,7 @@ from transformers.models.marian.modeling_marian import MarianSinusoidalPositiona
 from transformers.models.t5.modeling_t5 import T5Attention
 from transformers.models.xglm.modeling_xglm import XGLMSinusoidalPositionalEmbedding
 
-from ortolan.modeling.config import (
-    RelativeBiasPositions,
-    RotaryPositions,
-    SinusoidalPositions,
-)
+from ortolan.modeling.config import RelativeBiasPositions, RotaryPositions, SinusoidalPositions
 from ortolan.modeling.families.reader import ConfigReader
 from ortolan.modeling.families.rope import read_rotary, write_rotary
 from ortolan.modeling.layers.positions import (

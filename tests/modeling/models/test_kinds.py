@@ -131,6 +131,31 @@ def test_selected_logits_equal_those_of_all_tokens(name: str) -> None:
         for whole, part in zip(cache, same, strict=True):
             for tensor, same_tensor in zip(part, whole, strict=True):
                 assert_close(tensor, same_tensor)
+        for before, untouched in zip(
+            empty, garbage(module.config, batch=1, capacity=12), strict=True
+        ):
+            assert all(map(torch.equal, before, untouched))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_slots_beyond_the_longest_row_may_be_skipped(name: str) -> None:
+    module, ids = decoder(decoder_config(*CASES[name])), text(8, batch=2)
+    with torch.inference_mode():
+        cache = garbage(module.config, batch=2, capacity=12)
+        _, cache = module.step(ids[:, :7], after(7, 4), cache)
+        step = after(8, 5)
+        whole, _ = module.step(ids[:, 7:], step, cache)
+        bounded, _ = module.step(ids[:, 7:], replace(step, seen=8), cache)
+    assert_close(bounded, whole)
+
+
+def test_half_precision_stays_half_precision() -> None:
+    for block in ("grouped", "softcap"):
+        module, ids = decoder(decoder_config(POSITIONS["rotary"], BLOCKS[block])), text(9)
+        with torch.inference_mode():
+            exact, half = module(ids), module.half()(ids)
+        assert half.dtype == torch.float16
+        assert_close(half, exact, tolerance=5e-2)
 
 
 @pytest.mark.parametrize("name", PLAIN)

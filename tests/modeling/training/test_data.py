@@ -104,7 +104,7 @@ PIXELS = np.zeros((2, 8, 8, 1), np.uint8)
 NEGATIVE = Images(pixels=PIXELS, labels=np.array([0, -1]))
 
 INVALID: dict[str, Callable[[], object]] = {
-    "pixels as floats": lambda: Images(pixels=PIXELS.astype(np.float32), labels=LABELS),  # type: ignore[arg-type]
+    "pixels as floats": lambda: Images(pixels=PIXELS.astype(np.float32), labels=LABELS),
     "no channels": lambda: Images(pixels=PIXELS[..., 0], labels=LABELS),
     "more images": lambda: Images(pixels=np.zeros((3, 8, 8, 1), np.uint8), labels=LABELS),
     "an absent label": lambda: LabelledTexts(

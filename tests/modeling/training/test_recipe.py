@@ -84,7 +84,7 @@ REFUSED: dict[str, list[tuple[str, str]]] = {
         *(('"bert"', new) for new in ('"bert"\narchitectures = ["BertModel"]', '"llama"')),
     ],
     IMAGE_CLASSIFICATION: [
-        *(("num_channels = 3", new) for new in (SEVERAL_LABELS, "num_channels = 1")),
+        *(("num_channels = 3", new) for new in (SEVERAL_LABELS, "num_channels = 1"))
     ],
 }
 """Changes of each recipe."""

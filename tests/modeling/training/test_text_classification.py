@@ -6,24 +6,14 @@ from pathlib import Path
 import pytest
 import torch
 from tests.modeling.classifiers import assert_like_transformers
-from tests.modeling.training.recipes import (
-    LABELS,
-    MASKED,
-    SCRATCH,
-    STARTED,
-    task_of,
-    write_recipe,
-)
+from tests.modeling.training.recipes import LABELS, MASKED, SCRATCH, STARTED, task_of, write_recipe
 from tokenizers import Tokenizer
 
 from ortolan.modeling import EncoderModel, load
 from ortolan.modeling.config import ClassifierHead
 from ortolan.modeling.errors import RecipeError
 from ortolan.modeling.training.tasks.bert import MASK_ID, PAD_ID, SPECIAL
-from ortolan.modeling.training.tasks.text_classification import (
-    accuracies,
-    padded,
-)
+from ortolan.modeling.training.tasks.text_classification import accuracies, padded
 from ortolan.modeling.training.trainer import train
 
 # --- figures ------------------------------------------------------------------------------------
