@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.modeling.steps import after
+from tests.modeling.steps import in_steps
 from tests.modeling.tiny_models import (
     LLAMA,
     MISTRAL,
@@ -152,12 +152,7 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
 def cached_logits(module: DecoderModel, ids: Tensor) -> Tensor:
     """Logits `(1, S, V)` of a sequence in chunks, with decode steps at the end."""
     length = ids.shape[1]
-    cache = empty_cache(module.config, batch=1, capacity=length + 3)
-    pieces, start = [], 0
     later = (length - sum(CHUNKS) - STEPS) // LATER
     steps = length - sum(CHUNKS) - later * LATER
-    for size in [*CHUNKS, *[LATER] * later, *[1] * steps]:
-        piece, start = ids[:, start : start + size], start + size
-        logits, cache = module.step(piece, after(start), cache)
-        pieces.append(logits)
-    return torch.cat(pieces, 1)
+    cache = empty_cache(module.config, batch=1, capacity=length + 3)
+    return in_steps(module, ids, [*CHUNKS, *[LATER] * later, *[1] * steps], cache)

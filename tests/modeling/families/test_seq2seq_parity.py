@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.modeling.steps import after, garbage
+from tests.modeling.steps import after, garbage, in_steps
 from tests.modeling.tiny_encoders import SEQ2SEQ, EncoderCase, ragged, reference_output
 from tests.modeling.tiny_models import assert_same_logits
 from torch import Tensor
@@ -45,30 +45,19 @@ def test_a_checkpoint_of_transformers_gives_the_same_logits(name: str, tmp_path:
 
 def cached_logits(module: EncoderDecoderModel) -> Tensor:
     """Logits of all texts, token by token after a cache, their sources encoded once."""
-    source = module.source(SOURCES.ids, SOURCES.lengths)
     batch, length = TARGETS.shape
     cache = empty_cache(module.config.decoder, batch=batch, capacity=length + 3)
-    pieces = []
-    for i in range(length):
-        now = after(*[i + 1] * batch)
-        logits, cache = module.step(TARGETS[:, i : i + 1], now, cache, source)
-        pieces.append(logits)
-    return torch.cat(pieces, 1)
+    source = module.source(SOURCES.ids, SOURCES.lengths)
+    return in_steps(module, TARGETS, [1] * length, cache, source)
 
 
 def chunked_logits(module: EncoderDecoderModel, row: int) -> Tensor:
     """Logits of one text, in chunks, given its source without padding."""
-    valid = int(SOURCES.lengths[row])
+    valid, ids = int(SOURCES.lengths[row]), TARGETS[row : row + 1]
     source = CrossCache(module.cross(module.encode(SOURCES.ids[row : row + 1, :valid])))
-    ids = TARGETS[row : row + 1]
     cache = empty_cache(module.config.decoder, batch=1, capacity=ids.shape[1])
-    pieces, start = [], 0
-    for size in [*CHUNKS, *[1] * (ids.shape[1] - sum(CHUNKS))]:
-        now = after(start + size)
-        logits, cache = module.step(ids[:, start : start + size], now, cache, source)
-        pieces.append(logits)
-        start += size
-    return torch.cat(pieces, 1)
+    sizes = [*CHUNKS, *[1] * (ids.shape[1] - sum(CHUNKS))]
+    return in_steps(module, ids, sizes, cache, source)
 
 
 @pytest.mark.parametrize("name", ["marian", "bart", "t5"])

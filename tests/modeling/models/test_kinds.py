@@ -23,7 +23,7 @@ from tests.modeling.kinds import (
 from tests.modeling.mixers import MIXERS, hybrid
 from tests.modeling.mixtures import FEW
 from tests.modeling.plain_transformer import Array, Weights, stack
-from tests.modeling.steps import after, garbage
+from tests.modeling.steps import after, garbage, in_steps
 from torch import Tensor
 
 from ortolan.modeling import DecoderModel
@@ -99,23 +99,12 @@ def head_of(module: DecoderModel) -> Array:
     return head.weight.detach().double().numpy().T
 
 
-def in_chunks(module: DecoderModel, ids: Tensor) -> Tensor:
-    """Logits of a sequence that enters a cache in chunks."""
-    cache = garbage(module.config, batch=1, capacity=ids.shape[1] + 2)
-    pieces, start = [], 0
-    for size in CHUNKS:
-        logits, cache = module.step(ids[:, start : start + size], after(start + size), cache)
-        pieces.append(logits)
-        start += size
-    assert start == ids.shape[1]
-    return torch.cat(pieces, 1)
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_chunks_equal_the_whole_sequence(name: str) -> None:
     module, ids = decoder(decoder_config(*CASES[name])), text(12)
     with torch.inference_mode():
-        assert_close(in_chunks(module, ids), module(ids))
+        cache = garbage(module.config, batch=1, capacity=14)
+        assert_close(in_steps(module, ids, CHUNKS, cache), module(ids))
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -245,12 +234,9 @@ def test_an_encoder_decoder_in_steps_equals_the_whole_sequence(name: str) -> Non
     with torch.inference_mode():
         whole = module(sources, ids, lengths)
         source = module.source(sources, lengths)
-        cache, pieces = garbage(module.config.decoder, batch=3, capacity=9), []
-        for start, stop in [(0, 3), (3, 4), (4, 5), (5, 6), (6, 7)]:
-            now = after(*[stop] * 3)
-            logits, cache = module.step(ids[:, start:stop], now, cache, source)
-            pieces.append(logits)
-    assert_close(torch.cat(pieces, 1), whole)
+        cache = garbage(module.config.decoder, batch=3, capacity=9)
+        stepped = in_steps(module, ids, (3, 1, 1, 1, 1), cache, source)
+    assert_close(stepped, whole)
 
 
 def test_a_source_is_required_by_cross_attention_only() -> None:
