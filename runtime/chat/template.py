@@ -7,6 +7,7 @@ from datetime import datetime
 from functools import cached_property, partial
 from typing import Any
 
+from ortolan.runtime.arguments import checked_flag
 from ortolan.runtime.chat.control_tokens import encode, replaced, user_spans
 from ortolan.runtime.chat.messages import (
     Message,
@@ -112,6 +113,7 @@ class ChatTemplate:
 
         Raises:
             ContextLengthError: the prompt is far too long.
+            InputError: `continue_final_message` is neither True nor False.
             ChatError: messages or tools are invalid; the template rejects or ignores them; or they
                 contain a control token and the template splits their texts.
             ChatTemplateError: the template is invalid or exceeds its limits.
@@ -134,7 +136,7 @@ class ChatTemplate:
             if name in {*data, "add_generation_prompt"}:
                 raise ChatError(f"variables cannot contain {name}. Leave it out.")
         tag, continues = "", ""
-        if continue_final_message:
+        if checked_flag("continue_final_message", continue_final_message):
             add_generation_prompt = False
             tag = f"{Marks.absent_from([*_strings(data), *_strings(extra), self.source]).start} "
             continues = _tagged(data["messages"], tag)

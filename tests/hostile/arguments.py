@@ -4,7 +4,7 @@ import inspect
 import re
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from functools import cache, partial
+from functools import cache
 from pathlib import Path
 from random import Random
 from typing import Any, Literal, get_args, get_origin, get_type_hints
@@ -62,13 +62,19 @@ def arguments(random: Random, function: Callable[..., Any], inputs: Draw) -> dic
     names = [name for name in kinds if name not in optional] + random.sample(optional, count)
     if _LIMIT in optional and random.random() < 0.97:
         names = [*dict.fromkeys([*names, _LIMIT])]
-    values = {}
-    for name in names:
-        draw = inputs if name in _INPUTS else partial(_valid, name=name, annotation=kinds[name])
-        values[name] = maybe(random, draw, 0.08)
+    draws = {name: _draw(name, kinds[name], inputs) for name in names}
+    values = {name: maybe(random, draw, 0.08) for name, draw in draws.items()}
     if random.random() < 0.02 and _LIMIT in optional:
         values[random.choice(["max_tokens", "max_new_token", "x", "\ud800", ""])] = anything(random)
     return values
+
+
+def least_arguments(function: Callable[..., Any], inputs: Draw) -> dict[str, Any]:
+    """The fewest arguments that a function accepts."""
+    kinds, optional = parameters_of(function)
+    needed = [name for name in kinds if name not in optional]
+    values = {name: _draw(name, kinds[name], inputs)(Random(1)) for name in needed}
+    return values | ({_LIMIT: 1} if _LIMIT in optional else {})
 
 
 @cache
@@ -87,15 +93,15 @@ def parameters_of(function: Callable[..., Any]) -> tuple[dict[str, Any], list[st
     return kinds, sorted(kinds.keys() & optional)
 
 
-def _valid(random: Random, name: str, annotation: Any) -> Any:
-    """A valid value of a parameter: by its name, or else by its type."""
-    if name in VALUES:
-        values = VALUES[name]
-        return values(random) if callable(values) else random.choice(values)
+def _draw(name: str, annotation: Any, inputs: Draw) -> Draw:
+    """Draws valid values of a parameter: by its name, or else by its type."""
+    values = inputs if name in _INPUTS else VALUES.get(name)
+    if callable(values):
+        return values
     kinds = (annotation, *get_args(annotation))
     choices = [choice for kind in kinds if get_origin(kind) is Literal for choice in get_args(kind)]
     choices += [choice for kind in kinds for choice in PLAIN.get(kind, ())]
-    return random.choice(choices)
+    return lambda random: random.choice(values or choices)
 
 
 def maybe(random: Random, right: Draw, share: float = 0.1) -> Any:

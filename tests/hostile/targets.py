@@ -48,19 +48,26 @@ class Target:
 
     def send(self, receiver: Any, random: Random) -> None:
         """Send a random request, and read its answer or abandon it."""
+        method = random.choice(self.methods)
+        values = arguments(random, getattr(receiver, method), self.inputs)
+        self.call(receiver, method, values, random)
+
+    def call(
+        self, receiver: Any, method: str, values: dict[str, Any], random: Random | None = None
+    ) -> None:
+        """Send a request, and read its answer."""
         own = self.each(receiver)
-        function = getattr(own, random.choice(self.methods))
         try:
-            _finish(function(**arguments(random, function, self.inputs)), random)
+            finish(getattr(own, method)(**values), random or Random(1))
         finally:
             self.after(own)
 
 
-def _finish(result: Any, random: Random) -> None:
+def finish(result: Any, random: Random) -> None:
     """Use what a request returned."""
     if isinstance(result, list):
         for item in result:
-            _finish(item, random)
+            finish(item, random)
     elif hasattr(result, "submit"):
         with result:
             result.submit([1, 2, 3], max_new_tokens=2).completion()
@@ -240,7 +247,7 @@ TARGETS: dict[str, Target] = {
     "conversation": Target(
         bundle="decoder",
         open=lambda model: model.conversation(),
-        methods=("ask", "ask", "stream", "load"),
+        methods=("ask", "ask", "stream", "load", "save"),
         probe=_asked,
         after=_check_pairs,
     ),

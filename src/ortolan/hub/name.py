@@ -58,11 +58,16 @@ def name_of(source: object, revision: str | None = None) -> Name | None:
         revision: branch, tag or commit, if it is not in the name.
 
     Raises:
-        HubError: there is a revision and no name, or two revisions.
+        HubError: there is a revision and no name, or two revisions, or one that is no text.
     """
     name = parsed(source) if isinstance(source, str) and not os.path.lexists(source) else None
     if revision is None:
         return name
+    if not isinstance(revision, str):
+        raise HubError(
+            "revision must be a branch, a tag or a commit (got a value of type "
+            f"{type(revision).__name__})."
+        )
     if name is None:
         raise HubError(f"revision {revision} is for a name on the Hub, but {source} is a path.")
     if name.revision not in (None, revision):
