@@ -136,11 +136,12 @@ class Case:
         reference: what another library says, from the checkpoint and the inputs.
         logits: of every token of a text, by a reference, from the checkpoint and the ids.
         variants: how it is exported.
-        features: what laws ask for: `generates`, `encodes` for encoders whose
-            services have the same calls, `drafts`, `compared`, `image`, `sound`, `texts`.
+        features: what laws ask for: `generates`, `drafts`, `rewinds`, `compared` (its numbers, with
+            those of transformers), `encodes` (its services have the calls of the model),
+            `one by one` (an encoder that computes no batches).
         part: folder in the bundle of the encoder of images or sounds.
-        prefixes: prompts that a service computes one after the other, each with the number of
-            tokens that it takes from the prefix cache.
+        prefixes: groups of prompts that a service computes one after the other, each with the
+            number of tokens that it takes from the prefix cache.
         chat: a message with an image or sound.
         commands: by what is particular about each.
         refusals: calls of the model that are refused.
@@ -159,7 +160,7 @@ class Case:
     variants: tuple[Variant, ...] = (FP32,)
     features: frozenset[str] = frozenset()
     part: str | None = None
-    prefixes: tuple[tuple[Any, int], ...] = ()
+    prefixes: tuple[Sequence[tuple[Any, int]], ...] = ()
     chat: Chat | None = None
     commands: Mapping[str, Command] = field(default_factory=dict)
     refusals: Mapping[str, Callable[[Any], object]] = field(default_factory=dict)

@@ -1,39 +1,72 @@
-"""Decoders that read images."""
+"""Decoders that read images whole, against the processors and models of transformers."""
 
 import base64
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from tests.cases import QUICK, Case, Chat, Variant, low_bit
+import transformers
+from PIL import Image
+from tests.cases import FP32, QUICK, Case, Chat, Variant, low_bit
 from tests.runtime.damaged_bundles import put
-from tests.tiny.checkpoints import write_checkpoint
-from tests.tiny.encoders import LLAVA as LLAVA_VALUES
-from tests.tiny.media import answer_of, picture, png
+from tests.tiny.encoders import GEMMA3, QWEN3_5_VL, QWEN3_VL
+from tests.tiny.encoders import LLAVA as LLAVA_CONFIG
+from tests.tiny.media import answer_of, picture, png, write_checkpoint
 from tests.tiny.tokenizers import of_characters
-from transformers import AutoModelForImageTextToText
+from tokenizers import Tokenizer
+from transformers import AutoModelForImageTextToText, PreTrainedTokenizerFast
+from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
 from ortolan.export.options import ExportOptions
 
 FIRST, SECOND = picture(seed=1), picture(seed=2)
 
+WIDE, TALL = picture(20, 30), picture(33, 9)
 
-def in_words(parts: Any, placeholder: str) -> str:
+
+def in_words(prompt: Any, placeholder: str) -> str:
     """A prompt as a text with placeholders."""
-    parts = [parts] if isinstance(parts, str) else parts
+    parts = [prompt] if isinstance(prompt, str) else prompt
     return "".join(part if isinstance(part, str) else placeholder for part in parts)
 
 
-def images_of(parts: Any) -> list[Any]:
+def images_of(prompt: Any) -> list[Any]:
     """The images of a prompt."""
-    return [part["image"] for part in parts if not isinstance(part, str)]
+    return [part["image"] for part in prompt if not isinstance(part, str)]
+
+
+def answers(
+    folder: Path, prompts: Sequence[Any], given: Callable[[Any], Mapping[str, Any]], **options: Any
+) -> list[Any]:
+    """Number of tokens of each prompt, and the answer of transformers to the inputs made of it."""
+    model: Any = AutoModelForImageTextToText.from_pretrained(folder)
+    inputs = map(given, prompts)
+    return [(len(each["input_ids"][0]), answer_of(model, each, **options)) for each in inputs]
+
+
+def processed(processor: Any, placeholder: str, prompt: Any) -> Mapping[str, Any]:
+    """Inputs that a processor of transformers makes of a prompt."""
+    images = [Image.fromarray(image) for image in images_of(prompt)]
+    text = in_words(prompt, placeholder)
+    made: Mapping[str, Any] = processor(images=[images], text=[text], return_tensors="pt")
+    used = ("input_ids", "token_type_ids", "pixel_values", "pixel_attention_mask", "spatial_shapes")
+    return {key: made[key] for key in used if key in made}
 
 
 def data_url(data: bytes) -> str:
     """The URL of an image file."""
     return f"data:image/png;base64,{base64.b64encode(data).decode()}"
+
+
+def message(prompt: Any, image: Any, **text: str) -> Chat:
+    """A message with an image, and the prompt that the template makes of it."""
+    url = {"type": "image_url", "image_url": {"url": data_url(png(image)), "detail": "low"}}
+    array = {"type": "image", "image": image}
+    parts = {"data URL": url, "array": array, "bytes": array | {"image": png(image)}}
+    return Chat(prompt=prompt, parts=parts, served=url, **{"text": "say", **text})
 
 
 # --- LLaVA ----------------------------------------------------------------------------------------
@@ -52,12 +85,12 @@ def write_llava(folder: Path) -> None:
     """Images of one size, each as the same number of tokens."""
     tokenizer = of_characters()
     tokenizer.add_special_tokens(["<image>"])
-    text = LLAVA_VALUES["text_config"] | {"max_position_embeddings": 400}
+    text = LLAVA_CONFIG["text_config"] | {"max_position_embeddings": 400}
     token = tokenizer.token_to_id("<image>")
     sizes = {"size": {"shortest_edge": 8}, "crop_size": {"height": 8, "width": 8}}
     write_checkpoint(
         folder,
-        LLAVA_VALUES | {"image_token_index": token, "text_config": text},
+        LLAVA_CONFIG | {"image_token_index": token, "text_config": text},
         tokenizer,
         template=TEMPLATE,
         processor={"image_processor_type": "CLIPImageProcessor", **sizes},
@@ -66,26 +99,22 @@ def write_llava(folder: Path) -> None:
 
 def by_llava(folder: Path, prompts: Sequence[Any], **penalties: float) -> list[Any]:
     """Prompts whose placeholders are repeated, and the normalization of CLIP as published."""
-    model: Any = AutoModelForImageTextToText.from_pretrained(folder)
-    tokenizer = of_characters()
-    tokenizer.add_special_tokens(["<image>"])
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     mean = np.array([0.48145466, 0.4578275, 0.40821073])
     std = np.array([0.26862954, 0.26130258, 0.27577711])
-    answers = []
-    for parts in prompts:
-        ids = tokenizer.encode(in_words(parts, "<image>" * VECTORS)).ids
-        given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-        if images := images_of(parts):
-            pixels = (np.stack(images) / 255 - mean) / std
-            given["pixel_values"] = torch.tensor(pixels.transpose(0, 3, 1, 2), dtype=torch.float32)
-        answers.append((len(ids), answer_of(model, given, **penalties)))
-    return answers
+
+    def given(prompt: Any) -> dict[str, Any]:
+        ids = tokenizer.encode(in_words(prompt, "<image>" * VECTORS)).ids
+        if not (images := images_of(prompt)):
+            return {"input_ids": torch.tensor([ids])}
+        pixels = ((np.stack(images) / 255 - mean) / std).transpose(0, 3, 1, 2)
+        return {"input_ids": torch.tensor([ids]), "pixel_values": torch.tensor(pixels).float()}
+
+    return answers(folder, prompts, given, **penalties)
 
 
 _MANY = [{"image": picture(seed=seed)} for seed in range(3, 12)]
 """More than a block of the prefix cache."""
-
-_URL = {"url": data_url(png(FIRST)), "detail": "low"}
 
 
 def _said(part: Any) -> Any:
@@ -101,12 +130,12 @@ def _asked(*parts: Any, **options: Any) -> Any:
     return lambda model: model.generate([*parts], **options)
 
 
-LLAVA = Case(
+OF_LLAVA = Case(
     name="llava",
     write=write_llava,
     family="llava",
     reference=by_llava,
-    features=frozenset({"generates", "drafts", "image"}),
+    features=frozenset({"generates", "drafts", "rewinds"}),
     part="vision",
     inputs={
         "no image": "what is this",
@@ -118,20 +147,13 @@ LLAVA = Case(
         "an image twice": [{"image": FIRST}, "and", {"image": FIRST}],
     },
     prefixes=(
-        ([{"image": FIRST}, *_MANY, "?"], 0),
-        ([{"image": SECOND}, *_MANY, "?"], 0),
-        ([{"image": FIRST}, *_MANY, "?"], 128),
+        [
+            ([{"image": FIRST}, *_MANY, "?"], 0),
+            ([{"image": SECOND}, *_MANY, "?"], 0),
+            ([{"image": FIRST}, *_MANY, "?"], 128),
+        ],
     ),
-    chat=Chat(
-        prompt=["user:", {"image": FIRST}, "say</s>A:"],
-        text="say",
-        parts={
-            "data URL": {"type": "image_url", "image_url": _URL},
-            "array": {"type": "image", "image": FIRST},
-            "bytes": {"type": "image", "image": png(FIRST)},
-        },
-        served={"type": "image_url", "image_url": _URL},
-    ),
+    chat=message(["user:", {"image": FIRST}, "say</s>A:"], FIRST),
     variants=(
         QUICK,
         low_bit("int4", graphs="split"),
@@ -175,4 +197,233 @@ LLAVA = Case(
     },
 )
 
-CASES = (LLAVA,)
+
+# --- Gemma 3: vectors of an image see each other --------------------------------------------------
+
+GEMMA_SPECIAL = (
+    *("<pad>", "<eos>", "<bos>", "<start_of_turn>", "<end_of_turn>"),
+    *("<start_of_image>", "<end_of_image>", "<image_soft_token>"),
+)
+
+GEMMA_TEMPLATE = (
+    "{% for m in messages %}<start_of_turn>{{ m.role }}\n{% if m.content is string %}"
+    "{{ m.content }}{% else %}{% for part in m.content %}{% if part.type == 'image' %}"
+    "<start_of_image>{% else %}{{ part.text }}{% endif %}{% endfor %}{% endif %}<end_of_turn>\n"
+    "{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+
+
+def write_gemma(folder: Path, *, text: Mapping[str, Any] | None = None, **processor: Any) -> None:
+    """A tokenizer that joins line breaks; 16 vectors of an image of 16 by 16 pixels.
+
+    Args:
+        folder: where to.
+        text: changes to the config of the language model.
+        processor: changes to the keys of the image processor.
+    """
+    breaks = ["\n" * count for count in range(1, 5)]
+    merges = [("\n", "\n"), ("\n\n", "\n\n"), ("\n\n", "\n")]
+    own = of_characters(GEMMA_SPECIAL[:3], breaks, merges)
+    own.add_special_tokens([*GEMMA_SPECIAL])
+    values = GEMMA3 | {
+        "image_token_index": own.token_to_id("<image_soft_token>"),
+        "boi_token_index": own.token_to_id("<start_of_image>"),
+        "eoi_token_index": own.token_to_id("<end_of_image>"),
+        "text_config": GEMMA3["text_config"] | {"max_position_embeddings": 800, **(text or {})},
+    }
+    keys = {
+        "image_processor_type": "Gemma3ImageProcessor",
+        "size": {"height": 16, "width": 16},
+        "image_seq_length": 16,
+        "do_pan_and_scan": None,
+    }
+    write_checkpoint(folder, values, own, template=GEMMA_TEMPLATE, processor=keys | processor)
+
+
+def gemma_processor(folder: Path) -> Any:
+    """The processor of transformers."""
+    named = {"boi_token": "<start_of_image>", "eoi_token": "<end_of_image>"}
+    tokenizer = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+        tokenizer_file=str(folder / "tokenizer.json"),
+        extra_special_tokens=named | {"image_token": "<image_soft_token>"},
+    )
+    images = transformers.Gemma3ImageProcessorPil.from_pretrained(folder)
+    return transformers.Gemma3Processor(images, tokenizer, image_seq_length=16)
+
+
+def by_gemma(folder: Path, prompts: Sequence[Any]) -> list[Any]:
+    """Its own processor and model."""
+    processor = gemma_processor(folder)
+    return answers(folder, prompts, partial(processed, processor, "<start_of_image>"))
+
+
+def _within(before: int, cached: int) -> list[tuple[Any, int]]:
+    """A block of the prefix cache ends within an image; the last prompt has another image."""
+    start: list[Any] = ["x" * before, {"image": WIDE}]
+    other: list[Any] = ["x" * before, {"image": TALL}, "who?"]
+    return [([*start, "what?"], 0), ([*start, "who?"], cached), (other, 0)]
+
+
+_GEMMA: dict[str, Any] = {
+    "family": "gemma3",
+    "reference": by_gemma,
+    "part": "vision",
+    "features": frozenset({"generates", "drafts", "rewinds"}),
+    "inputs": {
+        "first": [{"image": WIDE}, "what is this"],
+        "last, after a line break": ["what is\n", {"image": TALL}],
+        "two, one in a row": ["a ", {"image": WIDE}, {"image": TALL}, "\n say"],
+        "beyond windows": ["so long. " * 40, {"image": WIDE}, " and " * 30, {"image": TALL}, "?"],
+    },
+    "chat": message(
+        [
+            "<start_of_turn>user\n",
+            {"image": WIDE},
+            "say<end_of_turn>\n<start_of_turn>model\n",
+        ],
+        WIDE,
+    ),
+}
+
+GEMMA_WHOLE = Case(
+    name="gemma3, all tokens kept",
+    write=write_gemma,
+    variants=(
+        FP32,
+        low_bit("int4", graphs="split"),
+        Variant(
+            name="maps", options=ExportOptions(graphs="split", attention_maps=True), tolerance=1e-4
+        ),
+    ),
+    prefixes=(_within(115, 127), _within(116, 128)),
+    refused={
+        "pan and scan": {"do_pan_and_scan": True},
+    },
+    edits={
+        "text before": put("images", "wrapping", "before", value="\n<start_of_image>"),
+        "marker": put("images", "wrapping", "marker", value="x"),
+        "attention": put("images", "attention", value="causal"),
+    },
+    **_GEMMA,
+)
+
+GEMMA_WINDOWS = Case(
+    name="gemma3, last tokens kept",
+    write=partial(
+        write_gemma,
+        text={
+            **{"head_dim": 128, "query_pre_attn_scalar": 128},
+            **{"num_attention_heads": 1, "num_key_value_heads": 1},
+        },
+    ),
+    variants=(
+        FP32,
+        low_bit("int8"),
+        low_bit("int4", cache="int8"),
+        Variant(name="fp16", precision="fp16"),
+    ),
+    prefixes=(_within(115, 127), _within(116, 128)),
+    **_GEMMA,
+)
+"""Heads of 128 channels have the smallest steps."""
+
+# --- Qwen3-VL and Qwen 3.5: rows and columns of vectors -------------------------------------------
+
+START, PAD, END = "<|vision_start|>", "<|image_pad|>", "<|vision_end|>"
+
+
+def write_qwen(folder: Path, values: Mapping[str, Any] = QWEN3_VL) -> None:
+    """Images of 2 to 24 squares of 2 by 2 patches of 4 pixels."""
+    tokenizer = of_characters()
+    tokenizer.add_special_tokens([START, PAD, END])
+    config = {
+        **values,
+        "image_token_id": tokenizer.token_to_id(PAD),
+        "vision_start_token_id": tokenizer.token_to_id(START),
+        "vision_end_token_id": tokenizer.token_to_id(END),
+        "text_config": values["text_config"] | {"max_position_embeddings": 512},
+    }
+    processor = {
+        "image_processor_type": "Qwen2VLImageProcessorFast",
+        "patch_size": 4,
+        "merge_size": 2,
+        "temporal_patch_size": 2,
+        "size": {"shortest_edge": 2 * 8 * 8, "longest_edge": 24 * 8 * 8},
+        "image_mean": [0.5, 0.5, 0.5],
+        "image_std": [0.5, 0.5, 0.5],
+    }
+    template = TEMPLATE.replace("<image>", f"{START}{PAD}{END}")
+    write_checkpoint(folder, config, tokenizer, template=template, processor=processor)
+
+
+def by_qwen(folder: Path, prompts: Sequence[Any]) -> list[Any]:
+    """Its own image processor, and as many placeholders as an image has vectors."""
+    tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+    processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
+    pad = tokenizer.token_to_id(PAD)
+
+    def given(prompt: Any) -> dict[str, Any]:
+        images = images_of(prompt)
+        seen = processor(images=images, return_tensors="pt") if images else {}
+        text = in_words(prompt, f"{START}{PAD}{END}")
+        for rows, columns in seen["image_grid_thw"][:, 1:].tolist() if images else ():
+            text = text.replace(
+                f"{START}{PAD}{END}", f"{START}{'@' * (rows * columns // 4)}{END}", 1
+            )
+        ids = torch.tensor([tokenizer.encode(text.replace("@", PAD)).ids])
+        kinds = {"mm_token_type_ids": torch.eq(ids, pad).int()} if images else {}
+        return {"input_ids": ids, **seen, **kinds}
+
+    return answers(folder, prompts, given)
+
+
+_LONG, _BROAD, _SMALL = picture(61, 19), picture(17, 50), picture()
+
+_SEVERAL = [{"image": picture(40, 40, seed=seed)} for seed in range(4, 12)]
+"""More than a block of the prefix cache."""
+
+_QWEN: dict[str, Any] = {
+    "reference": by_qwen,
+    "part": "vision",
+    "inputs": {
+        "no image": "what is this",
+        "a wide image": [{"image": _BROAD}, "what is this"],
+        "an image at the end": ["what is ", {"image": _LONG}],
+        "several images": [
+            *("a ", {"image": _LONG}, " and ", {"image": _BROAD}),
+            *({"image": _SMALL}, "say"),
+        ],
+        "an image twice": [{"image": _BROAD}, "and", {"image": _BROAD}],
+    },
+    "chat": message(["user:", {"image": _BROAD}, "say</s>A:"], _BROAD),
+}
+
+QWEN_VL = Case(
+    name="qwen3_vl",
+    family="qwen3_vl",
+    write=write_qwen,
+    features=frozenset({"generates", "drafts", "rewinds"}),
+    variants=(FP32, low_bit("int8"), low_bit("int4")),
+    prefixes=(
+        [
+            ([*_SEVERAL, {"image": image}, "say"], cached)
+            for image, cached in ((_LONG, 0), (_BROAD, 128), (_LONG, 128))
+        ],
+    ),
+    edits={
+        "positions of a sequence": put("images", "positions", value="sequence"),
+        "unknown positions": put("images", "positions", value="columns"),
+        "tiles": put("images", "tiles", value={"grid": {"by": "longest_side", "pixels": 64}}),
+    },
+    **_QWEN,
+)
+
+QWEN_RECURRENT = Case(
+    name="qwen3_5",
+    family="qwen3_5",
+    write=partial(write_qwen, values=QWEN3_5_VL),
+    features=frozenset({"generates"}),
+    **_QWEN,
+)
+
+CASES = (OF_LLAVA, GEMMA_WHOLE, GEMMA_WINDOWS, QWEN_VL, QWEN_RECURRENT)

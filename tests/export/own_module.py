@@ -144,3 +144,30 @@ def ordinary() -> Ordinary:
     """With random weights."""
     torch.manual_seed(0)
     return Ordinary().eval()
+
+
+class Attentive(nn.Module):
+    """Attention with an unsupported head width, optionally token by token."""
+
+    context_length = 32
+
+    def __init__(self, *, one_by_one: bool) -> None:
+        super().__init__()
+        self.one_by_one = one_by_one
+        self.embed = nn.Embedding(31, 24)
+        self.qkv = nn.Linear(24, 3 * 24)
+        self.cell = nn.GRUCell(24, 24)
+
+    def forward(self, ids: Tensor, state: State) -> Tensor:
+        x: Tensor = self.embed(ids)
+        q, k, v = self.qkv(x).unflatten(-1, (6, 12)).transpose(1, 2).chunk(3, 1)
+        x = x + state.attend(0, q, k, v).transpose(1, 2).flatten(2)
+        if self.one_by_one:
+            hidden, out = state.recall("hidden", (24,), x), []
+            for token in state.tokens(x):
+                hidden = self.cell(token, hidden)
+                out.append(hidden)
+            state.keep("hidden", hidden)
+            x = x + torch.stack(out, 1)
+        logits: Tensor = x @ self.embed.weight.T
+        return logits

@@ -1,93 +1,51 @@
-"""Encoders of images and of texts in one bundle: their results against transformers."""
+"""Encoders of images and of texts in one bundle, beyond what holds for all."""
 
-import warnings
-from collections.abc import Callable
-from functools import cache
+import json
+import shutil
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from PIL import Image
-from tests.export.tiny_contrast import CASES, LABELS, PICTURES, Case, image_processor
+from numpy.typing import NDArray
+from tests.cases.contrast import LABELS, OF_CLIP, OF_SIGLIP, PICTURES, TEXTS, write
+from tests.cases.run import Run, Runs
+from tests.cli.conftest import run_here
+from tests.runtime.damaged_bundles import damage, edit_json, put
+from tests.runtime.tiny_encoder import IMAGE, write_bundle
 from tests.tiny.media import picture, png
 
-from ortolan.runtime import ContextLengthError, Encoder, InputError
-from ortolan.runtime.encoding.comparison import logits_of
+import ortolan
+from ortolan.export.options import ExportOptions
+from ortolan.export.source import unknown_keys_of
+from ortolan.modeling.checkpoint.checkpoint import open_checkpoint
+from ortolan.modeling.errors import ConfigError
+from ortolan.runtime import (
+    BundleError,
+    BundleKindError,
+    Encoder,
+    TokenizerError,
+    open_bundle,
+    verify,
+)
+from ortolan.runtime.bundle.manifest_file import fingerprint
+from ortolan.runtime.bundle.sources import TextSource
+from ortolan.runtime.inspect.card import model_card
 
 pytestmark = pytest.mark.slow
 
-TEXTS = [f"This is a photo of {label}." for label in LABELS]
+
+@pytest.fixture
+def clip(runs: Runs) -> Run:
+    return runs(OF_CLIP)
 
 
-@pytest.fixture(scope="module")
-def case(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
-    """Export a case, once."""
-    return cache(lambda name: Case(tmp_path_factory.mktemp(name), name))
+@pytest.fixture
+def siglip(runs: Runs) -> Run:
+    return runs(OF_SIGLIP)
 
 
-@pytest.fixture(params=CASES)
-def each(request: pytest.FixtureRequest, case: Callable[[str], Case]) -> Case:
-    return case(request.param)
-
-
-def test_embeddings_and_logits_are_those_of_transformers(each: Case) -> None:
-    texts = [*TEXTS, "ends </s> early", "x"]
-    expected = each.expected(texts)
-    images_NW, texts_LW = each.model.embed(PICTURES), each.model.texts.embed(texts)
-    np.testing.assert_allclose(images_NW, expected.image_embeds, atol=1e-4)
-    np.testing.assert_allclose(texts_LW, expected.text_embeds, atol=1e-4)
-    comparison = each.model.manifest.comparison
-    assert comparison is not None
-    logits_NL = logits_of(images_NW, texts_LW, comparison)
-    np.testing.assert_allclose(logits_NL, expected.logits_per_image, rtol=1e-4, atol=1e-6)
-
-
-def test_probabilities_and_their_order_are_those_of_transformers(each: Case) -> None:
-    logits = each.expected(TEXTS).logits_per_image
-    expected_NL = logits.softmax(-1) if each.kind == "clip" else logits.sigmoid()
-    for result, expected in zip(
-        each.model.classify_as(PICTURES, LABELS), expected_NL.tolist(), strict=True
-    ):
-        ranked = sorted(zip(expected, LABELS, strict=True), reverse=True)
-        assert list(result.probabilities) == [label for _, label in ranked]
-        assert [*result.probabilities.values()] == pytest.approx([p for p, _ in ranked], abs=1e-4)
-        assert result.label == ranked[0][1]
-
-
-@pytest.mark.parametrize("name", ["clip", "siglip", "siglip2"])
-def test_scores_are_those_of_the_pipeline_of_transformers(
-    name: str, case: Callable[[str], Case]
-) -> None:
-    import transformers
-
-    made = case(name)
-    fast: Any = transformers.PreTrainedTokenizerFast
-    library = fast(tokenizer_file=str(made.checkpoint / "tokenizer.json"), pad_token="<pad>")
-    library.model_input_names = ["input_ids"]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        processor = image_processor(name)
-        kind: Any = transformers.ZeroShotImageClassificationPipeline
-        pipeline = kind(
-            model=made.reference.eval(),
-            tokenizer=library,
-            image_processor=processor.from_pretrained(str(made.checkpoint)),
-        )
-    template = "a picture: {}"
-    for image in (picture(seed=3), np.random.default_rng(4).integers(0, 256, (13, 9, 3), np.uint8)):
-        theirs = pipeline(
-            Image.fromarray(image), candidate_labels=LABELS, hypothesis_template=template
-        )
-        (own,) = made.model.classify_as(png(image), LABELS, template=template)
-        expected = {row["label"]: row["score"] for row in theirs}
-        assert list(own.scores) == list(expected)
-        assert own.scores == pytest.approx(expected, abs=1e-4)
-
-
-def test_labels_are_embedded_once(
-    case: Callable[[str], Case], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    model = case("siglip").model
+def test_labels_are_embedded_once(siglip: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[Any] = []
     embed = Encoder.embed
 
@@ -97,71 +55,200 @@ def test_labels_are_embedded_once(
 
     monkeypatch.setattr(Encoder, "embed", counted)
     labels = ["one", "two"]
-    both = model.classify_as(PICTURES, labels)
-    assert [model.classify_as(image, labels)[0].scores for image in PICTURES] == [
-        pytest.approx(result.scores) for result in both
-    ]
+    for image in PICTURES:
+        siglip.model.classify_as(image, labels)
     assert calls == [["This is a photo of one.", "This is a photo of two."]]
-    model.classify_as(PICTURES, labels, template="{}")
+    siglip.model.classify_as(PICTURES, labels, template="{}")
     assert calls[1:] == [labels]
 
 
-def test_a_single_label_of_clip_is_certain(case: Callable[[str], Case]) -> None:
-    assert case("clip").model.classify_as(picture(seed=1), ["cat"])[0].scores == {"cat": 1.0}
-    assert 0 < case("siglip").model.classify_as(picture(seed=1), ["cat"])[0].score < 1
+def test_a_single_label_of_clip_is_certain(clip: Run, siglip: Run) -> None:
+    assert clip.model.classify_as(PICTURES[0], ["cat"])[0].scores == {"cat": 1.0}
+    assert 0 < siglip.model.classify_as(PICTURES[0], ["cat"])[0].score < 1
+    assert clip.model.classify_as([], LABELS) == []
 
 
-def test_nothing_is_computed_without_images(case: Callable[[str], Case]) -> None:
-    assert case("clip").model.classify_as([], LABELS) == []
+def test_siglip_scores_labels_independently(siglip: Run) -> None:
+    free = siglip.model.classify_as(PICTURES, LABELS, multi_label=True)
+    assert free == siglip.model.classify_as(PICTURES, LABELS)
 
 
-def test_only_siglip_scores_labels_independently(case: Callable[[str], Case]) -> None:
-    with pytest.raises(InputError, match="multi_label"):
-        case("clip").model.classify_as(PICTURES, LABELS, multi_label=True)
-    model = case("siglip").model
-    free = model.classify_as(PICTURES, LABELS, multi_label=True)
-    assert free == model.classify_as(PICTURES, LABELS)
-
-
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
-        ({"labels": []}, "labels must be a list"),
-        ({"labels": ["a", " "]}, "non-empty"),
-        ({"labels": ["a", "a"]}, "unique"),
-        ({"template": "It is."}, "template"),
-        ({"inputs": "no such file.png"}, "no such file"),
-        ({"inputs": 3}, "image"),
-        ({"truncate": 1}, "truncate"),
-        ({"multi_label": "yes"}, "multi_label"),
-    ],
-)
-def test_bad_arguments_are_refused(
-    given: dict[str, Any], words: str, case: Callable[[str], Case]
-) -> None:
-    arguments: dict[str, Any] = {"inputs": PICTURES, "labels": LABELS} | given
-    with pytest.raises(InputError, match=words):
-        case("siglip").model.classify_as(**arguments)
-
-
-def test_a_label_that_is_too_long_is_refused_or_cut(case: Callable[[str], Case]) -> None:
-    model, label, kept = case("siglip").model, "z" * 50, "z" * 44
-    with pytest.raises(ContextLengthError, match="tokens"):
-        model.classify_as(PICTURES, [label, "a"])
-    (cut,) = model.classify_as(picture(seed=1), [label, "a"], truncate=True)
-    (same,) = model.classify_as(picture(seed=1), [kept], template="This is a photo of {}")
+def test_a_label_that_is_too_long_can_be_cut(siglip: Run) -> None:
+    label, kept = "z" * 50, "z" * 44
+    (cut,) = siglip.model.classify_as(PICTURES[0], [label, "a"], truncate=True)
+    (same,) = siglip.model.classify_as(PICTURES[0], [kept], template="This is a photo of {}")
     assert cut.scores[label] == pytest.approx(same.scores[kept])
 
 
-def test_ids_are_padded_like_texts(case: Callable[[str], Case]) -> None:
-    made = case("siglip")
-    ids = made.tokenizer.encode("a cat").ids
-    texts = made.model.texts
+def test_ids_are_padded_like_texts_and_a_service_embeds_both(siglip: Run) -> None:
+    texts = siglip.model.texts
+    ids = texts.tokenizer.encode("a cat")
     np.testing.assert_array_equal(texts.embed([ids]), texts.embed(["a cat"]))
-
-
-def test_a_service_embeds_texts(case: Callable[[str], Case]) -> None:
-    model = case("clip").model
-    with model.texts.serve() as service:
+    with texts.serve() as service:
         vectors = service.embed(TEXTS).result()
-    np.testing.assert_allclose(vectors, model.texts.embed(TEXTS), atol=1e-5)
+    np.testing.assert_allclose(vectors, texts.embed(TEXTS), atol=1e-5)
+
+
+def test_a_certificate_measures_both(clip: Run) -> None:
+    report = verify(clip.bundle, isolate=False)
+    assert (report.output, report.media) == ("embedding", None)
+    assert report.texts is not None
+    assert (report.texts.verdict, report.texts.output) == ("PASS", "embedding")
+    assert report.texts.surroundings is not None
+    assert report.texts.surroundings.readings > 0
+    for bundle in (open_bundle(clip.bundle), open_bundle(clip.bundle / "text")):
+        assert bundle.manifest.foreign_operators == ()
+        assert bundle.manifest.quality is not None
+    lines = run_here("verify", clip.bundle, "--no-isolate").stdout.decode().splitlines()
+    assert any(line.startswith("texts") and "PASS" in line for line in lines)
+
+
+@pytest.mark.parametrize("part", ["text", "."])
+def test_the_report_of_the_whole_names_the_damaged_part(
+    part: str, clip: Run, tmp_path: Path
+) -> None:
+    copied = clip.copied(tmp_path)
+    graphs = open_bundle(copied / part).graphs.values()
+    names = [tensor.name for graph in graphs for tensor in graph.external]
+
+    def change(values: NDArray[Any]) -> None:
+        values[0] *= 1.5
+
+    damage(copied / part, next(name for name in names if name.endswith("up.weight")), change)
+    if part == "text":
+        other = fingerprint(open_bundle(copied / part).manifest)
+        edit_json(copied, "manifest.json", put("texts", "encoder", value=other))
+    report = verify(copied, isolate=False)
+    assert report.verdict == "FAIL"
+    assert report.texts is not None
+    assert report.texts.verdict == ("FAIL" if part == "text" else "PASS")
+
+
+def test_an_encoder_of_texts_of_another_width_is_refused(
+    clip: Run, siglip: Run, tmp_path: Path
+) -> None:
+    copied = clip.copied(tmp_path)
+    shutil.rmtree(copied / "text")
+    shutil.copytree(siglip.bundle / "text", copied / "text")
+    other = fingerprint(open_bundle(copied / "text").manifest)
+    edit_json(copied, "manifest.json", put("texts", "encoder", value=other))
+    with pytest.raises(BundleError, match="as wide as"):
+        ortolan.load(copied)
+
+
+def test_a_bundle_without_a_tokenizer_embeds_ids_and_no_labels(tmp_path: Path) -> None:
+    write(tmp_path, "siglip", has_tokenizer=False)
+    ortolan.export(tmp_path, tmp_path / "bundle")
+    model = ortolan.load(tmp_path / "bundle", Encoder, threads=1)
+    assert model.texts.tokenizer is None
+    source = model.texts.manifest.source
+    assert isinstance(source, TextSource)
+    assert source.filler == 0  # of config.json
+    assert model.texts.embed([[5, 6, 7]]).shape == (1, 32)
+    with pytest.raises(TokenizerError, match="no tokenizer"):
+        model.classify_as(PICTURES, LABELS)
+
+
+def test_a_tokenizer_that_is_passed_is_for_the_texts(clip: Run, tmp_path: Path) -> None:
+    write(tmp_path, "clip", has_tokenizer=False)
+    options = ExportOptions(tokenizer=clip.checkpoint / "tokenizer.json")
+    ortolan.export(tmp_path, tmp_path / "bundle", options=options)
+    model = ortolan.load(tmp_path / "bundle", Encoder, threads=1)
+    assert (model.tokenizer, model.texts.tokenizer is None) == (None, False)
+    expected = clip.model.classify_as(PICTURES, LABELS)
+    assert [r.scores for r in model.classify_as(PICTURES, LABELS)] == [r.scores for r in expected]
+
+
+def test_an_encoder_of_images_alone_has_no_texts(tmp_path: Path) -> None:
+    write_bundle(tmp_path / "images", image=IMAGE)
+    model = ortolan.load(tmp_path / "images", Encoder, threads=1)
+    with pytest.raises(BundleKindError, match="encoders of images and of texts"):
+        model.classify_as(picture(seed=1), LABELS)
+    with pytest.raises(BundleKindError, match="an encoder of images with one of texts"):
+        _ = model.texts
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> list[Path]:
+    """The pictures."""
+    paths = [tmp_path / f"{number}.png" for number in range(len(PICTURES))]
+    for path, image in zip(paths, PICTURES, strict=True):
+        path.write_bytes(png(image))
+    return paths
+
+
+def test_the_command_scores_labels_of_images(siglip: Run, files: list[Path]) -> None:
+    command = ("classify", siglip.bundle, files[0], "--image", files[1], "--labels", "cat, a dog")
+    rows = json.loads(run_here(*command, "--json").stdout)["results"]
+    assert [row["input"] for row in rows] == [str(path) for path in files]
+    expected = siglip.model.classify_as(PICTURES, LABELS[:2])
+    for row, result in zip(rows, expected, strict=True):
+        assert row["probabilities"] == pytest.approx(result.probabilities)
+    (first, *_) = siglip.model.classify_as(PICTURES, LABELS[:2], template="{}")
+    assert f"{first.score:.1%}" in run_here(*command, "--template", "{}").stdout.decode()
+
+
+def test_the_command_embeds_images_and_texts(clip: Run, files: list[Path]) -> None:
+    done = run_here("embed", clip.bundle, "--text", "a cat", "--image", files[0], "--json")
+    result = json.loads(done.stdout)
+    assert (result["width"], [row["input"] for row in result["results"]]) == (
+        24,
+        [str(files[0]), "a cat"],
+    )
+    image, text = (row["embedding"] for row in result["results"])
+    np.testing.assert_allclose(image, clip.model.embed(PICTURES[:1])[0], atol=1e-6)
+    np.testing.assert_allclose(text, clip.model.texts.embed("a cat")[0], atol=1e-6)
+    only = run_here("embed", clip.bundle, "--text", "a cat").stdout.decode().split()
+    np.testing.assert_allclose([float(number) for number in only], text, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("command", "part", "words", "said"),
+    [
+        ("classify", ".", ["--labels", "a"], "FILE_OR_TEXT"),
+        ("classify", ".", ["IMAGE", "--template", "{}"], "needs --labels"),
+        ("classify", ".", ["IMAGE", "--labels", ""], "non-empty"),
+        ("classify", "text", ["--image", "IMAGE", "--labels", "a"], "--image is for"),
+        ("embed", ".", [], "Pass a TEXT"),
+        ("embed", "text", ["--text", "a"], "an encoder of images with one of texts"),
+        ("embed", "text", ["--image", "IMAGE"], "--image is for"),
+    ],
+)
+def test_a_command_that_does_not_fit_is_refused(
+    command: str, part: str, words: list[str], said: str, clip: Run, files: list[Path]
+) -> None:
+    given = [files[0] if word == "IMAGE" else word for word in words]
+    done = run_here(command, clip.bundle / part, *given)
+    assert (done.returncode, said in done.stderr.decode()) == (2, True), done.stderr
+
+
+def test_export_replaces_such_a_bundle_and_prints_both(clip: Run, tmp_path: Path) -> None:
+    out = clip.copied(tmp_path)
+    done = run_here("export", clip.checkpoint, out, "--force")
+    assert done.returncode == 0, done.stderr
+    (line,) = [line for line in done.stdout.decode().splitlines() if line.startswith("texts")]
+    assert "texts of at most 64 tokens" in line
+    assert "texts to compare with" in run_here("inspect", out, "--no-isolate").stdout.decode()
+
+
+@pytest.mark.parametrize("part", ["text_config", "vision_config", None])
+def test_an_unknown_key_of_either_encoder_can_be_accepted(part: str | None, tmp_path: Path) -> None:
+    checkpoint, key = tmp_path / "checkpoint", "new_key" if part is None else f"{part}.new_key"
+    write(checkpoint, "clip")
+    config = json.loads((checkpoint / "config.json").read_text())
+    (config if part is None else config[part])["new_key"] = 3
+    (checkpoint / "config.json").write_text(json.dumps(config))
+    with pytest.raises(ConfigError, match=f"--accept-unknown {key}"):
+        ortolan.export(checkpoint, tmp_path / "bundle")
+    assert unknown_keys_of(open_checkpoint(checkpoint), None) == (key,)
+    options = ExportOptions(accept_unknown=(key,))
+    bundle = ortolan.export(checkpoint, tmp_path / "bundle", options=options)
+    images, texts = bundle.manifest, open_bundle(bundle.path / "text").manifest
+    assert images.provenance.accepted_keys == (() if part == "text_config" else (key,))
+    assert texts.provenance.accepted_keys == (() if part == "vision_config" else (key,))
+
+
+def test_a_card_shows_how_to_classify(clip: Run) -> None:
+    card = model_card([open_bundle(clip.bundle)])
+    assert "zero-shot-image-classification" in card
+    assert f'classify {clip.bundle.name} photo.jpg --labels "a cat,a dog"' in card

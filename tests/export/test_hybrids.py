@@ -1,109 +1,74 @@
-"""A bundle with every kind of mixer: its states, and idle rows."""
+"""Bundles with mixers of every kind and recurrent networks, beyond what holds for all."""
 
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
-from numpy.typing import NDArray
-from tests.modeling.kinds import ATTENTION, BLOCK, POSITIONS, RMS, VOCAB, decoder, decoder_config
-from tests.modeling.mixers import CHANNELS, CONV, DELTA, HEADS, LRU
-from tests.tiny.numbers import assert_close
+from tests.cases.modules import (
+    CONVOLUTIONS,
+    HYBRID,
+    MEMORY,
+    MIXERS,
+    OF_RECURRENT,
+    PORTABLE_CONVOLUTION,
+    recurrent,
+    whole,
+)
+from tests.cases.run import Run, Runs
+from tests.modeling.kinds import VOCAB
+from tests.tiny.numbers import assert_close, random_ids
 
 import ortolan
+from ortolan.cli.attention_picture import choose
 from ortolan.export.errors import OptionError
-from ortolan.export.options import Attention, ExportOptions
+from ortolan.export.options import ExportOptions, Int4, Int8
 from ortolan.export.trace.attention_maps import map_names
 from ortolan.export.trace.sides import sides_of
-from ortolan.modeling import DecoderModel
-from ortolan.modeling.config import BlockConfig, DecoderConfig, Mixer
-from ortolan.runtime.engine.engine import Engine
+from ortolan.modeling.checkpoint.folder import save
+from ortolan.modeling.models.addressing import addressing
+from ortolan.modeling.models.attention_maps import attention_maps as maps_of_torch
+from ortolan.runtime import Decoder, InputError
+from ortolan.runtime.attention_maps import attention_maps
 from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.verification.replay import verify
 
 pytestmark = pytest.mark.slow
 
-Logits = NDArray[np.float32]
 
-KINDS: tuple[Mixer, ...] = (CONV, DELTA, HEADS, CHANNELS, LRU)
-
-
-def every_kind() -> DecoderConfig:
-    """A layer of each kind, half of them without an mlp, then gated attention."""
-    blocks = [
-        BlockConfig(mixer=kind, feed_forward=None if place % 2 else BLOCK.feed_forward, norm=RMS)
-        for place, kind in enumerate(KINDS)
-    ]
-    attention = replace(BLOCK, mixer=replace(ATTENTION, head_dim=16, gate=True))
-    return decoder_config(POSITIONS["none"], (*blocks, attention))
-
-
-class Exported:
-    """A decoder, and its bundle in the engine and in the runtime."""
-
-    def __init__(
-        self, config: DecoderConfig, folder: Path, *, attention: Attention = "fused"
-    ) -> None:
-        self.module: DecoderModel = decoder(config)
-        self.bundle = ortolan.export(
-            self.module, folder, options=ExportOptions(attention=attention)
-        )
-        self.engine = Engine(self.bundle, threads=1)
-        self.loaded = ortolan.load(folder, ortolan.Decoder, threads=1)
-
-    def reference(self, ids: Sequence[int]) -> Logits:
-        with torch.inference_mode():
-            logits: Logits = self.module(torch.tensor([ids]))[0].numpy()
-        return logits
-
-
-@pytest.fixture(scope="module")
-def hybrid(tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    return Exported(every_kind(), tmp_path_factory.mktemp("hybrid"))
+@pytest.fixture
+def hybrid(runs: Runs) -> Run:
+    return runs(HYBRID)
 
 
 def text(length: int, seed: int = 0) -> list[int]:
-    ids: list[int] = np.random.default_rng(seed).integers(0, VOCAB, length).tolist()
-    return ids
+    return [each % VOCAB for each in random_ids(length, seed=seed)]
 
 
-def test_the_manifest_lists_what_each_layer_carries(hybrid: Exported) -> None:
+def test_the_manifest_lists_what_each_layer_carries(hybrid: Run, tmp_path: Path) -> None:
+    config = HYBRID.write(tmp_path).config
     carried = [
         (f"{layer}.{state.name}", ("batch", *state.shape), state.update)
-        for layer, block in enumerate(hybrid.module.config.blocks)
+        for layer, block in enumerate(config.blocks)
         for state in block.mixer.states
     ]
-    states = hybrid.bundle.manifest.states
+    states = hybrid.model.manifest.states
     assert [(state.name, state.shape, state.update) for state in states] == carried
     assert [state.input for state in states][:3] == [
         "past_key_values.0.conv",
         "past_key_values.1.conv",
         "past_key_values.1.recurrent",
     ]
+    assert map_names(sides_of(config)) == (f"decoder.{len(MIXERS)}.self",)
 
 
-def test_only_layers_with_attention_have_maps(hybrid: Exported) -> None:
-    assert map_names(sides_of(hybrid.module.config)) == (f"decoder.{len(KINDS)}.self",)
-
-
-def test_a_text_at_once_and_in_parts_gives_what_pytorch_gives(hybrid: Exported) -> None:
-    ids = text(37)
-    wanted = hybrid.reference(ids)
-    assert wanted.std() > 0.1
-    assert_close(hybrid.loaded.logits(ids), wanted)
-    for cuts in ((1, 2, 3, 20, 37), (33, 34, 35, 36, 37)):
-        runner, start = Runner(hybrid.engine, hybrid.engine.slots(1)), 0
-        for stop in cuts:
-            part = ids[start:stop]
-            assert_close(runner.chunk(0, part, positions=range(len(part))), wanted[start:stop])
-            start = stop
-
-
-def test_rows_that_rest_keep_every_state_to_the_bit(hybrid: Exported) -> None:
+def test_rows_that_rest_keep_every_state_to_the_bit(hybrid: Run, tmp_path: Path) -> None:
+    module = HYBRID.write(tmp_path)
     texts = [text(30, seed) for seed in range(3)]
-    wanted = [hybrid.reference(ids) for ids in texts]
-    runner, lengths = Runner(hybrid.engine, hybrid.engine.slots(3)), [7, 1, 12]
+    wanted = [whole(module, ids) for ids in texts]
+    engine = hybrid.model._engine
+    runner, lengths = Runner(engine, engine.slots(3)), [7, 1, 12]
     for row, length in enumerate(lengths):
         runner.chunk(row, texts[row][:length], positions=[length - 1])
     for rows in ([0, 1, 2], [1], [2], [0, 2], [2], [1, 2], [0], [0, 1, 2], [1], [0, 1]):
@@ -125,10 +90,12 @@ def test_rows_that_rest_keep_every_state_to_the_bit(hybrid: Exported) -> None:
     assert_close(runner.logits_BV[0], wanted[0][lengths[0]])
 
 
-def test_a_snapshot_goes_on_in_another_row_and_a_row_begins_anew(hybrid: Exported) -> None:
+def test_a_snapshot_goes_on_in_another_row_and_a_row_begins_anew(
+    hybrid: Run, tmp_path: Path
+) -> None:
     ids, other = text(24), text(24, seed=1)
-    wanted = hybrid.reference(ids)
-    runner = Runner(hybrid.engine, hybrid.engine.slots(2))
+    wanted, engine = whole(HYBRID.write(tmp_path), ids), hybrid.model._engine
+    runner = Runner(engine, engine.slots(2))
     runner.prefill(0, ids[:9])
     kept = runner.slots.snapshot(row=0)
     runner.prefill(1, other)
@@ -143,36 +110,116 @@ def test_a_snapshot_goes_on_in_another_row_and_a_row_begins_anew(hybrid: Exporte
         assert_close(runner.logits_BV[1], wanted[place])
 
 
-def test_a_batch_of_unequal_texts_writes_what_each_writes_alone(hybrid: Exported) -> None:
-    prompts = [text(9), text(1, seed=1), text(14, seed=2)]
-    done = hybrid.loaded.generate(prompts, max_new_tokens=20, ignore_eos=True)
-    for prompt, completion in zip(prompts, done, strict=True):
-        ids = [*prompt, *completion.tokens]
-        likeliest = hybrid.reference(ids)[len(prompt) - 1 : -1].argmax(-1)
-        assert tuple(likeliest.tolist()) == completion.tokens
-
-
-def test_a_decoder_without_attention_is_one_like_any_other(tmp_path: Path) -> None:
-    blocks = tuple(BlockConfig(mixer=CONV, feed_forward=None, norm=RMS) for _ in range(3))
-    made = Exported(decoder_config(POSITIONS["none"], blocks), tmp_path / "out")
-    assert {state.update for state in made.bundle.manifest.states} == {"replace"}
-    ids = text(21)
-    assert_close(made.loaded.logits(ids), made.reference(ids))
-    with made.loaded.session() as session:
-        for stop in (5, 6, 7, 21):
-            got = session.append(ids[len(session.tokens) : stop])
-    assert_close(got, made.reference(ids)[-1])
+def test_a_decoder_without_attention_has_states_of_fixed_size_and_no_maps(
+    runs: Runs, tmp_path: Path
+) -> None:
+    states = runs(CONVOLUTIONS).model.manifest.states
+    assert {state.update for state in states} == {"replace"}
     with pytest.raises(OptionError, match="no attention"):
-        ortolan.export(made.module, tmp_path / "maps", options=ExportOptions(attention_maps=True))
+        ortolan.export(
+            CONVOLUTIONS.write(tmp_path),
+            tmp_path / "maps",
+            options=ExportOptions(attention_maps=True),
+        )
 
 
-@pytest.mark.slow
-def test_a_portable_bundle_convolves_by_standard_operators(tmp_path: Path) -> None:
-    blocks = (BlockConfig(mixer=CONV, feed_forward=None, norm=RMS), replace(BLOCK, norm=RMS))
-    config = decoder_config(POSITIONS["none"], blocks)
-    made = Exported(config, tmp_path / "out", attention="portable")
-    operators = made.bundle.graphs["decoder"].operators
+def test_a_portable_bundle_convolves_by_standard_operators(runs: Runs) -> None:
+    operators = runs(PORTABLE_CONVOLUTION).model.bundle.graphs["decoder"].operators
     assert "com.microsoft::CausalConvWithState" not in operators
     assert operators["ai.onnx::Conv"] == 1
-    ids = text(21)
-    assert_close(made.loaded.logits(ids), made.reference(ids))
+
+
+# --- recurrent networks ---------------------------------------------------------------------------
+
+
+def test_states_that_are_replaced_are_not_rewound(runs: Runs) -> None:
+    with runs(OF_RECURRENT["lstm"]).model.session() as session:
+        session.append(random_ids(9))
+        with pytest.raises(InputError, match="replaced at every step"):
+            session.rewind(5)
+
+
+@pytest.mark.parametrize(
+    ("name", "variant"),
+    [(name, variant.name) for name, case in OF_RECURRENT.items() for variant in case.variants],
+)
+def test_several_tokens_are_one_node_of_each_cell_and_one_token_plain_nodes(
+    name: str, variant: str, runs: Runs
+) -> None:
+    bundle, config = runs(OF_RECURRENT[name], variant).model, recurrent(name).config
+    for graph in bundle.manifest.graphs.values():
+        nodes = onnx.load(bundle.bundle.path / graph.file, load_external_data=False).graph.node
+        cells = sum(node.op_type == config.cell.upper() for node in nodes)
+        assert cells == (0 if graph.sequence == 1 else config.num_layers)
+    assert bundle.manifest.takes_one == (config.memory is not None)
+
+
+def test_there_is_no_graph_for_prompts_of_a_machine(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="one by one"):
+        ortolan.export(recurrent("machine"), tmp_path, options=ExportOptions(graphs="split"))
+
+
+@pytest.mark.parametrize(
+    ("name", "precision"),
+    [
+        ("lstm, split", Int8(method="rtn")),
+        ("attentive, split", Int4(method="rtn")),
+        ("machine", Int4()),
+    ],
+)
+def test_products_in_few_bits(name: str, precision: Int4 | Int8, tmp_path: Path) -> None:
+    """Recurrent operators keep float weights; the cells of a machine are products."""
+    name, _, split = name.partition(", ")
+    options = ExportOptions(graphs="split" if split else "unified", proof="quick", allow_poor=True)
+    bundle = ortolan.export(
+        recurrent(name), tmp_path / "b", precision=precision, max_context=64, options=options
+    )
+    quantized = {tensor.name for tensor in bundle.manifest.quantized}
+    assert {"embedding.weight", "head.weight"} <= quantized
+    assert ("cells.0.weight_hh" in quantized) == (name == "machine")
+
+
+def test_maps_of_attention_are_those_of_torch(tmp_path: Path) -> None:
+    model, ids = recurrent("attentive"), random_ids(9)
+    options = ExportOptions(attention_maps=True, proof="quick")
+    ortolan.export(model, tmp_path / "bundle", options=options)
+    found = attention_maps(tmp_path / "bundle", ids)
+    (want,) = maps_of_torch(model, torch.tensor([ids]))
+    assert_close(found.maps["decoder.0.self"], want[0].detach().numpy())
+    with pytest.raises(OptionError, match="families have them"):
+        ortolan.export(recurrent("lstm"), tmp_path / "other", options=options)
+
+
+def test_maps_of_a_memory_are_those_of_torch(tmp_path: Path) -> None:
+    model, ids = recurrent("machine"), random_ids(9)
+    options = ExportOptions(attention_maps=True, proof="quick")
+    ortolan.export(model, tmp_path / "bundle", options=options)
+    found, want = attention_maps(tmp_path / "bundle", ids), addressing(model, torch.tensor([ids]))
+    assert_close(found.maps["decoder.0.read"], want.read[0].numpy())
+    assert_close(found.maps["decoder.0.write"], want.write[0].numpy())
+    assert found.queries["decoder.0.read"] == tuple(map(str, ids))
+    assert found.keys["decoder.0.read"] == tuple(map(str, range(MEMORY.slots)))
+    panels = choose(found, kind=None, layers=None, heads=None, mean=False)
+    assert [panel.title.partition(", ")[2] for panel in panels] == [
+        "read head 0",
+        "read head 1",
+        "write head 0",
+    ]
+
+
+def test_no_kernel_reads_vectors_of_attention_in_8_bits(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="8-bit KV cache"):
+        ortolan.export(recurrent("attentive"), tmp_path / "b", options=ExportOptions(cache="int8"))
+
+
+@pytest.mark.parametrize("name", ["rnn", "attentive", "machine"])
+def test_a_checkpoint_is_exported_verified_and_run(name: str, tmp_path: Path) -> None:
+    model = recurrent(name)
+    save(model, tmp_path / "checkpoint")
+    ortolan.export(tmp_path / "checkpoint", tmp_path / "bundle", max_context=50)
+    assert verify(tmp_path / "bundle", device="cpu").verdict == "PASS"
+    loaded = ortolan.load(tmp_path / "bundle", Decoder)
+    assert loaded.manifest.context_length == 50
+    assert loaded.manifest.provenance.model_type == "recurrent"
+    ids = random_ids(20)
+    assert_close(loaded.logits(ids), whole(model, ids))

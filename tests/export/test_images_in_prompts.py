@@ -1,335 +1,302 @@
-"""Decoders that read images: bundles against transformers, and every way to compute a prompt."""
+"""Decoders that read images, beyond what holds for all (`tests/cases/images.py`)."""
 
-import base64
-import shutil
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+import itertools
+import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from tests.export import tiny_llava, tiny_models
-from tests.runtime.damaged_bundles import edit_json, put
-from tests.tiny.media import (
-    NEW,
-    Pixels,
-    answer_of,
-    assert_damage_is_found,
-    assert_same_every_way,
-    assert_verified,
-    greedy,
-    picture,
-    png,
-    served,
+from numpy.typing import NDArray
+from PIL import Image
+from tests.cases.images import (
+    FIRST,
+    GEMMA_WHOLE,
+    OF_LLAVA,
+    QWEN_VL,
+    TALL,
+    VECTORS,
+    WIDE,
+    by_llava,
+    gemma_processor,
+    write_gemma,
 )
-from tests.tiny.tokenizers import of_characters
+from tests.cases.run import Runs
+from tests.tiny.media import picture
+from transformers import Gemma3ForConditionalGeneration
 
 import ortolan
-from ortolan.export.errors import LayoutError
+from ortolan.export.errors import LayoutError, OptionError
 from ortolan.export.layouts.genai import check_convertible
 from ortolan.export.options import ExportOptions
-from ortolan.runtime import (
-    BundleError,
-    BundleKindError,
-    CertificateError,
-    ChatError,
-    Decoder,
-    InputError,
-    Sampling,
-    open_bundle,
-    verify,
-)
-
-FIRST, SECOND = picture(seed=1), picture(seed=2)
-
-PROMPTS: dict[str, list[Any]] = {
-    "no image": ["what is this"],
-    "an image": [{"image": FIRST}, "what is this"],
-    "an image at the end": ["what is ", {"image": FIRST}],
-    "two images": ["a ", {"image": FIRST}, " and ", {"image": SECOND}, " say"],
-    "two images in a row": [{"image": SECOND}, {"image": FIRST}, "say"],
-    "an image twice": [{"image": FIRST}, "and", {"image": FIRST}],
-}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("llava") / "checkpoint"
-    tiny_llava.write(folder)
-    return folder
-
-
-@pytest.fixture(scope="module")
-def reference(checkpoint: Path) -> Any:
-    from transformers import LlavaForConditionalGeneration
-
-    return LlavaForConditionalGeneration.from_pretrained(checkpoint)
-
-
-@pytest.fixture(scope="module")
-def folder(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    out = tmp_path_factory.mktemp("images") / "bundle"
-    ortolan.export(checkpoint, out)
-    return out
-
-
-@pytest.fixture(scope="module")
-def model(folder: Path) -> Decoder:
-    return ortolan.load(folder, Decoder)
+from ortolan.runtime import BundleError, Decoder, InputError, Sampling, open_bundle, verify
+from ortolan.runtime.engine.pictures import Picture, run_around
+from ortolan.runtime.engine.pictures import runs as runs_of
+from ortolan.runtime.engine.runner import Runner
+from ortolan.runtime.engine.shifts import Shift
+from ortolan.runtime.inputs.media import MediaPrompt
+from ortolan.runtime.inputs.medium import Medium
 
 
 @pytest.fixture
-def copied(folder: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(folder, tmp_path / "copy"))
+def llava(runs: Runs) -> Decoder:
+    model: Decoder = runs(OF_LLAVA).model
+    return model
 
 
-def expected_tokens(
-    model: Decoder, reference: Any, parts: Sequence[Any], **penalties: float
-) -> list[int]:
-    """Tokens that transformers generates for a prompt whose placeholders are expanded."""
-    assert model.tokenizer is not None
-    features = model.manifest.features
-    assert features is not None
-    text = "".join(part if isinstance(part, str) else "<image>" for part in parts)
-    ids = [
-        token
-        for one in model.tokenizer.encode(text)
-        for token in [one] * (tiny_llava.VECTORS if one == features.token else 1)
-    ]
-    images = [part["image"] for part in parts if not isinstance(part, str)]
-    given: dict[str, Any] = {"input_ids": torch.tensor([ids])}
-    if images:
-        # the normalization of CLIP, by its published numbers
-        mean = np.array([0.48145466, 0.4578275, 0.40821073])
-        std = np.array([0.26862954, 0.26130258, 0.27577711])
-        pixels = (np.stack(images) / 255 - mean) / std
-        given["pixel_values"] = torch.tensor(pixels.transpose(0, 3, 1, 2), dtype=torch.float32)
-    return answer_of(reference, given, **penalties)
+def test_a_placeholder_in_the_text_of_a_user_is_only_text(llava: Decoder) -> None:
+    def count(text: str) -> int:
+        content = [{"type": "image", "image": FIRST}, {"type": "text", "text": text}]
+        reply = llava.chat([{"role": "user", "content": content}], max_new_tokens=1)
+        return reply.completion.timings.prompt_tokens
+
+    assert 0 < count("say <image>") - count("say ") < VECTORS
 
 
-@pytest.mark.parametrize("name", PROMPTS)
-def test_tokens_are_those_of_transformers(name: str, model: Decoder, reference: Any) -> None:
-    parts = PROMPTS[name]
-    prompt: Any = parts[0] if name == "no image" else parts
-    completion = greedy(model, prompt)
-    assert list(completion.tokens) == expected_tokens(model, reference, parts)
-    images = sum(not isinstance(part, str) for part in parts)
-    assert completion.timings.prompt_tokens > tiny_llava.VECTORS * images
-
-
-def test_an_image_changes_the_answer(model: Decoder) -> None:
-    first, second = ([{"image": image}, "what is this"] for image in (FIRST, SECOND))
-    assert greedy(model, first).tokens != greedy(model, second).tokens
-
-
-def test_a_batch_a_stream_a_service_and_drafts_give_the_same(model: Decoder) -> None:
-    prompts: list[Any] = [parts for name, parts in PROMPTS.items() if name != "no image"]
-    assert_same_every_way(model, prompts)
-    with model.stream(prompts[0], max_new_tokens=NEW, ignore_eos=True) as stream:
-        text = "".join(stream)
-    assert text == stream.completion.text
-
-
-def test_a_prefix_cache_tells_images_apart(model: Decoder) -> None:
-    rest: list[Any] = [{"image": picture(seed=seed)} for seed in range(3, 12)]  # more than a block
-    prompts = [[{"image": image}, *rest, "?"] for image in (FIRST, SECOND, FIRST)]
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert alone[0] != alone[1]
-    done = served(model, prompts, slots=1)
-    assert [completion.tokens for completion in done] == alone
-    assert [completion.timings.cached_tokens for completion in done] == [0, 0, 128]
-
-
-def data_url(image: Pixels) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png(image)).decode()}"
-
-
-def question(part: dict[str, Any]) -> list[dict[str, Any]]:
-    return [{"role": "user", "content": [part, {"type": "text", "text": "say <image>"}]}]
-
-
-def test_a_message_holds_an_image_in_any_form(model: Decoder, tmp_path: Path) -> None:
-    url = data_url(FIRST)
-    data = base64.b64decode(url.partition(",")[2])
-    (tmp_path / "image.png").write_bytes(data)
-    parts: dict[str, dict[str, Any]] = {
-        "data URL": {"type": "image_url", "image_url": {"url": url, "detail": "low"}},
-        "array": {"type": "image", "image": FIRST},
-        "bytes": {"type": "image", "image": data},
-        "path": {"type": "image", "image": tmp_path / "image.png"},
-    }
-    options: Any = {"max_new_tokens": NEW, "ignore_eos": True, "sampling": Sampling()}
-    replies = [model.chat(question(part), n=1, **options)[0] for part in parts.values()]
-    assert all(reply.completion.tokens == replies[0].completion.tokens for reply in replies)
-    other = model.chat(question({"type": "image", "image": SECOND}), **options)
-    assert other.completion.tokens != replies[0].completion.tokens
-    # the placeholder in the user's text is only text, and stands for no image
-    message = question(parts["path"])
-    message[0]["content"][1]["text"] = "say "
-    shorter = model.chat(message, **options).completion.timings.prompt_tokens
-    more = replies[0].completion.timings.prompt_tokens - shorter
-    assert shorter > tiny_llava.VECTORS
-    assert 0 < more < tiny_llava.VECTORS
-    with model.serve(slots=1) as service:
-        for part in parts.values():
-            ticket = service.chat(question(part), **options)
-            assert ticket.reply().completion.tokens == replies[0].completion.tokens
-    conversation = model.conversation()
-    conversation.messages += question(parts["path"])
-    conversation.messages += [{"role": "assistant", "content": "yes"}]
-    assert (
-        conversation.ask("and?", max_new_tokens=2).completion.timings.prompt_tokens
-        > tiny_llava.VECTORS
-    )
-
-
-@pytest.mark.parametrize(
-    ("part", "message"),
-    [
-        ({"type": "image_url", "image_url": {"url": "https://example.com/a.png"}}, "Nothing is"),
-        ({"type": "image_url", "image_url": {"url": "file:///etc/passwd"}}, "Nothing is"),
-        ({"type": "image_url", "image_url": {"url": "data:image/png;base64,???"}}, "base64"),
-        ({"type": "image_url", "image_url": "data:"}, "expected an object"),
-        ({"type": "image_url"}, "expected an object"),
-        ({"type": "image", "image": "/etc/passwd"}, "expected the bytes of a file"),
-        ({"type": "image"}, "expected the bytes of a file"),
-        ({"type": "video", "video": b""}, 'expected "text", "image_url" or "input_audio"'),
-        ({"type": "image_url", "image_url": {"url": data_url(FIRST)}, "text": ""}, "Leave it out"),
-    ],
-)
-def test_an_invalid_part_of_a_message_is_refused(
-    part: dict[str, Any], message: str, model: Decoder
-) -> None:
-    with pytest.raises(ChatError, match=message):
-        model.chat(question(part))
-
-
-@pytest.mark.parametrize("data", [b"", b"no image", data_url(FIRST).encode()])
-def test_a_file_that_is_no_image_is_refused(data: bytes, model: Decoder) -> None:
-    with pytest.raises(InputError):
-        model.generate([{"image": data}, "say"])
-    with pytest.raises(InputError):
-        model.chat(question({"type": "image", "image": data}))
-
-
-@pytest.mark.parametrize(
-    ("prompt", "message"),
-    [
-        ([{"image": FIRST}, 3], "must be a text or"),
-        ([{"picture": FIRST}], "must be a text or"),
-        ([{"image": FIRST, "detail": "low"}], "must be a text or"),
-        ([{"image": FIRST}, "<image>"], "1 images and 2 placeholders"),
-        ([{"image": "missing.png"}], "missing.png"),
-    ],
-)
-def test_an_invalid_prompt_is_refused(prompt: Any, message: str, model: Decoder) -> None:
-    with pytest.raises(InputError, match=message):
-        model.generate(prompt)
-
-
-def test_vectors_have_no_log_probabilities(model: Decoder) -> None:
-    with pytest.raises(InputError, match="prompt_logprobs"):
-        model.generate([{"image": FIRST}], prompt_logprobs=1)
-
-
-def test_penalties_are_those_of_transformers(model: Decoder, reference: Any) -> None:
-    parts = PROMPTS["two images"]
-    expected = expected_tokens(model, reference, parts, repetition_penalty=1.5)
-    assert expected != expected_tokens(model, reference, parts)
+def test_penalties_are_those_of_transformers(runs: Runs) -> None:
+    run = runs(OF_LLAVA)
+    prompt = OF_LLAVA.inputs["two images"]
     sampling = Sampling(repetition_penalty=1.5)
-    assert list(greedy(model, parts, sampling=sampling).tokens) == expected
+    done = run.model.generate(prompt, max_new_tokens=8, ignore_eos=True, sampling=sampling)
+    ((_, tokens),) = by_llava(run.checkpoint, [prompt], repetition_penalty=1.5)
+    assert list(done.tokens) == tokens
+    assert by_llava(run.checkpoint, [prompt])[0][1] != tokens
 
 
-def test_a_model_of_text_takes_no_images(tmp_path: Path) -> None:
-    tokenizer = tmp_path / "tokenizer.json"
-    of_characters().save(str(tokenizer))
-    ortolan.export(
-        tiny_models.decoder(tiny_models.llama()),
-        tmp_path / "bundle",
-        options=ExportOptions(tokenizer=tokenizer),
-    )
-    model = ortolan.load(tmp_path / "bundle", Decoder)
-    with pytest.raises(BundleKindError, match="reads text only"):
-        model.generate([{"image": FIRST}, "say"])
-
-
-def test_verification_covers_the_encoder(folder: Path) -> None:
-    assert_verified(folder)
-
-
-@pytest.mark.parametrize("part", ["vision", "."])
-def test_a_damaged_weight_is_found(part: str, copied: Path) -> None:
-    assert_damage_is_found(copied, part, "projections.1.weight", "expected the encoder of images")
-
-
-def test_another_encoder_is_refused(copied: Path) -> None:
-    edit_json(copied / "vision", "manifest.json", put("source", "mean", value=[0.5, 0.5, 0.5]))
-    with pytest.raises(BundleError, match="expected the encoder of images"):
-        ortolan.load(copied)
-    shutil.rmtree(copied / "vision")
-    with pytest.raises(BundleError):
-        ortolan.load(copied)
-
-
-@pytest.mark.parametrize(
-    "edit", [put("images", "token", value=7), put("images", "vectors", value=4)]
-)
-def test_another_meaning_of_the_vectors_is_found(edit: Callable[[Any], None], copied: Path) -> None:
-    edit_json(copied, "manifest.json", edit)
-    with suppress(CertificateError):  # not as many placeholders as vectors
-        assert verify(copied, isolate=False).verdict == "FAIL"
-
-
-@pytest.mark.parametrize(
-    "edit", [put("images", "token", value=10_000), put("images", "size", value=8)]
-)
-def test_vectors_that_do_not_fit_are_refused(edit: Callable[[Any], None], copied: Path) -> None:
-    edit_json(copied, "manifest.json", edit)
-    with pytest.raises(BundleError):
-        open_bundle(copied)
-
-
-def test_onnxruntime_genai_has_no_such_layout(folder: Path) -> None:
+def test_onnxruntime_genai_has_no_such_layout(runs: Runs) -> None:
     with pytest.raises(LayoutError, match="reads images"):
-        check_convertible(open_bundle(folder))
+        check_convertible(open_bundle(runs(OF_LLAVA).bundle))
 
 
-def test_an_export_replaces_the_encoder_too(checkpoint: Path, copied: Path) -> None:
-    ortolan.export(checkpoint, copied, precision="int8", force=True)
-    assert verify(copied, isolate=False).verdict == "PASS"
-    images = open_bundle(copied / "vision").manifest
-    assert images.precision == "int8"
-    assert open_bundle(copied).manifest.provenance.left_out == ()
+def test_an_export_replaces_the_encoder_too(runs: Runs, tmp_path: Path) -> None:
+    run = runs(OF_LLAVA)
+    copy = run.copied(tmp_path)
+    ortolan.export(run.checkpoint, copy, precision="int8", force=True)
+    assert verify(copy, isolate=False).verdict == "PASS"
+    assert open_bundle(copy / "vision").manifest.precision == "int8"
+    assert open_bundle(copy).manifest.provenance.left_out == ()
 
 
 @pytest.mark.slow
-def test_the_language_model_alone(checkpoint: Path, reference: Any, tmp_path: Path) -> None:
-    bundle = ortolan.export(checkpoint, tmp_path / "bundle", options=ExportOptions(text_only=True))
+@pytest.mark.parametrize("case", [OF_LLAVA, GEMMA_WHOLE, QWEN_VL], ids=lambda case: case.name)
+def test_the_language_model_alone_has_no_trace_of_images(
+    case: Any, runs: Runs, tmp_path: Path
+) -> None:
+    options = ExportOptions(text_only=True)
+    bundle = ortolan.export(runs(case).checkpoint, tmp_path / "bundle", options=options)
     assert bundle.manifest.features is None
     assert not (tmp_path / "bundle" / "vision").exists()
-    assert bundle.manifest.provenance.left_out == ("multi_modal_projector", "vision_tower")
+    assert set(bundle.manifest.graphs) == {"decoder"}
+    assert "position_ids" not in {value.name for value in bundle.graphs["decoder"].inputs}
+    assert "ai.onnx::RotaryEmbedding" not in bundle.graphs["decoder"].operators
+    assert "vision_tower" in " ".join(bundle.manifest.provenance.left_out) or case is QWEN_VL
+
+
+# --- Gemma 3: vectors of an image see each other --------------------------------------------------
+
+
+@pytest.fixture
+def gemma(runs: Runs) -> Decoder:
+    model: Decoder = runs(GEMMA_WHOLE).model
+    return model
+
+
+def held(model: Decoder, count: int) -> Picture:
+    """An image of so many vectors."""
+    assert model._engine.pictures is not None
+    vectors = np.random.default_rng(count).normal(size=(count, 32)).astype(np.float32)
+    return model._engine.pictures.hold(vectors)
+
+
+def request_of(model: Decoder, prompt: Any) -> Any:
+    (request,) = model._reader(model.tokenizer).prompts([prompt], {"max_new_tokens": 1})
+    return request
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GEMMA_WHOLE.inputs)
+def test_logits_of_every_token_are_those_of_transformers(name: str, runs: Runs) -> None:
+    run, prompt = runs(GEMMA_WHOLE), GEMMA_WHOLE.inputs[name]
+    request = request_of(run.model, prompt)
+    runner = Runner(run.model._engine, run.model._engine.slots())
+    got = runner.teacher_forced(request.prompt)
+    text = "".join(part if isinstance(part, str) else "<start_of_image>" for part in prompt)
+    images = [Image.fromarray(part["image"]) for part in prompt if not isinstance(part, str)]
+    given = gemma_processor(run.checkpoint)(images=[images], text=[text], return_tensors="pt")
+    assert request.tokens == given["input_ids"][0].tolist()
+    with torch.inference_mode():
+        model = Gemma3ForConditionalGeneration.from_pretrained(run.checkpoint)
+        wanted = model(**given).logits[0].numpy()
+    assert np.abs(got - wanted).max() <= 1e-4 * np.abs(wanted).max()
+
+
+@pytest.mark.slow
+def test_vectors_see_those_after_them(gemma: Decoder) -> None:
+    """The same vectors as tokens of a causal prompt give other states."""
+    engine, image = gemma._engine, held(gemma, 6)
+
+    def states(ids: Sequence[int]) -> NDArray[Any]:
+        runner = Runner(engine, engine.slots())
+        runner.chunk(0, ids, positions=[0])
+        return np.asarray(runner.slots.snapshot().buffers[-1])
+
+    longer = states(image.ids)
+    assert not np.allclose(longer[:, :, :3], states(image.ids[:3]), atol=1e-3)
+
+
+SIZES = [(16, 16), (15, 17), (1, 40), (40, 1), (3, 3), (100, 33), (7, 64), (1, 1), (31, 31)]
+
+
+@pytest.mark.slow
+def test_pixels_are_those_of_transformers(runs: Runs) -> None:
+    run = runs(GEMMA_WHOLE)
+    processor = gemma_processor(run.checkpoint).image_processor
+    for size, mode in itertools.product(SIZES, ("L", "RGB", "RGBA")):  # what an array can be
+        image = Image.fromarray(picture(*size)).convert(mode)
+        theirs = processor(image, return_tensors="np")["pixel_values"][0]
+        np.testing.assert_allclose(run.model._encoder.pixels(np.asarray(image)), theirs, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_a_user_writes_no_special_token(runs: Runs) -> None:
+    run = runs(GEMMA_WHOLE)
+    content = [{"type": "image", "image": WIDE}, {"type": "text", "text": "say <start_of_image>"}]
+    messages = [{"role": "user", "content": content}]
+    (question,) = [run.model._chat.question(messages, {"sampling": Sampling()})]
+    assert isinstance(question.prompt, MediaPrompt)
+    ours = request_of(run.model, question.prompt).tokens
+    prompt = ["<start_of_turn>user\n", {"image": WIDE}, "say ", "<end_of_turn>\n"]
+    theirs = request_of(run.model, prompt).tokens
+    assert ours[: len(theirs) - 2] == theirs[:-2]
+    assert ours.count(run.model.tokenizer.encode("<start_of_image>")[-1]) == 1
+
+
+@pytest.mark.slow
+def test_an_odd_number_of_vectors_is_computed_from_its_start(gemma: Decoder) -> None:
+    engine, image = gemma._engine, held(gemma, 15)
+    ids = [9, *image.ids, 9]
+    runner = Runner(engine, engine.slots(), exact=True)
+    wanted = runner.prefill(0, ids)
+    runner.slots.rewind(7, row=0)
+    assert runner.settle(0, ids) == 1
+    np.testing.assert_array_equal(runner.prefill(0, ids[1:]), wanted)
+    free = Runner(engine, engine.slots())
+    free.prefill(0, ids)
+    free.slots.rewind(7, row=0)
+    assert free.settle(0, ids) == 7
+
+
+@pytest.mark.slow
+def test_chunks_never_end_within_an_image(gemma: Decoder) -> None:
+    engine, image = gemma._engine, held(gemma, 16)
+    for before, most in itertools.product((0, 1, 15, 60, 64), (4, 16, 64)):
+        ids = [7] * before + [*image.ids] + [7] * 30
+        runner, starts = Runner(engine, engine.slots()), []
+        for start, part in runner.chunks(0, ids, most=most):
+            starts.append(start)
+            runner.chunk(0, part, positions=[0])
+        assert all(not before < start < before + 16 for start in starts)
+        assert runner.slots.lengths[0] == len(ids)
+
+
+def test_runs_of_vectors_are_found() -> None:
+    first = 1 << 62
+    ids = [1, first, first + 1, 2, 3, first]
+    assert [(run.start, run.stop) for run in runs_of(ids)] == [(0, 1), (1, 3), (3, 5), (5, 6)]
+    found = [run_around(ids, place) for place in range(7)]
+    assert [(run.start, run.stop) for run in found if run.start < run.stop] == [(1, 3)]
+
+
+@pytest.mark.slow
+def test_a_manifest_without_the_right_graph_is_refused(runs: Runs, tmp_path: Path) -> None:
+    out = runs(GEMMA_WHOLE).copied(tmp_path)
+    manifest = json.loads((out / "manifest.json").read_text())
+    graphs = manifest["graphs"]
+    for changed, message in (
+        ({"decoder": graphs["both_ways"], "both_ways": graphs["decoder"]}, "attention of a token"),
+        ({"decoder": graphs["decoder"]}, "both_ways"),
+    ):
+        (out / "manifest.json").write_text(json.dumps(manifest | {"graphs": changed}))
+        with pytest.raises(BundleError, match=message):
+            open_bundle(out, trust=True)
+
+
+@pytest.mark.slow
+def test_adjacent_images_are_refused(gemma: Decoder) -> None:
+    assert gemma.manifest.features is not None
+    token = gemma.manifest.features.token
+    media = (Medium("images", WIDE), Medium("images", TALL))
+    with pytest.raises(InputError, match="next to each other"):
+        gemma.generate(MediaPrompt([5, token, token], media))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("device", "precision", "options"),
+    ("changes", "message"),
     [
-        ("cpu", "int4", ExportOptions(graphs="split", allow_poor=True)),
-        ("cpu", "fp16", ExportOptions()),
-        ("cpu", "fp32", ExportOptions(attention="portable")),
-        ("webgpu", "fp32", ExportOptions()),
-        ("cuda", "fp16", ExportOptions()),
+        ({"device": "cuda", "precision": "fp16"}, "need the cpu"),
+        ({"options": ExportOptions(attention="portable")}, "need fused attention"),
     ],
 )
-def test_other_graphs_read_images_too(
-    device: Any, precision: Any, options: ExportOptions, checkpoint: Path, tmp_path: Path
+def test_devices_and_attention_without_a_kernel_are_refused(
+    changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
-    out = tmp_path / "bundle"
-    ortolan.export(checkpoint, out, device=device, precision=precision, options=options)
-    assert verify(out, device="cpu", isolate=False).verdict != "FAIL"
-    other = ortolan.load(out, Decoder, device="cpu")
-    first, second = ([{"image": image}, "what is this"] for image in (FIRST, SECOND))
-    assert greedy(other, [first, second])[0].tokens == greedy(other, [first])[0].tokens
-    assert greedy(other, first).tokens != greedy(other, second).tokens
+    write_gemma(tmp_path)
+    with pytest.raises(OptionError, match=message):
+        ortolan.export(tmp_path, tmp_path / "bundle", **changes)
+
+
+# --- Qwen3-VL: rows and columns of vectors --------------------------------------------------------
+
+
+@pytest.fixture
+def qwen(runs: Runs) -> Decoder:
+    model: Decoder = runs(QWEN_VL).model
+    return model
+
+
+@pytest.mark.slow
+def test_images_of_other_proportions_differ_even_with_the_same_values(qwen: Decoder) -> None:
+    white = np.full((16, 48, 3), 255, np.uint8)
+    images = (white, white.swapaxes(0, 1))
+    first, second = (request_of(qwen, [{"image": image}, "say"]) for image in images)
+    assert first.pictures[0].columns == 6
+    assert second.pictures[0].columns == 2
+    assert not {*first.pictures[0].ids} & {*second.prompt}
+
+
+@pytest.mark.slow
+def test_a_restored_part_and_a_row_that_forgets_its_images_keep_positions(qwen: Decoder) -> None:
+    engine = qwen._engine
+    ids = request_of(qwen, QWEN_VL.inputs["several images"]).prompt
+
+    def logits(runner: Runner, part: Sequence[int]) -> NDArray[np.float32]:
+        return runner.chunk(0, part, positions=[len(part) - 1]).copy()
+
+    whole, other = (Runner(engine, engine.slots()) for _ in range(2))
+    expected = logits(whole, ids)
+    kept = whole.slots.view(start=0, end=40).copy()
+    assert kept.shifts
+    logits(other, list(range(3, 90)))  # another text has been there
+    other.restore(kept)
+    np.testing.assert_allclose(logits(other, ids[40:]), expected, atol=2e-4)
+    other.slots.rewind(0)
+    text = list(range(3, 40))
+    plain = logits(Runner(engine, engine.slots()), text)
+    np.testing.assert_allclose(logits(other, text), plain, atol=2e-4)
+
+
+@pytest.mark.slow
+def test_positions_of_an_image_are_its_rows_and_columns(qwen: Decoder) -> None:
+    pictures = qwen._engine.pictures
+    assert pictures is not None
+    image = pictures.hold(np.ones((6, 96), np.float32), columns=3)
+    placed = pictures.place([3, 4, *image.ids, 5])
+    assert placed.positions[0].T.tolist() == [
+        [0, 1, 2, 2, 2, 2, 2, 2, 5],
+        [0, 1, 2, 2, 2, 3, 3, 3, 5],
+        [0, 1, 2, 3, 4, 2, 3, 4, 5],
+    ]
+    assert placed.shifts == [Shift(8, 3)]

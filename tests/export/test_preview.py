@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from tests.export import tiny_models, tiny_tiles
+from tests.cases import tiles
+from tests.export import tiny_models
 from tests.export.conftest import Exported
 from tests.refusals import refusal
 
@@ -79,7 +80,7 @@ def test_weights_of_the_bundle_are_as_large_as_was_said(
 
 
 def test_encoders_in_the_bundle_count(tmp_path: Path) -> None:
-    tiny_tiles.write(tmp_path / "source", "smolvlm")
+    tiles.write(tmp_path / "source", "smolvlm")
     bundle = ortolan.export(tmp_path / "source", tmp_path / "out")
     about = preview(tmp_path / "source")
     (part,) = about.parts.values()

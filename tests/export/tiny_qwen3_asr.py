@@ -3,8 +3,8 @@
 from pathlib import Path
 from typing import Any
 
-from tests.tiny.checkpoints import write_checkpoint
 from tests.tiny.encoders import QWEN3_ASR
+from tests.tiny.media import write_checkpoint
 from tests.tiny.tokenizers import of_characters
 
 BINS, RATE = 10, 16_000

@@ -11,20 +11,15 @@ from pathlib import Path
 from typing import Any
 
 from tests import quick_exports
+from tests.cases import contrast, images, tiles
+from tests.cases.modules import HYBRID
 from tests.export import (
     models_of_kinds,
-    tiny_contrast,
     tiny_dinov3,
-    tiny_gemma3,
-    tiny_llava,
     tiny_models,
     tiny_qwen3_asr,
-    tiny_qwen3_vl,
-    tiny_tiles,
 )
-from tests.export.test_hybrids import every_kind
 from tests.hostile.bundles import EXPORTED
-from tests.modeling.kinds import decoder
 from tests.runtime import tiny_translators
 from tests.runtime.transcription import tiny_moonshine, tiny_wav2vec2, tiny_whisper
 
@@ -47,16 +42,16 @@ def _gpt2(folder: Path) -> Any:
 SOURCES: dict[str, Callable[[Path], Any]] = {
     "exported-decoder": _decoder,
     **dict.fromkeys(LOW_BIT, _gpt2),
-    "exported-hybrid": lambda _: decoder(every_kind()),
+    "exported-hybrid": HYBRID.write,
     "exported-encoder": lambda _: models_of_kinds.module_of(models_of_kinds.encoder_config()),
     "exported-images": lambda _: models_of_kinds.module_of(models_of_kinds.image_config()),
     "exported-registers": tiny_dinov3.write,
-    "exported-reader": tiny_llava.write,
-    "exported-tiles": lambda folder: tiny_tiles.write(folder, "smolvlm"),
-    "exported-oversized": lambda folder: tiny_tiles.write(folder, "lfm2_vl"),
-    "exported-patches": lambda folder: tiny_contrast.write(folder, "siglip2"),
-    "exported-grids": tiny_qwen3_vl.write,
-    "exported-gazer": tiny_gemma3.write,
+    "exported-reader": images.write_llava,
+    "exported-tiles": lambda folder: tiles.write(folder, "smolvlm"),
+    "exported-oversized": lambda folder: tiles.write(folder, "lfm2_vl"),
+    "exported-patches": lambda folder: contrast.write(folder, "siglip2"),
+    "exported-grids": images.write_qwen,
+    "exported-gazer": images.write_gemma,
     "exported-hearer": tiny_qwen3_asr.write,
     "exported-listener": tiny_whisper.write_whisper,
     "exported-writer": tiny_moonshine.write_moonshine,

@@ -1,20 +1,18 @@
-"""Random images, and what the tests of decoders that read images or sounds have in common."""
+"""Random images, and checkpoints of decoders that read images or sounds."""
 
 import io
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 from numpy.typing import NDArray
 from PIL import Image
-from tests.runtime.damaged_bundles import damage
-
-from ortolan.runtime import BundleError, Decoder, PromptLookup, open_bundle, verify
-
-NEW = 8
-"""Tokens of an answer."""
+from tests.cases import NEW
+from tests.modeling.tiny_models import reference_model
+from tokenizers import Tokenizer
+from transformers import PreTrainedModel
 
 Pixels = NDArray[np.uint8]
 
@@ -32,11 +30,6 @@ def png(pixels: Pixels) -> bytes:
     return stream.getvalue()
 
 
-def greedy(model: Decoder, prompt: Any, **options: Any) -> Any:
-    """The answer of `NEW` tokens, or a list of answers."""
-    return model.generate(prompt, max_new_tokens=NEW, ignore_eos=True, **options)
-
-
 def answer_of(reference: Any, given: Mapping[str, Any], **options: Any) -> list[int]:
     """The `NEW` tokens that a model of transformers generates."""
     ends: dict[str, Any] = {"eos_token_id": None, "pad_token_id": 0}
@@ -46,45 +39,28 @@ def answer_of(reference: Any, given: Mapping[str, Any], **options: Any) -> list[
     return ids[-NEW:]
 
 
-def served(model: Decoder, prompts: Sequence[Any], *, slots: int = 3) -> list[Any]:
-    """The answers of a service, to one prompt after the other if it has one slot."""
-    options: Any = {"max_new_tokens": NEW, "ignore_eos": True}
-    with model.serve(slots=slots) as service:
-        if slots == 1:
-            return [service.submit(prompt, **options).completion() for prompt in prompts]
-        tickets = [service.submit(prompt, **options) for prompt in prompts]
-        return [ticket.completion() for ticket in tickets]
+def write_checkpoint(
+    folder: Path,
+    values: Mapping[str, Any],
+    tokenizer: Tokenizer,
+    *,
+    template: str,
+    processor: Mapping[str, Any],
+) -> PreTrainedModel:
+    """Write a model that reads images or sounds, and return it.
 
-
-def assert_same_every_way(model: Decoder, prompts: Sequence[Any], *, drafts: bool = True) -> None:
-    """A batch, a service and drafts give the answers of each prompt alone."""
-    alone = [greedy(model, [prompt])[0].tokens for prompt in prompts]
-    assert [done.tokens for done in greedy(model, prompts)] == alone
-    assert [done.tokens for done in served(model, prompts)] == alone
-    if drafts:
-        lookup = [greedy(model, [prompt], draft=PromptLookup())[0].tokens for prompt in prompts]
-        assert lookup == alone
-
-
-def assert_verified(folder: Path) -> None:
-    """A bundle and its encoder pass."""
-    report = verify(folder, isolate=False)
-    assert report.verdict == "PASS"
-    assert report.media is not None
-    assert report.media.verdict == "PASS"
-
-
-def assert_damage_is_found(bundle: Path, part: str, ending: str, message: str) -> None:
-    """A changed weight of a part of a bundle, `.` for the decoder, fails its verification."""
-    graphs = open_bundle(bundle / part).graphs.values()
-    names = [tensor.name for graph in graphs for tensor in graph.external]
-    weight = next(name for name in names if name.endswith((ending, "up.weight")))
-
-    def change(values: NDArray[Any]) -> None:
-        values[0] *= 1.5
-
-    damage(bundle / part, weight, change)
-    if part != ".":
-        with pytest.raises(BundleError, match=message):
-            verify(bundle, isolate=False)
-    assert verify(bundle / part, isolate=False).verdict == "FAIL"
+    Args:
+        folder: where to.
+        values: of config.json, with one class in `architectures`.
+        tokenizer: gives the size of the vocabulary.
+        template: of chats.
+        processor: keys of preprocessor_config.json.
+    """
+    sizes = {"vocab_size": tokenizer.get_vocab_size()}
+    values = {**values, "text_config": values["text_config"] | sizes}
+    model = reference_model(values, architecture=values["architectures"][0])
+    model.save_pretrained(folder)
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "chat_template.jinja").write_text(template)
+    (folder / "preprocessor_config.json").write_text(json.dumps(processor))
+    return model

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from syrupy.assertion import SnapshotAssertion
-from tests.export import tiny_contrast
+from tests.cases import contrast
 from tests.refusals import refusal
 from tests.runtime.transcription.tiny_wav2vec2 import SYMBOLS, tokenizer
 
@@ -26,7 +26,7 @@ OWN = Tokens(bos=0, eos=(2,), pad=1)
 TARGET = Tokens(bos=0, eos=(2,), start=1)
 """Tokens in the config of a decoder, and of an encoder-decoder."""
 
-LIBRARY = tiny_contrast.tokenizer("siglip")
+LIBRARY = contrast.tokenizer("siglip")
 PADDED = Tokenizer.from_bytes(LIBRARY.to_str().encode())
 
 

@@ -1,0 +1,10 @@
+import pytest
+from tests.cases import Case, Variant
+from tests.cases.laws import Law, applicable
+from tests.cases.modules import CASES
+from tests.cases.run import Run
+
+
+@pytest.mark.parametrize(("case", "variant", "law"), applicable(CASES))
+def test_law(case: Case, variant: Variant, law: Law, run: Run) -> None:
+    law(run)
