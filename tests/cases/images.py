@@ -360,7 +360,7 @@ def by_qwen(folder: Path, prompts: Sequence[Any]) -> list[Any]:
     """Its own image processor, and as many placeholders as an image has vectors."""
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
     processor = Qwen2VLImageProcessorPil.from_pretrained(folder)
-    pad = tokenizer.token_to_id(PAD)
+    pad: Any = tokenizer.token_to_id(PAD)
 
     def given(prompt: Any) -> dict[str, Any]:
         images = images_of(prompt)
