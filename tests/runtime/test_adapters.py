@@ -96,14 +96,6 @@ def test_copied_and_packed_weights_change_nothing(
     assert attached
 
 
-def test_fast_mode_computes_with_the_adapter(pairs: Pairs) -> None:
-    model = pairs["fp32"].adapted
-    options: dict[str, Any] = dict(max_new_tokens=9, logprobs=1, adapter="c")
-    with model.serve(mode="fast") as service:
-        done = service.submit(IDS[:11], **options).completion()
-    assert outcome(done) == outcome(model.generate(IDS[:11], **options))
-
-
 @pytest.mark.parametrize("kind", ["fp32", "int4"])
 def test_a_draft_changes_nothing(pairs: Pairs, kind: str) -> None:
     model = pairs[kind].adapted

@@ -74,26 +74,15 @@ def test_text_gets_the_special_tokens_of_the_tokenizer(model: Seq2Seq) -> None:
     assert by_text.text == model.tokenizer.decode(visible)
 
 
-def test_beams_return_sequences_best_first(model: Seq2Seq) -> None:
+def test_beams_return_the_best_sequence_and_on_request_others(model: Seq2Seq) -> None:
     best = model.generate(SOURCE, beams=4, max_new_tokens=8)
     ranked = model.generate(SOURCE, beams=4, n_best=4, max_new_tokens=8)
     assert (ranked.tokens, ranked.text, ranked.score) == (best.tokens, best.text, best.score)
     assert ranked.score is not None
-    scores = [ranked.score, *(other.score for other in ranked.alternatives)]
-    assert scores == sorted(scores, reverse=True)
     assert len({ranked.tokens, *(other.tokens for other in ranked.alternatives)}) == 4
     assert best.alternatives == ()
     nothing: list[str] = []
     assert model.generate(nothing) == model.generate(nothing, beams=3) == []
-
-
-def test_the_score_is_the_mean_log_probability(model: Seq2Seq) -> None:
-    done = model.generate(SOURCE, beams=3, max_new_tokens=8)
-    fed: Any = [model.manifest.tokens.start, *done.tokens[:-1]]
-    logits = model.logits(SOURCE, fed).astype(np.float64)
-    logs = logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
-    expected = logs[np.arange(len(done.tokens)), done.tokens].mean()
-    assert done.score == pytest.approx(expected, abs=1e-5)
 
 
 def test_a_request_does_not_depend_on_earlier_or_concurrent_ones(model: Seq2Seq) -> None:

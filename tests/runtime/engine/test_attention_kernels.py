@@ -23,7 +23,6 @@ from ortolan.runtime.engine.attention_kernels import (
     query_heads,
     score_bytes,
 )
-from ortolan.runtime.engine.engine import Engine
 from ortolan.runtime.engine.memory_plan import plan_memory
 from ortolan.runtime.graph.summary import AttentionNode
 
@@ -120,26 +119,19 @@ def test_sessions_with_the_other_kernel_wait(monkeypatch: pytest.MonkeyPatch, fi
     assert SWITCH not in os.environ
 
 
-def test_an_engine_opens_its_sessions_with_the_switch(
-    bundle: Bundle, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv(SWITCH, raising=False)
-    seen: list[str | None] = []
-    original = ort_session.OrtSession
+def test_both_kernels_compute_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits, seen, original = [], [], ort_session.OrtSession
 
     def watched(*args: Any, **options: Any) -> Any:
         seen.append(os.environ.get(SWITCH))
         return original(*args, **options)
 
     monkeypatch.setattr(ort_session, "OrtSession", watched)
-    Engine(bundle, threads=1)
-    assert seen == ["1"]
-    assert SWITCH not in os.environ
-
-
-def test_both_kernels_compute_the_same(bundle: Bundle, monkeypatch: pytest.MonkeyPatch) -> None:
-    logits = []
     for value in ("0", "1"):
         monkeypatch.setenv(SWITCH, value)
         logits.append(load(bundle.path, Decoder, threads=1).logits(range(48)))
     np.testing.assert_allclose(logits[0], logits[1], rtol=0, atol=1e-5)
+    monkeypatch.delenv(SWITCH)
+    load(bundle.path, Decoder, threads=1)
+    assert seen == ["0", "1", "1"], "without the user's choice, the one of whole scores"
+    assert SWITCH not in os.environ

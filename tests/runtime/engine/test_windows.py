@@ -127,16 +127,6 @@ def test_a_move_keeps_enough_to_go_back_at_any_length() -> None:
         assert length - WINDOW.kept - start < WINDOW.step
 
 
-@pytest.mark.parametrize("count", range(127, 132))
-def test_an_error_undoes_what_moved_the_window(count: int) -> None:
-    written = Written(1)
-    for length in range(1, 500):
-        written.append(0, 1)
-        if length > 340:
-            written.fail(0, count)
-            written.check()
-
-
 def test_blocks_of_a_prompt_restore_its_window() -> None:
     written, slots = Written(2), Slots(STATES, count=1, context_length=CONTEXT)
     for end in range(128, 1025, 128):

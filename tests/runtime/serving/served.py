@@ -1,11 +1,9 @@
 """Requests to a service, and their completions alone."""
 
-import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import count
 from typing import Any
 
 import numpy as np
@@ -71,32 +69,6 @@ def alone_in(model: Decoder) -> Callable[[Spec], Completion]:
 def outcome(done: Completion) -> tuple[Any, ...]:
     """Tokens and log-probabilities."""
     return done.tokens, done.logprobs
-
-
-class Held:
-    """Option `cancel` of a request: the service stops until commands for it are queued.
-
-    Otherwise the request might end before the test cancels it.
-
-    Args:
-        service: that computes the request.
-        commands: number to wait for.
-        rounds: of the request, before the service stops.
-
-    Attributes:
-        has_begun: set while the service computes the request, so that it took earlier commands.
-    """
-
-    def __init__(self, service: Any, *, commands: int, rounds: int = 0) -> None:
-        self._queue, self._commands = service._worker._commands, commands
-        self._rounds, self._polls = rounds, count()
-        self.has_begun = threading.Event()
-
-    def __call__(self) -> bool:
-        self.has_begun.set()
-        if next(self._polls) >= self._rounds:
-            wait_until(lambda: self._queue.qsize() >= self._commands)
-        return False
 
 
 def wait_until(condition: Callable[[], bool]) -> None:

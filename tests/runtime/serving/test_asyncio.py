@@ -9,7 +9,6 @@ import pytest
 from tests.runtime.conftest import resident_bytes
 
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.grammar import Grammar
 from ortolan.runtime.generation.sampling_options import Sampling
 from ortolan.runtime.serving.service import Service
@@ -31,21 +30,6 @@ def test_a_wait_may_time_out_while_generation_continues(service: Service) -> Non
         with pytest.raises(TimeoutError):
             await asyncio.wait_for(ticket, 0.001)
         assert len((await ticket).tokens) == 200
-
-    asyncio.run(main())
-
-
-def test_an_error_reaches_readers_and_waiters(service: Service) -> None:
-    def fail() -> bool:
-        raise KeyError
-
-    async def main() -> None:
-        ticket = service.submit("Hello", cancel=fail)
-        with pytest.raises(InputError, match="KeyError"):
-            async for _ in ticket:
-                pass
-        with pytest.raises(InputError, match="KeyError"):
-            await ticket
 
     asyncio.run(main())
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -10,7 +11,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.chat.tiny_chat import assert_same, chat_model, packed_chat_models
-from tests.runtime.serving.served import Held, settle
+from tests.runtime.serving.served import settle
 
 from ortolan.runtime import Decoder, Sampling
 from ortolan.runtime.engine.runner import GRID
@@ -53,6 +54,12 @@ def user(text: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": text}]
 
 
+def slow() -> bool:
+    """Option `cancel` of a request that is cancelled before it could end."""
+    time.sleep(0.01)
+    return False
+
+
 def drawn(seed: int) -> Any:
     return {**ANSWER, "sampling": Sampling(temperature=0.8, seed=seed)}
 
@@ -88,8 +95,7 @@ def test_all_replies_are_queued_or_none(model: Decoder) -> None:
 
 
 def test_a_ticket_is_cancelled_at_the_end_of_its_block(service: Service) -> None:
-    cancel = Held(service, commands=1, rounds=8)
-    with service.chat(user("Hi."), ignore_eos=True, cancel=cancel) as ticket:
+    with service.chat(user("Hi."), ignore_eos=True, cancel=slow) as ticket:
         first = next(ticket)
     assert ticket.reply().content.startswith(first.content)
     assert ticket.reply().completion.finish_reason == "cancelled"
@@ -220,8 +226,7 @@ def test_a_conversation_answers_calls_in_an_event_loop(service: Service, tmp_pat
     ]  # fmt: skip
     conversation.save(tmp_path / "saved.json")
     assert len(json.loads((tmp_path / "saved.json").read_text())["messages"]) == 4
-    cancel = Held(service, commands=1, rounds=8)
-    with conversation.stream("More.", ignore_eos=True, cancel=cancel) as stream:
+    with conversation.stream("More.", ignore_eos=True, cancel=slow) as stream:
         next(stream)
     assert stream.reply.completion.finish_reason == "cancelled"
 

@@ -1,6 +1,5 @@
 """Requests to a service: pieces, rejections, cancellation, failures and order."""
 
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -8,6 +7,7 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.conftest import Models
+from tests.runtime.serving.holding import held
 from tests.runtime.serving.served import settle
 
 from ortolan.runtime.decoder import Decoder
@@ -29,30 +29,14 @@ def service(model: Decoder) -> Iterator[Service]:
         yield service
 
 
-class Gate:
-    """Stops a service between two rounds until it is opened."""
-
-    def __init__(self, service: Service) -> None:
-        self._opened, self._reached = threading.Event(), threading.Event()
-        self.ticket = service.submit("gate", max_new_tokens=1, cancel=self._stop)
-        assert self._reached.wait(60)
-
-    def _stop(self) -> bool:
-        self._reached.set()
-        return not self._opened.wait(60)
-
-    def open(self) -> None:
-        self._opened.set()
-
-
 # --- pieces -----------------------------------------------------------------------------------
 
 
 def test_a_ticket_shows_the_progress_of_its_prompt(service: Service) -> None:
-    gate = Gate(service)
-    ticket = service.submit("Hello", max_new_tokens=1)
-    assert ticket.prompt_progress == (0, 5)
-    gate.open()
+    with held(service):
+        service.submit("first", max_new_tokens=1)
+        ticket = service.submit("Hello", max_new_tokens=1)
+        assert ticket.prompt_progress == (0, 5)
     ticket.completion()
     assert ticket.prompt_progress == (5, 5)
 
@@ -149,14 +133,11 @@ def test_a_cancelled_request_frees_its_slot_and_affects_no_other(
     text = "The quick brown fox"
     expected = model.generate([text, text], max_new_tokens=20, ignore_eos=True)[0]
     with model.serve(slots=2, chunk=2) as service:
-        gate = Gate(service)
-        if state == "waiting":
-            ticket = service.submit(text, max_new_tokens=20)
-            ticket.cancel()
-        else:
+        with held(service):
+            service.submit("first", max_new_tokens=1)
             # polled once per round: a prompt of 19 tokens takes ten of them
             answers = iter([False] * 3)
-            ticket = service.submit(
+            ticket: Any = service.submit(
                 text,
                 max_new_tokens=20,
                 ignore_eos=True,
@@ -166,8 +147,9 @@ def test_a_cancelled_request_frees_its_slot_and_affects_no_other(
                     else next(answers, True)
                 ),
             )
-        other = service.submit(text, max_new_tokens=20, ignore_eos=True)
-        gate.open()
+            if state == "waiting":
+                ticket.cancel()
+            other = service.submit(text, max_new_tokens=20, ignore_eos=True)
         assert other.completion().tokens == expected.tokens
         cancelled = ticket.completion()
         assert cancelled.finish_reason == "cancelled"
@@ -203,8 +185,6 @@ def test_an_error_of_the_service_reaches_every_request(
     model: Decoder, monkeypatch: pytest.MonkeyPatch, recovers: bool
 ) -> None:
     service = model.serve(slots=2)
-    gate = Gate(service)
-    tickets = [service.submit("abc", max_new_tokens=9) for _ in range(4)]
 
     def fail(self: Generator, error: Exception | None = None) -> bool:
         raise ZeroDivisionError("a bug")
@@ -212,7 +192,8 @@ def test_an_error_of_the_service_reaches_every_request(
     monkeypatch.setattr(Generator, "round", fail)
     if not recovers:
         monkeypatch.setattr(Generator, "recover", fail)
-    gate.open()
+    with held(service):
+        tickets = [service.submit("abc", max_new_tokens=9) for _ in range(4)]
     for ticket in tickets:
         with pytest.raises(ServiceError, match="ZeroDivisionError: a bug") as caught:
             ticket.completion()
@@ -234,17 +215,16 @@ def test_an_error_of_the_service_reaches_every_request(
 
 def test_a_higher_priority_goes_first_and_takes_a_slot(model: Decoder) -> None:
     with model.serve(slots=1, mode="fast") as service:
-        gate = Gate(service)
-        low, middle, high = (
-            service.submit("abcdef", max_new_tokens=40, ignore_eos=True, priority=priority)
-            for priority in (0, 1, 2)
-        )
-        gate.open()
+        with held(service):
+            service.submit("first", max_new_tokens=1)
+            low, middle, high = (
+                service.submit("abcdef", max_new_tokens=40, ignore_eos=True, priority=priority)
+                for priority in (0, 1, 2)
+            )
         done = [ticket.completion() for ticket in (high, middle, low)]
         first = [completion.timings.time_to_first_token_s for completion in done]
         assert first == sorted(first), "though the low one came first"
         assert len({completion.tokens for completion in done}) == 1
-        assert len(gate.ticket.completion().tokens) == 1
 
 
 def test_a_long_prompt_does_not_block_running_sequences(model: Decoder) -> None:
