@@ -5,9 +5,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import quality
+import texts
 from catalog import PRECISIONS
 from divergence import Predictions, Quality
 from settings import SETTINGS
@@ -88,3 +91,17 @@ def test_rows_and_note_of_earlier_runs_stay_unless_the_text_changes(tmp_path: Pa
     assert "\n\nStored in 4 bits.\n\n| " in text
     quality.publish(document(row("c", "new", 10), source="another"), path)
     assert rows_of_file() == [("c", "new", 0.02)]
+
+
+@settings(deadline=None)
+@given(lengths=st.lists(st.integers(1, 40), min_size=1, max_size=4), size=st.integers(1, 12))
+def test_windows_predict_every_token_but_the_first_once(lengths: list[int], size: int) -> None:
+    documents = tuple(tuple(range(100 * n, 100 * n + length)) for n, length in enumerate(lengths))
+    text = texts.Text(source="", documents=documents, size_bytes=1, window=size)
+    pieces = list(texts.cut(text))
+    predicted = [target for piece in pieces for target in piece.targets]
+    assert predicted == [token for ids in documents for token in ids[1:]]
+    assert len(predicted) == text.predictions
+    for piece in pieces:
+        assert len(piece.targets) <= len(piece.ids) <= size
+        assert piece.targets[-1] == piece.ids[-1] + 1

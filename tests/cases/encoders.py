@@ -5,6 +5,7 @@ import json
 from collections.abc import Callable, Sequence
 from contextlib import redirect_stdout
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import numpy as np
 import torch
 import transformers
 from PIL import Image
-from tests.cases import QUICK, Case
+from tests.cases import QUICK, Case, Command
 from tests.modeling.tiny_encoders import ROBERTA, EncoderCase
 from tests.runtime.damaged_bundles import put
 from tests.tiny.decoders import VOCABULARY
@@ -27,6 +28,9 @@ from ortolan.modeling.config import EmbeddingHead
 ENCODES = frozenset({"encodes"})
 
 SPECIAL = ("<x>", "[PAD]", "[CLS]", "[SEP]", "[UNK]")
+
+ALONE = ("--threads", "1")
+"""Options of a command that computes exactly what the model of a case does."""
 
 NAMES = {"pad_token": "[PAD]", "unk_token": "[UNK]"}
 
@@ -134,10 +138,36 @@ def classifier(name: str, values: dict[str, Any], **more: Any) -> Case:
     )
 
 
+def tags_of(model: Any, texts: Sequence[str], most: int) -> list[dict[str, Any]]:
+    """Texts and their likeliest labels, as a command prints them."""
+    return [
+        {
+            "input": text,
+            "label": result.label,
+            "probability": result.score,
+            "probabilities": dict(islice(result.scores.items(), most)),
+        }
+        for text, result in zip(texts, model.classify(list(texts)), strict=True)
+    ]
+
+
 TAGS = classifier(
     "tags",
     DISTILBERT | labels(6) | MULTI,
     variants=(QUICK,),
+    commands={
+        "every tag": Command(
+            words=("classify", "w9 w12", *ALONE),
+            written=lambda model: table(
+                [(name, f"{score:6.1%}") for name, score in scores(model, ["w9 w12"])[0].items()]
+            ),
+        ),
+        "two tags of each text as JSON": Command(
+            words=("classify", "w9 w12", "-", "--top", "2", "--json", *ALONE),
+            stdin=b"w40\n\nw20",
+            written=lambda model: as_json(results=tags_of(model, ("w9 w12", "w40", "w20"), 2)),
+        ),
+    },
     edits={
         "softmax": put("output", "kind", value="labels"),
         "no function": put("output", "kind", value="scores"),
@@ -156,6 +186,12 @@ REGRESSED = classifier(
     "regression",
     BERT | ONE | REGRESSION,
     variants=(QUICK,),
+    commands={
+        "a score": Command(
+            words=("classify", "w9", *ALONE),
+            written=lambda model: f"LABEL_0  {model.classify('w9')[0].score:9.4f}\n",
+        )
+    },
     edits={"sigmoid": put("output", "kind", value="labels")},
 )
 IMAGE_TAGS = classifier("image tags", VIT | labels(5) | MULTI, variants=(QUICK,))
@@ -225,11 +261,31 @@ def by_mean(folder: Path, texts: Sequence[str]) -> list[Any]:
     return [(mean / mean.norm()).numpy() for mean in means]
 
 
+def vectors(model: Any, texts: Sequence[str]) -> list[Any]:
+    return [*model.embed(list(texts))]
+
+
 EMBEDDING = Case(
     name="embedding",
+    commands={
+        "a line per text": Command(
+            words=("embed", "a", "-", *ALONE),
+            stdin=b"def f(",
+            written=lambda model: "".join(
+                " ".join(f"{value:.6g}" for value in vector) + "\n"
+                for vector in vectors(model, ("a", "def f("))
+            ),
+        ),
+        "as JSON": Command(
+            words=("embed", "a", "--json", *ALONE),
+            written=lambda model: as_json(
+                width=32, results=[{"input": "a", "embedding": vectors(model, "a")[0].tolist()}]
+            ),
+        ),
+    },
     write=write_embedder,
     inputs=LINES,
-    call=lambda model, texts: [*model.embed(list(texts))],
+    call=vectors,
     reference=by_mean,
     features=ENCODES,
     variants=(QUICK,),

@@ -10,9 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
+from PIL import Image
 from tests.cli.conftest import REPOSITORY, Run, error_line, run_in_subprocess
+from tests.runtime import tiny_encoder
 
+import ortolan as package
 from ortolan.cli import COMMANDS
 from ortolan.export.output import describe_files, write_manifest
 from ortolan.runtime import open_bundle
@@ -181,6 +185,56 @@ def test_pack_keeps_the_tokens_and_reports_what_it_wrote(
     assert json.loads(done.stdout)["tokens"] == expected
     (line,) = done.stderr.decode().splitlines()
     assert "packed weights" in line
+
+
+# --- encoders ---------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def encoders(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("encoders")
+    tiny_encoder.write_bundle(folder / "labels", maps=True)
+    tiny_encoder.write_bundle(folder / "images", image=tiny_encoder.IMAGE)
+    return folder
+
+
+def test_classify_prints_the_likeliest_label_next_to_each_image_file(
+    ortolan: Run, encoders: Path, tmp_path: Path
+) -> None:
+    files = [tmp_path / f"{name}.png" for name in ("red", "blue")]
+    for file in files:
+        Image.new("RGB", (20, 10), file.stem).save(file)
+    model = package.load(encoders / "images", package.Encoder, threads=1)
+    expected = [[one.label, f"{one.probability:.1%}"] for one in model.classify(files)]
+    lines = ortolan("classify", encoders / "images", *files).stdout.decode().splitlines()
+    named = zip(expected, files, strict=True)
+    assert [line.split() for line in lines] == [[*row, str(file)] for row, file in named]
+
+
+def test_attention_draws_the_chosen_maps(ortolan: Run, encoders: Path, tmp_path: Path) -> None:
+    path = tmp_path / "maps.png"
+    done = ortolan("attention", encoders / "labels", "a b c", "-o", path, "--heads", "1")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.decode() == f"{path}  1 maps\n"
+    with Image.open(path) as picture:
+        assert len(np.unique(np.asarray(picture))) > 20
+
+
+def test_inspect_prints_kind_inputs_outputs_and_maps(ortolan: Run, encoders: Path) -> None:
+    text = ortolan("inspect", encoders / "labels").stdout.decode()
+    rows = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line.strip())
+    assert "tiny encoder, fp32" in text
+    assert f"texts of at most {tiny_encoder.MAX_TOKENS} tokens" in rows["input"]
+    assert "3 labels and their probabilities: no, perhaps, yes" in rows["output"]
+    assert "1: encoder.0.self" in rows["maps"]
+    assert "attention: 1 x in plain operators" in text
+    about = json.loads(ortolan("inspect", encoders / "images", "--json").stdout)
+    assert about["takes"] == "images, RGB, of 4 by 6 pixels"
+    assert about["labels"] == list(tiny_encoder.LABELS)
+    assert about["cache_bytes_per_token"] == 0
+
+
+# --- help -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", COMMANDS)

@@ -1,7 +1,7 @@
 """The commands, outputs and programs that the documents show, and the names that they use.
 
-The quick tests parse every command; the slow ones run everything. Commands whose output is shown
-run in processes of their own, the rest in this one, which traces each model once.
+The quick tests parse every command; the slow one runs everything, once. Commands whose output is
+shown run in processes of their own, the rest in this one, which traces each model once.
 """
 
 import ast
@@ -68,11 +68,6 @@ def is_run(*words: str) -> bool:
 
 
 SHOWN = [document for document in DOCUMENTS if [*commands(document), *blocks(document, "python")]]
-RECORDED = [
-    document
-    for document in DOCUMENTS
-    if record_output.SHOWN.search((REPOSITORY / document).read_text())
-]
 
 
 @pytest.fixture(scope="module")
@@ -101,26 +96,14 @@ def downloads(document: str, workspace: Path, request: pytest.FixtureRequest) ->
         os.link(file, workspace / SMOLLM2)
 
 
-def test_readme_shows_commands_their_output_and_a_program() -> None:
+def test_readme_is_run_and_fits_a_landing_page() -> None:
     assert list(commands("README.md"))
-    assert "README.md" in RECORDED
+    assert record_output.SHOWN.search((REPOSITORY / "README.md").read_text())
     assert blocks("README.md", "python")
-
-
-def test_readme_fits_a_landing_page() -> None:
     lines = (REPOSITORY / "README.md").read_text().splitlines()
     assert len(lines) <= 90
     list_of_links = lines[lines.index("## Read on") :]
     assert 0 < sum(line.startswith("* ") for line in list_of_links) <= 10
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("downloads")
-@pytest.mark.parametrize("document", RECORDED)
-def test_output_that_the_document_shows_is_real(document: str, workspace: Path) -> None:
-    text = (REPOSITORY / document).read_text()
-    now = record_output.recorded(text, workspace)
-    assert without_numbers(now) == without_numbers(text), f"scripts/record_output.py {document}"
 
 
 def defined(path: Path) -> set[str]:
@@ -258,19 +241,25 @@ def serving(words: list[str], folder: Path, port: int) -> Iterator[None]:
 @pytest.mark.slow
 @pytest.mark.usefixtures("downloads", "in_workspace", "quick_exports")
 @pytest.mark.parametrize("document", SHOWN)
-def test_commands_and_programs_of_the_document_run(document: str, workspace: Path) -> None:
+def test_outputs_of_the_document_are_real_and_the_rest_of_it_runs(
+    document: str, workspace: Path
+) -> None:
+    text = (REPOSITORY / document).read_text()
+    now = record_output.recorded(text, workspace)
+    assert without_numbers(now) == without_numbers(text), f"scripts/record_output.py {document}"
+    shown = [match["commands"] for match in record_output.SHOWN.finditer(text)]
+    done = [words for block in shown for words in record_output.commands(block)]
+    rest = [words for words in commands(document) if words not in done and is_run(*words)]
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     with ExitStack() as server:
-        for name, *words in commands(document):
-            if not is_run(name, *words):
-                continue
+        for name, *words in rest:
             if name == "ortolan" and words[0] == "serve":
                 server.close()
                 server.enter_context(serving(words, workspace, port))
             elif name == "ortolan":
-                done = run_here(*words)
-                assert done.returncode == 0, done.stderr.decode()
+                result = run_here(*words)
+                assert result.returncode == 0, result.stderr.decode()
             else:
                 execute([name, *(word.replace(":8080", f":{port}") for word in words)], workspace)
     for program in blocks(document, "python"):

@@ -10,21 +10,18 @@ import sys
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from PIL import Image
 from starlette.testclient import TestClient
-from tests.modeling.tiny_encoders import EncoderCase
+from tests.cases.encoders import EMBEDDING
+from tests.cases.pairs import RERANKED
+from tests.cases.run import Runs
 from tests.runtime.chat.tiny_chat import chat_model
-from tests.tiny.encoders import BERT
-from tests.tiny.tokenizers import of_pairs
 
 import ortolan
 import record_output
 from ortolan.export.adapter import export_adapter
-from ortolan.modeling.checkpoint.sentence_head import write_sentence_head
-from ortolan.modeling.config import EmbeddingHead
 
 REPOSITORY = Path(__file__).parents[2]
 EXAMPLES = REPOSITORY / "examples"
@@ -61,41 +58,20 @@ def run(name: str, *arguments: str | Path, stdin: str = "") -> str:
     return done.stdout
 
 
-def tiny_encoder(folder: Path, architecture: str, **config: Any) -> Path:
-    """A random BERT of the architecture, exported."""
-    settings = BERT | {"vocab_size": 97, "num_hidden_layers": 1} | config
-    EncoderCase(architecture, settings).reference().save_pretrained(folder)
-    of_pairs().save(str(folder / "tokenizer.json"))
-    if architecture == "BertModel":
-        write_sentence_head(folder, EmbeddingHead(pooling=("mean",), normalised=True), 32)
-    ortolan.export(folder, folder / "bundle")
-    return folder / "bundle"
-
-
 def test_the_table_lists_every_program() -> None:
     listed = re.findall(r"^\| \[(\w+\.py)\]", (EXAMPLES / "README.md").read_text(), re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in EXAMPLES.glob("*.py"))
 
 
-def test_terminal_chat_answers_each_line(tmp_path: Path) -> None:
-    model = chat_model(tmp_path)
-    output = run(
-        "terminal_chat.py", tmp_path / "bundle", "--max-new-tokens", "4", stdin="Hi.\nYes.\n\n"
-    )
+def test_chats_at_a_terminal_and_in_a_file_remember(tmp_path: Path) -> None:
+    model, questions = chat_model(tmp_path), ("Hi.", "Yes.")
     conversation = model.conversation()
-    answers = [conversation.ask(text, max_new_tokens=4).content for text in ("Hi.", "Yes.")]
+    answers = [conversation.ask(text, max_new_tokens=4).content for text in questions]
+    most = ("--max-new-tokens", "4")
+    output = run("terminal_chat.py", tmp_path / "bundle", *most, stdin="Hi.\nYes.\n\n")
     assert output == "".join(f"> {answer}\n" for answer in answers) + "> "
-
-
-def test_saved_conversation_remembers(tmp_path: Path) -> None:
-    model = chat_model(tmp_path)
     words = (tmp_path / "bundle", tmp_path / "talk.json")
-    outputs = [
-        run("saved_conversation.py", *words, text, "--max-new-tokens", "4")
-        for text in ("Hi.", "Yes.")
-    ]
-    conversation = model.conversation()
-    answers = [conversation.ask(text, max_new_tokens=4).content for text in ("Hi.", "Yes.")]
+    outputs = [run("saved_conversation.py", *words, text, *most) for text in questions]
     assert outputs == [f"{answer}\n" for answer in answers]
 
 
@@ -130,18 +106,14 @@ def test_label_csv_adds_columns_that_follow_the_schema(trained: Export, tmp_path
     assert {row["stars"] for row in rows} <= {"1", "2", "3"}
 
 
-def test_semantic_search_orders_lines_by_the_reranker(tmp_path: Path) -> None:
-    embedder = tiny_encoder(tmp_path / "embedder", "BertModel")
-    one_label = {"id2label": {0: "LABEL_0"}, "label2id": {"LABEL_0": 0}}
-    reranker = tiny_encoder(tmp_path / "reranker", "BertForSequenceClassification", **one_label)
+def test_semantic_search_orders_lines_by_the_reranker(runs: Runs, tmp_path: Path) -> None:
+    embedder, reranker = runs(EMBEDDING).bundle, runs(RERANKED).bundle
     lines = ["def f(", "import os", "return x", "x = 1"]
     (tmp_path / "notes.txt").write_text("\n".join(lines))
-    output = run(
-        "semantic_search.py", embedder, reranker, tmp_path / "notes.txt", "def main(", "--top", "2"
-    )
-    results = ortolan.load(reranker, ortolan.Encoder).classify(
-        [("def main(", line) for line in lines]
-    )
+    words = (embedder, reranker, tmp_path / "notes.txt", "def main(", "--top", "2")
+    output = run("semantic_search.py", *words)
+    pairs = [("def main(", line) for line in lines]
+    results = runs(RERANKED).model.classify(pairs)
     ranked = sorted(zip((r.score for r in results), lines, strict=True), reverse=True)
     assert output == "".join(f"{score:.3f}\t{line}\n" for score, line in ranked[:2])
 
@@ -198,21 +170,12 @@ def test_own_module_trains_exports_and_generates(tmp_path: Path) -> None:
 
 def test_ray_bulk_completes_every_line(trained: Export, tmp_path: Path) -> None:
     pytest.importorskip("ray.data", reason="needs ortolan[ray]")
-    (tmp_path / "prompts.txt").write_text("def main(\nimport os\n")
-    run(
-        "ray_bulk.py",
-        trained("pythonic"),
-        tmp_path / "prompts.txt",
-        tmp_path / "out",
-        *("--workers", "1", "--max-new-tokens", "8"),
-    )
-    rows = [
-        json.loads(line)
-        for path in sorted((tmp_path / "out").glob("*.json"))
-        for line in path.read_text().splitlines()
-    ]
+    prompts = ("def main(", "import os")
+    (tmp_path / "prompts.txt").write_text("\n".join(prompts))
+    words = (trained("pythonic"), tmp_path / "prompts.txt", tmp_path / "out")
+    run("ray_bulk.py", *words, "--workers", "1", "--max-new-tokens", "8")
+    files = sorted((tmp_path / "out").glob("*.json"))
+    rows = [json.loads(line) for path in files for line in path.read_text().splitlines()]
     model = ortolan.load(trained("pythonic"), ortolan.Decoder)
-    expected = {
-        text: model.generate(text, max_new_tokens=8).text for text in ("def main(", "import os")
-    }
+    expected = {text: model.generate(text, max_new_tokens=8).text for text in prompts}
     assert {row["prompt"]: row["completion"] for row in rows} == expected

@@ -116,22 +116,17 @@ def test_int4_is_calibrated_on_the_text_next_to_the_checkpoint(int4: dict[str, B
 
 
 @pytest.mark.slow  # calibrated on real text
-def test_portable_int4_generates_the_same_tokens(int4: dict[str, Bundle]) -> None:
-    tokens = [
-        ortolan.load(int4[kind].path).generate(PROMPT, max_new_tokens=256, ignore_eos=True).tokens
-        for kind in ("fused", "portable")
-    ]
-    assert tokens[0] == tokens[1]
-
-
-@pytest.mark.slow  # as above
-@pytest.mark.parametrize("attention", get_args(Attention))
-def test_int4_is_bit_identical_alone_and_in_a_batch(
-    int4: dict[str, Bundle], attention: str
+def test_fused_and_portable_int4_are_exact_and_generate_the_same_tokens(
+    int4: dict[str, Bundle],
 ) -> None:
-    report = verify(int4[attention].path)
-    assert report.exact is not None
-    assert report.exact.different == ()
+    tokens = []
+    for bundle in int4.values():
+        model = ortolan.load(bundle.path)
+        tokens.append(model.generate(PROMPT, max_new_tokens=256, ignore_eos=True).tokens)
+        report = verify(bundle.path)
+        assert report.exact is not None
+        assert report.exact.different == ()
+    assert tokens[0] == tokens[1]
 
 
 @pytest.mark.slow  # calibrated on real text
