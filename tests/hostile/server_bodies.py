@@ -22,8 +22,6 @@ SCHEMAS: tuple[Any, ...] = (
     {"type": "array", "items": {"type": "string", "pattern": "("}},
     {"type": "object", "properties": {"x": {"type": "string", "maxLength": 4}}, "required": ["x"]},
 )
-COMPACT = "/v1/responses/compact"
-"""Its summaries are a hundred times as long as other answers here, so it is rare."""
 
 RERANKERS = ("embedder", "prompted", "pairs")
 
@@ -120,8 +118,7 @@ class Bodies:
 
     def path(self, random: Random) -> str:
         """A path for a request."""
-        path = random.choice(list(self.paths))
-        return path if path != COMPACT or random.random() < 0.1 else "/v1/responses"
+        return random.choice(list(self.paths))
 
     def body(self, path: str, random: Random) -> bytes:
         """A body for a path: half are valid, most others differ from a valid one in one field."""

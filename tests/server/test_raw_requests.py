@@ -179,8 +179,8 @@ HANDSHAKE = "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ=="
         ("OPTIONS /v1/models HTTP/1.1", (HOST, CLOSE), 405),
         # upgrades, which are not followed
         ("GET /health HTTP/1.1", (*UPGRADE, "Upgrade: h2c", "Sec-WebSocket-Key: x"), 200),
-        ("GET /health HTTP/1.1", (*UPGRADE, "Upgrade: websocket", "Sec-WebSocket-Key: x"), 400),
-        ("GET /health HTTP/1.1", (*UPGRADE, "Upgrade: websocket", HANDSHAKE), 404),
+        ("GET /health HTTP/1.1", (*UPGRADE, "Upgrade: websocket", HANDSHAKE), 200),
+        (MODELS, (*UPGRADE, "Upgrade: websocket", HANDSHAKE), 401),
     ],
 )
 def test_no_unusual_request_avoids_the_guard(

@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from ortolan.distribution import pip_install
 from ortolan.runtime.errors import MissingExtraError
 
-for _package in ("starlette", "uvicorn", "websockets"):
+for _package in ("starlette", "uvicorn"):
     if find_spec(_package) is None:
         raise MissingExtraError(
             f"ortolan.server needs {_package}, which is not installed. Run: {pip_install('serve')}"

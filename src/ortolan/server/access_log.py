@@ -1,4 +1,4 @@
-"""One log line per request and per WebSocket, without prompts unless the settings ask for them."""
+"""One log line per request, without prompts unless the settings ask for them."""
 
 import logging
 import re
@@ -33,7 +33,7 @@ class AccessLog:
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
         """Pass a request on, and log its end."""
-        if scope["type"] == "lifespan":
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
         start = time.monotonic()
@@ -42,58 +42,31 @@ class AccessLog:
 
         async def noting_send(message: MutableMapping[str, Any]) -> None:
             nonlocal status
-            if message["type"].endswith("http.response.start"):
+            if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message["headers"], (b"x-request-id", request_id)]
-            elif message["type"] == "websocket.accept":
-                status = 101
             await send(message)
 
         try:
             await self._app(scope, receive, noting_send)
         finally:
-            log_call(
-                f"{scope.get('method', 'WEBSOCKET')} {scope['path']}",
-                status,
-                time.monotonic() - start,
-                scope.get("state", {}).get("call"),
-                request_id=request_id.decode(),
-                with_texts=self._log_prompts,
-            )
+            seconds = time.monotonic() - start
+            self._log(scope, status, seconds, request_id.decode())
 
-
-def log_call(
-    request: str,
-    status: int,
-    seconds: float,
-    call: Call | None,
-    *,
-    with_texts: bool,
-    request_id: str | None = None,
-) -> None:
-    """Log the end of a request.
-
-    Args:
-        request: method and path.
-        status: of the answer; 0 if there was none.
-        seconds: that it took.
-        call: whose notes are logged.
-        with_texts: add the body of the request and the generated texts.
-        request_id: of the request, or `None` for a message of a WebSocket.
-    """
-    method, _, path = request.partition(" ")
-    notes = {} if call is None else call.notes
-    if request_id is not None:
-        notes = {**notes, "id": request_id}
-    log.info(
-        "%s %s %s %.3f s%s%s",
-        method,
-        _escaped(path),
-        status or "-",
-        seconds,
-        "".join(f" {name}={_escaped(str(value))}" for name, value in notes.items()),
-        _texts(call) if call is not None and with_texts else "",
-    )
+    def _log(
+        self, scope: MutableMapping[str, Any], status: int, seconds: float, request_id: str
+    ) -> None:
+        call: Call | None = scope.get("state", {}).get("call")
+        notes = {**({} if call is None else call.notes), "id": request_id}
+        log.info(
+            "%s %s %s %.3f s%s%s",
+            scope["method"],
+            _escaped(scope["path"]),
+            status or "-",
+            seconds,
+            "".join(f" {name}={_escaped(str(value))}" for name, value in notes.items()),
+            _texts(call) if call is not None and self._log_prompts else "",
+        )
 
 
 def _request_id(scope: MutableMapping[str, Any]) -> bytes:

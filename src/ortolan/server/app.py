@@ -10,11 +10,10 @@ from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import BaseRoute, Match, Route, WebSocketRoute
-from starlette.websockets import WebSocket
+from starlette.routing import Match, Route
 
 from ortolan.server.access_log import AccessLog
-from ortolan.server.api import ENDPOINTS, SOCKETS
+from ortolan.server.api import ENDPOINTS
 from ortolan.server.errors import ApiError
 from ortolan.server.http import EndpointApp, error_response
 from ortolan.server.models import Models
@@ -22,7 +21,6 @@ from ortolan.server.page import page_routes
 from ortolan.server.security import Guard
 from ortolan.server.settings import Settings
 from ortolan.server.store import Store
-from ortolan.server.web_socket import SocketApp
 
 __all__ = ["build_app"]
 
@@ -60,8 +58,8 @@ def build_app(settings: Settings) -> Starlette:
     return app
 
 
-def _routes(models: Models, store: Store, settings: Settings) -> list[BaseRoute]:
-    routes = [
+def _routes(models: Models, store: Store, settings: Settings) -> list[Route]:
+    return [
         Route(
             endpoint.path,
             EndpointApp(endpoint, models, store, settings),
@@ -69,20 +67,6 @@ def _routes(models: Models, store: Store, settings: Settings) -> list[BaseRoute]
         )
         for endpoint in ENDPOINTS
     ]
-    sockets = [
-        WebSocketRoute(socket.path, SocketApp(socket, models, store, settings))
-        for socket in SOCKETS
-    ]
-    return [*routes, *sockets, WebSocketRoute("/{path:path}", _no_socket)]
-
-
-async def _no_socket(socket: WebSocket) -> None:
-    error = ApiError(
-        status=404,
-        message=f"There are no WebSockets at this path, only at {SOCKETS[0].path}.",
-        code="no-such-path",
-    )
-    await socket.send_denial_response(error_response(error))
 
 
 def _middleware(settings: Settings, page_paths: set[str]) -> list[Middleware]:

@@ -33,7 +33,6 @@ class Call:
         query: parameters after the path.
         models: all models of the server.
         store: responses that clients may continue.
-        recent: the last response of a WebSocket; `None` for a request of its own.
         notes: what the access log says of the call, such as the model and token counts.
         body: of the request, as it came, if the log needs it.
     """
@@ -44,14 +43,12 @@ class Call:
         path: Mapping[str, str],
         models: Models,
         store: Store,
-        recent: Store | None = None,
         query: Mapping[str, str] | None = None,
     ) -> None:
         self.path = path
         self.query = query or {}
         self.models = models
         self.store = store
-        self.recent = recent
         self.notes: dict[str, Any] = {}
         self.body = b""
         self._tickets: list[Any] = []

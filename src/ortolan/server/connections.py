@@ -1,14 +1,10 @@
-"""uvicorn's protocols with limits on time, which alone wait for slow clients forever."""
+"""uvicorn's protocol with limits on time, which alone waits for slow clients forever."""
 
 import asyncio
 from typing import Any
 
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
-from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import Frame
-
-from ortolan.server.web_socket import SLOW, STOP
 
 __all__ = ["HttpConnection", "WebSocketConnection"]
 
@@ -72,11 +68,6 @@ class HttpConnection(H11Protocol):
         super().on_response_complete()
         self._arm()
 
-    def handle_websocket_upgrade(self, event: h11.Request) -> None:
-        """Leave the connection to a `WebSocketConnection`."""
-        self._disarm()
-        super().handle_websocket_upgrade(event)
-
     def _arm(self) -> None:
         self._disarm()
         self._timer = self.loop.call_later(HEADER_TIMEOUT_S, self._check)
@@ -96,80 +87,3 @@ class HttpConnection(H11Protocol):
         elif self.conn.their_state is h11.IDLE:
             self.transport.close()
         self._arm()
-
-
-class WebSocketConnection(WebSocketsSansIOProtocol):
-    """A WebSocket whose client must finish its messages in time, answer pings and read.
-
-    A client that does not read answers no ping either, so uvicorn's pings find it.
-
-    Args:
-        message_timeout_s: maximum time for a message to arrive.
-        **options: of uvicorn's protocol.
-    """
-
-    _timer: asyncio.TimerHandle | None = None
-
-    def __init__(self, *, message_timeout_s: float, **options: Any) -> None:
-        super().__init__(**options)
-        self._message_timeout_s = message_timeout_s
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Stop the timer."""
-        self._disarm()
-        super().connection_lost(exc)
-
-    def data_received(self, data: bytes) -> None:
-        """Read data; start the timer if a message is incomplete."""
-        super().data_received(data)
-        if self.close_sent or self.transport.is_closing():
-            return
-        if not self.frames and not self.conn.reader.buffer:
-            self._disarm()
-        elif self._timer is None:
-            self._timer = self.loop.call_later(self._message_timeout_s, self._end_slow)
-
-    def handle_text(self, event: Frame) -> None:
-        """Pass text on as bytes: their decoder reports bad UTF-8 like any other bad JSON."""
-        self.handle_bytes(event)
-
-    def send_receive_event_to_app(self) -> None:
-        """Pass a message on, which ends its time."""
-        if not self.close_sent:
-            self._disarm()
-        super().send_receive_event_to_app()
-
-    def keepalive_timeout(self) -> None:
-        """Abort a connection whose client answers no ping: closing would wait for it to read."""
-        self.transport.abort()
-
-    async def send(self, message: Any) -> None:
-        """Send a message; a response in place of a WebSocket is no mistake of the application."""
-        await super().send(message)
-        if self.initial_response is not None and self.close_sent:
-            self.handshake_complete = True  # or uvicorn logs an error
-
-    async def run_asgi(self) -> None:
-        """Run the application; after it, abort a connection that cannot be closed."""
-        await super().run_asgi()
-        self._disarm()
-        timeout_s = self.close_timeout + HEADER_TIMEOUT_S
-        self._timer = self.loop.call_later(timeout_s, self.transport.abort)
-
-    def shutdown(self) -> None:
-        """Let a running turn finish, as uvicorn does with requests."""
-        stop = getattr(self, "scope", {}).get("state", {}).get(STOP)
-        if stop is None:
-            super().shutdown()
-        else:
-            stop()
-
-    def _end_slow(self) -> None:
-        self._timer = None
-        message: Any = {"type": SLOW}  # not of ASGI
-        self.queue.put_nowait(message)
-
-    def _disarm(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None

@@ -1,6 +1,6 @@
-"""`Endpoint` and `Socket`: routes as data, for the router, decoders and the OpenAPI document."""
+"""`Endpoint`: a route as data, for the router, decoders and the OpenAPI document."""
 
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,16 +56,3 @@ class Endpoint:
     answer: type[msgspec.Struct] | None = None
     event: Any = None
     is_open: bool = False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Socket:
-    """A path that accepts WebSockets.
-
-    Attributes:
-        path: path of the route.
-        handler: answers a message, which is not decoded yet, with one or more messages of JSON.
-    """
-
-    path: str
-    handler: Callable[[Call, bytes], AsyncGenerator[bytes, None]]

@@ -78,6 +78,7 @@ async def form_fields(data: bytes, content_type: bytes) -> dict[str, Any]:
 def _refusal(problem: str) -> ApiError:
     return ApiError(
         status=400,
-        message=f"The body is not a valid form: {problem.rstrip('.')}. Send {FORM} with a boundary.",
+        message=f"The body is not a valid form: {problem.rstrip('.')}. Send {FORM} with a "
+        "boundary.",
         code="invalid-form",
     )

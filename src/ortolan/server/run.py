@@ -7,7 +7,6 @@ import signal
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any
 
 import uvicorn
@@ -15,7 +14,7 @@ from starlette.applications import Starlette
 
 from ortolan.errors import OrtolanError
 from ortolan.server.app import build_app
-from ortolan.server.connections import MAX_CONNECTIONS, HttpConnection, WebSocketConnection
+from ortolan.server.connections import MAX_CONNECTIONS, HttpConnection
 from ortolan.server.settings import Settings
 
 __all__ = ["AddressError", "run", "uvicorn_config"]
@@ -24,9 +23,6 @@ log = logging.getLogger("ortolan.server")
 
 MAX_HEADER_BYTES = 32 << 10
 """Maximum size of headers that are still incomplete."""
-
-PING_S = 20.0
-"""Seconds between pings on a WebSocket, which proxies would close if it were silent."""
 
 
 class AddressError(OrtolanError):
@@ -118,15 +114,10 @@ def uvicorn_config(app: Starlette, settings: Settings, **options: Any) -> uvicor
         settings: of the application.
         **options: further ones of uvicorn, such as `port`.
     """
-    web_socket: Any = partial(WebSocketConnection, message_timeout_s=settings.body_timeout_s)
     return uvicorn.Config(
         app,
         http=HttpConnection,
-        ws=web_socket,
-        ws_max_size=2 * settings.max_body_bytes,  # up to here, an error of ours says the limit
-        ws_ping_interval=min(PING_S, settings.write_timeout_s),
-        ws_ping_timeout=settings.write_timeout_s,
-        ws_per_message_deflate=False,  # a few bytes could become megabytes
+        ws="none",
         log_config=None,
         access_log=False,
         lifespan="on",

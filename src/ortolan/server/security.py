@@ -55,13 +55,13 @@ class Guard:
         self._root_path = root_path
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Any, send: Any) -> None:
-        """Check a request or the opening of a WebSocket, then pass it on."""
-        if scope["type"] == "lifespan":
+        """Check a request, then pass it on."""
+        if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
 
         async def send_with_headers(message: MutableMapping[str, Any]) -> None:
-            if message["type"].endswith("http.response.start"):
+            if message["type"] == "http.response.start":
                 message["headers"] = [*message.get("headers", ()), *HEADERS]
             await send(message)
 

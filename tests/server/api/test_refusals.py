@@ -119,7 +119,6 @@ REFUSED: dict[str, list[dict[str, Any]]] = {
         item(role="robot", content="x"),
         item(role="user", content=[PART_OF_IMAGE]),
         item(type="function_call_output", call_id="c", output="x"),
-        item(type="compaction", encrypted_content="eA=="),
         {"tools": [{"type": "web_search"}]},
         {"tools": [{"type": "function"}]},
         {"tool_choice": {"type": "file_search"}},

@@ -14,8 +14,6 @@ from tests.server.calls import chunks, post_ok, refusal
 from tests.server.live import serving_fp32
 
 from ortolan.runtime import Decoder, Grammar, Sampling, Service
-from ortolan.server.api.responses.compact import REQUEST
-from ortolan.server.api.responses.summaries import read_summary, write_summary
 
 PATH = "/v1/responses"
 SAMPLED: dict[str, Any] = {"temperature": 0.8, "seed": 7, "max_output_tokens": 24}
@@ -262,24 +260,3 @@ def test_a_stream_that_fails_says_so(
     assert error["type"] == "error"
     assert error["error"]["code"] == last["response"]["error"]["code"] == "compute"
     assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
-
-
-def test_a_conversation_starts_from_a_compaction(
-    client: httpx2.Client, models: dict[str, Decoder]
-) -> None:
-    items = [{"role": "user", "content": "Hi."}]
-    compacted = post_ok(client, f"{PATH}/compact", {"input": items})
-    (item,) = compacted["output"]
-    reply = models["fp32"].chat([*items, {"role": "user", "content": REQUEST}], sampling=None)
-    assert read_summary(item["encrypted_content"]) == reply.content
-    assert compacted["usage"]["output_tokens"] == reply.completion.timings.new_tokens
-    short = {"type": "compaction", "encrypted_content": write_summary("They met.")}
-    answer = ask(client, input=[short, *items], instructions="Be.", **SAMPLED)
-    system = "Be.\n\nSummary of the conversation so far:\nThey met."
-    expected = models["fp32"].chat(
-        [{"role": "system", "content": system}, *items],
-        max_new_tokens=24,
-        ignore_eos=True,
-        sampling=Sampling(temperature=0.8, seed=7),
-    )
-    assert answer["output"][0]["content"][0]["text"] == expected.content

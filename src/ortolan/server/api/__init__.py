@@ -12,9 +12,9 @@ from ortolan.server.api import (
     transcriptions,
 )
 from ortolan.server.api.openapi import openapi_endpoint
-from ortolan.server.endpoints import Endpoint, Socket
+from ortolan.server.endpoints import Endpoint
 
-__all__ = ["ENDPOINTS", "SOCKETS"]
+__all__ = ["ENDPOINTS"]
 
 ENDPOINTS: list[Endpoint] = [
     *chat_completions.ENDPOINTS,
@@ -30,6 +30,3 @@ ENDPOINTS: list[Endpoint] = [
 """All endpoints, in the order of the documentation."""
 
 ENDPOINTS.append(openapi_endpoint(ENDPOINTS))
-
-SOCKETS: list[Socket] = [responses.SOCKET]
-"""All paths that accept WebSockets."""

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -13,7 +13,6 @@ from ortolan.server.api.bodies import fitted, new_id
 from ortolan.server.api.replies import ReplyReader
 from ortolan.server.api.responses.answer import Answer, Event
 from ortolan.server.api.responses.body import LOGPROBS, ResponseBody, Tool, chat_options, read_tools
-from ortolan.server.api.responses.compact import COMPACT
 from ortolan.server.api.responses.items import messages_of
 from ortolan.server.api.responses.resource import Response, ResponseEvent
 from ortolan.server.api.responses.stored import Stored, not_found, read_items
@@ -22,9 +21,6 @@ from ortolan.server.endpoints import Answer as HttpAnswer
 from ortolan.server.endpoints import Endpoint, Text
 from ortolan.server.errors import api_error
 from ortolan.server.events import EventStream, event
-from ortolan.server.store import Store
-
-__all__ = ["ENDPOINTS", "Generation", "start"]
 
 log = logging.getLogger("ortolan.server")
 
@@ -70,19 +66,15 @@ class Generation:
                 "prompt_tokens": response.usage.input_tokens,
                 "new_tokens": response.usage.output_tokens,
             }
-        stores = [self.call.store] if self.body.store else []
-        if self.call.recent is not None:
-            stores.append(self.call.recent)
-        if stores:
+        if self.body.store:
             kept = [*self.items, *msgspec.to_builtins(response.output)]
             stored = Stored(items=kept, response=msgspec.Raw(msgspec.json.encode(response)))
-            for store in stores:
-                store.put(response.id, msgspec.json.encode(stored))
+            self.call.store.put(response.id, msgspec.json.encode(stored))
 
 
 async def create(call: Call, body: ResponseBody) -> HttpAnswer:
     """Answer a conversation of items."""
-    generation = await start(call, body, [call.store])
+    generation = await _start(call, body)
     if body.stream:
         return EventStream(_stream(generation))
     async for _ in generation.events():
@@ -90,21 +82,11 @@ async def create(call: Call, body: ResponseBody) -> HttpAnswer:
     return generation.answer.response
 
 
-async def start(call: Call, body: ResponseBody, stores: Sequence[Store]) -> Generation:
-    """Submit a request.
-
-    Args:
-        call: that the response belongs to.
-        body: of the request.
-        stores: where to look for the previous response.
-
-    Raises:
-        ApiError: the request is invalid.
-        OrtolanError: the model rejects it.
-    """
+async def _start(call: Call, body: ResponseBody) -> Generation:
+    """Submit a request."""
     served = await call.model(body.model)
     served.expect("decoder", what="chat")
-    items = read_items(body.input, body.previous_response_id, stores)
+    items = read_items(body.input, body.previous_response_id, call.store)
     tools = read_tools(body)
     options = await chat_options(body, served, tools)
     messages = messages_of(items, instructions=body.instructions)
@@ -220,7 +202,6 @@ ENDPOINTS = [
         event=ResponseEvent,
         summary="Answer a conversation of items.",
     ),
-    COMPACT,
     Endpoint(
         method="GET",
         path="/v1/responses/{response}",

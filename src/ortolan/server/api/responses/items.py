@@ -6,7 +6,6 @@ from typing import Any, Literal
 import msgspec
 
 from ortolan.server.api.responses.body import convert
-from ortolan.server.api.responses.summaries import read_summary
 from ortolan.server.errors import ApiError
 
 __all__ = ["messages_of"]
@@ -51,11 +50,6 @@ class _CallOutput(_Item, kw_only=True, forbid_unknown_fields=True):
 class _Reasoning(_Item, kw_only=True, forbid_unknown_fields=True):
     summary: list[dict[str, Any]] = []
     content: list[dict[str, Any]] | None = None
-
-
-class _Compaction(_Item, kw_only=True, forbid_unknown_fields=True):
-    encrypted_content: str
-    created_by: str | None = None
 
 
 def messages_of(items: Sequence[Any], *, instructions: str | None) -> list[dict[str, Any]]:
@@ -114,8 +108,6 @@ class _Conversation:
                 self._add_call(call)
             case _CallOutput() as output:
                 self._add_output(output, place)
-            case _Compaction(encrypted_content=text):
-                self._add_summary(text, place)
 
     def end_reasoning(self) -> None:
         """Let waiting reasoning be a message of its own."""
@@ -163,31 +155,12 @@ class _Conversation:
             {"role": "tool", "tool_call_id": output.call_id, "name": name, "content": content}
         )
 
-    def _add_summary(self, text: str, place: str) -> None:
-        """Add a summary to a system message before it, which templates allow only one of."""
-        summary = read_summary(text)
-        if summary is None:
-            raise ApiError(
-                status=400,
-                message=f"{place}: this compaction was not written by this server's "
-                "/v1/responses/compact.",
-                param=f"{place}.encrypted_content",
-            )
-        self.end_reasoning()
-        content = f"Summary of the conversation so far:\n{summary}"
-        last = self.messages[-1] if self.messages else {}
-        if last.get("role") == "system" and isinstance(last["content"], str):
-            last["content"] += f"\n\n{content}"
-        else:
-            self.messages.append({"role": "system", "content": content})
-
 
 _STRUCTURES: dict[str, type[_Item]] = {
     "message": _Message,
     "function_call": _Call,
     "function_call_output": _CallOutput,
     "reasoning": _Reasoning,
-    "compaction": _Compaction,
 }
 """Items by type."""
 

@@ -1,14 +1,11 @@
 """Responses that are kept for `previous_response_id`."""
 
-from collections.abc import Sequence
 from typing import Any
 
 import msgspec
 
 from ortolan.server.errors import ApiError
 from ortolan.server.store import Store
-
-__all__ = ["Stored", "not_found", "read_items"]
 
 
 class Stored(msgspec.Struct, kw_only=True):
@@ -24,19 +21,15 @@ class Stored(msgspec.Struct, kw_only=True):
 
 
 def read_items(
-    value: str | list[dict[str, Any]] | None, previous: str | None, stores: Sequence[Store]
+    value: str | list[dict[str, Any]] | None, previous: str | None, store: Store
 ) -> list[Any]:
-    """Return the items of the previous response, from the first store that has it, and of the body.
-
-    Raises:
-        ApiError: the previous response is not stored.
-    """
+    """Items of the previous response and of the body."""
     items = value or []
     if isinstance(items, str):
         items = [{"type": "message", "role": "user", "content": items}]
     if previous is None:
         return items
-    data = next((data for store in stores if (data := store.get(previous)) is not None), None)
+    data = store.get(previous)
     if data is None:
         raise not_found(previous, status=400)
     return [*msgspec.json.decode(data, type=Stored).items, *items]
