@@ -22,7 +22,6 @@ import onnx_ir as ir
 from ortolan import files
 from ortolan.export.errors import LayoutError, OutputError
 from ortolan.export.layouts.comparison import compare
-from ortolan.export.layouts.genai_config import CONFIG
 from ortolan.export.options import Device, ExportOptions
 from ortolan.export.passes.take_mask import MASK, TakeMask
 from ortolan.export.passes.window_states import WholeStates
@@ -33,7 +32,7 @@ from ortolan.runtime.bundle.kinds import DECODER, ON_DEMAND
 from ortolan.runtime.generation.recommended import recommended_sampling
 from ortolan.staging import BusyError, Place, staged
 
-MODEL = "model.onnx"
+MODEL, CONFIG = "model.onnx", "genai_config.json"
 
 GROUP_QUERY = "com.microsoft::GroupQueryAttention"
 

@@ -250,20 +250,16 @@ def _folder(path: StrPath) -> Path:
 
 def _instead(path: Path) -> str:
     """Advice for a path that is not a bundle."""
-    for pattern, kind, command in _OTHERS:
-        if path.match(pattern) or (path / pattern).is_file():
-            return f"It is {kind}: make a bundle of it with `ortolan {command} {path} BUNDLE`."
+    if (path / "genai_config.json").is_file():
+        return (
+            "It is a folder of onnxruntime-genai: export the checkpoint that it was built from, "
+            "with `ortolan export CHECKPOINT BUNDLE`."
+        )
+    if path.match("*.gguf") or (path / "config.json").is_file():
+        return f"It is a checkpoint: make a bundle of it with `ortolan export {path} BUNDLE`."
     if path.is_file():
         return f"Pass the folder that holds {NAME}."
     return "Check the path; an interrupted export leaves such a folder."
-
-
-_OTHERS = (
-    ("genai_config.json", "a folder of onnxruntime-genai", "import-genai"),
-    ("config.json", "a checkpoint", "export"),
-    ("*.gguf", "a checkpoint", "export"),
-)
-"""Files that tell what something is that is not a bundle, its kind, and the command for it."""
 
 
 def _read_manifest(folder: Path) -> bytes:

@@ -68,7 +68,6 @@ LINES = (
     "train recipe.toml",
     "train recipe.toml out",
     "adapter in out --bundle decoder --checkpoint org/base --force",
-    "import-genai in out --checkpoint base --allow-poor --force",
     "export in out",
     "export in out --precision fp16 --device cuda --max-context 7 --calibration notes.json "
     "--force --revision v1",
@@ -100,7 +99,6 @@ CALLS = (
     "server.run.run",
     "modeling.training.trainer.train",
     "export.adapter.export_adapter",
-    "export.layouts.from_genai.import_genai",
     "export.pipeline.export",
 )
 """Functions that end a command here."""
@@ -120,7 +118,6 @@ OTHERS = {
     "export-genai": ["cli/test_bundle_names.py", "export/layouts/test_genai.py"],
     "families": ["export/test_coverage.py"],
     "fill": ["cases/readers.py"],
-    "import-genai": ["export/layouts/test_genai.py"],
     "inspect": [
         *("cli/test_commands.py", "cli/test_mistakes.py", "cli/test_bundle_names.py"),
         "runtime/verification/test_first_load.py",

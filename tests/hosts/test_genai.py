@@ -1,4 +1,4 @@
-"""Folders in onnxruntime-genai, and folders of its model builder in Ortolan.
+"""Folders in onnxruntime-genai.
 
 They need a Python with onnxruntime-genai 0.18, named by ORTOLAN_GENAI_PYTHON. It has an environment
 of its own, since onnxruntime-genai pins another onnxruntime.
@@ -7,18 +7,13 @@ of its own, since onnxruntime-genai pins another onnxruntime.
 import json
 import os
 import re
-import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.export import tiny_models
-from tests.export.layouts.built_folder import module
 
 import ortolan
-from ortolan.export.layouts.from_genai import import_genai
 from ortolan.export.layouts.genai import convert
 from ortolan.runtime import Bundle, Decoder, load
 
@@ -104,49 +99,3 @@ def test_the_program_of_the_guide_runs(tmp_path: Path) -> None:
     assert (
         load(bundle.path).generate("def read_lines(path):", max_new_tokens=8).text[:20] in printed
     )
-
-
-def build(checkpoint: Path, out: Path, precision: str) -> Path:
-    """Run the model builder, whose requirements this environment has."""
-    code = "import onnxruntime_genai, os; print(os.path.dirname(onnxruntime_genai.__file__))"
-    package = run_genai("-c", code, folder=out.parent).strip()
-    builder = [f"{package}/models/builder.py", "-i", checkpoint, "-o", out, "-p", precision]
-    done = subprocess.run(
-        [sys.executable, *map(str, builder), "-e", "cpu", "-c", str(out.parent / "cache")],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    return out
-
-
-@pytest.mark.parametrize(
-    ("precision", "largest"), [("fp32", 1e-9), ("int4", 0.5)], ids=["fp32", "int4"]
-)
-def test_an_import_generates_what_genai_does(
-    tmp_path: Path, precision: str, largest: float
-) -> None:
-    built = build(PYTHONIC, tmp_path / "built", precision)
-    bundle = import_genai(built, tmp_path / "bundle", checkpoint=PYTHONIC, allow_poor=True)
-    quality = bundle.manifest.quality
-    assert quality is not None
-    assert quality.mean_kl is not None
-    assert quality.mean_kl < largest
-    model = load(bundle.path)
-    for prompt in PROMPTS:
-        assert_same(generate(built, prompt)["tokens"][0], greedy(model, prompt))
-
-
-def test_the_builder_writes_the_forms_that_the_quick_tests_write(tmp_path: Path) -> None:
-    checkpoint = tiny_models.write_checkpoint(tmp_path / "checkpoint", module())
-    shutil.copy(PYTHONIC / "tokenizer.json", checkpoint)
-    settings = {"tokenizer_class": "PreTrainedTokenizerFast"}
-    (checkpoint / "tokenizer_config.json").write_text(json.dumps(settings))
-    built = build(checkpoint, tmp_path / "built", "fp32")
-    for name in ("tokenizer.json", "tokenizer_config.json"):  # has more ids than the model
-        (built / name).unlink()
-        (checkpoint / name).unlink()
-    bundle = import_genai(built, tmp_path / "bundle", checkpoint=checkpoint)
-    assert bundle.manifest.quality is not None
-    assert bundle.manifest.quality.word == "excellent"

@@ -32,7 +32,6 @@ COMMANDS = {
     "export": "Export a checkpoint to a bundle.",
     "export-genai": "Convert a bundle for onnxruntime-genai.",
     "families": "List the model types that can be exported.",
-    "import-genai": "Import a folder of onnxruntime-genai as a bundle.",
     "fill": "Fill the blanks of a text.",
     "inspect": "Describe a bundle, or the export of a checkpoint.",
     "pack": "Prepare the weights of a bundle for this processor.",

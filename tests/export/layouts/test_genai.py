@@ -21,8 +21,7 @@ from tests.refusals import refusal
 import ortolan
 from ortolan.export.errors import LayoutError, OutputError
 from ortolan.export.layouts.comparison import compare
-from ortolan.export.layouts.genai import convert, through_bundle, with_mask
-from ortolan.export.layouts.genai_config import CONFIG
+from ortolan.export.layouts.genai import CONFIG, convert, through_bundle, with_mask
 from ortolan.export.options import ExportOptions
 from ortolan.modeling.config import LearnedPositions
 from ortolan.runtime.bundle.manifest import Manifest, Tokens
