@@ -36,11 +36,6 @@ class Case:
         """Tokens in the cache afterwards."""
         return self.depth + self.tokens
 
-    @property
-    def mean_length(self) -> float:
-        """Mean number of tokens in the cache after a step of `tg`."""
-        return self.depth + (self.tokens + 1) / 2
-
 
 def cases(
     prompts: Iterable[int], news: Iterable[int], depths: Iterable[int] = (0,)

@@ -1,38 +1,82 @@
 """Measures the speed of a loaded model: prompt processing (pp) and token generation (tg).
 
-    bandwidth | pp512  tg128 | pp512  tg128 | ... | bandwidth
-                warm-up        repetition 1
+    pp512  tg128 | pp512  tg128 | ...
+      warm-up      repetition 1
 
 Repetitions alternate over all cases, so a machine that slows down slows all of them, and the first
-run of each is not counted. The bandwidth is measured in the same process, for comparison with the
-bytes that a token reads.
+run of each is not counted.
 """
 
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
+from typing import Literal
 
+import msgspec
 import numpy as np
 
 from ortolan.runtime.arguments import checked_count
-from ortolan.runtime.bench.cases import Case, cases, check_context
-from ortolan.runtime.bench.figures import CaseResult, Result, case_result, weights
-from ortolan.runtime.bundle.packed import find_packed
+from ortolan.runtime.bench.cases import Case, check_context
 from ortolan.runtime.decoder import Decoder
-from ortolan.runtime.engine.providers import onnxruntime_version
 from ortolan.runtime.engine.threads import physical_cores
 from ortolan.runtime.errors import InputError
 from ortolan.runtime.generation.session import Session
-from ortolan.runtime.inspect import step_reads
-from ortolan.runtime.inspect.advice import Advice, Facts, advise
-from ortolan.runtime.inspect.step_reads import StepReads
-from ortolan.runtime.machine import bandwidth as memory_speed
-from ortolan.runtime.machine import memory as process_memory
-from ortolan.runtime.machine.bandwidth import Bandwidth
-
-__all__ = ["Case", "Result", "cases", "measure"]
+from ortolan.runtime.machine.memory import peak_memory
 
 Progress = Callable[[int, int], None]
+
+
+class Speed(msgspec.Struct, frozen=True, kw_only=True):
+    """Tokens per second.
+
+    Attributes:
+        mean: mean of the runs.
+        deviation: sample standard deviation; 0 for a single run.
+        median: median of the runs.
+        runs: every run.
+    """
+
+    mean: float
+    deviation: float
+    median: float
+    runs: tuple[float, ...]
+
+
+class CaseResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of one case."""
+
+    name: str
+    kind: Literal["pp", "tg"]
+    tokens: int
+    depth: int
+    speed: Speed
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """Result of a benchmark.
+
+    Attributes:
+        model_type: family of the model.
+        precision: type of its weights.
+        device: device in use.
+        threads: threads in use.
+        physical_cores: cores that this process may use.
+        repetitions: counted runs per case.
+        cases: figures by case.
+        cache_bytes_per_token: KV cache per token.
+        peak_memory_bytes: peak resident memory of this process; `None` on Windows.
+    """
+
+    model_type: str
+    precision: str
+    device: str
+    threads: int
+    physical_cores: int
+    repetitions: int
+    cases: tuple[CaseResult, ...]
+    cache_bytes_per_token: int
+    peak_memory_bytes: int | None
 
 
 def measure(
@@ -59,22 +103,7 @@ def measure(
         raise InputError("bench: there is no case to measure. Give -p or -n a length.")
     repetitions = checked_count("repetitions", repetitions)
     check_context(ordered, model.manifest.context_length)
-    graph = model.bundle.graphs.get("decode") or model.bundle.graphs["decoder"]
-    reads = step_reads.count(model.manifest, graph, device="cpu")
-    cache_bytes = memory_speed.last_level_cache()
-    peaks, measured = [process_memory.peak_memory()], []
-    if process_memory.reset_peak():
-        measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))
-        process_memory.reset_peak()
     runs = _run(model, ordered, repetitions, progress)
-    peaks.append(process_memory.peak_memory())
-    measured.append(memory_speed.measure_bandwidth(model.threads, cache_bytes))
-    bandwidth = _fastest(measured)
-    speed = None if bandwidth is None else bandwidth.bytes_per_second
-    results = tuple(
-        case_result(case, seconds, reads, bandwidth=speed, cache_bytes=cache_bytes)
-        for case, seconds in zip(ordered, runs, strict=True)
-    )
     return Result(
         model_type=model.manifest.provenance.model_type,
         precision=model.manifest.precision,
@@ -82,21 +111,24 @@ def measure(
         threads=model.threads,
         physical_cores=physical_cores(),
         repetitions=repetitions,
-        cases=results,
-        weights=weights(reads),
-        cache_bytes_per_token=reads.cache_bytes_per_token,
-        bandwidth=bandwidth,
-        last_level_cache_bytes=cache_bytes,
-        peak_memory_bytes=max((peak for peak in peaks if peak is not None), default=None),
-        notes=tuple(_notes(bandwidth, results)),
-        advice=_advice(model, ordered, results, reads),
+        cases=tuple(map(case_result, ordered, runs)),
+        cache_bytes_per_token=model.manifest.state_bytes("append"),
+        peak_memory_bytes=peak_memory(),
     )
 
 
-def _fastest(measured: Iterable[Bandwidth | None]) -> Bandwidth | None:
-    """Pick the fastest measurement, because a machine's speed varies."""
-    successful = [result for result in measured if result is not None]
-    return max(successful, key=lambda result: result.bytes_per_second, default=None)
+def case_result(case: Case, seconds: list[float]) -> CaseResult:
+    """Compute the figures of a case from the seconds of each counted run, at least one."""
+    runs = tuple(case.tokens / elapsed for elapsed in seconds)
+    speed = Speed(
+        mean=statistics.fmean(runs),
+        deviation=statistics.stdev(runs) if len(runs) > 1 else 0.0,
+        median=statistics.median(runs),
+        runs=runs,
+    )
+    return CaseResult(
+        name=case.name, kind=case.kind, tokens=case.tokens, depth=case.depth, speed=speed
+    )
 
 
 def _run(
@@ -147,39 +179,3 @@ def _seconds(session: Session, case: Case, ids: list[int]) -> float:
 def _rewindable(model: Decoder) -> bool:
     states = model.manifest.states
     return all(state.update == "append" and state.window is None for state in states)
-
-
-def _notes(measured: Bandwidth | None, results: tuple[CaseResult, ...]) -> Iterator[str]:
-    if measured is None:
-        yield "bandwidth not measured: too little memory is free"
-    elif measured.buffer_bytes < measured.wanted_bytes:
-        yield (
-            f"bandwidth measured over {measured.buffer_bytes / 1e6:.0f} MB, not "
-            f"{measured.wanted_bytes / 1e6:.0f} MB, because memory is short: it may be too high"
-        )
-    for result in results:
-        read = result.generation
-        if read is not None and read.in_cache:
-            yield f"{result.name}: everything that a token reads fits in the processor's cache"
-        elif read is not None and measured is not None and read.bandwidth_share is None:
-            yield f"{result.name}: reads faster than memory, so part comes from a cache"
-
-
-def _advice(
-    model: Decoder, chosen: tuple[Case, ...], results: tuple[CaseResult, ...], reads: StepReads
-) -> tuple[Advice, ...]:
-    """Advice, based on the first case that generates."""
-    pairs = zip(chosen, results, strict=True)
-    generating = ((case, figures.generation) for case, figures in pairs if figures.generation)
-    case, read = next(generating, (None, None))
-    return advise(
-        Facts(
-            reads=reads,
-            length=None if case is None else case.mean_length,
-            threads=model.threads,
-            physical_cores=physical_cores(),
-            share=None if read is None else read.bandwidth_share,
-            in_cache=read is not None and bool(read.in_cache),
-            is_packed=find_packed(model.bundle, onnxruntime=onnxruntime_version()) is not None,
-        )
-    )

@@ -10,7 +10,6 @@ __all__ = [
     "available_memory",
     "free_swap",
     "peak_memory",
-    "reset_peak",
     "return_free_memory",
     "return_large_memory",
     "used_memory",
@@ -20,8 +19,6 @@ LARGE_BYTES = 2 << 20
 """Size, in bytes, from which freed memory is returned at once; see `return_large_memory`."""
 
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # parameters of mallopt(3)
-
-_RESET_PEAK = "5"
 
 
 def peak_memory() -> int | None:
@@ -57,15 +54,6 @@ def return_large_memory() -> None:
         libc.mallopt(_MMAP_THRESHOLD, LARGE_BYTES)
         # setting the first stops glibc from raising the second as blocks are freed
         libc.mallopt(_TRIM_THRESHOLD, 16 * LARGE_BYTES)
-
-
-def reset_peak() -> bool:
-    """Reset the peak to the current use; `False` if the system cannot."""
-    try:
-        Path("/proc/self/clear_refs").write_text(_RESET_PEAK, encoding="ascii")
-    except OSError:
-        return False
-    return True
 
 
 def available_memory(root: Path = Path("/")) -> int | None:

@@ -11,9 +11,9 @@ from ortolan.cli.output import Row, print_json, print_table, size
 from ortolan.cli.progress import progress
 
 if TYPE_CHECKING:
-    from ortolan.runtime.bench.figures import CaseResult, Generation, Result
+    from ortolan.runtime.bench.measure import CaseResult, Result
 
-COLUMNS = ("test", "tok/s", "±", "median", "read/token", "read/s", "of memory")
+COLUMNS = ("test", "tok/s", "±", "median")
 
 _Length = click.IntRange(min=0)
 
@@ -68,15 +68,12 @@ def command(
     threads: int | None,
     as_json: bool,
 ) -> None:
-    """Measure the speed of prefill (pp) and decoding (tg), and suggest improvements.
-
-    For decoding, also prints the bytes read per token and their share of the memory bandwidth,
-    which is measured in the same run with the same number of threads.
-    """
+    """Measure the speed of prefill (pp) and decoding (tg)."""
     import msgspec
 
     from ortolan.runtime import Decoder, load
-    from ortolan.runtime.bench.measure import cases, measure
+    from ortolan.runtime.bench.cases import cases
+    from ortolan.runtime.bench.measure import measure
 
     with progress("bench", as_json=as_json) as steps:
         steps("load", 0, 1)
@@ -93,31 +90,16 @@ def command(
     _print_rows([COLUMNS, *(_row(case) for case in result.cases)])
     print()
     print_table(_about(result))
-    if result.advice:
-        print("\nadvice")
-    for advice in result.advice:
-        print(f"  {advice.text}")
 
 
 def _row(case: "CaseResult") -> tuple[str, ...]:
-    speed, reads = case.speed, case.generation
-    row = (case.name, *(f"{s:.1f}" for s in (speed.mean, speed.deviation, speed.median)))
-    if reads is None:
-        return (*row, "", "", "")
-    return (*row, size(reads.bytes_per_token), f"{size(reads.bytes_per_second)}/s", _share(reads))
-
-
-def _share(reads: "Generation") -> str:
-    if reads.in_cache:
-        return "in cache"
-    return "" if reads.bandwidth_share is None else f"{reads.bandwidth_share:.0%}"
+    speed = case.speed
+    return (case.name, *(f"{s:.1f}" for s in (speed.mean, speed.deviation, speed.median)))
 
 
 def _about(result: "Result") -> list[Row]:
     """Rows about the model and the machine."""
-    weights = result.weights
-    formats = ", ".join(f"{size(count)} in {name}" for name, count in weights.formats.items())
-    peak, bandwidth = result.peak_memory_bytes, result.bandwidth
+    peak = result.peak_memory_bytes
     return [
         ("model", f"{result.model_type}, {result.precision}"),
         (
@@ -125,17 +107,8 @@ def _about(result: "Result") -> list[Row]:
             f"{result.device}, {result.threads} threads on {result.physical_cores} physical "
             f"cores, {result.repetitions} repetitions",
         ),
-        (
-            "weights",
-            f"{size(weights.bytes)} per token: {formats} (head {size(weights.head_bytes)})",
-        ),
         ("cache", f"{size(result.cache_bytes_per_token)} per token of context"),
-        (
-            "bandwidth",
-            f"{size(bandwidth.bytes_per_second)}/s read from memory" if bandwidth else None,
-        ),
         ("memory", f"{size(peak)} at the peak" if peak is not None else None),
-        *(("note", note) for note in result.notes),
     ]
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from ortolan.server.call import Call
 
-__all__ = ["AccessLog", "log_call"]
+__all__ = ["AccessLog"]
 
 log = logging.getLogger("ortolan.server.access")
 
