@@ -115,8 +115,8 @@ def _compiled(source: str) -> tuple[CodeType, frozenset[str]]:
         return jinja.compile(paid(parsed), filename=_FILE), names
     except jinja2.TemplateSyntaxError as error:
         raise ChatTemplateError(
-            f"Line {error.lineno} of the chat template is not valid Jinja: {error.message}. "
-            "Correct it, or use another template."
+            f"Line {error.lineno} of the chat template is not valid Jinja: "
+            f"{str(error.message).rstrip('.')}. Correct it, or use another template."
         ) from error
     except (RecursionError, SyntaxError, ValueError, MemoryError) as error:
         raise ChatTemplateError(
