@@ -1,12 +1,11 @@
 """Syntaxes of calls: a complete call or none, with the types of the schema."""
 
-import json
 import time
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.runtime.chat.written_calls import CALLS, ONE, SOURCES, TWO, form, taken
+from tests.runtime.chat.written_calls import CALLS, ONE, TWO, form, taken
 
 from ortolan.runtime.chat.parser import ReplyParser
 
@@ -198,10 +197,3 @@ def test_a_schema_without_properties_leaves_texts(family: str, function: Any) ->
     first, *_ = [*parser.feed(CALLS[family]), *parser.finish()]
     assert first.tool_call is not None
     assert first.tool_call.arguments == {"n": "1", "s": "a b"}
-
-
-def test_arguments_are_json() -> None:
-    for text in CALLS.values():
-        for family in SOURCES:
-            for call in taken([text], form(family))[2]:
-                assert json.loads(json.dumps(call.arguments)) == call.arguments

@@ -4,17 +4,14 @@ import json
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from syrupy.assertion import SnapshotAssertion
 from tests.refusals import refusal
 from tests.runtime.chat.tiny_chat import USER, chat_model
 
 from ortolan.runtime import Decoder, Grammar, Sampling
-from ortolan.runtime.chat.formats import format_of
 from ortolan.runtime.chat.parser import Piece
 from ortolan.runtime.chat.reply import Reply
-from ortolan.runtime.chat.tool_grammar import no_call_grammar
 from ortolan.runtime.generation.grammar import GrammarCompiler, GrammarMatcher
 
 SHORT = {"type": "string", "pattern": "^[a-z]{1,6}$"}
@@ -158,21 +155,6 @@ def test_none_prevents_calls_although_the_model_sees_the_tools(
     assert not reply.tool_calls
     parser = chat.question([USER], {"tools": TOOLS}).parser()
     assert not [piece for piece in parser.feed(reply.completion.text) if piece.tool_call]
-
-
-def test_none_rules_out_the_marker_of_a_call(models: dict[str, Decoder]) -> None:
-    model = models["json"]
-    chat = model._chat
-    form = format_of(chat.template.source, with_tools=True)
-    grammar = no_call_grammar(form, chat.template.control)
-    matcher = matcher_of(model, grammar)
-    for token in chat.template.tokenizer.encode("a <tool_call", add_special_tokens=False):
-        matcher.accept(token)
-    assert matcher.may_end
-    logits = np.zeros(model.manifest.vocab_size, np.float32)
-    matcher.rule_out(logits, [])
-    assert logits[ord(">") - 0x20] == -np.inf
-    assert logits[ord("x") - 0x20] == 0
 
 
 def test_reasoning_that_has_begun_ends_before_the_call(tmp_path: Path) -> None:

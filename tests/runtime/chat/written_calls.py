@@ -1,35 +1,24 @@
 """For each call format, text of its templates, and two calls as its models write them."""
 
+from pathlib import Path
 from typing import Any
 
 from ortolan.runtime.chat.call_syntax import ToolCall
 from ortolan.runtime.chat.formats import Format, format_of
 from ortolan.runtime.chat.parser import ReplyParser, call_id
 
-SOURCES = {
-    "qwen": "<think> </think> <tool_call>",
-    "qwen-coder": "<tool_call> <function= <parameter=",
-    "glm": "</think> <tool_call> <arg_key>",
-    "mistral": "[TOOL_CALLS]",
-    "mistral-11": "[TOOL_CALLS] [ARGS] [THINK] [/THINK]",
-    "command": "<|START_ACTION|> <|START_THINKING|> <|END_THINKING|>",
-    "deepseek": "</think> <｜tool▁call▁begin｜>",
-    "lfm": "List of tools: ",
-    "olmo": "<function_calls>",
-    "phi": "<|tool_call|> <|/tool_call|>",
-    "granite": "<|tool_call|>",
-    "llama": "dictionary of argument name and its value",
-    "llama-python": "params_name1=",
-    "gpt-oss": "<|channel|>analysis <|channel|>commentary",
-    "kimi": "tool_declare",
-    "nemotron": "<think> </think> <TOOLCALL>",
-    "apriel": "<tool_call> </tool_calls>",
-    "seed": "<seed:tool_call> <function= <parameter= </seed:think>",
-    "command-r-plus": "directly-answer",
-    "functionary-3.1": "<function=",
-    "functionary-3.2": ">>>all",
-}
+SOURCES: dict[str, str] = {}
 """Text of the templates of these families."""
+
+CALLS: dict[str, str] = {}
+"""Calls as their models write them: `f` with two arguments, then `g.h` with none."""
+
+_FILE = Path(__file__).parent / "calls.txt"
+
+for _block in ("\n" + _FILE.read_text(encoding="utf-8").removesuffix("\n")).split("\n### ")[1:]:
+    _head, _text = _block.split("\n", 1)
+    _family, _source = _head.split(": ", 1)
+    SOURCES[_family], CALLS[_family] = _source, _text
 
 TOOLS = [
     {
@@ -43,45 +32,6 @@ TOOLS = [
 
 ONE = ToolCall(name="f", arguments={"n": 1, "s": "a b"}, id=call_id(b"", 0))
 TWO = ToolCall(name="g.h", arguments={}, id=call_id(b"", 1))
-
-CALLS = {
-    "qwen": '<tool_call>\n{"name": "f", "arguments": {"n": 1, "s": "a b"}}\n</tool_call>\n'
-    '<tool_call>\n{"name": "g.h", "arguments": "{}"}\n</tool_call>',
-    "qwen-coder": "<tool_call>\n<function=f>\n<parameter=n>\n1\n</parameter>\n<parameter=s>\na b\n"
-    "</parameter>\n</function>\n</tool_call>\n<tool_call><function=g.h></function></tool_call>",
-    "glm": "<tool_call>f\n<arg_key>n</arg_key>\n<arg_value>1</arg_value>\n<arg_key>s</arg_key>\n"
-    "<arg_value>a b</arg_value>\n</tool_call>\n<tool_call>g.h\n</tool_call>",
-    "mistral": '[TOOL_CALLS] [{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]',
-    "mistral-11": '[TOOL_CALLS]f[ARGS]{"n": 1, "s": "a b"}[TOOL_CALLS]g.h[ARGS]{}',
-    "command": '<|START_ACTION|>[{"tool_name": "f", "parameters": {"n": 1, "s": "a b"}},\n'
-    '{"tool_name": "g.h", "parameters": {}}]<|END_ACTION|>',
-    "deepseek": "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n"
-    '```json\n{"n": 1, "s": "a b"}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>g.h'
-    "<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
-    "lfm": '<|tool_call_start|>[f(n=1, s="a b"), g.h()]<|tool_call_end|>',
-    "olmo": "<function_calls>\nf(n=1, s='a b')\ng.h()\n</function_calls>",
-    "phi": '<|tool_call|>[{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]'
-    "<|/tool_call|>",
-    "granite": '<|tool_call|>[{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]',
-    "llama": '<|python_tag|>{"name": "f", "parameters": {"n": 1, "s": "a b"}}; {"name": "g.h"}',
-    "llama-python": "[f(n=1, s='a b'), g.h()]",
-    "gpt-oss": '<|channel|>commentary to=functions.f <|constrain|>json<|message|>{"n": 1, '
-    '"s": "a b"}<|call|><|start|>assistant to=functions.g.h<|channel|>commentary json<|message|>{}',
-    "kimi": "<|tool_calls_section_begin|><|tool_call_begin|>functions.f:0"
-    '<|tool_call_argument_begin|>{"n": 1, "s": "a b"}<|tool_call_end|><|tool_call_begin|>g.h'
-    "<|tool_call_argument_begin|>{}<|tool_call_end|><|tool_calls_section_end|>",
-    "nemotron": '<TOOLCALL>[{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]'
-    "</TOOLCALL>",
-    "apriel": '<tool_calls>[{"name": "f", "arguments": {"n": 1, "s": "a b"}}, {"name": "g.h"}]'
-    "</tool_calls>",
-    "seed": "<seed:tool_call>\n<function=f>\n<parameter=n>1</parameter>\n<parameter=s>a b"
-    "</parameter>\n</function>\n</seed:tool_call><seed:tool_call><function=g.h>\n</function>"
-    "</seed:tool_call>",
-    "command-r-plus": 'Action:\n```json\n[\n{"tool_name": "f", "parameters": {"n": 1, "s": "a b"}},'
-    '\n{"tool_name": "g.h", "parameters": {}}\n]```',
-    "functionary-3.1": '<function=f>{"n": 1, "s": "a b"}</function><function=g.h>{}</function>',
-    "functionary-3.2": 'f\n{"n": 1, "s": "a b"}>>>g.h\n{}',
-}
 
 Taken = tuple[str, str, tuple[ToolCall, ...]]
 
