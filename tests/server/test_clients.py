@@ -11,9 +11,8 @@ import shutil
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -57,12 +56,12 @@ PROGRAMS = {
 }
 """Programs, and what they print."""
 
-REQUIREMENTS = {
-    "instructor_model": "requirements-instructor.txt",
+OTHERS = {
     "litellm_chat": "requirements-litellm.txt",
     "cohere_rerank": "requirements-litellm.txt",
+    "lm_eval": "requirements-lm-eval.txt",
 }
-"""Those of programs that need other versions."""
+"""Requirements of programs that need other versions."""
 
 ENCODES = ("openai_embeddings", "cohere_rerank")
 """Programs that need an encoder."""
@@ -70,21 +69,31 @@ ENCODES = ("openai_embeddings", "cohere_rerank")
 PAGE_ORIGIN = "http://127.0.0.1:8099"
 
 
-@cache
-def installed(requirements: str, folder: Path) -> Path:
-    """Install packages in a new environment; return the folder of its programs."""
-    home = folder / requirements
-    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
-    # The programs import a small part of what is installed.
-    options = ["--quiet", "--no-compile", "-r", str(CLIENTS / requirements)]
-    pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python")]
-    subprocess.run([*pip, "install", *options], check=True)
-    return home / "bin"
-
-
 @pytest.fixture(scope="module")
-def environments(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("clients")
+def programs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], Path]]:
+    """Start to install all clients, and return a function that waits for those of a program.
+
+    It returns the folder of the installed programs.
+    """
+    started: dict[str, tuple[Path, subprocess.Popen[bytes]]] = {}
+    for requirements in ("requirements.txt", *OTHERS.values()):
+        if requirements not in started:
+            home = tmp_path_factory.mktemp("clients")
+            subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(home)], check=True)
+            pip = [sys.executable, "-m", "pip", "--python", str(home / "bin" / "python"), "install"]
+            # The programs import a small part of what is installed.
+            options = ["--quiet", "--no-compile", "-r", str(CLIENTS / requirements)]
+            started[requirements] = home, subprocess.Popen([*pip, *options])
+
+    def installed(program: str) -> Path:
+        home, install = started[OTHERS.get(program, "requirements.txt")]
+        assert install.wait(600) == 0
+        return home / "bin"
+
+    yield installed
+    for _, install in started.values():
+        install.kill()
+        install.wait()
 
 
 @pytest.fixture(scope="module")
@@ -108,16 +117,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
         yield running
 
 
-def run(server: LiveServer, *command: str | Path, **variables: str) -> str:
+def run(
+    server: LiveServer, *command: str | Path, folder: Path | None = None, **variables: str
+) -> str:
     """Run a client as a user would; return what it prints."""
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment |= {"OPENAI_BASE_URL": f"{server.url}/v1", "OPENAI_API_KEY": "sk-test"}
     done = subprocess.run(
         [*map(str, command)],
-        env={
-            **{name: value for name, value in os.environ.items() if name != "PYTHONPATH"},
-            "OPENAI_BASE_URL": f"{server.url}/v1",
-            "OPENAI_API_KEY": "sk-test",
-            **variables,
-        },
+        env=environment | variables,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=300,
@@ -128,11 +137,11 @@ def run(server: LiveServer, *command: str | Path, **variables: str) -> str:
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
-def test_a_client_runs_unchanged(program: str, server: LiveServer, environments: Path) -> None:
-    requirements = REQUIREMENTS.get(program, "requirements.txt")
-    python = installed(requirements, environments) / "python"
+def test_a_client_runs_unchanged(
+    program: str, server: LiveServer, programs: Callable[[str], Path]
+) -> None:
     model = "embedder" if program in ENCODES else "tiny"
-    output = run(server, python, CLIENTS / f"{program}.py", model)
+    output = run(server, programs(program) / "python", CLIENTS / f"{program}.py", model)
     for text in PROGRAMS[program]:
         assert text in output
     (stats,) = (m.service.stats() for m in server.models.loaded if m.name == model)
@@ -142,14 +151,14 @@ def test_a_client_runs_unchanged(program: str, server: LiveServer, environments:
 
 
 def test_llm_runs_with_a_file_of_models(
-    server: LiveServer, environments: Path, tmp_path: Path
+    server: LiveServer, programs: Callable[[str], Path], tmp_path: Path
 ) -> None:
     name = "extra-openai-models.yaml"
     models = (CLIENTS / "llm" / name).read_text()
     (tmp_path / name).write_text(models.replace("http://127.0.0.1:8080", server.url))
-    program = installed("requirements.txt", environments) / "llm"
+    program = programs("llm") / "llm"
     arguments = ["-m", "ortolan", "--key", "sk-test", "Name a color.", "-o", "max_tokens", "32"]
-    for more in ([], ["--no-stream"], ["--schema", "is_warm bool"]):
+    for more in (["--no-stream"], ["--schema", "is_warm bool"]):
         assert run(server, program, *arguments, *more, LLM_USER_PATH=str(tmp_path)).strip()
 
 
@@ -209,26 +218,18 @@ def test_a_page_of_another_origin_uses_openais_client(
 
 
 def test_lm_eval_measures_the_likelihoods_of_the_model(
-    server: LiveServer, environments: Path, tmp_path: Path
+    server: LiveServer, programs: Callable[[str], Path], tmp_path: Path
 ) -> None:
     model = next(served.model for served in server.models.loaded if served.name == "tiny")
     shutil.copytree(CLIENTS / "lm_eval", tmp_path / "tasks")
-    program = installed("requirements-lm-eval.txt", environments) / "lm_eval"
-    arguments = {"model": "tiny", "tokenizer_backend": "remote", "num_concurrent": 2}
     settings = Settings(bundles={"tiny": model.bundle.path}, load={"threads": 1})
     with live_server(settings) as alone:  # lm-eval asks for the tokenizer of the only model
-        arguments["base_url"] = f"{alone.url}/v1/completions"
-        command = [program, "--model", "local-completions", "--log_samples", "--include_path", "."]
-        command += ["--model_args", ",".join(f"{k}={v}" for k, v in arguments.items())]
+        given = f"model=tiny,tokenizer_backend=remote,base_url={alone.url}/v1/completions"
+        command: list[str | Path] = [programs("lm_eval") / "lm_eval"]
+        command += ["--model", "local-completions"]
+        command += ["--log_samples", "--include_path", ".", "--model_args", given]
         command += ["--tasks", "likelihood,continued", "--output_path", tmp_path / "out"]
-        done = subprocess.run(
-            [*map(str, command)],
-            cwd=tmp_path / "tasks",
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-    assert done.returncode == 0, done.stderr[-3000:]
+        run(alone, *command, folder=tmp_path / "tasks")
     samples = {
         kind: [
             json.loads(line)

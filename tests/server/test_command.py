@@ -1,6 +1,5 @@
 """`ortolan serve`: its start, its errors and its end."""
 
-import json
 import os
 import re
 import signal
@@ -8,9 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -25,8 +22,6 @@ from ortolan.cli import serve
 from ortolan.runtime import open_bundle
 from ortolan.server import Settings
 from ortolan.server import run as run_module
-
-ENDLESS = {"prompt": "abc", "max_tokens": 150, "ignore_eos": True, "n": 8, "logprobs": 5}
 
 
 class Started:
@@ -94,42 +89,6 @@ def test_a_server_says_where_it_listens_and_ends_well(bundles: dict[str, Path]) 
     assert f"answer={response.json()['choices'][0]['text']!r}" in line
     assert "stopping" in "".join(server.lines)
     assert "Traceback" not in "".join(server.lines)
-
-
-def stopped_while_running(server: Started, body: dict[str, Any]) -> tuple[int, str]:
-    """Status and text of a request that is running when the server is told to stop."""
-    with ThreadPoolExecutor(1) as pool, httpx2.Client(trust_env=False, timeout=60) as client:
-        answer = pool.submit(client.post, f"{server.url}/v1/completions", json=body)
-        while "requests_running" + '{model="fp32"} 0' in client.get(f"{server.url}/metrics").text:
-            time.sleep(0.01)
-        server.process.send_signal(signal.SIGTERM)
-        response = answer.result(60)
-    assert server.process.wait(60) == 0
-    return response.status_code, response.text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_finishes_what_ends_in_time(bundles: dict[str, Path], stream: bool) -> None:
-    with started(bundles["fp32"]) as server:
-        status, text = stopped_while_running(server, {**ENDLESS, "stream": stream})
-    assert status == 200
-    assert text.rstrip().endswith("[DONE]" if stream else "}")
-    assert "error" not in text
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("stream", [False, True])
-def test_a_stop_ends_the_rest_with_an_error(bundles: dict[str, Path], stream: bool) -> None:
-    options = ("--shutdown-timeout", "0.3", "--slots", "1", "--queue", "200")
-    with started(bundles["fp32"], *options) as server:
-        status, text = stopped_while_running(server, {**ENDLESS, "stream": stream, "n": 200})
-    last = [line for line in text.splitlines() if line][-1].removeprefix("data: ")
-    assert status == (200 if stream else 503)
-    assert json.loads(last)["error"]["code"] == "stopping"
-    log = "".join(server.lines)
-    assert "ended=stopped" in log
-    assert "Traceback" not in log
 
 
 MISTAKES = [
@@ -216,12 +175,3 @@ def test_keys_come_from_a_file_and_the_environment(
     assert run_here("serve", bundles["fp32"], *options).returncode == 0
     assert settings[0].keys == {"one", "two", "three"}
     assert settings[0].origins == ("https://a.example",)
-
-
-def test_help_shows_ten_options_and_the_rest_on_request() -> None:
-    main = run_here("serve", "--help").stdout.decode()
-    assert main.count("\n  --") <= 10
-    assert "--queue" not in main
-    everything = run_here("serve", "--help-all").stdout.decode()
-    for option in serve.command.params:
-        assert not option.opts[0].startswith("--") or option.opts[0] in everything

@@ -1,6 +1,7 @@
 """Clients that leave, wait or come in crowds."""
 
 import json
+import logging
 import socket
 import threading
 from collections.abc import Iterator
@@ -184,3 +185,33 @@ def test_a_stream_without_news_sends_comments(
     assert len(comments) >= 2  # at most one step, and its event, comes before the gate
     assert rest[-1] == "data: [DONE]"
     assert json.loads(rest[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(("timeout_s", "choices"), [(60.0, 4), (0.1, 100)])
+def test_a_stop_finishes_what_ends_in_time_and_ends_the_rest_with_an_error(
+    bundles: dict[str, Path],
+    stream: bool,
+    timeout_s: float,
+    choices: int,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    body = {**LONG, "n": choices, "stream": stream}
+    settings: dict[str, Any] = {
+        "shutdown_timeout_s": timeout_s,
+        "serve": {"slots": 1, "queue": 200},
+    }
+    with ThreadPoolExecutor(1) as thread, caplog.at_level(logging.INFO, "ortolan.server.access"):
+        with serving_fp32(bundles, **settings) as server:
+            answer = thread.submit(server.call, "POST", PATH, json=body)
+            wait_until(lambda: stats(server).running)
+        response = answer.result(60)
+    last = [line for line in response.text.splitlines() if line][-1].removeprefix("data: ")
+    if choices < 100:
+        assert response.status_code == 200
+        assert "error" not in response.text
+        assert last == "[DONE]" or json.loads(last)["usage"]["completion_tokens"] == 4 * 180
+    else:
+        assert response.status_code == (200 if stream else 503)
+        assert json.loads(last)["error"]["code"] == "stopping"
+        assert "ended=stopped" in caplog.text
